@@ -1,0 +1,42 @@
+# make demo   install into .venv, freeze and thaw the sample sessions
+# make test   the same .venv with the test tools: ruff, mypy --strict, every test
+#
+# PYTHON=python3.12 picks the interpreter (3.11 or newer), JOBS=8 the test processes.
+
+PYTHON ?= python3
+JOBS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test lint clean
+
+help:
+	@sed -n '1,4s/^# \{0,1\}//p' Makefile
+
+demo: $(VENV)/.runtime
+	$(BIN)/pltz demo
+
+test: lint
+	$(BIN)/pytest -m "slow or not slow" -n $(JOBS)
+
+lint: $(VENV)/.tests
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# Each stamp is as new as the last install it stands for: an unchanged checkout installs nothing again.
+$(VENV)/.runtime: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "pltz needs Python 3.11 or newer, and $(PYTHON) is not: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): torch first, some hundred megabytes, once"
+	$(PIP) torch
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/.tests: $(VENV)/.runtime
+	$(PIP) -e '.[bench,test]'
+	touch $@

@@ -1,0 +1,135 @@
+"""Thaw: from the token ids of a frozen session to the KV cache of the target that serves it.
+
+    frame bytes --read--> payload --decode--> token ids --check, prefill--> DynamicCache + logits
+
+The caller reads and decodes (and times it); ``thaw`` checks that ids and target belong together and runs one
+prefill. What comes out is what the target itself would hold after reading the same ids:
+
+* It continues greedily exactly as ``model.generate`` does from the full ids: the same operations, in the same
+  shapes, on the same tensors.
+* Its KV differs from a KV that was built in another cut (a chat's turns one by one, chunks, token by token) by float
+  noise: a matrix product sums in another order for another shape. The bound, on ``kv_difference``, is ``KV_NOISE``:
+  1e-4 for float32 (measured: below 1e-5), 6e-2 for bfloat16, 1e-2 for float16. Two thaws of the same ids in the same
+  cut, on the same machine, give the same bits.
+
+A KV must never be served to other weights. A frame may carry the fingerprint of the target it was frozen for; a target
+with another one is refused unless ``any_target`` is given (``--any-target``), which is safe only in the sense that the
+prefill is then honest work of the *new* weights on the old tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pltz.plt_codec.errors import TargetMismatch, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from transformers import DynamicCache
+
+    from pltz.models.target import Target
+
+# Largest kv_difference between two KVs of the same ids on the same target, whatever cut the prefill was run in.
+KV_NOISE = {"float32": 1e-4, "bfloat16": 6e-2, "float16": 1e-2}
+
+
+@dataclass(frozen=True)
+class Thawed:
+    """A session that is hot again.
+
+    ``cache``: the target's KV of all ids; ``token_ids``: (T,) int64; ``logits``: (vocab_size,), of the last id, which
+    is what ``Target.generate`` starts from; ``timings``: milliseconds by stage, in order, the caller's first, then
+    ``check`` (fingerprint and ids), ``prefill`` and ``total``, their sum.
+    """
+
+    cache: DynamicCache
+    token_ids: NDArray[np.int64]
+    logits: torch.Tensor
+    timings: dict[str, float]
+
+
+def check_target(frozen_for: bytes | None, fingerprint: bytes, *, any_target: bool = False) -> None:
+    """Refuse a target that is not the one a session was frozen for (None: it was frozen for no one in particular).
+
+    Raises TargetMismatch, with both fingerprints and the way out.
+    """
+    if frozen_for is None or any_target or bytes(frozen_for) == fingerprint:
+        return
+    raise TargetMismatch(
+        f"expected the target this session was frozen for, {bytes(frozen_for).hex()}, found {fingerprint.hex()}: "
+        "load that target, or pass --any-target to prefill these tokens with other weights"
+    )
+
+
+def thaw(
+    token_ids: Sequence[int] | NDArray[Any],
+    target: Target,
+    *,
+    frozen_for: bytes | None = None,
+    any_target: bool = False,
+    chunk: int | None = None,
+    timings: Mapping[str, float] | None = None,
+) -> Thawed:
+    """Fill the target's KV cache with a session's tokens, in one prefill.
+
+    ``frozen_for``: the target fingerprint in the session's frame, None if it has none; ``chunk``: prefill at most so
+    many tokens at a time (bounds memory); ``timings``: the caller's own stages in milliseconds (read, decode), which
+    are taken into the result's timings and its total.
+
+    Raises TargetMismatch if the session was frozen for other weights and ``any_target`` is not given; ContentError if
+    there are no ids, an id is not in the target's vocabulary, or there are more than the target has positions for;
+    ModelError if the prefill fails.
+    """
+    stages = dict(timings or {})
+    if taken := stages.keys() & {"check", "prefill", "total"}:
+        raise UsageError(
+            f"expected the caller's own stages in timings, found {sorted(taken)}, which thaw measures"
+        )
+    start = time.perf_counter()
+    if frozen_for is not None and not any_target:  # a fingerprint reads every weight: not for nothing
+        check_target(frozen_for, target.fingerprint)
+    ids = target.check_ids(token_ids)
+    checked = time.perf_counter()
+    cache, logits = target.prefill(ids, chunk=chunk)
+    _synchronize(logits)
+    done = time.perf_counter()
+    stages |= {"check": 1e3 * (checked - start), "prefill": 1e3 * (done - checked)}
+    stages["total"] = sum(stages.values())
+    return Thawed(cache, ids, logits, stages)
+
+
+def kv_difference(a: DynamicCache, b: DynamicCache) -> float:
+    """How far two KVs of the same ids are apart: the largest, over layers and over K and V, of max|a - b| / max|a|.
+
+    Infinite if their shapes differ or a NaN is among them. Compare with KV_NOISE.
+    """
+    if len(a.layers) != len(b.layers):
+        return float("inf")
+    pairs = [
+        (getattr(one, name, None), getattr(other, name, None))
+        for one, other in zip(a.layers, b.layers, strict=True)
+        for name in ("keys", "values")
+    ]
+    return max((_difference(x, y) for x, y in pairs if x is not None or y is not None), default=0.0)
+
+
+def _difference(x: torch.Tensor | None, y: torch.Tensor | None) -> float:
+    """max|x - y| / max|x|; infinite if the shapes differ or a number is none."""
+    if x is None or y is None or x.shape != y.shape:
+        return float("inf")
+    far, scale = float((x.float() - y.float()).abs().max()), float(x.float().abs().max())
+    return far / max(scale, 1e-30) if math.isfinite(far) else float("inf")
+
+
+def _synchronize(tensor: torch.Tensor) -> None:
+    """Wait until a GPU has done what it was told: its clock is not ours."""
+    if tensor.is_cuda:
+        import torch
+
+        torch.cuda.synchronize(tensor.device)

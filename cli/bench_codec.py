@@ -1,0 +1,223 @@
+"""``pltz bench codec``: bytes and speed of the codec, by source of sessions, next to general compressors.
+
+Ends with one line of JSON that holds every figure of the table, exact, and what it was measured on.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pltz.cli import corpus, machine, measure, options, peers
+from pltz.cli.corpus import Record
+from pltz.cli.groups import Command
+from pltz.cli.output import write_text
+from pltz.cli.peers import Peer
+from pltz.cli.progress import Progress, wanted
+from pltz.cli.table import render, size
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.cli.measure import Cost
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "pltz bench codec",
+        "pltz bench codec --data chats.jsonl.zst --limit-bytes 300000",
+        "pltz bench codec --peers zstd+dict,ppmd --json",
+    ],
+)
+@click.option(
+    "--data", metavar="FILE|DIR", help="JSONL records, plain or zstd.  [default: the sample sessions]"
+)
+@click.option(
+    "--limit-bytes",
+    type=click.IntRange(min=1),
+    default=300_000,
+    show_default=True,
+    metavar="N",
+    help="Content bytes a source, at most.",
+)
+@click.option(
+    "--peers",
+    "peer_names",
+    default=",".join(peers.NAMES),
+    show_default=True,
+    help="Compressors to compare with.",
+)
+@click.option("--lanes", type=click.IntRange(min=1), metavar="N", help="Lanes a block.  [default: by length]")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps a lane.  [default: by length]")
+@options.BUNDLE
+@options.THREADS
+@options.DEVICE
+@options.PROGRESS
+@click.option("--json", "as_json", is_flag=True, help="Print the line of JSON only.")
+def codec(
+    data: str | None,
+    limit_bytes: int,
+    peer_names: str,
+    lanes: int | None,
+    steps: int | None,
+    bundle: str | None,
+    threads: int | None,
+    device: str,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Measure the codec on records {"id", "messages", ...}, a source being the id up to its last "-".
+
+    All bytes of the .pltz file count. Peers code each session alone at their best settings, without magic
+    numbers, checksums or lengths, in the rendering that suits them better; every size, theirs and ours, is of
+    data that was decoded back and compared.
+    """
+    shown = wanted(progress)
+    records = corpus.select(corpus.read(data), limit_bytes)
+    if not records:
+        raise UsageError(f"no session of at most {limit_bytes} content bytes: raise --limit-bytes")
+    loaded = options.load_codec(bundle, device, threads)
+    others, missing = peers.build([name for name in peer_names.split(",") if name], loaded.bundle.zstd_dict)
+    if missing:
+        click.echo(f"not measured, not installed (pip install 'pltz[bench]'): {', '.join(missing)}", err=True)
+    sessions = [record.session for record in records]
+    run = measure.run(loaded, sessions, lanes=lanes, steps=steps, shown=shown)
+    sizes = [peer_sizes(peer, records, shown) for peer in others]
+    result = {
+        "benchmark": "codec",
+        "data": data or "sample sessions",
+        "limit_bytes": limit_bytes,
+        "bundle": loaded.bundle.id.hex(),
+        "layout": {"lanes": lanes, "steps": steps},
+        **rows(records, run.costs, sizes),
+        "file_bytes": len(run.data),
+        "encode_tokens_per_s": round(run.tokens / run.encode_s, 1),
+        "decode_tokens_per_s": round(run.tokens / run.decode_s, 1),
+        "peers": {found.peer.name: found.about() for found in sizes},
+        "peers_missing": missing,
+        "machine": machine.describe(device, threads),
+    }
+    if not as_json:
+        write_text(as_text(result) + "\n")
+    write_text(json.dumps(result))
+
+
+@dataclass(frozen=True)
+class PeerSizes:
+    """What a peer needs for each session, in the rendering that suits it."""
+
+    peer: Peer
+    rendering: str
+    sizes: list[int]  # bytes, one a session
+    totals: dict[str, int]  # bytes by rendering
+
+    def about(self) -> dict[str, Any]:
+        """Settings and totals."""
+        return {"settings": self.peer.settings, "rendering": self.rendering, "totals": self.totals}
+
+
+def peer_sizes(peer: Peer, records: Sequence[Record], shown: bool) -> PeerSizes:
+    """Run a peer over all sessions in each rendering, and keep the one with the smaller total."""
+    found: dict[str, list[int]] = {}
+    with Progress(peer.name, unit="sessions", total=len(records) * len(peers.RENDERINGS), shown=shown) as bar:
+        for name, rendering in peers.RENDERINGS.items():
+            found[name] = []
+            for record in records:
+                found[name].append(peer.size(rendering(record.session.value["messages"])))
+                bar.add(1)
+    totals = {name: sum(sizes) for name, sizes in found.items()}
+    best = min(totals, key=lambda name: totals[name])
+    return PeerSizes(peer, best, found[best], totals)
+
+
+def rows(records: Sequence[Record], costs: "Sequence[Cost]", sizes: Sequence[PeerSizes]) -> dict[str, Any]:
+    """The figures of each source, and of all; sources stand together in ``records``."""
+    groups = {
+        source: list(found) for source, found in groupby(range(len(records)), lambda i: records[i].source)
+    }
+    return {
+        "total": row("total", range(len(records)), records, costs, sizes),
+        "sources": [row(source, found, records, costs, sizes) for source, found in groups.items()],
+    }
+
+
+def row(
+    name: str,
+    chosen: Sequence[int],
+    records: Sequence[Record],
+    costs: "Sequence[Cost]",
+    sizes: Sequence[PeerSizes],
+) -> dict[str, Any]:
+    """The figures of some sessions; sizes in bytes."""
+    mine = [costs[i] for i in chosen]
+    content = sum(records[i].content_bytes for i in chosen)
+    tokens = sum(cost.tokens for cost in mine)
+    total = sum(cost.file_bytes for cost in mine)
+    ideal = sum(cost.ideal_bits for cost in mine)
+    others = {found.peer.name: sum(found.sizes[i] for i in chosen) for found in sizes}
+    best = min(others, key=lambda peer: others[peer], default=None)
+    return {
+        "source": name,
+        "sessions": len(mine),
+        "content_bytes": content,
+        "tokens": tokens,
+        "pltz_bytes": round(total, 1),
+        "bits_per_byte": ratio(8 * total, content),
+        "bits_per_token": ratio(8 * total, tokens),
+        "ideal_bits_per_byte": ratio(ideal, content),
+        "coder_overhead": ratio(8 * sum(cost.coded_bytes for cost in mine) - ideal, ideal),
+        "frame_overhead_bytes": ratio(total - sum(cost.frame_bytes for cost in mine), len(mine)),
+        "fallback_sessions": sum(not cost.by_model for cost in mine),
+        "peer_bytes": others,
+        "best_peer": best,
+        "best_peer_over_pltz": ratio(others[best], total) if best else None,
+    }
+
+
+def ratio(above: float, below: float) -> float | None:
+    """A quotient to five places; None where there is nothing to divide by."""
+    return round(above / below, 5) if below else None
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The table, a line of speeds, and how to read it."""
+    names = list(result["peers"])
+    head = ["source", "sessions", "content", "pltz", "bits/B", "bits/tok", "coder+", "frame B"]
+    head += [f"{name} b/B" for name in names] + ["best peer", "times"]
+    lines = [cells(found, names) for found in [*result["sources"], result["total"]]]
+    speed = (
+        f"encode {result['encode_tokens_per_s']:,.0f} tokens/s, decode {result['decode_tokens_per_s']:,.0f} tokens/s "
+        f"on {result['machine']['device']} ({result['machine']['cpu']}, {result['machine']['cores']} cores)"
+    )
+    legend = (
+        "bits/B: bits a byte of message content, all bytes of the file counted. coder+: coded bytes over the model's\n"
+        "ideal code length. frame B: bytes a session beside its frame. times: best peer's bytes over ours."
+    )
+    return f"{render(head, lines)}\n\n{speed}\n{legend}"
+
+
+def cells(found: dict[str, Any], names: Sequence[str]) -> list[str]:
+    """One line of the table."""
+    content = found["content_bytes"]
+    rates = [ratio(8 * found["peer_bytes"][name], content) for name in names]
+    return [
+        found["source"],
+        f"{found['sessions']:,}",
+        size(content),
+        size(found["pltz_bytes"]),
+        number(found["bits_per_byte"], 3),
+        number(found["bits_per_token"], 2),
+        "-" if found["coder_overhead"] is None else f"{100 * found['coder_overhead']:.2f} %",
+        number(found["frame_overhead_bytes"], 1),
+        *(number(rate, 3) for rate in rates),
+        found["best_peer"] or "-",
+        number(found["best_peer_over_pltz"], 2),
+    ]
+
+
+def number(value: float | None, places: int) -> str:
+    """A figure to some places, - for none."""
+    return "-" if value is None else f"{value:.{places}f}"

@@ -1,0 +1,89 @@
+"""``pltz bundle``: the decoder bundles at hand. list, show and verify."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pltz.cli import options
+from pltz.cli.groups import Command, Group
+from pltz.cli.output import write_text
+from pltz.cli.table import pairs, render, size
+
+if TYPE_CHECKING:
+    from pltz.models.bundle import Bundle
+
+NAME = click.argument("name", metavar="[NAME|DIR]", required=False)
+
+
+@click.group(cls=Group)
+def bundle() -> None:
+    """List, show and verify decoder bundles."""
+
+
+@bundle.command("list", cls=Command, examples=["pltz bundle list", "pltz bundle list --json"])
+@options.JSON
+def list_(as_json: bool) -> None:
+    """List the bundles that ship with pltz."""
+    from pltz.models.bundle import Bundle
+
+    found = [facts(Bundle.load(name)) for name in Bundle.names()]
+    if as_json:
+        write_text(json.dumps(found))
+        return
+    rows = [[b["name"], b["id"], str(b["contract"]), f"{b['vocabulary']:,}", size(b["bytes"])] for b in found]
+    write_text(render(["bundle", "id", "contract", "vocabulary", "size"], rows))
+
+
+@bundle.command(cls=Command, examples=["pltz bundle show", "pltz bundle show ./my-bundle --json"])
+@NAME
+@options.JSON
+def show(name: str | None, as_json: bool) -> None:
+    """Show identity, shape and card of a bundle (the default one, by name, or a folder)."""
+    from pltz.models.bundle import Bundle
+
+    loaded = Bundle.load(name)
+    found = facts(loaded) | {"shape": loaded.weights.shape.to_dict(), "card": loaded.card}
+    write_text(json.dumps(found, ensure_ascii=False) if as_json else as_text(found, loaded.path))
+
+
+@bundle.command(cls=Command, examples=["pltz bundle verify", "pltz bundle verify mini"])
+@NAME
+@options.JSON
+def verify(name: str | None, as_json: bool) -> None:
+    """Read every file of a bundle again and compare it with bundle.json and with the bundle's id."""
+    from pltz.models.bundle import Bundle
+
+    loaded = Bundle.load(name)
+    files = loaded.verify()
+    result = {"name": loaded.name, "id": loaded.id.hex(), "files": files, "ok": True}
+    sentence = f"{loaded.name} {loaded.id.hex()}: {len(files)} files hold"
+    write_text(json.dumps(result) if as_json else sentence)
+
+
+def facts(loaded: "Bundle") -> dict[str, Any]:
+    """What names a bundle; size in bytes."""
+    return {
+        "name": loaded.name,
+        "id": loaded.id.hex(),
+        "contract": loaded.contract,
+        "vocabulary": loaded.tokenizer.size,
+        "bytes": loaded.size(),
+    }
+
+
+def as_text(found: dict[str, Any], folder: Path) -> str:
+    """Identity and shape, then the card: the written one where there is one."""
+    rows = [
+        ("bundle", found["name"]),
+        ("id", found["id"]),
+        ("contract", str(found["contract"])),
+        ("size", f"{found['bytes']:,} bytes"),
+        ("shape", ", ".join(f"{key} {value:,}" for key, value in found["shape"].items())),
+    ]
+    card = folder / "CARD.md"
+    words = (
+        card.read_text("utf8") if card.is_file() else json.dumps(found["card"], indent=1, ensure_ascii=False)
+    )
+    return f"{pairs(rows, indent='')}\n\n{words}"

@@ -1,0 +1,167 @@
+"""``pltz compress``: session files in, one .pltz file out."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from pltz import api
+from pltz.cli import options
+from pltz.cli.groups import Command
+from pltz.cli.output import Output, write_text
+from pltz.cli.progress import Progress, wanted
+from pltz.cli.table import size
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.datasets.loaders import Format
+    from pltz.models.session import Session
+
+FORMATS = ("auto", "openai", "sharegpt", "jsonl", "text", "ids")
+
+
+@click.command(
+    cls=Command,
+    short_help="Freeze the sessions of INPUT... into one .pltz file.",
+    examples=[
+        "pltz compress chats.jsonl -o chats.pltz",
+        "pltz compress a.txt b.txt --format text -o notes.pltz",
+        "pltz compress - -o - < chats.jsonl > chats.pltz",
+        "pltz compress chats.jsonl -o chats.pltz --target mini-llama --json",
+    ],
+)
+@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
+@click.option("-o", "--output", required=True, metavar="OUT", help="The .pltz file to write; - for stdout.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default="auto",
+    show_default=True,
+    help="What the inputs are.",
+)
+@options.BUNDLE
+@options.TARGET
+@options.TOKENIZER
+@click.option("--lanes", type=click.IntRange(min=1), metavar="N", help="Lanes a block.  [default: by length]")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps a lane.  [default: by length]")
+@click.option("--no-verify", is_flag=True, help="Do not decode back and compare before writing.")
+@click.option(
+    "--keep-opaque", is_flag=True, help="Keep sessions with image, audio or file parts, as plain bytes."
+)
+@options.FORCE
+@options.THREADS
+@options.DEVICE
+@options.PROGRESS
+@options.JSON
+def compress(
+    inputs: tuple[str, ...],
+    output: str,
+    form: str,
+    bundle: str | None,
+    target: str | None,
+    tokenizer: str | None,
+    lanes: int | None,
+    steps: int | None,
+    no_verify: bool,
+    keep_opaque: bool,
+    force: bool,
+    threads: int | None,
+    device: str,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Freeze the sessions of INPUT... into one .pltz file.
+
+    INPUT is JSONL (one chat a line: {"messages": [...]}, ShareGPT, or any JSON), a text file (one
+    session), or token ids as JSON; plain or zstd-packed; - is stdin. Every session is decoded back and
+    compared before the file is written. The file appears whole or not at all, and inputs are never
+    modified.
+
+    With --target the token ids that model would see are kept instead of the chat: rendered by its chat
+    template, coded through a bridge, and thawed only into that model.
+    """
+    options.one_tokenizer(target, tokenizer)
+    destination = Output(output, force=force, inputs=[*inputs, *filter(None, [tokenizer])])
+    codec = options.load_codec(bundle, device, threads)
+    tally = Tally()
+    start = time.perf_counter()
+    with Progress("freeze", unit="tokens", shown=wanted(progress)) as bar:
+        data = api.compress(
+            tally.count(read_sessions(inputs, form)),
+            bundle=codec,
+            target=target,
+            tokenizer=tokenizer,
+            lanes=lanes,
+            steps=steps,
+            verify=not no_verify,
+            keep_opaque=keep_opaque,
+            progress=bar.add,
+        )
+    seconds = time.perf_counter() - start
+    destination.write([data])
+    report(summary(tally, data, seconds, verified=not no_verify), output, as_json)
+
+
+def read_sessions(inputs: Sequence[str], form: str) -> Iterator["Session"]:
+    """The sessions of all inputs, in order. Raises UsageError for stdin named twice."""
+    from pltz.datasets.loaders import load
+
+    if inputs.count("-") > 1:
+        raise UsageError("stdin (-) can be read only once")
+    for path in inputs:
+        yield from load(path, cast("Format", form))
+
+
+@dataclass
+class Tally:
+    """Counts sessions as they stream by."""
+
+    sessions: int = 0
+    content_bytes: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+
+    def count(self, sessions: Iterable["Session"]) -> Iterator["Session"]:
+        """The same sessions, counted."""
+        from pltz.models.codec import content_bytes
+
+        for session in sessions:
+            self.sessions += 1
+            self.content_bytes += content_bytes(session)
+            self.kinds[session.kind] += 1
+            yield session
+
+
+def summary(tally: Tally, data: bytes, seconds: float, *, verified: bool) -> dict[str, Any]:
+    """Counts and sizes of one run; sizes in bytes, of content: message texts, texts, 4 bytes an id."""
+    return {
+        "sessions": tally.sessions,
+        "kinds": dict(sorted(tally.kinds.items())),
+        "content_bytes": tally.content_bytes,
+        "frozen_bytes": len(data),
+        "ratio": round(tally.content_bytes / len(data), 3),
+        "verified": verified,
+        "seconds": round(seconds, 3),
+    }
+
+
+def report(result: dict[str, Any], output: str, as_json: bool) -> None:
+    """Print the summary on stdout, or on stderr where stdout carries the file."""
+    text = json.dumps(result | {"output": output}) if as_json else sentence(result, output)
+    if output == "-":
+        click.echo(text, err=True)
+    else:
+        write_text(text)
+
+
+def sentence(result: dict[str, Any], output: str) -> str:
+    """The summary in one line."""
+    return (
+        f"{output}: {result['sessions']} sessions, {size(result['content_bytes'])} of content -> "
+        f"{size(result['frozen_bytes'])} (1 : {result['ratio']:.1f}), "
+        f"{'decoded back and compared' if result['verified'] else 'not verified'}, {result['seconds']:.1f} s"
+    )

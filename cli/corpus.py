@@ -1,0 +1,73 @@
+"""Sessions to measure on: records of JSONL files, grouped by source, up to a number of bytes a source.
+
+A record is ``{"id": "taskmaster-00af", "messages": [...], ...}``; its source is the id up to the last ``-``.
+Only the messages are kept, as ``{"messages": [...]}``: ids and licences are no part of a session.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.models.session import Session
+
+SUFFIXES = (".jsonl", ".jsonl.zst")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One session to measure: its source, its messages as a chat, and the bytes of their texts."""
+
+    source: str
+    session: "Session"
+    content_bytes: int
+
+
+def read(path: str | None) -> Iterator[Record]:
+    """The records of a file, of every JSONL file of a folder, or (None) the sample sessions.
+
+    Raises:
+        UsageError: nothing there, or a line without messages.
+    """
+    from pltz.datasets.loaders import load, sample_path
+
+    for file in files(sample_path() if path is None else Path(path)):
+        for number, session in enumerate(load(file, "jsonl"), 1):
+            yield record(session, f"{file}: session {number}")
+
+
+def files(path: Path) -> list[Path]:
+    """The file itself, or the JSONL files of a folder by name."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
+    if not found:
+        raise UsageError(f"expected {' or '.join(SUFFIXES)} files in {path}, found none")
+    return found
+
+
+def record(line: "Session", place: str) -> Record:
+    """What is measured of one line."""
+    from pltz.models.codec import content_bytes
+    from pltz.models.session import Session
+
+    value = line.value if line.kind == "chat" else None
+    if not isinstance(value, dict) or not isinstance(value.get("messages"), list):
+        raise UsageError(f'{place}: expected a record with "messages", found none')
+    session = Session("chat", {"messages": value["messages"]})
+    return Record(str(value.get("id", "all")).rsplit("-", 1)[0], session, content_bytes(session))
+
+
+def select(records: Iterable[Record], limit: int) -> list[Record]:
+    """Records in order, each taken while its source stays within ``limit`` content bytes; sources together."""
+    taken: Counter[str] = Counter()
+    chosen = []
+    for item in records:
+        if taken[item.source] + item.content_bytes <= limit:
+            taken[item.source] += item.content_bytes
+            chosen.append(item)
+    return sorted(chosen, key=lambda item: item.source)

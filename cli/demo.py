@@ -1,0 +1,225 @@
+"""``pltz demo``: the whole way on the sample sessions. Freeze, decode back, thaw, continue, and the figures."""
+
+import json
+import textwrap
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pltz import api
+from pltz.cli import corpus, measure, options
+from pltz.cli.groups import Command
+from pltz.cli.output import Output, write_text
+from pltz.cli.progress import wanted
+from pltz.cli.table import pairs, size
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.thaw import Thawed
+    from pltz.cli.corpus import Record
+    from pltz.cli.measure import Run
+    from pltz.models.codec import Codec
+    from pltz.models.target import Target
+
+QUESTION = "Thank you. Which part of this matters most?"
+ANSWER = 60  # tokens the target may write
+REFERENCE = "Llama-3.1-8B"  # whose KV is shown for scale
+WIDTH = 96  # characters of a printed line
+
+
+@click.command(
+    cls=Command,
+    short_help="Freeze, decode, thaw and continue the sample sessions.",
+    examples=["pltz demo", "pltz demo --sessions 20 -o sample.pltz", "pltz demo --json"],
+)
+@click.option(
+    "--sessions",
+    "count",
+    type=click.IntRange(1, 200),
+    default=200,
+    show_default=True,
+    metavar="N",
+    help="How many.",
+)
+@click.option(
+    "--thaws", type=click.IntRange(min=1), default=8, show_default=True, metavar="N", help="How many to thaw."
+)
+@click.option("-o", "--output", metavar="OUT", help="Keep the .pltz file.  [default: not kept]")
+@options.BUNDLE
+@options.FORCE
+@options.THREADS
+@options.DEVICE
+@options.PROGRESS
+@options.JSON
+def demo(
+    count: int,
+    thaws: int,
+    output: str | None,
+    bundle: str | None,
+    force: bool,
+    threads: int | None,
+    device: str,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Freeze real chats, decode them back, thaw some into a model's KV cache and let it go on talking.
+
+    Uses only what ships with pltz: 200 sample sessions (each a bot's system prompt and a chat), the bundle
+    mini and the target mini-llama, a toy of a language model whose part is to show that a thawed cache
+    works.
+    """
+    from pltz.models.target import Target
+
+    kept = Output(output, force=force) if output is not None else None
+    records = list(corpus.read(None))[:count]
+    codec = options.load_codec(bundle, device, threads)
+    model = Target.load(api.DEFAULT_TARGET)
+    run = measure.run(codec, [record.session for record in records], shown=wanted(progress))
+    if kept is not None:
+        kept.write([run.data])
+    thawed = thaw_some(run, codec, model, thaws)
+    talk = converse(run, codec, model)
+    found = figures(records, run, model, thawed)
+    if as_json:
+        write_text(json.dumps(found | {"conversation": talk.as_json()}))
+    else:
+        write_text(f"{talk.text()}\n\n{as_text(found, codec.bundle.id.hex())}")
+
+
+def fitting(run: "Run", model: "Target") -> list[int]:
+    """Sessions the target has positions for, a question and its answer included."""
+    room = (model.max_positions or 1 << 30) - 2 * ANSWER
+    found = [i for i, cost in enumerate(run.costs) if 0 < cost.tokens <= room]
+    if not found:
+        raise UsageError(f"none of these sessions fits {api.DEFAULT_TARGET}: raise --sessions")
+    return found
+
+
+def thaw_some(run: "Run", codec: "Codec", model: "Target", count: int) -> "list[Thawed]":
+    """Thaw ``count`` sessions, spread over the file, one after the other."""
+    able = fitting(run, model)
+    chosen = able[:: max(1, len(able) // count)][:count]
+    return [api.thaw(run.data, model, i, bundle=codec) for i in chosen]
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A thawed conversation and what the target said next. Times in milliseconds."""
+
+    session: int
+    before: list[dict[str, Any]]
+    question: str
+    answer: str
+    thaw_ms: float
+    answer_ms: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The new turns."""
+        return {"session": self.session, "question": self.question, "answer": self.answer}
+
+    def text(self) -> str:
+        """The last turns and the new ones, wrapped."""
+        turns = [(m["role"], m["content"]) for m in self.before[-2:]]
+        lines = [f"Session {self.session}, thawed in {self.thaw_ms:.0f} ms; its last turns:", ""]
+        lines += [turn(role, content) for role, content in turns]
+        lines += [
+            "",
+            f"goes on from the thawed cache ({self.answer_ms:.0f} ms; {api.DEFAULT_TARGET} is a toy):",
+            "",
+        ]
+        lines += [turn("user", self.question), turn("assistant", self.answer)]
+        return "\n".join(lines)
+
+
+def turn(role: str, content: str) -> str:
+    """One turn, shortened to a few lines, the role in front."""
+    short = textwrap.shorten(content, 4 * WIDTH, placeholder=" ...")
+    return textwrap.fill(short, WIDTH, initial_indent=f"  {role:>9}: ", subsequent_indent=" " * 13)
+
+
+def converse(run: "Run", codec: "Codec", model: "Target") -> Talk:
+    """Thaw a short conversation, ask one more question, and let the target answer from the same cache."""
+    index = min(fitting(run, model), key=lambda i: run.costs[i].tokens)
+    start = time.perf_counter()
+    thawed = api.thaw(run.data, model, index, bundle=codec)
+    middle = time.perf_counter()
+    tokenizer = codec.bundle.tokenizer
+    asked = [
+        tokenizer.specials["user"],
+        *tokenizer.encode(QUESTION.encode()),
+        tokenizer.specials["assistant"],
+    ]
+    ids = [*thawed.token_ids.tolist(), *map(int, asked)]
+    cache, logits = model.prefill(ids, cache=thawed.cache)
+    new = model.generate(cache, ids, ANSWER, logits=logits)
+    said = [i for i in new if i not in set(tokenizer.specials.values())]
+    end = time.perf_counter()
+    session = codec.decompress(run.data, [index])[0]
+    answer = tokenizer.decode(said).decode("utf-8", "replace").strip()
+    return Talk(
+        index, session.value["messages"], QUESTION, answer, 1e3 * (middle - start), 1e3 * (end - middle)
+    )
+
+
+def figures(
+    records: "Sequence[Record]", run: "Run", model: "Target", thawed: "Sequence[Thawed]"
+) -> dict[str, Any]:
+    """What the demo measured; sizes in bytes, times in milliseconds."""
+    from pltz.models.target import KNOWN_SHAPES, kv_bytes_of
+
+    content = sum(record.content_bytes for record in records)
+    frozen, tokens = len(run.data), run.tokens
+    stages = {stage: sum(t.timings[stage] for t in thawed) / len(thawed) for stage in thawed[0].timings}
+    kv = {
+        api.DEFAULT_TARGET: model.kv_bytes(tokens),
+        REFERENCE: kv_bytes_of(KNOWN_SHAPES[REFERENCE], tokens),
+    }
+    return {
+        "benchmark": "demo",
+        "sessions": len(records),
+        "content_bytes": content,
+        "tokens": tokens,
+        "frozen_bytes": frozen,
+        "ratio": round(content / frozen, 3),
+        "bits_per_byte": round(8 * frozen / content, 4),
+        "bits_per_token": round(8 * frozen / tokens, 4),
+        "kv_bytes": kv,
+        "kv_ratio": {name: round(count / frozen, 1) for name, count in kv.items()},
+        "encode_tokens_per_s": round(tokens / run.encode_s, 1),
+        "decode_tokens_per_s": round(tokens / run.decode_s, 1),
+        "thawed": len(thawed),
+        "thawed_tokens": sum(len(t.token_ids) for t in thawed),
+        "thaw_ms": {stage: round(ms, 2) for stage, ms in stages.items()},
+    }
+
+
+def as_text(found: dict[str, Any], bundle: str) -> str:
+    """The table."""
+    stages = ", ".join(f"{stage} {ms:,.1f}" for stage, ms in found["thaw_ms"].items())
+    each = found["thawed_tokens"] / found["thawed"]
+    rows = [
+        (
+            "sessions",
+            f"{found['sessions']:,} of {found['tokens']:,} tokens, all decoded back and compared equal",
+        ),
+        ("content", size(found["content_bytes"])),
+        ("frozen", f"{size(found['frozen_bytes'])}, every byte of the file (bundle {bundle})"),
+        ("", f"{found['bits_per_byte']:.3f} bits a byte, {found['bits_per_token']:.2f} bits a token"),
+        ("content : frozen", f"{found['ratio']:.1f}"),
+    ]
+    for name, count in found["kv_bytes"].items():
+        rows.append(
+            (f"KV on {name}", f"{size(count)}, {found['kv_ratio'][name]:,.0f} times the frozen bytes")
+        )
+    rows += [
+        ("encode", f"{found['encode_tokens_per_s']:,.0f} tokens/s"),
+        ("decode", f"{found['decode_tokens_per_s']:,.0f} tokens/s, all sessions side by side"),
+        (
+            "thaw",
+            f"{found['thaw_ms']['total']:,.1f} ms a session of {each:,.0f} tokens, one at a time ({stages})",
+        ),
+    ]
+    return pairs(rows, indent="")

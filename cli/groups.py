@@ -1,0 +1,119 @@
+"""Groups and commands of the command line: lazy loading, one shape of help, errors in one line.
+
+A group names its commands as ``{"inspect": "pltz.cli.inspect:inspect"}`` and imports one only when it is
+asked for. What a command needs beyond click (tensors above all) it imports inside its function, so
+``pltz --help`` and ``pltz inspect`` start at once.
+
+Errors: the root group turns what pltz raises on purpose into ``error: <message>`` on stderr and the
+exit code of the error's class. A closed pipe and Ctrl-C are left to click. A bug stays a traceback.
+"""
+
+import errno
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import click
+
+from pltz.plt_codec.errors import PltzError
+
+EXIT_CODES = (
+    ("0", "done"),
+    ("1", "interrupted, or the machine failed: disk full, no permission, out of memory"),
+    ("2", "the call is wrong: a bad option, a missing file, an unknown bundle"),
+    ("3", "the file is damaged, not a .pltz file, or from a newer format"),
+    ("4", "the right file with the wrong partner: bundle, tokenizer or target"),
+    ("5", "content refused: not a session, or an image, audio or file part"),
+    ("6", "a bundle or target model cannot be loaded or used"),
+)
+
+
+class Command(click.Command):
+    """A click command whose help ends with examples and exit codes.
+
+    Args:
+        examples: command lines, each starting with ``pltz``.
+    """
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.examples = tuple(examples)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples as they stand, then the exit codes."""
+        if self.examples:
+            with formatter.section("Examples"):
+                for line in self.examples:
+                    formatter.write(f"  {line}\n")
+        write_exit_codes(formatter)
+
+
+class Group(click.Group):
+    """A click group that keeps its commands in the order they were written."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order people meet them in."""
+        return list(self.commands)
+
+
+class LazyGroup(click.Group):
+    """A click group that imports a command when it is asked for.
+
+    Args:
+        lazy: command name -> ``"module:attribute"``, in the order of the help page.
+    """
+
+    def __init__(self, *args: Any, lazy: Mapping[str, str], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.lazy = dict(lazy)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order they were given, which is the order people meet them in."""
+        return list(self.lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now, or None for an unknown name."""
+        if cmd_name not in self.lazy:
+            return None
+        module, attribute = self.lazy[cmd_name].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+
+class RootGroup(LazyGroup):
+    """The group every command runs under: it turns errors into one line and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command line; what pltz or the machine refuses ends in a line on stderr and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except PltzError as error:
+            fail(ctx, str(error) or type(error).__name__, error.exit_code)
+        except MemoryError:
+            fail(ctx, "out of memory", 1)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader went away: click leaves quietly
+                raise
+            fail(ctx, machine_failure(error), 1)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The exit codes, once for all commands."""
+        write_exit_codes(formatter)
+
+
+def fail(ctx: click.Context, message: str, exit_code: int) -> NoReturn:
+    """Print ``error: <message>`` in one line on stderr and leave with the exit code."""
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    ctx.exit(exit_code)
+
+
+def machine_failure(error: OSError) -> str:
+    """``<file>: <reason>``, or the reason alone, as far as the system told."""
+    reason = error.strerror or str(error) or type(error).__name__
+    return reason if error.filename is None else f"{error.filename}: {reason}"
+
+
+def write_exit_codes(formatter: click.HelpFormatter) -> None:
+    """The section that says what the exit code means."""
+    with formatter.section("Exit codes"):
+        formatter.write_dl(EXIT_CODES)

@@ -1,0 +1,155 @@
+"""``pltz inspect``: what a .pltz file says of itself, without decoding a token."""
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pltz.cli import options
+from pltz.cli.groups import Command
+from pltz.cli.output import write_text
+from pltz.cli.table import pairs, render, size
+
+if TYPE_CHECKING:
+    from pltz.plt_codec.container import Frame, Kind, Reader
+
+
+@click.command(
+    cls=Command,
+    short_help="Show header, sessions and sizes of FILE; check its digest.",
+    examples=[
+        "pltz inspect chats.pltz",
+        "pltz inspect chats.pltz --sessions",
+        "pltz inspect chats.pltz --json",
+    ],
+)
+@options.FILE
+@click.option("--sessions", "each", is_flag=True, help="Also one line a session.")
+@options.JSON
+def inspect(file: str, each: bool, as_json: bool) -> None:
+    """Show header, sessions and sizes of FILE, and check its digest; - is stdin.
+
+    Every byte of the file is checked against the digest in its footer, and every frame's head is read.
+    The content check of a session is compared when the session is decoded.
+    """
+    with options.open_reader(file) as reader:
+        reader.verify()
+        block = block_sizes().get(reader.header.bundle_id.hex())
+        sessions = [entry(i, frame, reader.info(i).size, block) for i, frame in enumerate(reader)]
+        result = overview(reader, sessions)
+    if each:
+        result["each"] = sessions
+    write_text(json.dumps(result) if as_json else as_text(result))
+
+
+def block_sizes() -> dict[str, int]:
+    """Tokens a block of every bundle that ships with pltz, by bundle id in hex."""
+    return {found["id"]: int(found["shape"]["block"]) for found in bundle_heads().values()}
+
+
+def bundle_heads() -> dict[str, dict[str, Any]]:
+    """bundle.json of every bundle that ships with pltz, by name; a damaged one is left to ``bundle verify``."""
+    from pltz.models.bundle import EMBEDDED, Bundle
+
+    heads: dict[str, dict[str, Any]] = {}
+    for name in Bundle.names():
+        try:
+            head = json.loads((EMBEDDED / name / "bundle.json").read_bytes())
+            heads[name] = {"id": head["id"], "shape": {"block": head["shape"]["block"]}}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return heads
+
+
+def entry(number: int, frame: "Frame", length: int, block: int | None) -> dict[str, Any]:
+    """What the file says of one session; ``blocks`` only where the bundle's block size is known."""
+    from pltz.plt_codec.layout import Layout
+
+    found: dict[str, Any] = {
+        "session": number,
+        "kind": label(frame.kind),
+        "tokens": frame.count if frame.kind.by_model else None,
+        "plain_bytes": None if frame.kind.by_model else frame.count,
+        "bytes": length,
+        "patch_bytes": len(frame.patch),
+        "blocks": None,
+        "lanes": None,
+        "steps": None,
+    }
+    if frame.kind.by_model and (block or frame.lanes):
+        blocks = list(Layout(frame.lanes, frame.steps).blocks(frame.count, block or 0))
+        found["blocks"] = len(blocks)
+        found["lanes"] = max((b.lanes for b in blocks), default=0)
+        found["steps"] = sum(b.steps for b in blocks)
+    return found
+
+
+def label(kind: "Kind") -> str:
+    """``chat``, or ``chat (plain)`` for a session kept as compressed bytes."""
+    return kind.session if kind.by_model else f"{kind.session} (plain)"
+
+
+def overview(reader: "Reader", sessions: list[dict[str, Any]]) -> dict[str, Any]:
+    """Header and totals; sizes in bytes, steps one after the other."""
+    from pltz.plt_codec.container import FORMAT_VERSION
+
+    header = reader.header
+    names = {found["id"]: name for name, found in bundle_heads().items()}
+    tokenizer, target = header.tokenizer_fingerprint, header.target_fingerprint
+    return {
+        "format": FORMAT_VERSION,
+        "contract": header.contract,
+        "bundle": header.bundle_id.hex(),
+        "bundle_name": names.get(header.bundle_id.hex()),
+        "tokenizer": tokenizer.hex() if tokenizer else None,
+        "target": target.hex() if target else None,
+        "sessions": len(reader),
+        "kinds": dict(Counter(found["kind"] for found in sessions)),
+        "tokens": sum(found["tokens"] or 0 for found in sessions),
+        "blocks": sum(found["blocks"] or 0 for found in sessions),
+        "most_lanes": max((found["lanes"] or 0 for found in sessions), default=0),
+        "most_steps": max((found["steps"] or 0 for found in sessions), default=0),
+        "bytes": reader.size,
+        "frame_bytes": reader.size - reader.overhead,
+        "overhead_bytes": reader.overhead,
+        "digest": reader.digest.hex(),
+        "digest_ok": True,
+    }
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The report for people."""
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in result["kinds"].items()) or "none"
+    bundle = result["bundle_name"] or "not installed here"
+    rows = [
+        ("format", f"{result['format']}, numeric contract {result['contract']}"),
+        ("bundle", f"{result['bundle']} ({bundle})"),
+        ("tokenizer", result["tokenizer"] or "the bundle's"),
+        ("target", result["target"] or "any"),
+        ("sessions", f"{result['sessions']:,}: {kinds}"),
+        ("tokens", f"{result['tokens']:,} coded by the model, in {result['blocks']:,} blocks"),
+        ("layout", f"at most {result['most_lanes']} lanes and {result['most_steps']:,} steps a session"),
+        (
+            "bytes",
+            f"{result['bytes']:,}: {result['frame_bytes']:,} of frames, {result['overhead_bytes']:,} beside",
+        ),
+        ("digest", f"{result['digest']} holds"),
+    ]
+    text = pairs(rows, indent="")
+    return f"{text}\n\n{session_table(result['each'])}" if "each" in result else text
+
+
+def session_table(sessions: list[dict[str, Any]]) -> str:
+    """One line a session."""
+    head = ["session", "kind", "tokens", "bytes", "bits/token", "blocks", "lanes", "steps"]
+    return render(head, [session_row(found) for found in sessions])
+
+
+def session_row(found: dict[str, Any]) -> list[str]:
+    """The cells of one session; - where the file does not say."""
+    tokens, length = found["tokens"], found["bytes"]
+    rate = f"{8 * length / tokens:.2f}" if tokens else "-"
+    shape = ["-" if found[key] is None else f"{found[key]:,}" for key in ("blocks", "lanes", "steps")]
+    count = size(found["plain_bytes"]) if tokens is None else f"{tokens:,}"
+    return [str(found["session"]), found["kind"], count, f"{length:,}", rate, *shape]

@@ -1,0 +1,62 @@
+"""What a figure was measured on: machine, versions, commit."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("pltz", "torch", "numpy", "constriction", "tokenizers", "zstandard", "brotli", "pyppmd")
+
+
+def describe(device: str, threads: int | None) -> dict[str, Any]:
+    """The machine in words a reader can compare."""
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "device": device_name(device),
+        "python": platform.python_version(),
+        "versions": {name: found for name in PACKAGES if (found := installed(name)) is not None},
+        "commit": commit(),
+    }
+
+
+def installed(package: str) -> str | None:
+    """The version of a package, None where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def cpu_name() -> str:
+    """The processor as the system calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf8", "replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def device_name(device: str) -> str:
+    """``cpu``, or the name of the GPU."""
+    if device == "cpu":
+        return device
+    import torch
+
+    return torch.cuda.get_device_name(device)
+
+
+def commit() -> str | None:
+    """The commit of the checkout this code runs from, with + where it was changed; None outside a checkout."""
+    root = Path(__file__).resolve().parent.parent
+    try:
+        git = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12"]
+        done = subprocess.run(git, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    inside = (root / ".git").exists() and done.returncode == 0
+    return done.stdout.strip() or None if inside else None

@@ -1,0 +1,92 @@
+"""Options and arguments that several commands share, so that they read the same everywhere."""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.models.codec import Codec
+    from pltz.plt_codec.container import Reader
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+FILE: Decorator = click.argument("file", metavar="FILE")
+
+BUNDLE: Decorator = click.option(
+    "--bundle",
+    metavar="NAME|DIR",
+    help="Decoder bundle to code with.  [default: the one that ships with pltz]",
+)
+DEVICE: Decorator = click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to compute."
+)
+THREADS: Decorator = click.option(
+    "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads.  [default: all cores]"
+)
+TARGET: Decorator = click.option(
+    "--target",
+    metavar="MODEL",
+    help="Target model: a folder, the name of one that ships with pltz, or a hub name.",
+)
+TOKENIZER: Decorator = click.option(
+    "--tokenizer",
+    metavar="FILE",
+    help="tokenizer.json the token ids belong to, where it is not the bundle's.",
+)
+SESSIONS: Decorator = click.option(
+    "--session",
+    "indices",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="I",
+    help="Only session I (repeatable).",
+)
+FORCE: Decorator = click.option("--force", is_flag=True, help="Replace the output file if it exists.")
+JSON: Decorator = click.option(
+    "--json", "as_json", is_flag=True, help="Print one line of JSON instead of text."
+)
+PROGRESS: Decorator = click.option(
+    "--progress/--no-progress", default=None, help="Progress on stderr.  [default: on a terminal only]"
+)
+
+
+def open_reader(path: str) -> "Reader":
+    """The .pltz file at ``path``, or the one on stdin for ``-``.
+
+    Raises:
+        UsageError: there is no such readable file.
+        FormatError: it is not a sound .pltz file.
+    """
+    from pltz.plt_codec.container import Reader
+
+    return Reader(sys.stdin.buffer.read()) if path == "-" else Reader.open(path)
+
+
+def one_tokenizer(target: str | None, tokenizer: str | None) -> None:
+    """Refuse a call that names two tokenizers. Raises UsageError."""
+    if target is not None and tokenizer is not None:
+        raise UsageError("--target brings its own tokenizer: leave --tokenizer out")
+
+
+def load_codec(bundle: str | None, device: str, threads: int | None) -> "Codec":
+    """The codec of a bundle by name or folder. Raises UsageError or ModelError where it cannot be loaded."""
+    from pltz.models.codec import Codec
+
+    return Codec.load(bundle, device=device, threads=threads)
+
+
+def load_codec_for(reader: "Reader", bundle: str | None, device: str, threads: int | None) -> "Codec":
+    """The codec that reads a file: of the bundle given, else of the one at hand that the file names.
+
+    Raises:
+        BundleMismatch: no such bundle is here.
+    """
+    from pltz.models.bundle import Bundle
+    from pltz.models.codec import Codec
+
+    chosen = bundle or Bundle.find(reader.header.bundle_id).path
+    return Codec.load(chosen, device=device, threads=threads)

@@ -1,0 +1,148 @@
+"""Where a command writes: a file that appears whole or not at all, or stdout.
+
+Write order: a temporary file in the folder of the target, its bytes, fsync, then the name (a hard link
+when nothing may be overwritten, a rename with ``--force``), fsync of the folder. A crash leaves, after
+each step: a stray ``.<name>.*.part``; the same; the finished file. The old file, if any, stays until
+the rename.
+
+    output = Output("chats.pltz", force=False, inputs=["chats.jsonl"])   # refuses now, before the work
+    output.write([data])
+"""
+
+import contextlib
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from pltz.plt_codec.errors import UsageError
+
+
+class Output:
+    """One destination, checked before the work and written after it.
+
+    Args:
+        path: a file name, or ``-`` for stdout.
+        force: replace the file if it exists.
+        inputs: names the command reads; none of them may be the destination.
+        binary: the bytes are not text, so stdout must not be a terminal.
+
+    Raises:
+        UsageError: the destination exists, is a folder, is an input, or its folder is missing.
+    """
+
+    def __init__(
+        self, path: str, *, force: bool = False, inputs: Iterable[str] = (), binary: bool = True
+    ) -> None:
+        self.name = path
+        self.force = force
+        self.to_stdout = path == "-"
+        if self.to_stdout:
+            if binary and sys.stdout.isatty():
+                raise UsageError("will not write binary data to a terminal: use -o FILE, or redirect stdout")
+            return
+        self.path = Path(os.path.realpath(path))  # a link keeps being a link; its target is replaced
+        self._check(inputs)
+
+    def _check(self, inputs: Iterable[str]) -> None:
+        if not self.path.parent.is_dir():
+            raise UsageError(f"folder {self.path.parent} does not exist: create it first")
+        if self.path.is_dir():
+            raise UsageError(f"{self.name} is a folder: name a file")
+        if self.path.exists() and any(reads(other, self.path) for other in inputs if other != "-"):
+            raise UsageError(f"{self.name} is also an input, and inputs are never modified")
+        if self._is_file() and not self.force:
+            raise UsageError(f"{self.name} exists: choose another name or pass --force to replace it")
+
+    def _is_file(self) -> bool:
+        return self.path.exists() and self.path.is_file()
+
+    def write(self, chunks: Iterable[bytes]) -> None:
+        """Write all chunks; a file appears under its name only when every byte is on disk.
+
+        Raises:
+            UsageError: the file came into being meanwhile and ``force`` is off.
+            OSError: the disk refused; the destination is as it was.
+        """
+        try:
+            self._write(chunks)
+        except OSError as error:
+            name = "stdout" if self.to_stdout else self.name
+            raise type(error)(error.errno, error.strerror, name) from error
+
+    def _write(self, chunks: Iterable[bytes]) -> None:
+        if self.to_stdout:
+            for chunk in chunks:
+                sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+        elif self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
+            with self.path.open("wb") as sink:  # a pipe or device has no whole-or-nothing to offer
+                sink.writelines(chunks)
+        else:
+            self._write_file(chunks)
+
+    def _write_file(self, chunks: Iterable[bytes]) -> None:
+        handle, temporary = tempfile.mkstemp(
+            prefix=f".{self.path.name[:80]}.", suffix=".part", dir=self.path.parent
+        )
+        try:
+            with os.fdopen(handle, "wb") as sink:
+                sink.writelines(chunks)
+                sink.flush()
+                os.fchmod(sink.fileno(), self._mode())
+                os.fsync(sink.fileno())
+            self._publish(temporary)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        sync_folder(self.path.parent)
+
+    def _mode(self) -> int:
+        """The permissions of the file replaced, or those of a new file (mkstemp's are private)."""
+        if self.path.exists():
+            return stat.S_IMODE(self.path.stat().st_mode)
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask
+
+    def _publish(self, temporary: str) -> None:
+        if self.force:
+            os.replace(temporary, self.path)
+            return
+        try:
+            os.link(temporary, self.path)  # unlike a rename, a link never replaces anything
+        except FileExistsError as error:
+            raise UsageError(f"{self.name} came into being meanwhile: nothing was written") from error
+        except OSError:  # a file system without hard links
+            os.replace(temporary, self.path)
+
+
+def reads(source: str, path: Path) -> bool:
+    """Whether reading ``source`` (a file, or a folder and all in it) reads the existing file ``path``."""
+    if not os.path.exists(source):
+        return False
+    return os.path.samefile(source, path) or path.is_relative_to(os.path.realpath(source))
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in ``folder`` durable, where the system lets a folder be opened and synced."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(text: str) -> None:
+    """Print a report on stdout; characters the terminal cannot show are escaped, never an error."""
+    stream = sys.stdout.buffer
+    stream.write(text.encode("utf-8", "backslashreplace"))
+    if not text.endswith("\n"):
+        stream.write(b"\n")
+    stream.flush()

@@ -1,0 +1,75 @@
+"""A progress line on stderr: how many of how many, and how fast.
+
+    with Progress("encode", unit="tokens", shown=True) as progress:
+        codec.compress(sessions, progress=progress.add)
+
+On a terminal one line is rewritten ten times a second; into a log a new line every five seconds.
+"""
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+REDRAW_S = 0.1  # seconds between redraws on a terminal
+LOG_S = 5.0  # seconds between lines elsewhere
+
+
+def wanted(flag: bool | None) -> bool:
+    """Whether to show progress: as told by ``--progress/--no-progress``, else when stderr is a terminal."""
+    return sys.stderr.isatty() if flag is None else flag
+
+
+class Progress:
+    """A counter shown on stderr.
+
+    Args:
+        label: the verb in front.
+        unit: what is counted.
+        total: how many there will be, if known.
+        shown: False counts in silence.
+    """
+
+    def __init__(self, label: str, *, unit: str, total: int | None = None, shown: bool) -> None:
+        self.label = label
+        self.unit = unit
+        self.total = total
+        self.shown = shown
+        self.count = 0
+        self._terminal = sys.stderr.isatty()
+        self._start = self._last = time.monotonic()
+        self._width = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.shown and self.count:
+            self._draw(last=True)
+
+    def add(self, amount: int) -> None:
+        """Count ``amount`` more."""
+        self.count += amount
+        now = time.monotonic()
+        if self.shown and now - self._last >= (REDRAW_S if self._terminal else LOG_S):
+            self._last = now
+            self._draw(last=False)
+
+    def line(self) -> str:
+        """The text of the line: ``encode  41 %  12,288 / 30,000 tokens  5,120 tokens/s``."""
+        rate = self.count / max(time.monotonic() - self._start, 1e-9)
+        done = f"{self.count:,} {self.unit}"
+        if self.total:
+            done = f"{100 * self.count // self.total:3d} %  {self.count:,} / {self.total:,} {self.unit}"
+        return f"{self.label}  {done}  {rate:,.0f} {self.unit}/s"
+
+    def _draw(self, *, last: bool) -> None:
+        text = self.line()
+        if not self._terminal:
+            print(text, file=sys.stderr, flush=True)
+            return
+        blank = " " * max(0, self._width - len(text))
+        print(f"\r{text}{blank}", end="\n" if last else "", file=sys.stderr, flush=True)
+        self._width = len(text)

@@ -1,0 +1,36 @@
+"""Plain tables for people: columns aligned, numbers to the right, no colours.
+
+>>> print(render(["source", "bytes"], [["taskmaster", "1,024"], ["all", "96"]]))
+source      bytes
+----------  -----
+taskmaster  1,024
+all            96
+"""
+
+from collections.abc import Sequence
+
+
+def render(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The table as text: the first column to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    lines = [head, ["-" * width for width in widths], *rows]
+    return "\n".join(_line(row, widths) for row in lines)
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [row[0].ljust(widths[0])] + [cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)]
+    return "  ".join(cells).rstrip()
+
+
+def pairs(items: Sequence[tuple[str, str]], indent: str = "  ") -> str:
+    """Name and value, one pair a line, values aligned."""
+    width = max(len(name) for name, _ in items)
+    return "\n".join(f"{indent}{name.ljust(width)}  {value}" for name, value in items)
+
+
+def size(count: float) -> str:
+    """Bytes for people: ``96 B``, ``1.9 kB``, ``4.1 MB``, ``12.5 GB``; powers of 1000."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:,.1f} {unit}"
+    return f"{count:,.0f} B"

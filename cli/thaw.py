@@ -1,0 +1,112 @@
+"""``pltz thaw``: a session of a .pltz file into a target's KV cache, and what the target says next."""
+
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pltz import api
+from pltz.cli import options
+from pltz.cli.groups import Command
+from pltz.cli.output import write_text
+from pltz.cli.table import pairs, size
+
+if TYPE_CHECKING:
+    from pltz.archive.thaw import Thawed
+    from pltz.models.target import Target
+
+
+@click.command(
+    cls=Command,
+    short_help="Rebuild the KV cache of one session of FILE.",
+    examples=[
+        "pltz thaw chats.pltz --session 7",
+        "pltz thaw chats.pltz --session 7 --continue 40",
+        "pltz thaw chats.pltz --session 0 --target ./my-model --any-target --json",
+    ],
+)
+@options.FILE
+@click.option(
+    "--session", "index", type=click.IntRange(min=0), required=True, metavar="I", help="Which session."
+)
+@options.TARGET
+@click.option("--any-target", is_flag=True, help="Allow a target the file was not frozen for.")
+@click.option(
+    "--continue",
+    "more",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Let the target write N more tokens.",
+)
+@options.BUNDLE
+@options.THREADS
+@options.DEVICE
+@options.JSON
+def thaw(
+    file: str,
+    index: int,
+    target: str | None,
+    any_target: bool,
+    more: int,
+    bundle: str | None,
+    threads: int | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Rebuild the KV cache of one session of FILE: read, decode, one prefill of the target.
+
+    Without --target the session is thawed into mini-llama, the small target that ships with pltz. A file
+    frozen for one target is refused to any other unless --any-target is given.
+    """
+    from pltz.models.target import Target
+
+    with options.open_reader(file) as reader:
+        start = time.perf_counter()
+        codec = options.load_codec_for(reader, bundle, device, threads)
+        model = Target.load(target or api.DEFAULT_TARGET)
+        load_ms = 1e3 * (time.perf_counter() - start)
+        thawed = api.thaw(reader, model, index, bundle=codec, any_target=any_target)
+    result = Result.of(thawed, model, more, load_ms)
+    write_text(json.dumps(result.as_json()) if as_json else result.text())
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a thaw gave: sizes in bytes, times in milliseconds."""
+
+    tokens: int
+    kv_bytes: int
+    timings: dict[str, float]
+    continuation: str | None
+
+    @classmethod
+    def of(cls, thawed: "Thawed", model: "Target", more: int, load_ms: float) -> "Result":
+        """Let the target write ``more`` tokens and gather the figures; loading is not part of a thaw."""
+        timings = {"load (once)": load_ms} | thawed.timings
+        kv_bytes = model.kv_bytes(len(thawed.token_ids))
+        text = None
+        if more:
+            start = time.perf_counter()
+            new = model.generate(thawed.cache, thawed.token_ids, more, logits=thawed.logits)
+            timings["continue"] = 1e3 * (time.perf_counter() - start)
+            text = model.decode(new)
+        return cls(len(thawed.token_ids), kv_bytes, timings, text)
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures as JSON."""
+        timings = {stage.replace(" (once)", "") + "_ms": round(ms, 3) for stage, ms in self.timings.items()}
+        return {
+            "tokens": self.tokens,
+            "kv_bytes": self.kv_bytes,
+            **timings,
+            "continuation": self.continuation,
+        }
+
+    def text(self) -> str:
+        """The figures for people, the continuation last."""
+        rows = [("tokens", f"{self.tokens:,}"), ("KV", size(self.kv_bytes))]
+        rows += [(stage, f"{ms:,.1f} ms") for stage, ms in self.timings.items()]
+        return pairs(rows, indent="") + (f"\n\n{self.continuation}" if self.continuation is not None else "")

@@ -1,0 +1,21 @@
+"""Sample sessions that ship with pltz, and loaders for the formats people have."""
+
+from pltz.datasets.loaders import (
+    FORMATS,
+    Format,
+    load,
+    sample_assignments,
+    sample_path,
+    sample_sessions,
+    sample_tenants,
+)
+
+__all__ = [
+    "FORMATS",
+    "Format",
+    "load",
+    "sample_assignments",
+    "sample_path",
+    "sample_sessions",
+    "sample_tenants",
+]

@@ -1,0 +1,134 @@
+"""A source: bytes from a path, a stream or memory, unpacked on the way if they are zstd, read by line.
+
+Nothing is read before it is asked for and no line or file grows past ``limit`` bytes in memory, so a few
+kilobytes of zstd that unpack to terabytes end in an error, not in the out-of-memory killer. A zstd stream
+that stops in the middle of a frame is an error too, never a shorter file.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import zstandard
+
+from pltz.plt_codec.errors import CorruptError, UsageError
+
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+WINDOW = 1 << 31  # bytes: the largest zstd window (--long=31)
+CHUNK = 1 << 18  # bytes of a plain read
+PACKED_CHUNK = 512  # bytes of packed input a step: each 4 of them may unpack to 128 KiB
+
+
+class Readable(Protocol):
+    """A binary file object, as far as it is needed here."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+class Source:
+    """Bytes in order, with a look ahead. ``name`` is for messages, ``limit`` is in bytes."""
+
+    def __init__(self, stream: Readable, name: str, limit: int) -> None:
+        self.name = name
+        self.limit = limit
+        self._blocks = _read(stream, name)
+        self._ahead = bytearray()
+        self._start = 0  # of what is not yet consumed, in _ahead
+
+    def peek(self, size: int) -> bytes:
+        """The next bytes, at most ``size`` of them, left in place; fewer only at the end."""
+        while len(self._ahead) - self._start < size and self._more():
+            pass
+        return bytes(self._ahead[self._start : self._start + size])
+
+    def unpack(self) -> None:
+        """From here on the bytes are zstd: give what they unpack to, all frames one after the other."""
+        packed = self._drain()
+        self._blocks = _unpack(packed, self.name)
+
+    def line(self) -> bytes | None:
+        """The next line with its line end, None at the end. Raises UsageError past the limit."""
+        searched = self._start
+        while (end := self._ahead.find(b"\n", searched)) < 0:
+            searched = len(self._ahead)
+            if searched - self._start > self.limit:
+                self._too_long("line")
+            start = self._start
+            if not self._more():
+                return self._take(len(self._ahead)) or None
+            searched -= start - self._start
+        if end - self._start > self.limit:
+            self._too_long("line")
+        return self._take(end + 1)
+
+    def rest(self) -> bytes:
+        """All bytes from here on. Raises UsageError past the limit."""
+        while self._more():
+            if len(self._ahead) - self._start > self.limit:
+                self._too_long("file")
+        return self._take(len(self._ahead))
+
+    def _take(self, end: int) -> bytes:
+        data = bytes(self._ahead[self._start : end])
+        self._start = end
+        return data
+
+    def _more(self) -> bool:
+        """Read one block further; False at the end."""
+        block = next(self._blocks, b"")
+        if self._start:
+            del self._ahead[: self._start]
+            self._start = 0
+        self._ahead += block
+        return bool(block)
+
+    def _drain(self) -> Iterator[bytes]:
+        """What is ahead and then the blocks, as an iterator that no longer needs this object."""
+        ahead, blocks = self._take(len(self._ahead)), self._blocks
+
+        def chain() -> Iterator[bytes]:
+            if ahead:
+                yield ahead
+            yield from blocks
+
+        return chain()
+
+    def _too_long(self, what: str) -> None:
+        raise UsageError(
+            f"{self.name}: expected a {what} of at most {self.limit} bytes, found more: raise the limit"
+        )
+
+
+def _read(stream: Readable, name: str) -> Iterator[bytes]:
+    while True:
+        try:
+            block = stream.read(CHUNK)
+        except OSError as exc:
+            raise UsageError(f"{name}: cannot be read: {exc.strerror or exc}") from exc
+        if not isinstance(block, bytes):
+            raise UsageError(f"{name}: expected a file opened in binary mode, found {type(block).__name__}")
+        if not block:
+            return
+        yield block
+
+
+def _unpack(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """The contents of one or more zstd frames."""
+    unpacker = zstandard.ZstdDecompressor(max_window_size=WINDOW)
+    frame = unpacker.decompressobj()
+    whole = False  # the last frame is complete, so the data may end here
+    for block in blocks:
+        for start in range(0, len(block), PACKED_CHUNK):
+            piece = block[start : start + PACKED_CHUNK]
+            while piece:
+                if frame.eof:
+                    frame = unpacker.decompressobj()
+                try:
+                    data = frame.decompress(piece)
+                except zstandard.ZstdError as exc:
+                    raise CorruptError(f"{name}: expected zstd data: {exc}") from exc
+                if data:
+                    yield data
+                piece = frame.unused_data if frame.eof else b""
+                whole = frame.eof
+    if not whole:
+        raise CorruptError(f"{name}: the zstd data stops in the middle of a frame")

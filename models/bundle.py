@@ -1,0 +1,234 @@
+"""Decoder bundles: a folder with everything that decides a bit, and its fingerprint.
+
+    bundle.json          format, contract, name, shape, and the size and BLAKE2b of each file below
+    weights-*.safetensors  the integers of NUMERICS.md
+    tokenizer.json.zst   byte-level BPE with classes
+    dictionary.zst       the zstd dictionary of the fallback coder
+    card.json, CARD.md   figures, data, licences (not part of the identity)
+
+bundle id = BLAKE2b-16 over contract, shape, every tensor (name, type, shape, bytes), the tokenizer's fingerprint and the
+dictionary. Files are checked against bundle.json when a bundle is loaded, so a damaged bundle is refused, not used.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zstandard
+
+from pltz.models.tokenizer import BundleTokenizer
+from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError, VersionError
+from pltz.plt_codec.weights import CONTRACT, Shape, Weights
+
+if TYPE_CHECKING:
+    from pltz.plt_codec.engine import TorchEngine
+
+FORMAT = 1
+DEFAULT = "mini"
+EMBEDDED = Path(__file__).resolve().parent / "bundles"
+MAX_FILE = 1 << 30  # bytes of one bundle file, unpacked
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A loaded bundle. Make one with `Bundle.load`.
+
+    >>> Bundle.load("mini").contract
+    1
+    """
+
+    name: str
+    path: Path
+    weights: Weights
+    tokenizer: BundleTokenizer
+    zstd_dict: bytes
+    card: dict[str, Any]
+    id: bytes  # 16 bytes
+
+    @property
+    def contract(self) -> int:
+        """Version of the numeric contract."""
+        return self.weights.contract
+
+    @staticmethod
+    def names() -> list[str]:
+        """Names of the embedded bundles."""
+        return sorted(p.parent.name for p in EMBEDDED.glob("*/bundle.json"))
+
+    @staticmethod
+    def load(name_or_path: str | os.PathLike[str] | None = None) -> Bundle:
+        """An embedded bundle by name, or any bundle folder. Raises UsageError, ModelError, VersionError."""
+        wanted = os.fspath(name_or_path or DEFAULT)
+        folder = EMBEDDED / wanted if wanted in Bundle.names() else Path(wanted)
+        if not (folder / "bundle.json").is_file():
+            raise UsageError(
+                f"no bundle {wanted!r}: expected one of {', '.join(Bundle.names())} or a folder with bundle.json"
+            )
+        return _load(folder.resolve())
+
+    @staticmethod
+    def find(bundle_id: bytes) -> Bundle:
+        """The embedded bundle with this id. Raises BundleMismatch where there is none."""
+        known = {name: Bundle.load(name) for name in Bundle.names()}
+        for bundle in known.values():
+            if bundle.id == bundle_id:
+                return bundle
+        have = ", ".join(f"{n} {b.id.hex()}" for n, b in known.items())
+        raise BundleMismatch(
+            f"frozen with bundle {bundle_id.hex()}, which is not here (have {have}): pass its folder with --bundle"
+        )
+
+    def engine(self, device: str = "cpu", threads: int | None = None) -> TorchEngine:
+        """The reference engine on a torch device."""
+        from pltz.plt_codec.engine import TorchEngine
+
+        return TorchEngine(self.weights, device, threads)
+
+    def size(self) -> int:
+        """Bytes of the bundle's files."""
+        return sum(p.stat().st_size for p in self.path.iterdir() if p.is_file())
+
+    def verify(self) -> list[str]:
+        """Check every file against bundle.json again; the names checked. Raises ModelError."""
+        head = _head(self.path)
+        for name, entry in head["files"].items():
+            _read(self.path, name, entry)
+        return sorted(head["files"])
+
+
+def _head(folder: Path) -> dict[str, Any]:
+    try:
+        head = json.loads((folder / "bundle.json").read_text("utf8"))
+        found = head["format"], head["contract"]
+        files = {str(k): (int(v["size"]), str(v["blake2b"])) for k, v in head["files"].items()}
+        shape, name, identity = dict(head["shape"]), str(head["name"]), str(head["id"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise ModelError(f"{folder / 'bundle.json'} is not a bundle description: {exc}") from exc
+    if found != (FORMAT, CONTRACT):
+        raise VersionError(
+            f"bundle {name}: expected format {FORMAT} and contract {CONTRACT}, found {found[0]} and {found[1]}: update pltz"
+        )
+    return {"files": files, "shape": shape, "name": name, "id": identity}
+
+
+def _read(folder: Path, name: str, entry: tuple[int, str]) -> bytes:
+    if Path(name).name != name:
+        raise ModelError(f"bundle file {name!r} is not a plain file name")
+    try:
+        data = (folder / name).read_bytes()
+    except OSError as exc:
+        raise ModelError(f"bundle file {name} cannot be read: {exc.strerror}") from exc
+    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+    if (len(data), digest) != entry:
+        raise ModelError(
+            f"bundle file {name} is damaged: expected {entry[0]} bytes, {entry[1]}; got {len(data)}, {digest}: reinstall pltz"
+        )
+    return data
+
+
+def _unpack(data: bytes) -> bytes:
+    try:
+        size = zstandard.frame_content_size(data)
+        if not 0 <= size <= MAX_FILE:
+            raise ModelError(f"bundle file claims {size} bytes, at most {MAX_FILE} are allowed")
+        return zstandard.ZstdDecompressor().decompress(data)
+    except zstandard.ZstdError as exc:
+        raise ModelError(f"bundle file does not unpack: {exc}") from exc
+
+
+@functools.lru_cache(maxsize=4)
+def _load(folder: Path) -> Bundle:
+    import safetensors
+    from safetensors.numpy import load
+
+    head = _head(folder)
+    files = {name: _read(folder, name, entry) for name, entry in head["files"].items()}
+    tensors: dict[str, Any] = {}
+    try:
+        for name in sorted(n for n in files if n.endswith(".safetensors")):
+            tensors |= load(files[name])
+        shape = Shape(**head["shape"])
+        tokenizer = BundleTokenizer(_unpack(files["tokenizer.json.zst"]))
+        dictionary = _unpack(files["dictionary.zst"])
+    except (safetensors.SafetensorError, KeyError, TypeError) as exc:
+        raise ModelError(f"bundle {head['name']} is incomplete or damaged: {exc}") from exc
+    weights = Weights(shape, tensors)
+    if tokenizer.size != shape.vocab:
+        raise ModelError(
+            f"bundle {head['name']}: the tokenizer has {tokenizer.size} ids, the model {shape.vocab}"
+        )
+    identity = bundle_id(weights, tokenizer.fingerprint, dictionary)
+    if identity.hex() != head["id"]:
+        raise ModelError(
+            f"bundle {head['name']}: content has the id {identity.hex()}, bundle.json says {head['id']}"
+        )
+    card = folder / "card.json"
+    return Bundle(
+        head["name"],
+        folder,
+        weights,
+        tokenizer,
+        dictionary,
+        json.loads(card.read_text("utf8")) if card.exists() else {},
+        identity,
+    )
+
+
+def bundle_id(weights: Weights, tokenizer: bytes, dictionary: bytes) -> bytes:
+    """16-byte fingerprint of everything that decides a bit."""
+    h = hashlib.blake2b(digest_size=16, person=b"pltz bundle")
+    h.update(
+        json.dumps(
+            [weights.contract, weights.shape.to_dict()], sort_keys=True, separators=(",", ":")
+        ).encode()
+    )
+    for name in sorted(weights.tensors):
+        t = weights.tensors[name]
+        h.update(f"{name} {t.dtype.str} {t.shape}\n".encode())
+        h.update(np.ascontiguousarray(t).tobytes())
+    h.update(tokenizer)
+    h.update(hashlib.blake2b(dictionary, digest_size=16).digest())
+    return h.digest()
+
+
+def write_bundle(
+    folder: Path, name: str, weights: Weights, tokenizer_json: bytes, dictionary: bytes, card: dict[str, Any]
+) -> None:
+    """Write a bundle folder. Weights go to files of at most 16 MB."""
+    from safetensors.numpy import save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = BundleTokenizer(tokenizer_json)
+    parts: list[dict[str, Any]] = [{}]
+    for key in sorted(weights.tensors):
+        if sum(t.nbytes for t in parts[-1].values()) + weights.tensors[key].nbytes > 15_500_000 and parts[-1]:
+            parts.append({})
+        parts[-1][key] = np.ascontiguousarray(weights.tensors[key])
+    packer = zstandard.ZstdCompressor(level=22)
+    files = {f"weights-{i}.safetensors": save(part) for i, part in enumerate(parts)}
+    files |= {
+        "tokenizer.json.zst": packer.compress(tokenizer_json),
+        "dictionary.zst": packer.compress(dictionary),
+    }
+    head = {
+        "format": FORMAT,
+        "contract": weights.contract,
+        "name": name,
+        "id": bundle_id(weights, tokenizer.fingerprint, dictionary).hex(),
+        "shape": weights.shape.to_dict(),
+        "files": {
+            k: {"size": len(v), "blake2b": hashlib.blake2b(v, digest_size=16).hexdigest()}
+            for k, v in sorted(files.items())
+        },
+    }
+    for key, data in files.items():
+        (folder / key).write_bytes(data)
+    (folder / "bundle.json").write_text(json.dumps(head, indent=1) + "\n")
+    (folder / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")

@@ -1,0 +1,496 @@
+"""Codec: sessions to the bytes of a .pltz file and back, every frame decoded before it is acknowledged.
+
+    session --transcript, bridge--> bundle tokens --model--> frame
+            --plain bytes, zstd-------------------> frame      the shorter of the two goes into the file
+
+What: `Codec` joins a bundle (tokenizer, dictionary, id), a token coder (the model's engine) and the container.
+How: sessions are taken in batches, since the engine is fast only when many sequences run side by side; with ``verify``
+each model frame is decoded again and the whole session compared before the bytes are handed out.
+Why two methods: the model sees some thousand tokens back, so a log that repeats itself over hundreds of kilobytes is smaller
+under zstd with a long window; opaque content (images) has no tokens at all.
+
+    codec = Codec.load()
+    data = codec.compress([Session("text", b"hello")])
+    assert codec.decompress(data) == [Session("text", b"hello")]
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+
+import numpy.typing as npt
+
+from pltz.models import transcript
+from pltz.models.session import Kind as SessionKind
+from pltz.models.session import Session
+from pltz.plt_codec.container import Frame, Header, Kind, Reader, Writer, content_check
+from pltz.plt_codec.errors import (
+    BundleMismatch,
+    ContentError,
+    CorruptError,
+    ModelError,
+    OpaqueContentError,
+    TokenizerMismatch,
+    VersionError,
+)
+from pltz.plt_codec.fallback import Fallback
+
+if TYPE_CHECKING:
+    from pltz.models.bundle import Bundle
+    from pltz.models.tokenizer import BundleTokenizer, Ids
+    from pltz.plt_codec.frame import Encoded, FrameItem
+
+BATCH_TOKENS = 1 << 20  # coded side by side; bounds memory, large enough to keep any engine busy
+GROUP = 64  # sessions tokenised in one call
+ID_BYTES = 4  # bytes an id counts for in `content_bytes`
+
+Progress = Callable[[int], None]
+Tokens = npt.NDArray[Any]  # (T,) integers
+
+
+class Parts(Protocol):
+    """What a codec asks of a bundle (`pltz.models.bundle.Bundle`)."""
+
+    @property
+    def id(self) -> bytes:
+        """16 bytes."""
+
+    @property
+    def contract(self) -> int:
+        """Numeric contract version."""
+
+    @property
+    def tokenizer(self) -> BundleTokenizer:
+        """Bytes to bundle tokens."""
+
+    @property
+    def zstd_dict(self) -> bytes:
+        """Dictionary of the fallback."""
+
+
+class Coder(Protocol):
+    """Bundle tokens to bits and back (`pltz.plt_codec.frame.TokenCoder`)."""
+
+    def encode(
+        self,
+        sequences: Sequence[Tokens],
+        *,
+        lanes: int | None = None,
+        steps: int | None = None,
+        progress: Progress | None = None,
+    ) -> Sequence[Encoded]:
+        """One `Encoded` a sequence."""
+
+    def decode(self, items: Sequence[FrameItem], *, progress: Progress | None = None) -> Sequence[Tokens]:
+        """One sequence an item."""
+
+
+class TokenBridge(Protocol):
+    """Ids of another tokenizer to bundle tokens and back (`pltz.models.bridge.Bridge`)."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """16 bytes, of the other tokenizer."""
+
+    @property
+    def identity(self) -> bool:
+        """Whether its ids are the bundle's."""
+
+    def to_bundle(self, ids: npt.ArrayLike) -> tuple[Ids, bytes]:
+        """Bundle tokens and patch."""
+
+    def from_bundle(self, bundle_ids: npt.ArrayLike, patch: bytes) -> Ids:
+        """The ids again."""
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A session on its way into a frame. ``tokens`` None: it has none and goes to the fallback."""
+
+    session: Session
+    tokens: Ids | None
+    patch: bytes = b""
+
+
+@dataclass
+class _Batch:
+    """Drafts to be coded side by side; the first one is session ``start`` of the file."""
+
+    start: int
+    drafts: list[_Draft] = field(default_factory=list)
+    tokens: int = 0
+
+    def add(self, drafts: Iterable[_Draft]) -> None:
+        for draft in drafts:
+            self.drafts.append(draft)
+            self.tokens += 0 if draft.tokens is None else len(draft.tokens)
+
+
+class Codec:
+    """Sessions to .pltz bytes and back, with one bundle.
+
+    Args:
+        bundle: tokenizer, dictionary and identity.
+        coder: the token coder over this bundle's engine.
+    """
+
+    def __init__(self, bundle: Parts, coder: Coder) -> None:
+        self.bundle = bundle
+        self.coder = coder
+        self._fallback = Fallback(bundle.zstd_dict)
+
+    @classmethod
+    def load(
+        cls,
+        bundle: str | os.PathLike[str] | Bundle | None = None,
+        *,
+        device: str = "cpu",
+        threads: int | None = None,
+    ) -> Codec:
+        """The codec of a bundle, by name, folder or loaded; None is the bundle that ships with pltz.
+
+        Raises:
+            UsageError: no such bundle or device.
+            ModelError: the bundle cannot be used.
+        """
+        from pltz.models.bundle import Bundle
+        from pltz.plt_codec.frame import TokenCoder
+
+        loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
+        return cls(loaded, TokenCoder(loaded.engine(device, threads)))
+
+    # ---- sessions -> bytes
+
+    def compress(
+        self,
+        sessions: Iterable[Session],
+        *,
+        lanes: int | None = None,
+        steps: int | None = None,
+        bridge: TokenBridge | None = None,
+        target_fingerprint: bytes | None = None,
+        verify: bool = True,
+        keep_opaque: bool = False,
+        progress: Progress | None = None,
+    ) -> bytes:
+        """A .pltz file of these sessions; the arguments are those of `compress_into`."""
+        sink = io.BytesIO()
+        self.compress_into(
+            sink,
+            sessions,
+            lanes=lanes,
+            steps=steps,
+            bridge=bridge,
+            target_fingerprint=target_fingerprint,
+            verify=verify,
+            keep_opaque=keep_opaque,
+            progress=progress,
+        )
+        return sink.getvalue()
+
+    def compress_into(
+        self,
+        sink: BinaryIO,
+        sessions: Iterable[Session],
+        *,
+        lanes: int | None = None,
+        steps: int | None = None,
+        bridge: TokenBridge | None = None,
+        target_fingerprint: bytes | None = None,
+        verify: bool = True,
+        keep_opaque: bool = False,
+        progress: Progress | None = None,
+    ) -> int:
+        """Write a .pltz file of these sessions, in batches; returns how many there were.
+
+        The file is whole when this returns: whatever stops it before leaves a file that every reader refuses.
+
+        Args:
+            sink: binary file; written front to back.
+            lanes, steps: layout of the blocks; None is the default rule, which costs no bytes.
+            bridge: to the tokenizer that sessions of ids belong to; None: they are bundle tokens.
+            target_fingerprint: 16 bytes of the target the sessions are frozen for; None: any.
+            verify: decode every frame and compare before it is written.
+            keep_opaque: keep sessions with images or audio as compressed JSON, instead of refusing them.
+            progress: called with a number of tokens, whenever so many more are done.
+
+        Raises:
+            ContentError: a session cannot be coded; OpaqueContentError for an image, audio or file part.
+            TokenizerMismatch: ids without a bridge that are not ids of the bundle.
+            ModelError: a frame did not decode to what was encoded.
+        """
+        foreign = bridge is not None and not bridge.identity
+        header = Header(
+            contract=self.bundle.contract,
+            bundle_id=self.bundle.id,
+            tokenizer_fingerprint=bridge.fingerprint if bridge is not None and foreign else None,
+            target_fingerprint=target_fingerprint,
+        )
+        writer = Writer(sink, header)
+        for batch in self._batches(sessions, bridge if foreign else None, keep_opaque):
+            frames = self._encode(batch, lanes, steps, None if verify else progress)
+            self._verify(batch, frames, bridge if foreign else None, verify, progress)
+            for frame in frames:
+                writer.add(frame)
+        writer.finish()
+        return len(writer)
+
+    def _batches(
+        self, sessions: Iterable[Session], bridge: TokenBridge | None, keep_opaque: bool
+    ) -> Iterator[_Batch]:
+        """All sessions as drafts, in batches of about BATCH_TOKENS tokens."""
+        batch = _Batch(0)
+        remaining = iter(sessions)
+        while group := list(itertools.islice(remaining, GROUP)):
+            batch.add(self._drafts(group, batch.start + len(batch.drafts), bridge, keep_opaque))
+            if batch.tokens >= BATCH_TOKENS:
+                yield batch
+                batch = _Batch(batch.start + len(batch.drafts))
+        if batch.drafts:
+            yield batch
+
+    def _drafts(
+        self, group: list[Session], start: int, bridge: TokenBridge | None, keep_opaque: bool
+    ) -> list[_Draft]:
+        """Tokenise a group in one call; where that fails, one by one, to name the session that cannot be coded."""
+        bridged = bridge is not None and any(session.kind == "ids" for session in group)
+        if not bridged:
+            try:
+                tokens = transcript.to_tokens_many(group, self.bundle.tokenizer)
+                return [_Draft(*pair) for pair in zip(group, tokens, strict=True)]
+            except (ContentError, TokenizerMismatch):
+                pass
+        drafts = []
+        for i, session in enumerate(group, start):
+            try:
+                drafts.append(self._draft(session, bridge, keep_opaque))
+            except (ContentError, TokenizerMismatch) as exc:
+                raise type(exc)(f"session {i}: {exc}") from exc
+        return drafts
+
+    def _draft(self, session: Session, bridge: TokenBridge | None, keep_opaque: bool) -> _Draft:
+        if session.kind == "ids" and bridge is not None:
+            return _Draft(session, *bridge.to_bundle(session.value))
+        try:
+            return _Draft(session, transcript.to_tokens(session, self.bundle.tokenizer))
+        except OpaqueContentError:
+            if not keep_opaque:
+                raise
+        return _Draft(session, None)
+
+    def _encode(
+        self, batch: _Batch, lanes: int | None, steps: int | None, progress: Progress | None
+    ) -> list[Frame]:
+        """The shorter frame of each draft."""
+        sequences = [draft.tokens for draft in batch.drafts if draft.tokens is not None]
+        encoded = iter(self.coder.encode(sequences, lanes=lanes, steps=steps, progress=progress))
+        frames = []
+        for draft in batch.drafts:
+            plain = self._fallback_frame(draft.session)
+            coded = None if draft.tokens is None else _model_frame(draft, draft.tokens, next(encoded))
+            by_model = coded is not None and coded.fits and len(coded.encode()) <= len(plain.encode())
+            frames.append(coded if coded is not None and by_model else plain)
+        return frames
+
+    def _fallback_frame(self, session: Session) -> Frame:
+        content = session.to_bytes()
+        kind = Kind[f"{session.kind.upper()}_FALLBACK"]
+        check = content_check(kind, len(content), content)
+        return Frame(kind, len(content), check, self._fallback.compress(content))
+
+    def _verify(
+        self,
+        batch: _Batch,
+        frames: list[Frame],
+        bridge: TokenBridge | None,
+        model_too: bool,
+        progress: Progress | None,
+    ) -> None:
+        """Decode frames and compare whole sessions; fallback frames always, they cost next to nothing."""
+        chosen = [i for i, frame in enumerate(frames) if model_too or not frame.kind.by_model]
+        tokens = self._decode([frames[i] for i in chosen], progress)
+        for i, ids in zip(chosen, tokens, strict=True):
+            number, session = batch.start + i, batch.drafts[i].session
+            try:
+                changed = session.difference(self._restore(frames[i], ids, number, bridge))
+            except CorruptError as exc:
+                changed = str(exc)
+            if changed:
+                raise ModelError(
+                    f"session {number} does not come back from its frame ({changed}): nothing was kept"
+                )
+
+    # ---- bytes -> sessions
+
+    def decompress(
+        self,
+        data: bytes | Reader,
+        indices: Iterable[int] | None = None,
+        *,
+        bridge: TokenBridge | None = None,
+        progress: Progress | None = None,
+    ) -> list[Session]:
+        """Sessions of a .pltz file, decoded side by side in large groups.
+
+        Args:
+            data: the file, or a reader of it.
+            indices: session numbers, in any order; None is all of them.
+            bridge: to the tokenizer that the file's ids belong to, if it names one.
+            progress: called with a number of tokens, whenever so many more are decoded.
+
+        Raises:
+            FormatError: not a .pltz file; CorruptError, VersionError: a damaged or a newer one.
+            BundleMismatch: it was written with another bundle.
+            TokenizerMismatch: its ids belong to another tokenizer than the bridge's.
+            UsageError: there is no session of that number.
+        """
+        reader = data if isinstance(data, Reader) else Reader(data)
+        self.check(reader.header)
+        numbers = range(len(reader)) if indices is None else list(indices)
+        frames = [reader.frame(i) for i in numbers]
+        for frame in frames:
+            _check_tokenizer(reader.header, frame.kind, bridge)
+        bridge = None if bridge is None or bridge.identity else bridge
+        sessions = []
+        for part in _parts(frames):
+            tokens = self._decode(frames[part], progress)
+            for frame, ids, number in zip(frames[part], tokens, numbers[part], strict=True):
+                sessions.append(self._restore(frame, ids, number, bridge))
+        return sessions
+
+    def token_ids(self, reader: Reader, index: int, *, bridge: TokenBridge | None = None) -> Ids:
+        """What a target is prefilled with to make session ``index`` hot again, (T,) int32.
+
+        A chat is its messages and a text its text, in bundle tokens; ids are themselves, in their own tokenizer.
+
+        Raises: as `decompress`, and OpaqueContentError for a session that was kept as opaque.
+        """
+        if reader.info(index).kind is not Kind.CHAT:
+            session = self.decompress(reader, [index], bridge=bridge)[0]
+            return cast("Ids", session.value) if session.kind == "ids" else self._conversation(session)
+        self.check(reader.header)
+        frame = reader.frame(index)
+        ids = cast("Tokens", self._decode([frame], None)[0])
+        _check_content(frame, ids, index)
+        return transcript.conversation_ids(ids)
+
+    def check(self, header: Header) -> None:
+        """Refuse a file that this codec's bundle did not write.
+
+        Raises:
+            BundleMismatch: another bundle.
+            VersionError: this bundle, under a numeric contract this build does not know.
+        """
+        if header.bundle_id != self.bundle.id:
+            raise BundleMismatch(
+                f"expected a file of the loaded bundle {self.bundle.id.hex()}, found one of bundle "
+                f"{header.bundle_id.hex()}: load that bundle by name or folder (--bundle; `pltz bundles` lists "
+                "the installed ones)"
+            )
+        if header.contract != self.bundle.contract:
+            raise VersionError(
+                f"expected numeric contract {self.bundle.contract}, found {header.contract}: use a pltz that knows it"
+            )
+
+    def _conversation(self, session: Session) -> Ids:
+        tokens = transcript.to_tokens(session, self.bundle.tokenizer)
+        return transcript.conversation_ids(tokens) if session.kind == "chat" else tokens
+
+    def _decode(self, frames: Sequence[Frame], progress: Progress | None) -> list[Tokens | None]:
+        """Bundle tokens of each model frame, by one call of the coder; None for a fallback frame."""
+        from pltz.plt_codec.frame import FrameItem
+
+        items = [FrameItem(f.data, f.count, f.lanes, f.steps) for f in frames if f.kind.by_model]
+        decoded = iter(self.coder.decode(items, progress=progress) if items else [])
+        return [next(decoded) if frame.kind.by_model else None for frame in frames]
+
+    def _restore(
+        self, frame: Frame, tokens: Tokens | None, number: int, bridge: TokenBridge | None
+    ) -> Session:
+        """The session of a frame, from its decoded tokens if it has any, under its content check."""
+        kind = cast(SessionKind, frame.kind.session)
+        if tokens is None:
+            content = self._fallback.decompress(frame.data, frame.count)
+            _check_content(frame, content, number)
+            return Session.from_bytes(kind, content)
+        if frame.kind is Kind.IDS:
+            if bridge is not None:
+                tokens = bridge.from_bundle(tokens, frame.patch)
+            elif frame.patch:
+                raise CorruptError(
+                    f"session {number} has a patch, but its ids are bundle tokens: the file is damaged"
+                )
+        _check_content(frame, tokens, number)
+        return transcript.from_tokens(kind, tokens, self.bundle.tokenizer)
+
+
+def content_bytes(session: Session) -> int:
+    """Raw size of a session's content: what ratios are taken against.
+
+    The UTF-8 bytes of all message texts of a chat, the bytes of a text, 4 bytes for each of ids.
+
+    >>> content_bytes(Session("chat", {"messages": [{"role": "user", "content": "h\\u00e9"}]}))
+    3
+    """
+    if session.kind == "text":
+        return len(session.value)
+    if session.kind == "ids":
+        return ID_BYTES * len(session.value)
+    value = session.value
+    if isinstance(value, dict):
+        value = value.get("messages", value.get("conversations"))
+    messages = value if isinstance(value, list) else []
+    return sum(_text_bytes(m.get("content", m.get("value"))) for m in messages if isinstance(m, dict))
+
+
+def _text_bytes(content: Any) -> int:
+    """UTF-8 bytes of a message's content: a string, or a list of parts with a text each."""
+    if isinstance(content, str):
+        return len(content.encode("utf-8", "surrogatepass"))
+    parts = content if isinstance(content, list) else []
+    return sum(_text_bytes(part.get("text")) for part in parts if isinstance(part, dict))
+
+
+def _parts(frames: Sequence[Frame]) -> Iterator[slice]:
+    """Runs of frames of about BATCH_TOKENS tokens: a file that lies about its counts is found out early."""
+    start = tokens = 0
+    for end, frame in enumerate(frames, 1):
+        tokens += frame.count if frame.kind.by_model else 0
+        if tokens >= BATCH_TOKENS:
+            yield slice(start, end)
+            start, tokens = end, 0
+    yield slice(start, len(frames))
+
+
+def _model_frame(draft: _Draft, tokens: Tokens, encoded: Encoded) -> Frame:
+    kind = Kind[draft.session.kind.upper()]
+    content = draft.session.value if kind is Kind.IDS else tokens
+    check = content_check(kind, len(tokens), content)
+    return Frame(kind, len(tokens), check, encoded.data, encoded.lanes, encoded.steps, draft.patch)
+
+
+def _check_content(frame: Frame, content: bytes | Tokens, number: int) -> None:
+    if content_check(frame.kind, frame.count, content) != frame.check:
+        raise CorruptError(f"session {number} does not match its checksum: the file is damaged")
+
+
+def _check_tokenizer(header: Header, kind: Kind, bridge: TokenBridge | None) -> None:
+    """Refuse ids that belong to another tokenizer; compressed ids come back without one, coded ones do not."""
+    if kind.session != "ids" or (bridge is None and not kind.by_model):
+        return
+    expected = header.tokenizer_fingerprint
+    found = None if bridge is None or (bridge.identity and expected is None) else bridge.fingerprint
+    if expected != found:
+        raise TokenizerMismatch(
+            f"the ids in this file belong to {_tokenizer_name(expected)}, found {_tokenizer_name(found)}: "
+            "name the tokenizer or target they were frozen with (--tokenizer, --target)"
+        )
+
+
+def _tokenizer_name(fingerprint: bytes | None) -> str:
+    return "the bundle's own tokenizer" if fingerprint is None else f"tokenizer {fingerprint.hex()}"

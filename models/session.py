@@ -1,0 +1,217 @@
+"""A session: what a user freezes and gets back, value for value.
+
+    kind     value                         equal means
+    chat     a JSON value (dict or list)   same types, values and order of keys (1 is not 1.0)
+    text     bytes, of any encoding        same bytes
+    ids      int32 array of token ids      same ids
+
+A line of a JSONL file becomes a chat. Where its value would not come back (a repeated key, NaN, a number no
+double holds), the line itself is kept as a text session, so nothing changes silently; ``to_json_line`` puts
+that line back as it was.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from pltz.models import json_value
+from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
+
+Kind = Literal["chat", "text", "ids"]
+KINDS: tuple[Kind, ...] = ("chat", "text", "ids")
+
+MAX_ID = (1 << 31) - 1
+
+
+ROLE_BYTES = {"system": 1, "user": 2, "assistant": 3, "tool": 4, "developer": 5, "function": 6}
+ROLE_OF_BYTE = {code: role for role, code in ROLE_BYTES.items()}
+_ANY_ROLE = re.compile("[\x01-\x06]")
+
+
+def lean(value: Any) -> bytes | None:
+    """A chat that is nothing but roles and texts, as one role byte and the text of each message; None for others.
+
+    >>> lean({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]})
+    b'\\x02hi\\x03yo'
+    """
+    if not isinstance(value, dict) or list(value) != ["messages"] or not isinstance(value["messages"], list):
+        return None
+    parts = []
+    for message in value["messages"]:
+        if not isinstance(message, dict) or list(message) != ["role", "content"]:
+            return None
+        role, text = message["role"], message["content"]
+        if (
+            not isinstance(role, str)
+            or role not in ROLE_BYTES
+            or not isinstance(text, str)
+            or _ANY_ROLE.search(text)
+        ):
+            return None
+        parts.append(chr(ROLE_BYTES[role]) + text)
+    return "".join(parts).encode("utf-8", "surrogatepass") or None
+
+
+def _unlean(data: bytes) -> Any:
+    text = data.decode("utf-8", "surrogatepass")
+    starts = [m.start() for m in _ANY_ROLE.finditer(text)]
+    ends = [*starts[1:], len(text)]
+    return {
+        "messages": [
+            {"role": ROLE_OF_BYTE[ord(text[a])], "content": text[a + 1 : b]}
+            for a, b in zip(starts, ends, strict=True)
+        ]
+    }
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
+class Session:
+    """One session. ``==`` is strict: ``Session("chat", [1]) != Session("chat", [1.0])``.
+
+    ``ids`` accepts any flat sequence of integers 0..2^31-1 and keeps a read-only int32 array. A chat's value
+    is checked when it is written, not here.
+
+    Raises UsageError for an unknown kind or a value of the wrong type, ContentError for ids out of range.
+
+    >>> Session("text", b"hello")
+    Session('text', 5 bytes)
+    """
+
+    kind: Kind
+    value: Any
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UsageError(f"expected a session of kind {', '.join(KINDS)}, found {self.kind!r}")
+        if self.kind == "text":
+            if not isinstance(self.value, (bytes, bytearray, memoryview)):
+                raise UsageError(f"expected the bytes of a text session, found {type(self.value).__name__}")
+            object.__setattr__(self, "value", bytes(self.value))
+        elif self.kind == "ids":
+            object.__setattr__(self, "value", _ids(self.value))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Session):
+            return NotImplemented
+        return self.kind == other.kind and self.difference(other) is None
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.to_bytes()))
+
+    def __repr__(self) -> str:
+        if self.kind == "chat":
+            size = f"{type(self.value).__name__} of {len(self.value)}" if self._sized() else repr(self.value)
+        else:
+            size = f"{len(self.value)} {'bytes' if self.kind == 'text' else 'ids'}"
+        return f"Session({self.kind!r}, {size})"
+
+    def _sized(self) -> bool:
+        return isinstance(self.value, (dict, list))
+
+    def difference(self, other: "Session") -> str | None:
+        """Where another session differs, in words for a message; None where it is equal."""
+        if self.kind != other.kind:
+            return f"expected a {self.kind} session, found a {other.kind} session"
+        if self.kind == "chat":
+            return json_value.difference(self.value, other.value)
+        if self.kind == "text":
+            return None if self.value == other.value else "the bytes differ"
+        return None if np.array_equal(self.value, other.value) else "the ids differ"
+
+    def to_bytes(self) -> bytes:
+        """The session as plain bytes, without a model: lean chat or compact JSON, the text, or little-endian int32.
+
+        Lean chat: one byte 1..6 for each message's role, then its text; where that says all (see `lean`).
+        Raises ContentError where a chat's value is not plain JSON.
+        """
+        if self.kind == "chat":
+            bare = lean(self.value)
+            return bare if bare is not None else json_value.dump(self.value).encode("utf-8", "surrogatepass")
+        return cast(bytes, self.value if self.kind == "text" else self.value.astype("<i4").tobytes())
+
+    @classmethod
+    def from_bytes(cls, kind: Kind, data: bytes) -> "Session":
+        """The session that ``to_bytes`` wrote. Raises CorruptError for bytes it cannot have written."""
+        if kind == "chat":
+            try:
+                if data[:1] and data[0] in ROLE_OF_BYTE:
+                    return cls(kind, _unlean(data))
+                return cls(kind, json_value.parse(data.decode("utf-8", "surrogatepass")))
+            except (ValueError, ContentError) as exc:
+                raise CorruptError(f"expected the JSON of a chat session: {exc}") from exc
+        if kind == "ids":
+            if len(data) % 4:
+                raise CorruptError(f"expected ids of 4 bytes each, found {len(data)} bytes")
+            values = np.frombuffer(data, "<i4")
+            if len(values) and values.min() < 0:
+                raise CorruptError("expected ids 0..2^31-1, found a negative one")
+            return cls(kind, values)
+        return cls(kind, data)
+
+    @classmethod
+    def from_json_line(cls, line: bytes) -> "Session":
+        """A chat from one line of a JSONL file, or the line as a text session where JSON would change it.
+
+        Raises UsageError where the line is not JSON in UTF-8.
+        """
+        try:
+            return cls("chat", json_value.parse(line.decode("utf-8")))
+        except ContentError:
+            return cls("text", line)
+        except UnicodeDecodeError as exc:
+            raise UsageError(f"expected UTF-8, found byte 0x{line[exc.start]:02x} at {exc.start}") from exc
+        except json.JSONDecodeError as exc:
+            where = f"column {exc.colno}" if exc.lineno == 1 else f"line {exc.lineno} column {exc.colno}"
+            raise UsageError(f"expected JSON: {exc.msg} at {where}") from exc
+
+    def to_json_line(self) -> bytes:
+        """One line of JSONL, line end included, that ``from_json_line`` reads back to an equal session.
+
+        UTF-8, except that a line with a lone surrogate is written in ASCII escapes. Ids become a JSON list,
+        which the loader's format "ids" reads back. Raises ContentError for a text that was not kept as a
+        line of JSON, and for two surrogates that stand next to each other as separate characters (JSON
+        reads those as one).
+        """
+        if self.kind == "text":
+            return _raw_line(self.value)
+        if self.kind == "ids":
+            return json.dumps(self.value.tolist(), separators=(",", ":")).encode() + b"\n"
+        text = json_value.dump(self.value)
+        try:
+            return text.encode() + b"\n"
+        except UnicodeEncodeError:
+            text = json.dumps(self.value, separators=(",", ":"))
+        changed = json_value.difference(self.value, json.loads(text))
+        if changed:
+            raise ContentError(f"a pair of separate surrogates has no JSON form, {changed}")
+        return text.encode() + b"\n"
+
+
+def _ids(value: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """A flat read-only int32 array of ids."""
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError) as exc:
+        raise UsageError("expected a flat sequence of ids") from exc
+    if array.size == 0:
+        array = np.zeros(0, np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise UsageError(f"expected a flat sequence of integer ids, found {array.ndim}-d {array.dtype}")
+    if len(array) and not (array.min() >= 0 and array.max() <= MAX_ID):
+        raise ContentError(f"expected ids 0..2^31-1, found {array.min()}..{array.max()}")
+    array = array.astype(np.int32)
+    array.flags.writeable = False
+    return array
+
+
+def _raw_line(text: bytes) -> bytes:
+    """A text that ``from_json_line`` kept as a line, as that line."""
+    try:
+        if b"\n" not in text and Session.from_json_line(text).kind == "text":
+            return text + b"\n"
+    except UsageError:
+        pass
+    raise ContentError("a text session has no place in a JSONL file: write it as text")

@@ -1,0 +1,1 @@
+"""How bundles and targets are made: data preparation, training with quantisation in the loop, export."""

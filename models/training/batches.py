@@ -1,0 +1,168 @@
+"""Rows for training: sessions laid out in lanes, packed side by side, with what each position may see.
+
+A session of T tokens is cut into blocks; a block is a grid of L lanes and C steps (plt_codec/layout.py). Position
+(lane k, step s) is fed the token before it in its lane (the marker <|lane|> at step 0; the real predecessor for lane 0
+of a later block) and predicts its own. It sees all lanes' inputs up to its own step, and the last `memory` positions
+of the block before. Rows hold several sessions in step-major order, which makes the mask nearly block-triangular.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+LANE_MARK = 0
+
+
+class Grid(NamedTuple):
+    """Flat step-major grid of one block: index of the predicted token, -1 where a lane is one step short."""
+
+    target: np.ndarray  # (L * C,) int64 token index in the block, -1 = none
+    start: np.ndarray  # (L * C,) position of the input (lane start + step)
+    step: np.ndarray  # (L * C,) step number
+    lane: np.ndarray  # (L * C,) lane number
+
+
+def grid(tokens: int, lanes: int) -> Grid:
+    """The grid of a block of `tokens` tokens in `lanes` lanes; the first lanes are the longer ones."""
+    steps = -(-tokens // lanes)
+    full = tokens - lanes * (steps - 1)
+    k = np.arange(lanes)
+    start = k * steps - np.maximum(0, k - full)
+    s = np.repeat(np.arange(steps), lanes)
+    lane = np.tile(k, steps)
+    at = start[lane] + s
+    valid = (s < steps - 1) | (lane < full)
+    return Grid(np.where(valid, at, -1), at, s, lane)
+
+
+def default_lanes(tokens: int, max_steps: int = 512, many: int = 4096) -> int:
+    """Fewest lanes (a power of two) that keep a block within `max_steps` steps; 16 for a full block."""
+    if tokens >= many:
+        return 16
+    lanes = 1
+    while tokens > lanes * max_steps:
+        lanes *= 2
+    return lanes
+
+
+class Sampler:
+    """Draws packed rows from a prepared folder.
+
+    rows(n) -> dict of arrays (n, row): input, target (-1 = none), position, doc, time, block_start.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        row: int,
+        block: int,
+        power: float,
+        text_share: float,
+        seed: int,
+        augment: float = 0.0,
+        name: str = "train",
+    ):
+        self.stream = np.memmap(folder / f"{name}.bin", np.uint16, "r")
+        self.offsets = np.load(folder / f"{name}.offsets.npy")
+        source = np.load(folder / f"{name}.source.npy")
+        names = json.loads((folder / "sources.json").read_text())
+        is_text = np.zeros(len(names), bool)
+        for key, number in names.items():
+            is_text[number] = key.startswith("text:")
+        self.row, self.block, self.rng = row, block, np.random.default_rng(seed)
+        self.augment, self.change = augment, None
+        if augment:
+            from pltz.models.training.augment import Augment
+
+            self.change = Augment(folder / "tokenizer.json", self.rng)
+        length = np.diff(self.offsets)
+        mass = np.bincount(source, weights=length, minlength=len(names))
+        weight = np.where(mass > 0, mass**power, 0.0)
+        for flag, share in ((False, 1 - text_share), (True, text_share)):
+            part = is_text == flag
+            if weight[part].sum() > 0:
+                weight[part] *= share / weight[part].sum()
+        self.members = [np.flatnonzero(source == i) for i in range(len(names))]
+        mean = np.array([length[m].mean() if len(m) else 1.0 for m in self.members])
+        chance = weight / mean  # `weight` is a share of tokens; draw sessions
+        self.chance = chance / chance.sum()
+
+    def session(self) -> np.ndarray:
+        """Tokens of one random session."""
+        src = self.rng.choice(len(self.members), p=self.chance)
+        i = self.rng.choice(self.members[src])
+        tokens = np.asarray(self.stream[self.offsets[i] : self.offsets[i + 1]], np.int64)
+        if self.change and 0 < tokens[0] < 5 and len(tokens) < 3000 and self.rng.random() < self.augment:
+            tokens = self.change(tokens)
+        return tokens
+
+    def lanes(self, tokens: int) -> int:
+        """Mostly the default layout, else any power of two that leaves at least 16 steps."""
+        if self.rng.random() < 0.65:
+            return default_lanes(tokens)
+        top = max(0, min(4, int(np.log2(max(tokens // 16, 1)))))
+        return int(2 ** self.rng.integers(0, top + 1))
+
+    def rows(self, n: int) -> dict[str, np.ndarray]:
+        """n packed rows."""
+        return {
+            k: np.stack(v)
+            for k, v in zip(KEYS, zip(*[self.one() for _ in range(n)], strict=True), strict=True)
+        }
+
+    def one(self) -> tuple[np.ndarray, ...]:
+        """One packed row, see KEYS."""
+        parts: list[np.ndarray] = []
+        left, doc = self.row, 0
+        while left > 0:
+            tokens = self.session()
+            if len(tokens) > 2 * self.block:  # a window of two blocks of a long session
+                cut = int(self.rng.integers(0, len(tokens) // self.block - 1)) * self.block
+                if self.rng.random() < 0.3:
+                    cut = 0
+                tokens = tokens[cut : cut + 2 * self.block]
+            part = lay(tokens, self.block, self.lanes, doc)
+            take = min(left, part.shape[1])
+            if take < part.shape[1]:  # cut the session, not the grid
+                tokens = tokens[: max(1, left - 15)] if left > 15 else tokens[:1]
+                part = lay(tokens, self.block, self.lanes, doc)
+                take = min(left, part.shape[1])
+                part = part[:, :take]
+                if take < left:
+                    pad = np.zeros((6, left - take), np.int64)
+                    pad[1], pad[3] = -1, doc + 1
+                    part = np.concatenate([part, pad], 1)
+                    take = left
+            parts.append(part[:, :take])
+            left -= take
+            doc += 1
+        row = np.concatenate(parts, 1)
+        return tuple(row[i].astype(np.int32) for i in range(6))
+
+
+KEYS = ("input", "target", "position", "doc", "time", "block_start")
+# time = block number * 65536 + step: a key is visible when it is of the same block and not later, or in memory
+
+
+def lay(tokens: np.ndarray, block: int, lanes, doc: int) -> np.ndarray:  # type: ignore[no-untyped-def]
+    """(6, n) rows of KEYS for one session, block after block."""
+    out = []
+    for b, begin in enumerate(range(0, max(len(tokens), 1), block)):
+        part = tokens[begin : begin + block]
+        g = grid(len(part), lanes(len(part)))
+        before = part[np.maximum(g.start - 1, 0)]
+        first = tokens[begin - 1] if b else LANE_MARK
+        inputs = np.where(g.step > 0, before, np.where(g.lane == 0, first, LANE_MARK))
+        target = np.where(g.target >= 0, part[np.maximum(g.target, 0)], -1)
+        n = len(g.step)
+        out.append(
+            np.stack(
+                [inputs, target, begin + g.start, np.full(n, doc), b * 65536 + g.step, np.full(n, begin)]
+            )
+        )
+    return np.concatenate(out, 1)

@@ -1,0 +1,103 @@
+"""Turn trained float weights into the integers of the numeric contract, and write the bundle folder.
+
+    python -m pltz.models.training.export --run runs/mini --tokenizer data/tokenizer.json --dictionary dictionary --out models/bundles/mini
+
+Each row of a matrix gets its own scale (largest weight -> 127); scales, units and constants go into integer multipliers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.models.training.net import A_SCALE, O_SCALE, QK_SCALE, U_SCALE, V_SCALE
+from pltz.plt_codec.weights import Shape, Weights, gains, tables
+
+Floats = npt.NDArray[np.float64]
+OCTAVE = 64 / math.log(2)  # logit units a nat
+
+
+def rows(w: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
+    """int8 weights and the scale of each row; the same rounding as in training."""
+    w32 = w.astype(np.float32)
+    scale = np.maximum(np.abs(w32).max(1, keepdims=True), np.float32(1e-8)) / np.float32(127)
+    return np.clip(np.round(w32 / scale), -127, 127).astype(np.int8), scale[:, 0].astype(np.float64)
+
+
+def integer(x: Floats, bits: int) -> npt.NDArray[np.int32]:
+    """round(x * 2^bits) as int32; refuses what does not fit."""
+    y = np.round(x * 2.0**bits)
+    if np.abs(y).max() >= 2**31:
+        raise SystemExit(f"a multiplier of {np.abs(x).max():.3g} does not fit 31 bits at 2^-{bits}")
+    return y.astype(np.int32)
+
+
+def export(state: dict[str, Floats], config: dict[str, Any]) -> Weights:
+    """Float state of training/net.py (float64 arrays) -> checked integer weights."""
+    d, width = config["d"], config["head_dim"]
+    shape = Shape(
+        **{
+            k: config[k]
+            for k in ("vocab", "d", "layers", "heads", "kv_heads", "head_dim", "hidden", "block", "memory")
+        },
+        **gains(d, width),
+    )
+    out: dict[str, npt.NDArray[Any]] = dict(tables(width, config["rope_base"]))
+    unit = state["embed"] / np.sqrt((state["embed"] ** 2).mean(1, keepdims=True) + 1e-12)
+    out["embed.w"], embed = rows(unit)
+    out["embed.m"] = integer(embed * 4096, 16)
+    scale = math.exp(float(state["member_gain"])) / math.sqrt(d)
+    out["member.m"] = integer(embed * scale / A_SCALE * OCTAVE, 24)
+    out["member.b"] = integer(state["member_bias"] * OCTAVE, 0)
+    out["class.w"], s = rows(state["classes"])
+    out["class.m"] = integer(s / A_SCALE * OCTAVE, 24)
+    out["class.b"] = integer(state["class_bias"] * OCTAVE, 0)
+    out["shift.w"], s = rows(state["class_shift"])
+    out["shift.m"] = integer(s * 4096, 16)
+    values = (config["heads"] + config["kv_heads"]) * width
+    for i in range(config["layers"]):
+        block, here = f"blocks.{i}.", f"layer.{i}."
+        out[here + "qkv.w"], s = rows(state[block + "qkv.weight"])
+        unit_out = np.where(np.arange(len(s)) < values, 1024.0, V_SCALE)
+        out[here + "qkv.m"] = integer(s / A_SCALE * unit_out, 24)
+        heat = np.exp(state[block + "log_temperature"]) / QK_SCALE**2 * OCTAVE
+        out[here + "heat"] = integer(heat, 16)
+        for name, scale_in, scale_out in (
+            ("out", O_SCALE, 4096.0),
+            ("up", A_SCALE, U_SCALE),
+            ("down", U_SCALE**2 / 256, 4096.0),
+        ):
+            out[here + name + ".w"], s = rows(state[block + name + ".weight"])
+            out[here + name + ".m"] = integer(s / scale_in * scale_out, 24)
+    return Weights(shape, out)
+
+
+def main() -> None:
+    """Command line: see the head of this file."""
+    import torch
+
+    from pltz.models.bundle import write_bundle
+
+    p = argparse.ArgumentParser()
+    p.add_argument("--run", type=Path, required=True, help="folder with net.pt and config.json")
+    p.add_argument("--tokenizer", type=Path, required=True)
+    p.add_argument("--dictionary", type=Path, required=True)
+    p.add_argument("--card", type=Path, help="card.json to take along")
+    p.add_argument("--name", default="mini")
+    p.add_argument("--out", type=Path, required=True)
+    a = p.parse_args()
+    state = {k: v.double().numpy() for k, v in torch.load(a.run / "net.pt", weights_only=True).items()}
+    weights = export(state, json.loads((a.run / "config.json").read_text()))
+    card = json.loads(a.card.read_text()) if a.card else {}
+    write_bundle(a.out, a.name, weights, a.tokenizer.read_bytes(), a.dictionary.read_bytes(), card)
+    print(f"{a.out}: {weights.shape.macs / 1e6:.2f} M multiply-adds a token outside attention")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""The float model that is trained: the integer model of NUMERICS.md with rounding in the loop.
+
+Every place where the integer contract rounds or clamps has its twin here, with a straight-through gradient, so the
+exported integers behave as the trained floats did. Without `quant` the roundings are left out (for comparison only).
+
+Llama in shape: pre-norm decoder blocks, rotary positions, grouped queries; norms without gain, queries and keys
+normalised, squared ReLU instead of SwiGLU (one product and one table fewer in integers), a two-level head.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+A_SCALE = 20.0  # int8 units per unit of a normalised activation
+QK_SCALE = 24.0  # int8 units per unit of a normalised query or key
+V_SCALE = 20.0  # int8 units per unit of a value
+O_SCALE = 40.0  # int8 units per unit of an attention output
+U_SCALE = 64.0  # units of the hidden activation before squaring, clamped to 0..255; squared >> 8 after
+
+
+@dataclass(frozen=True)
+class NetConfig:
+    """Shape of the model. MACs a token outside attention: layers * (2 d^2 + 2 d kv + 2 d hidden) + 2 * 128 d."""
+
+    vocab: int = 16384
+    d: int = 384
+    layers: int = 7
+    heads: int = 6
+    kv_heads: int = 3
+    head_dim: int = 64
+    hidden: int = 1664
+    rope_base: float = 10000.0
+    head: str = "two"  # "two": class then member; "full": one softmax
+    quant: bool = True
+    memory: int = 2048
+    block: int = 4096
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dict for JSON."""
+        return asdict(self)
+
+
+def ste_round(x: Tensor) -> Tensor:
+    """round() with the gradient of the identity."""
+    return x + (x.round() - x).detach()
+
+
+def fake_weight(w: Tensor) -> Tensor:
+    """int8 a row (output channel), symmetric, in float."""
+    scale = w.detach().abs().amax(1, keepdim=True).clamp(min=1e-8) / 127
+    return w + ((w / scale).round() * scale - w).detach()
+
+
+def fake_act(x: Tensor, scale: float, quant: bool) -> Tensor:
+    """int8 with a fixed scale; float32 inside."""
+    if not quant:
+        return x
+    return (ste_round((x.float() * scale).clamp(-127, 127)) / scale).to(x.dtype)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Divide by the root mean square of the last axis."""
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-12)
+
+
+def rope_phases(cfg: NetConfig) -> Tensor:
+    """Frequencies as integer fractions of a turn: (head_dim / 2,) multiples of 2^-20 turns a position."""
+    half = cfg.head_dim // 2
+    turns = cfg.rope_base ** (-torch.arange(half, dtype=torch.float64) / half) / (2 * math.pi)
+    return (turns * 2**20).round().long().clamp(min=1)
+
+
+def rope_tables(position: Tensor, phases: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin (B, 1, N, head_dim / 2), of the phase cut to 1/1024 turn as the integer contract has it."""
+    index = ((position.long()[..., None] * phases.to(position.device)) >> 10) & 1023
+    angle = index.float() * (2 * math.pi / 1024)
+    return angle.cos()[:, None], angle.sin()[:, None]
+
+
+class Linear(nn.Module):
+    """Bias-free product with int8 rows."""
+
+    def __init__(self, n_in: int, n_out: int, gain: float = 1.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n_out, n_in) * gain / math.sqrt(n_in))
+
+    def forward(self, x: Tensor, quant: bool) -> Tensor:
+        w = fake_weight(self.weight) if quant else self.weight
+        return F.linear(x, w.to(x.dtype))
+
+
+class Block(nn.Module):
+    """Attention and squared-ReLU network, each on the normalised residual."""
+
+    def __init__(self, cfg: NetConfig):
+        super().__init__()
+        self.cfg = cfg
+        qkv = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim
+        self.qkv = Linear(cfg.d, qkv)
+        self.out = Linear(cfg.heads * cfg.head_dim, cfg.d, 0.1)
+        self.up = Linear(cfg.d, cfg.hidden)
+        self.down = Linear(cfg.hidden, cfg.d, 0.1)
+        self.log_temperature = nn.Parameter(torch.full((cfg.heads,), math.log(1.2 / math.sqrt(cfg.head_dim))))
+
+    def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, H, N, D), k, v (B, K, N, D); q already carries the temperature."""
+        c = self.cfg
+        a = fake_act(unit(x), A_SCALE, c.quant).bfloat16()
+        y = self.qkv(a, c.quant).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
+        q, k, v = y.split([c.heads, c.kv_heads, c.kv_heads], 1)
+
+        def turn(z: Tensor) -> Tensor:
+            a, b = z.float().chunk(2, -1)
+            z = unit(torch.cat([a * cos - b * sin, a * sin + b * cos], -1))
+            return fake_act(z, QK_SCALE, c.quant)
+
+        t = self.log_temperature.exp()[:, None, None]
+        return (turn(q) * t).bfloat16(), turn(k).bfloat16(), fake_act(v, V_SCALE, c.quant).bfloat16()
+
+    def join(self, x: Tensor, o: Tensor) -> Tensor:
+        """Add attention output and the hidden layer to the residual."""
+        c = self.cfg
+        o = fake_act(o.transpose(1, 2).flatten(2), O_SCALE, c.quant)
+        x = x + self.out(o, c.quant).float()
+        a = fake_act(unit(x), A_SCALE, c.quant).bfloat16()
+        u = self.up(a, c.quant).float()
+        if c.quant:
+            u = ste_round((u * U_SCALE).clamp(0, 255))
+            h = ste_round(u * u / 256) * (256 / U_SCALE**2)
+        else:
+            h = F.relu(u).square()
+        out: Tensor = x + self.down(h.bfloat16(), c.quant).float()
+        return out
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
+        q, k, v = self.heads(x, cos, sin)
+        o = flex_attention(q, k, v, block_mask=mask, scale=1.0, enable_gqa=True)
+        return self.join(x, o)
+
+
+class Net(nn.Module):
+    """Token ids to the two levels' logits, in nats."""
+
+    def __init__(self, cfg: NetConfig):
+        super().__init__()
+        self.cfg = cfg
+        self.embed = nn.Parameter(torch.randn(cfg.vocab, cfg.d) / math.sqrt(cfg.d))
+        self.blocks = nn.ModuleList([Block(cfg) for _ in range(cfg.layers)])
+        self.classes = nn.Parameter(torch.zeros(cfg.vocab // 128, cfg.d))
+        self.class_bias = nn.Parameter(torch.zeros(cfg.vocab // 128))
+        self.member_bias = nn.Parameter(torch.zeros(cfg.vocab))
+        self.class_shift = nn.Parameter(
+            torch.zeros(cfg.vocab // 128, cfg.d)
+        )  # added to the residual once the class is known
+        self.member_gain = nn.Parameter(torch.zeros(()))
+        self.phases: Tensor
+        self.register_buffer("phases", rope_phases(cfg), persistent=False)
+
+    def table(self) -> Tensor:
+        """The embedding as the integers have it, unit rows: (V, d) float32."""
+        e = self.embed * torch.rsqrt(self.embed.square().mean(1, keepdim=True) + 1e-12)
+        return fake_weight(e) if self.cfg.quant else e
+
+    def body(self, tokens: Tensor, position: Tensor, mask: Any) -> tuple[Tensor, Tensor]:
+        """Residual after the last block (B, N, d) float32, and the table."""
+        table = self.table()
+        x = F.embedding(tokens.long(), table)
+        cos, sin = rope_tables(position, self.phases)
+        for block in self.blocks:
+            x = block(x, cos, sin, mask)
+        return x, table
+
+    def class_logits(self, x: Tensor) -> Tensor:
+        """(T, classes) nats."""
+        h = fake_act(unit(x), A_SCALE, self.cfg.quant).bfloat16()
+        w = fake_weight(self.classes) if self.cfg.quant else self.classes
+        return (h @ w.t().bfloat16()).float() + self.class_bias
+
+    def member_hidden(self, x: Tensor, cls: Tensor) -> Tensor:
+        """(T, d) normalised residual that knows the class."""
+        shift = fake_weight(self.class_shift) if self.cfg.quant else self.class_shift
+        return fake_act(unit(x + F.embedding(cls, shift)), A_SCALE, self.cfg.quant).bfloat16()
+
+    def losses(self, x: Tensor, table: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Nats of class and of member for each row of x (T, d), target (T,)."""
+        scale = self.member_gain.exp() / math.sqrt(self.cfg.d)
+        if self.cfg.head == "full":
+            h = fake_act(unit(x), A_SCALE, self.cfg.quant).bfloat16()
+            logits = (h @ table.t().bfloat16()).float() * scale + self.member_bias
+            ce = F.cross_entropy(logits, target, reduction="none")
+            return ce, torch.zeros_like(ce)
+        cls, member = target >> 7, target & 127
+        first = F.cross_entropy(self.class_logits(x), cls, reduction="none")
+        order = torch.argsort(cls)
+        h = self.member_hidden(x, cls)[order]
+        ends = torch.bincount(cls, minlength=self.cfg.vocab // 128).cumsum(0).to(torch.int32)
+        rows = table.view(-1, 128, self.cfg.d).bfloat16()
+        logits = F.grouped_mm(h, rows.transpose(1, 2), offs=ends).float() * scale
+        logits = logits + self.member_bias.view(-1, 128)[cls[order]]
+        second = F.cross_entropy(logits, member[order], reduction="none")
+        return first, torch.zeros_like(second).scatter(0, order, second)
+
+
+def visible(batch: dict[str, Tensor], memory: int) -> Any:
+    """mask_mod: the same session, and the same block not later, or the last positions of the block before."""
+    doc, time, position, begin = batch["doc"], batch["time"], batch["position"], batch["block_start"]
+
+    def mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        tq, tk = time[b, q], time[b, k]
+        same = (tq >> 16) == (tk >> 16)
+        before = ((tq >> 16) == (tk >> 16) + 1) & (position[b, k] >= begin[b, q] - memory)
+        return (doc[b, q] == doc[b, k]) & ((same & (tk <= tq)) | before)
+
+    return mod
+
+
+def block_mask(batch: dict[str, Tensor], memory: int, compiled: Any = create_block_mask) -> Any:
+    """FlexAttention mask of a batch."""
+    b, n = batch["doc"].shape
+    return compiled(visible(batch, memory), b, None, n, n, device=batch["doc"].device)

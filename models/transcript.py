@@ -1,0 +1,393 @@
+"""A session as bundle tokens, and back.
+
+A text is its BPE tokens and nothing else; ids are themselves. A chat is a row of segments, each one special
+token followed by the BPE tokens of some text (UTF-8, lone surrogates kept as their three bytes):
+
+    {"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello!"}]}
+    <|user|>Hi<|assistant|>Hello!
+
+| segment | text | meaning |
+|---|---|---|
+| <|sharegpt|> | "" or a style | first; the container is an object, in the ShareGPT style or the one given |
+| <|list|> | "" or a style | first; the messages are a list at the top |
+| <|system|> <|user|> <|assistant|> <|tool|> <|developer|> <|function|> | the message's text | a message |
+| <|message|> | JSON object | a message of any other form, as it is |
+| <|message|> | JSON list of one object | a mould for the message just before: its other keys |
+| <|meta|> | JSON object | last; the session's object, null in place of the messages |
+| <|meta|> | JSON value | first and only; any JSON value, as it is |
+
+A *style* says how messages are spelt: container key (null for a list), role key, text key, and the role
+name behind a special where it is not the usual one. Without <|sharegpt|> or <|list|> the style is
+``["messages","role","content"]``; <|sharegpt|> alone is ``["conversations","from","value",
+{"user":"human","assistant":"gpt"}]``; others are written out:
+
+    {"conversations":[{"from":"user","value":"Hi"}]}
+    <|sharegpt|>["conversations","from","value",{"user":"user"}]<|user|>Hi
+
+A *mould* keeps what a role and a text do not say. It lists the message's keys in order, with null for the
+role (where it is the special's usual name) and null for the text; when both are null and come first, both
+are left out. So text stays plain text, never escaped inside JSON, in messages that carry other keys:
+
+    {"role":"tool","content":"4°","tool_call_id":"c1"}   <|tool|>4°<|message|>[{"tool_call_id":"c1"}]
+    {"content":"Hi","role":"user"}                       <|user|>Hi<|message|>[{"content":null,"role":null}]
+    {"role":"user","content":[{"type":"text","text":"Hi"}]}
+        <|user|>Hi<|message|>[{"role":null,"content":[{"type":"text","text":null}]}]
+
+``to_tokens`` reads its own tokens back and compares strictly before it returns, so a chat that would come
+back changed is refused instead.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.models import json_value
+from pltz.models.session import Kind, Session
+from pltz.models.tokenizer import SPECIALS, BundleTokenizer, Ids
+from pltz.plt_codec.errors import ContentError, CorruptError, OpaqueContentError, TokenizerMismatch
+
+_ID = {name: i for i, name in enumerate(SPECIALS)}
+MESSAGE, META, SHAREGPT, LIST = _ID["message"], _ID["meta"], _ID["sharegpt"], _ID["list"]
+ROLES: dict[int, str] = {
+    _ID[name]: name for name in ("system", "user", "assistant", "tool", "developer", "function")
+}
+"""Role specials and the role name behind each in the plain style."""
+
+_ALIASES: dict[str, int] = {name: i for i, name in ROLES.items()} | {
+    **dict.fromkeys(("human",), _ID["user"]),
+    **dict.fromkeys(("gpt", "chatgpt", "model", "bot", "ai", "bing", "bard"), _ID["assistant"]),
+    **dict.fromkeys(("observation", "function_response", "tool_response", "ipython"), _ID["tool"]),
+    **dict.fromkeys(("function_call", "tool_call"), _ID["function"]),
+}
+
+TEXT_PARTS = frozenset(
+    ("text", "input_text", "output_text", "summary_text", "refusal", "thinking", "redacted_thinking")
+) | frozenset(("reasoning", "tool_use", "tool_result", "tool_call", "function_call", "server_tool_use"))
+"""Types of content parts that hold text or JSON; any other type is refused as opaque."""
+
+_Segment = tuple[int, bytes]  # special id, text
+
+
+class _Style(NamedTuple):
+    """How the messages of one session are spelt."""
+
+    container: str | None  # the key of the messages; None where they are a list at the top
+    role: str  # the key of a message's role
+    text: str  # the key of a message's text
+    names: dict[int, str]  # role name behind each special of ROLES
+
+
+_PLAIN = _Style("messages", "role", "content", ROLES)
+_LISTED = _PLAIN._replace(container=None)
+_GPT_NAMES = ROLES | {_ID["user"]: "human", _ID["assistant"]: "gpt"}
+_SHAREGPT = _Style("conversations", "from", "value", _GPT_NAMES)
+
+
+def to_tokens(session: Session, tokenizer: BundleTokenizer) -> Ids:
+    """The bundle tokens of a session; ``from_tokens`` gives an equal session.
+
+    Raises ContentError where a chat's value is not plain JSON, OpaqueContentError where it holds an image,
+    audio or file part, TokenizerMismatch where ids are not ids of this tokenizer (they need a bridge).
+    """
+    return to_tokens_many([session], tokenizer)[0]
+
+
+def to_tokens_many(sessions: Sequence[Session], tokenizer: BundleTokenizer) -> list[Ids]:
+    """The bundle tokens of each session, as ``to_tokens`` gives them, with BPE in parallel."""
+    rows = [_segments(session) for session in sessions]
+    texts = iter(tokenizer.encode_many([text for row in rows for _, text in row]))
+    tokens = [_assemble(row, texts) for row in rows]
+    for i, session in enumerate(sessions):
+        if session.kind == "ids":
+            tokens[i] = _own_ids(session.value, tokenizer)
+        elif session.kind == "chat":
+            _check_return(session, tokens[i], tokenizer)
+    return tokens
+
+
+def from_tokens(kind: Kind, ids: npt.ArrayLike, tokenizer: BundleTokenizer) -> Session:
+    """The session behind bundle tokens.
+
+    Raises CorruptError where no session has these tokens.
+    """
+    array = np.asarray(ids)
+    if kind == "ids":
+        return Session(kind, array)
+    if kind == "text":
+        return Session(kind, tokenizer.decode(array))
+    starts = np.flatnonzero(array < len(SPECIALS))
+    if len(array) and not (len(starts) and starts[0] == 0):
+        raise CorruptError("expected a chat to begin with a special token, found text")
+    ends = [*starts[1:].tolist(), len(array)]
+    spans = zip(starts.tolist(), ends, strict=False)
+    segments = [(int(array[start]), tokenizer.decode(array[start + 1 : end])) for start, end in spans]
+    return Session(kind, _value(segments))
+
+
+def conversation_ids(ids: npt.ArrayLike) -> Ids:
+    """A chat's tokens without its style and its <|meta|> segment: what a target is prefilled with."""
+    array = np.asarray(ids, np.int32)
+    starts = np.flatnonzero(array < len(SPECIALS)).tolist()
+    if starts and array[starts[0]] in (SHAREGPT, LIST):
+        starts = starts[1:]
+    end = starts[-1] if starts and array[starts[-1]] == META else len(array)
+    return array[starts[0] : end] if starts else array[:0]
+
+
+def refuse_opaque(session: Session) -> None:
+    """Raise OpaqueContentError at the first content part that is not text."""
+    if session.kind != "chat":
+        return
+    value = session.value
+    found = _container(value)
+    messages = found[1] if found else value if isinstance(value, list) else []
+    for number, message in enumerate(messages, 1):
+        if isinstance(message, dict):
+            kinds = _opaque(message.get("content")) + _opaque(message.get("value"))
+            if kinds:
+                raise OpaqueContentError(
+                    f'message {number} holds a part of type "{kinds[0]}", and only text is coded: '
+                    "remove the part, or pass --keep-opaque to keep the session under zstd instead"
+                )
+
+
+def _opaque(content: object) -> list[str]:
+    """The types of the parts of a content that are not text, those inside tool results included."""
+    if not isinstance(content, list):
+        return []
+    parts = [part for part in content if isinstance(part, dict) and isinstance(part.get("type"), str)]
+    inner = [kind for part in parts if part["type"] == "tool_result" for kind in _opaque(part.get("content"))]
+    return [part["type"] for part in parts if part["type"] not in TEXT_PARTS] + inner
+
+
+def _assemble(row: list[_Segment], texts: Iterator[Ids]) -> Ids:
+    """Join a row's specials and the ids of its texts; -1 stands for no special."""
+    pieces: list[Ids] = [np.zeros(0, np.int32)]
+    for special, _ in row:
+        if special >= 0:
+            pieces.append(np.array([special], np.int32))
+        pieces.append(next(texts))
+    return np.concatenate(pieces)
+
+
+def _own_ids(ids: Ids, tokenizer: BundleTokenizer) -> Ids:
+    if len(ids) and int(ids.max()) >= tokenizer.size:
+        raise TokenizerMismatch(
+            f"expected ids of the bundle's tokenizer, 0..{tokenizer.size - 1}, found {int(ids.max())}: "
+            "name the tokenizer they belong to"
+        )
+    return ids
+
+
+def _check_return(session: Session, tokens: Ids, tokenizer: BundleTokenizer) -> None:
+    try:
+        changed = session.difference(from_tokens("chat", tokens, tokenizer))
+    except CorruptError as exc:
+        changed = str(exc)
+    if changed:
+        raise ContentError(f"this session would come back changed, {changed}")
+
+
+# ---- value -> segments
+
+
+def _segments(session: Session) -> list[_Segment]:
+    """The segments of a session; a text is one with the special -1, ids have none."""
+    if session.kind == "ids":
+        return []
+    if session.kind == "text":
+        return [(-1, session.value)]
+    json_value.check(session.value)
+    refuse_opaque(session)
+    style, messages = _style_of(session.value)
+    if style is None:
+        return [(META, _json(session.value))]
+    row = _style_segment(style)
+    for message in messages:
+        row += _message_segments(message, style)
+    if style.container and list(session.value) != [style.container]:
+        row.append((META, _json({**session.value, style.container: None})))
+    return row
+
+
+def _style_of(value: Any) -> tuple[_Style | None, list[Any]]:
+    """The style and messages of a chat; (None, []) where it is no chat but some other JSON value."""
+    key: str | None = None
+    found = _container(value)
+    if found:
+        key, messages = found
+        style = _PLAIN if key == "messages" else _SHAREGPT
+        if key == "messages" and not messages and len(value) > 1:
+            return None, []  # <|meta|> alone would read as any JSON value
+    elif isinstance(value, list) and all(isinstance(item, dict) for item in value):
+        messages, style = value, _LISTED
+    else:
+        return None, []
+    spelt: dict[str, Any] = next((m for m in messages if isinstance(m.get("role", m.get("from")), str)), {})
+    if "role" in spelt:
+        style = style._replace(role="role", text="content", names=ROLES)
+    elif "from" in spelt:
+        style = style._replace(role="from", text="value", names=_GPT_NAMES)
+    return style._replace(container=key, names=_names(messages, style)), messages
+
+
+def _container(value: Any) -> tuple[str, list[Any]] | None:
+    """The key and the messages of an object that holds a list of objects where chats have theirs."""
+    if isinstance(value, dict):
+        for key in ("messages", "conversations", "conversation"):
+            messages = value.get(key)
+            if isinstance(messages, list) and all(isinstance(item, dict) for item in messages):
+                return key, messages
+    return None
+
+
+def _names(messages: list[Any], style: _Style) -> dict[int, str]:
+    """The first role name in the session for each special, else the style's usual one."""
+    used: dict[int, str] = {}
+    for message in messages:
+        role = message.get(style.role)
+        if isinstance(role, str) and role in _ALIASES:
+            used.setdefault(_ALIASES[role], role)
+    return {special: used.get(special, name) for special, name in style.names.items()}
+
+
+def _style_segment(style: _Style) -> list[_Segment]:
+    """The segment that states a style: none for the plain one, no text for the usual two."""
+    if style == _PLAIN:
+        return []
+    special = LIST if style.container is None else SHAREGPT
+    if style in (_LISTED, _SHAREGPT):
+        return [(special, b"")]
+    usual = _usual_names(style.role)
+    names = {ROLES[i]: name for i, name in style.names.items() if name != usual[i]}
+    return [(special, _json([*style[:3], names] if names else list(style[:3])))]
+
+
+def _usual_names(role_key: str) -> dict[int, str]:
+    return _GPT_NAMES if role_key == "from" else ROLES
+
+
+def _message_segments(message: dict[str, Any], style: _Style) -> list[_Segment]:
+    """One message: a role and its text, a mould after it where that is not all, or plain JSON."""
+    role, content = message.get(style.role), message.get(style.text)
+    text, hollow = _lift(content)
+    if not isinstance(role, str) or text is None:
+        return [(MESSAGE, _json(message))]
+    special = _ALIASES.get(role, _ID["user"])
+    usual = role == style.names[special]
+    mould = {**message, style.role: None if usual else role, style.text: hollow}
+    if usual and hollow is None and list(mould)[:2] == [style.role, style.text]:
+        mould = {key: mould[key] for key in list(mould)[2:]}
+    row = [(special, text.encode("utf-8", "surrogatepass"))]
+    return [*row, (MESSAGE, _json([mould]))] if mould else row
+
+
+def _lift(content: Any) -> tuple[str | None, Any]:
+    """The text of a content and the content without it; (None, ...) where there is none to lift."""
+    if isinstance(content, str):
+        return content, None
+    if isinstance(content, list) and content and isinstance(content[0], dict):
+        first = content[0]
+        if list(first) == ["type", "text"] and first["type"] == "text" and isinstance(first["text"], str):
+            return first["text"], [{"type": "text", "text": None}, *content[1:]]
+    return None, None
+
+
+def _json(value: Any) -> bytes:
+    return json_value.dump(value).encode("utf-8", "surrogatepass")
+
+
+# ---- segments -> value
+
+
+def _value(segments: list[_Segment]) -> Any:
+    """The JSON value of a chat's segments."""
+    if segments and segments[0][0] == META:
+        if len(segments) > 1:
+            _corrupt("<|meta|> to be the last segment", "more after it")
+        return _parse(segments[0][1])
+    style = _PLAIN
+    if segments and segments[0][0] in (SHAREGPT, LIST):
+        style, segments = _parse_style(*segments[0]), segments[1:]
+    meta: Any = {style.container: None}
+    if segments and segments[-1][0] == META:
+        meta, segments = _parse(segments[-1][1]), segments[:-1]
+    messages = _messages(segments, style)
+    if style.container is None:
+        return messages if meta == {None: None} else _corrupt("no <|meta|> after a list", "one")
+    if not isinstance(meta, dict) or meta.get(style.container, 0) is not None:
+        _corrupt(f"<|meta|> with a place for {style.container!r}", "none")
+    return {**meta, style.container: messages}
+
+
+def _parse_style(special: int, text: bytes) -> _Style:
+    if not text:
+        return _LISTED if special == LIST else _SHAREGPT
+    match _parse(text):
+        case [None | str() as container, str() as role, str() as key, *rest] if len(rest) <= 1:
+            named = rest[0] if rest else {}
+        case _:
+            _corrupt("a style of container, role key, text key and names", "another value")
+    if (container is None) != (special == LIST) or role == key or not isinstance(named, dict):
+        _corrupt("a style that fits its special", "another")
+    names = {i: named.get(name, _usual_names(role)[i]) for i, name in ROLES.items()}
+    if not all(isinstance(name, str) for name in names.values()):
+        _corrupt("role names that are strings", "another value")
+    return _Style(container, role, key, names)
+
+
+def _messages(segments: list[_Segment], style: _Style) -> list[Any]:
+    messages: list[Any] = []
+    spoken = False  # the segment before is a role and its text, so a mould may follow
+    for special, text in segments:
+        if special in ROLES:
+            messages.append({style.role: style.names[special], style.text: _text(text)})
+        elif special != MESSAGE:
+            _corrupt("a message", f"the special <|{SPECIALS[special]}|>")
+        else:
+            value = _parse(text)
+            if isinstance(value, dict):
+                messages.append(value)
+            elif spoken and isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+                messages[-1] = _fill(value[0], messages[-1], style)
+            else:
+                _corrupt("a message or the mould of one", "another value")
+        spoken = special in ROLES
+    return messages
+
+
+def _fill(mould: dict[str, Any], message: dict[str, Any], style: _Style) -> dict[str, Any]:
+    """The message that a mould describes, with the role and text of the segment before it."""
+    if style.role not in mould and style.text not in mould:
+        return message | mould
+    role, content = mould.get(style.role, 0), mould.get(style.text, 0)
+    if role is not None and not isinstance(role, str):
+        _corrupt("a role or a place for it in a mould", "neither")
+    match content:
+        case None:
+            content = message[style.text]
+        case [{"type": "text", "text": None}, *rest]:
+            content = [{"type": "text", "text": message[style.text]}, *rest]
+        case _:
+            _corrupt("a place for the text in a mould", "none")
+    return {**mould, style.role: message[style.role] if role is None else role, style.text: content}
+
+
+def _parse(text: bytes) -> Any:
+    try:
+        return json_value.parse(_text(text))
+    except (ValueError, ContentError) as exc:
+        raise CorruptError(f"expected JSON in a chat's tokens: {exc}") from exc
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as exc:
+        raise CorruptError(f"expected UTF-8 in a chat's tokens: {exc}") from exc
+
+
+def _corrupt(expected: str, found: str) -> NoReturn:
+    raise CorruptError(f"expected {expected} in a chat's tokens, found {found}")

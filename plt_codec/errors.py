@@ -1,0 +1,76 @@
+"""The exceptions pltz raises on purpose, in one tree.
+
+    PltzError                  2   root: catch this to catch everything pltz says
+    ├── UsageError             2   the call is wrong: bad option, unknown bundle, missing file
+    ├── FormatError            3   these bytes are not a valid .pltz or bundle file
+    │   ├── CorruptError       3   damaged: checksum, truncation, impossible count
+    │   └── VersionError       3   written by a newer format or numeric contract
+    ├── MismatchError          4   the file is right, its partner is wrong
+    │   ├── BundleMismatch     4   frozen with another decoder bundle
+    │   ├── TokenizerMismatch  4   the ids belong to another tokenizer
+    │   └── TargetMismatch     4   frozen for other target weights
+    ├── ContentError           5   this content cannot be coded
+    │   └── OpaqueContentError 5   an image, audio or file part: refused by name
+    └── ModelError             6   a bundle or target cannot be loaded or used
+
+The number is the exit code of the command line. A message says what was expected, what was
+found and what to do. Foreign errors are wrapped with ``raise ... from exc``.
+"""
+
+
+class PltzError(Exception):
+    """Root of every error pltz raises on purpose."""
+
+    exit_code = 2
+
+
+class UsageError(PltzError):
+    """The call itself is wrong: a bad option, an unknown bundle, a missing file."""
+
+
+class FormatError(PltzError):
+    """The bytes are not a valid .pltz or bundle file."""
+
+    exit_code = 3
+
+
+class CorruptError(FormatError):
+    """The bytes are damaged: a checksum, a length or a count does not hold."""
+
+
+class VersionError(FormatError):
+    """The bytes were written by a newer format or numeric contract than this build knows."""
+
+
+class MismatchError(PltzError):
+    """The file is sound but does not belong to the given partner."""
+
+    exit_code = 4
+
+
+class BundleMismatch(MismatchError):
+    """The session was frozen with another decoder bundle."""
+
+
+class TokenizerMismatch(MismatchError):
+    """The token ids belong to another tokenizer."""
+
+
+class TargetMismatch(MismatchError):
+    """The session was frozen for other target weights."""
+
+
+class ContentError(PltzError):
+    """The content cannot be coded as a session."""
+
+    exit_code = 5
+
+
+class OpaqueContentError(ContentError):
+    """A part that is not text (image, audio, file) stands where text was expected."""
+
+
+class ModelError(PltzError):
+    """A bundle or a target model cannot be loaded or used."""
+
+    exit_code = 6

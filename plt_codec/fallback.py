@@ -1,0 +1,164 @@
+"""Fallback bytes: Zstandard with the bundle's dictionary, less every byte that the count already tells.
+
+What: the coding of content that the model would code worse (long self-repeating logs) or cannot code at all
+(opaque parts), and of the planes of the container's index. Spec: FORMAT.md, "Fallback bytes".
+
+How: the byte count is known from outside, so the frame header (magic, descriptor, window) is a function of it and is
+left out; "stored" needs no flag, since a packed form is only used when it is shorter.
+
+Why so: a mean session is a few hundred bytes, six of them for a header are felt. The window is as large as the content
+(128 MiB at most), so a repeat is found however far back it lies and the dictionary stays in reach.
+
+    >>> coder = Fallback()
+    >>> packed = coder.compress(b"the same words, " * 100)
+    >>> len(packed) < 40, coder.decompress(packed, 1600) == b"the same words, " * 100
+    (True, True)
+    >>> coder.compress(b"\\x00\\xff")
+    b'\\x00\\xff'
+"""
+
+from __future__ import annotations
+
+import zstandard
+
+from pltz.plt_codec.errors import CorruptError
+
+LEVEL = 22  # smallest output; its search memory grows with the window, hence:
+LEVEL_LARGE = 19  # for content of more than LARGE bytes, with long-distance matching
+LARGE = 1 << 24  # bytes
+MIN_WINDOW_LOG = 10
+MAX_WINDOW_LOG = 27
+MAX_BLOCK = 1 << 17  # bytes a block can hold (RFC 8878, 3.1.1.2.4)
+PIECE = 1 << 20  # bytes decompressed at a time
+CACHED_WINDOW_LOG = 20  # compressors for larger windows are heavy and not kept
+
+
+def window_log(count: int) -> int:
+    """Base-2 logarithm of the window for ``count`` bytes of content.
+
+    >>> window_log(0), window_log(1024), window_log(1025), window_log(1 << 29)
+    (10, 10, 11, 27)
+    """
+    return min(MAX_WINDOW_LOG, max(MIN_WINDOW_LOG, (count - 1).bit_length()))
+
+
+class Fallback:
+    """Compress and decompress byte strings whose length travels elsewhere.
+
+    Args:
+        dictionary: trained or raw Zstandard dictionary; empty for none. Both sides need the same.
+
+    Not for two threads at once: it keeps the library's contexts between calls, which makes short content fast.
+    """
+
+    def __init__(self, dictionary: bytes = b"") -> None:
+        self._dictionary_bytes = len(dictionary)
+        self._dictionary = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
+        self._compressors: dict[int, zstandard.ZstdCompressor] = {}
+        self._decompressors: dict[int, zstandard.ZstdDecompressor] = {}
+
+    def compress(self, data: bytes) -> bytes:
+        """The shorter of ``data`` itself and its packed form."""
+        log = window_log(len(data))
+        packed = self._compressor(log).compress(data)
+        if packed[:2] != _frame_header(log) or len(packed) - 2 >= len(data):
+            return data
+        return packed[2:]
+
+    def decompress(self, packed: bytes, count: int) -> bytes:
+        """Undo `compress`.
+
+        Args:
+            packed: what `compress` returned.
+            count: bytes before compression; no more than this is ever produced.
+
+        Raises:
+            CorruptError: the bytes are not a packed form of exactly ``count`` bytes.
+        """
+        if len(packed) == count:
+            return packed
+        if len(packed) > count:
+            raise CorruptError(
+                f"expected at most {count} fallback bytes, found {len(packed)}: the file is damaged"
+            )
+        log = window_log(count)
+        _check_blocks(packed, count, log)
+        return self._inflate(_frame_header(log) + packed, count, log)
+
+    def _inflate(self, frame: bytes, count: int, log: int) -> bytes:
+        pieces: list[bytes] = []
+        left = count
+        try:
+            with self._decompressor(log).stream_reader(frame) as stream:
+                while left and (piece := stream.read(min(left, PIECE))):
+                    pieces.append(piece)
+                    left -= len(piece)
+                excess = stream.read(1)
+        except zstandard.ZstdError as exc:
+            raise CorruptError(f"fallback bytes do not decompress ({exc}): the file is damaged") from exc
+        if left or excess:
+            found = "more" if excess else str(count - left)
+            raise CorruptError(
+                f"expected fallback content of {count} bytes, found {found}: the file is damaged"
+            )
+        return b"".join(pieces)
+
+    def _compressor(self, log: int) -> zstandard.ZstdCompressor:
+        """The compressor for a window; the settings depend on the window alone, so output does not depend on history."""
+        if log in self._compressors:
+            return self._compressors[log]
+        large = log > LARGE.bit_length() - 1
+        parameters = zstandard.ZstdCompressionParameters.from_level(
+            LEVEL_LARGE if large else LEVEL,
+            source_size=1 << log,
+            dict_size=self._dictionary_bytes,
+            window_log=log,
+            enable_ldm=large,
+            format=zstandard.FORMAT_ZSTD1_MAGICLESS,
+            write_content_size=False,
+            write_checksum=False,
+            write_dict_id=False,
+        )
+        compressor = zstandard.ZstdCompressor(dict_data=self._dictionary, compression_params=parameters)
+        if log <= CACHED_WINDOW_LOG:
+            self._compressors[log] = compressor
+        return compressor
+
+    def _decompressor(self, log: int) -> zstandard.ZstdDecompressor:
+        if log not in self._decompressors:
+            self._decompressors[log] = zstandard.ZstdDecompressor(
+                dict_data=self._dictionary,
+                max_window_size=1 << log,
+                format=zstandard.FORMAT_ZSTD1_MAGICLESS,
+            )
+        return self._decompressors[log]
+
+
+def _frame_header(log: int) -> bytes:
+    """Frame header descriptor and window descriptor (RFC 8878, 3.1.1.1)."""
+    return bytes([0, (log - MIN_WINDOW_LOG) << 3])
+
+
+def _check_blocks(packed: bytes, count: int, log: int) -> None:
+    """Walk the block headers (RFC 8878, 3.1.1.2): exact end, and room for ``count`` bytes.
+
+    So a tiny hostile frame cannot declare a huge count, and bytes after the last block do not pass.
+    """
+    block_limit = min(1 << log, MAX_BLOCK)
+    position = room = 0
+    last = False
+    while not last:
+        header = int.from_bytes(packed[position : position + 3], "little")
+        last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
+        if position + 3 > len(packed) or kind == 3 or size > block_limit:
+            raise CorruptError("fallback bytes hold a broken block header: the file is damaged")
+        position += 3 + (1 if kind == 1 else size)
+        room += block_limit if kind == 2 else size
+    if position != len(packed):
+        raise CorruptError(
+            f"expected fallback blocks of {len(packed)} bytes, found {position}: the file is damaged"
+        )
+    if room < count:
+        raise CorruptError(
+            f"expected {count} bytes, but the fallback blocks hold at most {room}: the file is damaged"
+        )

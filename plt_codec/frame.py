@@ -1,0 +1,239 @@
+"""Token sequences to bytes and back: the model, the layout and the range coder put together.
+
+A frame is one range-coder stream over all blocks of one sequence (FORMAT.md, "Frames"). Encoding runs the blocks of many
+sequences together, all positions at once; decoding steps many blocks side by side. What is batched with what never changes a
+bit: the model is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.plt_codec.coder import RangeDecoder, RangeEncoder, ideal_bits
+from pltz.plt_codec.engine import Job, Memory, Stepper, TorchEngine
+from pltz.plt_codec.errors import ContentError, CorruptError
+from pltz.plt_codec.layout import LANE_MARK, Block, Layout
+from pltz.plt_codec.weights import CLASS
+
+Tokens = npt.NDArray[np.integer]
+Progress = Callable[[int], None]
+ENCODE_ROWS = 8192  # positions in one parallel pass
+DECODE_BYTES = 1 << 30  # keys and values held while stepping
+DECODE_JOBS = 512  # blocks stepped side by side
+MAX_TOKENS = 1 << 31
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One frame: its bytes, the model's ideal code length in bits, and the layout if it is not the default."""
+
+    data: bytes
+    ideal_bits: float
+    blocks: int
+    lanes: int | None = None
+    steps: int | None = None
+
+
+@dataclass(frozen=True)
+class FrameItem:
+    """What is needed to decode one frame."""
+
+    data: bytes
+    tokens: int
+    lanes: int | None = None
+    steps: int | None = None
+
+
+class TokenCoder:
+    """Codes sequences of bundle token ids with one engine."""
+
+    def __init__(self, engine: TorchEngine):
+        self.engine = engine
+
+    def encode(
+        self,
+        sequences: Sequence[Tokens],
+        *,
+        lanes: int | None = None,
+        steps: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[Encoded]:
+        """sequences: each (T,) ids -> a frame each. `progress` is told of tokens done. Raises ContentError, UsageError."""
+        shape = self.engine.shape
+        layout = Layout.of(lanes, steps, shape.block)
+        writers = [_Writer(np.asarray(t, np.int64), layout, shape.block, shape.vocab) for t in sequences]
+        for batch in _batches(writers, lambda w: w.block.steps * w.block.lanes, ENCODE_ROWS, ENCODE_ROWS):
+            self._encode_blocks(batch)
+            if progress:
+                progress(sum(w.done_tokens for w in batch))
+        return [w.finish(layout) for w in writers]
+
+    def _encode_blocks(self, writers: list[_Writer]) -> None:
+        jobs = [Job(w.block, w.inputs(), w.memory) for w in writers]
+        residuals, memories = self.engine.parallel(jobs)
+        for w, x, memory in zip(writers, residuals, memories, strict=True):
+            rows = np.flatnonzero(w.block.predicting().reshape(-1))
+            tokens = w.tokens[w.block.start + w.block.targets().reshape(-1)[rows]]
+            x = x[: len(rows)]  # step-major: what does not predict stands last
+            classes = self.engine.class_frequencies(x)
+            members = self.engine.member_frequencies(x, tokens // CLASS)
+            w.put(tokens, classes, members)
+            w.advance(memory)
+
+    def decode(
+        self, items: Sequence[FrameItem], *, progress: Progress | None = None
+    ) -> list[npt.NDArray[np.int64]]:
+        """Frames -> ids, each (tokens,). Raises CorruptError where a stream cannot be what it says."""
+        readers = [_Reader(i, Layout(i.lanes, i.steps), self.engine.shape.block) for i in items]
+
+        def cost(r: _Reader) -> int:
+            return Stepper.cache_bytes(self.engine, Job(r.block, None, r.memory))
+
+        for batch in _batches(readers, cost, DECODE_BYTES, DECODE_JOBS):
+            self._decode_blocks(batch, progress)
+        return [r.tokens for r in readers]
+
+    def _decode_blocks(self, readers: list[_Reader], progress: Progress | None) -> None:
+        stepper = Stepper(self.engine, [Job(r.block, None, r.memory) for r in readers])
+        ordered = [readers[n] for n in stepper.order]
+        for step in range(max(r.block.steps for r in ordered)):
+            alive = [r for r in ordered if r.block.steps > step]
+            ends = np.cumsum([r.block.lanes for r in alive])
+            x = stepper.step(
+                step,
+                np.concatenate([r.feed for r in alive]),
+                np.concatenate([r.starts + step for r in alive]),
+            )
+            frequencies = self.engine.class_frequencies(x)
+            classes = np.zeros(len(x), np.int64)
+            for r, end in zip(alive, ends, strict=True):
+                begin = end - r.block.lanes
+                stop = begin + r.block.active(step)
+                classes[begin:stop] = r.decoder.decode(frequencies[begin:stop])
+            frequencies = self.engine.member_frequencies(x, classes)
+            for r, end in zip(alive, ends, strict=True):
+                begin = end - r.block.lanes
+                stop = begin + r.block.active(step)
+                r.put(step, classes[begin:stop] * CLASS + r.decoder.decode(frequencies[begin:stop]))
+            if progress:
+                progress(sum(r.block.active(step) for r in alive))
+        for r, memory in zip(ordered, stepper.memories(), strict=True):
+            r.advance(memory)
+
+
+class _Side:
+    """What both directions keep of one sequence: where it stands and what it remembers."""
+
+    def __init__(self, tokens: npt.NDArray[np.int64], layout: Layout, block: int):
+        self.tokens = tokens
+        self.coming = list(layout.blocks(len(tokens), block))[::-1]
+        self.memory: Memory | None = None
+        self.blocks = len(self.coming)
+
+    @property
+    def block(self) -> Block:
+        """The block to run next."""
+        return self.coming[-1]
+
+    @property
+    def before(self) -> int:
+        """The token before the block."""
+        return int(self.tokens[self.block.start - 1]) if self.block.start else LANE_MARK
+
+    def advance(self, memory: Memory) -> None:
+        """The block is done."""
+        self.coming.pop()
+        self.memory = memory if self.coming else None
+
+
+class _Writer(_Side):
+    def __init__(self, tokens: npt.NDArray[np.int64], layout: Layout, block: int, vocab: int):
+        if tokens.ndim != 1 or len(tokens) >= MAX_TOKENS:
+            raise ContentError(
+                f"expected one row of fewer than {MAX_TOKENS} token ids, got shape {tokens.shape}"
+            )
+        if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocab):
+            raise ContentError(f"expected token ids in 0..{vocab - 1}, got {tokens.min()}..{tokens.max()}")
+        super().__init__(tokens, layout, block)
+        self.encoder, self.bits, self.done_tokens = RangeEncoder(), 0.0, 0
+
+    def inputs(self) -> npt.NDArray[np.int64]:
+        """(steps, lanes) input ids of the block."""
+        b = self.block
+        return b.inputs(self.tokens[b.start : b.start + b.tokens], self.before)
+
+    def put(
+        self, tokens: npt.NDArray[np.int64], classes: npt.NDArray[np.int64], members: npt.NDArray[np.int64]
+    ) -> None:
+        """Code the block: (t,) tokens and their frequencies (t, classes), (t, 128), step-major."""
+        first, second = (tokens // CLASS).astype(np.int32), (tokens % CLASS).astype(np.int32)
+        self.bits += ideal_bits(first, classes) + ideal_bits(second, members)
+        self.done_tokens = len(tokens)
+        lanes = self.block.lanes
+        if classes.shape[1] != CLASS:  # alphabets of two sizes: step by step
+            for begin in range(0, len(tokens), lanes):
+                step = slice(begin, begin + lanes)
+                self.encoder.encode(first[step], classes[step])
+                self.encoder.encode(second[step], members[step])
+            return
+        row = np.arange(len(tokens))
+        step_start = row // lanes * lanes
+        active = np.minimum(lanes, len(tokens) - step_start)
+        place = step_start + row  # 2 * step_start + lane
+        symbols, table = np.empty(2 * len(row), np.int32), np.empty((2 * len(row), CLASS), np.int64)
+        symbols[place], symbols[place + active] = first, second
+        table[place], table[place + active] = classes, members
+        self.encoder.encode(symbols, table)
+
+    def finish(self, layout: Layout) -> Encoded:
+        """The frame."""
+        data = self.encoder.finish() if len(self.tokens) else b""
+        return Encoded(data, self.bits, self.blocks, layout.lanes, layout.steps)
+
+
+class _Reader(_Side):
+    def __init__(self, item: FrameItem, layout: Layout, block: int):
+        if not 0 <= item.tokens < MAX_TOKENS:
+            raise CorruptError(f"expected fewer than {MAX_TOKENS} tokens in a frame, found {item.tokens}")
+        super().__init__(np.zeros(item.tokens, np.int64), layout, block)
+        self.decoder = RangeDecoder(item.data)
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.coming:
+            self.starts = self.block.start + self.block.lane_starts()
+            self.feed = np.full(self.block.lanes, LANE_MARK, np.int64)
+            self.feed[0] = self.before
+
+    def put(self, step: int, tokens: npt.NDArray[np.int64]) -> None:
+        """Take the tokens of the active lanes of a step; they are the next step's inputs."""
+        self.tokens[self.starts[: len(tokens)] + step] = tokens
+        self.feed[: len(tokens)] = tokens
+
+    def advance(self, memory: Memory) -> None:
+        super().advance(memory)
+        self._begin()
+
+
+_T = TypeVar("_T", bound=_Side)
+
+
+def _batches(sides: Sequence[_T], cost: Callable[[_T], int], limit: int, most: int) -> Iterator[list[_T]]:
+    """Round after round, one block of each unfinished sequence, in batches of bounded cost, alike ones together."""
+    while waiting := [s for s in sides if s.coming]:
+        waiting.sort(key=lambda s: (s.block.steps, s.block.lanes))
+        batch: list[_T] = []
+        total = 0
+        for s in waiting:
+            c = cost(s)
+            if batch and (total + c > limit or len(batch) == most):
+                yield batch
+                batch, total = [], 0
+            batch.append(s)
+            total += c
+        yield batch

@@ -1,0 +1,156 @@
+"""The numeric contract in plain numpy: slow, obvious, one position at a time. The judge of every engine in the tests.
+
+Follows NUMERICS.md line by line, with Python integers for what must not overflow. It keeps the keys and values of one
+sequence and returns, for each position, the two levels' cumulative frequencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.plt_codec.layout import LANE_MARK, Block, Layout
+from pltz.plt_codec.weights import CLASS, PRECISION, RESIDUAL_MAX, Weights
+
+Ints = npt.NDArray[np.int64]
+
+
+def rs(a: Ints, n: int) -> Ints:
+    """Divide by 2^n, rounding half up."""
+    return (a + (1 << (n - 1))) >> n
+
+
+def norm(x: Ints, gain: int) -> Ints:
+    """NUMERICS.md, "norm"."""
+    root = max(1, isqrt(int((x * x).sum())))
+    scale = (gain << 32) // root
+    return np.clip(rs(x * scale, 40), -127, 127)
+
+
+def cumulative(logits: Ints, exp: Ints) -> Ints:
+    """NUMERICS.md, "frequencies": (n,) logits -> (n + 1,) cumulative frequencies."""
+    n = len(logits)
+    e = np.minimum(logits.max() - logits, 1983)
+    w = exp[e & 63] >> (e >> 6)
+    below = np.concatenate([[0], np.cumsum(w)])
+    ratio = (((1 << PRECISION) - n) << 20) // int(below[n])
+    cum = np.arange(n + 1) + ((below * ratio) >> 20)
+    cum[n] = 1 << PRECISION
+    return cum
+
+
+class Oracle:
+    """One sequence, decoded step by step."""
+
+    def __init__(self, weights: Weights):
+        self.shape = weights.shape
+        self.t = {k: v.astype(np.int64) for k, v in weights.tensors.items()}
+
+    def step(
+        self, tokens: Sequence[int], at: Sequence[int], keys: list[list[Ints]], values: list[list[Ints]]
+    ) -> list[Ints]:
+        """Feed one step of all lanes. keys[layer], values[layer]: lists of (kv_heads, head_dim), appended to. Returns residuals."""
+        s, t = self.shape, self.t
+        xs = [np.clip(rs(t["embed.w"][u] * t["embed.m"][u], 16), -RESIDUAL_MAX, RESIDUAL_MAX) for u in tokens]
+        for i in range(s.layers):
+            queries = []
+            for x, p in zip(xs, at, strict=True):
+                q, k, v = self._heads(i, norm(x, s.norm_gain), p)
+                queries.append(q)
+                keys[i].append(k)
+                values[i].append(v)
+            xs = [
+                self._join(i, x, self._attend(i, q, keys[i], values[i]))
+                for x, q in zip(xs, queries, strict=True)
+            ]
+        return xs
+
+    def _product(self, name: str, a: Ints) -> Ints:
+        return rs((self.t[name + ".w"] @ a) * self.t[name + ".m"], 24)
+
+    def _heads(self, i: int, a: Ints, p: int) -> tuple[Ints, Ints, Ints]:
+        s = self.shape
+        y = self._product(f"layer.{i}.qkv", a).reshape(-1, s.head_dim)
+        turn = ((p * self.t["table.phase"]) >> 10) & 1023
+        cos, sin = self.t["table.cos"][turn], self.t["table.sin"][turn]
+        out = []
+        for head in np.clip(y[: s.heads + s.kv_heads], -32767, 32767):
+            a0, a1 = head[: s.head_dim // 2], head[s.head_dim // 2 :]
+            out.append(
+                norm(np.concatenate([rs(a0 * cos - a1 * sin, 14), rs(a0 * sin + a1 * cos, 14)]), s.head_gain)
+            )
+        return (
+            np.array(out[: s.heads]),
+            np.array(out[s.heads :]),
+            np.clip(y[s.heads + s.kv_heads :], -127, 127),
+        )
+
+    def _attend(self, i: int, q: Ints, keys: list[Ints], values: list[Ints]) -> Ints:
+        s = self.shape
+        k, v = np.array(keys), np.array(values)  # (N, kv_heads, head_dim)
+        out = []
+        for h in range(s.heads):
+            group = h // (s.heads // s.kv_heads)
+            score = k[:, group] @ q[h]
+            e = np.minimum(((score.max() - score) * self.t[f"layer.{i}.heat"][h]) >> 16, 1023)
+            w = rs(self.t["table.exp"][e & 63], 5) >> (e >> 6)
+            p = rs(w * ((1 << 40) // int(w.sum())), 24)
+            out.append(np.clip(rs(p @ v[:, group], 15), -127, 127))
+        return np.concatenate(out)
+
+    def _join(self, i: int, x: Ints, o: Ints) -> Ints:
+        x = np.clip(x + self._product(f"layer.{i}.out", o), -RESIDUAL_MAX, RESIDUAL_MAX)
+        u = np.clip(self._product(f"layer.{i}.up", norm(x, self.shape.norm_gain)), 0, 255)
+        out: Ints = np.clip(x + self._product(f"layer.{i}.down", rs(u * u, 8)), -RESIDUAL_MAX, RESIDUAL_MAX)
+        return out
+
+    def class_frequencies(self, x: Ints) -> Ints:
+        """(classes + 1,) cumulative."""
+        logits = self._product("class", norm(x, self.shape.norm_gain)) + self.t["class.b"]
+        return cumulative(logits, self.t["table.exp"])
+
+    def member_frequencies(self, x: Ints, c: int) -> Ints:
+        """(129,) cumulative, once the class is known."""
+        t = self.t
+        z = np.clip(x + rs(t["shift.w"][c] * t["shift.m"][c], 16), -RESIDUAL_MAX, RESIDUAL_MAX)
+        rows = slice(c * CLASS, (c + 1) * CLASS)
+        dot = t["embed.w"][rows] @ norm(z, self.shape.norm_gain)
+        return cumulative(rs(dot * t["member.m"][rows], 24) + t["member.b"][rows], t["table.exp"])
+
+    def sequence(self, tokens: npt.NDArray[np.integer], layout: Layout) -> list[tuple[int, Ints, Ints]]:
+        """(token, class frequencies, member frequencies) of a whole sequence, in coding order of positions."""
+        out: list[tuple[int, Ints, Ints]] = []
+        kept: list[list[list[Ints]]] = [[[] for _ in range(self.shape.layers)] for _ in range(2)]
+        for block in layout.blocks(len(tokens), self.shape.block):
+            part = tokens[block.start : block.start + block.tokens]
+            before = int(tokens[block.start - 1]) if block.start else LANE_MARK
+            kept = self._block(block, part, before, kept, out)
+        return out
+
+    def _block(
+        self,
+        block: Block,
+        part: npt.NDArray[np.integer],
+        before: int,
+        kept: list[list[list[Ints]]],
+        out: list[tuple[int, Ints, Ints]],
+    ) -> list[list[list[Ints]]]:
+        keys, values = [list(k) for k in kept[0]], [list(v) for v in kept[1]]
+        old = len(keys[0])
+        inputs, targets, starts = block.inputs(part, before), block.targets(), block.lane_starts()
+        positions: list[int] = []
+        for s in range(block.steps):
+            at = [int(block.start + starts[k] + s) for k in range(block.lanes)]
+            positions += at
+            xs = self.step([int(u) for u in inputs[s]], at, keys, values)
+            for k in range(block.active(s)):
+                token = int(part[targets[s, k]])
+                out.append(
+                    (token, self.class_frequencies(xs[k]), self.member_frequencies(xs[k], token // CLASS))
+                )
+        end = block.start + block.tokens
+        remember = [old + j for j, p in enumerate(positions) if p >= end - self.shape.memory]
+        return [[[k[j] for j in remember] for k in keys], [[v[j] for j in remember] for v in values]]

@@ -1,0 +1,44 @@
+"""Varints: unsigned integers in as few bytes as they need (LEB128). Spec: FORMAT.md, first section.
+
+One value has one encoding, and 32 bits are the most: a reader refuses anything else, so no two files mean the same.
+"""
+
+from __future__ import annotations
+
+from pltz.plt_codec.errors import CorruptError
+
+MAX_VALUE = (1 << 32) - 1
+MAX_BYTES = 5
+
+
+def write_varint(value: int) -> bytes:
+    """Shortest LEB128 of ``value``, at most 2^32 - 1.
+
+    >>> write_varint(300).hex()
+    'ac02'
+    """
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def read_varint(data: bytes, offset: int) -> tuple[int, int]:
+    """Value at ``offset`` and the offset after it.
+
+    Raises:
+        CorruptError: cut off, longer than it must be, or over 2^32 - 1.
+
+    >>> read_varint(bytes.fromhex("ac02"), 0)
+    (300, 2)
+    """
+    value = 0
+    for i, byte in enumerate(data[offset : offset + MAX_BYTES]):
+        value |= (byte & 0x7F) << 7 * i
+        if byte < 0x80:
+            if (i and not byte) or value > MAX_VALUE:
+                raise CorruptError("a varint is longer than it must be or over 32 bits: the file is damaged")
+            return value, offset + i + 1
+    raise CorruptError("a varint does not end where it should: the file is damaged")

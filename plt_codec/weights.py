@@ -1,0 +1,233 @@
+"""The integers of a model, checked: shapes, types and every bound that NUMERICS.md relies on.
+
+A `Weights` holds the shape and the tensors of one model by name. Checking happens once, when it is made; the engines then
+compute without further checks. `random_weights` makes a model with no training, for tests at the edges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.plt_codec.errors import ModelError, VersionError
+
+CONTRACT = 1  # version of NUMERICS.md
+CLASS = 128  # tokens a class
+PRECISION = 24  # frequencies sum to 1 << PRECISION
+RESIDUAL_MAX = (1 << 22) - 1
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model; see NUMERICS.md for the letters."""
+
+    vocab: int
+    d: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    block: int
+    memory: int
+    norm_gain: int
+    head_gain: int
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
+                raise ModelError(f"bundle shape: {f.name} must be a positive whole number, got {value!r}")
+        limits = {
+            "d": self.d <= 512,
+            "layers": self.layers <= 64,
+            "hidden": self.hidden <= 8192,
+            "head_dim": self.head_dim <= 64 and self.head_dim % 2 == 0,
+            "heads": self.heads % self.kv_heads == 0 and self.heads <= 64,
+            "vocab": self.vocab % CLASS == 0 and self.vocab <= 1 << 16,
+            "block": self.block <= 16384,
+            "memory": self.memory <= self.block,
+            "norm_gain": self.norm_gain < 1 << 18,
+            "head_gain": self.head_gain < 1 << 18,
+        }
+        bad = [name for name, ok in limits.items() if not ok]
+        if bad:
+            raise ModelError(
+                f"bundle shape outside the contract: {', '.join(f'{n}={getattr(self, n)}' for n in bad)}"
+            )
+
+    @property
+    def classes(self) -> int:
+        """Classes of the two-level vocabulary."""
+        return self.vocab // CLASS
+
+    @property
+    def qkv(self) -> int:
+        """Rows of the joint query, key and value matrix."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds a token outside attention, head included."""
+        layer = self.d * self.qkv + self.d * self.heads * self.head_dim + 2 * self.d * self.hidden
+        return self.layers * layer + (self.classes + CLASS) * self.d
+
+    def tensors(self) -> dict[str, tuple[type, tuple[int, ...]]]:
+        """Name -> (dtype, shape) of every tensor."""
+        i8, i16, i32 = np.int8, np.int16, np.int32
+        v, d, g, width = self.vocab, self.d, self.classes, self.heads * self.head_dim
+        out: dict[str, tuple[type, tuple[int, ...]]] = {"embed.w": (i8, (v, d)), "embed.m": (i32, (v,))}
+        for i in range(self.layers):
+            for name, rows, columns in (
+                ("qkv", self.qkv, d),
+                ("out", d, width),
+                ("up", self.hidden, d),
+                ("down", d, self.hidden),
+            ):
+                out[f"layer.{i}.{name}.w"] = (i8, (rows, columns))
+                out[f"layer.{i}.{name}.m"] = (i32, (rows,))
+            out[f"layer.{i}.heat"] = (i32, (self.heads,))
+        out |= {"class.w": (i8, (g, d)), "class.m": (i32, (g,)), "class.b": (i32, (g,))}
+        out |= {"shift.w": (i8, (g, d)), "shift.m": (i32, (g,))}
+        out |= {"member.m": (i32, (v,)), "member.b": (i32, (v,))}
+        out |= {"table.exp": (i32, (64,)), "table.cos": (i16, (1024,)), "table.sin": (i16, (1024,))}
+        out["table.phase"] = (i32, (self.head_dim // 2,))
+        return out
+
+    def to_dict(self) -> dict[str, int]:
+        """Plain dict for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One model: shape and tensors by name. Raises ModelError where a tensor breaks the contract."""
+
+    shape: Shape
+    tensors: Mapping[str, Array]
+    contract: int = CONTRACT
+
+    def __post_init__(self) -> None:
+        if self.contract != CONTRACT:
+            raise VersionError(
+                f"this build knows numeric contract {CONTRACT}, the bundle needs {self.contract}: update pltz"
+            )
+        want = self.shape.tensors()
+        missing, extra = want.keys() - self.tensors.keys(), self.tensors.keys() - want.keys()
+        if missing or extra:
+            raise ModelError(f"bundle tensors: missing {sorted(missing)[:3]}, unknown {sorted(extra)[:3]}")
+        for name, (dtype, shape) in want.items():
+            t = self.tensors[name]
+            if t.dtype != dtype or t.shape != shape:
+                raise ModelError(
+                    f"tensor {name}: expected {np.dtype(dtype)} {shape}, got {t.dtype} {t.shape}"
+                )
+            if dtype is np.int8 and t.min() == -128:
+                raise ModelError(f"tensor {name}: weights must lie in -127..127, found -128")
+            if (name.endswith((".m", ".heat")) or name == "table.phase") and t.min() < 0:
+                raise ModelError(f"tensor {name}: multipliers must not be negative, found {t.min()}")
+        if (
+            np.abs(self.tensors["class.b"]).max() >= 1 << 24
+            or np.abs(self.tensors["member.b"]).max() >= 1 << 24
+        ):
+            raise ModelError("head biases must stay below 2^24")
+        self._check_tables()
+
+    def _check_tables(self) -> None:
+        exp = self.tensors["table.exp"]
+        if exp[0] != 1 << 20 or (np.diff(exp) >= 0).any() or exp[-1] <= 1 << 19:
+            raise ModelError("table.exp must fall from 2^20 to just above 2^19")
+        for name in ("table.cos", "table.sin"):
+            if np.abs(self.tensors[name].astype(np.int64)).max() > 1 << 14:
+                raise ModelError(f"{name} must lie within 2^14")
+
+    def __getitem__(self, name: str) -> Array:
+        return self.tensors[name]
+
+
+def tables(head_dim: int, rope_base: float) -> dict[str, Array]:
+    """The constant tables, computed once when a bundle is made and shipped in it."""
+    half = head_dim // 2
+    angle = [2 * math.pi * i / 1024 for i in range(1024)]
+    turns = [rope_base ** (-i / half) / (2 * math.pi) for i in range(half)]
+    return {
+        "table.exp": np.array([round(2**20 * 2 ** (-i / 64)) for i in range(64)], np.int32),
+        "table.cos": np.array([round(2**14 * math.cos(a)) for a in angle], np.int16),
+        "table.sin": np.array([round(2**14 * math.sin(a)) for a in angle], np.int16),
+        "table.phase": np.array([max(1, round(t * 2**20)) for t in turns], np.int32),
+    }
+
+
+def gains(d: int, head_dim: int) -> dict[str, int]:
+    """norm_gain and head_gain of the configuration (NUMERICS.md, "Shape and tensors")."""
+    return {"norm_gain": round(20 * math.sqrt(d) * 256), "head_gain": round(24 * math.sqrt(head_dim) * 256)}
+
+
+def random_weights(
+    seed: int,
+    *,
+    vocab: int = 512,
+    d: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    hidden: int = 128,
+    block: int = 256,
+    memory: int = 64,
+    extreme: bool = False,
+) -> Weights:
+    """An untrained model, the same for a seed on every machine; `extreme` puts weights and multipliers at their limits."""
+    raw = np.random.PCG64(seed)  # raw words only: their stream is fixed for all versions of numpy
+    shape = Shape(
+        vocab=vocab, d=d, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim, hidden=hidden,
+        block=block, memory=memory, **gains(d, head_dim),
+    )  # fmt: skip
+    out: dict[str, Array] = dict(tables(head_dim, 10000.0))
+    for name, (dtype, size) in shape.tensors().items():
+        if name in out:
+            continue
+        count = int(np.prod(size))
+        words = raw.random_raw(count)
+        if dtype is np.int8 and extreme:
+            w = np.where(words & 1, 127, -127)
+        elif dtype is np.int8:  # the sum of four bytes: nearly normal, deviation 30
+            w = (words.view(np.uint8).reshape(count, 8)[:, :4].sum(1).astype(np.int64) - 510) // 5
+        elif name.endswith(".b"):
+            w = (words % 400).astype(np.int64) - 200
+        else:
+            low, high = _multiplier_range(name, shape, extreme)
+            w = low + (words % np.uint64(high - low)).astype(np.int64)
+        out[name] = (
+            np.clip(w, -127, 127).astype(dtype).reshape(size)
+            if dtype is np.int8
+            else w.astype(dtype).reshape(size)
+        )
+    return Weights(shape, out)
+
+
+def _multiplier_range(name: str, shape: Shape, extreme: bool) -> tuple[int, int]:
+    if extreme:
+        return (1 << 31) - 1000, (1 << 31) - 1
+    typical = (
+        1 << 24
+    )  # a product of a unit vector with random rows, brought back to a few units of the next stage
+    scale = {
+        "embed.m": (1 << 28) // 127 * 2,
+        "qkv.m": typical * 1024 // (20 * 30 * 8),
+        "out.m": typical * 4096 // (40 * 30 * 8),
+        "up.m": typical * 64 // (20 * 30 * 8),
+        "down.m": typical * 4096 // (16 * 30 * 8),
+        "heat": 1600,
+        "class.m": typical * 92 // (20 * 30 * 4),
+        "shift.m": (1 << 28) // 127,
+        "member.m": typical * 92 // (20 * 30 * 4),
+    }
+    value = next(v for k, v in scale.items() if name.endswith(k))
+    return max(1, value // 2), value * 2

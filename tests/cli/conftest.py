@@ -1,0 +1,110 @@
+"""What the command-line tests share: a tiny untrained bundle and target in place of those that ship.
+
+They are real in every respect but size and training: the same loaders, engine, coder and container run.
+Nothing is asserted of how small a file gets.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pltz.cli.main import cli
+from pltz.datasets import sample_sessions
+
+Run = Callable[..., Result]
+POSITIONS = 2048
+
+
+@pytest.fixture
+def run() -> Run:
+    """``run("inspect", path, input=b"...")``: the command line in this process."""
+
+    def invoke(*args: object, input: bytes | None = None) -> Result:
+        return CliRunner().invoke(cli, [str(arg) for arg in args], input=input, prog_name="pltz")
+
+    return invoke
+
+
+@pytest.fixture(scope="session")
+def shipped(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Path:
+    """A folder with ``bundles/mini`` and ``targets/mini-llama``, tiny and untrained."""
+    from pltz.models.bundle import write_bundle
+    from pltz.plt_codec.weights import random_weights
+
+    root = tmp_path_factory.mktemp("shipped")
+    weights = random_weights(1, vocab=1024, d=32, layers=1, heads=2, kv_heads=1, hidden=32)
+    words = b" ".join(str(session.value).encode() for session in sample_sessions()[:5])
+    write_bundle(root / "bundles/mini", "mini", weights, tiny_tokenizer_json(), words, {"licence": "none"})
+    make_target(root / "targets/mini-llama", tiny_tokenizer_json())
+    return root
+
+
+def make_target(folder: Path, tokenizer_json: bytes) -> None:
+    """A llama of two small layers with random weights, under the bundle's tokenizer."""
+    import torch
+    import transformers
+
+    from pltz.models.training.train_target import write_tokenizer
+
+    torch.manual_seed(7)
+    config = transformers.LlamaConfig(
+        vocab_size=1024,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=POSITIONS,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    auto: Any = transformers.AutoModelForCausalLM
+    auto.from_config(config).save_pretrained(folder)
+    source = folder / "source.json"
+    source.write_bytes(tokenizer_json)
+    write_tokenizer(source, folder, POSITIONS)
+    source.unlink()
+
+
+@pytest.fixture
+def tiny(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let the tiny bundle and target stand in for those that ship with pltz."""
+    monkeypatch.setattr("pltz.models.bundle.EMBEDDED", shipped / "bundles")
+    monkeypatch.setattr("pltz.models.target.TARGETS", shipped / "targets")
+    return shipped
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    """Four short chats, one with a key of its own, one without ASCII."""
+    lines: list[object] = [
+        {
+            "messages": [
+                {"role": "user", "content": "What is a KV cache?"},
+                {"role": "assistant", "content": "A" * 90},
+            ]
+        },
+        {
+            "messages": [{"role": "user", "content": "Zwölf Boxkämpfer \U0001f94a"}],
+            "source": "test",
+            "n": 1.0,
+        },
+        {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]},
+        {"messages": []},
+    ]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), "utf8")
+    return path
+
+
+@pytest.fixture
+def frozen(tiny: Path, run: Run, chats: Path, tmp_path: Path) -> Path:
+    """The four chats as a .pltz file."""
+    path = tmp_path / "chats.pltz"
+    done = run("compress", chats, "-o", path)
+    assert done.exit_code == 0, done.output
+    return path

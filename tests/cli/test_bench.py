@@ -1,0 +1,118 @@
+"""bench codec: which sessions are measured, that peers give back what they got, that the figures add up."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from pltz.cli import corpus, peers
+from pltz.plt_codec.errors import UsageError
+
+Run = Callable[..., Result]
+
+
+def chat(*contents: str) -> list[dict[str, str]]:
+    return [{"role": ["user", "assistant"][i % 2], "content": text} for i, text in enumerate(contents)]
+
+
+def write(path: Path, records: list[tuple[str, str]]) -> Path:
+    lines = [json.dumps({"id": name, "licence": "x", "messages": chat(text)}) for name, text in records]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_selection_is_by_source_in_order_and_skips_what_is_too_long(tmp_path: Path) -> None:
+    records = [("b-1", "x" * 6), ("a-b-1", "x" * 3), ("b-2", "x" * 5), ("b-3", "x" * 4), ("a-b-2", "x" * 11)]
+    chosen = corpus.select(corpus.read(str(write(tmp_path / "r.jsonl", records))), 10)
+    assert [(r.source, r.content_bytes) for r in chosen] == [("a-b", 3), ("b", 6), ("b", 4)]
+    assert all(list(r.session.value) == ["messages"] for r in chosen)
+
+
+def test_a_folder_is_its_jsonl_files(tmp_path: Path) -> None:
+    write(tmp_path / "b.jsonl", [("b-1", "x")])
+    write(tmp_path / "a.jsonl", [("a-1", "x")])
+    (tmp_path / "c.txt").write_text("no records")
+    assert [r.source for r in corpus.read(str(tmp_path))] == ["a", "b"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="jsonl"):
+        list(corpus.read(str(tmp_path / "empty")))
+
+
+def test_a_record_needs_messages(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": "a-1"}\n')
+    with pytest.raises(UsageError, match="session 1"):
+        list(corpus.read(str(tmp_path / "a.jsonl")))
+
+
+def test_the_lean_rendering_can_be_read_back() -> None:
+    assert peers.lean(chat("hi", "hello")) == b"\x02hi\x03hello"
+    awkward: list[list[dict[str, Any]]] = [
+        [{"role": "user", "content": "a control \x02 byte"}],
+        [{"role": "user", "content": "x", "name": "n"}],
+        [{"content": "x", "role": "user"}],
+        [{"role": "user", "content": None}],
+        [{"role": "critic", "content": "x"}],
+    ]
+    for messages in awkward:
+        assert json.loads(peers.lean(messages)) == messages
+
+
+@pytest.mark.parametrize("name", peers.NAMES)
+def test_peers_give_back_what_they_got(name: str) -> None:
+    [peer], missing = peers.build([name], b"a dictionary of common words and phrases " * 40)
+    assert not missing
+    samples = [b"", b"a", b"\x02hi\x03hello", b"common words and phrases " * 300, bytes(70_000)]
+    samples += [random.Random(n).randbytes(n) for n in (3, 255, 5000)]
+    for data in samples:
+        coded = peer.encode(data)
+        assert peer.decode(coded, len(data)) == data
+        assert peer.size(data) == len(coded)
+
+
+def test_a_peer_that_fails_counts_as_plain() -> None:
+    broken = peers.Peer("broken", "", lambda data: b"", lambda data, length: b"something else")
+    assert broken.size(b"12345") == 5
+
+
+def test_unknown_peers_and_absent_dictionaries() -> None:
+    with pytest.raises(UsageError, match="lz4"):
+        peers.build(["lz4"], b"")
+    assert peers.build(["zstd+dict"], b"") == ([], ["zstd+dict"])
+
+
+def test_figures_add_up(run: Run, tiny: Path, tmp_path: Path) -> None:
+    data = write(tmp_path / "r.jsonl", [("b-1", "one two three " * 9), ("a-1", "x"), ("b-2", "four")])
+    done = run("bench", "codec", "--data", data, "--limit-bytes", 200, "--peers", "zstd,ppmd")
+    assert done.exit_code == 0, done.output
+    *table, last = done.stdout.splitlines()
+    found = json.loads(last)
+    assert [source["source"] for source in found["sources"]] == ["a", "b"] and found["total"]["sessions"] == 3
+    for key in ("content_bytes", "tokens"):
+        assert sum(source[key] for source in found["sources"]) == found["total"][key]
+    assert round(sum(source["pltz_bytes"] for source in found["sources"])) == found["file_bytes"]
+    assert round(found["total"]["pltz_bytes"]) == found["file_bytes"]
+    for name in ("zstd", "ppmd"):
+        parts = [source["peer_bytes"][name] for source in found["sources"]]
+        assert (
+            sum(parts) == found["total"]["peer_bytes"][name] == min(found["peers"][name]["totals"].values())
+        )
+    best = found["total"]["best_peer"]
+    assert found["total"]["peer_bytes"][best] == min(found["total"]["peer_bytes"].values())
+    assert found["machine"]["versions"]["zstandard"] and found["encode_tokens_per_s"] > 0
+    assert any("total" in line and "kB" not in line for line in table)
+
+
+def test_json_only_and_no_peers(run: Run, tiny: Path, tmp_path: Path) -> None:
+    data = write(tmp_path / "r.jsonl", [("b-1", "one")])
+    found = json.loads(run("bench", "codec", "--data", data, "--peers", "", "--json").stdout)
+    assert found["total"]["best_peer"] is None and found["peers"] == {}
+
+
+def test_nothing_to_measure(run: Run, tiny: Path, tmp_path: Path) -> None:
+    data = write(tmp_path / "r.jsonl", [("b-1", "one two")])
+    done = run("bench", "codec", "--data", data, "--limit-bytes", 3)
+    assert done.exit_code == 2 and "--limit-bytes" in done.stderr

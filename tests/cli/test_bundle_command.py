@@ -1,0 +1,41 @@
+"""bundle: what is at hand, what it is, whether it is whole."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from click.testing import Result
+
+Run = Callable[..., Result]
+
+
+def test_list(run: Run, tiny: Path) -> None:
+    found = json.loads(run("bundle", "list", "--json").stdout)
+    assert [each["name"] for each in found] == ["mini"] and len(found[0]["id"]) == 32
+    assert found[0]["id"] in run("bundle", "list").stdout
+
+
+def test_show(run: Run, tiny: Path) -> None:
+    found = json.loads(run("bundle", "show", "--json").stdout)
+    assert found["vocabulary"] == 1024 and found["shape"]["block"] == 256
+    assert found["card"] == {"licence": "none"}
+    assert "licence" in run("bundle", "show", tiny / "bundles/mini").stdout
+
+
+def test_verify(run: Run, tiny: Path, tmp_path: Path) -> None:
+    assert run("bundle", "verify").exit_code == 0
+    found = json.loads(run("bundle", "verify", "--json").stdout)
+    assert found["ok"] is True and "tokenizer.json.zst" in found["files"]
+    copy = shutil.copytree(tiny / "bundles/mini", tmp_path / "copy")
+    path = copy / "weights-0.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    done = run("bundle", "verify", copy)
+    assert done.exit_code == 6 and done.stderr.startswith("error: ") and "weights-0" in done.stderr
+
+
+def test_unknown(run: Run, tiny: Path) -> None:
+    done = run("bundle", "show", "nope")
+    assert done.exit_code == 2 and "nope" in done.stderr and "mini" in done.stderr

@@ -1,0 +1,209 @@
+"""compress and decompress: what goes in comes out, and what cannot is refused by name."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+from click.testing import Result
+
+from pltz.cli.output import Output
+from pltz.plt_codec.container import Header, Reader, pack
+from pltz.plt_codec.errors import UsageError
+
+Run = Callable[..., Result]
+
+
+def test_chats_come_back(run: Run, frozen: Path, chats: Path, tmp_path: Path) -> None:
+    done = run("decompress", frozen, "-o", tmp_path / "back.jsonl")
+    assert done.exit_code == 0, done.output
+    before, after = (
+        chats.read_text("utf8").splitlines(),
+        (tmp_path / "back.jsonl").read_text("utf8").splitlines(),
+    )
+    assert [json.loads(line) for line in after] == [json.loads(line) for line in before]
+    assert '"n":1.0' in after[1]
+
+
+def test_summary(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
+    done = run("compress", chats, "-o", tmp_path / "a.pltz", "--json")
+    found = json.loads(done.stdout)
+    assert found["sessions"] == 4 and found["kinds"] == {"chat": 4} and found["verified"] is True
+    assert found["frozen_bytes"] == (tmp_path / "a.pltz").stat().st_size
+    again = run("compress", chats, "-o", tmp_path / "b.pltz", "--no-verify")
+    assert "4 sessions" in again.stdout and "not verified" in again.stdout
+    assert (tmp_path / "a.pltz").read_bytes() == (tmp_path / "b.pltz").read_bytes()
+
+
+def test_stdin_and_stdout(run: Run, tiny: Path, chats: Path) -> None:
+    packed = run("compress", "-", "-o", "-", input=chats.read_bytes())
+    assert packed.exit_code == 0 and packed.stdout_bytes[:4] == b"PLTZ"
+    assert "4 sessions" in packed.stderr
+    back = run("decompress", "-", "--session", 2, input=packed.stdout_bytes)
+    assert json.loads(back.stdout) == json.loads(chats.read_text("utf8").splitlines()[2])
+
+
+def test_sessions_in_the_order_asked(run: Run, frozen: Path, chats: Path) -> None:
+    done = run("decompress", frozen, "--session", 3, "--session", 0)
+    lines = chats.read_text("utf8").splitlines()
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        json.loads(lines[3]),
+        json.loads(lines[0]),
+    ]
+
+
+def test_several_inputs_packed_and_plain(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "more.jsonl.zst"
+    packed.write_bytes(zstandard.compress(chats.read_bytes()))
+    done = run("compress", chats, packed, "-o", tmp_path / "a.pltz", "--json")
+    assert json.loads(done.stdout)["sessions"] == 8
+
+
+def test_text_comes_back_byte_for_byte(run: Run, tiny: Path, tmp_path: Path) -> None:
+    data = b"line one\r\n\xff\x00 not UTF-8, no last line end"
+    (tmp_path / "a.txt").write_bytes(data)
+    run("compress", tmp_path / "a.txt", "-o", tmp_path / "a.pltz")
+    assert run("decompress", tmp_path / "a.pltz").stdout_bytes == data
+
+
+def test_several_texts_need_a_choice(run: Run, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one")
+    (tmp_path / "b.txt").write_bytes(b"two")
+    run("compress", tmp_path / "a.txt", tmp_path / "b.txt", "-o", tmp_path / "a.pltz")
+    refused = run("decompress", tmp_path / "a.pltz", "-o", tmp_path / "out")
+    assert refused.exit_code == 5 and "--session" in refused.stderr and not (tmp_path / "out").exists()
+    assert run("decompress", tmp_path / "a.pltz", "--session", 1).stdout_bytes == b"two"
+    assert run("decompress", tmp_path / "a.pltz", "--format", "text").stdout_bytes == b"onetwo"
+    assert run("decompress", tmp_path / "a.pltz", "--format", "ids").exit_code == 5
+
+
+def test_ids_come_back(run: Run, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "ids.json").write_text("[[5, 900, 32], [1023]]")
+    run("compress", tmp_path / "ids.json", "--format", "ids", "-o", tmp_path / "a.pltz")
+    assert run("decompress", tmp_path / "a.pltz").stdout == "[5,900,32]\n[1023]\n"
+
+
+def test_ids_of_another_tokenizer(
+    run: Run, tiny: Path, tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes]
+) -> None:
+    tokenizer, ids, out = tmp_path / "tokenizer.json", tmp_path / "ids.json", tmp_path / "a.pltz"
+    tokenizer.write_bytes(tiny_tokenizer_json(700))
+    ids.write_text(json.dumps(list(range(100, 690))))
+    done = run("compress", ids, "--format", "ids", "--tokenizer", tokenizer, "-o", out)
+    assert done.exit_code == 0, done.output
+    back = run("decompress", out, "--tokenizer", tokenizer)
+    assert json.loads(back.stdout) == list(range(100, 690))
+
+
+def test_a_target_keeps_its_own_ids(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
+    assert run("compress", chats, "--target", "mini-llama", "-o", tmp_path / "a.pltz").exit_code == 5, (
+        "no messages"
+    )
+    spoken = tmp_path / "spoken.jsonl"
+    spoken.write_bytes(b"".join(chats.read_bytes().splitlines(keepends=True)[:3]))
+    done = run("compress", spoken, "--target", "mini-llama", "-o", tmp_path / "a.pltz", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["sessions"] == 3
+    assert Reader((tmp_path / "a.pltz").read_bytes()).header.target_fingerprint is not None
+    back = run("decompress", tmp_path / "a.pltz", "--target", "mini-llama")
+    assert all(isinstance(i, int) for i in json.loads(back.stdout.splitlines()[0]))
+
+
+def test_layout_is_kept(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
+    done = run("compress", chats, "--lanes", 2, "--steps", 8, "-o", tmp_path / "a.pltz")
+    assert done.exit_code == 0, done.output
+    assert run("decompress", tmp_path / "a.pltz").exit_code == 0
+
+
+def test_opaque_parts_are_refused_by_name(run: Run, tiny: Path, tmp_path: Path) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    line = {"messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, image]}]}
+    source, out = tmp_path / "a.jsonl", tmp_path / "a.pltz"
+    source.write_text(json.dumps(line))
+    refused = run("compress", source, "-o", out)
+    assert refused.exit_code == 5 and "image_url" in refused.stderr and not out.exists()
+    assert run("compress", source, "-o", out, "--keep-opaque").exit_code == 0
+    assert json.loads(run("decompress", out).stdout) == line
+
+
+def test_progress_is_on_stderr(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
+    done = run("compress", chats, "-o", tmp_path / "a.pltz", "--progress", "--json")
+    assert "tokens/s" in done.stderr and json.loads(done.stdout)
+
+
+def refused(done: Result, code: int, *words: str) -> None:
+    """One line on stderr that holds the words, the exit code, nothing on stdout."""
+    assert done.exit_code == code, done.output
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+def test_refusals_of_compress(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.pltz"
+    refused(run("compress", tmp_path / "missing.jsonl", "-o", out), 2, "missing.jsonl")
+    refused(run("compress", chats, "-o", chats), 2, "input")
+    refused(run("compress", "-", "-", "-o", out, input=b""), 2, "stdin")
+    refused(run("compress", chats, "-o", out, "--bundle", "nope"), 2, "nope")
+    refused(run("compress", chats, "-o", out, "--target", tmp_path / "nope"), 6, "nope")
+    refused(run("compress", chats, "-o", out, "--target", "mini-llama", "--tokenizer", chats), 2, "tokenizer")
+    refused(run("compress", chats, "-o", out, "--tokenizer", tmp_path / "nope.json"), 2, "nope.json")
+    (tmp_path / "bad.jsonl").write_text('{"messages": [}\n')
+    refused(run("compress", tmp_path / "bad.jsonl", "-o", out), 2, "line 1")
+    assert not out.exists()
+    assert run("compress", chats, "-o", out).exit_code == 0
+    refused(run("compress", chats, "-o", out), 2, "exists", "--force")
+    assert run("compress", chats, "-o", out, "--force").exit_code == 0
+
+
+@pytest.mark.parametrize("damage", ["empty", "other", "cut", "flipped", "session"])
+def test_damaged_files(run: Run, frozen: Path, tmp_path: Path, damage: str) -> None:
+    data = bytearray(frozen.read_bytes())
+    if damage == "flipped":
+        data[30] ^= 64
+    if damage == "session":
+        refused(run("decompress", frozen, "--session", 4), 2, "session")
+        return
+    changes = {"empty": b"", "other": b"GIF89a" + data, "cut": data[:-1], "flipped": data}
+    changed = bytes(changes[damage])
+    path = tmp_path / "damaged.pltz"
+    path.write_bytes(changed)
+    out = tmp_path / "out.jsonl"
+    refused(run("decompress", path, "-o", out), 3)
+    refused(run("decompress", "-", "-o", out, input=changed), 3)
+    refused(run("inspect", path), 3)
+    assert not out.exists()
+
+
+def test_another_bundle(run: Run, frozen: Path, tiny: Path, tmp_path: Path) -> None:
+    header = Header(contract=1, bundle_id=bytes(16))
+    other = tmp_path / "other.pltz"
+    other.write_bytes(pack(header, Reader(frozen.read_bytes())))
+    refused(run("decompress", other), 4, bytes(16).hex())
+    refused(run("decompress", other, "--bundle", tiny / "bundles/mini"), 4, bytes(16).hex())
+    assert run("decompress", frozen, "--bundle", tiny / "bundles/mini").exit_code == 0
+
+
+def test_ids_without_their_tokenizer(
+    run: Run, tiny: Path, tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes]
+) -> None:
+    ids = tmp_path / "ids.json"
+    ids.write_text("[[500]]")  # three plain bytes: the model's two win
+    run("compress", ids, "--format", "ids", "-o", tmp_path / "a.pltz")
+    reader = Reader((tmp_path / "a.pltz").read_bytes())
+    assert reader.info(0).kind.by_model
+    header = Header(reader.header.contract, reader.header.bundle_id, tokenizer_fingerprint=bytes(16))
+    (tmp_path / "b.pltz").write_bytes(pack(header, reader))
+    refused(run("decompress", tmp_path / "b.pltz"), 4, "--tokenizer")
+
+
+def test_a_terminal_gets_no_binary_data(
+    run: Run, tiny: Path, chats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    with pytest.raises(UsageError, match="terminal"):
+        Output("-")
+    Output("-", binary=False)

@@ -1,0 +1,43 @@
+"""demo: the whole way, with the tiny bundle and target in place of the shipped ones; and with those, slowly."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+Run = Callable[..., Result]
+COUNT = 4
+
+
+def test_the_whole_way(run: Run, tiny: Path, tmp_path: Path) -> None:
+    done = run("demo", "--sessions", COUNT, "--thaws", 2, "-o", tmp_path / "sample.pltz")
+    assert done.exit_code == 0, done.output
+    for words in (
+        "compared equal",
+        "bits a byte",
+        "KV on mini-llama",
+        "KV on Llama-3.1-8B",
+        "prefill",
+        "assistant:",
+    ):
+        assert words in done.stdout
+    inspected = json.loads(run("inspect", tmp_path / "sample.pltz", "--json").stdout)
+    assert inspected["sessions"] == COUNT
+
+
+def test_json(run: Run, tiny: Path) -> None:
+    found = json.loads(run("demo", "--sessions", COUNT, "--thaws", 1, "--json").stdout)
+    assert found["sessions"] == COUNT and found["thawed"] == 1
+    assert found["kv_bytes"]["Llama-3.1-8B"] == 131_072 * found["tokens"]
+    assert found["conversation"]["question"]
+
+
+@pytest.mark.slow
+def test_with_what_ships(run: Run) -> None:
+    from pltz.models.bundle import DEFAULT, Bundle
+
+    assert DEFAULT in Bundle.names()
+    found = json.loads(run("demo", "--sessions", 10, "--thaws", 2, "--json").stdout)
+    assert found["bits_per_byte"] < 1.5, "the shipped bundle is trained"

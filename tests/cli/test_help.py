@@ -1,0 +1,90 @@
+"""Every command says what it does, shows an example that parses, and lists its exit codes."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import click
+import pytest
+from click.testing import Result
+
+from pltz.cli.groups import EXIT_CODES, Command
+from pltz.cli.main import cli
+from pltz.plt_codec import errors
+
+
+def walk(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from walk(command, (*path, name))
+
+
+COMMANDS = dict(walk(cli, ()))
+LEAVES = {path: command for path, command in COMMANDS.items() if not isinstance(command, click.Group)}
+
+
+def test_the_commands_are_the_documented_ones() -> None:
+    assert {" ".join(path) for path in LEAVES} == {
+        "compress",
+        "decompress",
+        "inspect",
+        "thaw",
+        "bundle list",
+        "bundle show",
+        "bundle verify",
+        "bench codec",
+        "demo",
+    }
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_page(path: tuple[str, ...], run: Callable[..., Result]) -> None:
+    done = run(*path, "--help")
+    assert done.exit_code == 0
+    command = COMMANDS[path]
+    assert command.help and command.help[0].isupper()
+    if isinstance(command, Command):
+        assert "Examples:" in done.output and "Exit codes:" in done.output
+        assert all(example in done.output for example in command.examples)
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_examples_parse(path: tuple[str, ...]) -> None:
+    command = LEAVES[path]
+    assert isinstance(command, Command) and command.examples
+    for example in command.examples:
+        words = re.split(r" [<>|] ", example)[0].split()
+        assert words[: len(path) + 1] == ["pltz", *path]
+        command.make_context("pltz", words[len(path) + 1 :])
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_options_have_help(path: tuple[str, ...]) -> None:
+    for parameter in LEAVES[path].params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, parameter.name
+
+
+def test_exit_codes_cover_the_error_tree() -> None:
+    listed = {int(code) for code, _ in EXIT_CODES}
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.PltzError)
+    ]
+    assert kinds and {kind.exit_code for kind in kinds} <= listed
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from pltz.cli.main import cli; cli(['--help'], standalone_mode=False);"
+        "sys.exit(', '.join({'torch', 'transformers', 'numpy', 'tokenizers'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "compress" in done.stdout

@@ -1,0 +1,81 @@
+"""inspect: header, sessions, layout and digest, quickly and without a model."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from click.testing import Result
+
+from pltz.plt_codec.container import Frame, Header, Kind, content_check, pack
+
+Run = Callable[..., Result]
+BUNDLE = bytes(range(16))
+
+
+def model_frame(tokens: int, data: bytes, lanes: int | None = None, steps: int | None = None) -> Frame:
+    return Frame(Kind.CHAT, tokens, 7, data, lanes, steps)
+
+
+def file_of(frames: list[Frame]) -> bytes:
+    return pack(Header(contract=1, bundle_id=BUNDLE, target_fingerprint=bytes(16)), frames)
+
+
+PLAIN = Frame(Kind.TEXT_FALLBACK, 2, content_check(Kind.TEXT_FALLBACK, 2, b"hi"), b"hi")
+
+
+def test_json(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "a.pltz"
+    path.write_bytes(file_of([model_frame(40, bytes(10)), PLAIN, model_frame(40, bytes(9), 4, 8)]))
+    done = run("inspect", path, "--json", "--sessions")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["bundle"] == BUNDLE.hex() and found["bundle_name"] is None
+    assert found["target"] == bytes(16).hex() and found["tokenizer"] is None
+    assert found["sessions"] == 3 and found["kinds"] == {"chat": 2, "text (plain)": 1}
+    assert found["tokens"] == 80 and found["bytes"] == path.stat().st_size
+    assert found["frame_bytes"] + found["overhead_bytes"] == found["bytes"]
+    assert found["digest_ok"] is True
+    first, plain, laid_out = found["each"]
+    assert first["blocks"] is None, "the default layout is the bundle's, and this bundle is not here"
+    assert plain["plain_bytes"] == 2 and plain["tokens"] is None
+    assert (laid_out["blocks"], laid_out["lanes"], laid_out["steps"]) == (2, 4, 10)
+
+
+def test_a_known_bundle_tells_the_layout(run: Run, frozen: Path) -> None:
+    found = json.loads(run("inspect", frozen, "--json", "--sessions").stdout)
+    assert found["bundle_name"] == "mini" and found["sessions"] == 4
+    for each in found["each"]:
+        assert (each["tokens"] is None) == (each["blocks"] is None)
+
+
+def test_text(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "a.pltz"
+    path.write_bytes(file_of([model_frame(40, bytes(10)), PLAIN]))
+    done = run("inspect", path, "--sessions")
+    assert "not installed here" in done.stdout and "1 chat, 1 text (plain)" in done.stdout
+    assert "2.00" in done.stdout, "bits a token of the first session"
+
+
+def test_empty_file_of_no_sessions_and_stdin(run: Run) -> None:
+    done = run("inspect", "-", input=file_of([]))
+    assert done.exit_code == 0 and "0: none" in done.stdout
+
+
+def test_a_flipped_bit_in_a_frame_is_found(run: Run) -> None:
+    data = bytearray(file_of([model_frame(40, bytes(10))]))
+    data[50] ^= 1
+    done = run("inspect", "-", input=bytes(data))
+    assert done.exit_code == 3 and done.stderr.startswith("error: ") and "damaged" in done.stderr
+
+
+def test_needs_no_torch(tmp_path: Path) -> None:
+    path = tmp_path / "a.pltz"
+    path.write_bytes(file_of([model_frame(40, bytes(10))]))
+    code = (
+        "import sys; from pltz.cli.main import cli; cli(['inspect', sys.argv[1]], standalone_mode=False);"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

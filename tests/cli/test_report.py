@@ -1,0 +1,44 @@
+"""The small parts of a report: tables, sizes, the progress line."""
+
+import doctest
+from types import ModuleType
+
+import pytest
+
+from pltz.cli import peers, table
+from pltz.cli.progress import Progress, wanted
+
+
+@pytest.mark.parametrize("module", [table, peers])
+def test_examples_in_docstrings(module: ModuleType) -> None:
+    done = doctest.testmod(module)
+    assert done.attempted and not done.failed
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1900, "1.9 kB"), (4.14e6, "4.1 MB"), (1.25e10, "12.5 GB")],
+)
+def test_size(count: float, text: str) -> None:
+    assert table.size(count) == text
+
+
+def test_pairs_align() -> None:
+    assert table.pairs([("a", "1"), ("long", "2")]) == "  a     1\n  long  2"
+
+
+def test_progress_is_silent_unless_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("encode", unit="tokens", shown=False) as bar:
+        bar.add(3)
+    assert bar.count == 3 and capsys.readouterr() == ("", "")
+
+
+def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("encode", unit="tokens", total=6, shown=True) as bar:
+        bar.add(3)
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("encode   50 %  3 / 6 tokens  ")
+
+
+def test_progress_is_for_terminals_unless_told() -> None:
+    assert wanted(True) and not wanted(False) and not wanted(None)

@@ -1,0 +1,111 @@
+"""Bytes come in order and whole, whatever the size of the reads, and no further than the limit."""
+
+import io
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pltz.datasets.source import Source
+from pltz.plt_codec.errors import CorruptError, UsageError
+
+LIMIT = 1 << 20  # bytes
+
+
+class Dribble(io.RawIOBase):
+    """A stream that gives a few bytes a read, as a pipe does."""
+
+    def __init__(self, data: bytes, size: int) -> None:
+        self.data, self.size = data, size
+
+    def read(self, size: int = -1, /) -> bytes:
+        block, self.data = self.data[: self.size], self.data[self.size :]
+        return block
+
+
+def source(data: bytes, limit: int = LIMIT, packed: bool = False) -> Source:
+    opened = Source(io.BytesIO(data), "here", limit)
+    if packed:
+        opened.unpack()
+    return opened
+
+
+@given(lines=st.lists(st.binary(max_size=9)), size=st.integers(1, 9), look=st.integers(0, 20))
+def test_lines_are_those_of_the_bytes(lines: list[bytes], size: int, look: int) -> None:
+    data = b"\n".join(lines)
+    opened = Source(Dribble(data, size), "here", LIMIT)
+    found: list[bytes] = []
+    while True:
+        at = sum(map(len, found))
+        assert opened.peek(look) == data[at : at + look]
+        line = opened.line()
+        if line is None:
+            break
+        found.append(line)
+    assert found == io.BytesIO(data).readlines()
+    assert opened.rest() == b"" and opened.peek(1) == b""
+
+
+@given(data=st.binary(), first=st.integers(0, 5))
+def test_the_rest_follows_a_line(data: bytes, first: int) -> None:
+    opened = source(data)
+    head = b"".join(opened.line() or b"" for _ in range(first))
+    assert head + opened.rest() == data
+
+
+@given(parts=st.lists(st.binary(max_size=2000), min_size=1, max_size=4), size=st.integers(1, 700))
+def test_frames_of_zstd_follow_each_other(parts: list[bytes], size: int) -> None:
+    packed = b"".join(zstandard.compress(part) for part in parts)
+    opened = Source(Dribble(packed, size), "here", LIMIT)
+    opened.peek(4)
+    opened.unpack()
+    assert opened.rest() == b"".join(parts)
+
+
+def test_every_cut_of_a_frame_is_damage() -> None:
+    packed = zstandard.ZstdCompressor(write_checksum=True).compress(bytes(range(256)) * 20)
+    for cut in range(len(packed)):
+        with pytest.raises(CorruptError, match="here"):
+            source(packed[:cut], packed=True).rest()
+
+
+@pytest.mark.parametrize("data", [b"hello world", zstandard.compress(b"a") + b"junk", b""])
+def test_other_bytes_are_not_zstd(data: bytes) -> None:
+    with pytest.raises(CorruptError, match="zstd"):
+        source(data, packed=True).rest()
+
+
+def test_a_wide_window_is_read() -> None:
+    wide = zstandard.ZstdCompressionParameters(window_log=31, enable_ldm=True, compression_level=1)
+    packer = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    packed = packer.compress(b"abc\n" * 100) + packer.flush()
+    assert source(packed, packed=True).rest() == b"abc\n" * 100
+
+
+def test_a_bomb_stops_at_the_limit() -> None:
+    packed = zstandard.compress(bytes(1 << 26)) * 100  # 6.4 GiB
+    with pytest.raises(UsageError, match="a line of at most 1048576 bytes"):
+        source(packed, packed=True).line()
+    with pytest.raises(UsageError, match="a file of at most 1048576 bytes"):
+        source(packed, packed=True).rest()
+
+
+def test_the_limit_is_the_last_size_that_passes() -> None:
+    assert source(b"12345\n12345", limit=6).line() == b"12345\n"
+    assert source(b"12345", limit=5).rest() == b"12345"
+    for read in (Source.line, Source.rest):
+        with pytest.raises(UsageError, match="raise the limit"):
+            read(source(b"123456\n", limit=5))
+
+
+class Broken(io.RawIOBase):
+    def read(self, size: int = -1, /) -> bytes:
+        raise OSError(5, "Input/output error")
+
+
+def test_a_stream_that_fails_or_gives_text_is_named() -> None:
+    with pytest.raises(UsageError, match=r"tape: cannot be read: Input/output error"):
+        Source(Broken(), "tape", LIMIT).rest()
+    with pytest.raises(UsageError, match="binary mode, found str"):
+        Source(io.StringIO("text"), "tape", LIMIT).rest()  # type: ignore[arg-type]  # the point of the test

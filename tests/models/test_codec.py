@@ -1,0 +1,465 @@
+"""A codec gives every session back, strictly equal, or says by name why not.
+
+The coder here is a fake (10 bits an id): what it stands in for has tests of its own. Tokenizer, bridge and container
+are the real ones.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pltz.datasets import sample_sessions
+from pltz.models import transcript
+from pltz.models.bridge import Bridge
+from pltz.models.codec import Codec, content_bytes
+from pltz.models.session import Session
+from pltz.models.tokenizer import BundleTokenizer
+from pltz.plt_codec.container import Frame, Header, Kind, Reader, content_check, pack
+from pltz.plt_codec.errors import (
+    BundleMismatch,
+    ContentError,
+    CorruptError,
+    MismatchError,
+    ModelError,
+    OpaqueContentError,
+    PltzError,
+    TokenizerMismatch,
+    UsageError,
+    VersionError,
+)
+from pltz.plt_codec.frame import Encoded, FrameItem
+
+
+@dataclass
+class FakeBundle:
+    tokenizer: BundleTokenizer
+    id: bytes = b"0123456789abcdef"
+    contract: int = 1
+    zstd_dict: bytes = b'{"messages":[{"role":"user","content":"'
+
+
+def ten_bits(ids: Any) -> bytes:
+    return np.packbits(np.asarray(ids)[:, None] >> np.arange(10) & 1).tobytes()
+
+
+class FakeCoder:
+    """Ten bits a token; remembers its calls. Any bytes of the right number decode to something."""
+
+    def __init__(self) -> None:
+        self.encoded: list[int] = []  # sequences in each call
+        self.decoded: list[int] = []
+
+    def encode(
+        self,
+        sequences: Sequence[Any],
+        *,
+        lanes: int | None = None,
+        steps: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Encoded]:
+        self.encoded.append(len(sequences))
+        if progress:
+            progress(sum(map(len, sequences)))
+        return [Encoded(ten_bits(ids), 0.0, 1, lanes, steps) for ids in sequences]
+
+    def decode(
+        self, items: Sequence[FrameItem], *, progress: Callable[[int], None] | None = None
+    ) -> list[Any]:
+        self.decoded.append(len(items))
+        if progress:
+            progress(sum(item.tokens for item in items))
+        return [self._decode(item) for item in items]
+
+    def _decode(self, item: FrameItem) -> Any:
+        if len(item.data) != -(-10 * item.tokens // 8):
+            raise CorruptError("the bitstring does not decode")
+        bits = np.unpackbits(np.frombuffer(item.data, np.uint8), count=10 * item.tokens).reshape(-1, 10)
+        return bits.astype(np.int64) @ (1 << np.arange(10))
+
+
+class BrokenCoder(FakeCoder):
+    """Decodes the last token of each sequence wrongly."""
+
+    def _decode(self, item: FrameItem) -> Any:
+        ids = super()._decode(item).copy()
+        ids[-1:] ^= 1
+        return ids
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_tokenizer: BundleTokenizer) -> FakeBundle:
+    return FakeBundle(tiny_tokenizer)
+
+
+@pytest.fixture
+def codec(bundle: FakeBundle) -> Codec:
+    return Codec(bundle, FakeCoder())
+
+
+@pytest.fixture(scope="module")
+def foreign(tiny_tokenizer_json: Callable[..., bytes], bundle: FakeBundle) -> Bridge:
+    """A bridge to a tokenizer that is not the bundle's."""
+    bridge = Bridge(tiny_tokenizer_json(1536), bundle.tokenizer)
+    assert not bridge.identity
+    return bridge
+
+
+@pytest.fixture(scope="module")
+def own(tiny_tokenizer_json: Callable[..., bytes], bundle: FakeBundle) -> Bridge:
+    """A bridge to the bundle's own tokenizer."""
+    bridge = Bridge(tiny_tokenizer_json(), bundle.tokenizer)
+    assert bridge.identity
+    return bridge
+
+
+def chat(*turns: str, **more: Any) -> Session:
+    messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+    return Session("chat", {**more, "messages": messages})
+
+
+TALK = chat("What is a tower of segments?", "A chain of shared prompts, each of them stored once.")
+IMAGE = Session(
+    "chat",
+    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}]},
+)
+PROSE = Session("text", b"Prose, plain and long enough to be worth a frame.\xff")
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+messages = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool"]), "content": st.text(max_size=30)}
+)
+sessions = (
+    st.lists(messages, max_size=4).map(lambda m: Session("chat", {"messages": m}))
+    | json_values.map(lambda value: Session("chat", value))
+    | st.binary(max_size=80).map(lambda data: Session("text", data))
+    | st.lists(st.integers(0, 1023), max_size=30).map(lambda ids: Session("ids", ids))
+)
+
+
+# ---- round trips
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(sessions, max_size=8), st.data())
+def test_sessions_come_back_in_any_order(
+    codec: Codec, given_sessions: list[Session], data: st.DataObject
+) -> None:
+    frozen = codec.compress(given_sessions)
+    assert codec.decompress(frozen) == given_sessions
+    order = data.draw(st.permutations(range(len(given_sessions))))
+    assert codec.decompress(frozen, order) == [given_sessions[i] for i in order]
+
+
+def test_the_sample_comes_back_and_costs_little_beside_its_bits(codec: Codec) -> None:
+    given_sessions = sample_sessions()
+    reader = Reader(codec.compress(given_sessions))
+    assert codec.decompress(reader) == given_sessions
+    reader.verify()
+    assert reader.overhead / len(reader) < 8
+
+
+def test_a_reader_serves_many_calls(codec: Codec) -> None:
+    reader = Reader(codec.compress([TALK, PROSE]))
+    assert codec.decompress(reader, [1]) == [PROSE]
+    assert codec.decompress(reader, [0, 0]) == [TALK, TALK]
+    assert codec.decompress(reader, []) == []
+
+
+def test_the_shorter_method_is_taken(codec: Codec) -> None:
+    repeated = Session("text", b"".join(bytes([i % 251, i % 13]) for i in range(200)) * 40)
+    noise = Session("text", np.random.default_rng(1).bytes(300))
+    reader = Reader(codec.compress([chat("A few words of plain English, and no more."), repeated, noise]))
+    assert [reader.info(i).kind for i in range(3)] == [Kind.CHAT, Kind.TEXT_FALLBACK, Kind.TEXT_FALLBACK]
+    assert reader.info(2).size == 300
+
+
+def test_an_explicit_layout_is_kept(bundle: FakeBundle) -> None:
+    codec = Codec(bundle, FakeCoder())
+    reader = Reader(codec.compress([TALK], lanes=4, steps=32))
+    assert (reader.frame(0).lanes, reader.frame(0).steps) == (4, 32)
+    assert codec.decompress(reader) == [TALK]
+
+
+def test_many_sessions_are_coded_side_by_side(bundle: FakeBundle) -> None:
+    coder = FakeCoder()
+    codec = Codec(bundle, coder)
+    frozen = codec.compress([TALK] * 200)
+    assert (coder.encoded, coder.decoded) == ([200], [200])
+    codec.decompress(frozen)
+    assert coder.decoded == [200, 200]
+
+
+def test_progress_counts_each_token_once(codec: Codec, bundle: FakeBundle) -> None:
+    tokens = len(transcript.to_tokens(TALK, bundle.tokenizer))
+    for verify in (True, False):
+        seen: list[int] = []
+        codec.compress([TALK, TALK], verify=verify, progress=seen.append)
+        assert sum(seen) == 2 * tokens
+    seen = []
+    codec.decompress(codec.compress([TALK]), progress=seen.append)
+    assert sum(seen) == tokens
+
+
+# ---- ids and bridges
+
+
+def foreign_ids(tiny_tokenizer_json: Callable[..., bytes], text: str) -> Session:
+    return Session("ids", BundleTokenizer(tiny_tokenizer_json(1536)).encode(text.encode()))
+
+
+def test_ids_of_the_bundle_need_no_bridge(codec: Codec, own: Bridge) -> None:
+    session = Session("ids", np.arange(40, 90))
+    plain = codec.compress([session])
+    assert codec.compress([session], bridge=own) == plain
+    assert Reader(plain).header.tokenizer_fingerprint is None
+    assert codec.decompress(plain) == codec.decompress(plain, bridge=own) == [session]
+
+
+def test_ids_of_another_tokenizer_cross_the_bridge(
+    codec: Codec, foreign: Bridge, tiny_tokenizer_json: Callable[..., bytes]
+) -> None:
+    canonical = foreign_ids(tiny_tokenizer_json, "The capital of France is Paris, a city on the river Seine.")
+    sampled = Session("ids", np.random.default_rng(2).integers(40, 1500, 30))
+    frozen = codec.compress([canonical, TALK, sampled], bridge=foreign)
+    reader = Reader(frozen)
+    assert reader.header.tokenizer_fingerprint == foreign.fingerprint
+    assert reader.frame(0).kind is Kind.IDS and not reader.frame(0).patch
+    assert codec.decompress(reader, bridge=foreign) == [canonical, TALK, sampled]
+    assert codec.decompress(reader, [1]) == [TALK]
+
+
+def test_patched_ids_come_back(
+    codec: Codec, foreign: Bridge, tiny_tokenizer_json: Callable[..., bytes]
+) -> None:
+    ids = foreign_ids(
+        tiny_tokenizer_json, "Frozen and thawed again, a session is what it was before."
+    ).value.copy()
+    ids[7] = 1400
+    reader = Reader(codec.compress([Session("ids", ids)], bridge=foreign))
+    assert reader.frame(0).patch
+    assert codec.decompress(reader, bridge=foreign) == [Session("ids", ids)]
+
+
+def test_ids_are_refused_without_their_bridge(
+    codec: Codec, foreign: Bridge, own: Bridge, tiny_tokenizer_json: Callable[..., bytes]
+) -> None:
+    words = foreign_ids(
+        tiny_tokenizer_json, "Words, and then a few more of them, so that there is something to code."
+    )
+    frozen = codec.compress([words], bridge=foreign)
+    for wrong in (None, own, Bridge(tiny_tokenizer_json(1280), codec.bundle.tokenizer)):
+        with pytest.raises(TokenizerMismatch, match=foreign.fingerprint.hex()):
+            codec.decompress(frozen, bridge=wrong)
+    with pytest.raises(TokenizerMismatch, match="bundle's own"):
+        codec.decompress(codec.compress([Session("ids", np.arange(40, 90))]), bridge=foreign)
+
+
+def test_ids_out_of_the_vocabulary_are_refused_by_number(codec: Codec) -> None:
+    with pytest.raises(TokenizerMismatch, match="session 1: "):
+        codec.compress([TALK, Session("ids", [5, 50_000])])
+
+
+def test_compressed_ids_need_no_bridge(codec: Codec, foreign: Bridge) -> None:
+    session = Session("ids", [40] * 3000)
+    frozen = codec.compress([session], bridge=foreign)
+    assert Reader(frozen).info(0).kind is Kind.IDS_FALLBACK
+    assert codec.decompress(frozen) == [session]
+
+
+def test_a_bridge_that_splits_otherwise_is_noticed(
+    codec: Codec, foreign: Bridge, tiny_tokenizer_json: Callable[..., bytes]
+) -> None:
+    """As another version of the tokenizer library might: same fingerprint, other ids."""
+
+    class Other(Bridge):
+        def from_bundle(self, bundle_ids: Any, patch: bytes) -> Any:
+            return super().from_bundle(bundle_ids, patch)[::-1]
+
+    frozen = codec.compress(
+        [
+            foreign_ids(
+                tiny_tokenizer_json, "Words, and then a few more of them, so that there is something to code."
+            )
+        ],
+        bridge=foreign,
+    )
+    with pytest.raises(CorruptError, match="checksum"):
+        codec.decompress(frozen, bridge=Other(tiny_tokenizer_json(1536), codec.bundle.tokenizer))
+
+
+# ---- content that is refused, or kept as it is
+
+
+def test_opaque_content_is_refused_by_number_or_kept(codec: Codec) -> None:
+    with pytest.raises(OpaqueContentError, match=r"session 1: .*image_url"):
+        codec.compress([TALK, IMAGE])
+    frozen = codec.compress([TALK, IMAGE], keep_opaque=True)
+    assert [Reader(frozen).info(i).kind for i in range(2)] == [Kind.CHAT, Kind.CHAT_FALLBACK]
+    assert codec.decompress(frozen) == [TALK, IMAGE]
+
+
+def test_content_that_would_change_is_refused_even_as_opaque(codec: Codec) -> None:
+    image = {**IMAGE.value, "score": float("nan")}
+    with pytest.raises(ContentError, match=r"session 0: .*finite"):
+        codec.compress([Session("chat", image)], keep_opaque=True)
+
+
+def test_nothing_is_acknowledged_that_does_not_decode(bundle: FakeBundle) -> None:
+    broken = Codec(bundle, BrokenCoder())
+    with pytest.raises(ModelError, match="session 0 does not come back"):
+        broken.compress([TALK])
+    frozen = broken.compress([TALK], verify=False)
+    with pytest.raises(CorruptError, match="session 0 does not match its checksum"):
+        broken.decompress(frozen)
+
+
+# ---- partners
+
+
+def test_another_bundle_is_refused_with_both_ids(codec: Codec, bundle: FakeBundle) -> None:
+    other = Codec(FakeBundle(bundle.tokenizer, id=bytes(16)), FakeCoder())
+    with pytest.raises(BundleMismatch) as caught:
+        other.decompress(codec.compress([TALK]))
+    assert bundle.id.hex() in str(caught.value) and bytes(16).hex() in str(caught.value)
+    assert "--bundle" in str(caught.value)
+
+
+def test_another_contract_is_refused(codec: Codec, bundle: FakeBundle) -> None:
+    newer = Codec(FakeBundle(bundle.tokenizer, contract=2), FakeCoder())
+    with pytest.raises(VersionError, match="contract"):
+        codec.decompress(newer.compress([TALK]))
+
+
+def test_the_target_is_named_in_the_file(codec: Codec) -> None:
+    frozen = codec.compress([TALK], target_fingerprint=b"T" * 16)
+    assert Reader(frozen).header.target_fingerprint == b"T" * 16
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_a_session_that_is_not_there(codec: Codec, index: int) -> None:
+    with pytest.raises(UsageError, match="session number"):
+        codec.decompress(codec.compress([TALK, TALK]), [index])
+
+
+# ---- damage
+
+
+def test_no_changed_byte_gives_a_wrong_session(codec: Codec) -> None:
+    given_sessions = [chat("Hi"), Session("text", b"plain"), Session("ids", [33, 34])]
+    frozen = codec.compress(given_sessions)
+    for position in range(len(frozen)):
+        for value in {frozen[position] ^ 1, frozen[position] ^ 0x80, frozen[position] ^ 0xFF}:
+            damaged = frozen[:position] + bytes([value]) + frozen[position + 1 :]
+            try:
+                assert codec.decompress(damaged) == given_sessions
+            except PltzError as exc:
+                assert not isinstance(exc, MismatchError) or position < 60
+
+
+def test_no_truncation_gives_a_wrong_session(codec: Codec) -> None:
+    frozen = codec.compress([TALK, PROSE])
+    for end in range(len(frozen)):
+        with pytest.raises(PltzError):
+            codec.decompress(frozen[:end])
+
+
+def test_frames_of_nonsense_under_sound_sums(codec: Codec, bundle: FakeBundle) -> None:
+    """What a hostile writer can do: every sum holds, and the content is no session."""
+    header = Header(1, bundle.id)
+    tokens = np.array([40, 2, 41])  # a chat that starts with text
+    cases = [
+        Frame(Kind.CHAT, 3, content_check(Kind.CHAT, 3, tokens), ten_bits(tokens)),
+        Frame(Kind.CHAT_FALLBACK, 2, content_check(Kind.CHAT_FALLBACK, 2, b"{]"), b"{]"),
+        Frame(Kind.CHAT_FALLBACK, 1, content_check(Kind.CHAT_FALLBACK, 1, b"\xff"), b"\xff"),
+        Frame(Kind.IDS_FALLBACK, 3, content_check(Kind.IDS_FALLBACK, 3, b"abc"), b"abc"),
+        Frame(Kind.IDS_FALLBACK, 4, content_check(Kind.IDS_FALLBACK, 4, b"\xff" * 4), b"\xff" * 4),
+        Frame(Kind.IDS, 1, 0, ten_bits([40]), patch=b"\x01"),
+    ]
+    for frame in cases:
+        with pytest.raises(CorruptError):
+            codec.decompress(pack(header, [frame]))
+
+
+# ---- thaw
+
+
+def test_token_ids_of_a_chat_are_its_conversation(codec: Codec, bundle: FakeBundle) -> None:
+    with_meta = chat(
+        "Hello there, how are you today?", "Fine, thank you for asking me.", id="a-7", tags=["x"]
+    )
+    bare = chat("Hello there, how are you today?", "Fine, thank you for asking me.")
+    reader = Reader(codec.compress([with_meta]))
+    assert np.array_equal(codec.token_ids(reader, 0), transcript.to_tokens(bare, bundle.tokenizer))
+
+
+def test_token_ids_do_not_depend_on_the_method(codec: Codec, bundle: FakeBundle) -> None:
+    repeated = chat(*[f"{i % 3}: the same line, once more. " * 20 for i in range(12)])
+    reader = Reader(
+        codec.compress([repeated, PROSE, Session("text", b"ab" * 2000), Session("ids", [33, 34])])
+    )
+    assert {reader.info(i).kind for i in (0, 2)} == {Kind.CHAT_FALLBACK, Kind.TEXT_FALLBACK}
+    expected = [repeated, PROSE, Session("text", b"ab" * 2000), Session("ids", [33, 34])]
+    for i, session in enumerate(expected):
+        assert np.array_equal(codec.token_ids(reader, i), transcript.to_tokens(session, bundle.tokenizer))
+
+
+def test_token_ids_of_foreign_ids_are_the_ids(
+    codec: Codec, foreign: Bridge, tiny_tokenizer_json: Callable[..., bytes]
+) -> None:
+    session = foreign_ids(
+        tiny_tokenizer_json, "Words, and then a few more of them, so that there is something to code."
+    )
+    reader = Reader(codec.compress([session], bridge=foreign))
+    assert np.array_equal(codec.token_ids(reader, 0, bridge=foreign), session.value)
+    with pytest.raises(TokenizerMismatch):
+        codec.token_ids(reader, 0)
+
+
+def test_an_opaque_session_has_no_token_ids(codec: Codec) -> None:
+    with pytest.raises(OpaqueContentError):
+        codec.token_ids(Reader(codec.compress([IMAGE], keep_opaque=True)), 0)
+
+
+# ---- sizes
+
+
+@pytest.mark.parametrize(
+    ("session", "size"),
+    [
+        (chat("hé", "yes", id="not counted"), 6),
+        (Session("chat", [{"role": "user", "content": "abc"}]), 3),
+        (Session("chat", {"conversations": [{"from": "human", "value": "abcd"}]}), 4),
+        (
+            Session(
+                "chat",
+                {"messages": [{"role": "user", "content": [{"type": "text", "text": "abc"}, {"x": 1}]}]},
+            ),
+            3,
+        ),
+        (Session("chat", {"messages": [{"role": "user", "content": None}, "odd"]}), 0),
+        (Session("chat", {"no": "messages"}), 0),
+        (Session("text", b"12345"), 5),
+        (Session("ids", [1, 2]), 8),
+    ],
+)
+def test_content_bytes(session: Session, size: int) -> None:
+    assert content_bytes(session) == size
+
+
+def test_fallback_of_a_chat_is_its_compact_json(codec: Codec) -> None:
+    reader = Reader(codec.compress([IMAGE], keep_opaque=True))
+    assert reader.info(0).count == len(json.dumps(IMAGE.value, separators=(",", ":")))

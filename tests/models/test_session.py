@@ -1,0 +1,170 @@
+"""A session is equal to another only where every value, type and order is the same."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pltz.models.session import KINDS, Session
+from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
+
+strings = st.text(st.characters(exclude_categories=()))
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**60), 10**60)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | strings
+)
+values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(strings, inner), max_leaves=12)
+sessions = (
+    values.map(lambda value: Session("chat", value))
+    | st.binary().map(lambda value: Session("text", value))
+    | st.lists(st.integers(0, 2**31 - 1)).map(lambda value: Session("ids", value))
+)
+
+
+@given(session=sessions)
+def test_bytes_without_a_model_give_the_session_back(session: Session) -> None:
+    again = Session.from_bytes(session.kind, session.to_bytes())
+    assert again == session and hash(again) == hash(session)
+    assert session.difference(again) is None
+
+
+@pytest.mark.parametrize(
+    "a, b",
+    [
+        (Session("chat", [1]), Session("chat", [1.0])),
+        (Session("chat", [1]), Session("chat", [True])),
+        (Session("chat", [0.0]), Session("chat", [-0.0])),
+        (Session("chat", {"a": 1, "b": 2}), Session("chat", {"b": 2, "a": 1})),
+        (Session("chat", "a"), Session("text", b"a")),
+        (Session("text", b"a"), Session("text", b"b")),
+        (Session("ids", [1]), Session("ids", [1, 2])),
+        (Session("ids", []), Session("chat", [])),
+    ],
+)
+def test_equality_is_strict(a: Session, b: Session) -> None:
+    assert a != b and a.difference(b)
+    assert a != "another type"
+
+
+def test_ids_are_a_read_only_int32_array() -> None:
+    given_ids = np.array([1, 2, 3], np.int32)
+    session = Session("ids", given_ids)
+    given_ids[0] = 9
+    assert session.value.dtype == np.int32 and session.value.tolist() == [1, 2, 3]
+    with pytest.raises(ValueError):
+        session.value[0] = 5
+
+
+@pytest.mark.parametrize("value", [[1.5], [[1, 2]], [[1], [2, 3]], "ab", [True], None, [None]])
+def test_ids_of_another_type_are_refused(value: Any) -> None:
+    with pytest.raises(UsageError):
+        Session("ids", value)
+
+
+@pytest.mark.parametrize("value", [[-1], [2**31], np.array([2**64 - 1], np.uint64)])
+def test_ids_out_of_range_are_refused(value: Any) -> None:
+    with pytest.raises(ContentError):
+        Session("ids", value)
+
+
+def test_a_text_is_bytes_and_a_kind_is_known() -> None:
+    with pytest.raises(UsageError, match="found str"):
+        Session("text", "not bytes")
+    with pytest.raises(UsageError, match="found 'image'"):
+        Session("image", b"")  # type: ignore[arg-type]  # the point of the test
+
+
+def test_repr_is_short() -> None:
+    assert repr(Session("text", b"a" * 1000)) == "Session('text', 1000 bytes)"
+    assert repr(Session("ids", range(5))) == "Session('ids', 5 ids)"
+    assert repr(Session("chat", {"messages": []})) == "Session('chat', dict of 1)"
+    assert repr(Session("chat", None)) == "Session('chat', None)"
+
+
+@pytest.mark.parametrize(
+    "kind, data",
+    [
+        ("chat", b""),
+        ("chat", b"{"),
+        ("chat", b"\xff"),
+        ("chat", b"NaN"),
+        ("ids", b"abc"),
+        ("ids", b"\xff" * 4),
+    ],
+)
+def test_damaged_bytes_are_refused(kind: Any, data: bytes) -> None:
+    with pytest.raises(CorruptError):
+        Session.from_bytes(kind, data)
+
+
+@given(value=values)
+def test_a_chat_is_one_line_of_json(value: Any) -> None:
+    session = Session("chat", value)
+    try:
+        line = session.to_json_line()
+    except ContentError:  # a pair of separate surrogates: JSON has no form for it
+        assert any(0xD800 <= ord(char) < 0xDC00 for char in json.dumps(value, ensure_ascii=False))
+        return
+    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    assert Session.from_json_line(line) == session
+
+
+def test_a_line_is_utf8_unless_a_surrogate_stands_alone() -> None:
+    assert Session("chat", {"a": "\u00e9"}).to_json_line() == '{"a":"\u00e9"}\n'.encode()
+    assert Session("chat", ["\u00e9\ud800"]).to_json_line() == b'["\\u00e9\\ud800"]\n'
+    with pytest.raises(ContentError, match="surrogates"):
+        Session("chat", ["\ud83d\ude00"]).to_json_line()
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"a":1,"a":2}', b" [NaN] ", b"-0", b"9" * 5000, b"[" * 5000 + b"]" * 5000]
+)
+def test_a_line_that_json_would_change_is_kept_as_it_is(line: bytes) -> None:
+    session = Session.from_json_line(line)
+    assert session == Session("text", line)
+    assert session.to_json_line() == line + b"\n"
+
+
+@pytest.mark.parametrize("text", [b"", b"hello", b"{}", b"NaN\n", b"NaN\nNaN", b"\xff"])
+def test_other_texts_have_no_line(text: bytes) -> None:
+    with pytest.raises(ContentError, match="as text"):
+        Session("text", text).to_json_line()
+
+
+def test_ids_are_a_list_in_a_line() -> None:
+    assert Session("ids", [1, 22, 333]).to_json_line() == b"[1,22,333]\n"
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        (b'{"a":', "at column 6"),
+        (b"", "at column 1"),
+        (b'{"a":1}\n}', "at line 2 column 1"),
+        (b'"\xff"', "expected UTF-8, found byte 0xff at 1"),
+        (b'{"a":"\t"}', "control character"),
+    ],
+)
+def test_a_bad_line_says_where(line: bytes, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Session.from_json_line(line)
+
+
+@given(data=st.binary())
+def test_any_bytes_are_a_session_or_a_named_error(data: bytes) -> None:
+    readers: list[Callable[[bytes], Session]] = [
+        Session.from_json_line,
+        *(lambda data, kind=kind: Session.from_bytes(kind, data) for kind in KINDS),
+    ]
+    for read in readers:
+        try:
+            read(data)
+        except (UsageError, CorruptError):
+            pass

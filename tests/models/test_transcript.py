@@ -1,0 +1,310 @@
+"""A session becomes bundle tokens and comes back equal; common chats cost no more than their text."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pltz.datasets import sample_sessions
+from pltz.models.session import Session
+from pltz.models.tokenizer import SPECIALS, BundleTokenizer
+from pltz.models.transcript import conversation_ids, from_tokens, refuse_opaque, to_tokens, to_tokens_many
+from pltz.plt_codec.errors import ContentError, CorruptError, OpaqueContentError, TokenizerMismatch
+
+strings = st.text(st.characters(exclude_categories=()), max_size=12)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**60), 10**60)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | strings
+)
+json_values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(strings, inner, max_size=4),
+    max_leaves=8,
+)
+
+# Values that look like chats in every way that has a form of its own, and in ways that nearly have one.
+role_names = st.sampled_from(
+    ["system", "user", "assistant", "tool", "developer", "function", "human", "gpt", "bot", "narrator", ""]
+)
+part = st.fixed_dictionaries({"type": st.just("text"), "text": strings | st.none()})
+contents = strings | st.none() | st.lists(part | json_values, max_size=3) | json_values
+keys = st.sampled_from(["role", "content", "from", "value", "name", "tool_calls", "tool_call_id"])
+plain = st.fixed_dictionaries({"role": role_names, "content": contents})
+gpt = st.fixed_dictionaries({"from": role_names, "value": contents})
+odd = st.dictionaries(keys, role_names | contents, max_size=4)
+carrying = st.tuples(plain | gpt, odd).map(lambda both: {**both[1], **both[0]})
+carrying_after = st.tuples(plain | gpt, odd).map(lambda both: {**both[0], **both[1]})
+message = plain | gpt | odd | carrying | carrying_after
+conversation = st.lists(message, max_size=4) | st.lists(plain, max_size=4) | st.lists(gpt, max_size=4)
+containers = st.sampled_from(["messages", "conversations", "conversation", "id"])
+whole = st.dictionaries(containers, conversation | json_values, max_size=3)
+chats = whole | conversation | st.lists(message | json_values, max_size=3)
+
+
+def _text_only(value: Any) -> bool:
+    try:
+        refuse_opaque(Session("chat", value))
+    except OpaqueContentError:
+        return False
+    return True
+
+
+@settings(max_examples=300)
+@given(value=chats.filter(_text_only))
+def test_every_chat_comes_back(tiny_tokenizer: BundleTokenizer, value: Any) -> None:
+    session = Session("chat", value)
+    tokens = to_tokens(session, tiny_tokenizer)
+    assert tokens.dtype == np.int32
+    assert from_tokens("chat", tokens, tiny_tokenizer) == session
+
+
+@given(value=json_values.filter(_text_only))
+def test_every_json_value_comes_back(tiny_tokenizer: BundleTokenizer, value: Any) -> None:
+    session = Session("chat", value)
+    assert from_tokens("chat", to_tokens(session, tiny_tokenizer), tiny_tokenizer) == session
+
+
+@given(data=st.binary())
+def test_a_text_is_its_tokens_and_nothing_else(tiny_tokenizer: BundleTokenizer, data: bytes) -> None:
+    tokens = to_tokens(Session("text", data), tiny_tokenizer)
+    assert tokens.tolist() == tiny_tokenizer.encode(data).tolist()
+    assert from_tokens("text", tokens, tiny_tokenizer) == Session("text", data)
+
+
+def test_ids_are_themselves(tiny_tokenizer: BundleTokenizer) -> None:
+    session = Session("ids", [0, 31, 32, 1023])
+    assert to_tokens(session, tiny_tokenizer).tolist() == [0, 31, 32, 1023]
+    assert from_tokens("ids", [0, 31, 32, 1023], tiny_tokenizer) == session
+    with pytest.raises(TokenizerMismatch, match=r"0\.\.1023, found 1024"):
+        to_tokens(Session("ids", [1024]), tiny_tokenizer)
+
+
+def test_the_samples_come_back(tiny_tokenizer: BundleTokenizer) -> None:
+    sessions = sample_sessions()
+    for session, tokens in zip(sessions, to_tokens_many(sessions, tiny_tokenizer), strict=True):
+        assert from_tokens("chat", tokens, tiny_tokenizer) == session
+
+
+def test_many_of_all_kinds_give_what_each_gives_alone(tiny_tokenizer: BundleTokenizer) -> None:
+    sessions = [Session("ids", [40]), Session("text", b"hi"), *sample_sessions()[:3], Session("text", b"")]
+    together = to_tokens_many(sessions, tiny_tokenizer)
+    alone = [to_tokens(session, tiny_tokenizer) for session in sessions]
+    assert [tokens.tolist() for tokens in together] == [tokens.tolist() for tokens in alone]
+
+
+def shown(tokens: Iterable[int], tokenizer: BundleTokenizer) -> str:
+    """Tokens as text with specials by name."""
+    pieces = [f"<|{SPECIALS[i]}|>".encode() if i < len(SPECIALS) else tokenizer.pieces[i] for i in tokens]
+    return b"".join(pieces).decode("utf-8", "surrogateescape")
+
+
+FORMS: list[tuple[Any, str]] = [
+    ({"messages": []}, ""),
+    (
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]},
+        "<|user|>Hi<|assistant|>Hello!",
+    ),
+    (
+        {"id": 7, "messages": [{"role": "tool", "content": ""}], "source": "x"},
+        '<|tool|><|meta|>{"id":7,"messages":null,"source":"x"}',
+    ),
+    (
+        {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yo"}]},
+        "<|sharegpt|><|user|>Hi<|assistant|>Yo",
+    ),
+    (
+        {"conversations": [{"from": "user", "value": "Hi"}]},
+        '<|sharegpt|>["conversations","from","value",{"user":"user"}]<|user|>Hi',
+    ),
+    (
+        {"conversations": [{"role": "user", "content": "Hi"}]},
+        '<|sharegpt|>["conversations","role","content"]<|user|>Hi',
+    ),
+    (
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "bot", "content": "Yo"}]},
+        '<|sharegpt|>["messages","role","content",{"assistant":"bot"}]<|user|>Hi<|assistant|>Yo',
+    ),
+    ([{"role": "user", "content": "Hi"}], "<|list|><|user|>Hi"),
+    ([{"from": "human", "value": "Hi"}], '<|list|>[null,"from","value"]<|user|>Hi'),
+    ([], "<|list|>"),
+    (
+        {"messages": [{"role": "user", "content": "Hi", "name": "Jo"}]},
+        '<|user|>Hi<|message|>[{"name":"Jo"}]',
+    ),
+    (
+        {"messages": [{"content": "Hi", "role": "user"}]},
+        '<|user|>Hi<|message|>[{"content":null,"role":null}]',
+    ),
+    (
+        {"messages": [{"role": "narrator", "content": "Hi"}]},
+        '<|user|>Hi<|message|>[{"role":"narrator","content":null}]',
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": 'a "b"'}]}]},
+        '<|user|>a "b"<|message|>[{"role":null,"content":[{"type":"text","text":null}]}]',
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": []}]},
+        '<|message|>{"role":"assistant","content":null,"tool_calls":[]}',
+    ),
+    ({"messages": [], "id": 1}, '<|meta|>{"messages":[],"id":1}'),
+    ({"conversations": [], "id": 1}, '<|sharegpt|><|meta|>{"conversations":null,"id":1}'),
+    ({"prompt": "a"}, '<|meta|>{"prompt":"a"}'),
+    ({"messages": ["a"]}, '<|meta|>{"messages":["a"]}'),
+    (1.5, "<|meta|>1.5"),
+]
+
+
+@pytest.mark.parametrize("value, form", FORMS, ids=[form[:40] for _, form in FORMS])
+def test_each_form(tiny_tokenizer: BundleTokenizer, value: Any, form: str) -> None:
+    tokens = to_tokens(Session("chat", value), tiny_tokenizer)
+    assert shown(tokens.tolist(), tiny_tokenizer) == form
+
+
+@pytest.mark.parametrize("value, form", FORMS, ids=[form[:40] for _, form in FORMS])
+def test_conversation_ids_leave_style_and_meta_out(
+    tiny_tokenizer: BundleTokenizer, value: Any, form: str
+) -> None:
+    kept = conversation_ids(to_tokens(Session("chat", value), tiny_tokenizer))
+    starts = [form.find(f"<|{name}|>") for name in ("user", "assistant", "tool", "message")]
+    found = [start for start in starts if start >= 0]
+    expected = form[min(found) :].split("<|meta|>")[0] if found else ""
+    assert shown(kept.tolist(), tiny_tokenizer) == expected
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "image", "video_url", "document"])
+def test_an_opaque_part_is_refused_by_name(tiny_tokenizer: BundleTokenizer, kind: str) -> None:
+    parts = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {"url": "data:..."}}]
+    messages = [{"role": "user", "content": "Hi"}, {"role": "user", "content": parts}]
+    with pytest.raises(OpaqueContentError, match=rf'message 2 .* "{kind}".*--keep-opaque'):
+        to_tokens(Session("chat", {"messages": messages}), tiny_tokenizer)
+    with pytest.raises(OpaqueContentError, match="message 2"):
+        to_tokens(Session("chat", messages), tiny_tokenizer)
+    result = [{"role": "user", "content": [{"type": "tool_result", "content": parts}]}]
+    with pytest.raises(OpaqueContentError, match="message 1"):
+        to_tokens(Session("chat", {"messages": result}), tiny_tokenizer)
+
+
+def test_tool_calls_and_results_are_text(tiny_tokenizer: BundleTokenizer) -> None:
+    parts = [{"type": "tool_use", "id": "t1", "name": "ls", "input": {"path": "."}}]
+    result = [{"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "a b"}]}]
+    messages = [{"role": "assistant", "content": parts}, {"role": "user", "content": result}]
+    session = Session("chat", {"messages": messages})
+    assert from_tokens("chat", to_tokens(session, tiny_tokenizer), tiny_tokenizer) == session
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"messages": [{"role": "user", "content": float("nan")}]}, ({"role": "user"},), {1: 2}, object()],
+)
+def test_what_is_not_json_is_refused(tiny_tokenizer: BundleTokenizer, value: Any) -> None:
+    with pytest.raises(ContentError):
+        to_tokens(Session("chat", value), tiny_tokenizer)
+
+
+def built(tokenizer: BundleTokenizer, *segments: tuple[str, bytes]) -> list[int]:
+    """Tokens of segments given as special name and text."""
+    ids: list[int] = []
+    for name, text in segments:
+        ids += [tokenizer.specials[name], *tokenizer.encode(text).tolist()]
+    return ids
+
+
+DAMAGED: dict[str, list[tuple[str, bytes]]] = {
+    "a lane": [("lane", b"")],
+    "an escape": [("user", b"a"), ("x3", b"")],
+    "text special": [("text", b"a")],
+    "style in the middle": [("user", b"a"), ("list", b"")],
+    "messages after meta": [("user", b"a"), ("meta", b'{"messages":null}'), ("user", b"b")],
+    "meta first, more after": [("meta", b"{}"), ("user", b"b")],
+    "meta without a place": [("user", b"a"), ("meta", b'{"id":1}')],
+    "meta with a place taken": [("user", b"a"), ("meta", b'{"messages":[]}')],
+    "meta not an object": [("user", b"a"), ("meta", b"[]")],
+    "meta after a list": [("list", b""), ("meta", b'{"messages":null}')],
+    "meta not JSON": [("meta", b"{")],
+    "meta with repeated keys": [("meta", b'{"a":1,"a":2}')],
+    "meta too deep": [("meta", b"[" * 5000)],
+    "message not JSON": [("message", b"hello")],
+    "message a number": [("message", b"1")],
+    "mould without a message": [("message", b"[{}]")],
+    "mould after a mould": [("user", b"a"), ("message", b"[{}]"), ("message", b"[{}]")],
+    "mould of two": [("user", b"a"), ("message", b"[{},{}]")],
+    "mould without a role": [("user", b"a"), ("message", b'[{"content":null}]')],
+    "mould without a text": [("user", b"a"), ("message", b'[{"role":null,"content":"b"}]')],
+    "mould with a strange role": [("user", b"a"), ("message", b'[{"role":1,"content":null}]')],
+    "style not a list": [("sharegpt", b"{}")],
+    "style too short": [("sharegpt", b'["a","b"]')],
+    "style too long": [("sharegpt", b'["a","b","c",{},1]')],
+    "style of one key": [("sharegpt", b'["a","b","b"]')],
+    "style without a container": [("sharegpt", b'[null,"b","c"]')],
+    "list with a container": [("list", b'["a","b","c"]')],
+    "style with strange names": [("list", b'[null,"b","c",{"user":1}]')],
+    "style with names a list": [("list", b'[null,"b","c",[]]')],
+    "not UTF-8": [("user", b"\xff")],
+}
+
+
+@pytest.mark.parametrize("defect", DAMAGED)
+def test_tokens_with_this_defect_are_refused(tiny_tokenizer: BundleTokenizer, defect: str) -> None:
+    with pytest.raises(CorruptError):
+        from_tokens("chat", built(tiny_tokenizer, *DAMAGED[defect]), tiny_tokenizer)
+
+
+def test_text_before_the_first_special_is_refused(tiny_tokenizer: BundleTokenizer) -> None:
+    ids = [*tiny_tokenizer.encode(b"a").tolist(), tiny_tokenizer.specials["user"]]
+    for damaged in (ids, ids[:1]):
+        with pytest.raises(CorruptError, match="begin with a special"):
+            from_tokens("chat", damaged, tiny_tokenizer)
+    with pytest.raises(CorruptError):
+        from_tokens("text", ids, tiny_tokenizer)
+
+
+fragments = st.sampled_from(
+    [
+        b"",
+        b"hi",
+        b"{}",
+        b"[{}]",
+        b'{"messages":null}',
+        b'[null,"role","content"]',
+        b'["a","b","c",{}]',
+        b"\xff",
+    ]
+)
+
+
+@settings(max_examples=300)
+@given(segments=st.lists(st.tuples(st.sampled_from(SPECIALS), fragments | st.binary(max_size=4)), max_size=4))
+def test_any_segments_are_a_session_or_corrupt(
+    tiny_tokenizer: BundleTokenizer, segments: list[tuple[str, bytes]]
+) -> None:
+    try:
+        session = from_tokens("chat", built(tiny_tokenizer, *segments), tiny_tokenizer)
+    except CorruptError:
+        return
+    again = to_tokens(session, tiny_tokenizer)  # not always the same tokens, always the same session
+    assert from_tokens("chat", again, tiny_tokenizer) == session
+
+
+@given(ids=st.lists(st.integers(-5, 2000), max_size=12))
+def test_any_ids_are_a_session_or_corrupt(tiny_tokenizer: BundleTokenizer, ids: list[int]) -> None:
+    for kind in ("chat", "text"):
+        try:
+            from_tokens("chat" if kind == "chat" else "text", ids, tiny_tokenizer)
+        except CorruptError:
+            pass
+
+
+def test_a_style_costs_one_token(tiny_tokenizer: BundleTokenizer) -> None:
+    ask, tell = "Can you help me?", "Of course, what is it about?"
+    plain = {"messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": tell}]}
+    shared = {"conversations": [{"from": "human", "value": ask}, {"from": "gpt", "value": tell}]}
+    text = sum(len(tiny_tokenizer.encode(words.encode())) for words in (ask, tell))
+    assert len(to_tokens(Session("chat", plain), tiny_tokenizer)) == 2 + text
+    assert len(to_tokens(Session("chat", shared), tiny_tokenizer)) == 3 + text

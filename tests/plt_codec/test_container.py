@@ -1,0 +1,365 @@
+"""A .pltz container gives back its frames, each alone, and refuses every byte that is not as it was written.
+
+The golden files (tests/golden/containers) were written by make.py beside them, a second writer that shares no code with
+pltz; each bad one has the one defect it is named after.
+"""
+
+import hashlib
+import io
+import mmap
+import struct
+import time
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pltz.plt_codec import columns
+from pltz.plt_codec.container import (
+    MAX_COUNT,
+    MAX_TOKENS_PER_BYTE,
+    Frame,
+    Header,
+    Kind,
+    Reader,
+    Writer,
+    content_check,
+    pack,
+)
+from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, UsageError, VersionError
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "containers"
+HEADER = Header(contract=1, bundle_id=bytes(range(16)))
+MODEL_KINDS = [Kind.CHAT, Kind.TEXT, Kind.IDS]
+
+checks = st.integers(0, (1 << 32) - 1)
+fingerprints = st.none() | st.binary(min_size=16, max_size=16)
+headers = st.builds(
+    Header, st.integers(0, 65535), st.binary(min_size=16, max_size=16), fingerprints, fingerprints
+)
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> Frame:
+    kind = draw(st.sampled_from(Kind))
+    data = draw(st.binary(max_size=300))
+    if not kind.by_model:
+        return Frame(kind, len(data) + draw(st.integers(0, 70_000)), draw(checks), data)
+    lanes = draw(st.none() | st.integers(1, 64))
+    steps = None if lanes is None else draw(st.integers(1, 16384 // lanes))
+    patch = draw(st.binary(max_size=200)) if kind is Kind.IDS else b""
+    count = draw(st.integers(0, MAX_TOKENS_PER_BYTE * (len(data) + 1)))
+    return Frame(kind, count, draw(checks), data, lanes, steps, patch)
+
+
+def text(content: bytes) -> Frame:
+    return Frame(
+        Kind.TEXT_FALLBACK, len(content), content_check(Kind.TEXT_FALLBACK, len(content), content), content
+    )
+
+
+def ids(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.array(values, dtype=np.int32)
+
+
+def read_all(data: bytes) -> list[Frame]:
+    """Every session and every check that a container has."""
+    reader = Reader(data)
+    found = list(reader)
+    reader.verify()
+    return found
+
+
+# ---- round trips
+
+
+@given(headers, st.lists(frames(), max_size=30))
+def test_frames_come_back(header: Header, given_frames: list[Frame]) -> None:
+    data = pack(header, given_frames)
+    reader = Reader(data)
+    assert reader.header == header
+    assert len(reader) == len(given_frames)
+    assert list(reader) == given_frames
+    assert [reader.info(i).kind for i in range(len(reader))] == [frame.kind for frame in given_frames]
+    reader.verify()
+
+
+@given(st.lists(frames(), min_size=1, max_size=5))
+def test_every_source_reads_the_same(
+    tmp_path_factory: pytest.TempPathFactory, given_frames: list[Frame]
+) -> None:
+    data = pack(HEADER, given_frames)
+    path = tmp_path_factory.mktemp("container") / "some.pltz"
+    path.write_bytes(data)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        for source in (data, bytearray(data), memoryview(data), mapped, file, io.BytesIO(data)):
+            with Reader(source) as reader:
+                reader.verify()
+                assert list(reader) == given_frames
+    with Reader.open(path) as reader:
+        assert list(reader) == given_frames
+
+
+class Watched(io.BytesIO):
+    """Remembers which bytes were read."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.touched: set[int] = set()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        start = self.tell()
+        data = super().read(size)
+        self.touched |= set(range(start, start + len(data)))
+        return data
+
+
+def test_a_session_is_read_without_the_others() -> None:
+    contents = [bytes([i]) * 200 for i in range(20)]
+    file = Watched(pack(HEADER, map(text, contents)))
+    reader = Reader(file)
+    assert reader.frame(7).data == contents[7]
+    others = {
+        byte
+        for i in range(20)
+        if i != 7
+        for byte in range(reader.info(i).offset, reader.info(i).offset + 200)
+    }
+    beyond_a_header = {byte for byte in others if byte >= 60}  # the longest header is read in one go
+    assert not file.touched & beyond_a_header
+
+
+def test_overhead_a_session() -> None:
+    rng = np.random.default_rng(1)
+    tokens = np.exp(rng.normal(6, 1, 2000)).astype(int) + 8
+    lengths = (tokens * np.exp(rng.normal(-1, 0.4, 2000))).astype(int) + 1
+    many = [
+        Frame(Kind.CHAT, int(t), i * 2_147_483_659 % 2**32, bytes(int(n)))
+        for i, (t, n) in enumerate(zip(tokens, lengths, strict=True))
+    ]
+    reader = Reader(pack(HEADER, many))
+    assert reader.overhead == reader.size - lengths.sum()
+    assert reader.overhead / len(reader) < 7.2
+    assert Reader(pack(HEADER, [])).overhead == 60
+    assert Reader(pack(HEADER, many[:1])).overhead < 72
+
+
+def test_a_file_of_a_million_sessions_opens_in_a_moment() -> None:
+    count = 1_000_000
+    lengths = np.tile(np.arange(100, dtype=np.uint32) % 3, count // 100)
+    noise = np.random.default_rng(3).integers(0, 1 << 32, count, dtype=np.uint32)
+    index = columns.encode(np.left_shift(lengths, 3, dtype=np.uint32) + np.uint32(1), lengths, noise)
+    before = HEADER.encode() + bytes(int(lengths.sum())) + index
+    footer = struct.pack("<II", count, len(index)) + hashlib.blake2b(before, digest_size=16).digest()
+    data = before + footer + struct.pack("<I", zlib.crc32(index + footer)) + b"ZTLP"
+    start = time.perf_counter()
+    reader = Reader(data)
+    assert reader.frame(count - 1).count == lengths[-1]
+    assert time.perf_counter() - start < 1.5
+
+
+# ---- damage
+
+
+def test_every_changed_byte_is_noticed() -> None:
+    frame = Frame(Kind.IDS, 5, 77, b"\x90\x12", lanes=2, steps=3, patch=b"\xaa")
+    data = pack(Header(1, bytes(16), bytes(16), bytes(16)), [text(b"hello"), frame, text(b"")])
+    for position in range(len(data)):
+        for value in {data[position] ^ 1 << bit for bit in range(8)} | {0, 255} - {data[position]}:
+            with pytest.raises(FormatError):
+                read_all(data[:position] + bytes([value]) + data[position + 1 :])
+
+
+def test_every_truncation_is_noticed() -> None:
+    data = pack(HEADER, [text(b"hello"), text(b"world")])
+    for end in range(len(data)):
+        with pytest.raises(FormatError):
+            Reader(data[:end])
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_any_bytes_at_all(data: bytes, with_header: bool) -> None:
+    with pytest.raises(FormatError):
+        Reader(HEADER.encode() + data if with_header else data)
+
+
+@given(st.binary(max_size=40), st.integers(0, 5), st.binary(max_size=20))
+def test_any_index_under_sound_sums(index: bytes, sessions: int, body: bytes) -> None:
+    before = HEADER.encode() + body + index
+    footer = struct.pack("<II", sessions, len(index)) + hashlib.blake2b(before, digest_size=16).digest()
+    try:
+        found = read_all(before + footer + struct.pack("<I", zlib.crc32(index + footer)) + b"ZTLP")
+    except FormatError:
+        return
+    assert sum(len(frame.encode()) for frame in found) == len(body)
+    assert all(frame.fits for frame in found)
+
+
+# ---- golden files
+
+
+def test_golden_good_files_are_read_as_meant() -> None:
+    chat = Frame(Kind.CHAT, 3, content_check(Kind.CHAT, 3, ids(2, 300, 301)), b"\x81\x42")
+    prose = Frame(Kind.TEXT, 2, content_check(Kind.TEXT, 2, ids(400, 401)), b"\x99")
+    own = Frame(Kind.IDS, 1, content_check(Kind.IDS, 1, ids(7)), b"")
+    nine = content_check(Kind.IDS, 1, ids(9))
+    stored = text(b"h\xc3\xa9\xff!")
+    listed = Frame(Kind.CHAT_FALLBACK, 2, content_check(Kind.CHAT_FALLBACK, 2, b"[]"), b"[]")
+    raw = struct.pack("<II", 1, 70000)
+    kept = Frame(Kind.IDS_FALLBACK, 8, content_check(Kind.IDS_FALLBACK, 8, raw), raw)
+    packed = bytes.fromhex("55000018616261010026a96e08")
+    expected = {
+        "no-sessions": [],
+        "one-text": [stored],
+        "every-kind": [chat, prose, own, listed, stored, kept],
+        "extended": [
+            Frame(Kind.CHAT, 3, chat.check, chat.data, 4, 128),
+            Frame(Kind.IDS, 1, nine, b"\x10", patch=b"\xaa\xbb"),
+            Frame(Kind.IDS, 1, nine, b"\x10", 4, 5, b"\xcc"),
+        ],
+        "fingerprints": [own],
+        "target-alone": [own],
+        "packed-text": [
+            Frame(Kind.TEXT_FALLBACK, 300, content_check(Kind.TEXT_FALLBACK, 300, b"ab" * 150), packed),
+            prose,
+        ],
+        "packed-index": [text(bytes([i])) for i in range(100)],
+        "two-planes": [text(b"x" * 40), text(b"y" * 9000)],
+    }
+    found = {path.stem.removeprefix("good-") for path in GOLDEN.glob("good-*.pltz")}
+    assert found == set(expected) | {"reserved-kind-beside-others"}
+    for name, wanted in expected.items():
+        data = (GOLDEN / f"good-{name}.pltz").read_bytes()
+        assert read_all(data) == wanted, name
+        header = Reader(data).header
+        assert header.bundle_id == bytes(range(16)) and header.contract == 1
+        if not name.startswith("packed"):  # other versions of zstd may pack otherwise
+            assert pack(header, wanted) == data, name
+
+
+def test_golden_fingerprints() -> None:
+    both = Reader((GOLDEN / "good-fingerprints.pltz").read_bytes()).header
+    assert both.tokenizer_fingerprint == bytes(range(16, 32))
+    assert both.target_fingerprint == bytes(range(32, 48))
+    alone = Reader((GOLDEN / "good-target-alone.pltz").read_bytes()).header
+    assert alone.tokenizer_fingerprint is None
+    assert alone.target_fingerprint == bytes(range(32, 48))
+
+
+def test_a_reserved_kind_leaves_the_other_sessions_readable() -> None:
+    reader = Reader((GOLDEN / "good-reserved-kind-beside-others.pltz").read_bytes())
+    reader.verify()
+    assert [reader.frame(i).count for i in (0, 2)] == [2, 5]
+    for read in (reader.info, reader.frame):
+        with pytest.raises(VersionError, match="newer"):
+            read(1)
+
+
+NEWER = {
+    "newer-version",
+    "reserved-header-flag",
+    "extended-reserved-bit",
+    "extended-reserved-kind",
+    "reserved-kind",
+}
+FOREIGN = {"empty-file", "magic", "zip-file"}
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("bad-*.pltz")), ids=lambda path: path.stem)
+def test_golden_bad_files_are_refused(path: Path) -> None:
+    defect = path.stem.removeprefix("bad-")
+    expected = VersionError if defect in NEWER else FormatError if defect in FOREIGN else CorruptError
+    tracemalloc.start()
+    with pytest.raises(FormatError) as caught:
+        read_all(path.read_bytes())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert caught.type is expected, caught.value
+    assert len(str(caught.value)) > 20
+    assert peak < 1 << 20  # bytes: no count of theirs was believed
+
+
+def test_there_are_bad_files() -> None:
+    assert len(list(GOLDEN.glob("bad-*.pltz"))) >= 45
+
+
+# ---- what a writer refuses
+
+
+@pytest.mark.parametrize(
+    ("frame", "error"),
+    [
+        (Frame(Kind.CHAT, 2 * MAX_TOKENS_PER_BYTE + 1, 0, b"x"), ContentError),
+        (Frame(Kind.CHAT, -1, 0, b"x"), ContentError),
+        (Frame(Kind.TEXT_FALLBACK, MAX_COUNT + 1, 0, b"x"), ContentError),
+        (Frame(Kind.TEXT_FALLBACK, 0, 0, b"x"), UsageError),
+        (Frame(Kind.TEXT_FALLBACK, 1, 0, b"x", lanes=1, steps=1), UsageError),
+        (Frame(Kind.CHAT, 1, 0, b"x", lanes=1), UsageError),
+        (Frame(Kind.CHAT, 1, 0, b"x", lanes=65, steps=1), UsageError),
+        (Frame(Kind.CHAT, 1, 0, b"x", lanes=64, steps=257), UsageError),
+        (Frame(Kind.CHAT, 1, 0, b"x", lanes=0, steps=1), UsageError),
+        (Frame(Kind.CHAT, 1, 0, b"x", patch=b"p"), UsageError),
+    ],
+)
+def test_a_writer_refuses_what_no_reader_takes(frame: Frame, error: type[Exception]) -> None:
+    writer = Writer(io.BytesIO(), HEADER)
+    with pytest.raises(error):
+        writer.add(frame)
+    assert len(writer) == 0
+
+
+def test_the_most_tokens_a_frame_may_have() -> None:
+    frame = Frame(Kind.CHAT, 2 * MAX_TOKENS_PER_BYTE, 0, b"x")
+    assert read_all(pack(HEADER, [frame])) == [frame]
+
+
+def test_an_unfinished_file_is_refused() -> None:
+    sink = io.BytesIO()
+    writer = Writer(sink, HEADER)
+    writer.add(text(b"hello"))
+    with pytest.raises(CorruptError, match="cut off"):
+        Reader(sink.getvalue())
+    writer.finish()
+    assert len(Reader(sink.getvalue())) == 1
+    with pytest.raises(UsageError, match="finished"):
+        writer.add(text(b"more"))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"contract": 1 << 16}, {"bundle_id": b"x"}, {"target_fingerprint": bytes(15)}]
+)
+def test_a_header_checks_its_fields(wrong: dict[str, object]) -> None:
+    fields: dict[str, object] = {"contract": 1, "bundle_id": bytes(16)}
+    with pytest.raises(UsageError, match="expected"):
+        Header(**(fields | wrong))  # type: ignore[arg-type]  # wrong on purpose
+
+
+# ---- calls that make no sense
+
+
+@pytest.mark.parametrize("index", [-1, 1])
+def test_a_session_that_is_not_there(index: int) -> None:
+    with pytest.raises(UsageError, match="session number"):
+        Reader(pack(HEADER, [text(b"x")])).frame(index)
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    (tmp_path / "empty.pltz").touch()
+    with pytest.raises(UsageError, match="cannot read"):
+        Reader.open(tmp_path / "missing.pltz")
+    with pytest.raises(UsageError, match="cannot read"):
+        Reader.open(tmp_path)
+    with pytest.raises(CorruptError, match="empty"):
+        Reader.open(tmp_path / "empty.pltz")
+
+
+def test_a_closed_reader_says_so() -> None:
+    reader = Reader(pack(HEADER, [text(b"x")]))
+    reader.close()
+    reader.close()
+    with pytest.raises(UsageError, match="closed"):
+        reader.frame(0)

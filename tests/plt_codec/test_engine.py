@@ -1,0 +1,117 @@
+"""The torch engine against the oracle, at ordinary and at extreme weights, and against itself in every arrangement."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from pltz.plt_codec.engine import EXACT, Job, Product, TorchEngine
+from pltz.plt_codec.errors import ModelError, UsageError
+from pltz.plt_codec.layout import Block, Layout
+from pltz.plt_codec.oracle import Oracle, cumulative
+from pltz.plt_codec.weights import Weights, random_weights
+
+Ints = npt.NDArray[np.int64]
+
+
+def engine_sequence(engine: TorchEngine, tokens: Ints, layout: Layout) -> list[tuple[Ints, Ints]]:
+    """Frequencies of a whole sequence by the parallel pass, in coding order of positions."""
+    out: list[tuple[Ints, Ints]] = []
+    memory = None
+    for block in layout.blocks(len(tokens), engine.shape.block):
+        part = tokens[block.start : block.start + block.tokens]
+        job = Job(block, block.inputs(part, int(tokens[block.start - 1]) if block.start else 0), memory)
+        (x,), (memory,) = engine.parallel([job])
+        rows = np.flatnonzero(block.predicting().reshape(-1))
+        ids = part[block.targets().reshape(-1)[rows]]
+        out += list(
+            zip(
+                engine.class_frequencies(x[rows]), engine.member_frequencies(x[rows], ids // 128), strict=True
+            )
+        )
+    return out
+
+
+@pytest.mark.parametrize("extreme", [False, True], ids=["ordinary", "extreme"])
+@pytest.mark.parametrize("lanes, steps", [(None, None), (1, 32), (4, 8), (16, 2), (3, 5)])
+def test_engine_equals_oracle(extreme: bool, lanes: int | None, steps: int | None) -> None:
+    weights = random_weights(11, extreme=extreme, block=32, memory=10)
+    tokens = np.random.default_rng(5).integers(0, 512, 75)
+    layout = Layout(lanes, steps)
+    want = Oracle(weights).sequence(tokens, layout)
+    got = engine_sequence(TorchEngine(weights), tokens, layout)
+    assert len(want) == len(got) == 75
+    for (_, classes, members), (c, m) in zip(want, got, strict=True):
+        assert np.diff(classes).tolist() == c.tolist()
+        assert np.diff(members).tolist() == m.tolist()
+
+
+def test_saturated_and_equal_logits() -> None:
+    """All-equal logits give equal frequencies up to one; a huge gap leaves one count to every other symbol."""
+    weights = random_weights(1)
+    engine = TorchEngine(weights)
+    exp = weights["table.exp"].astype(np.int64)
+    for row in (np.zeros(128), np.eye(128)[7] * 10**6, np.arange(128) * 40, -(np.arange(128) ** 3)):
+        logits = row.astype(np.int64)
+        f = engine._frequencies(torch.from_numpy(logits[None]))[0].numpy()
+        assert f.tolist() == np.diff(cumulative(logits, exp)).tolist()
+        assert f.min() >= 1 and f.sum() == 1 << 24
+
+
+def test_products_wider_than_float32_are_cut() -> None:
+    """A row whose largest sum passes 2^24 is multiplied in pieces, and stays exact."""
+    w = np.full((8, 2048), 127, np.int8)
+    product = Product(w, np.full(8, 1 << 24, np.int32), 254, torch.device("cpu"))
+    assert len(product.weights) > 1 and all(127 * 254 * c < EXACT for c in product.columns)
+    a = torch.full((3, 2048), 254.0)
+    a[1] = 1.0
+    assert product(a)[:, 0].tolist() == [127 * 254 * 2048, 127 * 2048, 127 * 254 * 2048]
+
+
+def test_batch_and_precision_settings_change_nothing() -> None:
+    weights = random_weights(2, block=64, memory=16)
+    engine = TorchEngine(weights)
+    rng = np.random.default_rng(0)
+    blocks = [Block(0, n, lanes) for n, lanes in ((40, 1), (64, 4), (33, 16), (1, 1))]
+    jobs = [Job(b, b.inputs(rng.integers(0, 512, b.tokens), 0), None) for b in blocks]
+    together, _ = engine.parallel(jobs)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu"):
+            alone = [engine.parallel([j])[0][0] for j in jobs]
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
+
+
+def test_unknown_device_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="device"):
+        TorchEngine(random_weights(1), device="nonsense")
+    with pytest.raises(UsageError, match="thread"):
+        TorchEngine(random_weights(1), threads=0)
+
+
+@pytest.mark.parametrize(
+    "name, change, message",
+    [
+        ("embed.w", lambda t: t.astype(np.int16), "expected int8"),
+        ("layer.0.qkv.m", lambda t: -t, "negative"),
+        ("class.w", lambda t: np.full_like(t, -128), "-127..127"),
+        ("table.exp", lambda t: t[::-1].copy(), "table.exp"),
+        ("table.cos", lambda t: t * 2, "table.cos"),
+        ("member.b", lambda t: t + (1 << 25), "biases"),
+        ("layer.1.down.w", None, "missing"),
+    ],
+)
+def test_broken_tensors_are_refused(name: str, change: object, message: str) -> None:
+    good = random_weights(1)
+    tensors = dict(good.tensors)
+    if change is None:
+        del tensors[name]
+    else:
+        tensors[name] = change(tensors[name])  # type: ignore[operator]
+    with pytest.raises(ModelError, match=message):
+        Weights(good.shape, tensors)

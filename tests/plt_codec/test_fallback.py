@@ -1,0 +1,167 @@
+"""Fallback bytes come back exactly; damaged ones are refused before they take memory."""
+
+import random
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.fallback import PIECE, Fallback, window_log
+
+WORDS = b"the quick brown fox jumps over the lazy dog and thaws a session from the archive of towers".split()
+DICTIONARY = (
+    b'{"messages":[{"role":"system","content":"You are a helpful assistant."},{"role":"user","content":"'
+)
+EACH = [Fallback(), Fallback(DICTIONARY)]
+contents = st.binary(max_size=300) | st.lists(st.sampled_from(WORDS), max_size=400).map(b" ".join)
+
+
+def noise(size: int) -> bytes:
+    return random.Random(size).randbytes(size)
+
+
+def run(value: bytes, count: int, *, last: bool) -> bytes:
+    """A Zstandard block of one byte repeated (RFC 8878, 3.1.1.2.2)."""
+    return (count << 3 | 2 | last).to_bytes(3, "little") + value
+
+
+@given(contents, st.sampled_from(EACH))
+def test_content_comes_back_and_never_grows(content: bytes, fallback: Fallback) -> None:
+    packed = fallback.compress(content)
+    assert len(packed) <= len(content)
+    assert fallback.decompress(packed, len(content)) == content
+
+
+@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1025, 131_071, 131_072, 131_073, 3_000_000])
+@pytest.mark.parametrize("fallback", EACH)
+def test_sizes_around_windows_and_blocks(size: int, fallback: Fallback) -> None:
+    for content in (bytes(size), noise(size), (b" ".join(WORDS) * (size // 80 + 1))[:size]):
+        assert fallback.decompress(fallback.compress(content), size) == content
+
+
+def test_noise_is_stored_and_costs_nothing() -> None:
+    assert EACH[0].compress(noise(5000)) == noise(5000)
+
+
+def test_a_repeat_is_found_however_far_back() -> None:
+    content = noise(1 << 20) + bytes(9 << 20) + noise(1 << 20)
+    assert len(EACH[0].compress(content)) < 1.01 * (1 << 20)
+
+
+def test_a_large_content_takes_the_long_window() -> None:
+    content = noise(1 << 20) + bytes(17 << 20) + noise(1 << 20)
+    packed = EACH[0].compress(content)
+    assert len(packed) < 1.01 * (1 << 20)
+    assert EACH[0].decompress(packed, len(content)) == content
+
+
+def test_the_dictionary_pays_on_short_content() -> None:
+    content = DICTIONARY + b"Hello"
+    assert len(Fallback(DICTIONARY).compress(content)) < 25 < len(Fallback().compress(content))
+
+
+def test_output_does_not_depend_on_what_was_coded_before() -> None:
+    used = Fallback(DICTIONARY)
+    contents = [b" ".join(random.Random(i).choices(WORDS, k=60)) for i in range(20)]
+    assert [used.compress(c) for c in contents] == [Fallback(DICTIONARY).compress(c) for c in contents]
+
+
+@given(st.binary(max_size=60), st.integers(0, 1 << 29))
+def test_any_bytes_are_the_content_of_that_size_or_refused(packed: bytes, count: int) -> None:
+    try:
+        assert len(EACH[1].decompress(packed, count)) == count
+    except CorruptError:
+        pass
+
+
+def test_every_changed_byte_and_every_cut_is_refused_or_keeps_the_size() -> None:
+    content = b" ".join(random.Random(1).choices(WORDS, k=60))
+    packed = EACH[1].compress(content)
+    changed = [
+        packed[:i] + bytes([packed[i] ^ flip]) + packed[i + 1 :]
+        for i in range(len(packed))
+        for flip in (1, 64)
+    ]
+    for bad in changed:
+        try:
+            assert len(EACH[1].decompress(bad, len(content))) == len(content)
+        except CorruptError:
+            pass
+    for bad in [packed[:i] for i in range(len(packed))] + [packed + b"\0"]:
+        with pytest.raises(CorruptError):
+            EACH[1].decompress(bad, len(content))
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_count_that_is_off_by_one_is_refused(change: int) -> None:
+    content = b" ".join(WORDS * 5)
+    with pytest.raises(CorruptError):
+        EACH[0].decompress(EACH[0].compress(content), len(content) + change)
+
+
+@pytest.mark.parametrize(
+    ("packed", "count", "says"),
+    [
+        (b"ab", 1, "at most 1"),
+        (b"", 5, "block header"),
+        (b"\x01", 5, "block header"),
+        (b"\x07\x00\x00", 5, "block header"),
+        (run(b"x", 4, last=False), 100, "block header"),
+        (run(b"x", 100, last=True) + b"!", 100, "blocks"),
+        (run(b"x", 99, last=True), 100, "at most 99"),
+        (run(b"x", 101, last=True), 100, "found more"),
+        (run(b"x", 1025, last=True), 1000, "block header"),
+        (run(b"x", 1000, last=True), (1 << 29) - 1, "at most"),
+    ],
+    ids=[
+        "longer",
+        "empty",
+        "short",
+        "reserved",
+        "endless",
+        "trailing",
+        "small",
+        "large",
+        "over-block",
+        "huge-count",
+    ],
+)
+def test_broken_blocks_are_named(packed: bytes, count: int, says: str) -> None:
+    with pytest.raises(CorruptError, match=says):
+        EACH[0].decompress(packed, count)
+
+
+def test_a_bomb_is_stopped_at_the_declared_size() -> None:
+    count = 1 << 20
+    bomb = run(b"x", 1 << 17, last=False) * 2000 + run(b"x", 1 << 17, last=True)  # 250 MiB in 8 kB
+    tracemalloc.start()
+    with pytest.raises(CorruptError, match="found more"):
+        EACH[0].decompress(bomb, count)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < count + 2 * PIECE
+
+
+def test_a_lying_count_takes_no_memory() -> None:
+    garbage = b"\xfc\xff\x07" + noise((1 << 17) - 1)  # one block that claims to be compressed
+    lie = garbage * 3 + run(b"x", 5, last=True)
+    tracemalloc.start()
+    with pytest.raises(CorruptError):
+        EACH[0].decompress(lie, 390_000 + 5)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < len(lie) + 2 * PIECE
+
+
+def test_windows() -> None:
+    assert [window_log(n) for n in (0, 1, 1024, 1025, 1 << 20, 1 << 27, 1 << 29)] == [
+        10,
+        10,
+        10,
+        11,
+        20,
+        27,
+        27,
+    ]
