@@ -95,7 +95,7 @@ def codec(
         **rows(records, run.costs, sizes),
         "file_bytes": len(run.data),
         "encode_tokens_per_s": round(run.tokens / run.encode_s, 1),
-        "decode_tokens_per_s": round(run.tokens / run.decode_s, 1),
+        "decode_tokens_per_s": round(run.decoded_tokens / run.decode_s, 1),
         "peers": {found.peer.name: found.about() for found in sizes},
         "peers_missing": missing,
         "machine": machine.describe(device, threads),

@@ -73,8 +73,13 @@ class Run:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all sessions."""
+        """Tokens of all sessions, which the model encoded to see what they cost."""
         return sum(cost.tokens for cost in self.costs)
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Tokens the model decoded: those of sessions where the fallback was not shorter."""
+        return sum(cost.tokens for cost in self.costs if cost.by_model)
 
 
 def run(

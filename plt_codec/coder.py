@@ -9,8 +9,9 @@ order of encoding, so a sequence can be coded block after block without a second
 Integer frequencies go in exactly: constriction turns float weights into frequencies by `1 + floor(weight * (2^24 - n) / sum)`
 and the weights `frequency - 1` sum to 2^24 - n.
 
-The stream ends with the shortest byte string such that zeros after it decode to the same symbols: about one byte over the
-ideal length, where whole words cost four on average. A reader appends zeros.
+The stream ends as early as the last state allows, such that zeros after it decode to the same symbols: about one byte over
+the ideal length, where whole words cost four on average. A reader appends zeros. Words once emitted stay, also where they are
+zero: so a reader knows that symbols worth more bits than the stream and one state hold cannot come from it (`SLACK`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ Frequencies = npt.NDArray[np.int64]  # (symbols to code, alphabet), each row sum
 
 _FAMILY: Any = constriction.stream.model.Categorical(perfect=False)
 STATE = 8  # bytes of coder state
+SLACK = 16 * STATE  # bits: symbols of an honest stream are worth at most its own bits and this
 
 
 class RangeEncoder:
@@ -61,7 +63,7 @@ class RangeEncoder:
             shift = 8 * (total - size)
             value = -(-lower >> shift)
             if value << shift < lower + width:
-                return bytes(value.to_bytes(size, "big").rstrip(b"\0"))
+                return bytes(value.to_bytes(size, "big"))
         raise AssertionError("unreachable: the full state always fits")
 
 

@@ -14,11 +14,11 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.coder import RangeDecoder, RangeEncoder, ideal_bits
+from pltz.plt_codec.coder import SLACK, RangeDecoder, RangeEncoder, ideal_bits
 from pltz.plt_codec.engine import Job, Memory, Stepper, TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.layout import LANE_MARK, Block, Layout
-from pltz.plt_codec.weights import CLASS
+from pltz.plt_codec.weights import CLASS, PRECISION
 
 Tokens = npt.NDArray[np.integer]
 Progress = Callable[[int], None]
@@ -109,17 +109,23 @@ class TokenCoder:
                 np.concatenate([r.feed for r in alive]),
                 np.concatenate([r.starts + step for r in alive]),
             )
-            frequencies = self.engine.class_frequencies(x)
+            first = self.engine.class_frequencies(x)
             classes = np.zeros(len(x), np.int64)
             for r, end in zip(alive, ends, strict=True):
                 begin = end - r.block.lanes
                 stop = begin + r.block.active(step)
-                classes[begin:stop] = r.decoder.decode(frequencies[begin:stop])
-            frequencies = self.engine.member_frequencies(x, classes)
+                classes[begin:stop] = r.decoder.decode(first[begin:stop])
+            second = self.engine.member_frequencies(x, classes)
+            members = np.zeros(len(x), np.int64)
             for r, end in zip(alive, ends, strict=True):
                 begin = end - r.block.lanes
                 stop = begin + r.block.active(step)
-                r.put(step, classes[begin:stop] * CLASS + r.decoder.decode(frequencies[begin:stop]))
+                members[begin:stop] = r.decoder.decode(second[begin:stop])
+                r.put(step, classes[begin:stop] * CLASS + members[begin:stop])
+            row = np.arange(len(x))
+            bits = 2 * PRECISION - np.log2(first[row, classes]) - np.log2(second[row, members])
+            for r, end in zip(alive, ends, strict=True):
+                r.spend(bits[end - r.block.lanes : end - r.block.lanes + r.block.active(step)].sum())
             if progress:
                 progress(sum(r.block.active(step) for r in alive))
         for r, memory in zip(ordered, stepper.memories(), strict=True):
@@ -202,7 +208,16 @@ class _Reader(_Side):
             raise CorruptError(f"expected fewer than {MAX_TOKENS} tokens in a frame, found {item.tokens}")
         super().__init__(np.zeros(item.tokens, np.int64), layout, block)
         self.decoder = RangeDecoder(item.data)
+        self.budget = 8.0 * len(item.data) + SLACK
         self._begin()
+
+    def spend(self, bits: float) -> None:
+        """Symbols worth so many bits came from the stream; more than it can hold never come from an honest one."""
+        self.budget -= bits
+        if self.budget < 0:
+            raise CorruptError(
+                f"expected {len(self.tokens)} tokens in the frame, but its bytes end before: damaged data"
+            )
 
     def _begin(self) -> None:
         if self.coming:

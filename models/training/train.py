@@ -148,7 +148,10 @@ def main() -> None:
     )
     p.add_argument("--workers", type=int, default=12)
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--init", type=Path, help="start from this checkpoint")
+    p.add_argument(
+        "--until", type=float, help="stop after so many of the --seconds; go on later with --resume"
+    )
+    p.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     for field, value in NetConfig().to_dict().items():
         kind: Any = (lambda s: s == "1") if isinstance(value, bool) else type(value)
         p.add_argument("--" + field.replace("_", "-"), type=kind, default=value)
@@ -167,8 +170,6 @@ def main() -> None:
     feed = Feed(a.data, options, a.rows, a.workers, a.seed)
     val = validation_rows(a.data, cfg, a.row, 100_000)
     net = Net(cfg).cuda()
-    if a.init:
-        net.load_state_dict(torch.load(a.init / "net.pt", weights_only=True))
     matrices = [q for n, q in net.named_parameters() if n.startswith("blocks") and q.ndim == 2]
     tables = [net.embed]
     rest = [q for n, q in net.named_parameters() if q.ndim < 2 or n in ("classes", "class_shift")]
@@ -180,6 +181,17 @@ def main() -> None:
         fused=True,
     )
     groups = [(g, g["lr"]) for o in (muon, adam) for g in o.param_groups]
+    elapsed, step, tokens = 0.0, 0, 0
+    if a.resume:
+        saved = torch.load(a.out / "resume.pt", map_location="cuda", weights_only=True)
+        net.load_state_dict(saved["net"])
+        rates = [lr for _, lr in groups]
+        muon.load_state_dict(saved["muon"])
+        adam.load_state_dict(saved["adam"])
+        groups = [
+            (g, lr) for g, lr in zip([g for o in (muon, adam) for g in o.param_groups], rates, strict=True)
+        ]
+        elapsed, step, tokens = saved["elapsed"], saved["step"], saved["tokens"]
     mask_fn = torch.compile(create_block_mask, dynamic=False)
     torch._dynamo.config.cache_size_limit = 64
     for i, b in enumerate(net.blocks):
@@ -192,17 +204,16 @@ def main() -> None:
         f"{sum(q.numel() for q in net.parameters()) / 1e6:.2f} M parameters, {macs / 1e6:.2f} M multiply-adds a token",
         flush=True,
     )
-    start, step, tokens, running = time.time(), 0, 0, 0.0
-    clock = start
-    warm = 40
+    begin = clock = time.time()
+    first, warm = step, 40
     while True:
-        if step == 12:  # the clock starts when everything is compiled
+        if step == first + 12:  # the clock starts when everything is compiled
             torch.cuda.synchronize()
-            print(f"compiled in {time.time() - start:.0f} s", flush=True)
-            start = clock = time.time()
-            tokens = 0
-        share = (time.time() - start) / a.seconds if step >= 12 else 0.0
-        if share >= 1:
+            print(f"compiled in {time.time() - begin:.0f} s", flush=True)
+            begin = clock = time.time()
+        now = elapsed + (time.time() - begin if step >= first + 12 else 0.0)
+        share = now / a.seconds
+        if now >= min(a.seconds, a.until or a.seconds):
             break
         factor = min(1.0, (step + 1) / warm) * min(1.0, (1 - share) / a.decay)
         for g, lr in groups:
@@ -210,8 +221,8 @@ def main() -> None:
         batch = feed.next()
         x, table = net.body(batch["input"], batch["position"], block_mask(batch, cfg.memory, mask_fn))
         keep = batch["target"] >= 0
-        first, second = net.losses(x[keep], table, batch["target"][keep].long())
-        loss = (first + second).mean()
+        classes, members = net.losses(x[keep], table, batch["target"][keep].long())
+        loss = (classes + members).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(rest + tables, 1.0)
         muon.step()
@@ -221,18 +232,34 @@ def main() -> None:
         tokens += a.rows * a.row
         step += 1
         if step % 100 == 0:
-            running = loss.item() / math.log(2)
-            now = time.time()
+            bits, part = loss.item() / math.log(2), classes.mean().item() / math.log(2)
+            rate = 100 * a.rows * a.row / (time.time() - clock) / 1e6
             print(
-                f"step {step:6d}  {now - start:6.0f} s  {running:6.3f} bits/token (class {first.mean().item() / math.log(2):.3f})"
-                f"  {100 * a.rows * a.row / (now - clock) / 1e6:.2f} M tokens/s  queue {feed.queue.qsize()}",
+                f"step {step:6d}  {now:6.0f} s  {bits:6.3f} bits/token (class {part:.3f})  {rate:.2f} M tokens/s",
                 flush=True,
             )
-            clock = now
+            clock = time.time()
     state = {k.replace("_orig_mod.", ""): v.detach().cpu() for k, v in net.state_dict().items()}
     torch.save(state, a.out / "net.pt")
     (a.out / "config.json").write_text(json.dumps(cfg.to_dict(), indent=1))
     np.save(a.out / "vectors.npy", net.embed.detach().float().cpu().numpy())
+    torch.save(
+        {
+            "net": state,
+            "muon": muon.state_dict(),
+            "adam": adam.state_dict(),
+            "elapsed": now,
+            "step": step,
+            "tokens": tokens,
+        },
+        a.out / "resume.pt",
+    )
+    (a.out / "elapsed.txt").write_text(f"{now:.0f}")
+    print(f"saved after {now:.0f} s of training, {step} steps, {tokens} tokens", flush=True)
+    for w in feed.processes:
+        w.terminate()
+    if now < a.seconds:
+        return
     result = evaluate(net, val, a.data, mask_fn)
     for key, v in sorted(result.items(), key=lambda kv: -kv[1]):
         print(f"  {key:28s} {v:.3f}")
@@ -242,8 +269,6 @@ def main() -> None:
         "options": {k: str(v) for k, v in vars(a).items() if k not in cfg.to_dict()},
     }  # fmt: skip
     print(json.dumps(line), flush=True)
-    for w in feed.processes:
-        w.terminate()
 
 
 if __name__ == "__main__":

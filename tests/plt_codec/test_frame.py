@@ -132,6 +132,16 @@ def test_damaged_frames_decode_to_something_else_or_are_refused(coder: TokenCode
         assert got.min() >= 0 and got.max() < 512  # ids in range; the container's check tells them apart
 
 
+def test_a_frame_cannot_hold_more_than_its_bytes(coder: TokenCoder) -> None:
+    """A count that lies is found out soon after the bytes end, not after the whole count was decoded."""
+    (tokens,) = sequences(40)
+    data = coder.encode([tokens])[0].data
+    seen: list[int] = []
+    with pytest.raises(CorruptError, match="bytes end before"):
+        coder.decode([FrameItem(data, 100_000)], progress=seen.append)
+    assert sum(seen) < 1000
+
+
 def test_foreign_ids_are_refused(coder: TokenCoder) -> None:
     for bad in ([512], [-1], [[1, 2]]):
         with pytest.raises(ContentError):
