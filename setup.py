@@ -4,14 +4,14 @@ import os
 
 from setuptools import Extension, setup
 
-SOURCES = ("module", "engine", "kernel_plain", "kernel_avx2", "kernel_avx512", "kernel_neon")
+SOURCES = ("module", "engine", "kernel_plain", "kernel_avx2", "kernel_vnni", "kernel_amx", "kernel_neon")
 
 setup(
     ext_modules=[
         Extension(
             "pltz.plt_codec._native",
             sources=[f"plt_codec/native/{name}.c" for name in SOURCES],
-            depends=[f"plt_codec/native/{name}.h" for name in ("kernel", "kernel_body", "pool")],
+            depends=[f"plt_codec/native/{name}.h" for name in ("kernel", "kernel_body", "avx512", "pool")],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
             + os.environ.get("PLTZ_CFLAGS", "").split(),
             extra_link_args=["-pthread", *os.environ.get("PLTZ_CFLAGS", "").split()],

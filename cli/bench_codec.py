@@ -98,7 +98,7 @@ def codec(
         "decode_tokens_per_s": round(run.decoded_tokens / run.decode_s, 1),
         "peers": {found.peer.name: found.about() for found in sizes},
         "peers_missing": missing,
-        "machine": machine.describe(device, threads),
+        "machine": machine.describe(loaded.coder, device, threads),
     }
     if not as_json:
         write_text(as_text(result) + "\n")
@@ -188,9 +188,10 @@ def as_text(result: dict[str, Any]) -> str:
     head = ["source", "sessions", "content", "pltz", "bits/B", "bits/tok", "coder+", "frame B"]
     head += [f"{name} b/B" for name in names] + ["best peer", "times"]
     lines = [cells(found, names) for found in [*result["sources"], result["total"]]]
+    on = result["machine"]
     speed = (
-        f"encode {result['encode_tokens_per_s']:,.0f} tokens/s, decode {result['decode_tokens_per_s']:,.0f} tokens/s "
-        f"on {result['machine']['device']} ({result['machine']['cpu']}, {result['machine']['cores']} cores)"
+        f"encode {result['encode_tokens_per_s']:,.0f} tokens/s, decode {result['decode_tokens_per_s']:,.0f} "
+        f"tokens/s on {on['device']} ({on['cpu']}, {on['cores']} cores; engine: {on['engine']})"
     )
     legend = (
         "bits/B: bits a byte of message content, all bytes of the file counted. coder+: coded bytes over the model's\n"

@@ -76,7 +76,7 @@ def demo(
     kept = Output(output, force=force) if output is not None else None
     records = list(corpus.read(None))[:count]
     codec = options.load_codec(bundle, device, threads)
-    model = Target.load(api.DEFAULT_TARGET)
+    model = Target.load(api.DEFAULT_TARGET, device=device)
     run = measure.run(codec, [record.session for record in records], shown=wanted(progress))
     if kept is not None:
         kept.write([run.data])

@@ -10,13 +10,14 @@ from typing import Any
 PACKAGES = ("pltz", "torch", "numpy", "constriction", "tokenizers", "zstandard", "brotli", "pyppmd")
 
 
-def describe(device: str, threads: int | None) -> dict[str, Any]:
-    """The machine in words a reader can compare."""
+def describe(coder: object, device: str, threads: int | None) -> dict[str, Any]:
+    """The machine, and the engine that ran on it, in words a reader can compare."""
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": threads,
         "device": device_name(device),
+        "engine": engine_name(coder),
         "python": platform.python_version(),
         "versions": {name: found for name in PACKAGES if (found := installed(name)) is not None},
         "commit": commit(),
@@ -39,6 +40,12 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def engine_name(coder: object) -> str:
+    """``torch``, or ``compiled`` and the instructions it chose."""
+    kernel = getattr(coder, "kernel", None)
+    return "torch" if kernel is None else f"compiled, {kernel}"
 
 
 def device_name(device: str) -> str:

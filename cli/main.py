@@ -18,7 +18,7 @@ COMMANDS = {
 @click.group(cls=RootGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pltz", prog_name="pltz")
 def cli() -> None:
-    """Freeze LLM sessions to about a tenth of a byte a character, and thaw them bit for bit.
+    """Entropy codec for LLM sessions: freeze them small, thaw them bit for bit.
 
     A session (a chat, a text, a list of token ids) is coded by a small integer language model, the
     bundle, and an entropy coder. The .pltz file names the bundle it needs; decoding gives back the

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pltz.models.session import Session
     from pltz.models.tokenizer import Ids
     from pltz.plt_codec.container import Reader
-    from pltz.plt_codec.frame import Encoded, FrameItem
+    from pltz.plt_codec.item import Encoded, FrameItem
 
 
 class Recorder:

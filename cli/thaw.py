@@ -66,7 +66,7 @@ def thaw(
     with options.open_reader(file) as reader:
         start = time.perf_counter()
         codec = options.load_codec_for(reader, bundle, device, threads)
-        model = Target.load(target or api.DEFAULT_TARGET)
+        model = Target.load(target or api.DEFAULT_TARGET, device=device)
         load_ms = 1e3 * (time.perf_counter() - start)
         thawed = api.thaw(reader, model, index, bundle=codec, any_target=any_target)
     result = Result.of(thawed, model, more, load_ms)

@@ -16,6 +16,7 @@ import functools
 import hashlib
 import json
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,10 +30,13 @@ from pltz.plt_codec.weights import CONTRACT, Shape, Weights
 
 if TYPE_CHECKING:
     from pltz.plt_codec.engine import TorchEngine
+    from pltz.plt_codec.frame import TokenCoder
+    from pltz.plt_codec.native import NativeCoder
 
 FORMAT = 1
 DEFAULT = "mini"
 EMBEDDED = Path(__file__).resolve().parent / "bundles"
+ENGINE_VARIABLE = "PLTZ_ENGINE"
 MAX_FILE = 1 << 30  # bytes of one bundle file, unpacked
 
 
@@ -91,6 +95,21 @@ class Bundle:
 
         return TorchEngine(self.weights, device, threads)
 
+    def coder(self, device: str = "cpu", threads: int | None = None) -> TokenCoder | NativeCoder:
+        """The fastest coder there is: on the CPU the compiled engine where it was built, else torch. The bits are the same.
+
+        The environment variable PLTZ_ENGINE set to `torch` keeps to the reference engine.
+        """
+        from pltz.plt_codec import native
+
+        if device == "cpu" and os.environ.get(ENGINE_VARIABLE) != "torch":
+            if native.available():
+                return native.NativeCoder(self.weights, threads)
+            _warn_once()
+        from pltz.plt_codec.frame import TokenCoder
+
+        return TokenCoder(self.engine(device, threads))
+
     def size(self) -> int:
         """Bytes of the bundle's files."""
         return sum(p.stat().st_size for p in self.path.iterdir() if p.is_file())
@@ -101,6 +120,11 @@ class Bundle:
         for name, entry in head["files"].items():
             _read(self.path, name, entry)
         return sorted(head["files"])
+
+
+@functools.cache
+def _warn_once() -> None:
+    warnings.warn("pltz: no compiled engine here (no C compiler at install), torch codes the same bits slowly", stacklevel=3)
 
 
 def _head(folder: Path) -> dict[str, Any]:

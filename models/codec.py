@@ -43,7 +43,7 @@ from pltz.plt_codec.fallback import Fallback
 if TYPE_CHECKING:
     from pltz.models.bundle import Bundle
     from pltz.models.tokenizer import BundleTokenizer, Ids
-    from pltz.plt_codec.frame import Encoded, FrameItem
+    from pltz.plt_codec.item import Encoded, FrameItem
 
 BATCH_TOKENS = 1 << 20  # coded side by side; bounds memory, large enough to keep any engine busy
 GROUP = 64  # sessions tokenised in one call
@@ -159,10 +159,9 @@ class Codec:
             ModelError: the bundle cannot be used.
         """
         from pltz.models.bundle import Bundle
-        from pltz.plt_codec.frame import TokenCoder
 
         loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
-        return cls(loaded, TokenCoder(loaded.engine(device, threads)))
+        return cls(loaded, loaded.coder(device, threads))
 
     # ---- sessions -> bytes
 
@@ -389,7 +388,7 @@ class Codec:
         if header.bundle_id != self.bundle.id:
             raise BundleMismatch(
                 f"expected a file of the loaded bundle {self.bundle.id.hex()}, found one of bundle "
-                f"{header.bundle_id.hex()}: load that bundle by name or folder (--bundle; `pltz bundles` lists "
+                f"{header.bundle_id.hex()}: load that bundle by name or folder (--bundle; `pltz bundle list` shows "
                 "the installed ones)"
             )
         if header.contract != self.bundle.contract:
@@ -403,7 +402,7 @@ class Codec:
 
     def _decode(self, frames: Sequence[Frame], progress: Progress | None) -> list[Tokens | None]:
         """Bundle tokens of each model frame, by one call of the coder; None for a fallback frame."""
-        from pltz.plt_codec.frame import FrameItem
+        from pltz.plt_codec.item import FrameItem
 
         items = [FrameItem(f.data, f.count, f.lanes, f.steps) for f in frames if f.kind.by_model]
         decoded = iter(self.coder.decode(items, progress=progress) if items else [])

@@ -8,7 +8,6 @@ bit: the model is exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -17,36 +16,13 @@ import numpy.typing as npt
 from pltz.plt_codec.coder import SLACK, RangeDecoder, RangeEncoder, ideal_bits
 from pltz.plt_codec.engine import Job, Memory, Stepper, TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError
+from pltz.plt_codec.item import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
 from pltz.plt_codec.layout import LANE_MARK, Block, Layout
 from pltz.plt_codec.weights import CLASS, PRECISION
 
-Tokens = npt.NDArray[np.integer]
-Progress = Callable[[int], None]
 ENCODE_ROWS = 8192  # positions in one parallel pass
 DECODE_BYTES = 1 << 30  # keys and values held while stepping
 DECODE_JOBS = 512  # blocks stepped side by side
-MAX_TOKENS = 1 << 31
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """One frame: its bytes, the model's ideal code length in bits, and the layout if it is not the default."""
-
-    data: bytes
-    ideal_bits: float
-    blocks: int
-    lanes: int | None = None
-    steps: int | None = None
-
-
-@dataclass(frozen=True)
-class FrameItem:
-    """What is needed to decode one frame."""
-
-    data: bytes
-    tokens: int
-    lanes: int | None = None
-    steps: int | None = None
 
 
 class TokenCoder:

@@ -19,7 +19,7 @@ from pltz.models.session import Session
 from pltz.models.tokenizer import BundleTokenizer
 from pltz.plt_codec import errors
 from pltz.plt_codec.container import Kind, Reader
-from pltz.plt_codec.frame import Encoded, FrameItem
+from pltz.plt_codec.item import Encoded, FrameItem
 
 CHAT = {"messages": [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Hi!"}]}
 

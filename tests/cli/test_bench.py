@@ -102,7 +102,8 @@ def test_figures_add_up(run: Run, tiny: Path, tmp_path: Path) -> None:
         )
     best = found["total"]["best_peer"]
     assert found["total"]["peer_bytes"][best] == min(found["total"]["peer_bytes"].values())
-    assert found["machine"]["versions"]["zstandard"] and found["encode_tokens_per_s"] > 0
+    assert found["machine"]["engine"] and found["machine"]["versions"]["zstandard"]
+    assert found["encode_tokens_per_s"] > 0
     assert any("total" in line and "kB" not in line for line in table)
 
 

@@ -33,7 +33,7 @@ from pltz.plt_codec.errors import (
     UsageError,
     VersionError,
 )
-from pltz.plt_codec.frame import Encoded, FrameItem
+from pltz.plt_codec.item import Encoded, FrameItem
 
 
 @dataclass

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pltz.plt_codec.coder import RangeEncoder
 from pltz.plt_codec.engine import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
-from pltz.plt_codec.frame import FrameItem, TokenCoder
+from pltz.plt_codec.frame import TokenCoder
+from pltz.plt_codec.item import FrameItem
 from pltz.plt_codec.layout import Layout
 from pltz.plt_codec.oracle import Oracle
 from pltz.plt_codec.weights import random_weights

@@ -1,0 +1,209 @@
+/* What the kernels with AVX-512 share: the VNNI products and the arithmetic between products. Define TARGET first. */
+#ifndef PLTZ_AVX512_H
+#define PLTZ_AVX512_H
+
+#include <immintrin.h>
+
+#include "kernel.h"
+
+#define INLINE static inline __attribute__((always_inline)) TARGET
+
+INLINE int32_t load_quad(const void *p) {
+    int32_t v;
+    __builtin_memcpy(&v, p, 4);
+    return v;
+}
+
+/* R rows times B blocks of 16 channels in registers: acc[r][16 b + c] = sum over k of row[r][k] * block[b][k / 4][c][k % 4].
+ * The unsigned side is the rows (activations) or, when swapped, the blocks (keys). R, B and swapped are constants. */
+INLINE void micro(const int R, const int B, const int swapped, const void *rows, size_t stride, const void *blocks, int quads,
+                  int32_t *acc, size_t pitch) {
+    __m512i sum[6][4];
+    const char *row = rows, *block = blocks;
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+        for (int b = 0; b < B; b++) sum[r][b] = _mm512_setzero_si512();
+    }
+    for (int k = 0; k < quads; k++) {
+        __m512i w[4];
+#pragma GCC unroll 4
+        for (int b = 0; b < B; b++) w[b] = _mm512_loadu_si512(block + ((size_t)b * quads + k) * 64);
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++) {
+            const __m512i a = _mm512_set1_epi32(load_quad(row + r * stride + k * 4));
+#pragma GCC unroll 4
+            for (int b = 0; b < B; b++) {
+                sum[r][b] = swapped ? _mm512_dpbusd_epi32(sum[r][b], w[b], a) : _mm512_dpbusd_epi32(sum[r][b], a, w[b]);
+            }
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+        for (int b = 0; b < B; b++) _mm512_storeu_si512(acc + r * pitch + b * 16, sum[r][b]);
+    }
+}
+
+INLINE void micro_rows(const int B, const int swapped, const void *rows, size_t stride, int count, const void *blocks, int quads,
+                       int32_t *acc, size_t pitch) {
+    const char *row = rows;
+    for (; count >= 6; count -= 6, row += 6 * stride, acc += 6 * pitch) micro(6, B, swapped, row, stride, blocks, quads, acc, pitch);
+    if (count >= 4) {
+        micro(4, B, swapped, row, stride, blocks, quads, acc, pitch);
+        count -= 4, row += 4 * stride, acc += 4 * pitch;
+    }
+    if (count >= 2) {
+        micro(2, B, swapped, row, stride, blocks, quads, acc, pitch);
+        count -= 2, row += 2 * stride, acc += 2 * pitch;
+    }
+    if (count) micro(1, B, swapped, row, stride, blocks, quads, acc, pitch);
+}
+
+TARGET static void vnni_tile(const int8_t *w, int blocks, int quads, const uint8_t *a, int stride, int rows, int32_t *acc) {
+    const int pitch = blocks * 16;
+    int b = 0;
+    for (; b + 4 <= blocks; b += 4) {
+        micro_rows(4, 0, a, (size_t)stride, rows, w + (size_t)b * quads * 64, quads, acc + b * 16, (size_t)pitch);
+    }
+    for (; b < blocks; b++) {
+        micro_rows(1, 0, a, (size_t)stride, rows, w + (size_t)b * quads * 64, quads, acc + b * 16, (size_t)pitch);
+    }
+}
+
+TARGET static void vnni_scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
+    for (int k = 0; k < n; k += 64) {
+        micro_rows(4, 1, q, (size_t)dp, queries, keys + (size_t)k * dp, dp / 4, score + k, pitch);
+    }
+}
+
+/* Two bytes of R queries' weights times B blocks of 16 dimensions. */
+INLINE void micro_mix(const int R, const int B, const int8_t *values, int n, int dv, const uint8_t *high, const uint8_t *low,
+                      int32_t *mixed) {
+    __m512i top[6][2], bottom[6][2];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 2
+        for (int b = 0; b < B; b++) top[r][b] = bottom[r][b] = _mm512_setzero_si512();
+    }
+    for (int k = 0; k < n; k += 4) {
+        __m512i v[2];
+#pragma GCC unroll 2
+        for (int b = 0; b < B; b++) v[b] = _mm512_loadu_si512(values + (size_t)k * dv + b * 64);
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++) {
+            const __m512i h = _mm512_set1_epi32(load_quad(high + r * CHUNK + k));
+            const __m512i l = _mm512_set1_epi32(load_quad(low + r * CHUNK + k));
+#pragma GCC unroll 2
+            for (int b = 0; b < B; b++) {
+                top[r][b] = _mm512_dpbusd_epi32(top[r][b], h, v[b]);
+                bottom[r][b] = _mm512_dpbusd_epi32(bottom[r][b], l, v[b]);
+            }
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 2
+        for (int b = 0; b < B; b++) {
+            int32_t *to = mixed + r * dv + b * 16;
+            const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(top[r][b], 8), bottom[r][b]);
+            _mm512_storeu_si512(to, _mm512_add_epi32(_mm512_loadu_si512(to), sum));
+        }
+    }
+}
+
+INLINE void micro_mix_rows(const int B, const int8_t *values, int n, int dv, const uint8_t *high, const uint8_t *low, int queries,
+                           int32_t *mixed) {
+    int r = 0;
+    for (; r + 6 <= queries; r += 6) micro_mix(6, B, values, n, dv, high + r * CHUNK, low + r * CHUNK, mixed + r * dv);
+    for (; r + 2 <= queries; r += 2) micro_mix(2, B, values, n, dv, high + r * CHUNK, low + r * CHUNK, mixed + r * dv);
+    if (r < queries) micro_mix(1, B, values, n, dv, high + r * CHUNK, low + r * CHUNK, mixed + r * dv);
+}
+
+TARGET static void vnni_mix(const int8_t *values, int n, int dv, const void *shares, int queries, int32_t *mixed) {
+    const uint8_t *high = shares, *low = high + QUERIES * CHUNK;
+    int i = 0;
+    for (; i + 32 <= dv; i += 32) micro_mix_rows(2, values + i * 4, n, dv, high, low, queries, mixed + i);
+    if (i < dv) micro_mix_rows(1, values + i * 4, n, dv, high, low, queries, mixed + i);
+}
+
+/* See kernel_plain.c for what the clamp may do. */
+TARGET static void rescale(int32_t *acc, const int32_t *offset, const int32_t *m, int n) {
+    const __m512i half = _mm512_set1_epi64(1 << 23), most = _mm512_set1_epi64(1 << 30), least = _mm512_set1_epi64(-(1 << 30));
+    for (int i = 0; i < n; i += 16) {
+        const __m512i dot = _mm512_add_epi32(_mm512_loadu_si512(acc + i), _mm512_loadu_si512(offset + i));
+        const __m512i scale = _mm512_loadu_si512(m + i);
+        __m512i even = _mm512_mul_epi32(dot, scale);
+        __m512i odd = _mm512_mul_epi32(_mm512_srli_epi64(dot, 32), _mm512_srli_epi64(scale, 32));
+        even = _mm512_srai_epi64(_mm512_add_epi64(even, half), 24);
+        odd = _mm512_srai_epi64(_mm512_add_epi64(odd, half), 24);
+        even = _mm512_max_epi64(_mm512_min_epi64(even, most), least);
+        odd = _mm512_max_epi64(_mm512_min_epi64(odd, most), least);
+        _mm512_storeu_si512(acc + i, _mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32)));
+    }
+}
+
+/* Steps down the table for 32 keys, in 16 bits. `narrow`: 1024 <= heat < 2^16, so that a difference above 2^16 - 1, which is
+ * cut to that, gives step 1023 all the same (65535 * 1024 >> 16 = 1023), and a high half of a 16-bit product is the step. */
+INLINE __m512i steps_down(const int narrow, const int32_t *score, __m512i most, __m512i far, __m512i heat) {
+    __m512i a = _mm512_sub_epi32(most, _mm512_loadu_si512(score));
+    __m512i b = _mm512_sub_epi32(most, _mm512_loadu_si512(score + 16));
+    if (!narrow) { /* see far_enough in kernel_plain.c: products stay below 2^32 */
+        a = _mm512_srli_epi32(_mm512_mullo_epi32(_mm512_min_epu32(a, far), heat), 16);
+        b = _mm512_srli_epi32(_mm512_mullo_epi32(_mm512_min_epu32(b, far), heat), 16);
+    }
+    __m512i e = _mm512_packus_epi32(a, b);
+    e = _mm512_permutexvar_epi64(_mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0), e);
+    if (narrow) e = _mm512_mulhi_epu16(e, heat);
+    return _mm512_min_epu16(e, _mm512_set1_epi16(1023));
+}
+
+INLINE uint32_t weigh_as(const int narrow, const int32_t *score, int n, uint32_t heat, const uint16_t *weight, uint16_t *out) {
+    const __m512i first = _mm512_loadu_si512(weight), second = _mm512_loadu_si512(weight + 32);
+    __m512i most = _mm512_set1_epi32(INT32_MIN), sum = _mm512_setzero_si512();
+    int k = 0;
+    for (; k + 16 <= n; k += 16) most = _mm512_max_epi32(most, _mm512_loadu_si512(score + k));
+    if (k < n) most = _mm512_mask_max_epi32(most, (__mmask16)((1u << (n - k)) - 1), most, _mm512_loadu_si512(score + k));
+    most = _mm512_set1_epi32(_mm512_reduce_max_epi32(most));
+    const __m512i far = _mm512_set1_epi32(heat ? (int32_t)((1023u * 65536u + heat - 1) / heat) : 0);
+    const __m512i scale = narrow ? _mm512_set1_epi16((int16_t)heat) : _mm512_set1_epi32((int32_t)heat);
+    for (k = 0; k < n; k += 32) { /* score and out have room for a multiple of 64 */
+        const __m512i e = steps_down(narrow, score + k, most, far, scale);
+        __m512i w = _mm512_permutex2var_epi16(first, e, second); /* by the low 6 bits */
+        w = _mm512_srlv_epi16(w, _mm512_srli_epi16(e, 6));
+        if (n - k < 32) w = _mm512_maskz_mov_epi16((__mmask32)((1u << (n - k)) - 1), w);
+        _mm512_storeu_si512(out + k, w);
+        sum = _mm512_add_epi32(sum, _mm512_and_si512(w, _mm512_set1_epi32(0xffff)));
+        sum = _mm512_add_epi32(sum, _mm512_srli_epi32(w, 16));
+    }
+    return (uint32_t)_mm512_reduce_add_epi32(sum);
+}
+
+TARGET static uint32_t weigh(const int32_t *score, int n, uint32_t heat, const uint16_t *weight, const uint32_t *weights,
+                             uint16_t *out) {
+    (void)weights;
+    if (heat >= 1024 && heat < 65536) return weigh_as(1, score, n, heat, weight, out);
+    return weigh_as(0, score, n, heat, weight, out);
+}
+
+/* p = rs(w * t, 24) as two bytes: the high ones of all queries, then the low ones */
+TARGET static void share(const uint16_t *w, int n, uint32_t t, void *shares, int query) {
+    uint8_t *high = (uint8_t *)shares + query * CHUNK, *low = high + QUERIES * CHUNK;
+    const __m512i scale = _mm512_set1_epi64(t), half = _mm512_set1_epi64(1 << 23), mask = _mm512_set1_epi64(0xffff);
+    for (int k = 0; k < n; k += 32) {
+        const __m512i v = _mm512_loadu_si512(w + k);
+        __m512i a = _mm512_and_si512(v, mask), b = _mm512_and_si512(_mm512_srli_epi64(v, 16), mask);
+        __m512i c = _mm512_and_si512(_mm512_srli_epi64(v, 32), mask), d = _mm512_srli_epi64(v, 48);
+        a = _mm512_srli_epi64(_mm512_add_epi64(_mm512_mul_epu32(a, scale), half), 24);
+        b = _mm512_srli_epi64(_mm512_add_epi64(_mm512_mul_epu32(b, scale), half), 24);
+        c = _mm512_srli_epi64(_mm512_add_epi64(_mm512_mul_epu32(c, scale), half), 24);
+        d = _mm512_srli_epi64(_mm512_add_epi64(_mm512_mul_epu32(d, scale), half), 24);
+        a = _mm512_or_si512(a, _mm512_slli_epi64(b, 16));
+        c = _mm512_or_si512(_mm512_slli_epi64(c, 32), _mm512_slli_epi64(d, 48));
+        a = _mm512_or_si512(a, c);
+        _mm256_storeu_si256((__m256i *)(high + k), _mm512_cvtepi16_epi8(_mm512_srli_epi16(a, 8)));
+        _mm256_storeu_si256((__m256i *)(low + k), _mm512_cvtepi16_epi8(a));
+    }
+}
+
+#endif

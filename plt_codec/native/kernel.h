@@ -1,0 +1,101 @@
+/* What the engine (engine.c) asks of a kernel, and the layouts both share.
+ *
+ * Every kernel computes the same integers (NUMERICS.md); they differ in instructions only. Common layouts:
+ *
+ *   activations  u8, value + 128 (or 0..254 for the hidden layer), rows padded to a multiple of 64
+ *   Matrix.w     s8, channels in blocks of 16: [channel / 16][k / 4][channel % 16][k % 4], padding is 0
+ *   keys         u8, value + 128: [key / 16][i / 4][key % 16][i % 4]
+ *   values       s8: [key / 4][i][key % 4], i padded to a multiple of 16
+ *
+ * With a = u - 128, sum(w a) = sum(w u) - 128 sum(w): Matrix.offset holds the second term. Sums wrap modulo 2^32 on the
+ * way, the result fits an int32, so wrapping is harmless. Scores q . (k + 128) = q . k + 128 sum(q) keep their offset,
+ * which is the same for all keys of a query: only max s - s is used.
+ */
+#ifndef PLTZ_KERNEL_H
+#define PLTZ_KERNEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    CLASS = 128,
+    LANES = 64,            /* most lanes of a block */
+    RESIDUAL_MAX = (1 << 22) - 1,
+    SYMBOL_STEPS = 1984,   /* entries of the symbols' exponent table */
+    KEY_STEPS = 1024,      /* entries of the keys' exponent table */
+    QUERIES = 16,          /* queries that attend together */
+    KEY_PAD = 64,          /* room for keys is a multiple of this */
+    CHUNK = 256,           /* keys whose weights are spread over values at once */
+    GROUP = 4,             /* channel blocks a work item multiplies */
+    TILE = 64,             /* rows a work item multiplies */
+    ROW_PAD = 16,          /* rows that a kernel may read past the last one */
+    WIDTH_MAX = 512,       /* d */
+};
+
+typedef struct {
+    int n, k;            /* channels, inputs */
+    int blocks, stride;  /* channels / 16 and bytes a row of inputs, both rounded up */
+    int8_t *w;
+    int32_t *offset, *m; /* (blocks * 16) */
+} Matrix;
+
+typedef enum { TO_QKV, TO_RESIDUAL, TO_HIDDEN, TO_LOGITS } Output;
+
+/* Some rows times some channel blocks of a matrix, scaled: rs((w @ a) * m, 24), then as `kind` says. */
+typedef struct {
+    const Matrix *matrix;
+    int block, blocks;        /* first channel block, their number: <= GROUP, or <= 8 where rows <= 16 */
+    const uint8_t *a;         /* (rows, matrix->stride) */
+    int rows;                 /* <= TILE */
+    Output kind;
+    int16_t *qkv;             /* TO_QKV: clamped to 2^15 - 1 */
+    int32_t *x;               /* TO_RESIDUAL: added to and clamped; TO_LOGITS: written, bias added */
+    uint8_t *hidden;          /* TO_HIDDEN: rs(u * u, 8), u clamped to 0..255 */
+    const int32_t *bias;      /* TO_LOGITS: of the first channel on */
+    size_t out_stride;        /* elements a row of the output; output pointers stand at the first channel */
+} Product;
+
+typedef struct {
+    const uint8_t *keys;
+    const int8_t *values;
+    const int8_t *q;            /* (queries, dp) */
+    int queries, d, dp, dv;     /* head width; rounded up to 4; to 16 */
+    int limit[QUERIES];         /* keys each query sees, >= 1 */
+    uint32_t heat[QUERIES];
+    uint8_t *out[QUERIES];      /* d bytes each, value + 128 */
+    const uint16_t *weight;     /* (64) rs(table.exp, 5) */
+    const uint32_t *weights;    /* (KEY_STEPS) the whole table */
+} Attention;
+
+typedef struct {
+    int32_t acc[TILE * GROUP * 16];                      /* also 16 rows of 8 blocks */
+    uint8_t shares[2 * QUERIES * CHUNK];                 /* attention weights, two bytes each, as share() lays them */
+    int32_t mixed[QUERIES * LANES];
+    int32_t *score;                                      /* (QUERIES, pitch) */
+    uint16_t *weight;                                    /* (QUERIES, pitch) */
+    size_t pitch;
+} Scratch;
+
+typedef struct {
+    const char *name;
+    int (*supported)(void);
+    void (*begin)(void);  /* once in each thread that computes; NULL: nothing to do */
+    void (*end)(void);
+    void (*multiply)(const Product *, Scratch *);
+    void (*norm)(const int32_t *x, int n, uint32_t gain, uint8_t *out);
+    /* A pair of half heads turned and normed: y (d) -> out (d) value + 128. */
+    void (*turn)(const int16_t *y, const int16_t *cos, const int16_t *sin, int d, uint32_t gain, uint8_t *out);
+    void (*attend)(const Attention *, Scratch *);
+} Kernel;
+
+extern const Kernel pltz_plain;
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(PLTZ_PLAIN_ONLY)
+#define PLTZ_X86 1
+extern const Kernel pltz_avx2, pltz_vnni, pltz_amx;
+#endif
+#if defined(__aarch64__) && defined(__GNUC__) && !defined(PLTZ_PLAIN_ONLY)
+#define PLTZ_ARM 1
+extern const Kernel pltz_neon;
+#endif
+
+#endif

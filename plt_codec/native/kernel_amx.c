@@ -1,0 +1,190 @@
+/* The kernel for processors with AMX: tiles of 16 x 64 bytes do the products, AVX-512 the rest.
+ *
+ * A block of 16 channels by 64 inputs of a Matrix is one tile as it lies in memory, and so are 16 keys of 64 dimensions and
+ * 64 keys by 16 dimensions of the values (rows dv * 4 bytes apart). Rows past the last one are multiplied too and ignored.
+ */
+#define _GNU_SOURCE
+#include "kernel.h"
+
+#if defined(PLTZ_X86)
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile,amx-int8,prefer-vector-width=512")))
+#include "avx512.h"
+
+#include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+/* The intrinsics of some compilers do not say that these read and write memory, which lets stores move past them. */
+#define LOAD(n, at, stride) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #n ::"r"(at), "r"((size_t)(stride)) : "memory")
+#define STORE(n, at, stride) __asm__ volatile("tilestored %%tmm" #n ", (%0,%1,1)" ::"r"(at), "r"((size_t)(stride)) : "memory")
+
+/* 16 or 32 rows times 1 or 2 blocks: tiles 0..3 hold sums, 4 and 5 rows, 6 and 7 blocks. Tile numbers must be literal. */
+TARGET static void tile_1x1(const uint8_t *a, size_t stride, const int8_t *w, int tiles, int32_t *acc, size_t pitch) {
+    _tile_zero(0);
+    for (int k = 0; k < tiles; k++) {
+        LOAD(4, a + k * 64, stride);
+        LOAD(6, w + (size_t)k * 1024, 64);
+        _tile_dpbusd(0, 4, 6);
+    }
+    STORE(0, acc, pitch * 4);
+}
+
+TARGET static void tile_1x2(const uint8_t *a, size_t stride, const int8_t *w, int tiles, int32_t *acc, size_t pitch) {
+    const int8_t *v = w + (size_t)tiles * 1024;
+    _tile_zero(0);
+    _tile_zero(1);
+    for (int k = 0; k < tiles; k++) {
+        LOAD(4, a + k * 64, stride);
+        LOAD(6, w + (size_t)k * 1024, 64);
+        LOAD(7, v + (size_t)k * 1024, 64);
+        _tile_dpbusd(0, 4, 6);
+        _tile_dpbusd(1, 4, 7);
+    }
+    STORE(0, acc, pitch * 4);
+    STORE(1, acc + 16, pitch * 4);
+}
+
+TARGET static void tile_2x2(const uint8_t *a, size_t stride, const int8_t *w, int tiles, int32_t *acc, size_t pitch) {
+    const int8_t *v = w + (size_t)tiles * 1024;
+    const uint8_t *c = a + 16 * stride;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int k = 0; k < tiles; k++) {
+        LOAD(4, a + k * 64, stride);
+        LOAD(6, w + (size_t)k * 1024, 64);
+        LOAD(7, v + (size_t)k * 1024, 64);
+        _tile_dpbusd(0, 4, 6);
+        _tile_dpbusd(1, 4, 7);
+        LOAD(5, c + k * 64, stride);
+        _tile_dpbusd(2, 5, 6);
+        _tile_dpbusd(3, 5, 7);
+    }
+    STORE(0, acc, pitch * 4);
+    STORE(1, acc + 16, pitch * 4);
+    STORE(2, acc + 16 * pitch, pitch * 4);
+    STORE(3, acc + 16 * pitch + 16, pitch * 4);
+}
+
+TARGET static void tile(const int8_t *w, int blocks, int quads, const uint8_t *a, int stride, int rows, int32_t *acc) {
+    if (rows <= 2) {
+        vnni_tile(w, blocks, quads, a, stride, rows, acc);
+        return;
+    }
+    const size_t pitch = (size_t)blocks * 16, bytes = (size_t)quads * 64, s = (size_t)stride;
+    int r = 0;
+    for (; r < rows; r += 32) {
+        const uint8_t *row = a + r * s;
+        int32_t *to = acc + r * pitch;
+        const int one = rows - r <= 16;
+        int b = 0;
+        for (; b + 2 <= blocks; b += 2) (one ? tile_1x2 : tile_2x2)(row, s, w + b * bytes, quads / 16, to + b * 16, pitch);
+        if (b < blocks) {
+            tile_1x1(row, s, w + b * bytes, quads / 16, to + b * 16, pitch);
+            if (!one) tile_1x1(row + 16 * s, s, w + b * bytes, quads / 16, to + 16 * pitch + b * 16, pitch);
+        }
+    }
+}
+
+TARGET static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
+    if (dp != 64 || queries <= 2) {
+        vnni_scores(keys, n, q, dp, queries, score, pitch);
+        return;
+    }
+    LOAD(4, q, 64);
+    for (int k = 0; k < n; k += 64, keys += 4096) {
+        _tile_zero(0);
+        LOAD(6, keys, 64);
+        _tile_dpbsud(0, 4, 6);
+        _tile_zero(1);
+        LOAD(7, keys + 1024, 64);
+        _tile_dpbsud(1, 4, 7);
+        _tile_zero(2);
+        LOAD(5, keys + 2048, 64);
+        _tile_dpbsud(2, 4, 5);
+        _tile_zero(3);
+        LOAD(6, keys + 3072, 64);
+        _tile_dpbsud(3, 4, 6);
+        STORE(0, score + k, pitch * 4);
+        STORE(1, score + k + 16, pitch * 4);
+        STORE(2, score + k + 32, pitch * 4);
+        STORE(3, score + k + 48, pitch * 4);
+    }
+}
+
+TARGET static void mix(const int8_t *values, int n, int dv, const void *shares, int queries, int32_t *mixed) {
+    const uint8_t *high = shares, *low = high + QUERIES * CHUNK;
+    _Alignas(64) int32_t sums[4][16 * 16]; /* high and low of two blocks of dimensions */
+    if (dv % 32 || queries <= 2) {
+        vnni_mix(values, n, dv, shares, queries, mixed);
+        return;
+    }
+    for (int i = 0; i < dv; i += 32) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int k = 0; k < n; k += 64) {
+            const int8_t *v = values + (size_t)k * dv + i * 4;
+            LOAD(4, high + k, CHUNK);
+            LOAD(6, v, (size_t)dv * 4);
+            _tile_dpbusd(0, 4, 6);
+            LOAD(5, low + k, CHUNK);
+            _tile_dpbusd(1, 5, 6);
+            LOAD(7, v + 64, (size_t)dv * 4);
+            _tile_dpbusd(2, 4, 7);
+            _tile_dpbusd(3, 5, 7);
+        }
+        STORE(0, sums[0], 64);
+        STORE(1, sums[1], 64);
+        STORE(2, sums[2], 64);
+        STORE(3, sums[3], 64);
+        for (int r = 0; r < queries; r++) {
+            for (int b = 0; b < 2; b++) {
+                int32_t *to = mixed + r * dv + i + b * 16;
+                const __m512i top = _mm512_load_si512(sums[b * 2] + r * 16), bottom = _mm512_load_si512(sums[b * 2 + 1] + r * 16);
+                const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(top, 8), bottom);
+                _mm512_storeu_si512(to, _mm512_add_epi32(_mm512_loadu_si512(to), sum));
+            }
+        }
+    }
+}
+
+#include "kernel_body.h"
+
+/* The processor has it and the kernel of the system grants the state of its tiles to this process. */
+static int supported(void) {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+    unsigned a, b, c, d;
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl") ||
+        !__builtin_cpu_supports("avx512vnni") || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d >> 24 & 3) != 3) {
+        return 0;
+    }
+    return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */) == 0;
+#else
+    return 0;
+#endif
+}
+
+/* All eight tiles: 16 rows of 64 bytes. */
+TARGET static void begin(void) {
+    struct {
+        uint8_t palette, start, reserved[14];
+        uint16_t columns[16];
+        uint8_t rows[16];
+    } config = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        config.columns[i] = 64;
+        config.rows[i] = 16;
+    }
+    __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory");
+}
+
+TARGET static void end(void) { _tile_release(); }
+
+const Kernel pltz_amx = {"amx", supported, begin, end, multiply, norm, turn, attend};
+#endif

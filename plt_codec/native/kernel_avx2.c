@@ -1,0 +1,185 @@
+/* The kernel for processors with AVX2. Bytes are widened to 16 bits and multiplied in pairs into 32 bits (vpmaddwd), which is
+ * exact; the byte product vpmaddubsw saturates and is not used. */
+#include "kernel.h"
+
+#if defined(PLTZ_X86)
+#include <immintrin.h>
+
+#define TARGET __attribute__((target("avx2,bmi2")))
+#define INLINE static inline __attribute__((always_inline)) TARGET
+
+enum { TOGETHER = 3 }; /* rows whose 4 vectors of sums fit the registers */
+
+INLINE __m256i load_halves(const void *p) { /* 4 numbers of 16 bits, four times */
+    long long v;
+    __builtin_memcpy(&v, p, 8);
+    return _mm256_set1_epi64x(v);
+}
+
+/* sums[r][j]: 4 channels of a block of 16, each as two partial sums (k % 4 in 0, 1 and in 2, 3). */
+INLINE void micro(const int R, const int unsigned_block, const int16_t *rows, size_t stride, const void *block, int quads,
+                  size_t block_step, __m256i sums[TOGETHER][4]) {
+    const char *b = block;
+#pragma GCC unroll 3
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) sums[r][j] = _mm256_setzero_si256();
+    }
+    for (int k = 0; k < quads; k++, b += block_step) {
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            const __m128i bytes = _mm_loadu_si128((const __m128i *)(b + j * 16));
+            const __m256i w = unsigned_block ? _mm256_cvtepu8_epi16(bytes) : _mm256_cvtepi8_epi16(bytes);
+#pragma GCC unroll 3
+            for (int r = 0; r < R; r++) {
+                sums[r][j] = _mm256_add_epi32(sums[r][j], _mm256_madd_epi16(w, load_halves(rows + r * stride + k * 4)));
+            }
+        }
+    }
+}
+
+/* 8 channels from two vectors of partial sums */
+INLINE __m256i join(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8); }
+
+INLINE void micro_store(const int R, const int unsigned_block, const int16_t *rows, size_t stride, const void *block, int quads,
+                        int32_t *acc, size_t pitch) {
+    __m256i sums[TOGETHER][4];
+    micro(R, unsigned_block, rows, stride, block, quads, 64, sums);
+#pragma GCC unroll 3
+    for (int r = 0; r < R; r++) {
+        _mm256_storeu_si256((__m256i *)(acc + r * pitch), join(sums[r][0], sums[r][1]));
+        _mm256_storeu_si256((__m256i *)(acc + r * pitch + 8), join(sums[r][2], sums[r][3]));
+    }
+}
+
+INLINE void micro_rows(const int unsigned_block, const int16_t *rows, size_t stride, int count, const void *block, int quads,
+                       int32_t *acc, size_t pitch) {
+    for (; count >= 3; count -= 3, rows += 3 * stride, acc += 3 * pitch) {
+        micro_store(3, unsigned_block, rows, stride, block, quads, acc, pitch);
+    }
+    if (count == 2) micro_store(2, unsigned_block, rows, stride, block, quads, acc, pitch);
+    if (count == 1) micro_store(1, unsigned_block, rows, stride, block, quads, acc, pitch);
+}
+
+TARGET static void tile(const int8_t *w, int blocks, int quads, const uint8_t *a, int stride, int rows, int32_t *acc) {
+    enum { WIDEST = 8192 };
+    int16_t wide[TOGETHER * WIDEST];
+    const size_t pitch = (size_t)blocks * 16;
+    for (int r = 0; r < rows; r += TOGETHER) {
+        const int count = rows - r < TOGETHER ? rows - r : TOGETHER;
+        for (int i = 0; i < count; i++) {
+            for (int k = 0; k < stride; k++) wide[i * stride + k] = a[(size_t)(r + i) * stride + k];
+        }
+        for (int b = 0; b < blocks; b++) {
+            micro_rows(0, wide, (size_t)stride, count, w + (size_t)b * quads * 64, quads, acc + r * pitch + b * 16, pitch);
+        }
+    }
+}
+
+TARGET static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
+    int16_t wide[QUERIES * 64];
+    for (int i = 0; i < queries * dp; i++) wide[i] = q[i];
+    for (int k = 0; k < n; k += 16) {
+        micro_rows(1, wide, (size_t)dp, queries, keys + (size_t)k * dp, dp / 4, score + k, pitch);
+    }
+}
+
+/* See kernel_plain.c for what the clamp may do. AVX2 has no arithmetic shift of 64 bits: |y| < 2^60, so 2^60 is added before a
+ * logical one and 2^36 taken away after it. */
+INLINE __m256i scale_four(__m256i dot, __m256i m) {
+    const __m256i bias = _mm256_set1_epi64x((1ll << 60) + (1 << 23)), back = _mm256_set1_epi64x(1ll << 36);
+    const __m256i most = _mm256_set1_epi64x(1 << 30), least = _mm256_set1_epi64x(-(1 << 30));
+    __m256i y = _mm256_srli_epi64(_mm256_add_epi64(_mm256_mul_epi32(dot, m), bias), 24);
+    y = _mm256_sub_epi64(y, back);
+    y = _mm256_blendv_epi8(y, most, _mm256_cmpgt_epi64(y, most));
+    return _mm256_blendv_epi8(y, least, _mm256_cmpgt_epi64(least, y));
+}
+
+TARGET static void rescale(int32_t *acc, const int32_t *offset, const int32_t *m, int n) {
+    for (int i = 0; i < n; i += 8) {
+        const __m256i scale = _mm256_loadu_si256((const __m256i *)(m + i));
+        const __m256i dot = _mm256_add_epi32(_mm256_loadu_si256((const __m256i *)(acc + i)), _mm256_loadu_si256((const __m256i *)(offset + i)));
+        const __m256i even = scale_four(dot, scale);
+        const __m256i odd = scale_four(_mm256_srli_epi64(dot, 32), _mm256_srli_epi64(scale, 32));
+        _mm256_storeu_si256((__m256i *)(acc + i), _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa));
+    }
+}
+
+INLINE __m256i weigh_eight(const int32_t *score, __m256i most, __m256i far, __m256i heat, const uint32_t *weights) {
+    __m256i e = _mm256_min_epu32(_mm256_sub_epi32(most, _mm256_loadu_si256((const __m256i *)score)), far);
+    e = _mm256_srli_epi32(_mm256_mullo_epi32(e, heat), 16); /* far_enough in kernel_plain.c: below 2^32 */
+    e = _mm256_min_epu32(e, _mm256_set1_epi32(1023));
+    return _mm256_i32gather_epi32((const int *)weights, e, 4);
+}
+
+TARGET static uint32_t weigh(const int32_t *score, int n, uint32_t heat, const uint16_t *weight, const uint32_t *weights,
+                             uint16_t *out) {
+    int32_t high = score[0];
+    uint32_t sum = 0;
+    (void)weight;
+    for (int k = 1; k < n; k++) high = score[k] > high ? score[k] : high;
+    const __m256i most = _mm256_set1_epi32(high), scale = _mm256_set1_epi32((int32_t)heat);
+    const __m256i far = _mm256_set1_epi32(heat ? (int32_t)((1023u * 65536u + heat - 1) / heat) : 0);
+    for (int k = 0; k < n; k += 16) { /* score and out have room for a multiple of 64 */
+        const __m256i a = weigh_eight(score + k, most, far, scale, weights), b = weigh_eight(score + k + 8, most, far, scale, weights);
+        _mm256_storeu_si256((__m256i *)(out + k), _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8));
+    }
+    for (int k = 0; k < n; k++) sum += out[k];
+    return sum;
+}
+
+/* p - 2^15 for p = rs(w * t, 24), so that it fits a signed 16-bit factor; a query after the other */
+TARGET static void share(const uint16_t *w, int n, uint32_t t, void *shares, int query) {
+    int16_t *to = (int16_t *)shares + query * CHUNK;
+    const __m256i scale = _mm256_set1_epi64x(t), half = _mm256_set1_epi64x(1 << 23), mask = _mm256_set1_epi64x(0xffff);
+    for (int k = 0; k < n; k += 16) {
+        const __m256i v = _mm256_loadu_si256((const __m256i *)(w + k));
+        __m256i a = _mm256_and_si256(v, mask), b = _mm256_and_si256(_mm256_srli_epi64(v, 16), mask);
+        __m256i c = _mm256_and_si256(_mm256_srli_epi64(v, 32), mask), d = _mm256_srli_epi64(v, 48);
+        a = _mm256_srli_epi64(_mm256_add_epi64(_mm256_mul_epu32(a, scale), half), 24);
+        b = _mm256_srli_epi64(_mm256_add_epi64(_mm256_mul_epu32(b, scale), half), 24);
+        c = _mm256_srli_epi64(_mm256_add_epi64(_mm256_mul_epu32(c, scale), half), 24);
+        d = _mm256_srli_epi64(_mm256_add_epi64(_mm256_mul_epu32(d, scale), half), 24);
+        a = _mm256_or_si256(_mm256_or_si256(a, _mm256_slli_epi64(b, 16)), _mm256_or_si256(_mm256_slli_epi64(c, 32), _mm256_slli_epi64(d, 48)));
+        _mm256_storeu_si256((__m256i *)(to + k), _mm256_xor_si256(a, _mm256_set1_epi16(-32768)));
+    }
+}
+
+/* sum of p v = sum of (p - 2^15) v + 2^15 sum of v; below 2^15 * 2^7 * CHUNK = 2^30 each. */
+INLINE void mix_rows(const int R, const int16_t *shares, const int8_t *block, int n, int dv, const __m256i all[4], int32_t *mixed) {
+    __m256i sums[TOGETHER][4];
+    micro(R, 0, shares, CHUNK, block, n / 4, (size_t)dv * 4, sums);
+#pragma GCC unroll 3
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; j++) {
+            __m256i *to = (__m256i *)(mixed + r * dv + j * 8);
+            const __m256i base = _mm256_slli_epi32(join(all[j * 2], all[j * 2 + 1]), 15);
+            const __m256i sum = _mm256_add_epi32(join(sums[r][j * 2], sums[r][j * 2 + 1]), base);
+            _mm256_storeu_si256(to, _mm256_add_epi32(_mm256_loadu_si256(to), sum));
+        }
+    }
+}
+
+TARGET static void mix(const int8_t *values, int n, int dv, const void *shares, int queries, int32_t *mixed) {
+    int16_t ones[CHUNK];
+    for (int k = 0; k < CHUNK; k++) ones[k] = 1;
+    for (int i = 0; i < dv; i += 16) {
+        __m256i all[TOGETHER][4];
+        const int8_t *block = values + i * 4;
+        micro(1, 0, ones, CHUNK, block, n / 4, (size_t)dv * 4, all);
+        int r = 0;
+        for (; r + 3 <= queries; r += 3) mix_rows(3, (const int16_t *)shares + r * CHUNK, block, n, dv, all[0], mixed + r * dv + i);
+        for (; r < queries; r++) mix_rows(1, (const int16_t *)shares + r * CHUNK, block, n, dv, all[0], mixed + r * dv + i);
+    }
+}
+
+#include "kernel_body.h"
+
+static int supported(void) {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
+}
+
+const Kernel pltz_avx2 = {"avx2", supported, 0, 0, multiply, norm, turn, attend};
+#endif

@@ -1,0 +1,114 @@
+/* The parts of a kernel that a compiler turns into good code for any machine. Included once by each kernel_*.c, which
+ * first defines TARGET (function attributes), tile(), rescale(), scores(), weigh(), share() and mix().
+ */
+#include <math.h>
+#include <string.h>
+
+TARGET static inline int32_t clamp32(int32_t a, int32_t low, int32_t high) {
+    return a < low ? low : a > high ? high : a;
+}
+
+TARGET static void multiply(const Product *p, Scratch *s) {
+    const Matrix *w = p->matrix;
+    const int n = p->blocks * 16, first = p->block * 16;
+    tile(w->w + (size_t)p->block * 16 * w->stride, p->blocks, w->stride / 4, p->a, w->stride, p->rows, s->acc);
+    for (int r = 0; r < p->rows; r++) {
+        int32_t *restrict acc = s->acc + r * n;
+        rescale(acc, w->offset + first, w->m + first, n);
+        switch (p->kind) {
+        case TO_QKV: {
+            int16_t *restrict out = p->qkv + r * p->out_stride;
+            for (int i = 0; i < n; i++) out[i] = (int16_t)clamp32(acc[i], -32767, 32767);
+            break;
+        }
+        case TO_RESIDUAL: {
+            int32_t *restrict x = p->x + r * p->out_stride;
+            for (int i = 0; i < n; i++) x[i] = clamp32(x[i] + acc[i], -RESIDUAL_MAX, RESIDUAL_MAX);
+            break;
+        }
+        case TO_HIDDEN: {
+            uint8_t *restrict out = p->hidden + r * p->out_stride;
+            for (int i = 0; i < n; i++) {
+                int32_t u = clamp32(acc[i], 0, 255);
+                out[i] = (uint8_t)((u * u + 128) >> 8);
+            }
+            break;
+        }
+        case TO_LOGITS: {
+            int32_t *restrict out = p->x + r * p->out_stride;
+            for (int i = 0; i < n; i++) out[i] = acc[i] + p->bias[i];
+            break;
+        }
+        }
+    }
+}
+
+/* NUMERICS.md, "norm", with y + 128 in a byte. The products run in doubles and are exact: x t and its sum with 2^39 are
+ * integers below 2^53 (|x t| <= gain << 32 < 2^50), 2^-40 is a power of two, and 4096 * 2^40 = 2^52 more keeps the sum
+ * below 2^53; so (int) cuts the exact value, which is positive, and floors it. */
+TARGET static void scale_to_bytes(const int32_t *restrict x, int n, uint64_t total, uint32_t gain, uint8_t *restrict out) {
+    uint64_t root = (uint64_t)sqrt((double)total);
+    while (root * root > total) root--;
+    while ((root + 1) * (root + 1) <= total) root++;
+    const uint64_t t = ((uint64_t)gain << 32) / (root ? root : 1);
+    const double scale = (double)t * 0x1p-40;
+    for (int i = 0; i < n; i++) {
+        int32_t y = (int32_t)((double)x[i] * scale + 4096.5) - 4096;
+        out[i] = (uint8_t)(clamp32(y, -127, 127) + 128);
+    }
+}
+
+TARGET static void norm(const int32_t *restrict x, int n, uint32_t gain, uint8_t *restrict out) {
+    uint64_t total = 0;
+    for (int i = 0; i < n; i++) total += (uint64_t)((int64_t)x[i] * x[i]);
+    scale_to_bytes(x, n, total, gain, out);
+}
+
+/* |y| < 2^15 and |cos|, |sin| <= 2^14: the sums stay below 2^30 + 2^13. */
+TARGET static void turn(const int16_t *restrict y, const int16_t *restrict cos, const int16_t *restrict sin, int d,
+                        uint32_t gain, uint8_t *restrict out) {
+    int32_t z[64] = {0};
+    const int half = d / 2;
+    uint64_t total = 0;
+    for (int i = 0; i < half; i++) {
+        const int32_t a = y[i], b = y[i + half], c = cos[i], s = sin[i];
+        z[i] = (a * c - b * s + 8192) >> 14;
+        z[i + half] = (a * s + b * c + 8192) >> 14;
+    }
+    for (int i = 0; i < d; i++) total += (uint64_t)((int64_t)z[i] * z[i]);
+    scale_to_bytes(z, d, total, gain, out);
+}
+
+/* Attention of up to QUERIES queries over one cache of keys and values.
+ *
+ * A weight p is at most 2^16, and 2^16 exactly when the sum of w is 2^15, that is when all other keys weigh nothing: it
+ * needs 2^15 t >= 2^40 - 2^23, so t >= 2^25 - 2^8 and the sum is below 2^15 + 1. Then p = 2^16 - 1 gives the same
+ * output, rs((2^16 - 1) v, 15) = 2 v + floor((2^14 - v) / 2^15) = 2 v, and fits two bytes. t = 2^25 - 257 makes it so:
+ * 2^15 t + 2^23 = 2^40 - 2^15. */
+TARGET static void attend(const Attention *a, Scratch *s) {
+    const int queries = a->queries, dv = a->dv;
+    int most = 0;
+    for (int r = 0; r < queries; r++) most = a->limit[r] > most ? a->limit[r] : most;
+    const int padded = (most + KEY_PAD - 1) / KEY_PAD * KEY_PAD;
+    uint32_t t[QUERIES];
+    scores(a->keys, padded, a->q, a->dp, queries, s->score, s->pitch);
+    for (int r = 0; r < queries; r++) {
+        const uint32_t sum = weigh(s->score + r * s->pitch, a->limit[r], a->heat[r], a->weight, a->weights,
+                                   s->weight + r * s->pitch);
+        t[r] = sum == 1u << 15 ? (1u << 25) - 257 : (uint32_t)((UINT64_C(1) << 40) / sum);
+        memset(s->weight + r * s->pitch + a->limit[r], 0, (size_t)(padded - a->limit[r]) * sizeof(uint16_t));
+        memset(s->mixed + r * dv, 0, (size_t)dv * sizeof(int32_t));
+    }
+    for (int begin = 0; begin < padded; begin += CHUNK) {
+        const int n = padded - begin < CHUNK ? padded - begin : CHUNK;
+        for (int r = 0; r < queries; r++) {
+            share(s->weight + r * s->pitch + begin, n, t[r], s->shares, r);
+        }
+        mix(a->values + (size_t)begin * dv, n, dv, s->shares, queries, s->mixed);
+    }
+    for (int r = 0; r < queries; r++) {
+        const int32_t *restrict mixed = s->mixed + r * dv;
+        uint8_t *restrict out = a->out[r];
+        for (int i = 0; i < a->d; i++) out[i] = (uint8_t)(clamp32((mixed[i] + (1 << 14)) >> 15, -127, 127) + 128);
+    }
+}

@@ -1,0 +1,93 @@
+/* The kernel in plain C, for any machine: slow beside the others, and their reference in the tests. */
+#include "kernel.h"
+
+#define TARGET
+
+/* acc[row][channel] = sum over k of a[row][k] * w[channel][k] */
+static void tile(const int8_t *w, int blocks, int quads, const uint8_t *a, int stride, int rows, int32_t *acc) {
+    for (int r = 0; r < rows; r++) {
+        for (int b = 0; b < blocks; b++) {
+            uint32_t sum[16] = {0};
+            const int8_t *v = w + (size_t)b * quads * 64;
+            const uint8_t *u = a + (size_t)r * stride;
+            for (int k = 0; k < quads; k++, v += 64, u += 4) {
+                for (int c = 0; c < 16; c++) {
+                    sum[c] += (uint32_t)(v[c * 4] * u[0] + v[c * 4 + 1] * u[1] + v[c * 4 + 2] * u[2] + v[c * 4 + 3] * u[3]);
+                }
+            }
+            for (int c = 0; c < 16; c++) acc[(r * blocks + b) * 16 + c] = (int32_t)sum[c];
+        }
+    }
+}
+
+/* acc = rs((acc + offset) * m, 24), clamped to 2^30 where the contract clamps below it anyway. Sums of d <= 512 products,
+ * which alone become logits and are not clamped, stay below 512 * 127 * 127 * 2^31 / 2^24 < 2^30. */
+static void rescale(int32_t *acc, const int32_t *offset, const int32_t *m, int n) {
+    for (int i = 0; i < n; i++) {
+        const int32_t dot = (int32_t)((uint32_t)acc[i] + (uint32_t)offset[i]);
+        int64_t y = ((int64_t)dot * m[i] + (1 << 23)) >> 24;
+        const int64_t most = 1 << 30;
+        y = y > most ? most : y;
+        acc[i] = (int32_t)(y < -most ? -most : y);
+    }
+}
+
+/* score[query][key] = q . (k + 128) */
+static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
+    for (int r = 0; r < queries; r++) {
+        for (int k = 0; k < n; k++) {
+            const uint8_t *key = keys + (size_t)(k / 16) * 16 * dp + (k % 16) * 4;
+            int32_t sum = 0;
+            for (int i = 0; i < dp; i++) sum += key[(i / 4) * 64 + i % 4] * q[r * dp + i];
+            score[r * pitch + k] = sum;
+        }
+    }
+}
+
+/* Steps down the table a difference of 1 makes are heat / 2^16. From `far` on, the product is 1023 * 2^16 or more and the
+ * step is the last one; up to there it is below 1023 * 2^16 + 2^31 and fits 32 bits. */
+static uint32_t far_enough(uint32_t heat) {
+    return heat ? (1023u * 65536u + heat - 1) / heat : 0;
+}
+
+/* score (n) -> weights (n), their sum */
+static uint32_t weigh(const int32_t *score, int n, uint32_t heat, const uint16_t *weight, const uint32_t *weights,
+                      uint16_t *out) {
+    const uint32_t far = far_enough(heat);
+    int32_t most = score[0];
+    uint32_t sum = 0;
+    (void)weight;
+    for (int k = 1; k < n; k++) most = score[k] > most ? score[k] : most;
+    for (int k = 0; k < n; k++) {
+        uint32_t e = (uint32_t)(most - score[k]);
+        e = (e < far ? e : far) * heat >> 16;
+        out[k] = (uint16_t)weights[e < 1023 ? e : 1023];
+        sum += out[k];
+    }
+    return sum;
+}
+
+/* p = rs(w * t, 24), a query after the other */
+static void share(const uint16_t *restrict w, int n, uint32_t t, void *shares, int query) {
+    uint16_t *restrict p = (uint16_t *)shares + query * CHUNK;
+    for (int k = 0; k < n; k++) p[k] = (uint16_t)(((uint64_t)w[k] * t + (1 << 23)) >> 24);
+}
+
+/* mixed[query][i] += sum over keys of p[query][key] * v[key][i] */
+static void mix(const int8_t *values, int n, int dv, const void *shares, int queries, int32_t *mixed) {
+    for (int r = 0; r < queries; r++, mixed += dv) {
+        const uint16_t *p = (const uint16_t *)shares + r * CHUNK;
+        for (int k = 0; k < n; k += 4) {
+            const int32_t a = p[k], b = p[k + 1], c = p[k + 2], d = p[k + 3];
+            const int8_t *v = values + (size_t)k * dv;
+            if (!(a | b | c | d)) continue;
+            for (int i = 0; i < dv; i++) mixed[i] += a * v[i * 4] + b * v[i * 4 + 1] + c * v[i * 4 + 2] + d * v[i * 4 + 3];
+        }
+    }
+}
+
+#include "kernel_body.h"
+
+static int supported(void) { return 1; }
+
+const Kernel pltz_plain = {"plain", supported, 0, 0, multiply, norm, turn, attend};

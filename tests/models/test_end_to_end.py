@@ -1,0 +1,182 @@
+"""Sessions through tokenizer, model, coder and container and back, with a small real bundle: exact, or refused."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pltz.datasets import sample_sessions
+from pltz.models.bundle import Bundle, write_bundle
+from pltz.models.codec import Codec
+from pltz.models.session import Session
+from pltz.plt_codec.container import Reader
+from pltz.plt_codec.errors import BundleMismatch, PltzError
+from pltz.plt_codec.weights import random_weights
+
+
+@pytest.fixture(scope="session")
+def codec(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[[int], bytes]) -> Codec:
+    """A bundle of 1024 ids with random weights: the whole machinery, no knowledge."""
+    folder: Path = tmp_path_factory.mktemp("bundle")
+    write_bundle(
+        folder,
+        "tiny",
+        random_weights(5, vocab=1024, block=128, memory=32),
+        tiny_tokenizer_json(1024),
+        b"",
+        {},
+    )
+    return Codec.load(folder)
+
+
+def by_model(codec: Codec, sessions: list[Session], **options: Any) -> bytes:
+    """A file in which the model codes everything: the fallback is made useless."""
+    stored = Codec(codec.bundle, codec.coder)
+    stored._fallback.compress = lambda data: data + bytes(len(data) * 4)  # type: ignore[method-assign]
+    return stored.compress(sessions, verify=False, **options)
+
+
+SESSIONS = [
+    Session("chat", {"messages": [{"role": "user", "content": "Hello, how are you?"}]}),
+    Session(
+        "chat",
+        {"id": "s-1", "messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}]},
+    ),
+    Session("chat", [{"role": "user", "content": "naïve \ud83d\ude00 text"}]),
+    Session("chat", {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y" * 40}]}),
+    Session("text", b""),
+    Session("text", b"\xff\xfe broken \x80 bytes" * 3),
+    Session("text", "Ünïcödé 中文 ".encode() * 9),
+    Session("ids", np.array([5, 99, 1023, 0, 0, 31, 512])),
+    Session("ids", np.zeros(0, np.int32)),
+]
+
+
+@pytest.mark.parametrize(
+    "layout", [{}, {"lanes": 1, "steps": 20}, {"lanes": 4, "steps": 8}, {"lanes": 16, "steps": 3}], ids=str
+)
+def test_everything_comes_back(codec: Codec, layout: dict[str, int]) -> None:
+    data = by_model(codec, SESSIONS, **layout)
+    assert codec.decompress(data) == SESSIONS
+    reader = Reader(data)
+    assert sum(reader.frame(i).kind.by_model for i in range(len(reader))) >= 7
+    for i in (3, 0, 7):  # each alone
+        assert codec.decompress(data, [i]) == [SESSIONS[i]]
+
+
+def test_the_same_bits_in_any_company(codec: Codec) -> None:
+    """A session's frame does not depend on what is coded with it: 1, 7 or 64 together."""
+    sample = [Session("text", s.to_bytes()[:300]) for s in sample_sessions()[:64]]
+    frames = {}
+    for size in (1, 7, 64):
+        found = []
+        for begin in range(0, 64, size):
+            reader = Reader(by_model(codec, sample[begin : begin + size]))
+            found += [reader.frame(i).data for i in range(len(reader))]
+        frames[size] = found
+    assert frames[1] == frames[7] == frames[64]
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=200))
+def test_any_bytes(codec: Codec, data: bytes) -> None:
+    assert codec.decompress(codec.compress([Session("text", data)])) == [Session("text", data)]
+
+
+def small_file(codec: Codec) -> tuple[list[Session], bytes]:
+    sessions = [SESSIONS[0], SESSIONS[5], SESSIONS[7]]
+    return sessions, by_model(codec, sessions)
+
+
+def outcome(codec: Codec, data: bytes) -> list[Session] | None:
+    """What a reader makes of the bytes; None where it refuses by name. Anything else is a failure of the test."""
+    try:
+        return codec.decompress(data)
+    except PltzError as exc:
+        assert exc.exit_code >= 2 and str(exc)
+        return None
+
+
+def test_every_truncation_is_refused(codec: Codec) -> None:
+    _, data = small_file(codec)
+    assert all(outcome(codec, data[:n]) is None for n in range(len(data)))
+
+
+@pytest.mark.slow
+def test_every_single_byte_change_is_refused_or_harmless(codec: Codec) -> None:
+    """Each byte, with each bit flipped and set to 0 and 255: never another content than what was put in."""
+    sessions, data = small_file(codec)
+    refused = 0
+    for place in range(len(data)):
+        for value in {data[place] ^ (1 << b) for b in range(8)} | {0, 255} - {data[place]}:
+            broken = bytearray(data)
+            broken[place] = value
+            found = outcome(codec, bytes(broken))
+            assert found is None or found == sessions
+            refused += found is None
+    assert refused > 8 * len(data) * 0.9
+
+
+def test_single_byte_changes(codec: Codec) -> None:
+    """The same with one change a byte."""
+    sessions, data = small_file(codec)
+    for place in range(len(data)):
+        broken = bytearray(data)
+        broken[place] ^= 1 << place % 8
+        found = outcome(codec, bytes(broken))
+        assert found is None or found == sessions
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_wild_damage(codec: Codec, data: st.DataObject) -> None:
+    """Cuts, insertions and copies of parts."""
+    sessions, good = small_file(codec)
+    a, b = sorted(data.draw(st.tuples(st.integers(0, len(good)), st.integers(0, len(good)))))
+    middle = data.draw(st.one_of(st.binary(max_size=20), st.just(good[a:b] * 2), st.just(b"")))
+    found = outcome(codec, good[:a] + middle + good[b:])
+    assert found is None or found == sessions
+
+
+def test_damage_does_not_cost_memory(codec: Codec) -> None:
+    """Reading damaged files allocates no more than a few times what the sound one does."""
+    _, data = small_file(codec)
+
+    def peak(candidate: bytes) -> int:
+        tracemalloc.start()
+        outcome(codec, candidate)
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    peak(data)
+    honest = peak(data)
+    for place in range(0, len(data), 3):
+        broken = bytearray(data)
+        broken[place] ^= 0xC0
+        assert peak(bytes(broken)) <= 4 * honest
+
+
+def test_another_bundle_is_refused(
+    codec: Codec, tmp_path: Path, tiny_tokenizer_json: Callable[[int], bytes]
+) -> None:
+    write_bundle(
+        tmp_path / "o",
+        "other",
+        random_weights(6, vocab=1024, block=128, memory=32),
+        tiny_tokenizer_json(1024),
+        b"",
+        {},
+    )
+    _, data = small_file(codec)
+    with pytest.raises(BundleMismatch):
+        Codec.load(tmp_path / "o").decompress(data)
+    with pytest.raises(BundleMismatch):
+        Bundle.find(Reader(data).header.bundle_id)

@@ -1,0 +1,187 @@
+"""The compiled engine against the reference: same bytes, same tokens, same errors, for every kernel that runs here."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from pltz.plt_codec.coder import RangeEncoder
+from pltz.plt_codec.engine import TorchEngine
+from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
+from pltz.plt_codec.frame import TokenCoder
+from pltz.plt_codec.item import Encoded, FrameItem
+from pltz.plt_codec.layout import Layout
+from pltz.plt_codec.native import NativeCoder, available, kernels
+from pltz.plt_codec.oracle import Oracle
+from pltz.plt_codec.weights import CLASS, Weights, random_weights
+
+pytestmark = pytest.mark.skipif(not available(), reason="the compiled engine was not built (no C compiler at install)")
+
+SHAPES = {
+    "small": {},
+    "odd": {"vocab": 384, "d": 50, "heads": 6, "kv_heads": 2, "head_dim": 10, "hidden": 75, "block": 100, "memory": 37},
+    "wide": {"d": 384, "heads": 6, "kv_heads": 3, "head_dim": 64, "hidden": 416, "layers": 1, "block": 192, "memory": 96},
+    "one key head": {"heads": 20, "kv_heads": 1, "head_dim": 6, "d": 34, "block": 64, "memory": 64},
+    "extreme": {"extreme": True},
+    "extreme, wide": {"extreme": True, "d": 512, "head_dim": 64, "hidden": 1000, "layers": 1, "block": 128},
+}
+LAYOUTS = [(None, None), (1, 40), (4, 16), (16, 9), (3, 7), (64, 2)]
+LENGTHS = (0, 1, 2, 3, 15, 64, 65, 100, 259, 333)
+
+
+@cache
+def model(name: str) -> Weights:
+    """A random model of one of SHAPES."""
+    return random_weights(5, **SHAPES[name])  # type: ignore[arg-type]
+
+
+@cache
+def reference(name: str) -> TokenCoder:
+    """The torch engine on it."""
+    return TokenCoder(TorchEngine(model(name), threads=1))
+
+
+def sequences(vocab: int, lengths: tuple[int, ...] = LENGTHS) -> list[np.ndarray]:
+    """Random ids of some lengths."""
+    rng = np.random.default_rng(9)
+    return [rng.integers(0, vocab, n) for n in lengths]
+
+
+@cache
+def frames(name: str, lanes: int | None, steps: int | None) -> list[Encoded]:
+    """What the reference encodes."""
+    return reference(name).encode(sequences(model(name).shape.vocab), lanes=lanes, steps=steps)
+
+
+def items(encoded: list[Encoded], lengths: tuple[int, ...] = LENGTHS) -> list[FrameItem]:
+    """Frames as the decoder takes them."""
+    return [FrameItem(e.data, n, e.lanes, e.steps) for e, n in zip(encoded, lengths, strict=True)]
+
+
+@pytest.mark.parametrize("kernel", kernels())
+@pytest.mark.parametrize("name", SHAPES)
+def test_same_bytes_and_tokens_as_the_reference(name: str, kernel: str) -> None:
+    coder = NativeCoder(model(name), threads=1, kernel=kernel)
+    tokens = sequences(coder.shape.vocab)
+    for lanes, steps in LAYOUTS[:1] if name != "small" else LAYOUTS:
+        want = frames(name, lanes, steps)
+        got = coder.encode(tokens, lanes=lanes, steps=steps)
+        assert [e.data for e in got] == [e.data for e in want]
+        assert [(e.blocks, e.lanes, e.steps) for e in got] == [(e.blocks, e.lanes, e.steps) for e in want]
+        assert [e.ideal_bits for e in got] == pytest.approx([e.ideal_bits for e in want])
+        back = coder.decode(items(want))
+        assert all(b.dtype == np.int64 and np.array_equal(b, t) for b, t in zip(back, tokens, strict=True))
+
+
+@pytest.mark.parametrize("kernel", kernels())
+def test_same_bytes_as_the_oracle(kernel: str) -> None:
+    weights = model("odd")
+    tokens = sequences(weights.shape.vocab, (130,))[0]
+    encoder, step = RangeEncoder(), []
+    for position, (token, classes, members) in enumerate(Oracle(weights).sequence(tokens, Layout(3, 7))):
+        step.append((token, np.diff(classes), np.diff(members)))
+        block = position // 21 * 21
+        lanes = min(3, len(tokens) - block)
+        if (position - block) % lanes == lanes - 1 or position == len(tokens) - 1:
+            for level in (0, 1):
+                symbols = np.array([s[0] // CLASS if level == 0 else s[0] % CLASS for s in step], np.int32)
+                encoder.encode(symbols, np.array([s[1 + level] for s in step]))
+            step = []
+    [got] = NativeCoder(weights, 1, kernel).encode([tokens], lanes=3, steps=7)
+    assert got.data == encoder.finish()
+
+
+@pytest.mark.parametrize("kernel", kernels())
+@pytest.mark.parametrize("threads", [2, 5])
+def test_threads_and_company_change_nothing(threads: int, kernel: str) -> None:
+    coder = NativeCoder(model("odd"), threads=threads, kernel=kernel)
+    tokens = sequences(coder.shape.vocab)
+    want = frames("odd", None, None)
+    for _ in range(3):
+        assert [e.data for e in coder.encode(tokens[::-1])] == [e.data for e in want[::-1]]
+    mixed = [FrameItem(e.data, n) for e, n in zip(want, LENGTHS, strict=True)] + items(
+        reference("odd").encode(tokens, lanes=4, steps=16)
+    )
+    for batch in (mixed, mixed[::-1], mixed * 20, mixed[5:6]):
+        for item, got in zip(batch, coder.decode(batch), strict=True):
+            assert np.array_equal(got, tokens[LENGTHS.index(item.tokens)])
+
+
+def test_more_sessions_than_one_iteration_holds() -> None:
+    coder = NativeCoder(model("small"), threads=2)
+    lengths = tuple(int(n) for n in np.random.default_rng(1).integers(0, 40, 700))
+    tokens = sequences(coder.shape.vocab, lengths)
+    encoded = coder.encode(tokens)
+    assert [e.data for e in encoded] == [e.data for e in reference("small").encode(tokens)]
+    assert all(np.array_equal(b, t) for b, t in zip(coder.decode(items(encoded, lengths)), tokens, strict=True))
+
+
+def test_progress_adds_up_to_the_tokens() -> None:
+    coder = NativeCoder(model("small"))
+    seen: list[int] = []
+    encoded = coder.encode(sequences(coder.shape.vocab), progress=seen.append)
+    assert sum(seen) == sum(LENGTHS)
+    coder.decode(items(encoded), progress=seen.append)
+    assert sum(seen) == 2 * sum(LENGTHS)
+
+
+def test_nothing_to_do() -> None:
+    coder = NativeCoder(model("small"))
+    assert coder.encode([]) == [] and coder.decode([]) == []
+    assert coder.encode([np.array([], np.int64)])[0] == Encoded(b"", 0.0, 0)
+    assert [len(t) for t in coder.decode([FrameItem(b"", 0), FrameItem(b"xyz", 0)])] == [0, 0]
+
+
+@pytest.mark.parametrize("kernel", kernels())
+def test_damaged_frames_give_the_reference_tokens_or_the_same_error(kernel: str) -> None:
+    coder, rng = NativeCoder(model("small"), kernel=kernel), np.random.default_rng(3)
+    streams = [b"", b"\xff" * 8, b"\xff" * 64, b"\0" * 9, b"\xff\xff\xff\xff", b"\x80"]
+    streams += [rng.bytes(int(n)) for n in rng.integers(1, 60, 10)]
+    streams += [e.data[:-3] for e in frames("small", None, None) if len(e.data) > 3]
+    for data in streams:
+        item = FrameItem(data, 50, 4, 5)
+        try:
+            [want] = reference("small").decode([item])
+        except CorruptError as error:
+            with pytest.raises(CorruptError, match=str(error)):
+                coder.decode([item])
+        else:
+            assert np.array_equal(coder.decode([item])[0], want)
+
+
+def test_a_state_that_fits_no_symbol_is_an_error() -> None:
+    with pytest.raises(CorruptError, match="does not decode"):
+        NativeCoder(model("small")).decode([FrameItem(b"\xff" * 400, 300)])
+
+
+@pytest.mark.parametrize(
+    "tokens", [np.array([0, 512]), np.array([-1]), np.zeros((2, 2), np.int64), np.int64(7)], ids=str
+)
+def test_what_cannot_be_coded_is_refused_in_the_reference_words(tokens: np.ndarray) -> None:
+    with pytest.raises(ContentError) as want:
+        reference("small").encode([tokens])
+    with pytest.raises(ContentError) as got:
+        NativeCoder(model("small")).encode([tokens])
+    assert str(got.value) == str(want.value)
+
+
+def test_wrong_calls_are_refused() -> None:
+    coder = NativeCoder(model("small"))
+    for options in ({"lanes": 65}, {"lanes": 0}, {"steps": 0}, {"lanes": 64, "steps": 300}):
+        with pytest.raises(UsageError):
+            coder.encode([np.zeros(3, np.int64)], **options)
+    with pytest.raises(UsageError, match="lanes and steps"):
+        coder.decode([FrameItem(b"", 3, lanes=4)])
+    with pytest.raises(CorruptError, match="fewer than"):
+        coder.decode([FrameItem(b"", 1 << 31)])
+    with pytest.raises(UsageError, match="at least 1 thread"):
+        NativeCoder(model("small"), threads=0)
+    with pytest.raises(UsageError, match="expected one of .*plain"):
+        NativeCoder(model("small"), kernel="abacus")
+
+
+def test_the_environment_names_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLTZ_KERNEL", "plain")
+    assert NativeCoder(model("small")).kernel == "plain"
+    monkeypatch.delenv("PLTZ_KERNEL")
+    assert NativeCoder(model("small")).kernel == kernels()[0]
