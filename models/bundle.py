@@ -124,7 +124,10 @@ class Bundle:
 
 @functools.cache
 def _warn_once() -> None:
-    warnings.warn("pltz: no compiled engine here (no C compiler at install), torch codes the same bits slowly", stacklevel=3)
+    warnings.warn(
+        "pltz: no compiled engine here (no C compiler at install), torch codes the same bits slowly",
+        stacklevel=3,
+    )
 
 
 def _head(folder: Path) -> dict[str, Any]:

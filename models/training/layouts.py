@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 from collections import defaultdict
 from typing import Any
@@ -58,9 +59,7 @@ def main() -> None:
     a = p.parse_args()
     bundle = Bundle.load(a.bundle)
     tokens = to_tokens_many(sessions(a.data, a.limit), bundle.tokenizer)
-    groups = [
-        [t for t in tokens if low < len(t) <= high] for low, high in zip(GROUPS, GROUPS[1:], strict=False)
-    ]
+    groups = [[t for t in tokens if low < len(t) <= high] for low, high in itertools.pairwise(GROUPS)]
     result: dict[str, Any] = {"tokens": [sum(map(len, g)) for g in groups], "layouts": {}, "memories": {}}
 
     def measure(title: str, weights: Weights, options: dict[str, int], chosen: list[int]) -> list[int]:

@@ -60,7 +60,9 @@ INLINE void micro_rows(const int B, const int swapped, const void *rows, size_t 
     if (count) micro(1, B, swapped, row, stride, blocks, quads, acc, pitch);
 }
 
-TARGET static void vnni_tile(const int8_t *w, int blocks, int quads, const uint8_t *a, int stride, int rows, int32_t *acc) {
+TARGET static void vnni_tile(const int8_t *w, const int32_t *sum, int blocks, int quads, const uint8_t *a, int stride, int rows,
+                        int32_t *acc) {
+    (void)sum;
     const int pitch = blocks * 16;
     int b = 0;
     for (; b + 4 <= blocks; b += 4) {

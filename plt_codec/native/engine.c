@@ -79,7 +79,8 @@ static int pack(Matrix *out, const int8_t *w, const int32_t *m, int n, int k, in
     out->w = grab((size_t)out->blocks * 16 * out->stride);
     out->offset = grab((size_t)out->blocks * 16 * sizeof(int32_t));
     out->m = grab((size_t)out->blocks * 16 * sizeof(int32_t));
-    if (!out->w || !out->offset || !out->m) return NO_MEMORY;
+    out->sum = grab((size_t)out->blocks * 16 * sizeof(int32_t));
+    if (!out->w || !out->offset || !out->m || !out->sum) return NO_MEMORY;
     for (int c = 0; c < n; c++) {
         int8_t *to = out->w + (size_t)(c / 16) * 16 * out->stride + (c % 16) * 4;
         int32_t sum = 0;
@@ -87,6 +88,7 @@ static int pack(Matrix *out, const int8_t *w, const int32_t *m, int n, int k, in
             to[(i / 4) * 64 + i % 4] = w[(size_t)c * k + i];
             sum += w[(size_t)c * k + i];
         }
+        out->sum[c] = sum;
         out->offset[c] = -centre * sum;
         out->m[c] = m[c];
     }
@@ -96,6 +98,7 @@ static int pack(Matrix *out, const int8_t *w, const int32_t *m, int n, int k, in
 static void unpack(Matrix *m) {
     free(m->w);
     free(m->offset);
+    free(m->sum);
     free(m->m);
 }
 

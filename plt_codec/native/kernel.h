@@ -8,8 +8,8 @@
  *   values       s8: [key / 4][i][key % 4], i padded to a multiple of 16
  *
  * With a = u - 128, sum(w a) = sum(w u) - 128 sum(w): Matrix.offset holds the second term. Sums wrap modulo 2^32 on the
- * way, the result fits an int32, so wrapping is harmless. Scores q . (k + 128) = q . k + 128 sum(q) keep their offset,
- * which is the same for all keys of a query: only max s - s is used.
+ * way, the result fits an int32, so wrapping is harmless. Scores may be q . (k + 128) = q . k + 128 sum(q): the second term
+ * is the same for all keys of a query and only max s - s is used.
  */
 #ifndef PLTZ_KERNEL_H
 #define PLTZ_KERNEL_H
@@ -36,7 +36,8 @@ typedef struct {
     int n, k;            /* channels, inputs */
     int blocks, stride;  /* channels / 16 and bytes a row of inputs, both rounded up */
     int8_t *w;
-    int32_t *offset, *m; /* (blocks * 16) */
+    int32_t *offset, *m; /* (blocks * 16): see above; multiplier */
+    int32_t *sum;        /* (blocks * 16): sum of w, for kernels that multiply u - 128 */
 } Matrix;
 
 typedef enum { TO_QKV, TO_RESIDUAL, TO_HIDDEN, TO_LOGITS } Output;

@@ -69,9 +69,10 @@ TARGET static void tile_2x2(const uint8_t *a, size_t stride, const int8_t *w, in
     STORE(3, acc + 16 * pitch + 16, pitch * 4);
 }
 
-TARGET static void tile(const int8_t *w, int blocks, int quads, const uint8_t *a, int stride, int rows, int32_t *acc) {
+TARGET static void tile(const int8_t *w, const int32_t *sum, int blocks, int quads, const uint8_t *a, int stride, int rows,
+                        int32_t *acc) {
     if (rows <= 2) {
-        vnni_tile(w, blocks, quads, a, stride, rows, acc);
+        vnni_tile(w, sum, blocks, quads, a, stride, rows, acc);
         return;
     }
     const size_t pitch = (size_t)blocks * 16, bytes = (size_t)quads * 64, s = (size_t)stride;

@@ -61,10 +61,12 @@ INLINE void micro_rows(const int unsigned_block, const int16_t *rows, size_t str
     if (count == 1) micro_store(1, unsigned_block, rows, stride, block, quads, acc, pitch);
 }
 
-TARGET static void tile(const int8_t *w, int blocks, int quads, const uint8_t *a, int stride, int rows, int32_t *acc) {
+TARGET static void tile(const int8_t *w, const int32_t *sum, int blocks, int quads, const uint8_t *a, int stride, int rows,
+                        int32_t *acc) {
     enum { WIDEST = 8192 };
     int16_t wide[TOGETHER * WIDEST];
     const size_t pitch = (size_t)blocks * 16;
+    (void)sum;
     for (int r = 0; r < rows; r += TOGETHER) {
         const int count = rows - r < TOGETHER ? rows - r : TOGETHER;
         for (int i = 0; i < count; i++) {

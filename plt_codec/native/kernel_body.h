@@ -11,7 +11,7 @@ TARGET static inline int32_t clamp32(int32_t a, int32_t low, int32_t high) {
 TARGET static void multiply(const Product *p, Scratch *s) {
     const Matrix *w = p->matrix;
     const int n = p->blocks * 16, first = p->block * 16;
-    tile(w->w + (size_t)p->block * 16 * w->stride, p->blocks, w->stride / 4, p->a, w->stride, p->rows, s->acc);
+    tile(w->w + (size_t)first * w->stride, w->sum + first, p->blocks, w->stride / 4, p->a, w->stride, p->rows, s->acc);
     for (int r = 0; r < p->rows; r++) {
         int32_t *restrict acc = s->acc + r * n;
         rescale(acc, w->offset + first, w->m + first, n);

@@ -3,19 +3,38 @@
 
 #define TARGET
 
-/* acc[row][channel] = sum over k of a[row][k] * w[channel][k] */
-static void tile(const int8_t *w, int blocks, int quads, const uint8_t *a, int stride, int rows, int32_t *acc) {
-    for (int r = 0; r < rows; r++) {
-        for (int b = 0; b < blocks; b++) {
-            uint32_t sum[16] = {0};
-            const int8_t *v = w + (size_t)b * quads * 64;
-            const uint8_t *u = a + (size_t)r * stride;
-            for (int k = 0; k < quads; k++, v += 64, u += 4) {
-                for (int c = 0; c < 16; c++) {
-                    sum[c] += (uint32_t)(v[c * 4] * u[0] + v[c * 4 + 1] * u[1] + v[c * 4 + 2] * u[2] + v[c * 4 + 3] * u[3]);
-                }
+/* lanes[4 c + j] += sum over quads of block[quad][c][j] * row[quad][j], for a block of 16 channels. Two products of 8-bit
+ * values (at most 2 * 128 * 127) fit 16 bits; their sums go on in 32. Compilers vectorise this form. */
+static void dot_quads(const int8_t *restrict block, size_t step, const int8_t *restrict row, int quads, int32_t *restrict lanes) {
+    for (int k = 0; k < quads; k += 2, block += 2 * step, row += 8) {
+        const int8_t *restrict next = block + step;
+        const int more = k + 1 < quads;
+        int16_t a[8], b[8];
+        for (int j = 0; j < 8; j++) {
+            a[j] = row[j % 4];
+            b[j] = more ? row[4 + j % 4] : 0;
+        }
+        if (!more) next = block;
+        for (int c = 0; c < 64; c += 8) {
+            for (int j = 0; j < 8; j++) {
+                lanes[c + j] += (int16_t)((int16_t)(block[c + j] * a[j]) + (int16_t)(next[c + j] * b[j]));
             }
-            for (int c = 0; c < 16; c++) acc[(r * blocks + b) * 16 + c] = (int32_t)sum[c];
+        }
+    }
+}
+
+/* acc[row][channel] = sum over k of a[row][k] * w[channel][k] */
+static void tile(const int8_t *w, const int32_t *sum, int blocks, int quads, const uint8_t *a, int stride, int rows, int32_t *acc) {
+    int8_t row[8192];
+    for (int r = 0; r < rows; r++) {
+        for (int k = 0; k < stride; k++) row[k] = (int8_t)(a[(size_t)r * stride + k] - 128);
+        for (int b = 0; b < blocks; b++, acc += 16) {
+            int32_t lanes[64] = {0};
+            dot_quads(w + (size_t)b * quads * 64, 64, row, quads, lanes);
+            for (int c = 0; c < 16; c++) {
+                const uint32_t dot = (uint32_t)(lanes[4 * c] + lanes[4 * c + 1] + lanes[4 * c + 2] + lanes[4 * c + 3]);
+                acc[c] = (int32_t)(dot + 128u * (uint32_t)sum[b * 16 + c]);
+            }
         }
     }
 }
@@ -32,14 +51,15 @@ static void rescale(int32_t *acc, const int32_t *offset, const int32_t *m, int n
     }
 }
 
-/* score[query][key] = q . (k + 128) */
+/* score[query][key] = q . k */
 static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
-    for (int r = 0; r < queries; r++) {
-        for (int k = 0; k < n; k++) {
-            const uint8_t *key = keys + (size_t)(k / 16) * 16 * dp + (k % 16) * 4;
-            int32_t sum = 0;
-            for (int i = 0; i < dp; i++) sum += key[(i / 4) * 64 + i % 4] * q[r * dp + i];
-            score[r * pitch + k] = sum;
+    int8_t block[16 * 64];
+    for (int k = 0; k < n; k += 16, keys += 16 * dp) {
+        for (int i = 0; i < 16 * dp; i++) block[i] = (int8_t)(keys[i] - 128);
+        for (int r = 0; r < queries; r++) {
+            int32_t lanes[64] = {0}, *to = score + r * pitch + k;
+            dot_quads(block, 64, q + r * dp, dp / 4, lanes);
+            for (int c = 0; c < 16; c++) to[c] = lanes[4 * c] + lanes[4 * c + 1] + lanes[4 * c + 2] + lanes[4 * c + 3];
         }
     }
 }

@@ -1,0 +1,132 @@
+"""Write the model card of a bundle from what was measured: card.json for programs, CARD.md for people.
+
+    pltz bench codec --data chat_test.jsonl.zst --json > bench.json
+    python -m pltz.models.training.card --bundle models/bundles/mini --bench bench.json --training training.json
+
+training.json is the last line that train.py printed. Every figure of the card comes from these two files and the bundle itself;
+sizes are of sessions that were decoded back and compared. The data's sources and licences are in sources.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from pltz.models.bundle import Bundle
+
+SOURCES = Path(__file__).with_name("sources.json")
+LICENCE = "CC-BY-SA-4.0"
+CHOSEN = (
+    "sources",
+    "total",
+    "limit_bytes",
+    "file_bytes",
+    "encode_tokens_per_s",
+    "decode_tokens_per_s",
+    "machine",
+    "layout",
+)
+
+
+def card(bundle: Bundle, bench: dict[str, Any], training: dict[str, Any]) -> dict[str, Any]:
+    """Everything the card says, as JSON."""
+    if bench["bundle"] != bundle.id.hex():
+        raise SystemExit(
+            f"bench.json is of bundle {bench['bundle']}, this one is {bundle.id.hex()}: run the benchmark again"
+        )
+    return {
+        "name": bundle.name,
+        "id": bundle.id.hex(),
+        "contract": bundle.contract,
+        "licence": LICENCE,
+        "shape": bundle.weights.shape.to_dict(),
+        "multiply_adds_a_token": bundle.weights.shape.macs,
+        "training": training,
+        "test": {k: bench[k] for k in CHOSEN},
+        "data": json.loads(SOURCES.read_text("utf8")),
+    }
+
+
+def as_markdown(c: dict[str, Any]) -> str:
+    """The card for people."""
+    s, total, t = c["shape"], c["test"]["total"], c["training"]
+    machine = c["test"]["machine"]
+    lines = [
+        f"# Bundle `{c['name']}`",
+        "",
+        f"Id `{c['id']}`, numeric contract {c['contract']}. A decoder bundle of pltz: tokenizer, integer language model and fallback dictionary that",
+        "turn LLM sessions into bits and back, exactly. It is not a chat model; use it with pltz only.",
+        "",
+        "## Model",
+        "",
+        (
+            f"Llama-style transformer in integers (`plt_codec/NUMERICS.md`): width {s['d']}, {s['layers']} layers, {s['heads']} query and {s['kv_heads']} key heads of "
+            f"{s['head_dim']}, hidden {s['hidden']}, vocabulary {s['vocab']:,} in {s['vocab'] // 128} classes, blocks of {s['block']} tokens, memory {s['memory']}. "
+            f"{c['multiply_adds_a_token'] / 1e6:.2f} M multiply-adds a token outside attention, head included. Weights int8."
+        ),
+        "",
+        "## Training",
+        "",
+        (
+            f"{t['tokens'] / 1e6:,.0f} M tokens in {t['steps']:,} steps, {t['seconds']:.0f} seconds on one H200, rounding in the loop from the first step, a mix of lane "
+            f"layouts (`models/training/`, `models/LOG.md`). Validation, ideal code length of the float model: {t['validation_bits_per_byte']:.4f} bits a byte."
+        ),
+        "",
+        "## Test",
+        "",
+        (
+            f"Chat test split, at most {c['test']['limit_bytes']:,} bytes of content a source, sessions it never saw, each decodable alone, default layout. Bytes are those of one real "
+            f".pltz file (header, index and checks included, shared out evenly), decoded back and compared. Measured with `pltz bench codec` on {machine['cpu']}, "
+            f"{machine['cores']} cores, engine {machine['engine']}."
+        ),
+        "",
+        "| source | sessions | content bytes | pltz bytes | bits a byte | bits a token | zstd -19 + dictionary | best peer | pltz : best peer | by fallback |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in [*c["test"]["sources"], total]:
+        zstd = r["peer_bytes"]["zstd+dict"]
+        best = r["peer_bytes"][r["best_peer"]]
+        lines.append(
+            f"| {r['source']} | {r['sessions']:,} | {r['content_bytes']:,} | {r['pltz_bytes']:,.0f} | {r['bits_per_byte']:.3f} | {r['bits_per_token']:.2f} | "
+            f"{8 * zstd / r['content_bytes']:.3f} | {r['best_peer']} {8 * best / r['content_bytes']:.3f} | {r['pltz_bytes'] / best:.3f} | {r['fallback_sessions']} |"
+        )
+    lines += [
+        "",
+        (f"Over the model's own ideal code length the coder spends {100 * total['coder_overhead']:.3f} %; beside the frames a session costs "
+        f"{total['frame_overhead_bytes']:.2f} bytes."),
+        "",
+        "## Limits",
+        "",
+        "Trained on English chats mostly, some code and documents, few other languages: on other text it degrades, and pltz falls back to zstd with the bundle's",
+        "dictionary where that is shorter. Long logs that repeat themselves beyond two blocks are the fallback's. Part of the training data is offensive or wrong; the",
+        "model writes nothing by itself.",
+        "",
+        "## Licence and data",
+        "",
+        f"Weights, tokenizer and dictionary: {c['licence']}, because part of the data is under CC-BY-SA-4.0, and the dictionary holds short excerpts of the training data.",
+        "Attribution, licences as stated in each repository:",
+        "",
+        "| source | kind | repository @ commit | licence |",
+        "|---|---|---|---|",
+        *(f"| {d['source']} | {d['kind']} | {d['repository']} | {d['licence']} |" for d in c["data"]),
+        "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Command line: see the head of this file."""
+    p = argparse.ArgumentParser()
+    p.add_argument("--bundle", type=Path, required=True)
+    p.add_argument("--bench", type=Path, required=True)
+    p.add_argument("--training", type=Path, required=True)
+    a = p.parse_args()
+    made = card(Bundle.load(a.bundle), json.loads(a.bench.read_text()), json.loads(a.training.read_text()))
+    (a.bundle / "card.json").write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n")
+    (a.bundle / "CARD.md").write_text(as_markdown(made))
+
+
+if __name__ == "__main__":
+    main()
