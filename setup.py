@@ -4,19 +4,30 @@ import os
 
 from setuptools import Extension, setup
 
-SOURCES = ("module", "engine", "kernel_plain", "kernel_avx2", "kernel_vnni", "kernel_amx", "kernel_neon")
+SOURCES = (
+    "module",
+    "engine",
+    "kernel_plain",
+    "kernel_avx2",
+    "kernel_vnni",
+    "kernel_amx",
+    "kernel_neon",
+)
+HEADERS = ("kernel", "kernel_body", "avx512", "pool")
+FLAGS = ["-O3", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
+EXTRA = os.environ.get("PLTZ_CFLAGS", "").split()
 
 setup(
     ext_modules=[
         Extension(
             "pltz.plt_codec._native",
             sources=[f"plt_codec/native/{name}.c" for name in SOURCES],
-            depends=[f"plt_codec/native/{name}.h" for name in ("kernel", "kernel_body", "avx512", "pool")],
-            extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
-            + os.environ.get("PLTZ_CFLAGS", "").split(),
-            extra_link_args=["-pthread", *os.environ.get("PLTZ_CFLAGS", "").split()],
+            depends=[f"plt_codec/native/{name}.h" for name in HEADERS],
+            extra_compile_args=[*FLAGS, *EXTRA],
+            extra_link_args=["-pthread", *EXTRA],
             libraries=["m"],
             optional=True,
         )
-    ]
+    ],
+    exclude_package_data={"pltz.plt_codec": ["native/*"]},  # sources belong in the sdist, not in a wheel
 )

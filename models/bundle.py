@@ -170,6 +170,17 @@ def _unpack(data: bytes) -> bytes:
         raise ModelError(f"bundle file does not unpack: {exc}") from exc
 
 
+def read_weights(folder: Path) -> Weights:
+    """The integer weights of a bundle folder alone, whatever else it lacks. Raises ModelError."""
+    from safetensors.numpy import load
+
+    head = _head(folder)
+    tensors: dict[str, Any] = {}
+    for name in sorted(n for n in head["files"] if n.endswith(".safetensors")):
+        tensors |= load(_read(folder, name, head["files"][name]))
+    return Weights(Shape(**head["shape"]), tensors)
+
+
 @functools.lru_cache(maxsize=4)
 def _load(folder: Path) -> Bundle:
     import safetensors

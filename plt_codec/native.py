@@ -24,6 +24,7 @@ from pltz.plt_codec.layout import Layout
 from pltz.plt_codec.weights import Weights
 
 KERNEL_VARIABLE = "PLTZ_KERNEL"  # environment: the kernel to use where the caller names none
+LIBRARY_VARIABLE = "PLTZ_NATIVE"  # environment: another build of the C sources, say one with sanitizers
 SLICE = 1 << 15  # tokens coded in one C call, between two reports of progress
 MAX_THREADS = 64
 TENSORS = (
@@ -50,10 +51,11 @@ class _Request(ctypes.Structure):
 def _library() -> ctypes.CDLL | None:
     """The built module as a C library, or None where it was not built or does not load here."""
     spec = importlib.util.find_spec("pltz.plt_codec._native")
-    if spec is None or not spec.origin:
+    path = os.environ.get(LIBRARY_VARIABLE) or (spec and spec.origin)
+    if not path:
         return None
     try:
-        library = ctypes.CDLL(spec.origin)
+        library = ctypes.CDLL(path)
     except OSError:
         return None
     pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -96,15 +98,20 @@ class NativeCoder:
     def __init__(self, weights: Weights, threads: int | None = None, kernel: str | None = None):
         library = _library()
         if library is None:
-            raise UsageError("the compiled engine was not built: install pltz where a C compiler is, or use the torch engine")
+            raise UsageError(
+                "the compiled engine was not built: install pltz where a C compiler is, or use the torch engine"
+            )
         if threads is not None and threads < 1:
             raise UsageError(f"expected at least 1 thread, got {threads}")
         self.shape = weights.shape
         self.threads = min(MAX_THREADS, threads or _processors())
         self.kernel = _choose(kernel or os.environ.get(KERNEL_VARIABLE) or None)
         self._library = library
-        names = [*TENSORS, *(f"layer.{i}.{name}" for i in range(weights.shape.layers) for name in LAYER_TENSORS)]
-        self._tensors = [np.ascontiguousarray(weights[name]) for name in names]  # C reads some of them in place
+        names = [
+            *TENSORS,
+            *(f"layer.{i}.{name}" for i in range(weights.shape.layers) for name in LAYER_TENSORS),
+        ]
+        self._tensors = [np.ascontiguousarray(weights[name]) for name in names]  # C reads some in place
         pointers = (ctypes.c_void_p * len(names))(*(t.ctypes.data for t in self._tensors))
         sizes = list(weights.shape.to_dict().values())
         self._model: int | None = library.pltz_model_new(
@@ -129,14 +136,19 @@ class NativeCoder:
         """sequences: each (T,) ids -> a frame each. `progress` is told of tokens done. Raises ContentError, UsageError."""
         layout = Layout.of(lanes, steps, self.shape.block)
         tokens = [_checked(np.asarray(t, np.int64), self.shape.vocab) for t in sequences]
-        requests = [_Request(t.ctypes.data, len(t), None, 0, layout.lanes or 0, layout.steps or 0) for t in tokens]
+        requests = [
+            _Request(t.ctypes.data, len(t), None, 0, layout.lanes or 0, layout.steps or 0) for t in tokens
+        ]
         frames = self._run(requests, False, progress)
+        blocks = [sum(1 for _ in layout.blocks(len(t), self.shape.block)) for t in tokens]
         return [
-            Encoded(data, bits, sum(1 for _ in layout.blocks(len(t), self.shape.block)), layout.lanes, layout.steps)
-            for t, (data, bits) in zip(tokens, frames, strict=True)
+            Encoded(data, bits, n, layout.lanes, layout.steps)
+            for n, (data, bits) in zip(blocks, frames, strict=True)
         ]
 
-    def decode(self, items: Sequence[FrameItem], *, progress: Progress | None = None) -> list[npt.NDArray[np.int64]]:
+    def decode(
+        self, items: Sequence[FrameItem], *, progress: Progress | None = None
+    ) -> list[npt.NDArray[np.int64]]:
         """Frames -> ids, each (tokens,). Raises CorruptError where a stream cannot be what it says."""
         out: list[npt.NDArray[np.int64]] = []
         requests: list[_Request] = []
@@ -147,13 +159,17 @@ class NativeCoder:
                 raise CorruptError(f"expected fewer than {MAX_TOKENS} tokens in a frame, found {i.tokens}")
             out.append(np.zeros(i.tokens, np.int64))
             requests.append(
-                _Request(out[-1].ctypes.data, i.tokens, frame, len(frame), layout.lanes or 0, layout.steps or 0)
+                _Request(
+                    out[-1].ctypes.data, i.tokens, frame, len(frame), layout.lanes or 0, layout.steps or 0
+                )
             )
         requests.sort(key=lambda r: -int(r.total))  # long ones first: none is left to run alone at the end
         self._run(requests, True, progress)
         return out
 
-    def _run(self, requests: list[_Request], decoding: bool, progress: Progress | None) -> list[tuple[bytes, float]]:
+    def _run(
+        self, requests: list[_Request], decoding: bool, progress: Progress | None
+    ) -> list[tuple[bytes, float]]:
         """Code all; the frames and their ideal bits when encoding."""
         if not requests:
             return []
@@ -179,7 +195,9 @@ def _error(code: int, request: _Request) -> Exception:
         return ModelError("not enough memory for the keys and values of one sequence")
     if code == -2:
         return CorruptError("the bitstring does not decode with this bundle: damaged data")
-    return CorruptError(f"expected {request.total} tokens in the frame, but its bytes end before: damaged data")
+    return CorruptError(
+        f"expected {request.total} tokens in the frame, but its bytes end before: damaged data"
+    )
 
 
 def _frame(library: ctypes.CDLL, batch: int, index: int) -> tuple[bytes, float]:

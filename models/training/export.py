@@ -78,6 +78,33 @@ def export(state: dict[str, Floats], config: dict[str, Any]) -> Weights:
     return Weights(shape, out)
 
 
+def restore(weights: Weights) -> dict[str, Floats]:
+    """Float state from integer weights, to train on from a bundle: `export(restore(w))` gives w again, up to rounding of multipliers."""
+    s, t = weights.shape, {k: v.astype(np.float64) for k, v in weights.tensors.items()}
+    out: dict[str, Floats] = {}
+    unit = t["embed.w"] * t["embed.m"][:, None] / 2.0**28
+    out["embed"] = unit / 2  # only the direction of a row matters
+    scale = np.median(t["member.m"] / 2.0**24 * A_SCALE / OCTAVE / (t["embed.m"] / 2.0**28))
+    out["member_gain"] = np.array(math.log(scale * math.sqrt(s.d)))
+    out["member_bias"], out["class_bias"] = t["member.b"] / OCTAVE, t["class.b"] / OCTAVE
+    out["classes"] = t["class.w"] * (t["class.m"] / 2.0**24 * A_SCALE / OCTAVE)[:, None]
+    out["class_shift"] = t["shift.w"] * t["shift.m"][:, None] / 2.0**28
+    values = (s.heads + s.kv_heads) * s.head_dim
+    for i in range(s.layers):
+        block, here = f"blocks.{i}.", f"layer.{i}."
+        unit_out = np.where(np.arange(s.qkv) < values, 1024.0, V_SCALE)
+        out[block + "log_temperature"] = np.log(t[here + "heat"] / 2.0**16 * QK_SCALE**2 / OCTAVE)
+        for name, scale_in, scale_out in (
+            ("qkv", A_SCALE, unit_out),
+            ("out", O_SCALE, 4096.0),
+            ("up", A_SCALE, U_SCALE),
+            ("down", U_SCALE**2 / 256, 4096.0),
+        ):
+            row = t[here + name + ".m"] / 2.0**24 * scale_in / scale_out
+            out[block + name + ".weight"] = t[here + name + ".w"] * row[:, None]
+    return out
+
+
 def main() -> None:
     """Command line: see the head of this file."""
     import torch

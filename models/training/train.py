@@ -24,6 +24,8 @@ import torch.multiprocessing as mp
 from torch.nn.attention.flex_attention import create_block_mask
 
 from pltz.models.training.batches import KEYS, Sampler, default_lanes, lay
+from pltz.models.bundle import read_weights
+from pltz.models.training.export import restore
 from pltz.models.training.net import Net, NetConfig, block_mask
 
 
@@ -151,6 +153,7 @@ def main() -> None:
     p.add_argument(
         "--until", type=float, help="stop after so many of the --seconds; go on later with --resume"
     )
+    p.add_argument("--init", type=Path, help="start from the integer weights of a bundle, by folder")
     p.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     for field, value in NetConfig().to_dict().items():
         kind: Any = (lambda s: s == "1") if isinstance(value, bool) else type(value)
@@ -169,7 +172,11 @@ def main() -> None:
     }
     feed = Feed(a.data, options, a.rows, a.workers, a.seed)
     val = validation_rows(a.data, cfg, a.row, 100_000)
-    net = Net(cfg).cuda()
+    net = Net(cfg)
+    if a.init:
+        state = {k: torch.from_numpy(np.asarray(v)).float() for k, v in restore(read_weights(a.init)).items()}
+        net.load_state_dict(state)
+    net = net.cuda()
     matrices = [q for n, q in net.named_parameters() if n.startswith("blocks") and q.ndim == 2]
     tables = [net.embed]
     rest = [q for n, q in net.named_parameters() if q.ndim < 2 or n in ("classes", "class_shift")]

@@ -8,7 +8,9 @@
  * Nothing here trusts a stream: symbols come out of a search within the alphabet, and every index follows from counts that
  * were fixed when the batch was opened.
  */
+#if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
+#endif
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

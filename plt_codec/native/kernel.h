@@ -70,7 +70,7 @@ typedef struct {
 
 typedef struct {
     int32_t acc[TILE * GROUP * 16];                      /* also 16 rows of 8 blocks */
-    uint8_t shares[2 * QUERIES * CHUNK];                 /* attention weights, two bytes each, as share() lays them */
+    uint16_t shares[QUERIES * CHUNK];                    /* attention weights, two bytes each, as share() lays them */
     int32_t mixed[QUERIES * LANES];
     int32_t *score;                                      /* (QUERIES, pitch) */
     uint16_t *weight;                                    /* (QUERIES, pitch) */

@@ -3,7 +3,9 @@
  * A block of 16 channels by 64 inputs of a Matrix is one tile as it lies in memory, and so are 16 keys of 64 dimensions and
  * 64 keys by 16 dimensions of the values (rows dv * 4 bytes apart). Rows past the last one are multiplied too and ignored.
  */
+#if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
+#endif
 #include "kernel.h"
 
 #if defined(PLTZ_X86)

@@ -1,26 +1,36 @@
 /* The kernel in plain C, for any machine: slow beside the others, and their reference in the tests. */
+#include <string.h>
+
 #include "kernel.h"
 
 #define TARGET
 
-/* lanes[4 c + j] += sum over quads of block[quad][c][j] * row[quad][j], for a block of 16 channels. Two products of 8-bit
- * values (at most 2 * 128 * 127) fit 16 bits; their sums go on in 32. Compilers vectorise this form. */
-static void dot_quads(const int8_t *restrict block, size_t step, const int8_t *restrict row, int quads, int32_t *restrict lanes) {
-    for (int k = 0; k < quads; k += 2, block += 2 * step, row += 8) {
-        const int8_t *restrict next = block + step;
+typedef int8_t Bytes __attribute__((vector_size(8)));
+typedef int16_t Halves __attribute__((vector_size(16)));
+typedef int32_t Words __attribute__((vector_size(32)));
+
+static inline Halves load_halves(const int8_t *p) {
+    Bytes v;
+    memcpy(&v, p, sizeof v);
+    return __builtin_convertvector(v, Halves);
+}
+
+/* lanes[4 c + j] = sum over quads of block[quad][c][j] * row[quad][j], for a block of 16 channels. Two products of 8-bit
+ * values (at most 2 * 128 * 127) fit 16 bits; their sums go on in 32. Vectors of GNU C: they become what the machine has. */
+static void dot_quads(const int8_t *block, const int8_t *row, int quads, int32_t *lanes) {
+    Words sums[8] = {0};
+    for (int k = 0; k < quads; k += 2, block += 128, row += 8) {
         const int more = k + 1 < quads;
-        int16_t a[8], b[8];
-        for (int j = 0; j < 8; j++) {
-            a[j] = row[j % 4];
-            b[j] = more ? row[4 + j % 4] : 0;
-        }
-        if (!more) next = block;
-        for (int c = 0; c < 64; c += 8) {
-            for (int j = 0; j < 8; j++) {
-                lanes[c + j] += (int16_t)((int16_t)(block[c + j] * a[j]) + (int16_t)(next[c + j] * b[j]));
-            }
+        const int8_t *next = more ? block + 64 : block;
+        const int8_t first[8] = {row[0], row[1], row[2], row[3], row[0], row[1], row[2], row[3]};
+        int8_t second[8] = {0};
+        for (int j = 0; more && j < 8; j++) second[j] = row[4 + j % 4];
+        const Halves a = load_halves(first), b = load_halves(second);
+        for (int c = 0; c < 8; c++) {
+            sums[c] += __builtin_convertvector(load_halves(block + c * 8) * a + load_halves(next + c * 8) * b, Words);
         }
     }
+    memcpy(lanes, sums, sizeof sums);
 }
 
 /* acc[row][channel] = sum over k of a[row][k] * w[channel][k] */
@@ -29,8 +39,8 @@ static void tile(const int8_t *w, const int32_t *sum, int blocks, int quads, con
     for (int r = 0; r < rows; r++) {
         for (int k = 0; k < stride; k++) row[k] = (int8_t)(a[(size_t)r * stride + k] - 128);
         for (int b = 0; b < blocks; b++, acc += 16) {
-            int32_t lanes[64] = {0};
-            dot_quads(w + (size_t)b * quads * 64, 64, row, quads, lanes);
+            int32_t lanes[64];
+            dot_quads(w + (size_t)b * quads * 64, row, quads, lanes);
             for (int c = 0; c < 16; c++) {
                 const uint32_t dot = (uint32_t)(lanes[4 * c] + lanes[4 * c + 1] + lanes[4 * c + 2] + lanes[4 * c + 3]);
                 acc[c] = (int32_t)(dot + 128u * (uint32_t)sum[b * 16 + c]);
@@ -57,8 +67,8 @@ static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int quer
     for (int k = 0; k < n; k += 16, keys += 16 * dp) {
         for (int i = 0; i < 16 * dp; i++) block[i] = (int8_t)(keys[i] - 128);
         for (int r = 0; r < queries; r++) {
-            int32_t lanes[64] = {0}, *to = score + r * pitch + k;
-            dot_quads(block, 64, q + r * dp, dp / 4, lanes);
+            int32_t lanes[64], *to = score + r * pitch + k;
+            dot_quads(block, q + r * dp, dp / 4, lanes);
             for (int c = 0; c < 16; c++) to[c] = lanes[4 * c] + lanes[4 * c + 1] + lanes[4 * c + 2] + lanes[4 * c + 3];
         }
     }

@@ -1,0 +1,43 @@
+"""What only an archive can have to say. The tree, below the classes of `pltz.plt_codec.errors`:
+
+    PltzError
+    ├── ArchiveError           7   something the archive cannot do now
+    │   ├── StoreError         7   the disk or object store failed, is full or refuses; the archive is as it was
+    │   ├── WriterFailed       7   an earlier sync failed, so this writer stops; open the archive again
+    │   └── Fenced             7   a collector went on without this writer; nothing was acknowledged, put again
+    ├── NotFound               8   no such session, version or segment
+    └── CorruptError (plt_codec)
+        └── LostError          3   it was here: its record is damaged or gone
+"""
+
+from __future__ import annotations
+
+from pltz.plt_codec.errors import CorruptError, PltzError
+
+
+class ArchiveError(PltzError):
+    """Something the archive cannot do now."""
+
+    exit_code = 7
+
+
+class StoreError(ArchiveError):
+    """The disk or object store failed, is full or refuses; the archive is as it was."""
+
+
+class WriterFailed(ArchiveError):
+    """A sync failed, so nothing this writer wrote since can be trusted to last."""
+
+
+class Fenced(ArchiveError):
+    """The plan that says what was condemned since this writer looked is gone; nothing was acknowledged."""
+
+
+class NotFound(PltzError):
+    """No such session, version or segment."""
+
+    exit_code = 8
+
+
+class LostError(CorruptError):
+    """A session's record, or one it needs, is damaged or gone."""

@@ -1,0 +1,70 @@
+"""Identities: what a domain, segment, session and version are called. Spec: FORMAT.md, "Identities".
+
+A segment's id fixes its whole tower (the parent's id is hashed in), hence context and position, which is exactly when
+its KV may be used again. Names are 16 bytes of BLAKE2b with a personalisation each, so no kind is mistaken for another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.plt_codec.errors import ContentError
+
+Tokens = npt.NDArray[np.integer[Any]]  # (T,) token ids
+
+SIZE = 16  # bytes of every identity
+NONE = bytes(SIZE)  # no parent, empty tower, any target
+TENANT, BASE = 0, 1  # kinds of domain
+MAX_TOKENS = (1 << 31) - 1  # a segment; also the largest token id
+
+
+def domain_id(kind: int, name: str) -> bytes:
+    """>>> domain_id(TENANT, "acme") == domain_id(BASE, "acme")
+    False
+    """
+    return _hash(b"pltz domain", bytes([kind]), name.encode())
+
+
+def segment_id(domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
+    """``tokens``: (T,), each in 0..2^31-1 (see `checked`); the other arguments have 16 bytes."""
+    return _hash(b"pltz segment", domain, tokenizer, parent, np.ascontiguousarray(tokens, "<u4").tobytes())
+
+
+def session_key(domain: bytes, name: str) -> bytes:
+    """What a session is looked up by."""
+    return _hash(b"pltz session", domain, name.encode())
+
+
+def version_id(key: bytes, number: int, leaf: bytes, time: int) -> bytes:
+    """One version of a session: what is forgotten and restored."""
+    return _hash(b"pltz version", key, number.to_bytes(4, "little"), leaf, time.to_bytes(8, "little"))
+
+
+def digest(person: bytes, *parts: bytes | memoryview) -> bytes:
+    """16 bytes over whole files; `person` keeps kinds of files apart."""
+    return _hash(person, *parts)
+
+
+def checked(tokens: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Token ids as (T,) int64. Raises ContentError where they are not a flat row of ids in 0..2^31-1.
+
+    >>> checked([1, 2]).tolist()
+    [1, 2]
+    """
+    array = np.asarray(tokens)
+    if array.ndim != 1 or len(array) > MAX_TOKENS or (len(array) and array.dtype.kind not in "iu"):
+        raise ContentError(f"expected one row of token ids, found shape {array.shape} of {array.dtype}")
+    if len(array) and (array.min() < 0 or array.max() > MAX_TOKENS):
+        raise ContentError(f"expected token ids in 0..{MAX_TOKENS}, found {array.min()}..{array.max()}")
+    return array.astype(np.int64)
+
+
+def _hash(person: bytes, *parts: bytes | memoryview) -> bytes:
+    state = hashlib.blake2b(digest_size=SIZE, person=person)
+    for part in parts:
+        state.update(part)
+    return state.digest()

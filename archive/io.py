@@ -1,0 +1,132 @@
+"""The seam: every system call, clock reading and random byte of the archive goes through a `Disk`.
+
+What: `Disk` is the short list of calls that a directory store needs, each as small as the operating system's, so that a
+simulated disk can stop between any two of them and lose what was not synced (`simulate.SimDisk`). `OsDisk` is the real one.
+Above it stands `store.py`, which makes whole objects of them; nothing else in the archive touches a file.
+
+Why calls and not objects: what a crash leaves is decided between write, sync, link and directory sync. A seam above them would hide the
+very order that has to be proved.
+
+Paths are relative to the root of the archive, with "/"; "" is the root itself. Calls raise OSError as the system does; `store.py` names it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+
+class Disk(Protocol):
+    """System calls under one root directory, a clock and a source of randomness."""
+
+    def make_directory(self, path: str) -> None:
+        """Create a directory and missing parents; one that exists is fine. Durable after `sync_directory` of the parent."""
+
+    def write_new(self, path: str, data: bytes) -> None:
+        """Create a file that must not exist and write it. Nothing is durable yet."""
+
+    def sync_file(self, path: str) -> None:
+        """Make a file's bytes durable."""
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name. Raises FileExistsError if the name is taken."""
+
+    def unlink(self, path: str) -> None:
+        """Take a name away."""
+
+    def sync_directory(self, path: str) -> None:
+        """Make a directory's names durable."""
+
+    def names(self, path: str) -> list[tuple[str, int]]:
+        """Files in a directory with their sizes in bytes, in any order."""
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        """At most ``size`` bytes at ``offset``; fewer at the end of the file."""
+
+    def view(self, path: str) -> memoryview:
+        """The whole file, mapped where the system can. Stays valid after an unlink."""
+
+    def now(self) -> int:
+        """Seconds since 1970. May go backwards; nothing but times shown to people depends on it."""
+
+    def random(self, size: int) -> bytes:
+        """Unpredictable bytes."""
+
+
+class OsDisk:
+    """The real thing.
+
+    >>> OsDisk("/tmp").random(4) == OsDisk("/tmp").random(4)
+    False
+    """
+
+    def __init__(self, root: str | os.PathLike[str]):
+        self.root = Path(root)
+
+    def make_directory(self, path: str) -> None:
+        (self.root / path).mkdir(parents=True, exist_ok=True)
+
+    def write_new(self, path: str, data: bytes) -> None:
+        with (self.root / path).open("xb", buffering=0) as file:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) or 0 :]
+
+    def sync_file(self, path: str) -> None:
+        self._sync(path, os.O_RDWR)
+
+    def link(self, source: str, target: str) -> None:
+        os.link(self.root / source, self.root / target)
+
+    def unlink(self, path: str) -> None:
+        (self.root / path).unlink()
+
+    def sync_directory(self, path: str) -> None:
+        self._sync(path, os.O_RDONLY)
+
+    def names(self, path: str) -> list[tuple[str, int]]:
+        return list(self._names(path))
+
+    def _names(self, path: str) -> Iterator[tuple[str, int]]:
+        with os.scandir(self.root / path) as entries:
+            for entry in entries:
+                try:
+                    if entry.is_file(follow_symlinks=False):
+                        yield entry.name, entry.stat(follow_symlinks=False).st_size
+                except FileNotFoundError:  # deleted while listing
+                    continue
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        handle = os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            pieces: list[bytes] = []
+            while size and (piece := os.pread(handle, min(size, 1 << 30), offset)):
+                pieces.append(piece)
+                offset += len(piece)
+                size -= len(piece)
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        finally:
+            os.close(handle)
+
+    def view(self, path: str) -> memoryview:
+        with (self.root / path).open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def now(self) -> int:
+        return int(time.time())
+
+    def random(self, size: int) -> bytes:
+        return os.urandom(size)
+
+    def _sync(self, path: str, flags: int) -> None:
+        handle = os.open(self.root / path, flags | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

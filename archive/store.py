@@ -1,0 +1,157 @@
+"""Objects by name: put if absent, ranged read, list, size, delete. What an archive asks of a place to be.
+
+`Store` is the interface, small enough for an S3-like store (put with ``If-None-Match: *``, ranged GET, LIST, HEAD, DELETE).
+`DirectoryStore` is a local directory over the seam `io.Disk`: an object is written under ``tmp/``, synced, linked to its name and
+the directory synced, in this order, so that a name never stands for bytes that are not durable.
+
+A crash leaves: before the link, a file in ``tmp/``; after it, the object or not, whole in both cases.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Protocol
+
+from pltz.archive.errors import StoreError, WriterFailed
+from pltz.archive.io import Disk
+
+FOLDERS = ("packs", "index", "collect", "tmp")
+
+
+class Store(Protocol):
+    """Whole, immutable objects. Listing is strongly consistent: what was put before is in it."""
+
+    def put(self, name: str, data: bytes) -> bool:
+        """Durable when it returns. False if the name was taken: nothing changed.
+
+        Raises StoreError (nothing changed) or WriterFailed (a sync failed: nothing may be trusted).
+        """
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        """At most ``size`` bytes at ``offset``. Raises FileNotFoundError, StoreError."""
+
+    def view(self, name: str) -> memoryview:
+        """The whole object; stays valid after a delete. Raises FileNotFoundError, StoreError."""
+
+    def list(self, folder: str) -> dict[str, int]:
+        """Names in a folder (without it) and sizes in bytes. Raises StoreError, never an empty answer for a failure."""
+
+    def delete(self, name: str) -> None:
+        """Gone when it returns; a missing one is fine. Raises StoreError."""
+
+    def now(self) -> int:
+        """Seconds since 1970."""
+
+    def random(self, size: int) -> bytes:
+        """Unpredictable bytes."""
+
+
+class DirectoryStore:
+    """A local directory, through the seam."""
+
+    def __init__(self, disk: Disk):
+        self.disk = disk
+        self.failed: str | None = None  # why no more may be written
+
+    def make(self) -> None:
+        """Create the folders, durably. Raises StoreError, WriterFailed."""
+        try:
+            self.disk.make_directory("")
+            for folder in FOLDERS:
+                self.disk.make_directory(folder)
+        except OSError as exc:
+            raise _named("create the archive's folders", exc) from exc
+        self._sync_directory("")
+
+    def put(self, name: str, data: bytes) -> bool:
+        if self.failed:
+            raise WriterFailed(f"an earlier sync failed ({self.failed}): open the archive again and check it")
+        temporary = "tmp/" + self.disk.random(16).hex()
+        try:
+            self.disk.write_new(temporary, data)
+        except OSError as exc:
+            self._drop(temporary)
+            raise _named(f"write {name}", exc) from exc
+        try:
+            self.disk.sync_file(temporary)
+        except OSError as exc:
+            self._fail(f"{name}: {exc}", exc)
+        try:
+            self.disk.link(temporary, name)
+        except FileExistsError:
+            self._drop(temporary)
+            self._sync_directory(_folder(name))  # who put it may not have come to this
+            return False
+        except OSError as exc:
+            self._drop(temporary)
+            raise _named(f"link {name}", exc) from exc
+        self._sync_directory(_folder(name))
+        self._drop(temporary)
+        return True
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        try:
+            return self.disk.read(name, offset, size)
+        except FileNotFoundError:
+            raise
+        except OSError as exc:
+            raise _named(f"read {name}", exc) from exc
+
+    def view(self, name: str) -> memoryview:
+        try:
+            return self.disk.view(name)
+        except FileNotFoundError:
+            raise
+        except OSError as exc:
+            raise _named(f"read {name}", exc) from exc
+
+    def list(self, folder: str) -> dict[str, int]:
+        try:
+            return dict(self.disk.names(folder))
+        except OSError as exc:
+            raise _named(f"list {folder or 'the archive'}", exc) from exc
+
+    def delete(self, name: str) -> None:
+        try:
+            self.disk.unlink(name)
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise _named(f"delete {name}", exc) from exc
+        self._sync_directory(_folder(name))
+
+    def now(self) -> int:
+        return self.disk.now()
+
+    def random(self, size: int) -> bytes:
+        return self.disk.random(size)
+
+    def _sync_directory(self, folder: str) -> None:
+        try:
+            self.disk.sync_directory(folder)
+        except OSError as exc:
+            self._fail(f"{folder or 'root'}: {exc}", exc)
+
+    def _fail(self, why: str, exc: OSError) -> None:
+        self.failed = why
+        raise WriterFailed(
+            f"cannot sync {why}: what was just written may not last, and was not acknowledged; "
+            "check the disk, then open the archive again"
+        ) from exc
+
+    def _drop(self, temporary: str) -> None:
+        """Tidy up; what stays in tmp/ harms nobody."""
+        try:
+            self.disk.unlink(temporary)
+        except OSError:
+            pass
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _named(what: str, exc: OSError) -> StoreError:
+    hint = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EACCES: "no permission"}
+    why = hint.get(exc.errno or 0, exc.strerror or str(exc))
+    return StoreError(f"cannot {what}: {why}; the archive is as it was")

@@ -1,0 +1,16 @@
+#!/bin/sh
+# Runs the tests of the compiled engine on a build with AddressSanitizer and UndefinedBehaviorSanitizer (about a minute).
+# Needs gcc and an environment in which pytest finds pltz:   sh tests/plt_codec/sanitize.sh [pytest arguments]
+set -eu
+cd "$(dirname "$0")/../.."
+build=$(mktemp -d)
+trap 'rm -rf "$build"' EXIT
+cc=${CC:-gcc}
+for source in engine kernel_plain kernel_avx2 kernel_vnni kernel_amx kernel_neon; do
+    "$cc" -O1 -g -std=c11 -Wall -Wextra -Werror -fPIC -pthread -fsanitize=address,undefined -fno-sanitize-recover=all \
+        -fno-omit-frame-pointer -c "plt_codec/native/$source.c" -o "$build/$source.o"
+done
+"$cc" -shared -pthread -fsanitize=address,undefined "$build"/*.o -lm -o "$build/_native.so"
+# Leaks are not looked for: the interpreter's own would drown ours.
+LD_PRELOAD=$("$cc" -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
+    PLTZ_NATIVE="$build/_native.so" pytest tests/plt_codec/test_native.py -q -p no:cacheprovider "$@"
