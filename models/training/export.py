@@ -21,6 +21,7 @@ from pltz.plt_codec.weights import Shape, Weights, gains, tables
 
 Floats = npt.NDArray[np.float64]
 OCTAVE = 64 / math.log(2)  # logit units a nat
+RESIDUAL = 256.0  # residual units of 1.0: trained residuals grow to a few thousand, the contract holds 2^22 units
 
 
 def rows(w: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
@@ -51,7 +52,7 @@ def export(state: dict[str, Floats], config: dict[str, Any]) -> Weights:
     out: dict[str, npt.NDArray[Any]] = dict(tables(width, config["rope_base"]))
     unit = state["embed"] / np.sqrt((state["embed"] ** 2).mean(1, keepdims=True) + 1e-12)
     out["embed.w"], embed = rows(unit)
-    out["embed.m"] = integer(embed * 4096, 16)
+    out["embed.m"] = integer(embed * RESIDUAL, 16)
     scale = math.exp(float(state["member_gain"])) / math.sqrt(d)
     out["member.m"] = integer(embed * scale / A_SCALE * OCTAVE, 24)
     out["member.b"] = integer(state["member_bias"] * OCTAVE, 0)
@@ -59,7 +60,7 @@ def export(state: dict[str, Floats], config: dict[str, Any]) -> Weights:
     out["class.m"] = integer(s / A_SCALE * OCTAVE, 24)
     out["class.b"] = integer(state["class_bias"] * OCTAVE, 0)
     out["shift.w"], s = rows(state["class_shift"])
-    out["shift.m"] = integer(s * 4096, 16)
+    out["shift.m"] = integer(s * RESIDUAL, 16)
     values = (config["heads"] + config["kv_heads"]) * width
     for i in range(config["layers"]):
         block, here = f"blocks.{i}.", f"layer.{i}."
@@ -69,9 +70,9 @@ def export(state: dict[str, Floats], config: dict[str, Any]) -> Weights:
         heat = np.exp(state[block + "log_temperature"]) / QK_SCALE**2 * OCTAVE
         out[here + "heat"] = integer(heat, 16)
         for name, scale_in, scale_out in (
-            ("out", O_SCALE, 4096.0),
+            ("out", O_SCALE, RESIDUAL),
             ("up", A_SCALE, U_SCALE),
-            ("down", U_SCALE**2 / 256, 4096.0),
+            ("down", U_SCALE**2 / 256, RESIDUAL),
         ):
             out[here + name + ".w"], s = rows(state[block + name + ".weight"])
             out[here + name + ".m"] = integer(s / scale_in * scale_out, 24)
@@ -82,13 +83,13 @@ def restore(weights: Weights) -> dict[str, Floats]:
     """Float state from integer weights, to train on from a bundle: `export(restore(w))` gives w again, up to rounding of multipliers."""
     s, t = weights.shape, {k: v.astype(np.float64) for k, v in weights.tensors.items()}
     out: dict[str, Floats] = {}
-    unit = t["embed.w"] * t["embed.m"][:, None] / 2.0**28
+    unit = t["embed.w"] * t["embed.m"][:, None] / (RESIDUAL * 2.0**16)
     out["embed"] = unit / 2  # only the direction of a row matters
-    scale = np.median(t["member.m"] / 2.0**24 * A_SCALE / OCTAVE / (t["embed.m"] / 2.0**28))
+    scale = np.median(t["member.m"] / 2.0**24 * A_SCALE / OCTAVE / (t["embed.m"] / (RESIDUAL * 2.0**16)))
     out["member_gain"] = np.array(math.log(scale * math.sqrt(s.d)))
     out["member_bias"], out["class_bias"] = t["member.b"] / OCTAVE, t["class.b"] / OCTAVE
     out["classes"] = t["class.w"] * (t["class.m"] / 2.0**24 * A_SCALE / OCTAVE)[:, None]
-    out["class_shift"] = t["shift.w"] * t["shift.m"][:, None] / 2.0**28
+    out["class_shift"] = t["shift.w"] * t["shift.m"][:, None] / (RESIDUAL * 2.0**16)
     values = (s.heads + s.kv_heads) * s.head_dim
     for i in range(s.layers):
         block, here = f"blocks.{i}.", f"layer.{i}."
@@ -96,9 +97,9 @@ def restore(weights: Weights) -> dict[str, Floats]:
         out[block + "log_temperature"] = np.log(t[here + "heat"] / 2.0**16 * QK_SCALE**2 / OCTAVE)
         for name, scale_in, scale_out in (
             ("qkv", A_SCALE, unit_out),
-            ("out", O_SCALE, 4096.0),
+            ("out", O_SCALE, RESIDUAL),
             ("up", A_SCALE, U_SCALE),
-            ("down", U_SCALE**2 / 256, 4096.0),
+            ("down", U_SCALE**2 / 256, RESIDUAL),
         ):
             row = t[here + name + ".m"] / 2.0**24 * scale_in / scale_out
             out[block + name + ".weight"] = t[here + name + ".w"] * row[:, None]

@@ -14,21 +14,28 @@ INLINE int32_t load_quad(const void *p) {
     return v;
 }
 
-/* R rows times B blocks of 16 channels in registers: acc[r][16 b + c] = sum over k of row[r][k] * block[b][k / 4][c][k % 4].
+/* Blocks of 16 channels: where they are, how far a block and how far a step of 4 inputs is from the next, the steps. */
+typedef struct {
+    const void *at;
+    size_t block, quad;
+    int quads;
+} Blocks;
+
+/* R rows times B blocks in registers: acc[r][16 b + c] = sum over k of row[r][k] * block[b][k / 4][c][k % 4].
  * The unsigned side is the rows (activations) or, when swapped, the blocks (keys). R, B and swapped are constants. */
-INLINE void micro(const int R, const int B, const int swapped, const void *rows, size_t stride, const void *blocks, int quads,
-                  int32_t *acc, size_t pitch) {
+INLINE void micro(const int R, const int B, const int swapped, const void *rows, size_t stride, Blocks blocks, int32_t *acc,
+                  size_t pitch) {
     __m512i sum[6][4];
-    const char *row = rows, *block = blocks;
+    const char *row = rows, *block = blocks.at;
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
         for (int b = 0; b < B; b++) sum[r][b] = _mm512_setzero_si512();
     }
-    for (int k = 0; k < quads; k++) {
+    for (int k = 0; k < blocks.quads; k++, block += blocks.quad) {
         __m512i w[4];
 #pragma GCC unroll 4
-        for (int b = 0; b < B; b++) w[b] = _mm512_loadu_si512(block + ((size_t)b * quads + k) * 64);
+        for (int b = 0; b < B; b++) w[b] = _mm512_loadu_si512(block + b * blocks.block);
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
             const __m512i a = _mm512_set1_epi32(load_quad(row + r * stride + k * 4));
@@ -45,88 +52,55 @@ INLINE void micro(const int R, const int B, const int swapped, const void *rows,
     }
 }
 
-INLINE void micro_rows(const int B, const int swapped, const void *rows, size_t stride, int count, const void *blocks, int quads,
-                       int32_t *acc, size_t pitch) {
+INLINE void micro_rows(const int B, const int swapped, const void *rows, size_t stride, int count, Blocks blocks, int32_t *acc,
+                       size_t pitch) {
     const char *row = rows;
-    for (; count >= 6; count -= 6, row += 6 * stride, acc += 6 * pitch) micro(6, B, swapped, row, stride, blocks, quads, acc, pitch);
+    for (; count >= 6; count -= 6, row += 6 * stride, acc += 6 * pitch) micro(6, B, swapped, row, stride, blocks, acc, pitch);
     if (count >= 4) {
-        micro(4, B, swapped, row, stride, blocks, quads, acc, pitch);
+        micro(4, B, swapped, row, stride, blocks, acc, pitch);
         count -= 4, row += 4 * stride, acc += 4 * pitch;
     }
     if (count >= 2) {
-        micro(2, B, swapped, row, stride, blocks, quads, acc, pitch);
+        micro(2, B, swapped, row, stride, blocks, acc, pitch);
         count -= 2, row += 2 * stride, acc += 2 * pitch;
     }
-    if (count) micro(1, B, swapped, row, stride, blocks, quads, acc, pitch);
+    if (count) micro(1, B, swapped, row, stride, blocks, acc, pitch);
+}
+
+INLINE void all_blocks(const int swapped, const void *rows, size_t stride, int count, Blocks blocks, int number, int32_t *acc,
+                       size_t pitch) {
+    int b = 0;
+    for (; b + 4 <= number; b += 4, acc += 64) {
+        micro_rows(4, swapped, rows, stride, count, blocks, acc, pitch);
+        blocks.at = (const char *)blocks.at + 4 * blocks.block;
+    }
+    for (; b < number; b++, acc += 16) {
+        micro_rows(1, swapped, rows, stride, count, blocks, acc, pitch);
+        blocks.at = (const char *)blocks.at + blocks.block;
+    }
 }
 
 TARGET static void vnni_tile(const int8_t *w, const int32_t *sum, int blocks, int quads, const uint8_t *a, int stride, int rows,
-                        int32_t *acc) {
+                             int32_t *acc) {
     (void)sum;
-    const int pitch = blocks * 16;
-    int b = 0;
-    for (; b + 4 <= blocks; b += 4) {
-        micro_rows(4, 0, a, (size_t)stride, rows, w + (size_t)b * quads * 64, quads, acc + b * 16, (size_t)pitch);
-    }
-    for (; b < blocks; b++) {
-        micro_rows(1, 0, a, (size_t)stride, rows, w + (size_t)b * quads * 64, quads, acc + b * 16, (size_t)pitch);
-    }
+    all_blocks(0, a, (size_t)stride, rows, (Blocks){w, (size_t)quads * 64, 64, quads}, blocks, acc, (size_t)blocks * 16);
 }
 
 TARGET static void vnni_scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
-    for (int k = 0; k < n; k += 64) {
-        micro_rows(4, 1, q, (size_t)dp, queries, keys + (size_t)k * dp, dp / 4, score + k, pitch);
+    for (int k = 0; k < n; k += 64) { /* n is a multiple of it */
+        const Blocks blocks = {keys + (size_t)k * dp, (size_t)dp * 16, 64, dp / 4};
+        micro_rows(4, 1, q, (size_t)dp, queries, blocks, score + k, pitch);
     }
 }
 
-/* Two bytes of R queries' weights times B blocks of 16 dimensions. */
-INLINE void micro_mix(const int R, const int B, const int8_t *values, int n, int dv, const uint8_t *high, const uint8_t *low,
-                      int32_t *mixed) {
-    __m512i top[6][2], bottom[6][2];
-#pragma GCC unroll 6
-    for (int r = 0; r < R; r++) {
-#pragma GCC unroll 2
-        for (int b = 0; b < B; b++) top[r][b] = bottom[r][b] = _mm512_setzero_si512();
-    }
-    for (int k = 0; k < n; k += 4) {
-        __m512i v[2];
-#pragma GCC unroll 2
-        for (int b = 0; b < B; b++) v[b] = _mm512_loadu_si512(values + (size_t)k * dv + b * 64);
-#pragma GCC unroll 6
-        for (int r = 0; r < R; r++) {
-            const __m512i h = _mm512_set1_epi32(load_quad(high + r * CHUNK + k));
-            const __m512i l = _mm512_set1_epi32(load_quad(low + r * CHUNK + k));
-#pragma GCC unroll 2
-            for (int b = 0; b < B; b++) {
-                top[r][b] = _mm512_dpbusd_epi32(top[r][b], h, v[b]);
-                bottom[r][b] = _mm512_dpbusd_epi32(bottom[r][b], l, v[b]);
-            }
-        }
-    }
-#pragma GCC unroll 6
-    for (int r = 0; r < R; r++) {
-#pragma GCC unroll 2
-        for (int b = 0; b < B; b++) {
-            int32_t *to = mixed + r * dv + b * 16;
-            const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(top[r][b], 8), bottom[r][b]);
-            _mm512_storeu_si512(to, _mm512_add_epi32(_mm512_loadu_si512(to), sum));
-        }
-    }
-}
-
-INLINE void micro_mix_rows(const int B, const int8_t *values, int n, int dv, const uint8_t *high, const uint8_t *low, int queries,
-                           int32_t *mixed) {
-    int r = 0;
-    for (; r + 6 <= queries; r += 6) micro_mix(6, B, values, n, dv, high + r * CHUNK, low + r * CHUNK, mixed + r * dv);
-    for (; r + 2 <= queries; r += 2) micro_mix(2, B, values, n, dv, high + r * CHUNK, low + r * CHUNK, mixed + r * dv);
-    if (r < queries) micro_mix(1, B, values, n, dv, high + r * CHUNK, low + r * CHUNK, mixed + r * dv);
-}
-
+/* Both bytes of the weights times the values; a block is 16 dimensions. */
 TARGET static void vnni_mix(const int8_t *values, int n, int dv, const void *shares, int queries, int32_t *mixed) {
-    const uint8_t *high = shares, *low = high + QUERIES * CHUNK;
-    int i = 0;
-    for (; i + 32 <= dv; i += 32) micro_mix_rows(2, values + i * 4, n, dv, high, low, queries, mixed + i);
-    if (i < dv) micro_mix_rows(1, values + i * 4, n, dv, high, low, queries, mixed + i);
+    int32_t high[QUERIES * 64], low[QUERIES * 64];
+    const uint8_t *bytes = shares;
+    const Blocks blocks = {values, 64, (size_t)dv * 4, n / 4};
+    all_blocks(0, bytes, CHUNK, queries, blocks, dv / 16, high, (size_t)dv);
+    all_blocks(0, bytes + QUERIES * CHUNK, CHUNK, queries, blocks, dv / 16, low, (size_t)dv);
+    for (int i = 0; i < queries * dv; i++) mixed[i] += high[i] * 256 + low[i];
 }
 
 /* See kernel_plain.c for what the clamp may do. */
@@ -160,51 +134,53 @@ INLINE __m512i steps_down(const int narrow, const int32_t *score, __m512i most, 
     return _mm512_min_epu16(e, _mm512_set1_epi16(1023));
 }
 
-INLINE uint32_t weigh_as(const int narrow, const int32_t *score, int n, uint32_t heat, const uint16_t *weight, uint16_t *out) {
-    const __m512i first = _mm512_loadu_si512(weight), second = _mm512_loadu_si512(weight + 32);
-    __m512i most = _mm512_set1_epi32(INT32_MIN), sum = _mm512_setzero_si512();
+/* the highest of most and n scores */
+TARGET static int32_t maximum(const int32_t *score, int n, int32_t most) {
+    __m512i all = _mm512_set1_epi32(most);
     int k = 0;
-    for (; k + 16 <= n; k += 16) most = _mm512_max_epi32(most, _mm512_loadu_si512(score + k));
-    if (k < n) most = _mm512_mask_max_epi32(most, (__mmask16)((1u << (n - k)) - 1), most, _mm512_loadu_si512(score + k));
-    most = _mm512_set1_epi32(_mm512_reduce_max_epi32(most));
+    for (; k + 16 <= n; k += 16) all = _mm512_max_epi32(all, _mm512_loadu_si512(score + k));
+    if (k < n) all = _mm512_mask_max_epi32(all, (__mmask16)((1u << (n - k)) - 1), all, _mm512_loadu_si512(score + k));
+    return _mm512_reduce_max_epi32(all);
+}
+
+INLINE uint32_t weigh_as(const int narrow, const int32_t *score, int n, int32_t highest, uint32_t heat, const uint16_t *weight,
+                         uint16_t *out) {
+    const __m512i first = _mm512_loadu_si512(weight), second = _mm512_loadu_si512(weight + 32);
+    const __m512i most = _mm512_set1_epi32(highest), sign = _mm512_set1_epi16(-32768), one = _mm512_set1_epi16(1);
     const __m512i far = _mm512_set1_epi32(heat ? (int32_t)((1023u * 65536u + heat - 1) / heat) : 0);
     const __m512i scale = narrow ? _mm512_set1_epi16((int16_t)heat) : _mm512_set1_epi32((int32_t)heat);
-    for (k = 0; k < n; k += 32) { /* score and out have room for a multiple of 64 */
+    __m512i sum = _mm512_setzero_si512();
+    int k = 0;
+    for (; k < n; k += 32) { /* score and out have room for a multiple of 64 */
         const __m512i e = steps_down(narrow, score + k, most, far, scale);
         __m512i w = _mm512_permutex2var_epi16(first, e, second); /* by the low 6 bits */
         w = _mm512_srlv_epi16(w, _mm512_srli_epi16(e, 6));
         if (n - k < 32) w = _mm512_maskz_mov_epi16((__mmask32)((1u << (n - k)) - 1), w);
         _mm512_storeu_si512(out + k, w);
-        sum = _mm512_add_epi32(sum, _mm512_and_si512(w, _mm512_set1_epi32(0xffff)));
-        sum = _mm512_add_epi32(sum, _mm512_srli_epi32(w, 16));
+        sum = _mm512_dpwssd_epi32(sum, _mm512_xor_si512(w, sign), one); /* w - 2^15, which is signed */
     }
-    return (uint32_t)_mm512_reduce_add_epi32(sum);
+    return (uint32_t)_mm512_reduce_add_epi32(sum) + ((uint32_t)k << 15);
 }
 
-TARGET static uint32_t weigh(const int32_t *score, int n, uint32_t heat, const uint16_t *weight, const uint32_t *weights,
-                             uint16_t *out) {
+TARGET static uint32_t weigh(const int32_t *score, int n, int32_t most, uint32_t heat, const uint16_t *weight,
+                             const uint32_t *weights, uint16_t *out) {
     (void)weights;
-    if (heat >= 1024 && heat < 65536) return weigh_as(1, score, n, heat, weight, out);
-    return weigh_as(0, score, n, heat, weight, out);
+    if (heat >= 1024 && heat < 65536) return weigh_as(1, score, n, most, heat, weight, out);
+    return weigh_as(0, score, n, most, heat, weight, out);
 }
 
-/* p = rs(w * t, 24) as two bytes: the high ones of all queries, then the low ones */
+/* p = rs(w * t, 24) as two bytes: the high ones of all queries, then the low ones. See attend(). */
 TARGET static void share(const uint16_t *w, int n, uint32_t t, void *shares, int query) {
     uint8_t *high = (uint8_t *)shares + query * CHUNK, *low = high + QUERIES * CHUNK;
-    const __m512i scale = _mm512_set1_epi64(t), half = _mm512_set1_epi64(1 << 23), mask = _mm512_set1_epi64(0xffff);
+    const __m512i a = _mm512_set1_epi16((int16_t)(t >> 9)), b = _mm512_set1_epi16((int16_t)((t & 511) << 7));
+    const __m512i half = _mm512_set1_epi16((1 << 14) - 1);
     for (int k = 0; k < n; k += 32) {
         const __m512i v = _mm512_loadu_si512(w + k);
-        __m512i a = _mm512_and_si512(v, mask), b = _mm512_and_si512(_mm512_srli_epi64(v, 16), mask);
-        __m512i c = _mm512_and_si512(_mm512_srli_epi64(v, 32), mask), d = _mm512_srli_epi64(v, 48);
-        a = _mm512_srli_epi64(_mm512_add_epi64(_mm512_mul_epu32(a, scale), half), 24);
-        b = _mm512_srli_epi64(_mm512_add_epi64(_mm512_mul_epu32(b, scale), half), 24);
-        c = _mm512_srli_epi64(_mm512_add_epi64(_mm512_mul_epu32(c, scale), half), 24);
-        d = _mm512_srli_epi64(_mm512_add_epi64(_mm512_mul_epu32(d, scale), half), 24);
-        a = _mm512_or_si512(a, _mm512_slli_epi64(b, 16));
-        c = _mm512_or_si512(_mm512_slli_epi64(c, 32), _mm512_slli_epi64(d, 48));
-        a = _mm512_or_si512(a, c);
-        _mm256_storeu_si256((__m256i *)(high + k), _mm512_cvtepi16_epi8(_mm512_srli_epi16(a, 8)));
-        _mm256_storeu_si256((__m256i *)(low + k), _mm512_cvtepi16_epi8(a));
+        const __m512i c = _mm512_add_epi16(_mm512_mulhi_epu16(v, b), half);
+        const __m512i top = _mm512_mulhi_epu16(v, a), rest = _mm512_avg_epu16(_mm512_mullo_epi16(v, a), c);
+        const __m512i p = _mm512_add_epi16(_mm512_add_epi16(top, top), _mm512_srli_epi16(rest, 14));
+        _mm256_storeu_si256((__m256i *)(high + k), _mm512_cvtepi16_epi8(_mm512_srli_epi16(p, 8)));
+        _mm256_storeu_si256((__m256i *)(low + k), _mm512_cvtepi16_epi8(p));
     }
 }
 

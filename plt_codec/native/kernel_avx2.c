@@ -107,6 +107,12 @@ TARGET static void rescale(int32_t *acc, const int32_t *offset, const int32_t *m
     }
 }
 
+/* the highest of most and n scores */
+TARGET static int32_t maximum(const int32_t *score, int n, int32_t most) {
+    for (int k = 0; k < n; k++) most = score[k] > most ? score[k] : most;
+    return most;
+}
+
 INLINE __m256i weigh_eight(const int32_t *score, __m256i most, __m256i far, __m256i heat, const uint32_t *weights) {
     __m256i e = _mm256_min_epu32(_mm256_sub_epi32(most, _mm256_loadu_si256((const __m256i *)score)), far);
     e = _mm256_srli_epi32(_mm256_mullo_epi32(e, heat), 16); /* far_enough in kernel_plain.c: below 2^32 */
@@ -114,12 +120,10 @@ INLINE __m256i weigh_eight(const int32_t *score, __m256i most, __m256i far, __m2
     return _mm256_i32gather_epi32((const int *)weights, e, 4);
 }
 
-TARGET static uint32_t weigh(const int32_t *score, int n, uint32_t heat, const uint16_t *weight, const uint32_t *weights,
+TARGET static uint32_t weigh(const int32_t *score, int n, int32_t high, uint32_t heat, const uint16_t *weight, const uint32_t *weights,
                              uint16_t *out) {
-    int32_t high = score[0];
     uint32_t sum = 0;
     (void)weight;
-    for (int k = 1; k < n; k++) high = score[k] > high ? score[k] : high;
     const __m256i most = _mm256_set1_epi32(high), scale = _mm256_set1_epi32((int32_t)heat);
     const __m256i far = _mm256_set1_epi32(heat ? (int32_t)((1023u * 65536u + heat - 1) / heat) : 0);
     for (int k = 0; k < n; k += 16) { /* score and out have room for a multiple of 64 */
@@ -130,20 +134,17 @@ TARGET static uint32_t weigh(const int32_t *score, int n, uint32_t heat, const u
     return sum;
 }
 
-/* p - 2^15 for p = rs(w * t, 24), so that it fits a signed 16-bit factor; a query after the other */
+/* p - 2^15 for p = rs(w * t, 24), so that it fits a signed 16-bit factor; a query after the other. See attend(). */
 TARGET static void share(const uint16_t *w, int n, uint32_t t, void *shares, int query) {
     int16_t *to = (int16_t *)shares + query * CHUNK;
-    const __m256i scale = _mm256_set1_epi64x(t), half = _mm256_set1_epi64x(1 << 23), mask = _mm256_set1_epi64x(0xffff);
+    const __m256i a = _mm256_set1_epi16((int16_t)(t >> 9)), b = _mm256_set1_epi16((int16_t)((t & 511) << 7));
+    const __m256i half = _mm256_set1_epi16((1 << 14) - 1), sign = _mm256_set1_epi16(-32768);
     for (int k = 0; k < n; k += 16) {
         const __m256i v = _mm256_loadu_si256((const __m256i *)(w + k));
-        __m256i a = _mm256_and_si256(v, mask), b = _mm256_and_si256(_mm256_srli_epi64(v, 16), mask);
-        __m256i c = _mm256_and_si256(_mm256_srli_epi64(v, 32), mask), d = _mm256_srli_epi64(v, 48);
-        a = _mm256_srli_epi64(_mm256_add_epi64(_mm256_mul_epu32(a, scale), half), 24);
-        b = _mm256_srli_epi64(_mm256_add_epi64(_mm256_mul_epu32(b, scale), half), 24);
-        c = _mm256_srli_epi64(_mm256_add_epi64(_mm256_mul_epu32(c, scale), half), 24);
-        d = _mm256_srli_epi64(_mm256_add_epi64(_mm256_mul_epu32(d, scale), half), 24);
-        a = _mm256_or_si256(_mm256_or_si256(a, _mm256_slli_epi64(b, 16)), _mm256_or_si256(_mm256_slli_epi64(c, 32), _mm256_slli_epi64(d, 48)));
-        _mm256_storeu_si256((__m256i *)(to + k), _mm256_xor_si256(a, _mm256_set1_epi16(-32768)));
+        const __m256i c = _mm256_add_epi16(_mm256_mulhi_epu16(v, b), half);
+        const __m256i high = _mm256_mulhi_epu16(v, a), low = _mm256_srli_epi16(_mm256_avg_epu16(_mm256_mullo_epi16(v, a), c), 14);
+        const __m256i share = _mm256_add_epi16(_mm256_add_epi16(high, high), low);
+        _mm256_storeu_si256((__m256i *)(to + k), _mm256_xor_si256(share, sign));
     }
 }
 

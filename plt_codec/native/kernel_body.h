@@ -1,5 +1,5 @@
 /* The parts of a kernel that a compiler turns into good code for any machine. Included once by each kernel_*.c, which
- * first defines TARGET (function attributes), tile(), rescale(), scores(), weigh(), share() and mix().
+ * first defines TARGET (function attributes), tile(), rescale(), scores(), maximum(), weigh(), share() and mix().
  */
 #include <math.h>
 #include <string.h>
@@ -84,16 +84,30 @@ TARGET static void turn(const int16_t *restrict y, const int16_t *restrict cos, 
  * A weight p is at most 2^16, and 2^16 exactly when the sum of w is 2^15, that is when all other keys weigh nothing: it
  * needs 2^15 t >= 2^40 - 2^23, so t >= 2^25 - 2^8 and the sum is below 2^15 + 1. Then p = 2^16 - 1 gives the same
  * output, rs((2^16 - 1) v, 15) = 2 v + floor((2^14 - v) / 2^15) = 2 v, and fits two bytes. t = 2^25 - 257 makes it so:
- * 2^15 t + 2^23 = 2^40 - 2^15. */
+ * 2^15 t + 2^23 = 2^40 - 2^15. So t < 2^25 always.
+ *
+ * Where there are 16-bit products only, p comes out of them. With t = 2^9 a + b, b < 2^9 (a < 2^16), and as 2^23 = 2^9 2^14,
+ *     p = (w t + 2^23) >> 24 = (w a + c) >> 15,  c = (w b >> 9) + 2^14 = (w (2^7 b) >> 16) + 2^14 < 2^16,
+ * and with w a = 2^16 h + l:  p = 2 h + ((l + c) >> 15), where (l + c) >> 1 is an average of 16-bit numbers,
+ * (l + (c - 1) + 1) >> 1, which machines compute without overflow. */
 TARGET static void attend(const Attention *a, Scratch *s) {
     const int queries = a->queries, dv = a->dv;
     int most = 0;
     for (int r = 0; r < queries; r++) most = a->limit[r] > most ? a->limit[r] : most;
     const int padded = (most + KEY_PAD - 1) / KEY_PAD * KEY_PAD;
     uint32_t t[QUERIES];
-    scores(a->keys, padded, a->q, a->dp, queries, s->score, s->pitch);
+    int32_t highest[QUERIES];
+    for (int r = 0; r < queries; r++) highest[r] = INT32_MIN;
+    for (int begin = 0; begin < padded; begin += CHUNK) { /* the highest score of a chunk while it is near */
+        const int n = padded - begin < CHUNK ? padded - begin : CHUNK;
+        scores(a->keys + (size_t)begin * a->dp, n, a->q, a->dp, queries, s->score + begin, s->pitch);
+        for (int r = 0; r < queries; r++) {
+            const int seen = a->limit[r] - begin < n ? a->limit[r] - begin : n;
+            if (seen > 0) highest[r] = maximum(s->score + r * s->pitch + begin, seen, highest[r]);
+        }
+    }
     for (int r = 0; r < queries; r++) {
-        const uint32_t sum = weigh(s->score + r * s->pitch, a->limit[r], a->heat[r], a->weight, a->weights,
+        const uint32_t sum = weigh(s->score + r * s->pitch, a->limit[r], highest[r], a->heat[r], a->weight, a->weights,
                                    s->weight + r * s->pitch);
         t[r] = sum == 1u << 15 ? (1u << 25) - 257 : (uint32_t)((UINT64_C(1) << 40) / sum);
         memset(s->weight + r * s->pitch + a->limit[r], 0, (size_t)(padded - a->limit[r]) * sizeof(uint16_t));

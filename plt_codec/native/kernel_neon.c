@@ -102,14 +102,18 @@ TARGET static void rescale(int32_t *acc, const int32_t *offset, const int32_t *m
     }
 }
 
+/* the highest of most and n scores */
+TARGET static int32_t maximum(const int32_t *score, int n, int32_t most) {
+    for (int k = 0; k < n; k++) most = score[k] > most ? score[k] : most;
+    return most;
+}
+
 /* As in kernel_plain.c. */
-TARGET static uint32_t weigh(const int32_t *score, int n, uint32_t heat, const uint16_t *weight, const uint32_t *weights,
+TARGET static uint32_t weigh(const int32_t *score, int n, int32_t most, uint32_t heat, const uint16_t *weight, const uint32_t *weights,
                              uint16_t *out) {
     const uint32_t far = heat ? (1023u * 65536u + heat - 1) / heat : 0;
-    int32_t most = score[0];
     uint32_t sum = 0;
     (void)weight;
-    for (int k = 1; k < n; k++) most = score[k] > most ? score[k] : most;
     for (int k = 0; k < n; k++) {
         uint32_t e = (uint32_t)(most - score[k]);
         e = (e < far ? e : far) * heat >> 16;

@@ -80,14 +80,18 @@ static uint32_t far_enough(uint32_t heat) {
     return heat ? (1023u * 65536u + heat - 1) / heat : 0;
 }
 
-/* score (n) -> weights (n), their sum */
-static uint32_t weigh(const int32_t *score, int n, uint32_t heat, const uint16_t *weight, const uint32_t *weights,
+/* the highest of most and n scores */
+static int32_t maximum(const int32_t *score, int n, int32_t most) {
+    for (int k = 0; k < n; k++) most = score[k] > most ? score[k] : most;
+    return most;
+}
+
+/* score (n), the highest -> weights (n), their sum */
+static uint32_t weigh(const int32_t *score, int n, int32_t most, uint32_t heat, const uint16_t *weight, const uint32_t *weights,
                       uint16_t *out) {
     const uint32_t far = far_enough(heat);
-    int32_t most = score[0];
     uint32_t sum = 0;
     (void)weight;
-    for (int k = 1; k < n; k++) most = score[k] > most ? score[k] : most;
     for (int k = 0; k < n; k++) {
         uint32_t e = (uint32_t)(most - score[k]);
         e = (e < far ? e : far) * heat >> 16;

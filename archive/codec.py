@@ -1,0 +1,121 @@
+"""What an archive asks of a codec, and the two that come with it.
+
+The archive never sees a weight file: it hands a `SegmentCodec` token ids and gets bytes. `BundleCodec` is the decoder bundle of `models`; `BytesCodec`
+stores what has no tokens (opaque content) or repeats itself over hundreds of kilobytes: bytes as tokens 0 to 255, coded by zstd, with a tokenizer
+fingerprint of its own, so it needs nothing special in the format.
+
+A codec's `mode` says what it may look at beside the segment: ALONE nothing, TOWER the tokens of all segments above. Both of these code alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from pltz.archive.identity import Tokens, digest
+from pltz.archive.pack import ALONE
+from pltz.plt_codec.errors import ContentError, CorruptError
+from pltz.plt_codec.fallback import Fallback
+
+if TYPE_CHECKING:
+    from pltz.models.bundle import Bundle
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A segment to encode: its tokens and those of all segments above it, each (T,)."""
+
+    tokens: Tokens
+    above: Tokens
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A segment to decode: its bitstring, how many tokens, and the tokens of all segments above it, (T,)."""
+
+    data: bytes
+    count: int
+    above: Tokens
+
+
+class SegmentCodec(Protocol):
+    """Tokens to bytes and back, many segments at once. Same input, same bytes, on every machine."""
+
+    @property
+    def bundle_id(self) -> bytes:
+        """16 bytes: everything that decides a bit, but the contract."""
+
+    @property
+    def contract(self) -> int:
+        """Version of the numeric contract."""
+
+    @property
+    def tokenizer(self) -> bytes:
+        """16 bytes: fingerprint of the tokenizer whose ids it takes."""
+
+    @property
+    def mode(self) -> int:
+        """`pack.ALONE` or `pack.TOWER`."""
+
+    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        """A bitstring each. Raises ContentError for ids out of range."""
+
+    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        """(count,) ids each. Raises CorruptError; never works more than the bytes that are there allow."""
+
+
+class BundleCodec:
+    """A decoder bundle's coder (`pltz.models.bundle.Bundle.coder`); each segment alone."""
+
+    mode = ALONE
+
+    def __init__(self, bundle: Bundle, *, device: str = "cpu", threads: int | None = None):
+        self.bundle_id, self.contract, self.tokenizer = bundle.id, bundle.contract, bundle.tokenizer.fingerprint
+        self._coder = bundle.coder(device, threads)
+
+    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        return [e.data for e in self._coder.encode([np.asarray(p.tokens, np.int64) for p in batch])]
+
+    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        from pltz.plt_codec.item import FrameItem
+
+        return list(self._coder.decode([FrameItem(c.data, c.count) for c in batch]))
+
+
+class BytesCodec:
+    """Bytes as tokens, by zstd without a dictionary (plt_codec/FORMAT.md, "Fallback bytes").
+
+    >>> codec = BytesCodec()
+    >>> plain = Plain(np.frombuffer(b"again and " * 50, np.uint8), np.zeros(0))
+    >>> data = codec.encode([plain])[0]
+    >>> len(data) < 30, bytes(codec.decode([Coded(data, 500, np.zeros(0))])[0].astype(np.uint8)[:10])
+    (True, b'again and ')
+    """
+
+    mode = ALONE
+    contract = 1
+    bundle_id = digest(b"pltz bundle", b"zstd 1")
+    tokenizer = digest(b"pltz tokenizer", b"bytes")
+
+    def __init__(self) -> None:
+        self._fallback = Fallback()
+
+    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        return [self._fallback.compress(_as_bytes(p.tokens)) for p in batch]
+
+    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        return [np.frombuffer(self._plain(c), np.uint8).astype(np.int64) for c in batch]
+
+    def _plain(self, coded: Coded) -> bytes:
+        if len(coded.data) > coded.count:
+            raise CorruptError(f"expected at most {coded.count} bytes, found {len(coded.data)}: damaged")
+        return self._fallback.decompress(coded.data, coded.count)
+
+
+def _as_bytes(tokens: Tokens) -> bytes:
+    if len(tokens) and (tokens.min() < 0 or tokens.max() > 255):
+        raise ContentError("expected bytes as tokens, found an id over 255")
+    return np.asarray(tokens, np.uint8).tobytes()

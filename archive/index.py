@@ -1,0 +1,311 @@
+"""Where records lie: sorted, memory-mapped, disposable files over packs, and a small index in memory. Spec: FORMAT.md, "Index".
+
+    key (48 bits of an id) --first b bits--> fan --> bucket of 8 to 16 keys --match--> location --> pack, offset
+
+Three sections (segments, sessions, marks) of the same shape. An entry is a hint: the record at the place decides, so a
+short key is enough, and an index can be thrown away. Pieces of 16 KiB are checked when first touched, so opening costs
+nothing a record, and a damaged index raises instead of hiding a session.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.archive.identity import SIZE, digest, session_key
+from pltz.archive.pack import Context
+from pltz.archive.record import Record
+from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
+
+MAGIC = b"PLTi"
+VERSION = 1
+HEADER = struct.Struct("<4sBBH4II")  # magic, version, W, reserved, packs, entries x 3, crc32
+PACK = struct.Struct("<16sI")
+PERSON = b"pltz index"
+KEY_BITS = 48
+MAX_FAN_BITS = 28  # 2^32 entries, 16 a bucket
+PIECE = 16384  # bytes
+MAX_PACKS = 65536
+SEGMENTS, SESSIONS, MARKS = 0, 1, 2
+SECTIONS = ("segments", "sessions", "marks")
+
+U64 = npt.NDArray[np.uint64]
+
+
+class Location(NamedTuple):
+    """Where a record is: pack id, byte offset."""
+
+    pack: bytes
+    offset: int
+
+
+class Lookup(Protocol):
+    """What both kinds of index do."""
+
+    @property
+    def packs(self) -> dict[bytes, int]:
+        """Packs covered: id -> bytes."""
+
+    def find(self, section: int, identity: bytes) -> list[Location]:
+        """Places that may hold it, in no order. Raises CorruptError where the index is damaged."""
+
+    def entries(self, section: int) -> Iterator[tuple[int, Location]]:
+        """All entries, as (key, place)."""
+
+
+def key_of(identity: bytes) -> int:
+    """First 48 bits, big-endian."""
+    return int.from_bytes(identity[:6], "big")
+
+
+def keys_of(record: Record, context: Context) -> list[tuple[int, bytes]]:
+    """What a record is found by: (section, identity)."""
+    if record.mark:
+        return [(MARKS, record.mark.version)]
+    found = [(SEGMENTS, record.id)] if record.id is not None else []
+    if record.name is not None:
+        found.append((SESSIONS, session_key(context.domain, record.name)))
+    return found
+
+
+class MemoryIndex:
+    """An index of packs that no file covers yet."""
+
+    def __init__(self) -> None:
+        self.packs: dict[bytes, int] = {}
+        self._sections: list[dict[bytes, list[Location]]] = [{}, {}, {}]
+        self.count = 0
+
+    def add_pack(self, pack: bytes, size: int) -> None:
+        """Cover a pack; its entries follow."""
+        self.packs[pack] = size
+
+    def add(self, section: int, identity: bytes, location: Location) -> None:
+        """One entry."""
+        self._sections[section].setdefault(identity, []).append(location)
+        self.count += 1
+
+    def find(self, section: int, identity: bytes) -> list[Location]:
+        return self._sections[section].get(identity, [])
+
+    def entries(self, section: int) -> Iterator[tuple[int, Location]]:
+        for identity, locations in self._sections[section].items():
+            for location in locations:
+                yield key_of(identity), location
+
+
+class FileIndex:
+    """An index file, mapped.
+
+    Raises VersionError for a newer one, CorruptError where header and sizes do not hold. The rest is checked when touched.
+    """
+
+    def __init__(self, data: memoryview):
+        self._data = data
+        if len(data) < HEADER.size + SIZE:
+            raise CorruptError(f"an index of {len(data)} bytes was cut off")
+        magic, version, self._width, reserved, packs, *counts, check = HEADER.unpack(data[: HEADER.size])
+        if magic != MAGIC:
+            raise CorruptError(f"expected an index to start with {MAGIC!r}, found {magic!r}")
+        if packs > MAX_PACKS or HEADER.size + packs * PACK.size + SIZE > len(data):
+            raise CorruptError(f"a table of {packs} packs does not fit the index: damaged")
+        self._base = HEADER.size + packs * PACK.size
+        if check != zlib.crc32(data[HEADER.size : self._base], zlib.crc32(data[: HEADER.size - 4])):
+            raise CorruptError("the header of the index does not match its checksum: damaged")
+        if version != VERSION or reserved or self._width not in (4, 5):
+            raise VersionError(f"the index is of version {version}: rebuild it or use a newer pltz")
+        table = list(PACK.iter_unpack(data[HEADER.size : self._base]))
+        self.packs: dict[bytes, int] = dict(table)
+        self._names = [name for name, _ in table]
+        self._starts = [0, *accumulate(size for _, size in table)]
+        self._counts: list[int] = counts
+        self._lay_out()
+
+    @classmethod
+    def of(cls, data: bytes) -> FileIndex:
+        """An index in memory."""
+        return cls(memoryview(data))
+
+    def __len__(self) -> int:
+        return sum(self._counts)
+
+    def find(self, section: int, identity: bytes) -> list[Location]:
+        """Places that may hold it. Raises CorruptError where a piece of the index is damaged."""
+        key = key_of(identity)
+        fan, keys, places = self._columns[section]
+        if not self._counts[section]:
+            return []
+        b, width = self._shapes[section]
+        bucket = key >> KEY_BITS - b
+        first = int.from_bytes(self._read(fan + 4 * bucket - 4, 4), "little") if bucket else 0
+        last = int.from_bytes(self._read(fan + 4 * bucket, 4), "little")
+        if not first <= last <= self._counts[section]:
+            raise CorruptError("the buckets of the index are out of order: damaged")
+        column = self._read(keys + first * width, (last - first) * width)
+        wanted = (key & (1 << 8 * width) - 1).to_bytes(width, "little")
+        found, at = [], column.find(wanted)
+        while at >= 0:
+            if not at % width:
+                where = places + (first + at // width) * self._width
+                found.append(self._location(int.from_bytes(self._read(where, self._width), "little")))
+                at += width - 1
+            at = column.find(wanted, at + 1)
+        return found
+
+    def columns(self, section: int) -> tuple[U64, U64]:
+        """(N,) keys and (N,) addresses. Raises CorruptError."""
+        n = self._counts[section]
+        fan_at, keys_at, places_at = self._columns[section]
+        b, width = self._shapes[section]
+        if not n:
+            return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+        fan = np.frombuffer(self._read(fan_at, 4 << b), "<u4").astype(np.int64)
+        sizes = np.diff(fan, prepend=0)
+        if (sizes < 0).any() or fan[-1] != n:
+            raise CorruptError("the buckets of the index are out of order: damaged")
+        keys = _widen(self._read(keys_at, n * width), width) & np.uint64((1 << KEY_BITS - b) - 1)
+        keys |= np.repeat(np.arange(1 << b, dtype=np.uint64) << np.uint64(KEY_BITS - b), sizes)
+        return keys, _widen(self._read(places_at, n * self._width), self._width)
+
+    def entries(self, section: int) -> Iterator[tuple[int, Location]]:
+        for key, address in zip(*(c.tolist() for c in self.columns(section)), strict=True):
+            yield key, self._location(address)
+
+    def verify(self) -> bytes:
+        """Check every byte; the digest, which is the file's name. Raises CorruptError."""
+        found = digest(PERSON, self._data[:-SIZE])
+        if found != self._data[-SIZE:]:
+            raise CorruptError("some byte of the index is not what was written")
+        self._read(self._base, self._checks - self._base)
+        return found
+
+    def _lay_out(self) -> None:
+        self._columns: list[tuple[int, int, int]] = []  # offsets of fan, keys, locations
+        self._shapes = [_shape(n) for n in self._counts]  # fan bits, bytes of a key
+        at = self._base
+        for n, (b, width) in zip(self._counts, self._shapes, strict=True):
+            keys = at + ((4 << b) if n else 0)
+            self._columns.append((at, keys, keys + n * width))
+            at = keys + n * (width + self._width)
+        self._checks = at
+        pieces = -(-(at - self._base) // PIECE)
+        if at + 4 * pieces + SIZE != len(self._data):
+            raise CorruptError(f"expected an index of {at + 4 * pieces + SIZE} bytes, found {len(self._data)}")
+        self._sound = bytearray(pieces)
+
+    def _read(self, offset: int, size: int) -> bytes:
+        """Bytes of the sections, their pieces checked."""
+        end = offset + size
+        if size:
+            for piece in range((offset - self._base) // PIECE, (end - 1 - self._base) // PIECE + 1):
+                if not self._sound[piece]:
+                    self._check(piece)
+        return bytes(self._data[offset:end])
+
+    def _check(self, piece: int) -> None:
+        begin = self._base + piece * PIECE
+        wanted = int.from_bytes(self._data[self._checks + 4 * piece : self._checks + 4 * piece + 4], "little")
+        if zlib.crc32(self._data[begin : min(begin + PIECE, self._checks)]) != wanted:
+            raise CorruptError(f"piece {piece} of the index does not match its checksum: damaged")
+        self._sound[piece] = 1
+
+    def _location(self, address: int) -> Location:
+        number = bisect_right(self._starts, address) - 1
+        if number >= len(self._names):
+            raise CorruptError("the index points behind its packs: damaged")
+        return Location(self._names[number], address - self._starts[number])
+
+
+def build(indexes: Iterable[Lookup], packs: dict[bytes, int]) -> bytes:
+    """One index file over ``packs`` (id -> bytes) of what the given indexes say of them.
+
+    Raises UsageError where it would be over a limit of the format.
+    """
+    names = sorted(packs)
+    if len(names) > MAX_PACKS:
+        raise UsageError(f"an index covers at most {MAX_PACKS} packs, not {len(names)}: collect merges packs")
+    starts = dict(zip(names, [0, *accumulate(packs[name] for name in names)], strict=False))
+    total = sum(packs.values())
+    if total >= 1 << 40:
+        raise UsageError("an index covers at most 1 TiB of packs")
+    width = 4 if total < 1 << 32 else 5
+    known = list(indexes)
+    sections = [_section(*_gather(known, section, starts, packs), width) for section in range(len(SECTIONS))]
+    counts = [n for n, _ in sections]
+    table = b"".join(PACK.pack(name, packs[name]) for name in names)
+    head = HEADER.pack(MAGIC, VERSION, width, 0, len(names), *counts, 0)[:-4]
+    head += zlib.crc32(table, zlib.crc32(head)).to_bytes(4, "little") + table
+    body = b"".join(data for _, data in sections)
+    checks = [zlib.crc32(body[at : at + PIECE]) for at in range(0, len(body), PIECE)]
+    whole = head + body + np.array(checks, "<u4").tobytes()
+    return whole + digest(PERSON, whole)
+
+
+def _gather(
+    known: list[Lookup], section: int, starts: dict[bytes, int], packs: dict[bytes, int]
+) -> tuple[U64, U64]:
+    """Keys and addresses of a section, sorted, each entry once."""
+    keys, places = [], []
+    for index in known:
+        if isinstance(index, FileIndex):
+            k, p = _moved(index, section, starts)
+        else:
+            rows = [(k, starts[at.pack] + at.offset) for k, at in index.entries(section) if at.pack in packs]
+            k, p = (np.array(c, np.uint64) for c in (zip(*rows, strict=True) if rows else ((), ())))
+        keys.append(k)
+        places.append(p)
+    key, place = np.concatenate([*keys, np.zeros(0, np.uint64)]), np.concatenate([*places, np.zeros(0, np.uint64)])
+    order = np.lexsort((place, key))
+    key, place = key[order], place[order]
+    new = np.ones(len(key), bool)
+    new[1:] = (key[1:] != key[:-1]) | (place[1:] != place[:-1])
+    return key[new], place[new]
+
+
+def _moved(index: FileIndex, section: int, starts: dict[bytes, int]) -> tuple[U64, U64]:
+    """Entries of an index file with their addresses under other starts; those of packs left out are dropped."""
+    keys, places = index.columns(section)
+    old = np.array(index._starts, np.uint64)
+    number = np.searchsorted(old, places, side="right") - 1
+    if len(number) and number.max() >= len(index._names):
+        raise CorruptError("the index points behind its packs: damaged")
+    kept = np.array([name in starts for name in index._names], bool)
+    new = np.array([starts.get(name, 0) for name in index._names], np.uint64)
+    stays = kept[number] if len(number) else np.zeros(0, bool)
+    number = number[stays]
+    return keys[stays], places[stays] - old[number] + new[number]
+
+
+def _section(keys: U64, places: U64, width: int) -> tuple[int, bytes]:
+    if not len(keys):
+        return 0, b""
+    b, key_width = _shape(len(keys))
+    fan = np.searchsorted(keys >> np.uint64(KEY_BITS - b), np.arange(1 << b, dtype=np.uint64), side="right")
+    return len(keys), fan.astype("<u4").tobytes() + _narrow(keys, key_width) + _narrow(places, width)
+
+
+def _shape(count: int) -> tuple[int, int]:
+    """Fan bits and bytes of a key for so many entries.
+
+    >>> _shape(100), _shape(1_000_000)
+    ((3, 6), (16, 4))
+    """
+    b = min(MAX_FAN_BITS, max(0, count.bit_length() - 4))
+    return b, -(-(KEY_BITS - b) // 8)
+
+
+def _narrow(values: U64, width: int) -> bytes:
+    return values.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
+
+
+def _widen(data: bytes, width: int) -> U64:
+    wide = np.zeros((len(data) // width, 8), np.uint8)
+    wide[:, :width] = np.frombuffer(data, np.uint8).reshape(-1, width)
+    return wide.view("<u8").reshape(-1).astype(np.uint64)

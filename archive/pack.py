@@ -1,0 +1,361 @@
+"""A pack: a write-once file of records, laid out in memory, parsed back before it is written. Spec: FORMAT.md, "Pack".
+
+    header | table | record | record | ... | table | header | footer
+
+`Builder` collects the records of a commit and lays them out; `Pack` reads single records by offset, or all of them, finding
+its way past damage by the records' marks and checks. Header and table stand twice; either copy is enough.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from pltz.archive import record as records
+from pltz.archive.identity import NONE, SIZE, digest
+from pltz.archive.record import (
+    PARENT_BACK,
+    PARENT_INLINE,
+    PARENT_NONE,
+    PARENT_TABLE,
+    Place,
+    Raw,
+    Record,
+)
+from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
+from pltz.plt_codec.varint import read_varint, write_varint
+
+MAGIC, END = b"PLTp", b"pTLP"
+VERSION = 1
+HEADER = struct.Struct("<4sBBHQQ16sII")  # magic, version, flags, reserved, epoch, time, salt, table size, crc32
+FOOTER = struct.Struct("<IQ16sI4s")  # records, their bytes, digest, crc32, end mark
+CONTEXT = struct.Struct("<B16s16s16sH16sBBB13s")
+PERSON = b"pltz pack"
+TARGET_SIZE = 64 << 20  # bytes; a pack is closed before it grows over this
+MAX_SIZE = 1 << 30
+MAX_TABLE = 8 << 20
+MAX_CONTEXTS, MAX_PARENTS = 4096, 65536
+FIRST_READ = 2048  # bytes read at once for a record
+ALONE, TOWER = 0, 1  # context modes
+
+Reader = Callable[[int, int], bytes | memoryview]  # offset, size -> at most so many bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What many records share: see the table in FORMAT.md."""
+
+    domain_kind: int
+    domain: bytes
+    domain_name: str
+    tokenizer: bytes
+    bundle: bytes
+    contract: int
+    target: bytes = NONE
+    kind: int = 2  # of the session: 0 chat, 1 text, 2 ids
+    mode: int = ALONE
+
+    def encode(self) -> bytes:
+        """Raises ContentError where the name is too long."""
+        name = self.domain_name.encode()
+        if len(name) > records.MAX_NAME:
+            raise ContentError(f"the name of a domain has {len(name)} bytes, at most {records.MAX_NAME} are allowed")
+        fixed = CONTEXT.pack(
+            self.domain_kind,
+            self.domain,
+            self.tokenizer,
+            self.bundle,
+            self.contract,
+            self.target,
+            self.kind,
+            self.mode,
+            0,
+            bytes(13),
+        )
+        return fixed + write_varint(len(name)) + name
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Header and table of a pack."""
+
+    epoch: int
+    time: int  # seconds
+    salt: bytes
+    contexts: list[Context]
+    parents: list[bytes]
+    size: int  # bytes of header and table
+
+    def place(self, offset: int) -> Place:
+        """For a record at ``offset``."""
+        return Place(self.salt, offset, self.time, len(self.contexts), self.parents)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes of a pack that are no record."""
+
+    offset: int
+    size: int
+    why: str
+
+
+class Builder:
+    """Collects records and lays them out as one pack.
+
+    >>> b = Builder(epoch=0, time=7, salt=bytes(16))
+    >>> n = b.context(Context(0, NONE, "acme", NONE, NONE, 1))
+    >>> data = b.add(Record(n, name="empty", time=7)).finish()
+    >>> len(data)
+    325
+    """
+
+    def __init__(self, epoch: int, time: int, salt: bytes):
+        self.epoch, self.time, self.salt = epoch, time, salt
+        self.size = 0  # bytes, about
+        self._contexts: dict[Context, int] = {}
+        self._records: list[Record] = []
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def context(self, context: Context) -> int:
+        """Number of a context in the table. Raises ContentError where the table is full."""
+        number = self._contexts.setdefault(context, len(self._contexts))
+        if number >= MAX_CONTEXTS:
+            raise ContentError(f"more than {MAX_CONTEXTS} contexts in a pack")
+        return number
+
+    @property
+    def full(self) -> bool:
+        """Whether the pack should be closed before more is added."""
+        return self.size >= TARGET_SIZE or len(self._contexts) >= MAX_CONTEXTS - 8
+
+    def add(self, record: Record) -> Builder:
+        """Records come in tower order: parents first."""
+        self._records.append(record)
+        self.size += len(record.bitstring) + len(record.name or "") * 2 + len(record.labels) + 64
+        return self
+
+    def finish(self) -> bytes:
+        """The pack. Raises ContentError where a field or the pack is over a limit."""
+        outside = self._parents_outside()
+        table = self._table(list(outside))
+        header = HEADER.pack(MAGIC, VERSION, 0, 0, self.epoch, self.time, self.salt, len(table), 0)[:-4]
+        header += zlib.crc32(table, zlib.crc32(header)).to_bytes(4, "little")
+        parts, places, offset = [header, table], dict[bytes, int](), len(header) + len(table)
+        for r in self._records:
+            how, reference = PARENT_NONE, 0
+            if r.parent != NONE:
+                if r.parent in places:
+                    how, reference = PARENT_BACK, offset - places[r.parent]
+                elif (number := outside.get(r.parent)) is not None:
+                    how, reference = PARENT_TABLE, number
+                else:
+                    how = PARENT_INLINE
+            if r.id is not None:
+                places[r.id] = offset
+            data = records.encode(r, how, reference, Place(self.salt, offset, self.time, len(self._contexts)))
+            parts.append(data)
+            offset += len(data)
+            if offset > MAX_SIZE - (16 << 20):
+                raise ContentError(f"the records of one pack are over {MAX_SIZE} bytes")
+        body = b"".join([*parts, table, header])
+        foot = struct.pack("<IQ", len(self._records), offset - len(header) - len(table))
+        foot += digest(PERSON, body, foot)
+        return body + foot + zlib.crc32(foot).to_bytes(4, "little") + END
+
+    def _parents_outside(self) -> dict[bytes, int]:
+        """Parents that lie in other packs, numbered; those beyond the table's limit stand inline."""
+        inside, outside = set[bytes](), dict[bytes, int]()
+        for r in self._records:
+            if r.parent != NONE and r.parent not in inside and len(outside) < MAX_PARENTS:
+                outside.setdefault(r.parent, len(outside))
+            if r.id is not None:
+                inside.add(r.id)
+        return outside
+
+    def _table(self, parents: list[bytes]) -> bytes:
+        contexts = [c.encode() for c in self._contexts]
+        return b"".join([write_varint(len(contexts)), *contexts, write_varint(len(parents)), *parents])
+
+
+class Pack:
+    """Reads a pack.
+
+    Args:
+        read: gives at most `size` bytes at `offset`.
+        size: bytes of the file.
+
+    Raises VersionError for a newer pack, CorruptError where both copies of the header are damaged.
+    """
+
+    def __init__(self, read: Reader, size: int):
+        self.read, self.size = read, size
+        self.damaged_copies: list[str] = []
+        self.head = self._open()
+        self.begin = self.head.size
+        self.end = size - FOOTER.size - self.head.size
+        if self.end < self.begin:
+            raise CorruptError(f"a pack of {size} bytes has no room for its two tables: it was cut off")
+
+    @classmethod
+    def of(cls, data: bytes | memoryview) -> Pack:
+        """A pack in memory."""
+        return cls(lambda offset, size: data[offset : offset + size], len(data))
+
+    def record(self, offset: int) -> Record:
+        """The record at ``offset``, its parent looked up. Raises CorruptError, VersionError."""
+        raw = self.raw(offset)
+        return raw.record if raw.how != PARENT_BACK else self._with_parent(raw)
+
+    def raw(self, offset: int) -> Raw:
+        """The record at ``offset`` as it lies there."""
+        if not self.begin <= offset < self.end:
+            raise CorruptError(f"no record can be at byte {offset} of a pack of {self.size}")
+        data = self.read(offset, min(FIRST_READ, self.end - offset))
+        if len(data) > records.HEAD_MOST and data[0] == self.head.salt[0]:
+            span = records.span(data, 0)
+            if len(data) < span <= self.end - offset:
+                data = self.read(offset, span)
+        return records.decode(data, 0, self.head.place(offset))
+
+    def _with_parent(self, raw: Raw) -> Record:
+        parent = self.raw(raw.reference).record.id
+        if parent is None:
+            raise CorruptError(f"the record at byte {raw.reference} is no segment, as its child says: damaged")
+        return replace(raw.record, parent=parent)
+
+    def scan(self) -> Iterator[tuple[int, Record] | Damage]:
+        """All records in order, as (offset, record), and what lies between them that is none.
+
+        A record whose parent stood in damaged bytes counts as damage itself: nothing says what it continues.
+        """
+        data = memoryview(self.read(self.begin, self.end - self.begin))
+        ids: dict[int, bytes] = {}
+        at = 0
+        while at < len(data):
+            offset = self.begin + at
+            try:
+                raw = records.decode(data, at, self.head.place(offset))
+            except VersionError:
+                raise
+            except FormatError as exc:
+                after = self._resynchronise(data, at + 1)
+                yield Damage(offset, after - at, str(exc))
+                at = after
+                continue
+            at += raw.size
+            r = raw.record
+            if raw.how == PARENT_BACK:
+                if raw.reference not in ids:
+                    yield Damage(offset, raw.size, f"the parent of the record at byte {offset} is damaged")
+                    continue
+                r = replace(r, parent=ids[raw.reference])
+            if r.id is not None:
+                ids[offset] = r.id
+            yield offset, r
+
+    def _resynchronise(self, data: memoryview, at: int) -> int:
+        """Where the next record starts, or the end."""
+        plain, mark = bytes(data), self.head.salt[:1]
+        while (at := plain.find(mark, at)) >= 0:
+            try:
+                records.decode(data, at, self.head.place(self.begin + at))
+                return at
+            except VersionError:
+                return at
+            except FormatError:
+                at += 1
+        return len(data)
+
+    def verify(self) -> bytes:
+        """Check both copies, the footer and the digest; the digest, which is the pack's name. Raises CorruptError."""
+        if self.damaged_copies:
+            raise CorruptError(f"the {' and the '.join(self.damaged_copies)} of the pack is damaged")
+        data = memoryview(self.read(0, self.size))
+        body = data[: self.size - FOOTER.size]
+        count, size, wanted, check, end = FOOTER.unpack(data[self.size - FOOTER.size :])
+        if check != zlib.crc32(data[-FOOTER.size : -8]) or end != END or size != self.end - self.begin:
+            raise CorruptError("the footer of the pack is damaged")
+        if digest(PERSON, data[: len(body) + 12]) != wanted:
+            raise CorruptError("some byte of the pack is not what was written")
+        if bytes(data[: HEADER.size]) != bytes(body[-HEADER.size :]):
+            raise CorruptError("the two headers of the pack differ")
+        found = sum(1 for item in self.scan() if not isinstance(item, Damage))
+        if found != count:
+            raise CorruptError(f"expected {count} records in the pack, found {found}")
+        return bytes(wanted)
+
+    def _open(self) -> Head:
+        """Header and table from the front, or from the back where the front is damaged."""
+        if not 2 * HEADER.size + FOOTER.size < self.size <= MAX_SIZE:
+            raise CorruptError(f"a pack cannot have {self.size} bytes: it was cut off")
+        found: Head | None = None
+        failures: list[FormatError] = []
+        for name, at, table_before in (
+            ("header", 0, False),
+            ("second header", self.size - FOOTER.size - HEADER.size, True),
+        ):
+            try:
+                found = found or self._head(at, table_before)
+                if table_before:
+                    self._head(at, table_before)
+            except FormatError as exc:
+                failures.append(exc)
+                self.damaged_copies.append(name)
+        if found is None:
+            newer = [f for f in failures if isinstance(f, VersionError)]
+            raise newer[0] if len(newer) == 2 else CorruptError(
+                f"both headers of a pack are damaged: {failures[0]}"
+            )
+        return found
+
+    def _head(self, at: int, table_before: bool) -> Head:
+        header = bytes(self.read(at, HEADER.size))
+        if len(header) < HEADER.size:
+            raise CorruptError("the pack ends in its header: it was cut off")
+        magic, version, flags, reserved, epoch, time, salt, table_size, check = HEADER.unpack(header)
+        if magic != MAGIC:
+            raise CorruptError(f"expected a pack to start with {MAGIC!r}, found {magic!r}")
+        if table_size > min(MAX_TABLE, self.size - HEADER.size):
+            raise CorruptError(f"a table of {table_size} bytes does not fit the pack: damaged")
+        table = bytes(self.read(at - table_size if table_before else at + HEADER.size, table_size))
+        if check != zlib.crc32(table, zlib.crc32(header[:-4])):
+            raise CorruptError("the header of the pack does not match its checksum: damaged")
+        if version != VERSION or flags or reserved:
+            raise VersionError(f"the pack is of version {version}, flags {flags}: use a newer pltz")
+        contexts, parents = _read_table(table)
+        return Head(epoch, time, salt, contexts, parents, HEADER.size + table_size)
+
+
+def _read_table(table: bytes) -> tuple[list[Context], list[bytes]]:
+    count, at = read_varint(table, 0)
+    if count > MAX_CONTEXTS:
+        raise CorruptError(f"{count} contexts in a pack, at most {MAX_CONTEXTS} are allowed")
+    contexts = []
+    for _ in range(count):
+        context, at = _read_context(table, at)
+        contexts.append(context)
+    count, at = read_varint(table, at)
+    if count > MAX_PARENTS or at + count * SIZE != len(table):
+        raise CorruptError(f"{count} parents do not fill the table of the pack: damaged")
+    return contexts, [table[i : i + SIZE] for i in range(at, len(table), SIZE)]
+
+
+def _read_context(table: bytes, at: int) -> tuple[Context, int]:
+    if at + CONTEXT.size > len(table):
+        raise CorruptError("the table of the pack ends in a context: damaged")
+    domain_kind, domain, tokenizer, bundle, contract, target, kind, mode, cipher, rest = CONTEXT.unpack_from(table, at)
+    if cipher or any(rest) or mode > TOWER or kind > 2 or domain_kind > 1:
+        raise VersionError(f"a context of a newer version (mode {mode}, cipher {cipher}): use a newer pltz")
+    size, at = read_varint(table, at + CONTEXT.size)
+    if size > records.MAX_NAME or at + size > len(table):
+        raise CorruptError(f"the name of a domain of {size} bytes does not fit the table: damaged")
+    try:
+        name = table[at : at + size].decode()
+    except UnicodeDecodeError as exc:
+        raise CorruptError("the name of a domain is not UTF-8: damaged") from exc
+    return Context(domain_kind, domain, name, tokenizer, bundle, contract, target, kind, mode), at + size
