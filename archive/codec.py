@@ -73,7 +73,11 @@ class BundleCodec:
     mode = ALONE
 
     def __init__(self, bundle: Bundle, *, device: str = "cpu", threads: int | None = None):
-        self.bundle_id, self.contract, self.tokenizer = bundle.id, bundle.contract, bundle.tokenizer.fingerprint
+        self.bundle_id, self.contract, self.tokenizer = (
+            bundle.id,
+            bundle.contract,
+            bundle.tokenizer.fingerprint,
+        )
         self._coder = bundle.coder(device, threads)
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:

@@ -1,13 +1,13 @@
 """What only an archive can have to say. The tree, below the classes of `pltz.plt_codec.errors`:
 
-    PltzError
-    ├── ArchiveError           7   something the archive cannot do now
-    │   ├── StoreError         7   the disk or object store failed, is full or refuses; the archive is as it was
-    │   ├── WriterFailed       7   an earlier sync failed, so this writer stops; open the archive again
-    │   └── Fenced             7   a collector went on without this writer; nothing was acknowledged, put again
-    ├── NotFound               8   no such session, version or segment
-    └── CorruptError (plt_codec)
-        └── LostError          3   it was here: its record is damaged or gone
+PltzError
+├── ArchiveError           7   something the archive cannot do now
+│   ├── StoreError         7   the disk or object store failed, is full or refuses; the archive is as it was
+│   ├── WriterFailed       7   an earlier sync failed, so this writer stops; open the archive again
+│   └── Fenced             7   a collector went on without this writer; nothing was acknowledged, put again
+├── NotFound               8   no such session, version or segment
+└── CorruptError (plt_codec)
+    └── LostError          3   it was here: its record is damaged or gone
 """
 
 from __future__ import annotations

@@ -197,7 +197,9 @@ class FileIndex:
         self._checks = at
         pieces = -(-(at - self._base) // PIECE)
         if at + 4 * pieces + SIZE != len(self._data):
-            raise CorruptError(f"expected an index of {at + 4 * pieces + SIZE} bytes, found {len(self._data)}")
+            raise CorruptError(
+                f"expected an index of {at + 4 * pieces + SIZE} bytes, found {len(self._data)}"
+            )
         self._sound = bytearray(pieces)
 
     def _read(self, offset: int, size: int) -> bytes:
@@ -261,7 +263,10 @@ def _gather(
             k, p = (np.array(c, np.uint64) for c in (zip(*rows, strict=True) if rows else ((), ())))
         keys.append(k)
         places.append(p)
-    key, place = np.concatenate([*keys, np.zeros(0, np.uint64)]), np.concatenate([*places, np.zeros(0, np.uint64)])
+    key, place = (
+        np.concatenate([*keys, np.zeros(0, np.uint64)]),
+        np.concatenate([*places, np.zeros(0, np.uint64)]),
+    )
     order = np.lexsort((place, key))
     key, place = key[order], place[order]
     new = np.ones(len(key), bool)

@@ -29,7 +29,9 @@ from pltz.plt_codec.varint import read_varint, write_varint
 
 MAGIC, END = b"PLTp", b"pTLP"
 VERSION = 1
-HEADER = struct.Struct("<4sBBHQQ16sII")  # magic, version, flags, reserved, epoch, time, salt, table size, crc32
+HEADER = struct.Struct(
+    "<4sBBHQQ16sII"
+)  # magic, version, flags, reserved, epoch, time, salt, table size, crc32
 FOOTER = struct.Struct("<IQ16sI4s")  # records, their bytes, digest, crc32, end mark
 CONTEXT = struct.Struct("<B16s16s16sH16sBBB13s")
 PERSON = b"pltz pack"
@@ -61,7 +63,9 @@ class Context:
         """Raises ContentError where the name is too long."""
         name = self.domain_name.encode()
         if len(name) > records.MAX_NAME:
-            raise ContentError(f"the name of a domain has {len(name)} bytes, at most {records.MAX_NAME} are allowed")
+            raise ContentError(
+                f"the name of a domain has {len(name)} bytes, at most {records.MAX_NAME} are allowed"
+            )
         fixed = CONTEXT.pack(
             self.domain_kind,
             self.domain,
@@ -225,7 +229,9 @@ class Pack:
     def _with_parent(self, raw: Raw) -> Record:
         parent = self.raw(raw.reference).record.id
         if parent is None:
-            raise CorruptError(f"the record at byte {raw.reference} is no segment, as its child says: damaged")
+            raise CorruptError(
+                f"the record at byte {raw.reference} is no segment, as its child says: damaged"
+            )
         return replace(raw.record, parent=parent)
 
     def scan(self) -> Iterator[tuple[int, Record] | Damage]:
@@ -308,8 +314,10 @@ class Pack:
                 self.damaged_copies.append(name)
         if found is None:
             newer = [f for f in failures if isinstance(f, VersionError)]
-            raise newer[0] if len(newer) == 2 else CorruptError(
-                f"both headers of a pack are damaged: {failures[0]}"
+            raise (
+                newer[0]
+                if len(newer) == 2
+                else CorruptError(f"both headers of a pack are damaged: {failures[0]}")
             )
         return found
 
@@ -348,7 +356,9 @@ def _read_table(table: bytes) -> tuple[list[Context], list[bytes]]:
 def _read_context(table: bytes, at: int) -> tuple[Context, int]:
     if at + CONTEXT.size > len(table):
         raise CorruptError("the table of the pack ends in a context: damaged")
-    domain_kind, domain, tokenizer, bundle, contract, target, kind, mode, cipher, rest = CONTEXT.unpack_from(table, at)
+    domain_kind, domain, tokenizer, bundle, contract, target, kind, mode, cipher, rest = CONTEXT.unpack_from(
+        table, at
+    )
     if cipher or any(rest) or mode > TOWER or kind > 2 or domain_kind > 1:
         raise VersionError(f"a context of a newer version (mode {mode}, cipher {cipher}): use a newer pltz")
     size, at = read_varint(table, at + CONTEXT.size)

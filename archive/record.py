@@ -104,7 +104,9 @@ def encode(record: Record, how: int, reference: int, place: Place) -> bytes:
     if record.id is not None:
         flags |= SEGMENT
         if not tokens_fit(record.tokens, len(record.bitstring)):
-            raise ContentError(f"{record.tokens} tokens in {len(record.bitstring)} bytes are over the format's limit")
+            raise ContentError(
+                f"{record.tokens} tokens in {len(record.bitstring)} bytes are over the format's limit"
+            )
         body += (record.id, write_varint(record.tokens))
     elif record.bitstring or record.name is None:
         raise UsageError("a record without a segment holds a session and no bitstring")

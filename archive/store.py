@@ -152,6 +152,10 @@ def _folder(name: str) -> str:
 
 
 def _named(what: str, exc: OSError) -> StoreError:
-    hint = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EACCES: "no permission"}
+    hint = {
+        errno.ENOSPC: "the disk is full",
+        errno.EDQUOT: "the quota is used up",
+        errno.EACCES: "no permission",
+    }
     why = hint.get(exc.errno or 0, exc.strerror or str(exc))
     return StoreError(f"cannot {what}: {why}; the archive is as it was")

@@ -25,8 +25,10 @@ from pltz.plt_codec.weights import Weights
 
 KERNEL_VARIABLE = "PLTZ_KERNEL"  # environment: the kernel to use where the caller names none
 LIBRARY_VARIABLE = "PLTZ_NATIVE"  # environment: another build of the C sources, say one with sanitizers
-SLICE = 1 << 15  # tokens coded in one C call, between two reports of progress
+INTERFACE = 1  # of the functions that engine.c exports
+SLICE = 1 << 12  # tokens coded in one C call, between two reports of progress
 MAX_THREADS = 64
+DEFAULT_THREADS = 16  # at most, where the caller names no number: a step of a few lanes has no work for more
 TENSORS = (
     "embed.w", "embed.m", "class.w", "class.m", "class.b", "shift.w", "shift.m", "member.m", "member.b",
     "table.exp", "table.cos", "table.sin", "table.phase",
@@ -49,14 +51,16 @@ class _Request(ctypes.Structure):
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The built module as a C library, or None where it was not built or does not load here."""
+    """The built module as a C library, or None where it was not built, does not load here or is of another version."""
     spec = importlib.util.find_spec("pltz.plt_codec._native")
     path = os.environ.get(LIBRARY_VARIABLE) or (spec and spec.origin)
     if not path:
         return None
     try:
         library = ctypes.CDLL(path)
-    except OSError:
+        if library.pltz_interface() != INTERFACE:
+            return None
+    except (OSError, AttributeError):
         return None
     pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     for name, result, arguments in (
@@ -90,7 +94,7 @@ def kernels() -> list[str]:
 class NativeCoder:
     """Codes sequences of bundle token ids; same interface, frames and errors as `frame.TokenCoder`.
 
-    threads: how many to use (None: as many as there are processors for this process). kernel: one of `kernels()` (None:
+    threads: how many to use (None: one for each processor of this process, up to 16). kernel: one of `kernels()` (None:
     the environment variable PLTZ_KERNEL, else the best). Neither changes a bit. Raises UsageError for a kernel that does
     not run here or where the engine is not available, ModelError where memory does not suffice.
     """
@@ -104,7 +108,7 @@ class NativeCoder:
         if threads is not None and threads < 1:
             raise UsageError(f"expected at least 1 thread, got {threads}")
         self.shape = weights.shape
-        self.threads = min(MAX_THREADS, threads or _processors())
+        self.threads = min(MAX_THREADS, threads or min(DEFAULT_THREADS, _processors()))
         self.kernel = _choose(kernel or os.environ.get(KERNEL_VARIABLE) or None)
         self._library = library
         names = [

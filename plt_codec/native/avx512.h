@@ -95,7 +95,7 @@ TARGET static void vnni_scores(const uint8_t *keys, int n, const int8_t *q, int 
 
 /* Both bytes of the weights times the values; a block is 16 dimensions. */
 TARGET static void vnni_mix(const int8_t *values, int n, int dv, const void *shares, int queries, int32_t *mixed) {
-    int32_t high[QUERIES * 64], low[QUERIES * 64];
+    int32_t high[QUERIES * HEAD_WIDTH], low[QUERIES * HEAD_WIDTH];
     const uint8_t *bytes = shares;
     const Blocks blocks = {values, 64, (size_t)dv * 4, n / 4};
     all_blocks(0, bytes, CHUNK, queries, blocks, dv / 16, high, (size_t)dv);

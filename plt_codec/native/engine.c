@@ -24,6 +24,10 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
+enum { INTERFACE = 1 }; /* of the exported functions: raised together with native.INTERFACE, so that a stale build is seen */
+
+EXPORT int pltz_interface(void) { return INTERFACE; }
+
 enum {
     ROWS = 512,                /* rows of an iteration */
     HEAD_ROWS = 8,             /* rows whose classes are multiplied together */
@@ -524,7 +528,7 @@ static void stage_heads(void *context, int item, int thread) {
         const Session *s = piece->session;
         const int slot = s->old + piece->step * s->L + (r - piece->row);
         const int16_t *y = b->y + (size_t)r * b->qkv_stride, *cos = b->cos + r * half, *sin = b->sin + r * half;
-        uint8_t turned[64];
+        uint8_t turned[HEAD_WIDTH];
         for (int h = 0; h < m->heads; h++, y += d) {
             int8_t *q = b->q + ((size_t)(h / m->group) * ROWS * m->group + (size_t)r * m->group + h % m->group) * m->dp;
             m->kernel->turn(y, cos, sin, d, m->head_gain, turned);

@@ -29,7 +29,7 @@ enum {
     GROUP = 4,             /* channel blocks a work item multiplies */
     TILE = 64,             /* rows a work item multiplies */
     ROW_PAD = 16,          /* rows that a kernel may read past the last one */
-    WIDTH_MAX = 512,       /* d */
+    HEAD_WIDTH = 64,       /* most dimensions of a head */
 };
 
 typedef struct {

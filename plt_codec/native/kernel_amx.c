@@ -9,7 +9,11 @@
 #include "kernel.h"
 
 #if defined(PLTZ_X86)
+#if defined(__clang__)
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile,amx-int8")))
+#else
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile,amx-int8,prefer-vector-width=512")))
+#endif
 #include "avx512.h"
 
 #include <cpuid.h>
@@ -156,6 +160,7 @@ TARGET static void mix(const int8_t *values, int n, int dv, const void *shares, 
     }
 }
 
+#define RECOMPUTE 1
 #include "kernel_body.h"
 
 /* The processor has it and the kernel of the system grants the state of its tiles to this process. */

@@ -8,7 +8,7 @@
 #define TARGET __attribute__((target("avx2,bmi2")))
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
-enum { TOGETHER = 3 }; /* rows whose 4 vectors of sums fit the registers */
+enum { TOGETHER = 4 }; /* rows multiplied together: their sums fit the registers */
 
 INLINE __m256i load_halves(const void *p) { /* 4 numbers of 16 bits, four times */
     long long v;
@@ -16,49 +16,45 @@ INLINE __m256i load_halves(const void *p) { /* 4 numbers of 16 bits, four times 
     return _mm256_set1_epi64x(v);
 }
 
-/* sums[r][j]: 4 channels of a block of 16, each as two partial sums (k % 4 in 0, 1 and in 2, 3). */
-INLINE void micro(const int R, const int unsigned_block, const int16_t *rows, size_t stride, const void *block, int quads,
-                  size_t block_step, __m256i sums[TOGETHER][4]) {
-    const char *b = block;
-#pragma GCC unroll 3
-    for (int r = 0; r < R; r++) {
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) sums[r][j] = _mm256_setzero_si256();
-    }
-    for (int k = 0; k < quads; k++, b += block_step) {
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) {
-            const __m128i bytes = _mm_loadu_si128((const __m128i *)(b + j * 16));
-            const __m256i w = unsigned_block ? _mm256_cvtepu8_epi16(bytes) : _mm256_cvtepi8_epi16(bytes);
-#pragma GCC unroll 3
-            for (int r = 0; r < R; r++) {
-                sums[r][j] = _mm256_add_epi32(sums[r][j], _mm256_madd_epi16(w, load_halves(rows + r * stride + k * 4)));
-            }
-        }
-    }
-}
-
 /* 8 channels from two vectors of partial sums */
 INLINE __m256i join(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8); }
 
-INLINE void micro_store(const int R, const int unsigned_block, const int16_t *rows, size_t stride, const void *block, int quads,
-                        int32_t *acc, size_t pitch) {
-    __m256i sums[TOGETHER][4];
-    micro(R, unsigned_block, rows, stride, block, quads, 64, sums);
-#pragma GCC unroll 3
-    for (int r = 0; r < R; r++) {
-        _mm256_storeu_si256((__m256i *)(acc + r * pitch), join(sums[r][0], sums[r][1]));
-        _mm256_storeu_si256((__m256i *)(acc + r * pitch + 8), join(sums[r][2], sums[r][3]));
-    }
+INLINE __m256i widen(const int unsigned_bytes, const void *p) {
+    const __m128i bytes = _mm_loadu_si128(p);
+    return unsigned_bytes ? _mm256_cvtepu8_epi16(bytes) : _mm256_cvtepi8_epi16(bytes);
 }
 
-INLINE void micro_rows(const int unsigned_block, const int16_t *rows, size_t stride, int count, const void *block, int quads,
-                       int32_t *acc, size_t pitch) {
-    for (; count >= 3; count -= 3, rows += 3 * stride, acc += 3 * pitch) {
-        micro_store(3, unsigned_block, rows, stride, block, quads, acc, pitch);
+/* R rows times 8 channels in registers: acc[r][c] = sum over k of row[r][k] * channels[k / 4][c][k % 4], where `step` bytes
+ * lie between steps of k / 4. A sum is kept as two, of k % 4 in 0, 1 and in 2, 3. R and unsigned_bytes are constants. */
+INLINE void micro(const int R, const int unsigned_bytes, const int16_t *rows, size_t stride, const void *channels, size_t step,
+                  int quads, int32_t *acc, size_t pitch) {
+    const char *at = channels;
+    __m256i sums[TOGETHER][2];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
+    for (int k = 0; k < quads; k++, at += step, rows += 4) {
+        const __m256i v = widen(unsigned_bytes, at), w = widen(unsigned_bytes, at + 16);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            const __m256i a = load_halves(rows + r * stride);
+            sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(v, a));
+            sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(w, a));
+        }
     }
-    if (count == 2) micro_store(2, unsigned_block, rows, stride, block, quads, acc, pitch);
-    if (count == 1) micro_store(1, unsigned_block, rows, stride, block, quads, acc, pitch);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) _mm256_storeu_si256((__m256i *)(acc + r * pitch), join(sums[r][0], sums[r][1]));
+}
+
+INLINE void micro_rows(const int unsigned_bytes, const int16_t *rows, size_t stride, int count, const void *channels, size_t step,
+                       int quads, int32_t *acc, size_t pitch) {
+    for (; count >= 4; count -= 4, rows += 4 * stride, acc += 4 * pitch) {
+        micro(4, unsigned_bytes, rows, stride, channels, step, quads, acc, pitch);
+    }
+    if (count >= 2) {
+        micro(2, unsigned_bytes, rows, stride, channels, step, quads, acc, pitch);
+        count -= 2, rows += 2 * stride, acc += 2 * pitch;
+    }
+    if (count) micro(1, unsigned_bytes, rows, stride, channels, step, quads, acc, pitch);
 }
 
 TARGET static void tile(const int8_t *w, const int32_t *sum, int blocks, int quads, const uint8_t *a, int stride, int rows,
@@ -72,17 +68,19 @@ TARGET static void tile(const int8_t *w, const int32_t *sum, int blocks, int qua
         for (int i = 0; i < count; i++) {
             for (int k = 0; k < stride; k++) wide[i * stride + k] = a[(size_t)(r + i) * stride + k];
         }
-        for (int b = 0; b < blocks; b++) {
-            micro_rows(0, wide, (size_t)stride, count, w + (size_t)b * quads * 64, quads, acc + r * pitch + b * 16, pitch);
+        for (int c = 0; c < blocks * 16; c += 8) {
+            const int8_t *channels = w + (size_t)(c / 16) * quads * 64 + c % 16 * 4;
+            micro_rows(0, wide, (size_t)stride, count, channels, 64, quads, acc + r * pitch + c, pitch);
         }
     }
 }
 
 TARGET static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
-    int16_t wide[QUERIES * 64];
+    int16_t wide[QUERIES * HEAD_WIDTH];
     for (int i = 0; i < queries * dp; i++) wide[i] = q[i];
-    for (int k = 0; k < n; k += 16) {
-        micro_rows(1, wide, (size_t)dp, queries, keys + (size_t)k * dp, dp / 4, score + k, pitch);
+    for (int k = 0; k < n; k += 8) {
+        const uint8_t *channels = keys + (size_t)(k / 16) * 16 * dp + k % 16 * 4;
+        micro_rows(1, wide, (size_t)dp, queries, channels, 64, dp / 4, score + k, pitch);
     }
 }
 
@@ -148,35 +146,21 @@ TARGET static void share(const uint16_t *w, int n, uint32_t t, void *shares, int
     }
 }
 
-/* sum of p v = sum of (p - 2^15) v + 2^15 sum of v; below 2^15 * 2^7 * CHUNK = 2^30 each. */
-INLINE void mix_rows(const int R, const int16_t *shares, const int8_t *block, int n, int dv, const __m256i all[4], int32_t *mixed) {
-    __m256i sums[TOGETHER][4];
-    micro(R, 0, shares, CHUNK, block, n / 4, (size_t)dv * 4, sums);
-#pragma GCC unroll 3
-    for (int r = 0; r < R; r++) {
-#pragma GCC unroll 2
-        for (int j = 0; j < 2; j++) {
-            __m256i *to = (__m256i *)(mixed + r * dv + j * 8);
-            const __m256i base = _mm256_slli_epi32(join(all[j * 2], all[j * 2 + 1]), 15);
-            const __m256i sum = _mm256_add_epi32(join(sums[r][j * 2], sums[r][j * 2 + 1]), base);
-            _mm256_storeu_si256(to, _mm256_add_epi32(_mm256_loadu_si256(to), sum));
-        }
-    }
-}
-
+/* sum of p v = sum of (p - 2^15) v + 2^15 sum of v; each stays below 2^15 * 2^7 * CHUNK = 2^30. */
 TARGET static void mix(const int8_t *values, int n, int dv, const void *shares, int queries, int32_t *mixed) {
     int16_t ones[CHUNK];
+    int32_t sums[QUERIES * HEAD_WIDTH], all[HEAD_WIDTH];
     for (int k = 0; k < CHUNK; k++) ones[k] = 1;
-    for (int i = 0; i < dv; i += 16) {
-        __m256i all[TOGETHER][4];
-        const int8_t *block = values + i * 4;
-        micro(1, 0, ones, CHUNK, block, n / 4, (size_t)dv * 4, all);
-        int r = 0;
-        for (; r + 3 <= queries; r += 3) mix_rows(3, (const int16_t *)shares + r * CHUNK, block, n, dv, all[0], mixed + r * dv + i);
-        for (; r < queries; r++) mix_rows(1, (const int16_t *)shares + r * CHUNK, block, n, dv, all[0], mixed + r * dv + i);
+    for (int i = 0; i < dv; i += 8) {
+        micro_rows(0, ones, CHUNK, 1, values + i * 4, (size_t)dv * 4, n / 4, all + i, (size_t)dv);
+        micro_rows(0, shares, CHUNK, queries, values + i * 4, (size_t)dv * 4, n / 4, sums + i, (size_t)dv);
+    }
+    for (int r = 0; r < queries; r++) {
+        for (int i = 0; i < dv; i++) mixed[r * dv + i] += sums[r * dv + i] + all[i] * (1 << 15);
     }
 }
 
+#define RECOMPUTE 0
 #include "kernel_body.h"
 
 static int supported(void) {

@@ -1,5 +1,6 @@
 /* The parts of a kernel that a compiler turns into good code for any machine. Included once by each kernel_*.c, which
- * first defines TARGET (function attributes), tile(), rescale(), scores(), maximum(), weigh(), share() and mix().
+ * first defines TARGET (function attributes), tile(), rescale(), scores(), maximum(), weigh(), share() and mix(), and
+ * RECOMPUTE: 1 where scores are cheaper to compute twice than to bring back from the second-level cache.
  */
 #include <math.h>
 #include <string.h>
@@ -67,7 +68,7 @@ TARGET static void norm(const int32_t *restrict x, int n, uint32_t gain, uint8_t
 /* |y| < 2^15 and |cos|, |sin| <= 2^14: the sums stay below 2^30 + 2^13. */
 TARGET static void turn(const int16_t *restrict y, const int16_t *restrict cos, const int16_t *restrict sin, int d,
                         uint32_t gain, uint8_t *restrict out) {
-    int32_t z[64] = {0};
+    int32_t z[HEAD_WIDTH] = {0};
     const int half = d / 2;
     uint64_t total = 0;
     for (int i = 0; i < half; i++) {
@@ -95,21 +96,32 @@ TARGET static void attend(const Attention *a, Scratch *s) {
     int most = 0;
     for (int r = 0; r < queries; r++) most = a->limit[r] > most ? a->limit[r] : most;
     const int padded = (most + KEY_PAD - 1) / KEY_PAD * KEY_PAD;
-    uint32_t t[QUERIES];
+    const size_t pitch = RECOMPUTE ? CHUNK + 16 : s->pitch; /* of the scores, which need not be a multiple of 4096 bytes */
+    uint32_t sum[QUERIES] = {0}, t[QUERIES];
     int32_t highest[QUERIES];
     for (int r = 0; r < queries; r++) highest[r] = INT32_MIN;
-    for (int begin = 0; begin < padded; begin += CHUNK) { /* the highest score of a chunk while it is near */
+    for (int begin = 0; begin < padded; begin += CHUNK) {
         const int n = padded - begin < CHUNK ? padded - begin : CHUNK;
-        scores(a->keys + (size_t)begin * a->dp, n, a->q, a->dp, queries, s->score + begin, s->pitch);
+        int32_t *score = s->score + (RECOMPUTE ? 0 : begin);
+        scores(a->keys + (size_t)begin * a->dp, n, a->q, a->dp, queries, score, pitch);
         for (int r = 0; r < queries; r++) {
             const int seen = a->limit[r] - begin < n ? a->limit[r] - begin : n;
-            if (seen > 0) highest[r] = maximum(s->score + r * s->pitch + begin, seen, highest[r]);
+            if (seen > 0) highest[r] = maximum(score + r * pitch, seen, highest[r]);
+        }
+    }
+    for (int begin = 0; begin < padded; begin += CHUNK) {
+        const int n = padded - begin < CHUNK ? padded - begin : CHUNK;
+        int32_t *score = s->score + (RECOMPUTE ? 0 : begin);
+        if (RECOMPUTE && padded > CHUNK) scores(a->keys + (size_t)begin * a->dp, n, a->q, a->dp, queries, score, pitch);
+        for (int r = 0; r < queries; r++) {
+            const int seen = a->limit[r] - begin < n ? a->limit[r] - begin : n;
+            if (seen <= 0) continue;
+            sum[r] += weigh(score + r * pitch, seen, highest[r], a->heat[r], a->weight, a->weights,
+                            s->weight + r * s->pitch + begin);
         }
     }
     for (int r = 0; r < queries; r++) {
-        const uint32_t sum = weigh(s->score + r * s->pitch, a->limit[r], highest[r], a->heat[r], a->weight, a->weights,
-                                   s->weight + r * s->pitch);
-        t[r] = sum == 1u << 15 ? (1u << 25) - 257 : (uint32_t)((UINT64_C(1) << 40) / sum);
+        t[r] = sum[r] == 1u << 15 ? (1u << 25) - 257 : (uint32_t)((UINT64_C(1) << 40) / sum[r]);
         memset(s->weight + r * s->pitch + a->limit[r], 0, (size_t)(padded - a->limit[r]) * sizeof(uint16_t));
         memset(s->mixed + r * dv, 0, (size_t)dv * sizeof(int32_t));
     }

@@ -63,7 +63,7 @@ static void rescale(int32_t *acc, const int32_t *offset, const int32_t *m, int n
 
 /* score[query][key] = q . k */
 static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
-    int8_t block[16 * 64];
+    int8_t block[16 * HEAD_WIDTH];
     for (int k = 0; k < n; k += 16, keys += 16 * dp) {
         for (int i = 0; i < 16 * dp; i++) block[i] = (int8_t)(keys[i] - 128);
         for (int r = 0; r < queries; r++) {
@@ -120,6 +120,7 @@ static void mix(const int8_t *values, int n, int dv, const void *shares, int que
     }
 }
 
+#define RECOMPUTE 0
 #include "kernel_body.h"
 
 static int supported(void) { return 1; }

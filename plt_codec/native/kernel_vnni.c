@@ -2,12 +2,17 @@
 #include "kernel.h"
 
 #if defined(PLTZ_X86)
+#if defined(__clang__)
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
+#else
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,prefer-vector-width=512")))
+#endif
 #include "avx512.h"
 
 #define tile vnni_tile
 #define scores vnni_scores
 #define mix vnni_mix
+#define RECOMPUTE 0
 #include "kernel_body.h"
 
 static int supported(void) {

@@ -1,0 +1,383 @@
+"""Archive: freeze sessions as towers of segments, get them back token for token. Spec: FORMAT.md.
+
+    archive = Archive.create("/data/cold", [BundleCodec(Bundle.load())])
+    receipts = archive.put([NewSession("chat-7", [prompt_ids, turn_ids], tenant="acme", shared=1)])
+    tower = archive.get("chat-7", tenant="acme")     # tower.tokens == prompt_ids + turn_ids
+
+What is here: opening, reading, the catalogue, forgetting. Writing is `writer.Writer`, cleaning `collect.Collector`, checking
+`verify.Verifier`; they share one `view.View`. Several processes may do all of it at once; one `Archive` belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from pltz.archive import identity, index
+from pltz.archive.codec import Coded, SegmentCodec
+from pltz.archive.collect import DEAD_SHARE, SMALL, Collected, Collector
+from pltz.archive.errors import LostError, NotFound
+from pltz.archive.identity import NONE, TENANT, Tokens
+from pltz.archive.index import SEGMENTS, Lookup
+from pltz.archive.io import OsDisk
+from pltz.archive.record import FORGET, RESTORE
+from pltz.archive.settings import MAX_SIZE, NAME, Settings
+from pltz.archive.store import DirectoryStore, Store
+from pltz.archive.view import Found, Problem, Version, View
+from pltz.archive.writer import MAX_SEGMENTS, NewSession, Receipt, Writer, codec_of
+from pltz.plt_codec.errors import BundleMismatch, CorruptError, FormatError, PltzError, UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.verify import Report
+
+INDEX_PACKS = 32  # packs without an index before one is written
+INDEX_ENTRIES = 1 << 20  # or entries
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A session thawed to tokens. ``segments``: (id, tokens (T,)) from the root to the leaf."""
+
+    version: Version
+    segments: list[tuple[bytes, Tokens]]
+
+    @property
+    def tokens(self) -> Tokens:
+        """(T,) all of them."""
+        return np.concatenate([np.zeros(0, np.int64), *(tokens for _, tokens in self.segments)])
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Counts and bytes of an archive. ``tail``: packs that no index covers."""
+
+    archive: bytes
+    packs: int
+    pack_bytes: int
+    indexes: int
+    index_bytes: int
+    segments: int
+    sessions: int
+    marks: int
+    tail: int
+    condemned: int
+    epoch: int
+    problems: int
+
+
+class Archive:
+    """An open archive. Make one with `create` or `open`.
+
+    Args:
+        store: where it lives.
+        codecs: the first is what new sessions are coded with where they name no other; all are used for reading.
+    """
+
+    def __init__(self, store: Store, settings: Settings, codecs: Sequence[SegmentCodec]):
+        self.store, self.settings, self.codecs = store, settings, list(codecs)
+        self.view = View(store)
+        self.view.refresh()
+        self._writer = Writer(self.view, self.codecs)
+
+    @classmethod
+    def create(
+        cls, place: str | os.PathLike[str] | DirectoryStore, codecs: Sequence[SegmentCodec]
+    ) -> Archive:
+        """Make an archive in a directory that holds none.
+
+        Raises UsageError where there is one, StoreError where the directory cannot be written.
+        """
+        store = place if isinstance(place, DirectoryStore) else DirectoryStore(OsDisk(place))
+        store.make()
+        settings = Settings(store.random(identity.SIZE))
+        if not store.put(NAME, settings.encode()):
+            raise UsageError(f"there is an archive already: {NAME} exists")
+        return cls(store, settings, codecs)
+
+    @classmethod
+    def open(cls, place: str | os.PathLike[str] | Store, codecs: Sequence[SegmentCodec]) -> Archive:
+        """Open an archive. Packs that no index covers are scanned now.
+
+        Raises UsageError where there is none, CorruptError or VersionError where archive.json is not sound.
+        """
+        store: Store = DirectoryStore(OsDisk(place)) if isinstance(place, str | os.PathLike) else place
+        try:
+            data = store.read(NAME, 0, MAX_SIZE)
+        except FileNotFoundError as exc:
+            raise UsageError(f"no archive here ({NAME} is missing): make one with pltz archive init") from exc
+        return cls(store, Settings.decode(data), codecs)
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What was found damaged so far; `verify` looks at everything."""
+        return list(self.view.problems)
+
+    def put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
+        """Freeze sessions in one commit; when this returns they are durable and were decoded and compared.
+
+        Raises:
+            ContentError, UsageError: a session cannot be stored; nothing was written.
+            StoreError: the disk is full or refuses; the archive is as it was.
+            WriterFailed: a sync failed; nothing was acknowledged, and this archive object writes no more.
+            Fenced: see there.
+        """
+        self.view.refresh()
+        receipts = self._writer.put(sessions)
+        self._index_now_and_then()
+        return receipts
+
+    def get(self, name: str, tenant: str = "default", number: int | None = None) -> Tower:
+        """A session's tokens: of the last version that is not forgotten, or of version ``number``.
+
+        Raises NotFound, LostError (it was damaged), BundleMismatch (none of the codecs coded it).
+        """
+        return self.tower(self.version(name, tenant, number))
+
+    def version(self, name: str, tenant: str = "default", number: int | None = None) -> Version:
+        """The catalogue's entry that `get` would read. Raises NotFound."""
+        known = self.history(name, tenant)
+        wanted = [v for v in known if (not v.forgotten if number is None else v.number == number)]
+        if not wanted:
+            raise NotFound(_not_found(name, tenant, number, known, bool(self.view.unreadable)))
+        return wanted[-1]
+
+    def history(self, name: str, tenant: str = "default") -> list[Version]:
+        """All versions of a session, oldest first, forgotten ones too."""
+        domain = identity.domain_id(TENANT, tenant)
+        found = self.view.versions(domain, name)
+        if not found:
+            self.view.refresh()
+            found = self.view.versions(domain, name)
+        return found
+
+    def tower(self, version: Version) -> Tower:
+        """The tokens of a version. Raises LostError, BundleMismatch."""
+        return Tower(version, self._twice(lambda: self._segments(version.leaf)))
+
+    def segment(self, segment: bytes) -> list[tuple[bytes, Tokens]]:
+        """The tower that ends in a segment, by its id. Raises NotFound, LostError."""
+        if not self._twice(lambda: self.view.find(SEGMENTS, segment)):
+            raise NotFound(f"no segment {segment.hex()} in this archive")
+        return self._twice(lambda: self._segments(segment))
+
+    def ls(
+        self, tenant: str | None = None, *, forgotten: bool = False, history: bool = False
+    ) -> Iterator[Version]:
+        """Sessions by tenant and name: their last versions, or all with ``history``; forgotten ones only if asked for."""
+        self.view.refresh()
+        chosen = [
+            v
+            for v in self.view.all_versions()
+            if (tenant is None or v.tenant == tenant) and (forgotten or not v.forgotten)
+        ]
+        for v, following in pairwise([*chosen, None]):
+            last = following is None or (following.tenant, following.name) != (v.tenant, v.name)
+            if v and (history or last):
+                yield v
+
+    def find(
+        self,
+        labels: dict[str, str] | None = None,
+        *,
+        tenant: str | None = None,
+        name: str = "",
+        since: int | None = None,
+        until: int | None = None,
+    ) -> Iterator[Version]:
+        """Sessions whose name contains ``name``, with all these labels, ``since`` <= time < ``until`` (seconds)."""
+        wanted = (labels or {}).items()
+        for v in self.ls(tenant):
+            in_time = (since is None or v.time >= since) and (until is None or v.time < until)
+            if name in v.name and in_time and wanted <= v.labels.items():
+                yield v
+
+    def stat(self) -> Stat:
+        """Counts and bytes. Segments stored twice (by two writers at once) count twice."""
+        self.view.refresh()
+        view = self.view
+        lookups: list[Lookup] = [*view.indexes.values(), view.tail]
+        segments, sessions, marks = (
+            len({at for i in lookups for _, at in i.entries(section) if at.pack in view.packs})
+            for section in range(len(index.SECTIONS))
+        )
+        sizes = self.store.list("index")
+        return Stat(
+            self.settings.archive,
+            len(view.packs),
+            sum(view.packs.values()),
+            len(view.indexes),
+            sum(sizes.get(n, 0) for n in view.indexes),
+            segments,
+            sessions,
+            marks,
+            len(self._uncovered()),
+            len(view.condemned & set(view.packs)),
+            view.epoch,
+            len(view.problems),
+        )
+
+    def forget(self, versions: Sequence[Version]) -> int:
+        """Forget versions: `ls` and `get` no longer see them; `restore` brings them back until `collect` ran twice.
+
+        Returns how many were not forgotten yet. Raises like `put`.
+        """
+        return self._mark(versions, FORGET)
+
+    def restore(self, versions: Sequence[Version]) -> int:
+        """Undelete: bring forgotten versions back. Raises LostError where what they need was collected."""
+        return self._mark(versions, RESTORE)
+
+    def verify(
+        self, *, decode: bool = False, fraction: float = 1.0, max_seconds: int | None = None
+    ) -> Report:
+        """Read everything, change nothing; what is wrong is in the report. See `verify.Verifier.run`."""
+        from pltz.archive.verify import Verifier
+
+        return Verifier(self).run(decode=decode, fraction=fraction, max_seconds=max_seconds)
+
+    def collect(
+        self, *, dead_share: float = DEAD_SHARE, small: int = SMALL, dry_run: bool = False
+    ) -> Collected:
+        """Free what was condemned by an earlier run, then condemn what holds nothing any session needs, and small packs.
+
+        ``dead_share``: of a pack's bytes, before the rest is worth copying; ``small``: packs of fewer bytes are merged.
+        Raises ArchiveError where anything in the archive is damaged or missing: nothing is deleted then.
+        """
+        done = Collector(self.view, self._writer).run(dead_share=dead_share, small=small, dry_run=dry_run)
+        if (done.copied or done.deleted) and not dry_run:
+            self.write_index()
+        return done
+
+    def rebuild(self) -> None:
+        """Throw all indexes away and make one from the packs alone. Raises StoreError."""
+        for name in self.store.list("index"):
+            self.store.delete(f"index/{name}")
+        self.view = View(self.store)
+        self._writer = Writer(self.view, self.codecs)
+        self.view.refresh()
+        self.write_index()
+
+    def write_index(self, *, everything: bool = True) -> None:
+        """Put an index over the packs that have none, taking in smaller indexes (or all of them)."""
+        view = self.view
+        absorbed: dict[str, index.FileIndex] = {}
+        entries = view.tail.count
+        for name, known in sorted(view.indexes.items(), key=lambda item: len(item[1])):
+            if everything or len(known) <= 2 * entries:
+                absorbed[name] = known
+                entries += len(known)
+        sources: list[Lookup] = [view.tail, *absorbed.values()]
+        covered = {p for source in sources for p in source.packs if p in view.packs}
+        packs = {p: view.packs[p] for p in covered - view.unreadable}  # damaged ones are scanned when opened
+        data = index.build(sources, packs)
+        name = data[-identity.SIZE :].hex()
+        self.store.put(f"index/{name}", data)
+        for old in set(absorbed) - {name}:
+            self.store.delete(f"index/{old}")
+        view.reset_tail()
+        view.refresh()
+
+    def _mark(self, versions: Sequence[Version], verb: int) -> int:
+        self.view.refresh()
+        todo = [v for v in {v.id: v for v in versions}.values() if self.view.state(v.id)[0] != verb]
+        fresh = [self._again(v) for v in todo]
+        if fresh:
+            self._writer.mark(fresh, verb)
+            self._index_now_and_then()
+        return len(fresh)
+
+    def _again(self, version: Version) -> Version:
+        """The same version where it is now. Raises NotFound."""
+        known = self.view.versions(identity.domain_id(TENANT, version.tenant), version.name)
+        found = next((v for v in known if v.id == version.id), None)
+        if found is None:
+            raise NotFound(f"version {version.number} of {version.name!r} is no longer in the archive")
+        return found
+
+    def _index_now_and_then(self) -> None:
+        if len(self._uncovered()) >= INDEX_PACKS or self.view.tail.count >= INDEX_ENTRIES:
+            self.write_index(everything=False)
+
+    def _uncovered(self) -> set[bytes]:
+        covered = set[bytes]().union(*(set(i.packs) for i in self.view.indexes.values()))
+        return set(self.view.packs) - covered
+
+    def _segments(self, leaf: bytes) -> list[tuple[bytes, Tokens]]:
+        """Root to leaf, each decoded and its id recomputed."""
+        chain: list[tuple[bytes, list[Found]]] = []
+        at = leaf
+        while at != NONE:
+            places = self.view.find(SEGMENTS, at)
+            if not places:
+                raise LostError(f"segment {at.hex()} is damaged or gone: see pltz archive verify")
+            if len(chain) == MAX_SEGMENTS:
+                raise CorruptError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
+            chain.append((at, places))
+            at = places[0].record.parent
+        done: list[tuple[bytes, Tokens]] = []
+        above = np.zeros(0, np.int64)
+        parent, towers = NONE, any(p.context.mode for _, places in chain for p in places)
+        for name, places in reversed(chain):
+            tokens = self._decode(name, places, parent, above)
+            done.append((name, tokens))
+            if towers:
+                above = np.concatenate([above, tokens])
+            parent = name
+        return done
+
+    def _decode(self, name: bytes, places: list[Found], parent: bytes, above: Tokens) -> Tokens:
+        """The tokens of a segment, from the first of its records that proves to be it."""
+        failures: list[PltzError] = []
+        for item in places:
+            try:
+                return decode_segment(self.codecs, item, parent, above)
+            except (FormatError, BundleMismatch) as exc:
+                failures.append(exc)
+        if all(isinstance(f, BundleMismatch) for f in failures):
+            raise failures[0]
+        raise LostError(f"segment {name.hex()} does not decode to what it was: {failures[0]}") from failures[
+            0
+        ]
+
+    def _twice(self, work: Callable[[], T]) -> T:
+        """Work; where packs vanished meanwhile (a collector merged them), look again and work once more."""
+        try:
+            return work()
+        except (FileNotFoundError, LostError):
+            self.view.refresh()
+            try:
+                return work()
+            except FileNotFoundError as exc:
+                raise LostError(f"{exc.filename} is gone: see pltz archive verify") from exc
+
+
+def decode_segment(codecs: Sequence[SegmentCodec], item: Found, parent: bytes, above: Tokens) -> Tokens:
+    """Decode a record and prove that it is the segment it says. Raises BundleMismatch, CorruptError."""
+    codec = codec_of(codecs, item.context)
+    if codec is None:
+        raise BundleMismatch(
+            f"frozen with bundle {item.context.bundle.hex()}, contract {item.context.contract}, which this archive was not opened with"
+        )
+    tokens = codec.decode([Coded(item.record.bitstring, item.record.tokens, above)])[0]
+    found = identity.segment_id(item.context.domain, item.context.tokenizer, parent, identity.checked(tokens))
+    if found != item.record.id:
+        raise CorruptError(
+            f"the record decodes to segment {found.hex()}: damaged, or decoded with another bundle"
+        )
+    return tokens
+
+
+def _not_found(name: str, tenant: str, number: int | None, known: list[Version], damaged: bool) -> str:
+    if number is not None and known:
+        return f"session {name!r} of tenant {tenant!r} has versions {', '.join(str(v.number) for v in known)}, not {number}"
+    if known:
+        return f"session {name!r} of tenant {tenant!r} is forgotten: restore it, or name a version"
+    hint = "; parts of the archive are damaged, see pltz archive verify" if damaged else ""
+    return f"no session {name!r} of tenant {tenant!r} in this archive{hint}"

@@ -1,0 +1,53 @@
+"""A plan: a write-once file that condemns packs; its number is the epoch. Spec: FORMAT.md, "Plan" and "The fence"."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pltz.archive.identity import SIZE, digest
+from pltz.plt_codec.errors import CorruptError, VersionError
+
+MAGIC = b"PLTc"
+VERSION = 1
+HEADER = struct.Struct("<4sB3sQ16sI")  # magic, version, reserved, epoch, random, packs
+PERSON = b"pltz plan"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``condemned``: ids of packs that no new session may rely on."""
+
+    epoch: int
+    random: bytes
+    condemned: frozenset[bytes]
+
+    @property
+    def name(self) -> str:
+        """>>> Plan(1, bytes(16), frozenset()).name
+        'collect/0000000000000001'
+        """
+        return f"collect/{self.epoch:016x}"
+
+    def encode(self) -> bytes:
+        """The file."""
+        head = HEADER.pack(MAGIC, VERSION, bytes(3), self.epoch, self.random, len(self.condemned))
+        data = head + b"".join(sorted(self.condemned))
+        return data + digest(PERSON, data)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Plan:
+        """Raises CorruptError, VersionError."""
+        if len(data) < HEADER.size + SIZE or digest(PERSON, data[:-SIZE]) != data[-SIZE:]:
+            raise CorruptError("a plan does not match its checksum: damaged")
+        magic, version, reserved, epoch, random, count = HEADER.unpack(data[: HEADER.size])
+        if magic != MAGIC or HEADER.size + (count + 1) * SIZE != len(data):
+            raise CorruptError("a plan does not have the size it claims: damaged")
+        if version != VERSION or any(reserved):
+            raise VersionError(f"a plan of version {version}: use a newer pltz")
+        return cls(epoch, random, frozenset(_split(data[HEADER.size : -SIZE])))
+
+
+def _split(data: bytes) -> Iterable[bytes]:
+    return (data[at : at + SIZE] for at in range(0, len(data), SIZE))

@@ -1,0 +1,189 @@
+"""A disk in memory that forgets what was not synced: the seam's other side, for proving what a crash leaves.
+
+`SimDisk` keeps, beside what a running process sees, what is durable and the list of changes that are not: bytes of files until
+`sync_file`, names until `sync_directory` of their folder. `crashes` gives every state a power cut may leave at this moment: every
+subset of the pending changes in every order that matters, with each unsynced file absent, empty, half written, of zeros, or whole. POSIX promises no more, and
+file systems have been seen to do each of these.
+
+    disk = SimDisk()
+    disk.watch = lambda: check_all(disk.crashes())     # after every change
+    Archive.create(DirectoryStore(disk), [codec]).put(...)
+
+The clock stands still unless `clock` is moved; random bytes come from a counter, so a run repeats exactly. `fail_at` makes a call fail.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Change:
+    """One unsynced change. ``what``: "bytes" (path is the inode's number), "name", "unname" or "directory"."""
+
+    what: str
+    path: str
+    inode: int = 0
+
+
+@dataclass
+class State:
+    """What a disk holds: names of files, their bytes, folders."""
+
+    names: dict[str, int] = field(default_factory=dict)
+    data: dict[int, bytes] = field(default_factory=dict)
+    folders: set[str] = field(default_factory=lambda: {""})
+
+    def copy(self) -> State:
+        return State(dict(self.names), dict(self.data), set(self.folders))
+
+    def files(self) -> dict[str, bytes]:
+        """Path -> bytes of every file that can be reached."""
+        reachable = {p: i for p, i in self.names.items() if _parents(p) <= self.folders}
+        return {path: self.data.get(inode, b"") for path, inode in reachable.items()}
+
+
+class SimDisk:
+    """See the head of this file. Implements `io.Disk`."""
+
+    def __init__(self, state: State | None = None, seed: int = 0):
+        self.seen = state.copy() if state else State()
+        self.durable = self.seen.copy()
+        self.pending: list[Change] = []
+        self.watch: Callable[[], None] = lambda: None
+        self.clock = 1_000_000_000
+        self.seed, self.drawn = seed, 0
+        self.calls = 0  # changes asked for
+        self.fail_at: dict[int, OSError] = {}  # number of the call -> what it raises
+
+    def clone(self) -> SimDisk:
+        """A disk that goes its own way from here."""
+        twin = SimDisk(seed=self.seed)
+        twin.seen, twin.durable, twin.pending = self.seen.copy(), self.durable.copy(), list(self.pending)
+        twin.clock, twin.drawn = self.clock, self.drawn
+        return twin
+
+    def crashes(self) -> Iterator[State]:
+        """Every state that a power cut now may leave."""
+        choices: list[list[str]] = [
+            ["lost", "half", "zeros", "kept"] if change.what == "bytes" else ["lost", "kept"]
+            for change in self.pending
+        ]
+        for chosen in itertools.product(*choices):
+            state = self.durable.copy()
+            for change, outcome in zip(self.pending, chosen, strict=True):
+                if outcome != "lost":
+                    self._apply(state, change, outcome)
+            yield state
+
+    def make_directory(self, path: str) -> None:
+        self._count()
+        for folder in sorted(_parents(path + "/")):
+            if folder not in self.seen.folders:
+                self._change(Change("directory", folder))
+
+    def write_new(self, path: str, data: bytes) -> None:
+        self._need_folder(path)
+        if path in self.seen.names:
+            raise FileExistsError(17, "exists", path)
+        self._count()
+        inode = 1 + max([*self.seen.data, *self.durable.data, 0])
+        self.seen.data[inode] = b""
+        self._change(Change("name", path, inode))
+        self.seen.data[inode] = bytes(data)
+        self._change(Change("bytes", path, inode))
+
+    def sync_file(self, path: str) -> None:
+        inode = self._inode(path)
+        self._count()
+        self.durable.data[inode] = self.seen.data[inode]
+        self.pending = [c for c in self.pending if not (c.what == "bytes" and c.inode == inode)]
+        self.watch()
+
+    def link(self, source: str, target: str) -> None:
+        inode = self._inode(source)
+        self._need_folder(target)
+        if target in self.seen.names:
+            raise FileExistsError(17, "exists", target)
+        self._count()
+        self._change(Change("name", target, inode))
+
+    def unlink(self, path: str) -> None:
+        inode = self._inode(path)
+        self._count()
+        self._change(Change("unname", path, inode))
+
+    def sync_directory(self, path: str) -> None:
+        if path not in self.seen.folders:
+            raise FileNotFoundError(2, "no such folder", path)
+        self._count()
+        rest: list[Change] = []
+        for change in self.pending:
+            if change.what != "bytes" and change.path.rpartition("/")[0] == path:
+                self._apply(self.durable, change, "kept")
+            else:
+                rest.append(change)
+        self.pending = rest
+        self.watch()
+
+    def names(self, path: str) -> list[tuple[str, int]]:
+        if path not in self.seen.folders:
+            raise FileNotFoundError(2, "no such folder", path)
+        listed = [(p.rpartition("/"), i) for p, i in self.seen.names.items()]
+        return [(name, len(self.seen.data[i])) for (folder, _, name), i in listed if folder == path]
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        return self.seen.data[self._inode(path)][offset : offset + size]
+
+    def view(self, path: str) -> memoryview:
+        return memoryview(self.seen.data[self._inode(path)])
+
+    def now(self) -> int:
+        return self.clock
+
+    def random(self, size: int) -> bytes:
+        self.drawn += 1
+        return hashlib.shake_128(f"{self.seed} {self.drawn}".encode()).digest(size)
+
+    def _count(self) -> None:
+        self.calls += 1
+        if error := self.fail_at.get(self.calls):
+            raise error
+
+    def _change(self, change: Change) -> None:
+        """Make a change seen; it is pending until it is synced."""
+        if change.what != "bytes":
+            self._apply(self.seen, change, "kept")
+        self.pending.append(change)
+        self.watch()
+
+    def _apply(self, state: State, change: Change, outcome: str) -> None:
+        if change.what == "directory":
+            state.folders.add(change.path)
+        elif change.what == "name":
+            state.names[change.path] = change.inode
+        elif change.what == "unname":
+            if state.names.get(change.path) == change.inode:
+                del state.names[change.path]
+        else:
+            whole = self.seen.data[change.inode]
+            kept = {"half": whole[: len(whole) // 2], "zeros": bytes(len(whole)), "kept": whole}
+            state.data[change.inode] = kept[outcome]
+
+    def _inode(self, path: str) -> int:
+        if path not in self.seen.names:
+            raise FileNotFoundError(2, "no such file", path)
+        return self.seen.names[path]
+
+    def _need_folder(self, path: str) -> None:
+        if path.rpartition("/")[0] not in self.seen.folders:
+            raise FileNotFoundError(2, "no such folder", path)
+
+
+def _parents(path: str) -> set[str]:
+    """Folders above a path, the root included."""
+    parts = path.split("/")[:-1]
+    return {"/".join(parts[:n]) for n in range(len(parts) + 1)}

@@ -1,0 +1,234 @@
+"""Verify: read everything and say exactly what is wrong and which sessions it costs. Changes nothing.
+
+packs     digest against name, both headers, footer, every record's check
+indexes   digest against name; every record is found through them; every entry points at its record
+towers    every version's segments are there
+decode    (on request) every segment decodes to tokens whose hash is its id
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pltz.archive.archive import Archive, decode_segment
+from pltz.archive.codec import Coded
+from pltz.archive.errors import ArchiveError
+from pltz.archive.identity import NONE, Tokens, checked, segment_id
+from pltz.archive.index import SECTIONS, SEGMENTS, Location, key_of, keys_of
+from pltz.archive.pack import ALONE, Damage, Pack
+from pltz.archive.view import Found, Problem, Version, View
+from pltz.archive.writer import codec_of
+from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
+
+DECODE_RECORDS = 256  # handed to a codec at once
+
+
+@dataclass
+class Report:
+    """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``complete``: nothing was left out."""
+
+    packs: int = 0
+    records: int = 0
+    decoded: int = 0
+    undecoded: int = 0
+    complete: bool = True
+    problems: list[Problem] = field(default_factory=list)
+    lost: list[Version] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing was found wrong."""
+        return not self.problems and not self.lost
+
+
+class Verifier:
+    """Checks an archive with a fresh look at its files."""
+
+    def __init__(self, archive: Archive):
+        self.archive = archive
+        self.view = View(archive.store)
+        self.report = Report()
+        self._bad: set[bytes] = set()  # segments of which no record decodes
+
+    def run(self, *, decode: bool = False, fraction: float = 1.0, max_seconds: int | None = None) -> Report:
+        """Check all, or a random ``fraction`` of the packs, for at most about ``max_seconds``.
+
+        Raises StoreError where files cannot be read at all. What is damaged is in the report, not raised.
+        """
+        try:
+            self.view.refresh()
+        except ArchiveError as exc:
+            self.report.problems += self.view.problems or [Problem("plan", "collect", str(exc))]
+            return self.report
+        for pack in self.view.missing():
+            self._wrong("pack", pack.hex(), "is gone, and no plan condemned it")
+        end = None if max_seconds is None else self.view.store.now() + max_seconds
+        for pack in self._chosen(fraction):
+            if end is not None and self.view.store.now() >= end:
+                self.report.complete = False
+                break
+            self._check_pack(pack, decode)
+        self._check_indexes()
+        self._check_towers()
+        for problem in self.view.problems:
+            if problem not in self.report.problems:
+                self.report.problems.append(problem)
+        return self.report
+
+    def _chosen(self, fraction: float) -> list[bytes]:
+        packs = sorted(self.view.packs)
+        if fraction >= 1:
+            return packs
+        self.report.complete = False
+        dice = random.Random(self.view.store.random(8))
+        return [pack for pack in packs if dice.random() < fraction]
+
+    def _check_pack(self, pack: bytes, decode: bool) -> None:
+        self.report.packs += 1
+        try:
+            data = self.view.store.view(f"packs/{pack.hex()}")
+            if Pack.of(data).verify() != pack:
+                self._wrong("pack", pack.hex(), "its digest is not its name")
+        except FormatError as exc:
+            self._wrong("pack", pack.hex(), str(exc))
+        except FileNotFoundError:
+            return  # a collector was here
+        waiting: list[Found] = []
+        for item in self._records(pack):
+            self.report.records += 1
+            self._check_found(item)
+            if decode and item.record.id is not None:
+                waiting.append(item)
+                if len(waiting) == DECODE_RECORDS:
+                    self._decode(waiting)
+                    waiting = []
+        self._decode(waiting)
+
+    def _records(self, pack: bytes) -> Iterator[Found]:
+        try:
+            for item in self.view.scan(pack):
+                if isinstance(item, Damage):
+                    self._wrong("pack", pack.hex(), f"{item.size} bytes at {item.offset}: {item.why}")
+                else:
+                    yield item
+        except FormatError as exc:
+            self._wrong("pack", pack.hex(), str(exc))
+        except FileNotFoundError:
+            return
+
+    def _check_found(self, item: Found) -> None:
+        """The record must be found by what it is called."""
+        for section, identity in keys_of(item.record, item.context):
+            if all(found.location != item.location for found in self.view.find(section, identity)):
+                where = f"{item.location.pack.hex()} at {item.location.offset}"
+                self._wrong(
+                    "index", SECTIONS[section], f"the record in {where} is not found through any index"
+                )
+
+    def _decode(self, items: Sequence[Found]) -> None:
+        """Decode segments, side by side where they are coded alone, and compare their ids."""
+        alone = [i for i in items if i.context.mode == ALONE]
+        for item, tokens in zip(alone, self._decode_alone(alone), strict=True):
+            self._compare(item, tokens)
+        for item in items:
+            if item.context.mode != ALONE:
+                self._compare(item, None)
+
+    def _decode_alone(self, items: Sequence[Found]) -> list[Tokens | None]:
+        """Tokens of each; None where the batch it was in did not decode."""
+        out: list[Tokens | None] = [None] * len(items)
+        nothing = np.zeros(0, np.int64)
+        groups: dict[int, list[int]] = {}
+        for number, item in enumerate(items):
+            groups.setdefault(id(codec_of(self.archive.codecs, item.context)), []).append(number)
+        for numbers in groups.values():
+            codec = codec_of(self.archive.codecs, items[numbers[0]].context)
+            if codec is None:
+                continue
+            try:
+                batch = [Coded(items[n].record.bitstring, items[n].record.tokens, nothing) for n in numbers]
+                for n, tokens in zip(numbers, codec.decode(batch), strict=True):
+                    out[n] = tokens
+            except PltzError:
+                continue  # one by one, then
+        return out
+
+    def _compare(self, item: Found, tokens: Tokens | None) -> None:
+        r, c = item.record, item.context
+        try:
+            if tokens is None:
+                above = [t for _, t in self.archive.segment(r.parent)] if c.mode and r.parent != NONE else []
+                decode_segment(
+                    self.archive.codecs, item, r.parent, np.concatenate([np.zeros(0, np.int64), *above])
+                )
+            elif segment_id(c.domain, c.tokenizer, r.parent, checked(tokens)) != r.id:
+                raise BundleMismatch("decodes to other tokens than its id says")
+        except BundleMismatch as exc:
+            if codec_of(self.archive.codecs, c) is None:
+                self.report.undecoded += 1
+                return
+            self._undecodable(item, exc)
+            return
+        except PltzError as exc:
+            self._undecodable(item, exc)
+            return
+        self.report.decoded += 1
+
+    def _undecodable(self, item: Found, exc: PltzError) -> None:
+        if item.record.id is not None:
+            self._bad.add(item.record.id)
+        self._wrong("record", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
+
+    def _check_indexes(self) -> None:
+        for name, index in list(self.view.indexes.items()):
+            try:
+                if index.verify().hex() != name:
+                    self._wrong("index", name, "its digest is not its name")
+                for section in range(len(SECTIONS)):
+                    for key, location in index.entries(section):
+                        if location.pack in self.view.packs:
+                            self._check_entry(name, section, key, location)
+            except FormatError as exc:
+                self._wrong("index", name, str(exc))
+
+    def _check_entry(self, name: str, section: int, key: int, location: Location) -> None:
+        try:
+            item = self.view.at(location)
+            keys = [(s, key_of(i)) for s, i in keys_of(item.record, item.context)]
+        except FormatError:
+            return  # reported with its pack
+        except FileNotFoundError:
+            return
+        if (section, key) not in keys:
+            self._wrong(
+                "index",
+                name,
+                f"an entry points at byte {location[1]} of {location[0].hex()}, where another record is",
+            )
+
+    def _check_towers(self) -> None:
+        """Which versions can be thawed."""
+        whole: dict[bytes, bool] = {NONE: True}
+        for version in self.view.all_versions():
+            chain: list[bytes] = []
+            at = version.leaf
+            while at not in whole:
+                chain.append(at)
+                places = [] if at in self._bad else self.view.find(SEGMENTS, at)
+                if not places or places[0].record.parent in chain:
+                    whole[at] = False
+                    break
+                at = places[0].record.parent
+            for name in chain:
+                whole[name] = whole[at]
+            if not whole[version.leaf] and not version.forgotten:
+                self.report.lost.append(version)
+
+    def _wrong(self, kind: str, name: str, what: str) -> None:
+        problem = Problem(kind, name, what)
+        if problem not in self.report.problems:
+            self.report.problems.append(problem)

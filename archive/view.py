@@ -1,0 +1,318 @@
+"""What one process sees of an archive: its packs, the indexes over them, the plans, and records by identity.
+
+`refresh` lists plans, then packs, then indexes; packs that no index covers are scanned into memory. Lookups go through
+indexes (hints) to records (which decide). A damaged index is dropped and its packs are scanned; a damaged pack costs what was damaged.
+Everything wrong that was met is in ``problems``, once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pltz.archive.errors import ArchiveError
+from pltz.archive.identity import session_key, version_id
+from pltz.archive.index import (
+    MARKS,
+    SESSIONS,
+    FileIndex,
+    Location,
+    Lookup,
+    MemoryIndex,
+    keys_of,
+)
+from pltz.archive.pack import Context, Damage, Pack
+from pltz.archive.plan import Plan
+from pltz.archive.record import FORGET, RESTORE, Record, unpack_labels
+from pltz.archive.store import Store
+from pltz.plt_codec.errors import FormatError, VersionError
+
+OPEN_PACKS = 256  # headers and tables kept
+NAME = re.compile(r"[0-9a-f]{32}")
+PLAN_NAME = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something in the archive that is not as it should be. ``kind``: pack, record, index, plan, session or settings."""
+
+    kind: str
+    name: str  # of the file, or of the session's version
+    what: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """A record, where it is and what its pack says of it."""
+
+    location: Location
+    record: Record
+    context: Context
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a session, as the catalogue has it. ``time``: seconds since 1970; ``kind``: 0 chat, 1 text, 2 ids."""
+
+    id: bytes
+    tenant: str
+    name: str
+    number: int
+    time: int
+    labels: dict[str, str]
+    leaf: bytes
+    kind: int
+    target: bytes
+    tokenizer: bytes
+    forgotten: bool
+    location: Location
+
+    @property
+    def order(self) -> tuple[int, int, bytes]:
+        """Versions of a session, oldest first."""
+        return self.number, self.time, self.leaf
+
+
+class View:
+    """See the head of this file."""
+
+    def __init__(self, store: Store):
+        self.store = store
+        self.packs: dict[bytes, int] = {}  # id -> bytes
+        self.indexes: dict[str, FileIndex] = {}
+        self.tail = MemoryIndex()
+        self.epoch = 0
+        self.condemned: frozenset[bytes] = frozenset()
+        self.problems: list[Problem] = []
+        self.unreadable: set[bytes] = set()  # packs of which not every byte was understood
+        self._plans: dict[str, Plan] = {}
+        self._bad: set[str] = set()
+        self._opened: OrderedDict[bytes, Pack] = OrderedDict()
+
+    def refresh(self) -> None:
+        """See what others did. Raises StoreError, ArchiveError where a plan is damaged."""
+        self.read_plans()
+        packs = {bytes.fromhex(n): size for n, size in self.store.list("packs").items() if NAME.fullmatch(n)}
+        for pack in [p for p in self._opened if packs.get(p) != self.packs.get(p)]:
+            del self._opened[pack]
+        self.packs = packs
+        self._read_indexes()
+        for pack in sorted(self.packs):
+            self._cover(pack)
+
+    def read_plans(self) -> frozenset[bytes]:
+        """Look for new plans; the packs they condemn. Raises ArchiveError where one is damaged: collecting must wait for a person."""
+        before = self.condemned
+        for name in sorted(self.store.list("collect")):
+            if PLAN_NAME.fullmatch(name) and name not in self._plans:
+                data = self.store.read(f"collect/{name}", 0, 1 << 26)
+                try:
+                    plan = Plan.decode(data)
+                    if plan.name != f"collect/{name}":
+                        raise VersionError(f"plan {name} says it is {plan.name}")
+                except FormatError as exc:
+                    self.problem("plan", name, str(exc))
+                    raise ArchiveError(
+                        f"collect/{name} is damaged ({exc}): writing is not safe before it is looked at"
+                    ) from exc
+                self._plans[name] = plan
+        self.epoch = max((plan.epoch for plan in self._plans.values()), default=0)
+        self.condemned = frozenset[bytes]().union(*(plan.condemned for plan in self._plans.values()))
+        return self.condemned - before
+
+    def has_plan(self, epoch: int) -> bool:
+        """Whether the plan of an epoch was seen."""
+        return f"{epoch:016x}" in self._plans
+
+    def missing(self) -> set[bytes]:
+        """Packs that an index names, no plan condemned, and which are not there: something else took them."""
+        named = set[bytes]().union(*(set(index.packs) for index in self.indexes.values()), self.tail.packs)
+        return named - set(self.packs) - self.condemned
+
+    def problem(self, kind: str, name: str, what: str) -> None:
+        """Remember it, once."""
+        found = Problem(kind, name, what)
+        if found not in self.problems:
+            self.problems.append(found)
+
+    def add_pack(self, pack: bytes, size: int, found: list[Found]) -> None:
+        """A pack that this process has just put, with its records."""
+        self.packs[pack] = size
+        self.tail.add_pack(pack, size)
+        for item in found:
+            self._enter(item)
+
+    def reset_tail(self) -> None:
+        """Forget what was scanned: an index file has it now, and `refresh` scans what none has."""
+        self.tail = MemoryIndex()
+
+    def pack(self, pack: bytes) -> Pack:
+        """An open pack. Raises FormatError, FileNotFoundError."""
+        if pack not in self._opened:
+            name = f"packs/{pack.hex()}"
+            self._opened[pack] = Pack(
+                lambda at, size: self.store.read(name, at, size), self.packs.get(pack, 0)
+            )
+            if len(self._opened) > OPEN_PACKS:
+                self._opened.popitem(last=False)
+        self._opened.move_to_end(pack)
+        return self._opened[pack]
+
+    def scan(self, pack: bytes) -> Iterator[Found | Damage]:
+        """All records of a pack, from a mapped view. Raises FormatError, FileNotFoundError."""
+        opened = Pack.of(self.store.view(f"packs/{pack.hex()}"))
+        for copy in opened.damaged_copies:
+            yield Damage(0, opened.head.size, f"the {copy} is damaged, the other is used")
+        for item in opened.scan():
+            if isinstance(item, Damage):
+                yield item
+            else:
+                yield Found(Location(pack, item[0]), item[1], opened.head.contexts[item[1].context])
+
+    def find(self, section: int, identity: bytes) -> list[Found]:
+        """Records by segment id, session key or version id, whose full identity fits. In the order of their places."""
+        found = []
+        for location in self._locations(section, identity):
+            try:
+                item = self.at(location)
+            except FormatError as exc:
+                self.problem("record", f"{location.pack.hex()} at {location.offset}", str(exc))
+                self.unreadable.add(location.pack)
+                continue
+            except FileNotFoundError:
+                continue
+            if (section, identity) in keys_of(item.record, item.context):
+                found.append(item)
+        return found
+
+    def at(self, location: Location) -> Found:
+        """The record at a place. Raises FormatError, FileNotFoundError."""
+        pack = self.pack(location.pack)
+        record = pack.record(location.offset)
+        return Found(location, record, pack.head.contexts[record.context])
+
+    def versions(self, domain: bytes, name: str) -> list[Version]:
+        """Versions of a session, oldest first, forgotten ones too."""
+        found = self.find(SESSIONS, session_key(domain, name))
+        return self._distinct(item for item in found if item.record.name == name)
+
+    def all_versions(self) -> list[Version]:
+        """The whole catalogue, in the order of tenants and names."""
+        places = set[Location]()
+        for index in self._lookups():
+            places.update(
+                self._guard(index, lambda i: [at for _, at in i.entries(SESSIONS) if at.pack in self.packs])
+            )
+        return self._distinct(item for item in map(self._maybe, sorted(places)) if item)
+
+    def state(self, version: bytes) -> tuple[int, int]:
+        """(verb, counter) that holds for a version; (RESTORE, 0) where no mark was made."""
+        marks = [item.record.mark for item in self.find(MARKS, version) if item.record.mark]
+        counter, verb = max(((m.counter, -m.verb) for m in marks), default=(0, RESTORE))
+        return -verb, counter
+
+    def version(self, item: Found) -> Version:
+        """A session's record as a version. Raises CorruptError where its labels are damaged."""
+        r, c = item.record, item.context
+        name = r.name or ""
+        identity = version_id(session_key(c.domain, name), r.number, r.leaf, r.time)
+        return Version(
+            identity,
+            c.domain_name,
+            name,
+            r.number,
+            r.time,
+            unpack_labels(r.labels),
+            r.leaf,
+            c.kind,
+            c.target,
+            c.tokenizer,
+            self.state(identity)[0] == FORGET,
+            item.location,
+        )
+
+    def _distinct(self, items: Iterator[Found]) -> list[Version]:
+        """Each version once, whatever the number of its records; those in packs that stay first."""
+        found: dict[bytes, Version] = {}
+        for item in items:
+            if item.record.name is None:
+                continue
+            version = self.version(item)
+            if version.id not in found or found[version.id].location.pack in self.condemned:
+                found[version.id] = version
+        return sorted(found.values(), key=lambda v: (v.tenant, v.name, v.order))
+
+    def _maybe(self, location: Location) -> Found | None:
+        try:
+            return self.at(location)
+        except FormatError as exc:
+            self.problem("record", f"{location.pack.hex()} at {location.offset}", str(exc))
+            self.unreadable.add(location.pack)
+        except FileNotFoundError:
+            pass
+        return None
+
+    def _locations(self, section: int, identity: bytes) -> list[Location]:
+        places = set(self.tail.find(section, identity))
+        for index in list(self.indexes.values()):
+            places.update(self._guard(index, lambda i: i.find(section, identity)))
+        if len(places) > 1:
+            return sorted(at for at in places if at.pack in self.packs)
+        return [at for at in places if at.pack in self.packs]
+
+    def _lookups(self) -> list[Lookup]:
+        return [*self.indexes.values(), self.tail]
+
+    def _guard(self, index: Lookup, ask: Callable[[Lookup], list[Location]]) -> list[Location]:
+        """Ask an index; where it turns out damaged, do without it and scan its packs."""
+        try:
+            return ask(index)
+        except FormatError as exc:
+            for name, known in list(self.indexes.items()):
+                if known is index:
+                    self.problem("index", name, str(exc))
+                    self._bad.add(name)
+                    del self.indexes[name]
+            for pack in sorted(index.packs):
+                self._cover(pack)
+            return ask(self.tail)
+
+    def _read_indexes(self) -> None:
+        listed = {n for n in self.store.list("index") if NAME.fullmatch(n)}
+        for name in set(self.indexes) - listed:
+            del self.indexes[name]
+        for name in sorted(listed - set(self.indexes) - self._bad):
+            try:
+                self.indexes[name] = FileIndex(self.store.view(f"index/{name}"))
+            except FormatError as exc:
+                self.problem("index", name, str(exc))
+                self._bad.add(name)
+            except FileNotFoundError:
+                continue
+
+    def _cover(self, pack: bytes) -> None:
+        """Scan a pack that no index covers."""
+        size = self.packs.get(pack)
+        if size is None or self.tail.packs.get(pack) == size:
+            return
+        if any(index.packs.get(pack) == size for index in self.indexes.values()):
+            return
+        self.tail.add_pack(pack, size)
+        try:
+            for item in self.scan(pack):
+                if isinstance(item, Damage):
+                    self.problem("pack", pack.hex(), f"{item.size} bytes at {item.offset}: {item.why}")
+                    self.unreadable.add(pack)
+                else:
+                    self._enter(item)
+        except FormatError as exc:
+            self.problem("pack", pack.hex(), str(exc))
+            self.unreadable.add(pack)
+        except FileNotFoundError:
+            self.packs.pop(pack, None)
+
+    def _enter(self, item: Found) -> None:
+        for section, identity in keys_of(item.record, item.context):
+            self.tail.add(section, identity, item.location)

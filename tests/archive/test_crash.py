@@ -1,0 +1,162 @@
+"""Every crash of every workload of up to three operations: what was acknowledged is there, what was not is there whole or not at all.
+
+A workload grows by one operation at a time, so only the crashes of its last one are new. After each change of the
+disk all states are enumerated that a power cut may leave (`SimDisk.crashes`). Files under tmp/ are never read, so states that
+differ only there are one; each different one is opened, verified with decoding, and compared with the model.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.simulate import SimDisk, State
+from pltz.archive.store import DirectoryStore
+from pltz.archive.writer import NewSession
+
+PROMPT = np.arange(20)
+Facts = frozenset[tuple[str, int, tuple[int, ...], bool]]  # name, number, tokens, forgotten
+
+
+@dataclass
+class World:
+    """A disk, what must be on it, and a count of cases."""
+
+    codec: SegmentCodec
+    disk: SimDisk
+    facts: Facts = frozenset()
+    erased: Facts = frozenset()  # forgotten long enough: may be gone
+    cases: int = 0
+    opened: int = 0
+    known: set[tuple[frozenset[tuple[str, bytes]], Facts]] = field(default_factory=set)
+
+    def branch(self) -> World:
+        return World(self.codec, self.disk.clone(), self.facts, self.erased, 0, 0, self.known)
+
+    def open(self) -> Archive:
+        return Archive.open(DirectoryStore(self.disk), [self.codec])
+
+
+def put(*sessions: tuple[str, list[list[int]]]) -> Callable[[Archive], None]:
+    def run(archive: Archive) -> None:
+        archive.put(
+            [NewSession(n, [PROMPT, *map(np.array, turns)], shared=1, labels={"n": n}) for n, turns in sessions]
+        )
+
+    return run
+
+
+def forget(archive: Archive) -> None:
+    archive.forget(list(archive.ls(history=True))[:1])
+
+
+def restore(archive: Archive) -> None:
+    archive.restore([v for v in archive.ls(history=True, forgotten=True) if v.forgotten])
+
+
+def collect(archive: Archive) -> None:
+    archive.collect(dead_share=0.01)
+
+
+OPERATIONS: dict[str, Callable[[Archive], None]] = {
+    "put a": put(("a", [[1, 2, 3]])),
+    "append to a": put(("a", [[1, 2, 3], [4, 5]])),
+    "put b and c": put(("b", [[7] * 9]), ("c", [[7] * 9, [8]])),
+    "forget": forget,
+    "restore": restore,
+    "collect": collect,
+    "index": Archive.write_index,
+    "rebuild": Archive.rebuild,
+}
+
+
+def facts_of(archive: Archive) -> Facts:
+    return frozenset(
+        (v.name, v.number, tuple(archive.tower(v).tokens.tolist()), v.forgotten)
+        for v in archive.ls(history=True, forgotten=True)
+    )
+
+
+def live(facts: Facts) -> Facts:
+    return frozenset(f for f in facts if not f[3])
+
+
+def check(world: World, state: State, allowed: Sequence[Facts]) -> None:
+    """Open what a crash left: one of the allowed sets of facts, and nothing wrong with it."""
+    archive = Archive.open(DirectoryStore(SimDisk(state, seed=1)), [world.codec])
+    found = live(facts_of(archive))
+    assert found in [live(facts) for facts in allowed], (sorted(state.files()), found)
+    report = archive.verify(decode=True)
+    assert report.sound and report.complete, report
+
+
+def step(world: World, name: str) -> None:
+    """Do an operation, crash it everywhere, and go on from its end."""
+    before = world.facts
+    dry = world.disk.clone()
+    OPERATIONS[name](Archive.open(DirectoryStore(dry), [world.codec]))
+    after = facts_of(Archive.open(DirectoryStore(dry), [world.codec]))
+    if name in ("collect", "index", "rebuild"):
+        assert live(after) == live(before)
+    todo: dict[frozenset[tuple[str, bytes]], State] = {}
+
+    def watch() -> None:
+        for state in world.disk.crashes():
+            world.cases += 1
+            files = frozenset((p, d) for p, d in state.files().items() if not p.startswith("tmp/"))
+            if (files, after) not in world.known:
+                todo.setdefault(files, state)
+
+    archive = world.open()
+    world.disk.watch = watch
+    OPERATIONS[name](archive)
+    world.disk.watch = lambda: None
+    for files, state in todo.items():
+        check(world, state, [before, after])
+        world.known.add((files, after))
+        world.opened += 1
+    world.facts = after
+    # what is acknowledged is durable: the worst crash now leaves exactly the new facts
+    assert live(facts_of(Archive.open(DirectoryStore(SimDisk(world.disk.durable)), [world.codec]))) == live(after)
+    world.disk.clock += 1000
+
+
+def test_every_crash_of_up_to_three_operations(codec: SegmentCodec) -> None:
+    root = World(codec, SimDisk())
+    Archive.create(DirectoryStore(root.disk), [codec])
+    level, cases, opened = [root], 0, 0
+    for _ in range(3):
+        following = []
+        for world, name in itertools.product(level, OPERATIONS):
+            branch = world.branch()
+            step(branch, name)
+            cases, opened = cases + branch.cases, opened + branch.opened
+            following.append(branch)
+        level = following
+    print(f"{cases} crash cases, {opened} different, {len(level)} workloads of 3")
+    assert cases > 10_000
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_crashes_of_long_workloads(codec: SegmentCodec, seed: int) -> None:
+    dice = random.Random(seed)
+    world = World(codec, SimDisk(seed=seed))
+    Archive.create(DirectoryStore(world.disk), [codec])
+    for _ in range(8):
+        step(world, dice.choice(list(OPERATIONS)))
+
+
+def test_init_is_whole_or_not_there(codec: SegmentCodec) -> None:
+    disk = SimDisk()
+    left: list[dict[str, bytes]] = []
+    disk.watch = lambda: left.extend(s.files() for s in disk.crashes())
+    Archive.create(DirectoryStore(disk), [codec])
+    final = disk.seen.files()["archive.json"]
+    assert {files.get("archive.json") for files in left} == {None, final}

@@ -1,0 +1,49 @@
+"""Write the golden files of the bundle `mini`: sessions.json and one .pltz file a layout. Only for a new bundle or format version;
+files that exist are never written again, since whatever was frozen once must thaw for ever.
+
+    python tests/golden/mini/make.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pltz.datasets import sample_sessions
+from pltz.models.codec import Codec
+from pltz.models.session import Session
+
+HERE = Path(__file__).parent
+LAYOUTS: dict[str, dict[str, int]] = {
+    "default": {},
+    "1-lane": {"lanes": 1, "steps": 200},
+    "4-lanes": {"lanes": 4, "steps": 64},
+    "16-lanes": {"lanes": 16, "steps": 25},
+}
+
+
+def sessions() -> list[Session]:
+    """Chats of several lengths, a text and token ids."""
+    chats = sorted(sample_sessions(), key=lambda s: len(s.to_bytes()))
+    return [
+        *(chats[i] for i in (0, 60, 120, 170)),
+        Session("text", "The quick brown fox jumps over the lazy dog. Größe, 中文, \x00\x7f".encode()),
+        Session("text", b"def f(x):\n    return x + 1\n\xff\xfe"),
+        Session("text", b""),
+        Session("ids", [2, 100, 5000, 16383, 0, 31, 200, 200, 200]),
+    ]
+
+
+def main() -> None:
+    """See the head of this file."""
+    codec = Codec.load("mini")
+    for name, layout in LAYOUTS.items():
+        path = HERE / f"{codec.bundle.id.hex()}-{name}.pltz"
+        if path.exists():
+            raise SystemExit(f"{path.name} exists: golden files are not refreshed")
+        path.write_bytes(codec.compress(sessions(), **layout))  # type: ignore[arg-type]
+        print(json.dumps({"file": path.name, "bytes": path.stat().st_size}))
+
+
+if __name__ == "__main__":
+    main()
