@@ -62,6 +62,7 @@ class BundleTokenizer:
     """
 
     def __init__(self, json_bytes: bytes) -> None:
+        self.json = json_bytes  # as given, for whoever ships it on
         from tokenizers import Tokenizer  # only those who tokenise wait for it
 
         self.pieces: list[bytes] = _pieces(_parse(json_bytes))

@@ -21,7 +21,9 @@ from pltz.plt_codec.weights import Shape, Weights, gains, tables
 
 Floats = npt.NDArray[np.float64]
 OCTAVE = 64 / math.log(2)  # logit units a nat
-RESIDUAL = 256.0  # residual units of 1.0: trained residuals grow to a few thousand, the contract holds 2^22 units
+RESIDUAL = (
+    256.0  # residual units of 1.0: trained residuals grow to a few thousand, the contract holds 2^22 units
+)
 
 
 def rows(w: Floats) -> tuple[npt.NDArray[np.int8], Floats]:

@@ -23,8 +23,8 @@ import torch
 import torch.multiprocessing as mp
 from torch.nn.attention.flex_attention import create_block_mask
 
-from pltz.models.training.batches import KEYS, Sampler, default_lanes, lay
 from pltz.models.bundle import read_weights
+from pltz.models.training.batches import KEYS, Sampler, default_lanes, lay
 from pltz.models.training.export import restore
 from pltz.models.training.net import Net, NetConfig, block_mask
 

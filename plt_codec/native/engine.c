@@ -528,7 +528,7 @@ static void stage_heads(void *context, int item, int thread) {
         const Session *s = piece->session;
         const int slot = s->old + piece->step * s->L + (r - piece->row);
         const int16_t *y = b->y + (size_t)r * b->qkv_stride, *cos = b->cos + r * half, *sin = b->sin + r * half;
-        uint8_t turned[HEAD_WIDTH];
+        uint8_t turned[HEAD_WIDTH] = {0}; /* up to dp: queries are 0 there */
         for (int h = 0; h < m->heads; h++, y += d) {
             int8_t *q = b->q + ((size_t)(h / m->group) * ROWS * m->group + (size_t)r * m->group + h % m->group) * m->dp;
             m->kernel->turn(y, cos, sin, d, m->head_gain, turned);
@@ -537,7 +537,7 @@ static void stage_heads(void *context, int item, int thread) {
         for (int h = 0; h < m->kv_heads; h++, y += d) {
             uint8_t *key = key_at(m, keys_of(m, s, b->layer, h), slot);
             m->kernel->turn(y, cos, sin, d, m->head_gain, turned);
-            for (int i = 0; i < d; i++) key[(i / 4) * 64 + i % 4] = turned[i];
+            for (int i = 0; i < m->dp / 4; i++) memcpy(key + i * 64, turned + i * 4, 4);
         }
         for (int h = 0; h < m->kv_heads; h++, y += d) {
             int8_t *value = value_at(m, values_of(m, s, b->layer, h), slot);

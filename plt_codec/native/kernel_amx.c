@@ -160,7 +160,6 @@ TARGET static void mix(const int8_t *values, int n, int dv, const void *shares, 
     }
 }
 
-#define RECOMPUTE 1
 #include "kernel_body.h"
 
 /* The processor has it and the kernel of the system grants the state of its tiles to this process. */

@@ -160,7 +160,6 @@ TARGET static void mix(const int8_t *values, int n, int dv, const void *shares, 
     }
 }
 
-#define RECOMPUTE 0
 #include "kernel_body.h"
 
 static int supported(void) {

@@ -1,6 +1,5 @@
 /* The parts of a kernel that a compiler turns into good code for any machine. Included once by each kernel_*.c, which
- * first defines TARGET (function attributes), tile(), rescale(), scores(), maximum(), weigh(), share() and mix(), and
- * RECOMPUTE: 1 where scores are cheaper to compute twice than to bring back from the second-level cache.
+ * first defines TARGET (function attributes), tile(), rescale(), scores(), maximum(), weigh(), share() and mix().
  */
 #include <math.h>
 #include <string.h>
@@ -92,36 +91,25 @@ TARGET static void turn(const int16_t *restrict y, const int16_t *restrict cos, 
  * and with w a = 2^16 h + l:  p = 2 h + ((l + c) >> 15), where (l + c) >> 1 is an average of 16-bit numbers,
  * (l + (c - 1) + 1) >> 1, which machines compute without overflow. */
 TARGET static void attend(const Attention *a, Scratch *s) {
-    const int queries = a->queries, dv = a->dv;
+    const int queries = a->queries, d = a->d, dv = a->dv;
     int most = 0;
     for (int r = 0; r < queries; r++) most = a->limit[r] > most ? a->limit[r] : most;
     const int padded = (most + KEY_PAD - 1) / KEY_PAD * KEY_PAD;
-    const size_t pitch = RECOMPUTE ? CHUNK + 16 : s->pitch; /* of the scores, which need not be a multiple of 4096 bytes */
-    uint32_t sum[QUERIES] = {0}, t[QUERIES];
+    uint32_t t[QUERIES];
     int32_t highest[QUERIES];
     for (int r = 0; r < queries; r++) highest[r] = INT32_MIN;
-    for (int begin = 0; begin < padded; begin += CHUNK) {
+    for (int begin = 0; begin < padded; begin += CHUNK) { /* the highest score of a chunk while it is near */
         const int n = padded - begin < CHUNK ? padded - begin : CHUNK;
-        int32_t *score = s->score + (RECOMPUTE ? 0 : begin);
-        scores(a->keys + (size_t)begin * a->dp, n, a->q, a->dp, queries, score, pitch);
+        scores(a->keys + (size_t)begin * a->dp, n, a->q, a->dp, queries, s->score + begin, s->pitch);
         for (int r = 0; r < queries; r++) {
             const int seen = a->limit[r] - begin < n ? a->limit[r] - begin : n;
-            if (seen > 0) highest[r] = maximum(score + r * pitch, seen, highest[r]);
-        }
-    }
-    for (int begin = 0; begin < padded; begin += CHUNK) {
-        const int n = padded - begin < CHUNK ? padded - begin : CHUNK;
-        int32_t *score = s->score + (RECOMPUTE ? 0 : begin);
-        if (RECOMPUTE && padded > CHUNK) scores(a->keys + (size_t)begin * a->dp, n, a->q, a->dp, queries, score, pitch);
-        for (int r = 0; r < queries; r++) {
-            const int seen = a->limit[r] - begin < n ? a->limit[r] - begin : n;
-            if (seen <= 0) continue;
-            sum[r] += weigh(score + r * pitch, seen, highest[r], a->heat[r], a->weight, a->weights,
-                            s->weight + r * s->pitch + begin);
+            if (seen > 0) highest[r] = maximum(s->score + r * s->pitch + begin, seen, highest[r]);
         }
     }
     for (int r = 0; r < queries; r++) {
-        t[r] = sum[r] == 1u << 15 ? (1u << 25) - 257 : (uint32_t)((UINT64_C(1) << 40) / sum[r]);
+        const uint32_t sum = weigh(s->score + r * s->pitch, a->limit[r], highest[r], a->heat[r], a->weight, a->weights,
+                                   s->weight + r * s->pitch);
+        t[r] = sum == 1u << 15 ? (1u << 25) - 257 : (uint32_t)((UINT64_C(1) << 40) / sum);
         memset(s->weight + r * s->pitch + a->limit[r], 0, (size_t)(padded - a->limit[r]) * sizeof(uint16_t));
         memset(s->mixed + r * dv, 0, (size_t)dv * sizeof(int32_t));
     }
@@ -135,6 +123,6 @@ TARGET static void attend(const Attention *a, Scratch *s) {
     for (int r = 0; r < queries; r++) {
         const int32_t *restrict mixed = s->mixed + r * dv;
         uint8_t *restrict out = a->out[r];
-        for (int i = 0; i < a->d; i++) out[i] = (uint8_t)(clamp32((mixed[i] + (1 << 14)) >> 15, -127, 127) + 128);
+        for (int i = 0; i < d; i++) out[i] = (uint8_t)(clamp32((mixed[i] + (1 << 14)) >> 15, -127, 127) + 128);
     }
 }

@@ -12,7 +12,6 @@
 #define tile vnni_tile
 #define scores vnni_scores
 #define mix vnni_mix
-#define RECOMPUTE 0
 #include "kernel_body.h"
 
 static int supported(void) {
