@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -177,9 +176,9 @@ class Archive:
             for v in self.view.all_versions()
             if (tenant is None or v.tenant == tenant) and (forgotten or not v.forgotten)
         ]
-        for v, following in pairwise([*chosen, None]):
-            last = following is None or (following.tenant, following.name) != (v.tenant, v.name)
-            if v and (history or last):
+        for number, v in enumerate(chosen):
+            following = chosen[number + 1 : number + 2]
+            if history or not following or (following[0].tenant, following[0].name) != (v.tenant, v.name):
                 yield v
 
     def find(
@@ -226,12 +225,12 @@ class Archive:
     def forget(self, versions: Sequence[Version]) -> int:
         """Forget versions: `ls` and `get` no longer see them; `restore` brings them back until `collect` ran twice.
 
-        Returns how many were not forgotten yet. Raises like `put`.
+        Returns how many were not forgotten yet. Raises NotFound where one was collected, else like `put`.
         """
         return self._mark(versions, FORGET)
 
     def restore(self, versions: Sequence[Version]) -> int:
-        """Undelete: bring forgotten versions back. Raises LostError where what they need was collected."""
+        """Undelete: bring forgotten versions back. Raises NotFound, ArchiveError where they or what they need was collected."""
         return self._mark(versions, RESTORE)
 
     def verify(
@@ -286,8 +285,8 @@ class Archive:
 
     def _mark(self, versions: Sequence[Version], verb: int) -> int:
         self.view.refresh()
-        todo = [v for v in {v.id: v for v in versions}.values() if self.view.state(v.id)[0] != verb]
-        fresh = [self._again(v) for v in todo]
+        known = [self._again(v) for v in {v.id: v for v in versions}.values()]
+        fresh = [v for v in known if self.view.state(v.id)[0] != verb]
         if fresh:
             self._writer.mark(fresh, verb)
             self._index_now_and_then()

@@ -53,6 +53,11 @@ class _Census:
         marks = [m for item in self.marks.get(version, ()) if (m := item.record.mark)]
         return max(marks, key=lambda m: (m.counter, -m.verb), default=None)
 
+    def holding(self, version: bytes) -> list[Found]:
+        """Records of the mark that holds; none where there is none."""
+        mark = self.verb(version)
+        return [item for item in self.marks.get(version, ()) if item.record.mark == mark]
+
     def live_versions(self) -> set[bytes]:
         """Versions that are not forgotten."""
         return {v for v in self.versions if not ((m := self.verb(v)) and m.verb == FORGET)}
@@ -140,7 +145,11 @@ class Collector:
     def _rescue(
         self, census: _Census, versions: set[bytes], segments: set[bytes]
     ) -> Iterator[tuple[Context, Record]]:
-        """Live records that lie only in condemned packs, parents first."""
+        """Live records that lie only in condemned packs, parents first.
+
+        A mark is live as long as its version is in any pack, a condemned one too: packs are deleted one after the other, and a version
+        that outlived its mark by a crash would be back.
+        """
         todo = {i.location: v for v in versions if (i := self._only_condemned(census.versions[v]))}
         for name in _parents_first(segments, census):
             if item := self._only_condemned(census.segments[name]):
@@ -150,18 +159,14 @@ class Collector:
         for name in sorted(todo.values()):
             if item := self._only_condemned(census.versions[name]):
                 yield item.context, session_only(item.record)
-        for name, items in sorted(census.marks.items()):
-            stays = name in versions or any(
-                i.location.pack not in self.view.condemned for i in census.versions.get(name, ())
-            )
-            best = census.verb(name)
-            holders = [i for i in items if i.record.mark == best]
-            if stays and (item := self._only_condemned(holders)):
+        for name in sorted(census.versions):
+            if item := self._only_condemned(census.holding(name)):
                 yield item.context, item.record
 
     def _only_condemned(self, items: list[Found]) -> Found | None:
         """The first of them, if none lies in a pack that stays."""
-        return None if any(i.location.pack not in self.view.condemned for i in items) else items[0]
+        stays = any(i.location.pack not in self.view.condemned for i in items)
+        return None if stays or not items else items[0]
 
     def _move(self, rows: list[tuple[Context, Record]], condemned: set[bytes]) -> int:
         """Copy, prove, delete; bytes of the copies."""
@@ -178,6 +183,11 @@ class Collector:
                     raise ArchiveError(
                         f"{name.hex()} is live and was not found in a pack that stays: nothing was deleted"
                     )
+        for name in census.versions:
+            if self._only_condemned(census.holding(name)):
+                raise ArchiveError(
+                    f"the mark of {name.hex()} was not found in a pack that stays: nothing was deleted"
+                )
         for pack in sorted(condemned):
             self.view.store.delete(f"packs/{pack.hex()}")
         new = sum(size for pack, size in self.view.packs.items() if pack not in known)

@@ -59,6 +59,9 @@ class Lookup(Protocol):
     def entries(self, section: int) -> Iterator[tuple[int, Location]]:
         """All entries, as (key, place)."""
 
+    def holds(self, section: int) -> bool:
+        """Whether it has any entry of a section."""
+
 
 def key_of(identity: bytes) -> int:
     """First 48 bits, big-endian."""
@@ -94,6 +97,9 @@ class MemoryIndex:
 
     def find(self, section: int, identity: bytes) -> list[Location]:
         return self._sections[section].get(identity, [])
+
+    def holds(self, section: int) -> bool:
+        return bool(self._sections[section])
 
     def entries(self, section: int) -> Iterator[tuple[int, Location]]:
         for identity, locations in self._sections[section].items():
@@ -158,6 +164,9 @@ class FileIndex:
                 at += width - 1
             at = column.find(wanted, at + 1)
         return found
+
+    def holds(self, section: int) -> bool:
+        return self._counts[section] > 0
 
     def columns(self, section: int) -> tuple[U64, U64]:
         """(N,) keys and (N,) addresses. Raises CorruptError."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -39,6 +40,7 @@ TARGET_SIZE = 64 << 20  # bytes; a pack is closed before it grows over this
 MAX_SIZE = 1 << 30
 MAX_TABLE = 8 << 20
 MAX_CONTEXTS, MAX_PARENTS = 4096, 65536
+MANY_CHILDREN = 9  # then 16 bytes in the table are fewer than the distances back to the parent
 FIRST_READ = 2048  # bytes read at once for a record
 ALONE, TOWER = 0, 1  # context modes
 
@@ -113,7 +115,7 @@ class Builder:
     >>> n = b.context(Context(0, NONE, "acme", NONE, NONE, 1))
     >>> data = b.add(Record(n, name="empty", time=7)).finish()
     >>> len(data)
-    325
+    326
     """
 
     def __init__(self, epoch: int, time: int, salt: bytes):
@@ -145,7 +147,7 @@ class Builder:
 
     def finish(self) -> bytes:
         """The pack. Raises ContentError where a field or the pack is over a limit."""
-        outside = self._parents_outside()
+        outside = self._parents_in_table()
         table = self._table(list(outside))
         header = HEADER.pack(MAGIC, VERSION, 0, 0, self.epoch, self.time, self.salt, len(table), 0)[:-4]
         header += zlib.crc32(table, zlib.crc32(header)).to_bytes(4, "little")
@@ -153,10 +155,10 @@ class Builder:
         for r in self._records:
             how, reference = PARENT_NONE, 0
             if r.parent != NONE:
-                if r.parent in places:
-                    how, reference = PARENT_BACK, offset - places[r.parent]
-                elif (number := outside.get(r.parent)) is not None:
+                if (number := outside.get(r.parent)) is not None:
                     how, reference = PARENT_TABLE, number
+                elif r.parent in places:
+                    how, reference = PARENT_BACK, offset - places[r.parent]
                 else:
                     how = PARENT_INLINE
             if r.id is not None:
@@ -171,12 +173,14 @@ class Builder:
         foot += digest(PERSON, body, foot)
         return body + foot + zlib.crc32(foot).to_bytes(4, "little") + END
 
-    def _parents_outside(self) -> dict[bytes, int]:
-        """Parents that lie in other packs, numbered; those beyond the table's limit stand inline."""
-        inside, outside = set[bytes](), dict[bytes, int]()
+    def _parents_in_table(self) -> dict[bytes, int]:
+        """Parents that lie in other packs, and those with many children, numbered; beyond the table's limit they stand inline."""
+        inside, outside, children = set[bytes](), dict[bytes, int](), Counter[bytes]()
         for r in self._records:
-            if r.parent != NONE and r.parent not in inside and len(outside) < MAX_PARENTS:
-                outside.setdefault(r.parent, len(outside))
+            if r.parent != NONE and len(outside) < MAX_PARENTS:
+                children[r.parent] += 1
+                if r.parent not in inside or children[r.parent] == MANY_CHILDREN:
+                    outside.setdefault(r.parent, len(outside))
             if r.id is not None:
                 inside.add(r.id)
         return outside
@@ -255,13 +259,13 @@ class Pack:
                 continue
             at += raw.size
             r = raw.record
+            if r.id is not None:
+                ids[offset] = r.id
             if raw.how == PARENT_BACK:
                 if raw.reference not in ids:
                     yield Damage(offset, raw.size, f"the parent of the record at byte {offset} is damaged")
                     continue
                 r = replace(r, parent=ids[raw.reference])
-            if r.id is not None:
-                ids[offset] = r.id
             yield offset, r
 
     def _resynchronise(self, data: memoryview, at: int) -> int:

@@ -25,7 +25,9 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """>>> Plan(1, bytes(16), frozenset()).name
+        """Of its file.
+
+        >>> Plan(1, bytes(16), frozenset()).name
         'collect/0000000000000001'
         """
         return f"collect/{self.epoch:016x}"

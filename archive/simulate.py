@@ -66,12 +66,9 @@ class SimDisk:
         twin.clock, twin.drawn = self.clock, self.drawn
         return twin
 
-    def crashes(self) -> Iterator[State]:
-        """Every state that a power cut now may leave."""
-        choices: list[list[str]] = [
-            ["lost", "half", "zeros", "kept"] if change.what == "bytes" else ["lost", "kept"]
-            for change in self.pending
-        ]
+    def crashes(self, unread: str | None = None) -> Iterator[State]:
+        """Every state that a power cut now may leave. Names in the folder ``unread``, which nothing reads, are not varied."""
+        choices = [_outcomes(change, unread) for change in self.pending]
         for chosen in itertools.product(*choices):
             state = self.durable.copy()
             for change, outcome in zip(self.pending, chosen, strict=True):
@@ -133,13 +130,13 @@ class SimDisk:
         if path not in self.seen.folders:
             raise FileNotFoundError(2, "no such folder", path)
         listed = [(p.rpartition("/"), i) for p, i in self.seen.names.items()]
-        return [(name, len(self.seen.data[i])) for (folder, _, name), i in listed if folder == path]
+        return [(name, len(self.seen.data.get(i, b""))) for (folder, _, name), i in listed if folder == path]
 
     def read(self, path: str, offset: int, size: int) -> bytes:
-        return self.seen.data[self._inode(path)][offset : offset + size]
+        return self.seen.data.get(self._inode(path), b"")[offset : offset + size]
 
     def view(self, path: str) -> memoryview:
-        return memoryview(self.seen.data[self._inode(path)])
+        return memoryview(self.seen.data.get(self._inode(path), b""))
 
     def now(self) -> int:
         return self.clock
@@ -181,6 +178,12 @@ class SimDisk:
     def _need_folder(self, path: str) -> None:
         if path.rpartition("/")[0] not in self.seen.folders:
             raise FileNotFoundError(2, "no such folder", path)
+
+
+def _outcomes(change: Change, unread: str | None) -> list[str]:
+    if change.what == "bytes":
+        return ["lost", "half", "zeros", "kept"]
+    return ["kept"] if change.path.rpartition("/")[0] == unread else ["lost", "kept"]
 
 
 def _parents(path: str) -> set[str]:

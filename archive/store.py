@@ -39,6 +39,9 @@ class Store(Protocol):
     def delete(self, name: str) -> None:
         """Gone when it returns; a missing one is fine. Raises StoreError."""
 
+    def settle(self, folder: str) -> None:
+        """What is listed in a folder now is durable when this returns, whoever put it. Raises WriterFailed."""
+
     def now(self) -> int:
         """Seconds since 1970."""
 
@@ -65,7 +68,7 @@ class DirectoryStore:
 
     def put(self, name: str, data: bytes) -> bool:
         if self.failed:
-            raise WriterFailed(f"an earlier sync failed ({self.failed}): open the archive again and check it")
+            raise _stopped(self.failed)
         temporary = "tmp/" + self.disk.random(16).hex()
         try:
             self.disk.write_new(temporary, data)
@@ -120,6 +123,11 @@ class DirectoryStore:
             raise _named(f"delete {name}", exc) from exc
         self._sync_directory(_folder(name))
 
+    def settle(self, folder: str) -> None:
+        if self.failed:
+            raise _stopped(self.failed)
+        self._sync_directory(folder)
+
     def now(self) -> int:
         return self.disk.now()
 
@@ -145,6 +153,10 @@ class DirectoryStore:
             self.disk.unlink(temporary)
         except OSError:
             pass
+
+
+def _stopped(why: str) -> WriterFailed:
+    return WriterFailed(f"an earlier sync failed ({why}): open the archive again and check it")
 
 
 def _folder(name: str) -> str:

@@ -123,7 +123,7 @@ class Verifier:
     def _check_found(self, item: Found) -> None:
         """The record must be found by what it is called."""
         for section, identity in keys_of(item.record, item.context):
-            if all(found.location != item.location for found in self.view.find(section, identity)):
+            if item.location not in self.view.places(section, identity):
                 where = f"{item.location.pack.hex()} at {item.location.offset}"
                 self._wrong(
                     "index", SECTIONS[section], f"the record in {where} is not found through any index"

@@ -174,7 +174,7 @@ class View:
     def find(self, section: int, identity: bytes) -> list[Found]:
         """Records by segment id, session key or version id, whose full identity fits. In the order of their places."""
         found = []
-        for location in self._locations(section, identity):
+        for location in self.places(section, identity):
             try:
                 item = self.at(location)
             except FormatError as exc:
@@ -209,6 +209,8 @@ class View:
 
     def state(self, version: bytes) -> tuple[int, int]:
         """(verb, counter) that holds for a version; (RESTORE, 0) where no mark was made."""
+        if not any(index.holds(MARKS) for index in self._lookups()):
+            return RESTORE, 0
         marks = [item.record.mark for item in self.find(MARKS, version) if item.record.mark]
         counter, verb = max(((m.counter, -m.verb) for m in marks), default=(0, RESTORE))
         return -verb, counter
@@ -254,7 +256,8 @@ class View:
             pass
         return None
 
-    def _locations(self, section: int, identity: bytes) -> list[Location]:
+    def places(self, section: int, identity: bytes) -> list[Location]:
+        """Where records by this name may lie, in packs that are there; nothing is read."""
         places = set(self.tail.find(section, identity))
         for index in list(self.indexes.values()):
             places.update(self._guard(index, lambda i: i.find(section, identity)))

@@ -11,8 +11,9 @@ A crash leaves all sessions of a pack or none of them; see the table in FORMAT.m
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -103,7 +104,7 @@ class Writer:
 
     def __init__(self, view: View, codecs: Sequence[SegmentCodec]):
         self.view, self.codecs = view, codecs
-        self._proved: dict[bytes, Location] = {}
+        self._proved: dict[bytes, tuple[Location, bytes]] = {}  # and the digest of the tokens
 
     def put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
         """Freeze sessions; a receipt each, once all are durable. See `Archive.put`."""
@@ -114,6 +115,8 @@ class Writer:
         self._number(drafts)
         unwritten = dict(fresh)
         self._publish(_session_records(drafts, unwritten), fresh)
+        if relied:  # another writer may stand between its link and its sync
+            self.view.store.settle("packs")
         self._fence(drafts, relied)
         return [_receipt(d, fresh) for d in drafts]
 
@@ -193,9 +196,12 @@ class Writer:
 
     def _prove(self, segment: _Segment) -> Location | None:
         """Where a segment is stored such that it decodes to these tokens; None: nowhere that may be relied on."""
-        known = self._proved.get(segment.id)
-        if known and known.pack in self.view.packs and known.pack not in self.view.condemned:
-            return known
+        if known := self._proved.get(segment.id):
+            location, tokens_digest = known
+            if tokens_digest != identity.tokens_digest(segment.tokens):
+                raise _collision(segment.id)
+            if location.pack in self.view.packs and location.pack not in self.view.condemned:
+                return location
         for item in self.view.find(SEGMENTS, segment.id):
             codec = codec_of(self.codecs, item.context)
             if item.location.pack in self.view.condemned or codec is None:
@@ -218,7 +224,7 @@ class Writer:
                     "decodes to other tokens than its id says",
                 )
                 continue
-            self._remember(segment.id, item.location)
+            self._remember(segment, item.location)
             return item.location
         return None
 
@@ -268,11 +274,15 @@ class Writer:
             for context, record in rest:
                 if builder.full:
                     break
-                builder.add(_in_context(record, builder.context(context)))
+                builder.add(record.in_context(builder.context(context)))
                 taken += 1
             rest = rest[taken:]
             data = builder.finish()
-            self._put_pack(data, self._parsed(data, len(builder), fresh))
+            found = self._parsed(data, len(builder), fresh)
+            self._put_pack(data, found)
+            for item in found:
+                if segment := fresh.get(item.record.id or NONE):
+                    self._remember(segment, item.location)
 
     def _parsed(self, data: bytes, count: int, fresh: dict[bytes, _Segment]) -> list[Found]:
         """Read the pack as a reader would, decode every new segment and compare, before a byte is written."""
@@ -300,9 +310,6 @@ class Writer:
         name = _pack_name(data)
         self.view.store.put(f"packs/{name.hex()}", data)
         self.view.add_pack(name, len(data), found)
-        for item in found:
-            if item.record.id is not None:
-                self._remember(item.record.id, item.location)
 
     def _fence(self, drafts: list[_Draft], relied: dict[bytes, Location]) -> None:
         """Step 7: put again what was relied on and is condemned now. Raises Fenced."""
@@ -353,10 +360,10 @@ class Writer:
             yield from (p.location for p in places)
             leaf = places[0].record.parent
 
-    def _remember(self, segment: bytes, location: Location) -> None:
+    def _remember(self, segment: _Segment, location: Location) -> None:
         if len(self._proved) >= PROVED:
             self._proved.clear()
-        self._proved[segment] = location
+        self._proved[segment.id] = location, identity.tokens_digest(segment.tokens)
 
 
 def segment_only(record: Record) -> Record:
@@ -384,19 +391,16 @@ def _session_records(
             yield leaf.context, _segment_record(leaf)
             leaf = None
         if d.version is None:
-            record = _segment_record(leaf) if leaf else Record(0, d.leaf)
+            r = _segment_record(leaf) if leaf else Record(0, d.leaf)
+            name = d.session.name
             yield (
                 d.context,
-                replace(record, name=d.session.name, number=d.number, time=d.time, labels=d.labels),
+                Record(0, r.parent, r.id, r.tokens, r.bitstring, name, d.number, d.time, d.labels),
             )
 
 
 def _segment_record(segment: _Segment) -> Record:
     return Record(0, segment.parent, segment.id, len(segment.tokens), segment.data)
-
-
-def _in_context(record: Record, number: int) -> Record:
-    return replace(record, context=number)
 
 
 def _receipt(d: _Draft, fresh: dict[bytes, _Segment]) -> Receipt:
@@ -413,10 +417,13 @@ def _version_id(d: _Draft) -> bytes:
     return identity.version_id(key, d.number, d.leaf, d.time)
 
 
+_domain_id = functools.lru_cache(maxsize=4096)(identity.domain_id)
+
+
 def _context(
     kind: int, name: str, codec: SegmentCodec, target: bytes = NONE, session_kind: int = 2
 ) -> Context:
-    domain = identity.domain_id(kind, name)
+    domain = _domain_id(kind, name)
     return Context(
         kind, domain, name, codec.tokenizer, codec.bundle_id, codec.contract, target, session_kind, codec.mode
     )

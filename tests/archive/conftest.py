@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -71,9 +71,3 @@ def disk() -> SimDisk:
 def archive(disk: SimDisk, codec: ZlibCodec) -> Archive:
     """Empty, on a simulated disk."""
     return Archive.create(DirectoryStore(disk), [codec])
-
-
-@pytest.fixture
-def ids() -> Callable[..., Tokens]:
-    """``ids(1, 2, 3)``: token ids."""
-    return lambda *values: np.array(values, np.int64)

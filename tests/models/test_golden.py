@@ -39,7 +39,9 @@ def codec(request: pytest.FixtureRequest) -> Codec:
 
 def test_there_is_a_file_for_each_layout() -> None:
     bundle = Bundle.load("mini").id.hex()
-    assert {p.stem.removeprefix(bundle + "-") for p in FILES if p.stem.startswith(bundle)} == set(maker().LAYOUTS)
+    assert {p.stem.removeprefix(bundle + "-") for p in FILES if p.stem.startswith(bundle)} == set(
+        maker().LAYOUTS
+    )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem[-8:])

@@ -1,0 +1,267 @@
+"""Damage: every flipped bit is detected and never gives other tokens; damaged archives by the name of their defect; parsers fed with anything."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pltz.archive import index, record
+from pltz.archive.archive import Archive
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.identity import NONE, digest
+from pltz.archive.index import FileIndex
+from pltz.archive.pack import Builder, Context, Damage, Pack
+from pltz.archive.plan import Plan
+from pltz.archive.record import Mark, Place, Record
+from pltz.archive.settings import Settings
+from pltz.archive.simulate import SimDisk, State
+from pltz.archive.store import DirectoryStore
+from pltz.archive.writer import NewSession
+from pltz.plt_codec.errors import CorruptError, FormatError, PltzError, VersionError
+
+PROMPT = np.arange(30)
+
+
+@pytest.fixture
+def small(archive: Archive, disk: SimDisk) -> State:
+    """Two sessions below a prompt, one with two versions of which one is forgotten, an index, a plan."""
+    sessions = [("a", [3] * 9, {}), ("b", [4] * 9, {}), ("a", [7], {"k": "v"})]
+    archive.put([NewSession(n, [PROMPT, np.array(t)], shared=1, labels=label) for n, t, label in sessions])
+    archive.write_index()
+    archive.forget([archive.version("a", number=1)])
+    archive.collect(small=0, dead_share=0.01)
+    return disk.seen
+
+
+def with_file(state: State, path: str, data: bytes) -> SimDisk:
+    changed = state.copy()
+    changed.data[changed.names[path]] = data
+    return SimDisk(changed, seed=9)
+
+
+def test_every_flipped_bit_is_detected(small: State, codec: SegmentCodec) -> None:
+    truth = Archive.open(DirectoryStore(SimDisk(small)), [codec])
+    tokens = {(v.name, v.number): truth.tower(v).tokens.tolist() for v in truth.ls(history=True)}
+    files = small.files()
+    assert {p.split("/")[0] for p in files} == {"archive.json", "packs", "index", "collect"}
+    for path, data in files.items():
+        for bit in range(8 * len(data)):
+            flipped = bytearray(data)
+            flipped[bit // 8] ^= 1 << bit % 8
+            disk = with_file(small, path, bytes(flipped))
+            try:
+                archive = Archive.open(DirectoryStore(disk), [codec])
+            except PltzError:
+                continue
+            assert not archive.verify().sound, (path, bit)
+            if bit % 8 == 0:
+                for (name, number), wanted in tokens.items():
+                    try:
+                        assert archive.get(name, number=number).tokens.tolist() == wanted
+                    except PltzError:
+                        continue
+
+
+def first(state: State, folder: str) -> tuple[str, bytes]:
+    path = min(p for p in state.files() if p.startswith(folder))
+    return path, state.files()[path]
+
+
+DEFECTS: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda d: b"",
+    "one-byte": lambda d: d[:1],
+    "cut-in-half": lambda d: d[: len(d) // 2],
+    "last-byte-missing": lambda d: d[:-1],
+    "byte-appended": lambda d: d + b"\0",
+    "zeroed": lambda d: bytes(len(d)),
+    "head-zeroed": lambda d: bytes(64) + d[64:],
+    "tail-zeroed": lambda d: d[:-64] + bytes(64),
+    "middle-zeroed": lambda d: d[: len(d) // 2 - 20] + bytes(40) + d[len(d) // 2 + 20 :],
+    "first-byte-removed": lambda d: d[1:],
+    "doubled": lambda d: d + d,
+    "reversed": lambda d: d[::-1],
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+@pytest.mark.parametrize("folder", ["packs", "index", "archive.json", "collect"])
+def test_damaged_archives(small: State, codec: SegmentCodec, folder: str, defect: str) -> None:
+    path, data = first(small, folder)
+    disk = with_file(small, path, DEFECTS[defect](data))
+    if folder in ("archive.json", "collect"):
+        with pytest.raises(PltzError):
+            Archive.open(DirectoryStore(disk), [codec])
+        return
+    archive = Archive.open(DirectoryStore(disk), [codec])
+    report = archive.verify(decode=True)
+    assert not report.sound
+    for v in archive.ls(history=True):
+        try:
+            assert len(archive.tower(v).tokens) in (31, 39)
+        except PltzError:
+            assert folder == "packs"
+    if folder == "index":
+        assert not report.lost and len(list(archive.ls())) == 2
+        archive.rebuild()
+        assert archive.verify(decode=True).sound
+
+
+def pack_of(count: int, salt: bytes = b"s" * 16) -> bytes:
+    builder = Builder(0, 100, salt)
+    context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
+    parent = NONE
+    for n in range(count):
+        name = digest(b"test", bytes([n]))
+        builder.add(Record(context, parent, name, 5, b"payload %d" % n, f"s{n}", 1, 100))
+        parent = name
+    return builder.finish()
+
+
+def test_a_pack_reads_past_damage() -> None:
+    data = pack_of(10)
+    whole = [item for item in Pack.of(data).scan() if not isinstance(item, Damage)]
+    assert len(whole) == 10
+    hurt = bytearray(data)
+    hurt[whole[3][0] + 4] ^= 0xFF
+    found = list(Pack.of(bytes(hurt)).scan())
+    damage = [item for item in found if isinstance(item, Damage)]
+    assert [item.offset for item in damage] == [
+        whole[3][0],
+        whole[4][0],
+    ]  # the record, and the child that names it
+    assert [item[1].name for item in found if not isinstance(item, Damage)] == [
+        f"s{n}" for n in (0, 1, 2, 5, 6, 7, 8, 9)
+    ]
+
+
+@pytest.mark.parametrize("half", ["front", "back"])
+def test_either_header_is_enough(half: str) -> None:
+    data = bytearray(pack_of(3))
+    at = 10 if half == "front" else len(data) - 40
+    data[at] ^= 1
+    pack = Pack.of(bytes(data))
+    assert sum(1 for item in pack.scan() if not isinstance(item, Damage)) == 3
+    assert pack.damaged_copies
+    with pytest.raises(CorruptError, match="header"):
+        pack.verify()
+
+
+def test_a_bitstring_that_looks_like_a_record_is_none() -> None:
+    inner = pack_of(1, b"x" * 16)
+    begin, end = Pack.of(inner).begin, Pack.of(inner).end
+    builder = Builder(0, 100, b"s" * 16)
+    context = builder.context(Context(0, b"d" * 16, "acme", b"t" * 16, b"b" * 16, 1))
+    builder.add(Record(context, NONE, b"i" * 16, 5, inner[begin:end] * 50, "victim", 1, 100))
+    data = bytearray(builder.finish())
+    data[Pack.of(bytes(data)).begin + 3] ^= 1
+    assert all(isinstance(item, Damage) for item in Pack.of(bytes(data)).scan())
+
+
+names = st.text(st.characters(codec="utf-8"), max_size=20)
+identities = st.binary(min_size=16, max_size=16)
+
+
+@given(
+    parent=st.one_of(st.just(NONE), identities),
+    name=identities,
+    bitstring=st.binary(max_size=300),
+    session=st.one_of(st.none(), names),
+    number=st.integers(1, 2**32 - 1),
+    time=st.integers(7, 7 + 2**32 - 1),
+    labels=st.dictionaries(names, names, max_size=3),
+    epoch=st.integers(0, 2**64 - 1),
+)
+def test_records_come_back(
+    parent: bytes,
+    name: bytes,
+    bitstring: bytes,
+    session: str | None,
+    number: int,
+    time: int,
+    labels: dict[str, str],
+    epoch: int,
+) -> None:
+    builder = Builder(epoch, 7, b"salt" * 4)
+    context = builder.context(Context(0, b"d" * 16, "tenant", b"t" * 16, b"b" * 16, 1))
+    r = Record(context, parent, name, len(bitstring), bitstring, session, time=7)
+    if session is not None:
+        r = Record(context, parent, name, 3, bitstring, session, number, time, record.pack_labels(labels))
+    mark = Record(context, mark=Mark(name, number, 1))
+    pack = Pack.of(builder.add(r).add(mark).finish())
+    assert [item[1] for item in pack.scan() if not isinstance(item, Damage)] == [r, mark]
+    assert pack.head.epoch == epoch and record.unpack_labels(r.labels) == (
+        labels if session is not None else {}
+    )
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200))
+@example(b"")
+def test_parsers_take_anything(data: bytes) -> None:
+    for parse in (Pack.of, FileIndex.of, Plan.decode, Settings.decode):
+        with pytest.raises(FormatError):
+            parse(data)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=100), st.integers(0, 255))
+def test_a_record_of_any_bytes_with_a_right_check(body: bytes, flags: int) -> None:
+    place = Place(b"s" * 16, 500, 0, 1, [b"p" * 16])
+    raw = bytes([place.salt[0], flags, len(body)]) + body
+    check = zlib.crc32(raw, zlib.crc32(place.salt + (500).to_bytes(8, "little")))
+    try:
+        parsed = record.decode(raw + check.to_bytes(4, "little"), 0, place)
+    except FormatError:
+        return
+    assert parsed.size == len(raw) + 4 and parsed.record.tokens <= 65536 * (len(body) + 1)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_pack_with_bytes_changed_gives_its_own_records_or_none(data: st.DataObject) -> None:
+    original = pack_of(4)
+    truth = {item[1] for item in Pack.of(original).scan() if not isinstance(item, Damage)}
+    hurt = bytearray(original)
+    for _ in range(data.draw(st.integers(1, 5))):
+        at = data.draw(st.integers(0, len(hurt) - 1))
+        hurt[at : at + data.draw(st.integers(0, 8))] = data.draw(st.binary(max_size=8))
+    try:
+        found = {item[1] for item in Pack.of(bytes(hurt)).scan() if not isinstance(item, Damage)}
+    except FormatError:
+        return
+    assert found <= truth
+
+
+def test_a_newer_pack_index_and_verb_are_refused_by_name() -> None:
+    data = bytearray(pack_of(1))
+    size = struct.unpack_from("<I", data, 40)[0]
+    for at in (0, len(data) - 36 - 48):
+        data[at + 4] = 2
+        table = data[48 : 48 + size]
+        struct.pack_into("<I", data, at + 44, zlib.crc32(table, zlib.crc32(data[at : at + 44])))
+    with pytest.raises(VersionError, match="newer pltz"):
+        Pack.of(bytes(data))
+    place = Place(b"s" * 16, 500, 0, 1, [])
+    body = b"\0" + b"v" * 16 + b"\1\7"
+    raw = bytes([place.salt[0], 0x80, len(body)]) + body
+    check = zlib.crc32(raw, zlib.crc32(place.salt + (500).to_bytes(8, "little")))
+    with pytest.raises(VersionError, match="newer"):
+        record.decode(raw + check.to_bytes(4, "little"), 0, place)
+
+
+def test_hostile_counts_claim_no_memory() -> None:
+    head = index.HEADER.pack(index.MAGIC, 1, 4, 0, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    with pytest.raises(CorruptError, match="does not fit"):
+        FileIndex.of(head + bytes(16))
+    head = index.HEADER.pack(index.MAGIC, 1, 4, 0, 0, 0xFFFFFFFF, 0, 0, 0)[:-4]
+    with pytest.raises(CorruptError, match="expected an index of"):
+        FileIndex.of(head + zlib.crc32(head).to_bytes(4, "little") + bytes(16))
+    place = Place(b"s" * 16, 500, 0, 1, [])
+    with pytest.raises(CorruptError, match="claims"):
+        record.decode(b"s\1\xff\xff\xff\xff\x0f" + bytes(50), 0, place)

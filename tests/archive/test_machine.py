@@ -1,0 +1,163 @@
+"""A state machine: several open archives over one disk, with faults and crashes, against a model of plain dictionaries."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import BytesCodec
+from pltz.archive.errors import ArchiveError, NotFound, WriterFailed
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import DirectoryStore
+from pltz.archive.writer import NewSession
+
+HANDLES = 3
+NAMES = st.sampled_from(["a", "b", "c"])
+TURNS = st.lists(st.lists(st.integers(0, 255), max_size=4), min_size=1, max_size=3)
+
+
+class ArchiveMachine(RuleBasedStateMachine):
+    """The model: (tenant, name) -> list of (number, tokens); forgotten ones may vanish when collected."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk = SimDisk()
+        self.codec = BytesCodec()
+        self.model: dict[tuple[str, str], dict[int, tuple[int, ...]]] = {}
+        self.forgotten: set[tuple[str, str, int]] = set()
+        self.handles: list[Archive] = []
+
+    @initialize()
+    def start(self) -> None:
+        Archive.create(DirectoryStore(self.disk), [self.codec])
+        self.handles = [self.open() for _ in range(HANDLES)]
+
+    def open(self) -> Archive:
+        return Archive.open(DirectoryStore(self.disk), [self.codec])
+
+    def session(self, tenant: str, name: str, turns: list[list[int]]) -> NewSession:
+        return NewSession(name, [np.arange(30), *(np.array(t, np.int64) for t in turns)], tenant, shared=1)
+
+    def learn(self, session: NewSession, number: int) -> None:
+        tokens = tuple(np.concatenate(list(session.segments)).astype(int).tolist())
+        self.model.setdefault((session.tenant, session.name), {})[number] = tokens
+        self.forgotten.discard((session.tenant, session.name, number))  # collected: numbers start again
+
+    @rule(handle=st.integers(0, HANDLES - 1), tenant=st.sampled_from("xy"), name=NAMES, turns=TURNS)
+    def put(self, handle: int, tenant: str, name: str, turns: list[list[int]]) -> None:
+        session = self.session(tenant, name, turns)
+        receipt = self.handles[handle].put([session])[0]
+        known = {n for n in self.model.get((tenant, name), {}) if (tenant, name, n) not in self.forgotten}
+        assert receipt.unchanged == (receipt.number in known)
+        self.learn(session, receipt.number)
+
+    @rule(handle=st.integers(0, HANDLES - 1), rows=st.lists(st.tuples(NAMES, TURNS), max_size=4))
+    def put_many(self, handle: int, rows: list[tuple[str, list[list[int]]]]) -> None:
+        sessions = [self.session("x", name, turns) for name, turns in rows]
+        for session, receipt in zip(sessions, self.handles[handle].put(sessions), strict=True):
+            self.learn(session, receipt.number)
+
+    @rule(handle=st.integers(0, HANDLES - 1), data=st.data())
+    def forget(self, handle: int, data: st.DataObject) -> None:
+        if known := list(self.handles[handle].ls(history=True)):
+            v = data.draw(st.sampled_from(known))
+            assert self.handles[handle].forget([v]) == 1
+            self.forgotten.add((v.tenant, v.name, v.number))
+
+    @rule(handle=st.integers(0, HANDLES - 1), data=st.data())
+    def restore(self, handle: int, data: st.DataObject) -> None:
+        known = [v for v in self.handles[handle].ls(history=True, forgotten=True) if v.forgotten]
+        if known:
+            v = data.draw(st.sampled_from(known))
+            try:
+                self.handles[handle].restore([v])
+            except (ArchiveError, NotFound):
+                return  # its segments were collected: it stays forgotten
+            self.forgotten.discard((v.tenant, v.name, v.number))
+
+    @rule(handle=st.integers(0, HANDLES - 1), share=st.sampled_from([0.01, 0.5]))
+    def collect(self, handle: int, share: float) -> None:
+        self.handles[handle].collect(dead_share=share)
+
+    @rule(handle=st.integers(0, HANDLES - 1), everything=st.booleans())
+    def index(self, handle: int, everything: bool) -> None:
+        self.handles[handle].write_index(everything=everything)
+
+    @rule(handle=st.integers(0, HANDLES - 1))
+    def rebuild(self, handle: int) -> None:
+        self.handles[handle].rebuild()
+
+    @rule(handle=st.integers(0, HANDLES - 1))
+    def reopen(self, handle: int) -> None:
+        self.handles[handle] = self.open()
+
+    @rule(
+        handle=st.integers(0, HANDLES - 1),
+        call=st.integers(1, 7),
+        code=st.sampled_from([errno.ENOSPC, errno.EIO]),
+        kept=st.booleans(),
+    )
+    def put_with_a_fault(self, handle: int, call: int, code: int, kept: bool) -> None:
+        session = self.session("z", "fault", [[call]])
+        self.disk.fail_at = {self.disk.calls + call: OSError(code, "no")}
+        try:
+            self.learn(session, self.handles[handle].put([session])[0].number)
+        except (
+            WriterFailed
+        ):  # whether what was not synced lasts is open: the machine goes down one way or the other
+            if kept:
+                self.disk.sync_directory("packs")
+            self.power_cut()
+            self.maybe(session)
+        except ArchiveError:
+            self.maybe(session)
+        self.disk.fail_at = {}
+
+    def maybe(self, session: NewSession) -> None:
+        """Not acknowledged: it may be there all the same, whole."""
+        for v in self.open().history(session.name, session.tenant):
+            if not v.forgotten:
+                tokens = tuple(self.open().tower(v).tokens.tolist())
+                assert tokens == self.model.get((v.tenant, v.name), {}).get(v.number, tokens) or (
+                    (v.tenant, v.name, v.number) in self.forgotten
+                )
+                self.model.setdefault((v.tenant, v.name), {})[v.number] = tokens
+                self.forgotten.discard((v.tenant, v.name, v.number))
+
+    @precondition(lambda self: self.handles)
+    @rule()
+    def power_cut(self) -> None:
+        self.disk = SimDisk(self.disk.durable, seed=self.disk.drawn)
+        self.handles = [self.open() for _ in range(HANDLES)]
+
+    @rule(handle=st.integers(0, HANDLES - 1))
+    def verify(self, handle: int) -> None:
+        report = self.handles[handle].verify(decode=True)
+        assert report.sound, report
+
+    @invariant()
+    def everything_is_there(self) -> None:
+        if not self.handles:
+            return
+        expected: dict[Any, Any] = {
+            (*key, number): tokens
+            for key, versions in self.model.items()
+            for number, tokens in versions.items()
+            if (*key, number) not in self.forgotten
+        }
+        for archive in (self.open(), self.handles[0]):
+            found = {
+                (v.tenant, v.name, v.number): tuple(archive.tower(v).tokens.tolist())
+                for v in archive.ls(history=True)
+            }
+            assert found == expected
+
+
+TestArchive = ArchiveMachine.TestCase
+TestArchive.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

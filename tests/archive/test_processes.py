@@ -1,0 +1,88 @@
+"""Real processes over a real directory: writers and a collector side by side, and writers killed with SIGKILL in a loop."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import BytesCodec
+from pltz.archive.writer import NewSession
+
+WRITER = """
+import sys
+import numpy as np
+from pltz.archive.archive import Archive
+from pltz.archive.codec import BytesCodec
+from pltz.archive.errors import ArchiveError
+from pltz.archive.writer import NewSession
+place, who, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+archive = Archive.open(place, [BytesCodec()])
+for n in range(count):
+    prompt, own, turn = np.arange(50), np.frombuffer(b"writer %d" % (n // 3), np.uint8), np.frombuffer(who.encode() + b" %d" % n, np.uint8)
+    archive.put([NewSession(f"{who}-{n // 2}", [prompt, own, turn], shared=1)])
+    print(f"{who}-{n // 2} {n}", flush=True)
+    if who == "w0" and n % 5 == 4:
+        try:
+            archive.collect()
+        except ArchiveError as exc:
+            print(f"collector: {exc}", file=sys.stderr)
+"""
+
+
+def start(place: Path, who: str, count: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(place), who, str(count)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def check(place: Path, acknowledged: list[str]) -> None:
+    """Every acknowledged line is a version with its tokens, and nothing is wrong."""
+    archive = Archive.open(place, [BytesCodec()])
+    report = archive.verify(decode=True)
+    assert report.sound, report
+    for line in acknowledged:
+        name, number = line.split()
+        ends = [bytes(archive.tower(v).tokens[-12:].astype(np.uint8)) for v in archive.history(name)]
+        assert any(end.endswith(f"{name.split('-')[0]} {number}".encode()) for end in ends), line
+
+
+def test_writers_and_a_collector_side_by_side(tmp_path: Path) -> None:
+    place = tmp_path / "cold"
+    Archive.create(place, [BytesCodec()])
+    writers = [start(place, f"w{i}", 20) for i in range(3)]
+    results = [w.communicate(timeout=60) for w in writers]
+    assert [w.returncode for w in writers] == [0, 0, 0], results
+    lines = [line for out, _ in results for line in out.splitlines()]
+    assert len(lines) == 60
+    check(place, lines)
+    archive = Archive.open(place, [BytesCodec()])
+    archive.collect()
+    archive.collect()
+    check(place, lines)
+    assert len(list(archive.ls())) == 30
+
+
+def test_killed_writers_leave_what_they_acknowledged(tmp_path: Path) -> None:
+    place = tmp_path / "cold"
+    Archive.create(place, [BytesCodec()])
+    lines: list[str] = []
+    for turn in range(6):
+        writer = start(place, f"w{turn}", 10_000)
+        assert writer.stdout
+        lines.append(writer.stdout.readline().strip())
+        time.sleep(0.02 * turn + 0.01)
+        writer.send_signal(signal.SIGKILL)
+        rest, _ = writer.communicate(timeout=60)
+        lines += rest.splitlines()[:-1]  # the last line may be half a line
+    check(place, lines)
+    Archive.open(place, [BytesCodec()]).put([NewSession("after", [np.arange(3)])])
+    check(place, lines)

@@ -1,0 +1,146 @@
+"""Export, restore, merge and the layout of training rows agree with the codec (models/training/)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pltz.models.bundle import Bundle
+from pltz.models.tokenizer import SPECIALS as TOKENIZER_SPECIALS
+from pltz.models.training import batches
+from pltz.models.training.calibrate import groups, scaled
+from pltz.models.training.export import export, restore
+from pltz.models.training.merge import merge
+from pltz.models.training.net import Net, NetConfig, block_mask
+from pltz.models.training.prepare import SPECIALS, bisect_order
+from pltz.plt_codec.engine import Job, TorchEngine
+from pltz.plt_codec.layout import Block, Layout, default_lanes
+from pltz.plt_codec.weights import Weights
+
+SMALL = NetConfig(
+    vocab=512, d=64, layers=2, heads=4, kv_heads=2, head_dim=16, hidden=128, memory=16, block=64
+)
+
+
+def small_net() -> Net:
+    torch.manual_seed(1)
+    net = Net(SMALL)
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            if name.endswith(("classes", "class_shift", "bias")):
+                p.normal_(0, 0.1)
+    return net
+
+
+def exported(net: Net) -> Weights:
+    return export({k: v.double().numpy() for k, v in net.state_dict().items()}, SMALL.to_dict())
+
+
+def rows(tokens: np.ndarray) -> dict[str, torch.Tensor]:
+    part = batches.lay(tokens, SMALL.block, lambda t: default_lanes(t, SMALL.block), 0)
+    return {k: torch.from_numpy(part[i][None].astype(np.int32)) for i, k in enumerate(batches.KEYS)}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_the_integers_code_as_well_as_the_floats() -> None:
+    """The exported model's code length is the trained one's, block after block, in lanes."""
+    net, tokens = small_net(), np.random.default_rng(0).integers(32, 512, 150)
+    batch = rows(tokens)
+    with torch.no_grad():
+        x, table = net.body(batch["input"], batch["position"], block_mask(batch, SMALL.memory))
+        keep = batch["target"] >= 0
+        first, second = net.losses(x[keep], table, batch["target"][keep].long())
+    engine, bits, memory = TorchEngine(exported(net)), 0.0, None
+    for block in Layout().blocks(150, SMALL.block):
+        part = tokens[block.start : block.start + block.tokens]
+        job = Job(block, block.inputs(part, int(tokens[block.start - 1]) if block.start else 0), memory)
+        (residual,), (memory,) = engine.parallel([job])
+        at = np.flatnonzero(block.predicting().reshape(-1))
+        ids = part[block.targets().reshape(-1)[at]]
+        row = np.arange(len(ids))
+        classes = engine.class_frequencies(residual[at])[row, ids // 128]
+        members = engine.member_frequencies(residual[at], ids // 128)[row, ids % 128]
+        bits += float((48 - np.log2(classes) - np.log2(members)).sum())
+    floats = float((first + second).sum()) / np.log(2)
+    assert abs(bits - floats) < 0.01 * floats
+
+
+def test_restore_undoes_export() -> None:
+    weights = exported(small_net())
+    again = export(restore(weights), SMALL.to_dict())
+    for name, tensor in weights.tensors.items():
+        difference = np.abs(tensor.astype(np.int64) - again[name].astype(np.int64))
+        assert (difference <= 1 + np.abs(tensor.astype(np.int64)) * 0.002).all(), name
+
+
+def test_merge_of_one_model_with_itself_is_that_model() -> None:
+    weights = exported(small_net())
+    both = merge(weights, weights, 0.3)
+    assert all((weights[n] == both[n]).all() for n in weights.tensors if n.endswith(".w"))
+
+
+def test_calibration_names_real_tensors() -> None:
+    weights = exported(small_net())
+    for names in groups(SMALL.layers).values():
+        halved = scaled(weights, names, 0.5)
+        assert all(abs(int(halved[n].max()) - int(weights[n].max()) / 2) <= 1 for n in names)
+
+
+def test_training_rows_are_laid_out_as_the_codec_does() -> None:
+    tokens = np.arange(32, 32 + 100)
+    batch = rows(tokens)
+    at = 0
+    for block in Layout().blocks(100, SMALL.block):
+        n = block.steps * block.lanes
+        part = tokens[block.start : block.start + block.tokens]
+        inputs = block.inputs(part, int(tokens[block.start - 1]) if block.start else 0).reshape(-1)
+        assert batch["input"][0, at : at + n].tolist() == inputs.tolist()
+        assert (
+            batch["position"][0, at : at + n].tolist() == (block.start + block.targets()).reshape(-1).tolist()
+        )
+        target = np.where(block.predicting(), part[np.minimum(block.targets(), len(part) - 1)], -1)
+        assert batch["target"][0, at : at + n].tolist() == target.reshape(-1).tolist()
+        at += n
+    assert at == batch["input"].shape[1]
+
+
+def test_the_mask_is_the_codecs() -> None:
+    """What a training position sees, spelt out against the rule of NUMERICS.md."""
+    tokens = np.arange(32, 32 + 80)
+    batch = rows(tokens)
+    from pltz.models.training.net import visible
+
+    mod, n = visible(batch, SMALL.memory), batch["input"].shape[1]
+    blocks: list[tuple[int, int, int, Block]] = []
+    for number, block in enumerate(Layout().blocks(80, SMALL.block)):
+        for s in range(block.steps):
+            blocks += [(number, s, int(p), block) for p in block.start + block.lane_starts() + s]
+    zero = torch.zeros((), dtype=torch.long)
+    for q in range(0, n, 7):
+        for k in range(n):
+            (bq, sq, _, block), (bk, sk, pk, _) = blocks[q], blocks[k]
+            want = (bq == bk and sk <= sq) or (bk == bq - 1 and pk >= block.start - SMALL.memory)
+            assert bool(mod(zero, zero, torch.tensor(q), torch.tensor(k))) == want
+
+
+def test_bisection_orders_every_row_once_and_keeps_neighbours_together() -> None:
+    rng = np.random.default_rng(0)
+    centres = rng.normal(0, 10, (8, 5))
+    vectors = (centres[np.arange(64) % 8] + rng.normal(0, 0.1, (64, 5))).astype(np.float32)
+    order = bisect_order(vectors, 8)
+    assert sorted(order.tolist()) == list(range(64))
+    assert all(len(set(order[i : i + 8] % 8)) == 1 for i in range(0, 64, 8))
+
+
+def test_specials_are_those_of_the_tokenizer() -> None:
+    assert list(TOKENIZER_SPECIALS) == SPECIALS
+
+
+@pytest.mark.skipif("mini" not in Bundle.names(), reason="no embedded bundle in this checkout")
+def test_the_card_is_of_this_bundle() -> None:
+    bundle = Bundle.load("mini")
+    assert bundle.card["id"] == bundle.id.hex()
+    assert bundle.id.hex() in (Path(bundle.path) / "CARD.md").read_text()
