@@ -3,7 +3,7 @@
     pltz bench codec --data chat_test.jsonl.zst --json > bench.json
     python -m pltz.models.training.card --bundle models/bundles/mini --bench bench.json --training training.json
 
-training.json is the last line that train.py printed. Every figure of the card comes from these two files and the bundle itself;
+training.json records the runs: what train.py printed last of each, and what was done after. Every figure of the card comes from these two files and the bundle itself;
 sizes are of sessions that were decoded back and compared. The data's sources and licences are in sources.json.
 """
 
@@ -70,9 +70,15 @@ def as_markdown(c: dict[str, Any]) -> str:
         "## Training",
         "",
         (
-            f"{t['tokens'] / 1e6:,.0f} M tokens in {t['steps']:,} steps, {t['seconds']:.0f} seconds on one H200, rounding in the loop from the first step, a mix of lane "
-            f"layouts (`models/training/`, `models/LOG.md`). Validation, ideal code length of the float model: {t['validation_bits_per_byte']:.4f} bits a byte."
+            f"{t['tokens'] / 1e6:,.0f} M tokens in {t['steps']:,} steps, {t['seconds']:.0f} seconds on one H200 in {len(t['runs'])} runs, rounding in the loop from the first step, "
+            f"a mix of lane layouts (`models/training/`, `models/LOG.md`). Validation, ideal code length of the last run's float model: {t['validation_bits_per_byte']:.4f} bits a byte."
         ),
+        "",
+        *(
+            f"- run {r['name']}: " + ", ".join(f"{k} {v}" for k, v in r.items() if k != "name")
+            for r in t["runs"]
+        ),
+        *(f"- then: {line}" for line in t["after"]),
         "",
         "## Test",
         "",
