@@ -29,14 +29,15 @@ from tokenizers import (
 )
 
 from pltz.models import bridge as bridge_module
-from pltz.models.bridge import (
+from pltz.models.bridge import Bridge
+from pltz.models.patch import (
     BitReader,
-    Bridge,
     Edit,
     Vocabulary,
     apply_patch,
     diff,
     encode_edits,
+    encode_literal,
     gamma,
     pack_bits,
 )
@@ -666,7 +667,7 @@ def test_format_page_s_example() -> None:
     edits = list(diff(canonical, real, vocabulary))
     assert edits == [Edit(1, 1, [21, 22])]
     patch = pack_bits(encode_edits(edits, canonical, vocabulary))
-    literal = pack_bits(bridge_module.encode_literal(real, vocabulary))
+    literal = pack_bits(encode_literal(real, vocabulary))
     assert f"Bytes {patch.hex(' ').upper()}." in FORMAT and f"Bytes {literal.hex(' ').upper()}." in FORMAT
     for stored in (patch, bytes.fromhex("02 48")):
         assert apply_patch(canonical, stored, vocabulary) == apply_patch([], literal, vocabulary) == real
@@ -690,7 +691,7 @@ def test_codes_are_read_back(n: int, size: int, data: st.DataObject) -> None:
 
 def test_a_vocabulary_of_one_id() -> None:
     one = Vocabulary({"a": 0})
-    assert apply_patch([], pack_bits(bridge_module.encode_literal([0] * 9, one)), one) == [0] * 9
+    assert apply_patch([], pack_bits(encode_literal([0] * 9, one)), one) == [0] * 9
     with pytest.raises(CorruptError, match="ids below 1"):
         apply_patch([], bits("1 1 1"), one)
 
