@@ -168,7 +168,7 @@ def figures(
     records: "Sequence[Record]", run: "Run", model: "Target", thawed: "Sequence[Thawed]"
 ) -> dict[str, Any]:
     """What the demo measured; sizes in bytes, times in milliseconds."""
-    from pltz.models.target import KNOWN_SHAPES, kv_bytes_of
+    from pltz.models.kv_size import KNOWN_SHAPES, kv_bytes_of
 
     content = sum(record.content_bytes for record in records)
     frozen, tokens = len(run.data), run.tokens

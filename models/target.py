@@ -17,30 +17,31 @@ them (a cache that came from elsewhere) the last id is cut off and run again: ri
 Weights are read from safetensors only: a pickle can run code when it is opened, so a folder without safetensors is
 refused. Code that comes with a model is refused too, unless ``trust_remote_code`` is given.
 
-    >>> from pltz.models.target import kv_bytes_of, KNOWN_SHAPES
-    >>> kv_bytes_of(KNOWN_SHAPES["Llama-3.1-8B"])  # bytes a token in bf16: 2 x 32 layers x 8 heads x 128 x 2 bytes
-    131072
-
 torch and transformers are imported inside the functions that use them: fingerprints and sizes need neither.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import inspect
-import json
-import mmap
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pltz.models.checkpoint import (
+    file_signature,
+    fingerprint_folder,
+    load_failure,
+    load_tokenizer,
+    quiet,
+    read_json,
+    reason,
+    resolve,
+    tokenizer_json_of,
+)
+from pltz.models.kv_size import kv_bytes_of
 from pltz.plt_codec.errors import ContentError, ModelError, OpaqueContentError, PltzError, UsageError
 
 if TYPE_CHECKING:
@@ -48,48 +49,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import DynamicCache
 
-FINGERPRINT_BYTES = 16  # bytes
-TARGETS = Path(__file__).parent / "targets"  # the targets that ship with pltz, one folder each
-
-# Keys of config.json that say how it was written or how it is to be run, not what the model computes. The dtype is
-# among them because the weights' own dtype is hashed with every tensor.
-VOLATILE_KEYS = frozenset(
-    {
-        "_attn_implementation",
-        "_commit_hash",
-        "_name_or_path",
-        "attn_implementation",
-        "dtype",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    }
-)
-
-# What is fetched from the hub: the root folder's safetensors, config and tokenizer; never a pickle.
-HUB_FILES = (
-    "config.json",
-    "generation_config.json",
-    "model*.safetensors",
-    "model.safetensors.index.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "spiece.model",
-    "chat_template*",
-)
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-
-# Configurations of well-known models, as far as the size of their KV goes (dtype bf16).
-KNOWN_SHAPES: dict[str, dict[str, int]] = {
-    "Qwen3-8B": {"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128},
-    "Llama-3.1-8B": {"num_hidden_layers": 32, "num_key_value_heads": 8, "head_dim": 128},
-    "Llama-3.1-70B": {"num_hidden_layers": 80, "num_key_value_heads": 8, "head_dim": 128},
-}
-
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 
 # ShareGPT's names for the three parties; a role that is not here goes to the chat template as it is.
 SHAREGPT_ROLES = {
@@ -100,365 +59,6 @@ SHAREGPT_ROLES = {
     "bard": "assistant",
 }
 
-# A hub name: one or two parts of letters, digits, dots, dashes and underscores.
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Finding the folder
-
-
-def resolve(
-    name: str | os.PathLike[str], *, revision: str | None = None, trust_remote_code: bool = False
-) -> Path:
-    """The local folder of a target: a folder as given, a target that ships with pltz, or a hub name (fetched).
-
-    Raises ModelError if there is no such folder or the hub does not give it.
-    """
-    folder = Path(name)
-    if os.fspath(name) and folder.is_dir():
-        return folder
-    if folder.is_file():
-        raise ModelError(
-            f"expected a model folder, found the file {name}: give the folder that holds config.json"
-        )
-    if (TARGETS / str(name) / "config.json").is_file() and _HUB_NAME.fullmatch(str(name)):
-        return TARGETS / str(name)
-    if isinstance(name, os.PathLike) or not _HUB_NAME.fullmatch(name):
-        raise ModelError(f"expected a model folder or a hub name, found {os.fspath(name)!r}: no such folder")
-    return _fetch(name, revision, trust_remote_code)
-
-
-def _fetch(name: str, revision: str | None, trust_remote_code: bool) -> Path:
-    """Download (or find in the hub's cache) what HUB_FILES lists of a hub model."""
-    import huggingface_hub
-
-    wanted = [*HUB_FILES, "*.py"] if trust_remote_code else list(HUB_FILES)
-    try:
-        # "*/*": a file in a subfolder (an export for another runtime) is never part of the model proper.
-        return Path(
-            huggingface_hub.snapshot_download(
-                name, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]
-            )
-        )
-    except Exception as exc:  # the hub client raises errors of its own, of its HTTP client and of the system
-        raise ModelError(
-            f"cannot fetch {name!r} from the hub ({_reason(exc)}): check the name and the network, "
-            "or download the model yourself and give its folder"
-        ) from exc
-
-
-def _reason(exc: BaseException) -> str:
-    """The first line of a foreign error, for the brackets of one of ours."""
-    lines = str(exc).strip().splitlines()
-    return f"{type(exc).__name__}: {lines[0][:300]}" if lines else type(exc).__name__
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Parse one of the model's JSON files, or say which one is missing or broken."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError as exc:
-        raise ModelError(
-            f"expected {path.name} in {path.parent}, found none: is this a model folder?"
-        ) from exc
-    except (OSError, ValueError, RecursionError) as exc:
-        raise ModelError(f"cannot read {path} ({_reason(exc)}): copy the model again") from exc
-    if not isinstance(value, dict):
-        raise ModelError(
-            f"expected a JSON object in {path}, found a {type(value).__name__}: copy the model again"
-        )
-    return value
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files transformers loads from a folder: one, or the shards its index names.
-
-    Raises ModelError if there are none (and says so if there are pickles instead), or if the index names a file
-    that is missing, not safetensors, or outside the folder.
-    """
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        raise ModelError(_no_safetensors(folder))
-    shards = _read_json(index).get("weight_map")
-    if (
-        not isinstance(shards, dict)
-        or not shards
-        or not all(isinstance(name, str) for name in shards.values())
-    ):
-        raise ModelError(f"expected a weight_map of file names in {index}, found none: copy the model again")
-    names = sorted(set(shards.values()))
-    for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise ModelError(f"expected safetensors file names in {index}, found {name!r}: refused")
-        if not (folder / name).is_file():
-            raise ModelError(
-                f"expected {name} in {folder} (its index names it), found none: copy the model again"
-            )
-    return [folder / name for name in names]
-
-
-def _no_safetensors(folder: Path) -> str:
-    pickles = sorted({path.name for pattern in PICKLES for path in folder.glob(pattern)})
-    if not pickles:
-        return f"expected model.safetensors in {folder}, found no weights: is this a model folder?"
-    return (
-        f"expected model.safetensors in {folder}, found pickled weights ({pickles[0]}), which are refused because "
-        "opening a pickle can run code. To convert, where you trust the file: "
-        "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
-    )
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Fingerprint
-
-
-def fingerprint_of(name: str | os.PathLike[str], *, revision: str | None = None) -> bytes:
-    """The fingerprint (16 bytes) of a target's files, without loading the model.
-
-    blake2b over config.json without VOLATILE_KEYS, every tensor of the safetensors files in the order of their
-    names (name, dtype, shape, bytes) and tokenizer.json in canonical form. Reads every weight once, through mmap;
-    the result is kept for the life of the process, as long as size and time of change of the files stay the same.
-
-    Raises ModelError if a file is missing or damaged.
-    """
-    folder = resolve(name, revision=revision)
-    return _fingerprint(folder, _signature(folder))
-
-
-def _signature(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """What tells that the files a fingerprint covers are still the same: name, size, time of change (ns)."""
-    files = [folder / "config.json", *_tokenizer_files(folder), *weight_files(folder)]
-    try:
-        return tuple((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files)
-    except OSError as exc:
-        raise ModelError(
-            f"cannot read the model in {folder} ({_reason(exc)}): is this a model folder?"
-        ) from exc
-
-
-def _tokenizer_files(folder: Path) -> list[Path]:
-    """tokenizer.json, or, in a model too old to have one, the files its conversion reads."""
-    path = folder / "tokenizer.json"
-    if path.is_file():
-        return [path]
-    names = (
-        "tokenizer.model",
-        "spiece.model",
-        "vocab.json",
-        "merges.txt",
-        "vocab.txt",
-        "tokenizer_config.json",
-    )
-    return [folder / name for name in names if (folder / name).is_file()]
-
-
-@functools.lru_cache(maxsize=64)
-def _fingerprint(folder: Path, signature: tuple[tuple[str, int, int], ...]) -> bytes:
-    tensors = _tensor_digests(weight_files(folder))
-    digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES, person=b"pltz target 1")
-    parts = [_canonical(_stable(_read_json(folder / "config.json")))]
-    parts += [_canonical([name, *tensors[name]]) for name in sorted(tensors)]
-    parts.append(_canonical_tokenizer(tokenizer_json_of(folder)))
-    for part in parts:  # length before content: no two lists of parts give the same bytes
-        digest.update(len(part).to_bytes(8, "little") + part)
-    return digest.digest()
-
-
-def _canonical(value: Any) -> bytes:
-    """A JSON value as bytes that do not depend on key order, spaces or escapes."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _stable(value: Any) -> Any:
-    """A config without its volatile keys, at every depth (composite models nest configs)."""
-    if isinstance(value, dict):
-        return {key: _stable(item) for key, item in value.items() if key not in VOLATILE_KEYS}
-    return [_stable(item) for item in value] if isinstance(value, list) else value
-
-
-def _canonical_tokenizer(data: bytes) -> bytes:
-    """tokenizer.json without what a mere use of it changes (padding, truncation), merges in one spelling."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as exc:
-        raise ModelError(f"tokenizer.json is not JSON ({_reason(exc)}): copy the model again") from exc
-    if not isinstance(value, dict):
-        raise ModelError(f"expected a JSON object in tokenizer.json, found a {type(value).__name__}")
-    value = {key: item for key, item in value.items() if key not in ("padding", "truncation")}
-    model = value.get("model")
-    if isinstance(model, dict) and isinstance(model.get("merges"), list):
-        # The tokenizers library wrote merges as "a b" up to 0.19 and as ["a", "b"] since.
-        merges = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"]]
-        value["model"] = {**model, "merges": merges}
-    return _canonical(value)
-
-
-def _tensor_digests(files: Sequence[Path]) -> dict[str, tuple[str, list[int], str]]:
-    """name -> (dtype, shape, blake2b-32 of the bytes in hex) of every tensor in some safetensors files."""
-    found: dict[str, tuple[str, list[int], str]] = {}
-    for path in files:
-        for name, entry in _hash_file(path).items():
-            if name in found:
-                raise ModelError(
-                    f"tensor {name!r} stands twice in the shards of {path.parent}: copy the model again"
-                )
-            found[name] = entry
-    return found
-
-
-def _hash_file(path: Path) -> dict[str, tuple[str, list[int], str]]:
-    """Hash the tensors of one safetensors file where they lie, several at a time.
-
-    Layout (safetensors format): u64 little-endian header length, JSON header, data; offsets count from the data.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="np"):  # checks header, offsets and file length; reads no tensor
-            pass
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            start = 8 + int.from_bytes(mapped[:8], "little")
-            header = {k: v for k, v in json.loads(mapped[8:start]).items() if k != "__metadata__"}
-            with (
-                memoryview(mapped) as view,
-                ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool,
-            ):
-                spans = [[start + offset for offset in entry["data_offsets"]] for entry in header.values()]
-                hashes = list(pool.map(lambda span: _hash_span(view, *span), spans))
-    except (SafetensorError, OSError, ValueError) as exc:
-        raise ModelError(
-            f"{path} is not a sound safetensors file ({_reason(exc)}): copy the model again"
-        ) from exc
-    return {name: (e["dtype"], e["shape"], h) for (name, e), h in zip(header.items(), hashes, strict=True)}
-
-
-def _hash_span(view: memoryview, start: int, stop: int) -> str:
-    with view[start:stop] as part:  # released at once: an open slice would keep the map from closing
-        return hashlib.blake2b(part, digest_size=32).hexdigest()
-
-
-def tokenizer_json_of(folder: Path) -> bytes:
-    """The model's tokenizer in the format of the tokenizers library: its tokenizer.json, or a conversion to it."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        backend = getattr(_load_tokenizer(folder, trust_remote_code=False), "backend_tokenizer", None)
-        if backend is None:
-            raise ModelError(
-                f"expected tokenizer.json in {folder}, found none: save the fast form of its tokenizer"
-            )
-        return str(backend.to_str()).encode()
-    try:
-        return path.read_bytes()
-    except OSError as exc:
-        raise ModelError(f"cannot read {path} ({_reason(exc)})") from exc
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The size of a KV
-
-
-def kv_bytes_of(config: Any, tokens: int = 1, *, element_bytes: int | None = None) -> int:
-    """Bytes of KV that ``tokens`` tokens of one session take in a DynamicCache.
-
-    ``config`` is a mapping with the keys of config.json, or a transformers config object. Layers that keep a window
-    count up to the window less one (the current token brings itself), latent attention counts its latents, layers
-    that keep a state of constant size (linear attention) and layers that share another's KV count nothing.
-    ``element_bytes``: bytes an element; by default what the config's dtype says, and 2 (bf16) if it says nothing.
-
-    Raises ModelError if the config does not say how many layers and heads there are.
-    """
-    get = _getter(config)
-    if element_bytes is None:
-        dtype = str(get("dtype", "torch_dtype") or "bfloat16").removeprefix("torch.")
-        element_bytes = DTYPE_BYTES.get(dtype, 2)
-    try:
-        width = _kv_width(get)
-        positions = sum(min(tokens, window) for window in _windows(get))
-    except (TypeError, ValueError, ZeroDivisionError) as exc:
-        raise ModelError(
-            "the config does not say how many layers and heads the model has: its KV has no size"
-        ) from exc
-    return positions * width * element_bytes
-
-
-def _getter(config: Any) -> Any:
-    """get(*names): the first of some keys the config (of the text part, if there are several) has, or None."""
-    if isinstance(config, Mapping):
-        config = config.get("text_config") or config
-        return lambda *names: next((config[n] for n in names if config.get(n) is not None), None)
-    if hasattr(config, "get_text_config"):
-        config = config.get_text_config()
-    return lambda *names: next((v for n in names if (v := getattr(config, n, None)) is not None), None)
-
-
-def _kv_width(get: Any) -> int:
-    """Elements of K and V that one token takes in one layer."""
-    if latent := get("kv_lora_rank"):  # multi-head latent attention: the compressed KV and one rotary key
-        return int(latent) + int(get("qk_rope_head_dim") or 0)
-    heads = int(get("num_attention_heads", "n_head") or 0)
-    kv_heads = int(get("num_key_value_heads", "num_kv_heads") or heads)
-    head_dim = int(get("head_dim") or get("hidden_size", "n_embd") // heads)
-    if min(kv_heads, head_dim) < 1:
-        raise ValueError("no heads")
-    return 2 * kv_heads * head_dim
-
-
-def _windows(get: Any) -> list[int]:
-    """For each layer that keeps a KV of its own, the most tokens it keeps."""
-    unbounded = 1 << 62
-    layers = int(get("num_hidden_layers", "n_layer"))
-    window = get("sliding_window") if get("use_sliding_window") is not False else None
-    sliding = int(window) - 1 if window else unbounded
-    chunk = get("attention_chunk_size")
-    kept = {"full_attention": unbounded, "sliding_attention": sliding}
-    kept["chunked_attention"] = int(chunk) - 1 if chunk else unbounded
-    types = get("layer_types") or ["sliding_attention" if window else "full_attention"] * layers
-    own = layers - int(get("num_kv_shared_layers") or 0)
-    return [kept[kind] for kind in types[:own] if kind in kept]
-
-
-def cache_bytes(cache: Any) -> int:
-    """Bytes the K and V tensors of a filled cache take, counted on the tensors themselves."""
-    tensors = [
-        t for layer in cache.layers for t in (getattr(layer, "keys", None), getattr(layer, "values", None))
-    ]
-    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Loading through transformers
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars, no warnings from transformers while a model loads; as it was afterwards."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers leaves it without hints
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # likewise
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # likewise
-
-
-def _load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        with _quiet():
-            return AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=trust_remote_code
-            )
-    except Exception as exc:  # transformers raises whatever its many tokenizers raise
-        raise ModelError(f"cannot load the tokenizer in {folder} ({_reason(exc)})") from exc
-
 
 def _load_model(folder: Path, dtype: Any, *, trust_remote_code: bool) -> Any:
     """The model of a folder, in evaluation mode; every weight from safetensors, none left at random."""
@@ -466,7 +66,7 @@ def _load_model(folder: Path, dtype: Any, *, trust_remote_code: bool) -> Any:
 
     auto: Any = AutoModelForCausalLM  # its hints do not know that output_loading_info returns a pair
     try:
-        with _quiet():
+        with quiet():
             model, info = auto.from_pretrained(
                 folder,
                 dtype=dtype,
@@ -476,7 +76,7 @@ def _load_model(folder: Path, dtype: Any, *, trust_remote_code: bool) -> Any:
                 output_loading_info=True,
             )
     except Exception as exc:  # transformers raises whatever its many models raise
-        raise ModelError(_load_failure(folder, exc, trust_remote_code)) from exc
+        raise ModelError(load_failure(folder, exc, trust_remote_code)) from exc
     # transformers would fill a hole with random numbers and only warn.
     holes = sorted(map(str, [*info.get("missing_keys", ()), *info.get("mismatched_keys", ())]))
     if holes:
@@ -486,19 +86,9 @@ def _load_model(folder: Path, dtype: Any, *, trust_remote_code: bool) -> Any:
     return model.eval()
 
 
-def _load_failure(folder: Path, exc: Exception, trust_remote_code: bool) -> str:
-    config = _read_json(folder / "config.json")
-    if "auto_map" in config and not trust_remote_code:
-        return (
-            f"the model in {folder} wants to run code of its own, which is refused: read that code, then pass "
-            f"trust_remote_code=True if you trust it ({_reason(exc)})"
-        )
-    return f"cannot load the model in {folder} ({_reason(exc)})"
-
-
 def _check_folder(folder: Path) -> None:
     """Refuse a folder whose settings would bring in weights that the fingerprint does not see."""
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     if "transformers_weights" in config:
         raise ModelError(
             f"{folder}/config.json names its weights by transformers_weights, which is refused: remove it"
@@ -534,10 +124,6 @@ def _torch_device(device: str | torch.device) -> torch.device:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# The target
-
-
 class Target:
     """A loaded causal language model with its tokenizer.
 
@@ -552,7 +138,7 @@ class Target:
         self.tokenizer = tokenizer
         self.folder = folder
         self.tokenizer_json = tokenizer_json_of(folder)
-        self._signature = _signature(folder)
+        self._signature = file_signature(folder)
         text_config = model.config.get_text_config()
         self.vocab_size = int(model.get_input_embeddings().num_embeddings)
         limit = getattr(text_config, "max_position_embeddings", None)
@@ -580,13 +166,13 @@ class Target:
         torch_device, torch_dtype = _torch_device(device), _torch_dtype(dtype)
         folder = resolve(name, revision=revision, trust_remote_code=trust_remote_code)
         _check_folder(folder)
-        before = _signature(folder)
-        tokenizer = _load_tokenizer(folder, trust_remote_code=trust_remote_code)
+        before = file_signature(folder)
+        tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
         model = _load_model(folder, torch_dtype, trust_remote_code=trust_remote_code)
         try:
             model = model.to(torch_device)
         except RuntimeError as exc:
-            raise ModelError(f"cannot put the model on {torch_device} ({_reason(exc)})") from exc
+            raise ModelError(f"cannot put the model on {torch_device} ({reason(exc)})") from exc
         target = cls(model, tokenizer, folder)
         if target._signature != before:
             raise ModelError(f"the files in {folder} changed while they were loaded: load it again")
@@ -598,9 +184,9 @@ class Target:
 
         Raises ModelError if the files are no longer those the model was loaded from.
         """
-        if _signature(self.folder) != self._signature:
+        if file_signature(self.folder) != self._signature:
             raise ModelError(f"the files in {self.folder} changed since the model was loaded: load it again")
-        return _fingerprint(self.folder, self._signature)
+        return fingerprint_folder(self.folder, self._signature)
 
     @property
     def device(self) -> torch.device:
@@ -708,7 +294,7 @@ class Target:
         try:
             ids = self.tokenizer.encode(text, add_special_tokens=False)
         except (TypeError, ValueError) as exc:  # lone surrogates have no UTF-8
-            raise ContentError(f"the target's tokenizer cannot take this text ({_reason(exc)})") from exc
+            raise ContentError(f"the target's tokenizer cannot take this text ({reason(exc)})") from exc
         return [int(i) for i in ids]
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
@@ -736,7 +322,7 @@ class Target:
                 messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
             )
         except Exception as exc:  # a template raises what its author and jinja please
-            raise ContentError(f"the target's chat template refuses this chat ({_reason(exc)})") from exc
+            raise ContentError(f"the target's chat template refuses this chat ({reason(exc)})") from exc
         return self.tokenize(str(text))
 
     def _new_cache(self) -> DynamicCache:
@@ -753,7 +339,7 @@ class Target:
             NotImplementedError,
         ) as exc:  # a full sliding window forgot what was before
             raise UsageError(
-                f"this cache cannot go back one token ({_reason(exc)}): pass the logits too"
+                f"this cache cannot go back one token ({reason(exc)}): pass the logits too"
             ) from exc
 
     def _forward(self, ids: NDArray[np.int64], cache: DynamicCache) -> torch.Tensor:
@@ -772,7 +358,7 @@ class Target:
             raise
         except Exception as exc:  # the model's own code: anything
             raise ModelError(
-                f"{type(self.model).__name__} failed on {len(ids)} tokens ({_reason(exc)})"
+                f"{type(self.model).__name__} failed on {len(ids)} tokens ({reason(exc)})"
             ) from exc
 
 

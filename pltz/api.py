@@ -350,7 +350,7 @@ def _target(target: Path_ | Target) -> Target:
 
 def _target_tokenizer(target: Path_ | Target) -> bytes:
     """A target's tokenizer JSON, without loading its weights."""
-    from pltz.models.target import resolve, tokenizer_json_of
+    from pltz.models.checkpoint import resolve, tokenizer_json_of
 
     return (
         tokenizer_json_of(resolve(target)) if isinstance(target, str | os.PathLike) else target.tokenizer_json

@@ -18,11 +18,12 @@ from huggingface_hub.utils._paths import filter_repo_objects
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pltz.archive.thaw import KV_NOISE, kv_difference
-from pltz.models import target as target_module
-from pltz.models import transcript
+from pltz.models import kv_size, transcript
 from pltz.models.bridge import Bridge
+from pltz.models.checkpoint import TARGETS, fingerprint_of
+from pltz.models.kv_size import KNOWN_SHAPES, cache_bytes, kv_bytes_of
 from pltz.models.session import Session
-from pltz.models.target import KNOWN_SHAPES, TARGETS, Target, cache_bytes, fingerprint_of, kv_bytes_of
+from pltz.models.target import Target
 from pltz.models.tokenizer import BundleTokenizer
 from pltz.models.training import train_target
 from pltz.plt_codec.errors import ContentError, ModelError, OpaqueContentError, UsageError
@@ -624,7 +625,7 @@ class TestRender:
 
 
 def test_the_example_in_the_module_head_holds() -> None:
-    assert doctest.testmod(target_module) == (0, 2)
+    assert doctest.testmod(kv_size) == (0, 1)
 
 
 def test_the_embedded_target_is_found_by_name_and_is_small() -> None:

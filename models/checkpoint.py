@@ -1,0 +1,337 @@
+"""Checkpoint: the folder a target's files lie in, and the fingerprint of what is in it.
+
+A name is an embedded target, a local folder or a hub name. The fingerprint covers config, weights and tokenizer: 16 bytes, the same
+however the weights are cut into shards, and computed from the files alone. Weights are safetensors; pickles are refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import mmap
+import os
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pltz.plt_codec.errors import ModelError
+
+FINGERPRINT_BYTES = 16  # bytes
+TARGETS = Path(__file__).parent / "targets"  # the targets that ship with pltz, one folder each
+# Keys of config.json that say how it was written or how it is to be run, not what the model computes. The dtype is
+# among them because the weights' own dtype is hashed with every tensor.
+VOLATILE_KEYS = frozenset(
+    {
+        "_attn_implementation",
+        "_commit_hash",
+        "_name_or_path",
+        "attn_implementation",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
+)
+# What is fetched from the hub: the root folder's safetensors, config and tokenizer; never a pickle.
+HUB_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "spiece.model",
+    "chat_template*",
+)
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+# A hub name: one or two parts of letters, digits, dots, dashes and underscores.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
+
+
+def resolve(
+    name: str | os.PathLike[str], *, revision: str | None = None, trust_remote_code: bool = False
+) -> Path:
+    """The local folder of a target: a folder as given, a target that ships with pltz, or a hub name (fetched).
+
+    Raises ModelError if there is no such folder or the hub does not give it.
+    """
+    folder = Path(name)
+    if os.fspath(name) and folder.is_dir():
+        return folder
+    if folder.is_file():
+        raise ModelError(
+            f"expected a model folder, found the file {name}: give the folder that holds config.json"
+        )
+    if (TARGETS / str(name) / "config.json").is_file() and _HUB_NAME.fullmatch(str(name)):
+        return TARGETS / str(name)
+    if isinstance(name, os.PathLike) or not _HUB_NAME.fullmatch(name):
+        raise ModelError(f"expected a model folder or a hub name, found {os.fspath(name)!r}: no such folder")
+    return _fetch(name, revision, trust_remote_code)
+
+
+def _fetch(name: str, revision: str | None, trust_remote_code: bool) -> Path:
+    """Download (or find in the hub's cache) what HUB_FILES lists of a hub model."""
+    import huggingface_hub
+
+    wanted = [*HUB_FILES, "*.py"] if trust_remote_code else list(HUB_FILES)
+    try:
+        # "*/*": a file in a subfolder (an export for another runtime) is never part of the model proper.
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]
+            )
+        )
+    except Exception as exc:  # the hub client raises errors of its own, of its HTTP client and of the system
+        raise ModelError(
+            f"cannot fetch {name!r} from the hub ({reason(exc)}): check the name and the network, "
+            "or download the model yourself and give its folder"
+        ) from exc
+
+
+def reason(exc: BaseException) -> str:
+    """The first line of a foreign error, for the brackets of one of ours."""
+    lines = str(exc).strip().splitlines()
+    return f"{type(exc).__name__}: {lines[0][:300]}" if lines else type(exc).__name__
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Parse one of the model's JSON files, or say which one is missing or broken."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError as exc:
+        raise ModelError(
+            f"expected {path.name} in {path.parent}, found none: is this a model folder?"
+        ) from exc
+    except (OSError, ValueError, RecursionError) as exc:
+        raise ModelError(f"cannot read {path} ({reason(exc)}): copy the model again") from exc
+    if not isinstance(value, dict):
+        raise ModelError(
+            f"expected a JSON object in {path}, found a {type(value).__name__}: copy the model again"
+        )
+    return value
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files transformers loads from a folder: one, or the shards its index names.
+
+    Raises ModelError if there are none (and says so if there are pickles instead), or if the index names a file
+    that is missing, not safetensors, or outside the folder.
+    """
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise ModelError(_no_safetensors(folder))
+    shards = read_json(index).get("weight_map")
+    if (
+        not isinstance(shards, dict)
+        or not shards
+        or not all(isinstance(name, str) for name in shards.values())
+    ):
+        raise ModelError(f"expected a weight_map of file names in {index}, found none: copy the model again")
+    names = sorted(set(shards.values()))
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelError(f"expected safetensors file names in {index}, found {name!r}: refused")
+        if not (folder / name).is_file():
+            raise ModelError(
+                f"expected {name} in {folder} (its index names it), found none: copy the model again"
+            )
+    return [folder / name for name in names]
+
+
+def _no_safetensors(folder: Path) -> str:
+    pickles = sorted({path.name for pattern in PICKLES for path in folder.glob(pattern)})
+    if not pickles:
+        return f"expected model.safetensors in {folder}, found no weights: is this a model folder?"
+    return (
+        f"expected model.safetensors in {folder}, found pickled weights ({pickles[0]}), which are refused because "
+        "opening a pickle can run code. To convert, where you trust the file: "
+        "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+    )
+
+
+def fingerprint_of(name: str | os.PathLike[str], *, revision: str | None = None) -> bytes:
+    """The fingerprint (16 bytes) of a target's files, without loading the model.
+
+    blake2b over config.json without VOLATILE_KEYS, every tensor of the safetensors files in the order of their
+    names (name, dtype, shape, bytes) and tokenizer.json in canonical form. Reads every weight once, through mmap;
+    the result is kept for the life of the process, as long as size and time of change of the files stay the same.
+
+    Raises ModelError if a file is missing or damaged.
+    """
+    folder = resolve(name, revision=revision)
+    return fingerprint_folder(folder, file_signature(folder))
+
+
+def file_signature(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """What tells that the files a fingerprint covers are still the same: name, size, time of change (ns)."""
+    files = [folder / "config.json", *_tokenizer_files(folder), *weight_files(folder)]
+    try:
+        return tuple((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files)
+    except OSError as exc:
+        raise ModelError(
+            f"cannot read the model in {folder} ({reason(exc)}): is this a model folder?"
+        ) from exc
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    """tokenizer.json, or, in a model too old to have one, the files its conversion reads."""
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        return [path]
+    names = (
+        "tokenizer.model",
+        "spiece.model",
+        "vocab.json",
+        "merges.txt",
+        "vocab.txt",
+        "tokenizer_config.json",
+    )
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
+@functools.lru_cache(maxsize=64)
+def fingerprint_folder(folder: Path, signature: tuple[tuple[str, int, int], ...]) -> bytes:
+    tensors = _tensor_digests(weight_files(folder))
+    digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES, person=b"pltz target 1")
+    parts = [_canonical(_stable(read_json(folder / "config.json")))]
+    parts += [_canonical([name, *tensors[name]]) for name in sorted(tensors)]
+    parts.append(_canonical_tokenizer(tokenizer_json_of(folder)))
+    for part in parts:  # length before content: no two lists of parts give the same bytes
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()
+
+
+def _canonical(value: Any) -> bytes:
+    """A JSON value as bytes that do not depend on key order, spaces or escapes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _stable(value: Any) -> Any:
+    """A config without its volatile keys, at every depth (composite models nest configs)."""
+    if isinstance(value, dict):
+        return {key: _stable(item) for key, item in value.items() if key not in VOLATILE_KEYS}
+    return [_stable(item) for item in value] if isinstance(value, list) else value
+
+
+def _canonical_tokenizer(data: bytes) -> bytes:
+    """tokenizer.json without what a mere use of it changes (padding, truncation), merges in one spelling."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise ModelError(f"tokenizer.json is not JSON ({reason(exc)}): copy the model again") from exc
+    if not isinstance(value, dict):
+        raise ModelError(f"expected a JSON object in tokenizer.json, found a {type(value).__name__}")
+    value = {key: item for key, item in value.items() if key not in ("padding", "truncation")}
+    model = value.get("model")
+    if isinstance(model, dict) and isinstance(model.get("merges"), list):
+        # The tokenizers library wrote merges as "a b" up to 0.19 and as ["a", "b"] since.
+        merges = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"]]
+        value["model"] = {**model, "merges": merges}
+    return _canonical(value)
+
+
+def _tensor_digests(files: Sequence[Path]) -> dict[str, tuple[str, list[int], str]]:
+    """name -> (dtype, shape, blake2b-32 of the bytes in hex) of every tensor in some safetensors files."""
+    found: dict[str, tuple[str, list[int], str]] = {}
+    for path in files:
+        for name, entry in _hash_file(path).items():
+            if name in found:
+                raise ModelError(
+                    f"tensor {name!r} stands twice in the shards of {path.parent}: copy the model again"
+                )
+            found[name] = entry
+    return found
+
+
+def _hash_file(path: Path) -> dict[str, tuple[str, list[int], str]]:
+    """Hash the tensors of one safetensors file where they lie, several at a time.
+
+    Layout (safetensors format): u64 little-endian header length, JSON header, data; offsets count from the data.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np"):  # checks header, offsets and file length; reads no tensor
+            pass
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            start = 8 + int.from_bytes(mapped[:8], "little")
+            header = {k: v for k, v in json.loads(mapped[8:start]).items() if k != "__metadata__"}
+            with (
+                memoryview(mapped) as view,
+                ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool,
+            ):
+                spans = [[start + offset for offset in entry["data_offsets"]] for entry in header.values()]
+                hashes = list(pool.map(lambda span: _hash_span(view, *span), spans))
+    except (SafetensorError, OSError, ValueError) as exc:
+        raise ModelError(
+            f"{path} is not a sound safetensors file ({reason(exc)}): copy the model again"
+        ) from exc
+    return {name: (e["dtype"], e["shape"], h) for (name, e), h in zip(header.items(), hashes, strict=True)}
+
+
+def _hash_span(view: memoryview, start: int, stop: int) -> str:
+    with view[start:stop] as part:  # released at once: an open slice would keep the map from closing
+        return hashlib.blake2b(part, digest_size=32).hexdigest()
+
+
+def tokenizer_json_of(folder: Path) -> bytes:
+    """The model's tokenizer in the format of the tokenizers library: its tokenizer.json, or a conversion to it."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        backend = getattr(load_tokenizer(folder, trust_remote_code=False), "backend_tokenizer", None)
+        if backend is None:
+            raise ModelError(
+                f"expected tokenizer.json in {folder}, found none: save the fast form of its tokenizer"
+            )
+        return str(backend.to_str()).encode()
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise ModelError(f"cannot read {path} ({reason(exc)})") from exc
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars, no warnings from transformers while a model loads; as it was afterwards."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers leaves it without hints
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # likewise
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # likewise
+
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        with quiet():
+            return AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=trust_remote_code
+            )
+    except Exception as exc:  # transformers raises whatever its many tokenizers raise
+        raise ModelError(f"cannot load the tokenizer in {folder} ({reason(exc)})") from exc
+
+
+def load_failure(folder: Path, exc: Exception, trust_remote_code: bool) -> str:
+    config = read_json(folder / "config.json")
+    if "auto_map" in config and not trust_remote_code:
+        return (
+            f"the model in {folder} wants to run code of its own, which is refused: read that code, then pass "
+            f"trust_remote_code=True if you trust it ({reason(exc)})"
+        )
+    return f"cannot load the model in {folder} ({reason(exc)})"

@@ -1,0 +1,88 @@
+"""KV size: bytes of keys and values a token costs in a model, from its config alone.
+
+>>> kv_bytes_of(KNOWN_SHAPES["Llama-3.1-8B"])  # bytes a token in bf16: 2 x 32 layers x 8 heads x 128 x 2 bytes
+131072
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pltz.plt_codec.errors import ModelError
+
+# Configurations of well-known models, as far as the size of their KV goes (dtype bf16).
+KNOWN_SHAPES: dict[str, dict[str, int]] = {
+    "Qwen3-8B": {"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128},
+    "Llama-3.1-8B": {"num_hidden_layers": 32, "num_key_value_heads": 8, "head_dim": 128},
+    "Llama-3.1-70B": {"num_hidden_layers": 80, "num_key_value_heads": 8, "head_dim": 128},
+}
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+
+
+def kv_bytes_of(config: Any, tokens: int = 1, *, element_bytes: int | None = None) -> int:
+    """Bytes of KV that ``tokens`` tokens of one session take in a DynamicCache.
+
+    ``config`` is a mapping with the keys of config.json, or a transformers config object. Layers that keep a window
+    count up to the window less one (the current token brings itself), latent attention counts its latents, layers
+    that keep a state of constant size (linear attention) and layers that share another's KV count nothing.
+    ``element_bytes``: bytes an element; by default what the config's dtype says, and 2 (bf16) if it says nothing.
+
+    Raises ModelError if the config does not say how many layers and heads there are.
+    """
+    get = _getter(config)
+    if element_bytes is None:
+        dtype = str(get("dtype", "torch_dtype") or "bfloat16").removeprefix("torch.")
+        element_bytes = DTYPE_BYTES.get(dtype, 2)
+    try:
+        width = _kv_width(get)
+        positions = sum(min(tokens, window) for window in _windows(get))
+    except (TypeError, ValueError, ZeroDivisionError) as exc:
+        raise ModelError(
+            "the config does not say how many layers and heads the model has: its KV has no size"
+        ) from exc
+    return positions * width * element_bytes
+
+
+def _getter(config: Any) -> Any:
+    """get(*names): the first of some keys the config (of the text part, if there are several) has, or None."""
+    if isinstance(config, Mapping):
+        config = config.get("text_config") or config
+        return lambda *names: next((config[n] for n in names if config.get(n) is not None), None)
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    return lambda *names: next((v for n in names if (v := getattr(config, n, None)) is not None), None)
+
+
+def _kv_width(get: Any) -> int:
+    """Elements of K and V that one token takes in one layer."""
+    if latent := get("kv_lora_rank"):  # multi-head latent attention: the compressed KV and one rotary key
+        return int(latent) + int(get("qk_rope_head_dim") or 0)
+    heads = int(get("num_attention_heads", "n_head") or 0)
+    kv_heads = int(get("num_key_value_heads", "num_kv_heads") or heads)
+    head_dim = int(get("head_dim") or get("hidden_size", "n_embd") // heads)
+    if min(kv_heads, head_dim) < 1:
+        raise ValueError("no heads")
+    return 2 * kv_heads * head_dim
+
+
+def _windows(get: Any) -> list[int]:
+    """For each layer that keeps a KV of its own, the most tokens it keeps."""
+    unbounded = 1 << 62
+    layers = int(get("num_hidden_layers", "n_layer"))
+    window = get("sliding_window") if get("use_sliding_window") is not False else None
+    sliding = int(window) - 1 if window else unbounded
+    chunk = get("attention_chunk_size")
+    kept = {"full_attention": unbounded, "sliding_attention": sliding}
+    kept["chunked_attention"] = int(chunk) - 1 if chunk else unbounded
+    types = get("layer_types") or ["sliding_attention" if window else "full_attention"] * layers
+    own = layers - int(get("num_kv_shared_layers") or 0)
+    return [kept[kind] for kind in types[:own] if kind in kept]
+
+
+def cache_bytes(cache: Any) -> int:
+    """Bytes the K and V tensors of a filled cache take, counted on the tensors themselves."""
+    tensors = [
+        t for layer in cache.layers for t in (getattr(layer, "keys", None), getattr(layer, "values", None))
+    ]
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
