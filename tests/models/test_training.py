@@ -73,7 +73,10 @@ def test_restore_undoes_export() -> None:
     again = export(restore(weights), SMALL.to_dict())
     for name, tensor in weights.tensors.items():
         difference = np.abs(tensor.astype(np.int64) - again[name].astype(np.int64))
-        assert (difference <= 1 + np.abs(tensor.astype(np.int64)) * 0.002).all(), name
+        scale = (
+            0.005 if name in ("embed.m", "member.m") else 0.0001
+        )  # rounded rows are brought to unit length anew
+        assert (difference <= 1 + np.abs(tensor.astype(np.int64)) * scale).all(), name
 
 
 def test_merge_of_one_model_with_itself_is_that_model() -> None:
