@@ -65,6 +65,9 @@ class Sampler:
         text_share: float,
         seed: int,
         augment: float = 0.0,
+        most: float = 2.0,
+        prefix: float = 0.0,
+        memory: int = 1024,
         name: str = "train",
     ):
         self.stream = np.memmap(folder / f"{name}.bin", np.uint16, "r")
@@ -76,6 +79,7 @@ class Sampler:
             is_text[number] = key.startswith("text:")
         self.row, self.block, self.rng = row, block, np.random.default_rng(seed)
         self.augment, self.change = augment, None
+        self.prefix, self.memory = prefix, memory
         if augment:
             from pltz.models.training.augment import Augment
 
@@ -86,7 +90,7 @@ class Sampler:
         for flag, share in ((False, 1 - text_share), (True, text_share)):
             part = is_text == flag
             if weight[part].sum() > 0:
-                weight[part] *= share / weight[part].sum()
+                weight[part] = capped(weight[part] / weight[part].sum(), mass[part] / mass[part].sum(), most) * share
         self.members = [np.flatnonzero(source == i) for i in range(len(names))]
         mean = np.array([length[m].mean() if len(m) else 1.0 for m in self.members])
         chance = weight / mean  # `weight` is a share of tokens; draw sessions
@@ -108,6 +112,12 @@ class Sampler:
         top = max(0, min(4, int(np.log2(max(tokens // 16, 1)))))
         return int(2 ** self.rng.integers(0, top + 1))
 
+    def head(self, tokens: int) -> int:
+        """Mostly 0, else the length of a context that stands as a block of one lane before the rest."""
+        if tokens < 32 or self.rng.random() >= self.prefix:
+            return 0
+        return int(self.rng.integers(8, min(self.memory, tokens - 16) + 1))
+
     def rows(self, n: int) -> dict[str, np.ndarray]:
         """n packed rows."""
         return {
@@ -126,11 +136,12 @@ class Sampler:
                 if self.rng.random() < 0.3:
                     cut = 0
                 tokens = tokens[cut : cut + 2 * self.block]
-            part = lay(tokens, self.block, self.lanes, doc)
+            head = self.head(len(tokens))
+            part = lay(tokens, self.block, self.lanes, doc, head)
             take = min(left, part.shape[1])
             if take < part.shape[1]:  # cut the session, not the grid
-                tokens = tokens[: max(1, left - 15)] if left > 15 else tokens[:1]
-                part = lay(tokens, self.block, self.lanes, doc)
+                tokens = tokens[: max(1, left - 31)] if left > 31 else tokens[:1]
+                part = lay(tokens, self.block, self.lanes, doc, min(head, len(tokens) - 1))
                 take = min(left, part.shape[1])
                 part = part[:, :take]
                 if take < left:
@@ -149,12 +160,23 @@ KEYS = ("input", "target", "position", "doc", "time", "block_start")
 # time = block number * 65536 + step: a key is visible when it is of the same block and not later, or in memory
 
 
-def lay(tokens: np.ndarray, block: int, lanes, doc: int) -> np.ndarray:  # type: ignore[no-untyped-def]
-    """(6, n) rows of KEYS for one session, block after block."""
+def capped(weight: np.ndarray, share: np.ndarray, most: float) -> np.ndarray:
+    """`weight` (sums to 1) with none above `most` times its `share`, what is cut off spread over the rest."""
+    for _ in range(50):
+        weight = np.minimum(weight, most * share)
+        free = weight < most * share
+        weight = np.where(free, weight * (1 + (1 - weight.sum()) / max(weight[free].sum(), 1e-12)), weight)
+    return weight / weight.sum()
+
+
+def lay(tokens: np.ndarray, block: int, lanes, doc: int, head: int = 0) -> np.ndarray:  # type: ignore[no-untyped-def]
+    """(6, n) rows of KEYS for one session, block after block; the first `head` tokens as a block of one lane."""
     out = []
-    for b, begin in enumerate(range(0, max(len(tokens), 1), block)):
-        part = tokens[begin : begin + block]
-        g = grid(len(part), lanes(len(part)))
+    begins = [0] * (head > 0) + list(range(head, max(len(tokens), 1), block))
+    for b, begin in enumerate(begins):
+        first_of_two = head > 0 and b == 0
+        part = tokens[begin : head if first_of_two else begin + block]
+        g = grid(len(part), 1 if first_of_two else lanes(len(part)))
         before = part[np.maximum(g.start - 1, 0)]
         first = tokens[begin - 1] if b else LANE_MARK
         inputs = np.where(g.step > 0, before, np.where(g.lane == 0, first, LANE_MARK))

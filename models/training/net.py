@@ -20,8 +20,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 A_SCALE = 20.0  # int8 units per unit of a normalised activation
 QK_SCALE = 24.0  # int8 units per unit of a normalised query or key
-V_SCALE = 20.0  # int8 units per unit of a value
-O_SCALE = 40.0  # int8 units per unit of an attention output
+V_SCALE = 12.0  # int8 units per unit of a value
+O_SCALE = 24.0  # int8 units per unit of an attention output: twice V_SCALE, as the contract's shift has it
 U_SCALE = 64.0  # units of the hidden activation before squaring, clamped to 0..255; squared >> 8 after
 
 
@@ -39,7 +39,7 @@ class NetConfig:
     rope_base: float = 10000.0
     head: str = "two"  # "two": class then member; "full": one softmax
     quant: bool = True
-    memory: int = 2048
+    memory: int = 1024
     block: int = 4096
 
     def to_dict(self) -> dict[str, Any]:
@@ -189,24 +189,35 @@ class Net(nn.Module):
         shift = fake_weight(self.class_shift) if self.cfg.quant else self.class_shift
         return fake_act(unit(x + F.embedding(cls, shift)), A_SCALE, self.cfg.quant).bfloat16()
 
-    def losses(self, x: Tensor, table: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Nats of class and of member for each row of x (T, d), target (T,)."""
+    def first_level(self, x: Tensor, cls: Tensor) -> Tensor:
+        """Nats of the class, (T,)."""
+        return F.cross_entropy(self.class_logits(x), cls, reduction="none")
+
+    def second_level(self, raw: Tensor, cls: Tensor, member: Tensor) -> Tensor:
+        """Nats of the member, (T,), from the plain products raw (T, 128)."""
         scale = self.member_gain.exp() / math.sqrt(self.cfg.d)
+        logits = raw.float() * scale + F.embedding(cls, self.member_bias.view(-1, 128))
+        return F.cross_entropy(logits, member, reduction="none")
+
+    def losses(self, x: Tensor, table: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Nats of class and of member for each row of x (T, d), target (T,); rows whose target is -1 cost nothing."""
+        keep = target >= 0
+        target = target.clamp(min=0).long()
         if self.cfg.head == "full":
             h = fake_act(unit(x), A_SCALE, self.cfg.quant).bfloat16()
+            scale = self.member_gain.exp() / math.sqrt(self.cfg.d)
             logits = (h @ table.t().bfloat16()).float() * scale + self.member_bias
-            ce = F.cross_entropy(logits, target, reduction="none")
+            ce = F.cross_entropy(logits, target, reduction="none") * keep
             return ce, torch.zeros_like(ce)
-        cls, member = target >> 7, target & 127
-        first = F.cross_entropy(self.class_logits(x), cls, reduction="none")
-        order = torch.argsort(cls)
-        h = self.member_hidden(x, cls)[order]
+        cls, order = torch.sort(target >> 7)
+        member, x = (target & 127)[order], x[order]
         ends = torch.bincount(cls, minlength=self.cfg.vocab // 128).cumsum(0).to(torch.int32)
         rows = table.view(-1, 128, self.cfg.d).bfloat16()
-        logits = F.grouped_mm(h, rows.transpose(1, 2), offs=ends).float() * scale
-        logits = logits + self.member_bias.view(-1, 128)[cls[order]]
-        second = F.cross_entropy(logits, member[order], reduction="none")
-        return first, torch.zeros_like(second).scatter(0, order, second)
+        first = self.first_level(x, cls)
+        raw = F.grouped_mm(self.member_hidden(x, cls), rows.transpose(1, 2), offs=ends)
+        second = self.second_level(raw, cls, member)
+        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        return first[back] * keep, second[back] * keep
 
 
 def visible(batch: dict[str, Tensor], memory: int) -> Any:

@@ -117,13 +117,13 @@ def evaluate(
     for i in range(0, len(rows["input"]), 8):
         batch = {k: torch.from_numpy(v[i : i + 8]).cuda() for k, v in rows.items()}
         x, table = net.body(batch["input"], batch["position"], block_mask(batch, net.cfg.memory, mask_fn))
-        keep = batch["target"] >= 0
-        first, second = net.losses(x[keep], table, batch["target"][keep].long())
+        target = batch["target"].flatten()
+        first, second = net.losses(x.flatten(0, 1), table, target)
         total = (first + second).double() / math.log(2)
         by = torch.zeros(256, dtype=torch.float64, device="cuda").scatter_add_(
-            0, batch["source"][keep].long(), total
+            0, batch["source"].flatten().long(), total
         )
-        tokens += int(keep.sum())
+        tokens += int((target >= 0).sum())
         for s in by.nonzero().flatten().tolist():
             bits[names[s]] += float(by[s])
     out = {k: bits[k] / 8 / sizes[k] * 8 for k in sizes}
@@ -142,8 +142,11 @@ def main() -> None:
     p.add_argument("--row", type=int, default=8192)
     p.add_argument("--power", type=float, default=0.7)
     p.add_argument("--text-share", type=float, default=0.2)
+    p.add_argument("--most", type=float, default=2.0, help="times its share of the data that a source may get")
+    p.add_argument("--prefix", type=float, default=0.1, help="share of sessions whose beginning is a context")
     p.add_argument("--augment", type=float, default=0.05, help="share of chats rewritten, see augment.py")
     p.add_argument("--muon-lr", type=float, default=0.02)
+    p.add_argument("--weight-decay", type=float, default=0.03, help="of the matrices")
     p.add_argument("--adam-lr", type=float, default=0.004)
     p.add_argument(
         "--decay", type=float, default=0.5, help="share of the time over which the rate falls to zero"
@@ -169,6 +172,9 @@ def main() -> None:
         "power": a.power,
         "text_share": a.text_share,
         "augment": a.augment,
+        "most": a.most,
+        "prefix": a.prefix,
+        "memory": cfg.memory,
     }
     feed = Feed(a.data, options, a.rows, a.workers, a.seed)
     val = validation_rows(a.data, cfg, a.row, 100_000)
@@ -180,7 +186,7 @@ def main() -> None:
     matrices = [q for n, q in net.named_parameters() if n.startswith("blocks") and q.ndim == 2]
     tables = [net.embed]
     rest = [q for n, q in net.named_parameters() if q.ndim < 2 or n in ("classes", "class_shift")]
-    muon = torch.optim.Muon(matrices, lr=a.muon_lr, weight_decay=0.0, momentum=0.95, nesterov=True)
+    muon = torch.optim.Muon(matrices, lr=a.muon_lr, weight_decay=a.weight_decay, momentum=0.95, nesterov=True)
     adam = torch.optim.AdamW(
         [{"params": tables, "lr": a.adam_lr}, {"params": rest, "lr": a.adam_lr}],
         betas=(0.9, 0.98),
@@ -203,8 +209,8 @@ def main() -> None:
     torch._dynamo.config.cache_size_limit = 64
     for i, b in enumerate(net.blocks):
         net.blocks[i] = cast(torch.nn.Module, torch.compile(b, dynamic=False))
-    table_fn = torch.compile(net.table, dynamic=False)
-    net.table = table_fn  # type: ignore[method-assign]
+    for part in ("table", "first_level", "member_hidden", "second_level"):
+        setattr(net, part, torch.compile(getattr(net, part), dynamic=False))
     macs = cfg.layers * (cfg.d * cfg.head_dim * (2 * cfg.heads + 2 * cfg.kv_heads) + 2 * cfg.d * cfg.hidden)
     macs += 256 * cfg.d if cfg.head == "two" else cfg.vocab * cfg.d
     print(
@@ -227,9 +233,10 @@ def main() -> None:
             g["lr"] = lr * factor
         batch = feed.next()
         x, table = net.body(batch["input"], batch["position"], block_mask(batch, cfg.memory, mask_fn))
-        keep = batch["target"] >= 0
-        classes, members = net.losses(x[keep], table, batch["target"][keep].long())
-        loss = (classes + members).mean()
+        target = batch["target"].flatten()
+        classes, members = net.losses(x.flatten(0, 1), table, target)
+        count = (target >= 0).sum()
+        loss = (classes + members).sum() / count
         loss.backward()
         torch.nn.utils.clip_grad_norm_(rest + tables, 1.0)
         muon.step()
@@ -239,7 +246,7 @@ def main() -> None:
         tokens += a.rows * a.row
         step += 1
         if step % 100 == 0:
-            bits, part = loss.item() / math.log(2), classes.mean().item() / math.log(2)
+            bits, part = loss.item() / math.log(2), (classes.sum() / count).item() / math.log(2)
             rate = 100 * a.rows * a.row / (time.time() - clock) / 1e6
             print(
                 f"step {step:6d}  {now:6.0f} s  {bits:6.3f} bits/token (class {part:.3f})  {rate:.2f} M tokens/s",
