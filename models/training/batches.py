@@ -90,7 +90,9 @@ class Sampler:
         for flag, share in ((False, 1 - text_share), (True, text_share)):
             part = is_text == flag
             if weight[part].sum() > 0:
-                weight[part] = capped(weight[part] / weight[part].sum(), mass[part] / mass[part].sum(), most) * share
+                weight[part] = (
+                    capped(weight[part] / weight[part].sum(), mass[part] / mass[part].sum(), most) * share
+                )
         self.members = [np.flatnonzero(source == i) for i in range(len(names))]
         mean = np.array([length[m].mean() if len(m) else 1.0 for m in self.members])
         chance = weight / mean  # `weight` is a share of tokens; draw sessions

@@ -142,7 +142,9 @@ def main() -> None:
     p.add_argument("--row", type=int, default=8192)
     p.add_argument("--power", type=float, default=0.7)
     p.add_argument("--text-share", type=float, default=0.2)
-    p.add_argument("--most", type=float, default=2.0, help="times its share of the data that a source may get")
+    p.add_argument(
+        "--most", type=float, default=2.0, help="times its share of the data that a source may get"
+    )
     p.add_argument("--prefix", type=float, default=0.1, help="share of sessions whose beginning is a context")
     p.add_argument("--augment", type=float, default=0.05, help="share of chats rewritten, see augment.py")
     p.add_argument("--muon-lr", type=float, default=0.02)
