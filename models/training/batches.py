@@ -168,7 +168,7 @@ def capped(weight: np.ndarray, share: np.ndarray, most: float) -> np.ndarray:
         weight = np.minimum(weight, most * share)
         free = weight < most * share
         weight = np.where(free, weight * (1 + (1 - weight.sum()) / max(weight[free].sum(), 1e-12)), weight)
-    return weight / weight.sum()
+    return np.asarray(weight / weight.sum())
 
 
 def lay(tokens: np.ndarray, block: int, lanes, doc: int, head: int = 0) -> np.ndarray:  # type: ignore[no-untyped-def]

@@ -70,7 +70,7 @@ def as_markdown(c: dict[str, Any]) -> str:
         "## Training",
         "",
         (
-            f"{t['tokens'] / 1e6:,.0f} M tokens in {t['steps']:,} steps, {t['seconds']:.0f} seconds on one H200 in {len(t['runs'])} runs, rounding in the loop from the first step, "
+            f"{t['tokens'] / 1e6:,.0f} M tokens in {t['steps']:,} steps, {t['seconds']:.0f} seconds on one H200 in {len(t['runs'])} run{'s' * (len(t['runs']) > 1)}, rounding in the loop from the first step, "
             f"a mix of lane layouts (`models/training/`, `models/LOG.md`). Validation, ideal code length of the last run's float model: {t['validation_bits_per_byte']:.4f} bits a byte."
         ),
         "",

@@ -211,8 +211,8 @@ def main() -> None:
     torch._dynamo.config.cache_size_limit = 64
     for i, b in enumerate(net.blocks):
         net.blocks[i] = cast(torch.nn.Module, torch.compile(b, dynamic=False))
-    for part in ("table", "first_level", "member_hidden", "second_level"):
-        setattr(net, part, torch.compile(getattr(net, part), dynamic=False))
+    for name in ("table", "first_level", "member_hidden", "second_level"):
+        setattr(net, name, torch.compile(getattr(net, name), dynamic=False))
     macs = cfg.layers * (cfg.d * cfg.head_dim * (2 * cfg.heads + 2 * cfg.kv_heads) + 2 * cfg.d * cfg.hidden)
     macs += 256 * cfg.d if cfg.head == "two" else cfg.vocab * cfg.d
     print(

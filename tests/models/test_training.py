@@ -147,3 +147,23 @@ def test_the_card_is_of_this_bundle() -> None:
     bundle = Bundle.load("mini")
     assert bundle.card["id"] == bundle.id.hex()
     assert bundle.id.hex() in (Path(bundle.path) / "CARD.md").read_text()
+
+
+def test_a_context_is_a_block_of_one_lane_and_the_rest_follows_it() -> None:
+    """Rows of a session with a context: block 0 one token a step, block 1 at its end, fed the token before it."""
+    tokens = np.arange(32, 32 + 90)
+    part = batches.lay(tokens, SMALL.block, lambda t: 4, 0, head=20)
+    inputs, target, position, _, time, begin = part
+    assert (
+        inputs[:20].tolist() == [batches.LANE_MARK, *tokens[:19]]
+        and target[:20].tolist() == tokens[:20].tolist()
+    )
+    assert time[:20].tolist() == list(range(20)) and set(begin[:20]) == {0}
+    assert inputs[20] == tokens[19] and position[20] == 20 and begin[20] == 20 and time[20] == 65536
+    assert sorted(target[target >= 0].tolist()) == tokens.tolist()
+
+
+def test_no_source_gets_more_than_its_cap() -> None:
+    share = np.array([0.9, 0.07, 0.02, 0.01])
+    weight = batches.capped(share**0.3 / (share**0.3).sum(), share, 2.0)
+    assert abs(weight.sum() - 1) < 1e-9 and (weight <= 2.0 * share + 1e-6).all() and weight[0] < share[0]
