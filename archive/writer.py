@@ -19,7 +19,7 @@ import numpy as np
 
 from pltz.archive import identity
 from pltz.archive.codec import Coded, Plain, SegmentCodec
-from pltz.archive.errors import ArchiveError, Fenced
+from pltz.archive.errors import ArchiveError, Fenced, StoreError
 from pltz.archive.identity import BASE, NONE, TENANT, Tokens
 from pltz.archive.index import SEGMENTS, Location
 from pltz.archive.pack import FOOTER, Builder, Context, Damage, Pack
@@ -308,7 +308,8 @@ class Writer:
 
     def _put_pack(self, data: bytes, found: list[Found]) -> None:
         name = _pack_name(data)
-        self.view.store.put(f"packs/{name.hex()}", data)
+        if not self.view.store.put(f"packs/{name.hex()}", data):
+            raise StoreError(f"packs/{name.hex()} holds other bytes than its name says: nothing was acknowledged")
         self.view.add_pack(name, len(data), found)
 
     def _fence(self, drafts: list[_Draft], relied: dict[bytes, Location]) -> None:
