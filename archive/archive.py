@@ -85,9 +85,7 @@ class Archive:
         self._writer = Writer(self.view, self.codecs)
 
     @classmethod
-    def create(
-        cls, place: str | os.PathLike[str] | Store, codecs: Sequence[SegmentCodec]
-    ) -> Archive:
+    def create(cls, place: str | os.PathLike[str] | Store, codecs: Sequence[SegmentCodec]) -> Archive:
         """Make an archive where there is none: in a directory, at ``s3://bucket/prefix``, or in a store.
 
         Raises UsageError where there is one, StoreError where the directory cannot be written.

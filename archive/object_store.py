@@ -49,7 +49,9 @@ class Place:
 
     bucket: str
     prefix: str = ""
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)  # obstore's names: endpoint, region, access_key_id, ...
+    options: Mapping[str, str] = field(
+        default_factory=dict, repr=False
+    )  # obstore's names: endpoint, region, access_key_id, ...
     timeout: float = 60.0
     retries: int = 5
 
@@ -86,7 +88,9 @@ class ObjectStore:
         self.place = Place.of(place) if isinstance(place, str) else place
         self._remote = _connect(self.place)
         folder = Path(cache) if cache else _cache_folder()
-        self._cache = folder / digest(b"pltz cache", self.place.url.encode(), _endpoint(self.place).encode()).hex()
+        self._cache = (
+            folder / digest(b"pltz cache", self.place.url.encode(), _endpoint(self.place).encode()).hex()
+        )
 
     def make(self) -> None:
         """There are no folders to make; what has to hold is checked instead: a name is given once. Raises StoreError."""
@@ -241,12 +245,18 @@ def _connect(place: Place) -> S3Store:
             retry_config={"max_retries": place.retries, "retry_timeout": 3 * span},
         )
     except BaseError as exc:
-        raise UsageError(f"{place.url}: the settings for this store are not valid ({type(exc).__name__})") from exc
+        raise UsageError(
+            f"{place.url}: the settings for this store are not valid ({type(exc).__name__})"
+        ) from exc
 
 
 def _endpoint(place: Place) -> str:
     """URL of the server where it is not Amazon's own."""
-    named = place.options.get("endpoint") or place.options.get("endpoint_url") or place.options.get("aws_endpoint")
+    named = (
+        place.options.get("endpoint")
+        or place.options.get("endpoint_url")
+        or place.options.get("aws_endpoint")
+    )
     return named or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
 
 

@@ -309,7 +309,9 @@ class Writer:
     def _put_pack(self, data: bytes, found: list[Found]) -> None:
         name = _pack_name(data)
         if not self.view.store.put(f"packs/{name.hex()}", data):
-            raise StoreError(f"packs/{name.hex()} holds other bytes than its name says: nothing was acknowledged")
+            raise StoreError(
+                f"packs/{name.hex()} holds other bytes than its name says: nothing was acknowledged"
+            )
         self.view.add_pack(name, len(data), found)
 
     def _fence(self, drafts: list[_Draft], relied: dict[bytes, Location]) -> None:

@@ -90,7 +90,7 @@ class S3Server:
     bucket = "cold"
 
     def __init__(self) -> None:
-        from moto.server import DomainDispatcherApplication, create_backend_app
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import make_server
 
         self._app = DomainDispatcherApplication(create_backend_app)
@@ -107,7 +107,9 @@ class S3Server:
         }
         self.reset()
         urllib.request.urlopen(
-            urllib.request.Request(f"{self.endpoint}/{self.bucket}", method="PUT", headers={"Authorization": AUTH})
+            urllib.request.Request(
+                f"{self.endpoint}/{self.bucket}", method="PUT", headers={"Authorization": AUTH}
+            )
         ).close()
 
     def reset(self) -> None:

@@ -114,7 +114,7 @@ def test_a_writer_sees_the_collector_it_raced(store: Store, codec: SegmentCodec)
             runs.append(collector.collect(dead_share=0.01, small=0).condemned)
         fence(*args)  # type: ignore[arg-type]
 
-    slow._writer._fence = late  # type: ignore[method-assign]
+    slow._writer._fence = late  # type: ignore[assignment,method-assign]
     slow.put([session("c", 1, 9)])
     assert runs == [1]
     collector.collect(dead_share=0.01)
