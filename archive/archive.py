@@ -199,9 +199,9 @@ class Archive:
         self.view.refresh()
         view = self.view
         lookups: list[Lookup] = [*view.indexes.values(), view.tail]
+        starts = {pack: number << 30 for number, pack in enumerate(view.packs)}
         segments, sessions, marks = (
-            len({at for i in lookups for _, at in i.entries(section) if at.pack in view.packs})
-            for section in range(len(index.SECTIONS))
+            len(index.gather(lookups, section, starts)[0]) for section in range(len(index.SECTIONS))
         )
         sizes = self.store.list("index")
         return Stat(
