@@ -23,10 +23,9 @@ from pltz.archive.collect import DEAD_SHARE, SMALL, Collected, Collector
 from pltz.archive.errors import LostError, NotFound
 from pltz.archive.identity import NONE, TENANT, Tokens
 from pltz.archive.index import SEGMENTS, Lookup
-from pltz.archive.io import OsDisk
 from pltz.archive.record import FORGET, RESTORE
 from pltz.archive.settings import MAX_SIZE, NAME, Settings
-from pltz.archive.store import DirectoryStore, Store
+from pltz.archive.store import Store, open_store
 from pltz.archive.view import Found, Problem, Version, View
 from pltz.archive.writer import MAX_SEGMENTS, NewSession, Receipt, Writer, codec_of
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, FormatError, PltzError, UsageError
@@ -86,14 +85,12 @@ class Archive:
         self._writer = Writer(self.view, self.codecs)
 
     @classmethod
-    def create(
-        cls, place: str | os.PathLike[str] | DirectoryStore, codecs: Sequence[SegmentCodec]
-    ) -> Archive:
-        """Make an archive in a directory that holds none.
+    def create(cls, place: str | os.PathLike[str] | Store, codecs: Sequence[SegmentCodec]) -> Archive:
+        """Make an archive where there is none: in a directory, at ``s3://bucket/prefix``, or in a store.
 
         Raises UsageError where there is one, StoreError where the directory cannot be written.
         """
-        store = place if isinstance(place, DirectoryStore) else DirectoryStore(OsDisk(place))
+        store = open_store(place) if isinstance(place, str | os.PathLike) else place
         store.make()
         settings = Settings(store.random(identity.SIZE))
         if not store.put(NAME, settings.encode()):
@@ -106,7 +103,7 @@ class Archive:
 
         Raises UsageError where there is none, CorruptError or VersionError where archive.json is not sound.
         """
-        store: Store = DirectoryStore(OsDisk(place)) if isinstance(place, str | os.PathLike) else place
+        store = open_store(place) if isinstance(place, str | os.PathLike) else place
         try:
             data = store.read(NAME, 0, MAX_SIZE)
         except FileNotFoundError as exc:
@@ -202,9 +199,9 @@ class Archive:
         self.view.refresh()
         view = self.view
         lookups: list[Lookup] = [*view.indexes.values(), view.tail]
+        starts = {pack: number << 30 for number, pack in enumerate(view.packs)}
         segments, sessions, marks = (
-            len({at for i in lookups for _, at in i.entries(section) if at.pack in view.packs})
-            for section in range(len(index.SECTIONS))
+            len(index.gather(lookups, section, starts)[0]) for section in range(len(index.SECTIONS))
         )
         sizes = self.store.list("index")
         return Stat(

@@ -6,7 +6,10 @@ its KV may be used again. Names are 16 bytes of BLAKE2b with a personalisation e
 
 from __future__ import annotations
 
+import functools
 import hashlib
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ SIZE = 16  # bytes of every identity
 NONE = bytes(SIZE)  # no parent, empty tower, any target
 TENANT, BASE = 0, 1  # kinds of domain
 MAX_TOKENS = (1 << 31) - 1  # a segment; also the largest token id
+ROW_TOKENS = 1 << 13  # checked at once
 
 
 def domain_id(kind: int, name: str) -> bytes:
@@ -33,12 +37,15 @@ def domain_id(kind: int, name: str) -> bytes:
 
 def segment_id(domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
     """``tokens``: (T,), each in 0..2^31-1 (see `checked`); the other arguments have 16 bytes."""
-    return _hash(b"pltz segment", domain, tokenizer, parent, np.ascontiguousarray(tokens, "<u4").tobytes())
+    return segment_digest(domain, tokenizer, parent, tokens)[:SIZE]
 
 
-def tokens_digest(tokens: Tokens) -> bytes:
-    """32 bytes, without chance of a crafted collision: tells apart what a segment id may not."""
-    return hashlib.blake2b(np.ascontiguousarray(tokens, "<u4").tobytes(), digest_size=32).digest()
+def segment_digest(domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
+    """32 bytes that begin with the segment's id; all of them tell apart what was crafted to have one id."""
+    state = _segments(domain, tokenizer).copy()
+    state.update(parent)
+    state.update(np.ascontiguousarray(tokens, "<u4").data)
+    return state.digest()
 
 
 def session_key(domain: bytes, name: str) -> bytes:
@@ -70,7 +77,51 @@ def checked(tokens: npt.ArrayLike) -> npt.NDArray[np.int64]:
     return array.astype(np.int64)
 
 
+def checked_rows(rows: Sequence[npt.ArrayLike]) -> list[npt.NDArray[np.uint32]]:
+    """`checked` for many at once: copies, (T,) uint32 each.
+
+    >>> [row.tolist() for row in checked_rows([[1, 2], np.arange(3)])]
+    [[1, 2], [0, 1, 2]]
+    """
+    done: list[npt.NDArray[np.uint32]] = []
+    batch: list[npt.NDArray[Any]] = []
+    size = 0
+    for row in rows:
+        array = np.asarray(row)
+        if array.ndim != 1 or array.dtype.kind not in "iu" or (batch and array.dtype != batch[0].dtype):
+            array = checked(row)
+        if batch and (size > ROW_TOKENS or array.dtype != batch[0].dtype):
+            done += _narrowed(batch)
+            batch, size = [], 0
+        batch.append(array)
+        size += len(array)
+    return done + _narrowed(batch)
+
+
+def _narrowed(batch: list[npt.NDArray[Any]]) -> list[npt.NDArray[np.uint32]]:
+    """Rows of one type as views of one new array."""
+    if not batch:
+        return []
+    flat = np.concatenate(batch)
+    if len(flat) and (flat.max() > MAX_TOKENS or (flat.dtype.kind == "i" and flat.min() < 0)):
+        for row in batch:
+            checked(row)
+    flat = flat.astype("<u4", copy=False)
+    ends = list(accumulate(map(len, batch)))
+    return [flat[end - len(row) : end] for row, end in zip(batch, ends, strict=True)]
+
+
+@functools.lru_cache(4096)
+def _segments(domain: bytes, tokenizer: bytes) -> hashlib.blake2b:
+    """What all segments of a domain and tokenizer begin with."""
+    return hashlib.blake2b(domain + tokenizer, digest_size=2 * SIZE, person=b"pltz segment")
+
+
 def _hash(person: bytes, *parts: bytes | memoryview) -> bytes:
+    if len(parts) == 1:
+        return hashlib.blake2b(parts[0], digest_size=SIZE, person=person).digest()
+    if sum(map(len, parts)) < 4096:
+        return hashlib.blake2b(b"".join(parts), digest_size=SIZE, person=person).digest()
     state = hashlib.blake2b(digest_size=SIZE, person=person)
     for part in parts:
         state.update(part)

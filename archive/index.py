@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -56,6 +56,16 @@ class Lookup(Protocol):
     def find(self, section: int, identity: bytes) -> list[Location]:
         """Places that may hold it, in no order. Raises CorruptError where the index is damaged."""
 
+    @property
+    def names(self) -> list[bytes]:
+        """Ids of the packs, by number."""
+
+    def has(self, section: int, keys: U64) -> npt.NDArray[np.bool_]:
+        """(N,) whether it may hold them: False is sure. Raises CorruptError where the index is damaged."""
+
+    def columns(self, section: int) -> tuple[U64, U64, U64]:
+        """All entries: (N,) keys, numbers of packs, offsets in them. Raises CorruptError."""
+
     def entries(self, section: int) -> Iterator[tuple[int, Location]]:
         """All entries, as (key, place)."""
 
@@ -68,6 +78,21 @@ def key_of(identity: bytes) -> int:
     return int.from_bytes(identity[:6], "big")
 
 
+def keys_in(identities: Sequence[bytes]) -> U64:
+    """(N,) keys.
+
+    >>> keys_in([bytes(range(16))]).tolist() == [key_of(bytes(range(16)))]
+    True
+    """
+    halves = np.frombuffer(b"".join(identities), ">u8")[:: SIZE // 8]
+    return halves.astype(np.uint64) >> np.uint64(64 - KEY_BITS)
+
+
+def _entries(index: Lookup, section: int) -> Iterator[tuple[int, Location]]:
+    for key, number, offset in zip(*(c.tolist() for c in index.columns(section)), strict=True):
+        yield key, Location(index.names[number], offset)
+
+
 def keys_of(record: Record, context: Context) -> list[tuple[int, bytes]]:
     """What a record is found by: (section, identity)."""
     if record.mark:
@@ -78,33 +103,64 @@ def keys_of(record: Record, context: Context) -> list[tuple[int, bytes]]:
     return found
 
 
+class _Run(NamedTuple):
+    """Entries in the order of their keys: (N,) keys, numbers of their packs, offsets there."""
+
+    keys: U64
+    numbers: U64
+    offsets: U64
+
+
 class MemoryIndex:
-    """An index of packs that no file covers yet."""
+    """An index of packs that no file covers yet: runs of sorted entries, of which a small one is merged into one twice its size or less."""
 
     def __init__(self) -> None:
         self.packs: dict[bytes, int] = {}
-        self._sections: list[dict[bytes, list[Location]]] = [{}, {}, {}]
+        self.names: list[bytes] = []
+        self._runs: list[list[_Run]] = [[], [], []]
         self.count = 0
 
-    def add_pack(self, pack: bytes, size: int) -> None:
-        """Cover a pack; its entries follow."""
+    def add_pack(self, pack: bytes, size: int, found: Sequence[tuple[int, bytes, int]]) -> None:
+        """Cover a pack: (section, identity, offset) of all that is in it."""
         self.packs[pack] = size
-
-    def add(self, section: int, identity: bytes, location: Location) -> None:
-        """One entry."""
-        self._sections[section].setdefault(identity, []).append(location)
-        self.count += 1
+        self.names.append(pack)
+        self.count += len(found)
+        for section, runs in enumerate(self._runs):
+            rows = [(identity, offset) for s, identity, offset in found if s == section]
+            if not rows:
+                continue
+            keys = keys_in([identity for identity, _ in rows])
+            order = np.argsort(keys, kind="stable")
+            offsets = np.array([offset for _, offset in rows], np.uint64)[order]
+            runs.append(_Run(keys[order], np.full(len(rows), len(self.names) - 1, np.uint64), offsets))
+            while len(runs) > 1 and len(runs[-2].keys) <= 2 * len(runs[-1].keys):
+                runs[-2:] = [_merged(runs[-2], runs[-1])]
 
     def find(self, section: int, identity: bytes) -> list[Location]:
-        return self._sections[section].get(identity, [])
+        key, found = np.uint64(key_of(identity)), []
+        for run in self._runs[section]:
+            first, last = np.searchsorted(run.keys, key), np.searchsorted(run.keys, key, "right")
+            for at in range(int(first), int(last)):
+                found.append(Location(self.names[int(run.numbers[at])], int(run.offsets[at])))
+        return found
+
+    def has(self, section: int, keys: U64) -> npt.NDArray[np.bool_]:
+        hit = np.zeros(len(keys), bool)
+        for run in self._runs[section]:
+            at = np.minimum(np.searchsorted(run.keys, keys), len(run.keys) - 1)
+            hit |= run.keys[at] == keys
+        return hit
 
     def holds(self, section: int) -> bool:
-        return bool(self._sections[section])
+        return bool(self._runs[section])
+
+    def columns(self, section: int) -> tuple[U64, U64, U64]:
+        runs = self._runs[section] or [_Run(*(np.zeros(0, np.uint64) for _ in range(3)))]
+        keys, numbers, offsets = (np.concatenate(column) for column in zip(*runs, strict=True))
+        return keys, numbers, offsets
 
     def entries(self, section: int) -> Iterator[tuple[int, Location]]:
-        for identity, locations in self._sections[section].items():
-            for location in locations:
-                yield key_of(identity), location
+        return _entries(self, section)
 
 
 class FileIndex:
@@ -129,7 +185,7 @@ class FileIndex:
             raise VersionError(f"the index is of version {version}: rebuild it or use a newer pltz")
         table = list(PACK.iter_unpack(data[HEADER.size : self._base]))
         self.packs: dict[bytes, int] = dict(table)
-        self._names = [name for name, _ in table]
+        self.names = [name for name, _ in table]
         self._starts = [0, *accumulate(size for _, size in table)]
         self._counts: list[int] = counts
         self._lay_out()
@@ -168,24 +224,55 @@ class FileIndex:
     def holds(self, section: int) -> bool:
         return self._counts[section] > 0
 
-    def columns(self, section: int) -> tuple[U64, U64]:
-        """(N,) keys and (N,) addresses. Raises CorruptError."""
+    def has(self, section: int, keys: U64) -> npt.NDArray[np.bool_]:
+        """By halving every key's bucket at once; a bucket that was crafted to be large costs no more steps than its bits."""
+        n = self._counts[section]
+        if not n or not len(keys):
+            return np.zeros(len(keys), bool)
+        b, width = self._shapes[section]
+        bucket = (keys >> np.uint64(KEY_BITS - b)).astype(np.int64)
+        fan_at, keys_at, _ = self._columns[section]
+        self._check_at(fan_at + 4 * np.concatenate([bucket, np.maximum(bucket - 1, 0)]), 4)
+        fan = np.frombuffer(self._data, "<u4", 1 << b, fan_at)
+        low, end = np.where(bucket > 0, fan[bucket - 1], 0).astype(np.int64), fan[bucket].astype(np.int64)
+        if (low > end).any() or (end > n).any():
+            raise CorruptError("the buckets of the index are out of order: damaged")
+        column = np.frombuffer(self._data, np.uint8, n * width, keys_at).reshape(n, width)
+        wanted = keys & np.uint64((1 << 8 * width) - 1)
+        high = end.copy()
+        while (active := np.flatnonzero(low < high)).size:
+            middle = (low[active] + high[active]) >> 1
+            self._check_at(keys_at + width * middle, width)
+            less = _gathered(column, middle) < wanted[active]
+            low[active] = np.where(less, middle + 1, low[active])
+            high[active] = np.where(less, high[active], middle)
+        inside = np.flatnonzero(low < end)
+        hit = np.zeros(len(keys), bool)
+        self._check_at(keys_at + width * low[inside], width)
+        hit[inside] = _gathered(column, low[inside]) == wanted[inside]
+        return hit
+
+    def columns(self, section: int) -> tuple[U64, U64, U64]:
         n = self._counts[section]
         fan_at, keys_at, places_at = self._columns[section]
         b, width = self._shapes[section]
         if not n:
-            return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+            return np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, np.uint64)
         fan = np.frombuffer(self._read(fan_at, 4 << b), "<u4").astype(np.int64)
         sizes = np.diff(fan, prepend=0)
         if (sizes < 0).any() or fan[-1] != n:
             raise CorruptError("the buckets of the index are out of order: damaged")
         keys = _widen(self._read(keys_at, n * width), width) & np.uint64((1 << KEY_BITS - b) - 1)
         keys |= np.repeat(np.arange(1 << b, dtype=np.uint64) << np.uint64(KEY_BITS - b), sizes)
-        return keys, _widen(self._read(places_at, n * self._width), self._width)
+        places = _widen(self._read(places_at, n * self._width), self._width)
+        starts = np.array(self._starts, np.uint64)
+        numbers = np.searchsorted(starts, places, side="right").astype(np.uint64) - np.uint64(1)
+        if numbers.max() >= len(self.names):
+            raise CorruptError("the index points behind its packs: damaged")
+        return keys, numbers, places - starts[numbers]
 
     def entries(self, section: int) -> Iterator[tuple[int, Location]]:
-        for key, address in zip(*(c.tolist() for c in self.columns(section)), strict=True):
-            yield key, self._location(address)
+        return _entries(self, section)
 
     def verify(self) -> bytes:
         """Check every byte; the digest, which is the file's name. Raises CorruptError."""
@@ -220,6 +307,15 @@ class FileIndex:
                     self._check(piece)
         return bytes(self._data[offset:end])
 
+    def _check_at(self, offsets: npt.NDArray[np.int64], size: int) -> None:
+        """Check the pieces that fields of ``size`` bytes at these offsets lie in."""
+        first = (offsets - self._base) // PIECE
+        for piece in np.unique(
+            np.concatenate([first, (offsets + (size - 1) - self._base) // PIECE])
+        ).tolist():
+            if not self._sound[piece]:
+                self._check(piece)
+
     def _check(self, piece: int) -> None:
         begin = self._base + piece * PIECE
         wanted = int.from_bytes(self._data[self._checks + 4 * piece : self._checks + 4 * piece + 4], "little")
@@ -229,9 +325,9 @@ class FileIndex:
 
     def _location(self, address: int) -> Location:
         number = bisect_right(self._starts, address) - 1
-        if number >= len(self._names):
+        if number >= len(self.names):
             raise CorruptError("the index points behind its packs: damaged")
-        return Location(self._names[number], address - self._starts[number])
+        return Location(self.names[number], address - self._starts[number])
 
 
 def build(indexes: Iterable[Lookup], packs: dict[bytes, int]) -> bytes:
@@ -248,7 +344,7 @@ def build(indexes: Iterable[Lookup], packs: dict[bytes, int]) -> bytes:
         raise UsageError("an index covers at most 1 TiB of packs")
     width = 4 if total < 1 << 32 else 5
     known = list(indexes)
-    sections = [_section(*_gather(known, section, starts, packs), width) for section in range(len(SECTIONS))]
+    sections = [_section(*gather(known, section, starts), width) for section in range(len(SECTIONS))]
     counts = [n for n, _ in sections]
     table = b"".join(PACK.pack(name, packs[name]) for name in names)
     head = HEADER.pack(MAGIC, VERSION, width, 0, len(names), *counts, 0)[:-4]
@@ -259,23 +355,18 @@ def build(indexes: Iterable[Lookup], packs: dict[bytes, int]) -> bytes:
     return whole + digest(PERSON, whole)
 
 
-def _gather(
-    known: list[Lookup], section: int, starts: dict[bytes, int], packs: dict[bytes, int]
-) -> tuple[U64, U64]:
-    """Keys and addresses of a section, sorted, each entry once."""
-    keys, places = [], []
+def gather(known: Iterable[Lookup], section: int, starts: Mapping[bytes, int]) -> tuple[U64, U64]:
+    """Keys and addresses of a section, sorted, each entry once; those of packs without a start are dropped."""
+    keys, places = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
     for index in known:
-        if isinstance(index, FileIndex):
-            k, p = _moved(index, section, starts)
-        else:
-            rows = [(k, starts[at.pack] + at.offset) for k, at in index.entries(section) if at.pack in packs]
-            k, p = (np.array(c, np.uint64) for c in (zip(*rows, strict=True) if rows else ((), ())))
-        keys.append(k)
-        places.append(p)
-    key, place = (
-        np.concatenate([*keys, np.zeros(0, np.uint64)]),
-        np.concatenate([*places, np.zeros(0, np.uint64)]),
-    )
+        k, numbers, offsets = index.columns(section)
+        kept = np.array([name in starts for name in index.names], bool)
+        base = np.array([starts.get(name, 0) for name in index.names], np.uint64)
+        if len(k):
+            stays = kept[numbers]
+            keys.append(k[stays])
+            places.append((base[numbers] + offsets)[stays])
+    key, place = np.concatenate(keys), np.concatenate(places)
     order = np.lexsort((place, key))
     key, place = key[order], place[order]
     new = np.ones(len(key), bool)
@@ -283,18 +374,19 @@ def _gather(
     return key[new], place[new]
 
 
-def _moved(index: FileIndex, section: int, starts: dict[bytes, int]) -> tuple[U64, U64]:
-    """Entries of an index file with their addresses under other starts; those of packs left out are dropped."""
-    keys, places = index.columns(section)
-    old = np.array(index._starts, np.uint64)
-    number = np.searchsorted(old, places, side="right") - 1
-    if len(number) and number.max() >= len(index._names):
-        raise CorruptError("the index points behind its packs: damaged")
-    kept = np.array([name in starts for name in index._names], bool)
-    new = np.array([starts.get(name, 0) for name in index._names], np.uint64)
-    stays = kept[number] if len(number) else np.zeros(0, bool)
-    number = number[stays]
-    return keys[stays], places[stays] - old[number] + new[number]
+def _merged(first: _Run, second: _Run) -> _Run:
+    keys = np.concatenate([first.keys, second.keys])
+    order = np.argsort(keys, kind="stable")
+    return _Run(
+        keys[order], *(np.concatenate(pair)[order] for pair in zip(first[1:], second[1:], strict=True))
+    )
+
+
+def _gathered(column: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> U64:
+    """Numbers of some rows of a column of little-endian bytes."""
+    wide = np.zeros((len(rows), 8), np.uint8)
+    wide[:, : column.shape[1]] = column[rows]
+    return wide.view("<u8").reshape(-1)
 
 
 def _section(keys: U64, places: U64, width: int) -> tuple[int, bytes]:

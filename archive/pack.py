@@ -11,8 +11,8 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from pltz.archive import record as records
 from pltz.archive.identity import NONE, SIZE, digest
@@ -145,6 +145,11 @@ class Builder:
         self.size += len(record.bitstring) + len(record.name or "") * 2 + len(record.labels) + 64
         return self
 
+    @property
+    def records(self) -> Sequence[Record]:
+        """What was added, in order."""
+        return self._records
+
     def finish(self) -> bytes:
         """The pack. Raises ContentError where a field or the pack is over a limit."""
         outside = self._parents_in_table()
@@ -152,6 +157,7 @@ class Builder:
         header = HEADER.pack(MAGIC, VERSION, 0, 0, self.epoch, self.time, self.salt, len(table), 0)[:-4]
         header += zlib.crc32(table, zlib.crc32(header)).to_bytes(4, "little")
         parts, places, offset = [header, table], dict[bytes, int](), len(header) + len(table)
+        place = Place(self.salt, offset, self.time, len(self._contexts))
         for r in self._records:
             how, reference = PARENT_NONE, 0
             if r.parent != NONE:
@@ -163,7 +169,8 @@ class Builder:
                     how = PARENT_INLINE
             if r.id is not None:
                 places[r.id] = offset
-            data = records.encode(r, how, reference, Place(self.salt, offset, self.time, len(self._contexts)))
+            place.offset = offset
+            data = records.encode(r, how, reference, place)
             parts.append(data)
             offset += len(data)
             if offset > MAX_SIZE - (16 << 20):
@@ -236,20 +243,20 @@ class Pack:
             raise CorruptError(
                 f"the record at byte {raw.reference} is no segment, as its child says: damaged"
             )
-        return replace(raw.record, parent=parent)
+        return raw.record._replace(parent=parent)
 
     def scan(self) -> Iterator[tuple[int, Record] | Damage]:
         """All records in order, as (offset, record), and what lies between them that is none.
 
         A record whose parent stood in damaged bytes counts as damage itself: nothing says what it continues.
         """
-        data = memoryview(self.read(self.begin, self.end - self.begin))
+        data = self.read(self.begin, self.end - self.begin)
         ids: dict[int, bytes] = {}
-        at = 0
+        at, place = 0, self.head.place(self.begin)
         while at < len(data):
-            offset = self.begin + at
+            place.offset = offset = self.begin + at
             try:
-                raw = records.decode(data, at, self.head.place(offset))
+                raw = records.decode(data, at, place)
             except VersionError:
                 raise
             except FormatError as exc:
@@ -257,18 +264,18 @@ class Pack:
                 yield Damage(offset, after - at, str(exc))
                 at = after
                 continue
-            at += raw.size
-            r = raw.record
+            r, how, reference, size = raw
+            at += size
             if r.id is not None:
                 ids[offset] = r.id
-            if raw.how == PARENT_BACK:
-                if raw.reference not in ids:
-                    yield Damage(offset, raw.size, f"the parent of the record at byte {offset} is damaged")
+            if how == PARENT_BACK:
+                if reference not in ids:
+                    yield Damage(offset, size, f"the parent of the record at byte {offset} is damaged")
                     continue
-                r = replace(r, parent=ids[raw.reference])
+                r = r._replace(parent=ids[reference])
             yield offset, r
 
-    def _resynchronise(self, data: memoryview, at: int) -> int:
+    def _resynchronise(self, data: bytes | memoryview, at: int) -> int:
         """Where the next record starts, or the end."""
         plain, mark = bytes(data), self.head.salt[:1]
         while (at := plain.find(mark, at)) >= 0:

@@ -9,10 +9,12 @@ The check covers the pack's salt and the record's place, so a record is taken fo
 
 from __future__ import annotations
 
+import functools
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from pltz.archive.identity import MAX_TOKENS, NONE, SIZE
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError, VersionError
@@ -30,7 +32,10 @@ MAX_NAME = 1024  # bytes of UTF-8
 MAX_LABELS = 16384  # bytes of JSON
 TOKENS_PER_BYTE = 65536
 CHECK = 4  # bytes
+RESIDUE = 0x2144DF1C  # crc32 of anything followed by its own crc32, little-endian
 HEAD_MOST = 2 + 5  # bytes: mark, flags, size
+
+varint = functools.lru_cache(1 << 16)(write_varint)  # the same few thousand numbers again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +47,7 @@ class Mark:
     verb: int  # RESTORE or FORGET
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """What a record says.
 
     ``context``: number in the pack's table. ``parent``: id of the segment above (NONE: none). ``id``: of the segment in it,
@@ -61,31 +65,13 @@ class Record:
     labels: bytes = b""
     mark: Mark | None = None
 
-    def in_context(self, number: int) -> Record:
-        """The same under another number; `dataclasses.replace` takes ten times as long."""
-        if number == self.context:
-            return self
-        return Record(
-            number,
-            self.parent,
-            self.id,
-            self.tokens,
-            self.bitstring,
-            self.name,
-            self.number,
-            self.time,
-            self.labels,
-            self.mark,
-        )
-
     @property
     def leaf(self) -> bytes:
         """Leaf of the session's tower; NONE for an empty one."""
         return self.parent if self.id is None else self.id
 
 
-@dataclass(frozen=True, slots=True)
-class Raw:
+class Raw(NamedTuple):
     """A record as it lies in a pack: its parent not looked up yet."""
 
     record: Record  # parent is right unless `how` says otherwise
@@ -94,15 +80,19 @@ class Raw:
     size: int  # bytes of all of it
 
 
-@dataclass(frozen=True, slots=True)
 class Place:
-    """What a record's bytes depend on beside itself: its pack and where it stands there."""
+    """What a record's bytes depend on beside itself: its pack and where it stands there. ``offset`` moves on from record to record.
 
-    salt: bytes
-    offset: int
-    base: int  # time of the pack, seconds
-    contexts: int  # in the pack's table
-    parents: list[bytes] = field(default_factory=list)
+    ``salt``: of the pack, 16 bytes; ``base``: time of the pack, seconds; ``contexts``: how many its table has.
+    """
+
+    __slots__ = "base", "contexts", "mark", "offset", "parents", "seed"
+
+    def __init__(
+        self, salt: bytes, offset: int, base: int, contexts: int, parents: list[bytes] | None = None
+    ):
+        self.mark, self.seed = salt[0], zlib.crc32(salt)
+        self.offset, self.base, self.contexts, self.parents = offset, base, contexts, parents or []
 
 
 def encode(record: Record, how: int, reference: int, place: Place) -> bytes:
@@ -110,39 +100,37 @@ def encode(record: Record, how: int, reference: int, place: Place) -> bytes:
 
     Raises ContentError where a field is over its limit, UsageError where fields contradict each other.
     """
-    if record.mark:
-        return _close(MARK, write_varint(record.context) + _mark(record.mark), place)
+    context, parent, identity, tokens, bitstring, name, number, time, labels, mark = record
+    if mark:
+        return _close(MARK, varint(context) + _mark(mark), place)
     flags = how << PARENT_SHIFT
-    body = [write_varint(record.context)]
-    if how in (PARENT_TABLE, PARENT_BACK):
-        body.append(write_varint(reference))
+    body = varint(context)
+    if how == PARENT_TABLE or how == PARENT_BACK:
+        body += varint(reference)
     elif how == PARENT_INLINE:
-        body.append(record.parent)
-    if record.id is not None:
+        body += parent
+    if identity is not None:
         flags |= SEGMENT
-        if not tokens_fit(record.tokens, len(record.bitstring)):
-            raise ContentError(
-                f"{record.tokens} tokens in {len(record.bitstring)} bytes are over the format's limit"
-            )
-        body += (record.id, write_varint(record.tokens))
-    elif record.bitstring or record.name is None:
+        if not tokens_fit(tokens, len(bitstring)):
+            raise ContentError(f"{tokens} tokens in {len(bitstring)} bytes are over the format's limit")
+        body += identity + varint(tokens)
+    elif bitstring or name is None:
         raise UsageError("a record without a segment holds a session and no bitstring")
-    if record.name is not None:
+    if name is not None:
         flags |= SESSION
-        body.append(_sized(record.name.encode(), MAX_NAME, "name of a session"))
-        if record.number != 1:
+        body += _sized(name.encode(), MAX_NAME, "name of a session")
+        if number != 1:
             flags |= NUMBER
-            body.append(write_varint(record.number))
-        if record.time != place.base:
+            body += varint(number)
+        if time != place.base:
             flags |= TIME
-            if not 0 <= record.time - place.base <= MAX_VALUE:
+            if not 0 <= time - place.base <= MAX_VALUE:
                 raise UsageError("the time of a version lies before its pack's, or a century after")
-            body.append(write_varint(record.time - place.base))
-        if record.labels:
+            body += varint(time - place.base)
+        if labels:
             flags |= LABELS
-            body.append(_sized(record.labels, MAX_LABELS, "JSON of the labels"))
-    body.append(record.bitstring)
-    return _close(flags, b"".join(body), place)
+            body += _sized(labels, MAX_LABELS, "JSON of the labels")
+    return _close(flags, body + bitstring, place)
 
 
 def span(data: bytes | memoryview, at: int) -> int:
@@ -158,32 +146,32 @@ def decode(data: bytes | memoryview, at: int, place: Place) -> Raw:
 
     Raises CorruptError where it is damaged or breaks a rule, VersionError where a newer version wrote it.
     """
-    if at >= len(data) or data[at] != place.salt[0]:
+    head = bytes(data[at : at + HEAD_MOST])
+    if not head or head[0] != place.mark:
         raise CorruptError(f"no record at byte {place.offset}: the pack is damaged")
-    size = span(data, at)
-    if at + size > len(data):
-        raise CorruptError(f"the record at byte {place.offset} does not fit its pack: damaged")
+    body, begin = read_varint(head, 2)
+    size = begin + body + CHECK
+    if body > MAX_RECORD or at + size > len(data):
+        raise CorruptError(f"the record at byte {place.offset} claims {body} bytes, more than fit: damaged")
     raw = bytes(data[at : at + size])
-    if int.from_bytes(raw[-CHECK:], "little") != _check(raw[:-CHECK], place):
+    if zlib.crc32(raw, zlib.crc32(place.offset.to_bytes(8, "little"), place.seed)) != RESIDUE:
         raise CorruptError(f"the record at byte {place.offset} does not match its checksum: damaged")
-    head = 3
-    while raw[head - 1] & 0x80:
-        head += 1
-    return _parse(raw[1], raw[:-CHECK], head, size, place)
+    return _parse(raw, begin, place)
 
 
-def _parse(flags: int, raw: bytes, at: int, size: int, place: Place) -> Raw:
+def _parse(raw: bytes, at: int, place: Place) -> Raw:
     """Fields of a record whose check is right; what is wrong now was written so."""
+    flags, end = raw[1], len(raw) - CHECK
     context, at = read_varint(raw, at)
     if context >= place.contexts:
         raise _wrong(place, f"names context {context} of {place.contexts}")
     if flags & MARK:
-        return Raw(Record(context, mark=_read_mark(flags, raw, at, place)), PARENT_NONE, 0, size)
+        return Raw(Record(context, mark=_read_mark(flags, raw[:end], at, place)), PARENT_NONE, 0, len(raw))
     if not flags & (SEGMENT | SESSION) or (flags & (TIME | NUMBER | LABELS) and not flags & SESSION):
         raise _wrong(place, f"has flags {flags:#04x}")
     parent, how, reference = NONE, (flags & PARENT_MASK) >> PARENT_SHIFT, 0
     if how == PARENT_INLINE:
-        parent, at = _take(raw, at, SIZE, place)
+        parent, at = raw[at : at + SIZE], at + SIZE
     elif how:
         reference, at = read_varint(raw, at)
         if how == PARENT_BACK:
@@ -196,28 +184,37 @@ def _parse(flags: int, raw: bytes, at: int, size: int, place: Place) -> Raw:
             parent = place.parents[reference]
     identity, tokens = None, 0
     if flags & SEGMENT:
-        identity, at = _take(raw, at, SIZE, place)
-        tokens, at = read_varint(raw, at)
-    name, number, time, labels = None, 1, place.base, b""
+        identity = raw[at : at + SIZE]
+        tokens, at = read_varint(raw, at + SIZE)
+    name, number, time, labels = None, 1, 0, b""
     if flags & SESSION:
-        encoded, at = _take_sized(raw, at, MAX_NAME, place)
-        try:
-            name = encoded.decode()
-        except UnicodeDecodeError as exc:
-            raise _wrong(place, "has a name that is not UTF-8") from exc
+        time = place.base
+        size, at = read_varint(raw, at)
+        name, at = _name(raw[at : at + size], place), at + size
         if flags & NUMBER:
             number, at = read_varint(raw, at)
         if flags & TIME:
             delta, at = read_varint(raw, at)
             time += delta
         if flags & LABELS:
-            labels, at = _take_sized(raw, at, MAX_LABELS, place)
-    bitstring = raw[at:]
+            size, at = read_varint(raw, at)
+            labels, at = raw[at : at + size], at + size
+    if at > end or len(labels) > MAX_LABELS:
+        raise _wrong(place, "ends before its fields do")
+    bitstring = raw[at:end]
     if not tokens_fit(tokens, len(bitstring)) or (bitstring and identity is None):
         raise _wrong(place, f"claims {tokens} tokens in {len(bitstring)} bytes")
-    return Raw(
-        Record(context, parent, identity, tokens, bitstring, name, number, time, labels), how, reference, size
-    )
+    record = Record(context, parent, identity, tokens, bitstring, name, number, time, labels)
+    return Raw(record, how, reference, len(raw))
+
+
+def _name(data: bytes, place: Place) -> str:
+    if len(data) > MAX_NAME:
+        raise _wrong(place, f"has a name of {len(data)} bytes, over the limit of {MAX_NAME}")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as exc:
+        raise _wrong(place, "has a name that is not UTF-8") from exc
 
 
 def tokens_fit(tokens: int, size: int) -> bool:
@@ -255,7 +252,7 @@ def unpack_labels(data: bytes) -> dict[str, str]:
 
 
 def _mark(mark: Mark) -> bytes:
-    return mark.version + write_varint(mark.counter) + bytes([mark.verb])
+    return mark.version + varint(mark.counter) + bytes([mark.verb])
 
 
 def _read_mark(flags: int, raw: bytes, at: int, place: Place) -> Mark:
@@ -270,31 +267,24 @@ def _read_mark(flags: int, raw: bytes, at: int, place: Place) -> Mark:
 def _close(flags: int, body: bytes, place: Place) -> bytes:
     if len(body) > MAX_RECORD:
         raise ContentError(f"a record of {len(body)} bytes is over the limit of {MAX_RECORD}")
-    raw = bytes([place.salt[0], flags]) + write_varint(len(body)) + body
+    raw = bytes((place.mark, flags)) + varint(len(body)) + body
     return raw + _check(raw, place).to_bytes(CHECK, "little")
 
 
 def _check(raw: bytes, place: Place) -> int:
-    return zlib.crc32(raw, zlib.crc32(place.salt + place.offset.to_bytes(8, "little")))
+    return zlib.crc32(raw, zlib.crc32(place.offset.to_bytes(8, "little"), place.seed))
 
 
 def _sized(data: bytes, limit: int, what: str) -> bytes:
     if len(data) > limit:
         raise ContentError(f"the {what} has {len(data)} bytes, at most {limit} are allowed")
-    return write_varint(len(data)) + data
+    return varint(len(data)) + data
 
 
 def _take(raw: bytes, at: int, size: int, place: Place) -> tuple[bytes, int]:
     if at + size > len(raw):
         raise _wrong(place, "ends before its fields do")
     return raw[at : at + size], at + size
-
-
-def _take_sized(raw: bytes, at: int, limit: int, place: Place) -> tuple[bytes, int]:
-    size, at = read_varint(raw, at)
-    if size > limit:
-        raise _wrong(place, f"has a field of {size} bytes, over the limit of {limit}")
-    return _take(raw, at, size, place)
 
 
 def _wrong(place: Place, what: str) -> CorruptError:

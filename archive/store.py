@@ -1,7 +1,7 @@
 """Objects by name: put if absent, ranged read, list, size, delete. What an archive asks of a place to be.
 
-`Store` is the interface, small enough for an S3-like store (put with ``If-None-Match: *``, ranged GET, LIST, HEAD, DELETE).
-`DirectoryStore` is a local directory over the seam `io.Disk`: an object is written under ``tmp/``, synced, linked to its name and
+`Store` is the interface; `open_store` finds the one for a path or URL. `object_store.ObjectStore` is a bucket (PUT with ``If-None-Match: *``,
+ranged GET, LIST, DELETE). `DirectoryStore` is a local directory over the seam `io.Disk`: an object is written under ``tmp/``, synced, linked to its name and
 the directory synced, in this order, so that a name never stands for bytes that are not durable.
 
 A crash leaves: before the link, a file in ``tmp/``; after it, the object or not, whole in both cases.
@@ -10,10 +10,11 @@ A crash leaves: before the link, a file in ``tmp/``; after it, the object or not
 from __future__ import annotations
 
 import errno
+import os
 from typing import Protocol
 
 from pltz.archive.errors import StoreError, WriterFailed
-from pltz.archive.io import Disk
+from pltz.archive.io import Disk, OsDisk
 
 FOLDERS = ("packs", "index", "collect", "tmp")
 
@@ -21,10 +22,14 @@ FOLDERS = ("packs", "index", "collect", "tmp")
 class Store(Protocol):
     """Whole, immutable objects. Listing is strongly consistent: what was put before is in it."""
 
-    def put(self, name: str, data: bytes) -> bool:
-        """Durable when it returns. False if the name was taken: nothing changed.
+    def make(self) -> None:
+        """Ready an empty place for an archive. Raises StoreError, WriterFailed."""
 
-        Raises StoreError (nothing changed) or WriterFailed (a sync failed: nothing may be trusted).
+    def put(self, name: str, data: bytes) -> bool:
+        """Durable when it returns. False if the name stands for other bytes: nothing changed.
+
+        Raises StoreError (not acknowledged: absent, or there and whole where an answer was lost) or WriterFailed (a sync failed:
+        nothing may be trusted).
         """
 
     def read(self, name: str, offset: int, size: int) -> bytes:
@@ -84,7 +89,7 @@ class DirectoryStore:
         except FileExistsError:
             self._drop(temporary)
             self._sync_directory(_folder(name))  # who put it may not have come to this
-            return False
+            return self._same(name, data)
         except OSError as exc:
             self._drop(temporary)
             raise _named(f"link {name}", exc) from exc
@@ -134,6 +139,12 @@ class DirectoryStore:
     def random(self, size: int) -> bytes:
         return self.disk.random(size)
 
+    def _same(self, name: str, data: bytes) -> bool:
+        try:
+            return self.read(name, 0, len(data) + 1) == data
+        except FileNotFoundError:
+            return False  # deleted since
+
     def _sync_directory(self, folder: str) -> None:
         try:
             self.disk.sync_directory(folder)
@@ -153,6 +164,19 @@ class DirectoryStore:
             self.disk.unlink(temporary)
         except OSError:
             pass
+
+
+def open_store(place: str | os.PathLike[str]) -> Store:
+    """The store at a path, or at a URL ``s3://bucket/prefix``. Raises UsageError.
+
+    >>> open_store("/tmp/cold").now() > 0
+    True
+    """
+    if isinstance(place, str) and place.startswith("s3://"):
+        from pltz.archive.object_store import ObjectStore
+
+        return ObjectStore(place)
+    return DirectoryStore(OsDisk(place))
 
 
 def _stopped(why: str) -> WriterFailed:

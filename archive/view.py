@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from pltz.archive.errors import ArchiveError
 from pltz.archive.identity import session_key, version_id
@@ -21,6 +24,7 @@ from pltz.archive.index import (
     Location,
     Lookup,
     MemoryIndex,
+    keys_in,
     keys_of,
 )
 from pltz.archive.pack import Context, Damage, Pack
@@ -28,6 +32,8 @@ from pltz.archive.plan import Plan
 from pltz.archive.record import FORGET, RESTORE, Record, unpack_labels
 from pltz.archive.store import Store
 from pltz.plt_codec.errors import FormatError, VersionError
+
+T = TypeVar("T")
 
 OPEN_PACKS = 256  # headers and tables kept
 NAME = re.compile(r"[0-9a-f]{32}")
@@ -43,8 +49,7 @@ class Problem:
     what: str
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A record, where it is and what its pack says of it."""
 
     location: Location
@@ -99,7 +104,8 @@ class View:
             del self._opened[pack]
         self.packs = packs
         self._read_indexes()
-        for pack in sorted(self.packs):
+        covered = set(self.tail.packs.items()).union(*(i.packs.items() for i in self.indexes.values()))
+        for pack, _ in sorted(self.packs.items() - covered):
             self._cover(pack)
 
     def read_plans(self) -> frozenset[bytes]:
@@ -140,9 +146,7 @@ class View:
     def add_pack(self, pack: bytes, size: int, found: list[Found]) -> None:
         """A pack that this process has just put, with its records."""
         self.packs[pack] = size
-        self.tail.add_pack(pack, size)
-        for item in found:
-            self._enter(item)
+        self._enter(pack, size, found)
 
     def reset_tail(self) -> None:
         """Forget what was scanned: an index file has it now, and `refresh` scans what none has."""
@@ -209,7 +213,7 @@ class View:
 
     def state(self, version: bytes) -> tuple[int, int]:
         """(verb, counter) that holds for a version; (RESTORE, 0) where no mark was made."""
-        if not any(index.holds(MARKS) for index in self._lookups()):
+        if not self.marked():
             return RESTORE, 0
         marks = [item.record.mark for item in self.find(MARKS, version) if item.record.mark]
         counter, verb = max(((m.counter, -m.verb) for m in marks), default=(0, RESTORE))
@@ -265,10 +269,24 @@ class View:
             return sorted(at for at in places if at.pack in self.packs)
         return [at for at in places if at.pack in self.packs]
 
+    def known(self, section: int, identities: Sequence[bytes]) -> set[bytes]:
+        """Those of many that some index may hold; all others are not in the archive. Nothing is read but indexes."""
+        if not identities:
+            return set()
+        keys = keys_in(identities)
+        hit = self.tail.has(section, keys)
+        for index in list(self.indexes.values()):
+            hit |= self._guard(index, lambda i: i.has(section, keys))
+        return {identities[n] for n in np.flatnonzero(hit).tolist()}
+
+    def marked(self) -> bool:
+        """Whether any version was ever forgotten or restored."""
+        return any(index.holds(MARKS) for index in self._lookups())
+
     def _lookups(self) -> list[Lookup]:
         return [*self.indexes.values(), self.tail]
 
-    def _guard(self, index: Lookup, ask: Callable[[Lookup], list[Location]]) -> list[Location]:
+    def _guard(self, index: Lookup, ask: Callable[[Lookup], T]) -> T:
         """Ask an index; where it turns out damaged, do without it and scan its packs."""
         try:
             return ask(index)
@@ -302,20 +320,21 @@ class View:
             return
         if any(index.packs.get(pack) == size for index in self.indexes.values()):
             return
-        self.tail.add_pack(pack, size)
+        found: list[Found] = []
         try:
             for item in self.scan(pack):
                 if isinstance(item, Damage):
                     self.problem("pack", pack.hex(), f"{item.size} bytes at {item.offset}: {item.why}")
                     self.unreadable.add(pack)
                 else:
-                    self._enter(item)
+                    found.append(item._replace(record=item.record._replace(bitstring=b"")))
         except FormatError as exc:
             self.problem("pack", pack.hex(), str(exc))
             self.unreadable.add(pack)
         except FileNotFoundError:
             self.packs.pop(pack, None)
+        self._enter(pack, size, found)
 
-    def _enter(self, item: Found) -> None:
-        for section, identity in keys_of(item.record, item.context):
-            self.tail.add(section, identity, item.location)
+    def _enter(self, pack: bytes, size: int, found: Iterable[Found]) -> None:
+        rows = [(s, i, at.offset) for at, record, context in found for s, i in keys_of(record, context)]
+        self.tail.add_pack(pack, size, rows)

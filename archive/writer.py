@@ -11,17 +11,20 @@ A crash leaves all sessions of a pack or none of them; see the table in FORMAT.m
 
 from __future__ import annotations
 
-import functools
+import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 
 from pltz.archive import identity
 from pltz.archive.codec import Coded, Plain, SegmentCodec
-from pltz.archive.errors import ArchiveError, Fenced
+from pltz.archive.errors import ArchiveError, Fenced, StoreError
 from pltz.archive.identity import BASE, NONE, TENANT, Tokens
-from pltz.archive.index import SEGMENTS, Location
+from pltz.archive.index import SEGMENTS, SESSIONS, Location
 from pltz.archive.pack import FOOTER, Builder, Context, Damage, Pack
 from pltz.archive.record import FORGET, MAX_NAME, Mark, Record, pack_labels
 from pltz.archive.view import Found, Version, View
@@ -30,7 +33,9 @@ from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageEr
 KINDS = ("chat", "text", "ids")
 MAX_SEGMENTS = 4096  # a tower
 BATCH_TOKENS = 1 << 22  # handed to a codec at once
-PROVED = 1 << 20  # segments remembered as decoded and compared
+COMPARED = 1 << 16  # tokens compared at once
+PROVED = 1 << 18  # segments remembered as decoded and compared
+NOTHING = np.zeros(0, np.uint32)
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,7 @@ class NewSession:
     codec: int = 0
 
 
-@dataclass(frozen=True)
-class Receipt:
+class Receipt(NamedTuple):
     """What a put did. ``new``: segments that were not there; ``size``: bytes of their bitstrings; ``unchanged``: the session's
     last version is the same, so none was added."""
 
@@ -69,11 +73,12 @@ class Receipt:
     unchanged: bool
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class _Segment:
-    """A segment of the batch: its context, place and tokens; ``data`` once it is encoded."""
+    """A segment of the batch: its context, place and tokens; ``data`` once it is encoded. ``digest`` begins with its id."""
 
     id: bytes
+    digest: bytes
     parent: bytes
     context: Context
     codec: SegmentCodec
@@ -82,17 +87,19 @@ class _Segment:
     data: bytes = b""
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class _Draft:
-    """A session of the batch: its tower, and the version to write (None: the last one is the same)."""
+    """A session of the batch: its tower, and the version to write. ``kept``: the last version, where it is the same."""
 
     session: NewSession
     tower: list[_Segment]
     context: Context
+    key: bytes
     labels: bytes
-    version: Version | None = None
+    time: int
     number: int = 1
-    time: int = 0
+    version: bytes = b""
+    kept: Version | None = None
 
     @property
     def leaf(self) -> bytes:
@@ -104,21 +111,24 @@ class Writer:
 
     def __init__(self, view: View, codecs: Sequence[SegmentCodec]):
         self.view, self.codecs = view, codecs
-        self._proved: dict[bytes, tuple[Location, bytes]] = {}  # and the digest of the tokens
+        self._proved: dict[bytes, tuple[Location, bytes]] = {}  # and the segment's digest
 
     def put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
         """Freeze sessions; a receipt each, once all are durable. See `Archive.put`."""
-        now = self.view.store.now()
-        drafts = [self._draft(s, now) for s in sessions]
+        with _no_sweeps():
+            return self._put(sessions)
+
+    def _put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
+        drafts = self._drafts(sessions)
         fresh, relied = self._sort_out(drafts)
         self._encode(list(fresh.values()))
         self._number(drafts)
-        unwritten = dict(fresh)
-        self._publish(_session_records(drafts, unwritten), fresh)
+        receipts = _receipts(drafts, fresh)
+        self._publish(_session_records(drafts, dict(fresh)), fresh)
         if relied:  # another writer may stand between its link and its sync
             self.view.store.settle("packs")
         self._fence(drafts, relied)
-        return [_receipt(d, fresh) for d in drafts]
+        return receipts
 
     def mark(self, versions: Sequence[Version], verb: int) -> None:
         """Forget or restore versions; restoring copies what lies only in condemned packs, since that may go any moment."""
@@ -142,8 +152,24 @@ class Writer:
         """Put records as they are (for the collector)."""
         self._publish(iter(rows), {})
 
-    def _draft(self, session: NewSession, now: int) -> _Draft:
-        """Check a session and name its segments. Raises ContentError, UsageError."""
+    def _drafts(self, sessions: Sequence[NewSession]) -> list[_Draft]:
+        """Check sessions and name their segments. Raises ContentError, UsageError."""
+        now = self.view.store.now()
+        times = [self._checked(session, now) for session in sessions]
+        distinct = {id(tokens): tokens for session in sessions for tokens in session.segments}
+        rows = dict(zip(distinct, identity.checked_rows(list(distinct.values())), strict=True))
+        contexts = _Contexts(self.codecs)
+        known: dict[tuple[int, bytes, int], _Segment] = {}  # many sessions hand over one prompt
+        drafts = []
+        for session, time in zip(sessions, times, strict=True):
+            context = contexts.own(session)
+            tower = self._tower(session, context, contexts, rows, known)
+            key = identity.session_key(context.domain, session.name)
+            drafts.append(_Draft(session, tower, context, key, pack_labels(session.labels), time))
+        return drafts
+
+    def _checked(self, session: NewSession, now: int) -> int:
+        """The session's time. Raises ContentError, UsageError."""
         if not 0 <= session.codec < len(self.codecs):
             raise UsageError(
                 f"expected one of the archive's {len(self.codecs)} codecs, got number {session.codec}"
@@ -155,50 +181,63 @@ class Writer:
         if len(session.segments) > MAX_SEGMENTS:
             raise ContentError(f"a tower has at most {MAX_SEGMENTS} segments, not {len(session.segments)}")
         for name in (session.name, session.tenant, session.base):
-            _check_name(name)
+            if len(name) > MAX_NAME or not name.isascii():
+                _check_name(name)
         if session.target is not None and len(session.target) != identity.SIZE:
             raise UsageError(f"expected a target fingerprint of 16 bytes, got {len(session.target)}")
         time = now if session.time is None else session.time
         if not 0 <= time < 1 << 40:
             raise UsageError(f"expected a time in seconds since 1970, got {time}")
-        codec = self.codecs[session.codec]
-        target, kind = session.target or NONE, KINDS.index(session.kind)
-        own = _context(TENANT, session.tenant, codec, target, kind)
-        base = _context(BASE, session.base, codec)
+        return time
+
+    def _tower(
+        self,
+        session: NewSession,
+        own: Context,
+        contexts: _Contexts,
+        rows: Mapping[int, Tokens],
+        known: dict[tuple[int, bytes, int], _Segment],
+    ) -> list[_Segment]:
+        """The segments of a session, named."""
+        codec, base = self.codecs[session.codec], contexts.base(session)
+        tokens = [rows[id(ids)] for ids in session.segments]
+        whole = np.concatenate([NOTHING, *tokens]) if codec.mode else NOTHING
         tower: list[_Segment] = []
-        parent, above = NONE, np.zeros(0, np.int64)
-        for number, ids in enumerate(session.segments):
-            tokens = identity.checked(ids)
+        parent, end = NONE, 0
+        for number, ids in enumerate(tokens):
             context = base if number < session.shared else own
-            segment = identity.segment_id(context.domain, codec.tokenizer, parent, tokens)
-            tower.append(_Segment(segment, parent, context, codec, tokens, above))
-            parent = segment
-            if codec.mode:
-                above = np.concatenate([above, tokens])
-        return _Draft(session, tower, own, pack_labels(session.labels), time=time)
+            place = id(context), parent, id(ids)
+            segment = known.get(place)
+            if segment is None:
+                digest = identity.segment_digest(context.domain, codec.tokenizer, parent, ids)
+                above = whole[:end] if codec.mode else NOTHING
+                segment = _Segment(digest[: identity.SIZE], digest, parent, context, codec, ids, above)
+                known[place] = segment
+            tower.append(segment)
+            parent = segment.id
+            end += len(ids)
+        return tower
 
     def _sort_out(self, drafts: list[_Draft]) -> tuple[dict[bytes, _Segment], dict[bytes, Location]]:
-        """(segments to write, stored segments relied on). Raises ContentError where two segments have one id."""
-        fresh: dict[bytes, _Segment] = {}
-        relied: dict[bytes, Location] = {}
+        """(segments to write, stored segments relied on). Raises CorruptError where two segments have one id."""
+        segments: dict[bytes, _Segment] = {}
         for draft in drafts:
             for segment in draft.tower:
-                if segment.id in fresh:
-                    if not np.array_equal(fresh[segment.id].tokens, segment.tokens):
-                        raise _collision(segment.id)
-                elif segment.id not in relied:
-                    location = self._prove(segment)
-                    if location is None:
-                        fresh[segment.id] = segment
-                    else:
-                        relied[segment.id] = location
-        return fresh, relied
+                if segments.setdefault(segment.id, segment).digest != segment.digest:
+                    raise _collision(segment.id)
+        stored = self.view.known(SEGMENTS, list(segments))
+        relied = {
+            s.id: location
+            for s in segments.values()
+            if s.id in stored and (location := self._prove(s)) is not None
+        }
+        return {i: s for i, s in segments.items() if i not in relied}, relied
 
     def _prove(self, segment: _Segment) -> Location | None:
         """Where a segment is stored such that it decodes to these tokens; None: nowhere that may be relied on."""
         if known := self._proved.get(segment.id):
-            location, tokens_digest = known
-            if tokens_digest != identity.tokens_digest(segment.tokens):
+            location, digest = known
+            if digest != segment.digest:
                 raise _collision(segment.id)
             if location.pack in self.view.packs and location.pack not in self.view.condemned:
                 return location
@@ -224,7 +263,7 @@ class Writer:
                     "decodes to other tokens than its id says",
                 )
                 continue
-            self._remember(segment, item.location)
+            self._remember([(segment, item.location)])
             return item.location
         return None
 
@@ -237,22 +276,23 @@ class Writer:
 
     def _number(self, drafts: list[_Draft]) -> None:
         """Give each session its version number, or find that its last version is the same."""
-        latest: dict[tuple[bytes, str], _Draft] = {}
+        latest: dict[bytes, _Draft] = {}
+        stored = self.view.known(SESSIONS, [d.key for d in drafts])
+        marked = self.view.marked()
         for d in drafts:
-            key = d.context.domain, d.session.name
-            if key in latest:
-                d.number = latest[key].number + 1
-            else:
+            if d.key in latest:
+                d.number = latest[d.key].number + 1
+            elif d.key in stored:
                 known = self.view.versions(d.context.domain, d.session.name)
                 d.number = max((v.number for v in known), default=0) + 1
                 staying = [v for v in known if not v.forgotten]
                 if staying and self._same(staying[-1], d):
-                    d.version, d.number = staying[-1], staying[-1].number
-            if d.version is None:
-                skey = identity.session_key(*key)
-                while self.view.state(identity.version_id(skey, d.number, d.leaf, d.time))[0] == FORGET:
-                    d.number += 1
-            latest[key] = d
+                    d.kept, d.number = staying[-1], staying[-1].number
+            latest[d.key] = d
+            d.version = d.kept.id if d.kept else identity.version_id(d.key, d.number, d.leaf, d.time)
+            while marked and not d.kept and self.view.state(d.version)[0] == FORGET:
+                d.number += 1
+                d.version = identity.version_id(d.key, d.number, d.leaf, d.time)
 
     def _same(self, version: Version, draft: _Draft) -> bool:
         """Whether a put would add nothing to the last version. One in a condemned pack is not relied on."""
@@ -267,48 +307,53 @@ class Writer:
     def _publish(self, rows: Iterator[tuple[Context, Record]], fresh: dict[bytes, _Segment]) -> None:
         """Lay out packs, prove them and put them."""
         rest = list(rows)
-        while rest:
-            base = min((r.time for _, r in rest if r.name is not None), default=self.view.store.now())
-            builder = Builder(self.view.epoch, base, self.view.store.random(16))
-            taken = 0
-            for context, record in rest:
+        done = 0
+        while done < len(rest):
+            times = [r.time for _, r in rest[done:] if r.name is not None]
+            builder = Builder(
+                self.view.epoch, min(times, default=self.view.store.now()), self.view.store.random(16)
+            )
+            numbers: dict[int, int] = {}  # by object: equal contexts are looked for only once
+            for context, record in rest[done:]:
                 if builder.full:
                     break
-                builder.add(record.in_context(builder.context(context)))
-                taken += 1
-            rest = rest[taken:]
+                if (number := numbers.get(id(context))) is None:
+                    number = numbers[id(context)] = builder.context(context)
+                builder.add(record._replace(context=number) if number != record.context else record)
+            done += len(builder)
             data = builder.finish()
-            found = self._parsed(data, len(builder), fresh)
+            found = self._parsed(data, builder.records)
+            self._prove_decoding([s for r in builder.records if (s := fresh.get(r.id or NONE))], found)
             self._put_pack(data, found)
-            for item in found:
-                if segment := fresh.get(item.record.id or NONE):
-                    self._remember(segment, item.location)
+            self._remember([(s, item.location) for item in found if (s := fresh.get(item.record.id or NONE))])
 
-    def _parsed(self, data: bytes, count: int, fresh: dict[bytes, _Segment]) -> list[Found]:
-        """Read the pack as a reader would, decode every new segment and compare, before a byte is written."""
+    def _parsed(self, data: bytes, wanted: Sequence[Record]) -> list[Found]:
+        """Read the pack as a reader would: every record must be what was put into it."""
         pack, name = Pack.of(data), _pack_name(data)
-        found: list[Found] = []
-        for item in pack.scan():
-            if isinstance(item, Damage):
-                raise ArchiveError(
-                    f"the pack just laid out does not read back ({item.why}): nothing was written"
-                )
-            found.append(Found(Location(name, item[0]), item[1], pack.head.contexts[item[1].context]))
-        if len(found) != count:
-            raise ArchiveError(f"{count} records were laid out, {len(found)} read back: nothing was written")
-        written = {f.record.id: f.record for f in found if f.record.id in fresh}
-        for codec, batch in _batches([fresh[i] for i in written if i is not None]):
-            coded = [Coded(written[s.id].bitstring, written[s.id].tokens, s.above) for s in batch]
-            for segment, tokens in zip(batch, codec.decode(coded), strict=True):
-                if not np.array_equal(tokens, segment.tokens) or written[segment.id].parent != segment.parent:
-                    raise ArchiveError(
-                        "a segment just encoded does not decode to its tokens: nothing was written"
-                    )
+        contexts, found = pack.head.contexts, list[Found]()
+        for item, record in zip_longest(pack.scan(), wanted):
+            if item is None or isinstance(item, Damage) or item[1] != record:
+                raise ArchiveError("the pack just laid out does not read back: nothing was written")
+            found.append(Found(Location(name, item[0]), item[1], contexts[item[1].context]))
         return found
+
+    def _prove_decoding(self, segments: list[_Segment], found: list[Found]) -> None:
+        """Decode every new segment from the pack's bytes and compare, before a byte is written."""
+        written = {f.record.id: f.record for f in found}
+        for codec, batch in _batches(segments):
+            rows = [written[s.id] for s in batch]
+            coded = [Coded(r.bitstring, r.tokens, s.above) for r, s in zip(rows, batch, strict=True)]
+            if not _equal(codec.decode(coded), [s.tokens for s in batch]):
+                raise ArchiveError(
+                    "a segment just encoded does not decode to its tokens: nothing was written"
+                )
 
     def _put_pack(self, data: bytes, found: list[Found]) -> None:
         name = _pack_name(data)
-        self.view.store.put(f"packs/{name.hex()}", data)
+        if not self.view.store.put(f"packs/{name.hex()}", data):
+            raise StoreError(
+                f"packs/{name.hex()} holds other bytes than its name says: nothing was acknowledged"
+            )
         self.view.add_pack(name, len(data), found)
 
     def _fence(self, drafts: list[_Draft], relied: dict[bytes, Location]) -> None:
@@ -360,10 +405,22 @@ class Writer:
             yield from (p.location for p in places)
             leaf = places[0].record.parent
 
-    def _remember(self, segment: _Segment, location: Location) -> None:
+    def _remember(self, segments: Iterable[tuple[_Segment, Location]]) -> None:
         if len(self._proved) >= PROVED:
             self._proved.clear()
-        self._proved[segment.id] = location, identity.tokens_digest(segment.tokens)
+        self._proved.update((s.id, (location, s.digest)) for s, location in segments)
+
+
+@contextmanager
+def _no_sweeps() -> Iterator[None]:
+    """A put makes many objects and no cycles of them: looking for some again and again takes a fifth of its time."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 def segment_only(record: Record) -> Record:
@@ -387,46 +444,87 @@ def _session_records(
             if unwritten.pop(segment.id, None):
                 yield segment.context, _segment_record(segment)
         leaf = unwritten.pop(d.leaf, None) if d.tower else None
-        if leaf and (d.version is not None or leaf.context != d.context):
+        if leaf and (d.kept or leaf.context != d.context):
             yield leaf.context, _segment_record(leaf)
             leaf = None
-        if d.version is None:
-            r = _segment_record(leaf) if leaf else Record(0, d.leaf)
-            name = d.session.name
-            yield (
-                d.context,
-                Record(0, r.parent, r.id, r.tokens, r.bitstring, name, d.number, d.time, d.labels),
-            )
+        if not d.kept:
+            session = d.session.name, d.number, d.time, d.labels
+            if leaf:
+                yield (
+                    d.context,
+                    Record(0, leaf.parent, leaf.id, len(leaf.tokens), leaf.data, *session),
+                )
+            else:
+                yield d.context, Record(0, d.leaf, None, 0, b"", *session)
 
 
 def _segment_record(segment: _Segment) -> Record:
     return Record(0, segment.parent, segment.id, len(segment.tokens), segment.data)
 
 
-def _receipt(d: _Draft, fresh: dict[bytes, _Segment]) -> Receipt:
-    new = [s for s in d.tower if fresh.get(s.id) is s]
-    version = d.version.id if d.version else _version_id(d)
-    size = sum(len(s.data) for s in new)
-    return Receipt(
-        d.session.tenant, d.session.name, version, d.number, d.leaf, len(new), size, d.version is not None
-    )
+def _receipts(drafts: list[_Draft], fresh: dict[bytes, _Segment]) -> list[Receipt]:
+    """A new segment is counted for the first session that has it."""
+    uncounted, receipts = set(fresh), list[Receipt]()
+    for d in drafts:
+        new = size = 0
+        for segment in d.tower:
+            if segment.id in uncounted:
+                uncounted.discard(segment.id)
+                new += 1
+                size += len(segment.data)
+        s = d.session
+        receipts.append(Receipt(s.tenant, s.name, d.version, d.number, d.leaf, new, size, d.kept is not None))
+    return receipts
 
 
-def _version_id(d: _Draft) -> bytes:
-    key = identity.session_key(d.context.domain, d.session.name)
-    return identity.version_id(key, d.number, d.leaf, d.time)
+class _Contexts:
+    """One `Context` object for all sessions of a batch that share it."""
+
+    def __init__(self, codecs: Sequence[SegmentCodec]):
+        self.codecs = codecs
+        self._known: dict[tuple[int, str, int, bytes | None, str], Context] = {}
+
+    def own(self, session: NewSession) -> Context:
+        """Of a session and its tenant's segments."""
+        return self._context(TENANT, session.tenant, session.codec, session.target, session.kind)
+
+    def base(self, session: NewSession) -> Context:
+        """Of its shared segments."""
+        return self._context(BASE, session.base, session.codec, None, "ids")
+
+    def _context(self, kind: int, name: str, codec: int, target: bytes | None, session: str) -> Context:
+        key = kind, name, codec, target, session
+        if (known := self._known.get(key)) is None:
+            c, domain = self.codecs[codec], identity.domain_id(kind, name)
+            known = Context(
+                kind,
+                domain,
+                name,
+                c.tokenizer,
+                c.bundle_id,
+                c.contract,
+                target or NONE,
+                KINDS.index(session),
+                c.mode,
+            )
+            self._known[key] = known
+        return known
 
 
-_domain_id = functools.lru_cache(maxsize=4096)(identity.domain_id)
-
-
-def _context(
-    kind: int, name: str, codec: SegmentCodec, target: bytes = NONE, session_kind: int = 2
-) -> Context:
-    domain = _domain_id(kind, name)
-    return Context(
-        kind, domain, name, codec.tokenizer, codec.bundle_id, codec.contract, target, session_kind, codec.mode
-    )
+def _equal(found: Sequence[Tokens], wanted: Sequence[Tokens]) -> bool:
+    """Whether all rows are equal, compared as one."""
+    if [len(row) for row in found] != [len(row) for row in wanted]:
+        return False
+    begin = 0
+    while begin < len(found):  # some at a time: what fits a cache is compared several times as fast
+        end, size = begin, 0
+        while end < len(found) and size < COMPARED:
+            size += len(found[end])
+            end += 1
+        if not np.array_equal(np.concatenate(found[begin:end]), np.concatenate(wanted[begin:end])):
+            return False
+        begin = end
+    return True
 
 
 def codec_of(codecs: Sequence[SegmentCodec], context: Context) -> SegmentCodec | None:

@@ -34,8 +34,13 @@ def read_varint(data: bytes, offset: int) -> tuple[int, int]:
     >>> read_varint(bytes.fromhex("ac02"), 0)
     (300, 2)
     """
+    field = data[offset : offset + MAX_BYTES]
+    if field and field[0] < 0x80:  # most of them
+        return field[0], offset + 1
+    if len(field) > 1 and 0 < field[1] < 0x80:
+        return field[0] & 0x7F | field[1] << 7, offset + 2
     value = 0
-    for i, byte in enumerate(data[offset : offset + MAX_BYTES]):
+    for i, byte in enumerate(field):
         value |= (byte & 0x7F) << 7 * i
         if byte < 0x80:
             if (i and not byte) or value > MAX_VALUE:

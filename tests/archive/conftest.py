@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
+import urllib.request
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +17,11 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.codec import Coded, Plain
 from pltz.archive.identity import Tokens
+from pltz.archive.io import OsDisk
+from pltz.archive.object_store import ObjectStore, Place
 from pltz.archive.pack import ALONE
 from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore
+from pltz.archive.store import DirectoryStore, Store
 from pltz.plt_codec.errors import CorruptError
 
 
@@ -71,3 +79,101 @@ def disk() -> SimDisk:
 def archive(disk: SimDisk, codec: ZlibCodec) -> Archive:
     """Empty, on a simulated disk."""
     return Archive.create(DirectoryStore(disk), [codec])
+
+
+class S3Server:
+    """moto's S3 server on a free port, behind a door that can fail requests, lose answers, and forget about If-None-Match.
+
+    Requests go through it one at a time: S3 decides a conditional PUT atomically, which moto by itself does not promise.
+    """
+
+    bucket = "cold"
+
+    def __init__(self) -> None:
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import make_server
+
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._lock = threading.Lock()
+        self._server = make_server("127.0.0.1", 0, self._door, threaded=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        self.options = {
+            "endpoint": self.endpoint,
+            "access_key_id": "id",
+            "secret_access_key": "key",
+            "region": "us-east-1",
+        }
+        self.reset()
+        urllib.request.urlopen(
+            urllib.request.Request(
+                f"{self.endpoint}/{self.bucket}", method="PUT", headers={"Authorization": AUTH}
+            )
+        ).close()
+
+    def reset(self) -> None:
+        """Behave."""
+        self.failing, self.failures, self.skip, self.late, self.ignoring = "", 1 << 30, 0, False, False
+        self.only = ""  # method
+        self.requests: list[str] = []
+
+    def place(self) -> Place:
+        """A prefix of its own."""
+        return Place(self.bucket, os.urandom(4).hex(), self.options)
+
+    def count(self, start: str) -> int:
+        """Requests that began so."""
+        return sum(r.startswith(start) for r in self.requests)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def _door(self, environ: dict[str, Any], start: Any) -> Any:
+        with self._lock:
+            self.requests.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")
+            wanted = environ["REQUEST_METHOD"].startswith(self.only)
+            fails = bool(self.failing) and self.failures > 0 and self.skip <= 0 and wanted
+            self.skip -= 1
+            if self.ignoring:
+                environ.pop("HTTP_IF_NONE_MATCH", None)
+            if fails:
+                self.failures -= 1
+                if self.late:
+                    list(self._app(environ, lambda *args: None))
+                start(self.failing, [("Content-Length", "0")])
+                return [b""]
+            return list(self._app(environ, start))
+
+
+AUTH = "AWS4-HMAC-SHA256 Credential=id/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """One for all tests: it takes seconds to start."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = S3Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def s3(s3_server: S3Server) -> S3Server:
+    """The server, behaving."""
+    s3_server.reset()
+    return s3_server
+
+
+@pytest.fixture(params=["directory", "simulated", "bucket"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """Each kind of store, empty and made."""
+    made: Store
+    if request.param == "bucket":
+        made = ObjectStore(request.getfixturevalue("s3").place(), tmp_path / "cache")
+    else:
+        made = DirectoryStore(OsDisk(tmp_path / "cold") if request.param == "directory" else SimDisk())
+    made.make()
+    return made

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz.archive import identity
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec, Coded, Plain, SegmentCodec
 from pltz.archive.errors import ArchiveError, Fenced, LostError, NotFound, StoreError, WriterFailed
@@ -385,6 +386,10 @@ def test_a_lost_segment_costs_its_sessions_and_no_other(
 def test_a_crafted_collision_is_refused(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     archive.put([NewSession("a", [np.array([1])])])
     leaf = archive.version("a").leaf
-    monkeypatch.setattr("pltz.archive.identity.segment_id", lambda *_: leaf)
+    whole = identity.segment_digest
+    monkeypatch.setattr(identity, "segment_digest", lambda *of: leaf + whole(*of)[16:])
+    with pytest.raises(CorruptError, match="crafted"):
+        archive.put([NewSession("b", [np.array([2])])])
+    archive = Archive.open(archive.store, archive.codecs)  # which has not seen "a" itself
     with pytest.raises(CorruptError, match="crafted"):
         archive.put([NewSession("b", [np.array([2])])])

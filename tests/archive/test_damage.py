@@ -189,7 +189,7 @@ def test_records_come_back(
 ) -> None:
     builder = Builder(epoch, 7, b"salt" * 4)
     context = builder.context(Context(0, b"d" * 16, "tenant", b"t" * 16, b"b" * 16, 1))
-    r = Record(context, parent, name, len(bitstring), bitstring, session, time=7)
+    r = Record(context, parent, name, len(bitstring), bitstring, session)
     if session is not None:
         r = Record(context, parent, name, 3, bitstring, session, number, time, record.pack_labels(labels))
     mark = Record(context, mark=Mark(name, number, 1))
@@ -213,8 +213,8 @@ def test_parsers_take_anything(data: bytes) -> None:
 @given(st.binary(max_size=100), st.integers(0, 255))
 def test_a_record_of_any_bytes_with_a_right_check(body: bytes, flags: int) -> None:
     place = Place(b"s" * 16, 500, 0, 1, [b"p" * 16])
-    raw = bytes([place.salt[0], flags, len(body)]) + body
-    check = zlib.crc32(raw, zlib.crc32(place.salt + (500).to_bytes(8, "little")))
+    raw = bytes([place.mark, flags, len(body)]) + body
+    check = zlib.crc32(raw, zlib.crc32(b"s" * 16 + (500).to_bytes(8, "little")))
     try:
         parsed = record.decode(raw + check.to_bytes(4, "little"), 0, place)
     except FormatError:
@@ -249,8 +249,8 @@ def test_a_newer_pack_index_and_verb_are_refused_by_name() -> None:
         Pack.of(bytes(data))
     place = Place(b"s" * 16, 500, 0, 1, [])
     body = b"\0" + b"v" * 16 + b"\1\7"
-    raw = bytes([place.salt[0], 0x80, len(body)]) + body
-    check = zlib.crc32(raw, zlib.crc32(place.salt + (500).to_bytes(8, "little")))
+    raw = bytes([place.mark, 0x80, len(body)]) + body
+    check = zlib.crc32(raw, zlib.crc32(b"s" * 16 + (500).to_bytes(8, "little")))
     with pytest.raises(VersionError, match="newer"):
         record.decode(raw + check.to_bytes(4, "little"), 0, place)
 

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import errno
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec
 from pltz.archive.errors import ArchiveError, NotFound, WriterFailed
+from pltz.archive.object_store import ObjectStore
 from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore
+from pltz.archive.store import DirectoryStore, Store
 from pltz.archive.writer import NewSession
+
+if TYPE_CHECKING:
+    from tests.archive.conftest import S3Server
 
 HANDLES = 3
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -35,11 +48,14 @@ class ArchiveMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        Archive.create(DirectoryStore(self.disk), [self.codec])
+        Archive.create(self.store(), [self.codec])
         self.handles = [self.open() for _ in range(HANDLES)]
 
+    def store(self) -> Store:
+        return DirectoryStore(self.disk)
+
     def open(self) -> Archive:
-        return Archive.open(DirectoryStore(self.disk), [self.codec])
+        return Archive.open(self.store(), [self.codec])
 
     def session(self, tenant: str, name: str, turns: list[list[int]]) -> NewSession:
         return NewSession(name, [np.arange(30), *(np.array(t, np.int64) for t in turns)], tenant, shared=1)
@@ -161,3 +177,47 @@ class ArchiveMachine(RuleBasedStateMachine):
 
 TestArchive = ArchiveMachine.TestCase
 TestArchive.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+class BucketMachine(ArchiveMachine):
+    """The same over a bucket of a real server. Requests fail there, before or after the server did its work."""
+
+    def __init__(self, server: S3Server, cache: Path) -> None:
+        super().__init__()
+        server.reset()
+        self.server, self.cache, self.place = server, cache, replace(server.place(), retries=0)
+
+    def store(self) -> ObjectStore:
+        return ObjectStore(self.place, self.cache)
+
+    @rule()
+    def power_cut(self) -> None:
+        """Of this machine: the bucket stays."""
+        self.handles = [self.open() for _ in range(HANDLES)]
+
+    @rule(handle=st.integers(0, HANDLES - 1), skip=st.integers(0, 9), late=st.booleans())
+    def put_with_a_fault(self, handle: int, skip: int, late: bool) -> None:
+        session = self.session("z", "fault", [[skip]])
+        s = self.server
+        s.failing, s.failures, s.skip, s.late = "500 Internal Server Error", 1, skip, late
+        try:
+            self.learn(session, self.handles[handle].put([session])[0].number)
+        except ArchiveError:
+            s.reset()
+            self.maybe(session)
+        s.reset()
+
+    @rule(handle=st.integers(0, HANDLES - 1), skip=st.integers(0, 20), late=st.booleans())
+    def collect_with_a_fault(self, handle: int, skip: int, late: bool) -> None:
+        s = self.server
+        s.failing, s.failures, s.skip, s.late = "500 Internal Server Error", 1, skip, late
+        try:
+            self.handles[handle].collect(dead_share=0.01)
+        except ArchiveError:
+            pass
+        s.reset()
+
+
+def test_over_a_bucket(s3: S3Server, tmp_path: Path) -> None:
+    few = settings(max_examples=5, stateful_step_count=12, deadline=None)
+    run_state_machine_as_test(lambda: BucketMachine(s3, tmp_path), settings=few)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Real processes over a real directory: writers and a collector side by side, and writers killed with SIGKILL in a loop."""
+"""Real processes over a real directory and a real bucket: writers and a collector side by side, and writers killed with SIGKILL in a loop."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec
 from pltz.archive.writer import NewSession
+
+if TYPE_CHECKING:
+    from tests.archive.conftest import S3Server
 
 WRITER = """
 import sys
@@ -35,16 +40,28 @@ for n in range(count):
 """
 
 
-def start(place: Path, who: str, count: int) -> subprocess.Popen[str]:
+@pytest.fixture(params=["directory", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of an archive: a path, or a URL whose server and credentials stand in the environment."""
+    if request.param == "directory":
+        return str(tmp_path / "cold")
+    s3: S3Server = request.getfixturevalue("s3")
+    for name, value in s3.options.items():
+        monkeypatch.setenv("AWS_ENDPOINT_URL" if name == "endpoint" else f"AWS_{name.upper()}", value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return s3.place().url
+
+
+def start(place: str, who: str, count: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(place), who, str(count)],
+        [sys.executable, "-c", WRITER, place, who, str(count)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def check(place: Path, acknowledged: list[str]) -> None:
+def check(place: str, acknowledged: list[str]) -> None:
     """Every acknowledged line is a version with its tokens, and nothing is wrong."""
     archive = Archive.open(place, [BytesCodec()])
     report = archive.verify(decode=True)
@@ -55,8 +72,7 @@ def check(place: Path, acknowledged: list[str]) -> None:
         assert any(end.endswith(f"{name.split('-')[0]} {number}".encode()) for end in ends), line
 
 
-def test_writers_and_a_collector_side_by_side(tmp_path: Path) -> None:
-    place = tmp_path / "cold"
+def test_writers_and_a_collector_side_by_side(place: str) -> None:
     Archive.create(place, [BytesCodec()])
     writers = [start(place, f"w{i}", 20) for i in range(3)]
     results = [w.communicate(timeout=60) for w in writers]
@@ -71,8 +87,7 @@ def test_writers_and_a_collector_side_by_side(tmp_path: Path) -> None:
     assert len(list(archive.ls())) == 30
 
 
-def test_killed_writers_leave_what_they_acknowledged(tmp_path: Path) -> None:
-    place = tmp_path / "cold"
+def test_killed_writers_leave_what_they_acknowledged(place: str) -> None:
     Archive.create(place, [BytesCodec()])
     lines: list[str] = []
     for turn in range(6):

@@ -38,6 +38,7 @@ def test_the_commands_are_the_documented_ones() -> None:
         "bundle list",
         "bundle show",
         "bundle verify",
+        "bench archive",
         "bench codec",
         "demo",
     }

@@ -1,0 +1,289 @@
+"""An archive in a bucket: S3 and what speaks like it, through `obstore`. Spec: FORMAT.md, "Layout".
+
+    s3://bucket/some/prefix  ->  some/prefix/packs/<32 hex>, some/prefix/index/..., some/prefix/collect/..., some/prefix/archive.json
+
+A put is one PUT with ``If-None-Match: *``: the object appears whole, or not at all, or somebody else's stands there. Such stores list
+strongly consistently and a PUT that was answered lasts, so there is nothing to sync. An answer that was lost is told from a name that
+was taken by reading the object: every name here is a digest, or the bytes hold a random number of their writer.
+
+Indexes are looked up in all the time, so they are kept in a folder of this machine, mapped, each checked against its name when
+opened. That folder may be deleted at any time. Records are read by range.
+
+Credentials come from the environment as AWS tools have it (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION,
+AWS_ENDPOINT_URL; roles of a machine or pod) or from ``options``; they are in no message of ours.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
+
+from pltz.archive.errors import StoreError
+from pltz.archive.identity import SIZE, digest
+from pltz.archive.index import PERSON as INDEX_PERSON
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+SCHEME = "s3://"
+CONFLICTS = 10  # tries at a name that others are writing
+STATUS = re.compile(r"status code: (\d{3})")
+CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an archive is and how to speak to it. ``timeout``: seconds for one request; ``retries``: of one that failed on the way."""
+
+    bucket: str
+    prefix: str = ""
+    options: Mapping[str, str] = field(
+        default_factory=dict, repr=False
+    )  # obstore's names: endpoint, region, access_key_id, ...
+    timeout: float = 60.0
+    retries: int = 5
+
+    @classmethod
+    def of(cls, url: str, options: Mapping[str, str] | None = None, **how: float) -> Place:
+        """Raises UsageError where the URL is not s3://bucket or s3://bucket/prefix.
+
+        >>> Place.of("s3://cold/team-a/").prefix
+        'team-a'
+        """
+        parts = urlsplit(url)
+        if parts.scheme != "s3" or not parts.hostname or parts.query or parts.fragment:
+            raise UsageError("expected s3://bucket or s3://bucket/prefix")
+        if "@" in parts.netloc:
+            raise UsageError("an archive's URL holds no credentials: put them into the environment")
+        return cls(parts.netloc, parts.path.strip("/"), dict(options or {}), **how)  # type: ignore[arg-type]
+
+    @property
+    def url(self) -> str:
+        return f"{SCHEME}{self.bucket}/{self.prefix}".rstrip("/")
+
+
+class ObjectStore:
+    """A bucket, or a prefix in one. Implements `store.Store`.
+
+    Args:
+        place: a URL (``s3://bucket/prefix``) or a `Place`.
+        cache: folder for copies of index files; None is ``pltz`` in the user's cache folder.
+
+    Raises UsageError for a URL that is none, StoreError where `obstore` is missing.
+    """
+
+    def __init__(self, place: str | Place, cache: str | os.PathLike[str] | None = None):
+        self.place = Place.of(place) if isinstance(place, str) else place
+        self._remote = _connect(self.place)
+        folder = Path(cache) if cache else _cache_folder()
+        self._cache = (
+            folder / digest(b"pltz cache", self.place.url.encode(), _endpoint(self.place).encode()).hex()
+        )
+
+    def make(self) -> None:
+        """There are no folders to make; what has to hold is checked instead: a name is given once. Raises StoreError."""
+        name = "tmp/" + self.random(16).hex()
+        first, second = self._create(name, b"1"), self._create(name, b"2")
+        self.delete(name)
+        if not first or second:
+            raise StoreError(
+                f"{self.place.url} does not honour If-None-Match on PUT: two writers could overwrite each other; "
+                "use a store that does (S3 and most that speak like it, in newer versions)"
+            )
+
+    def put(self, name: str, data: bytes) -> bool:
+        for turn in range(CONFLICTS):
+            if self._create(name, data):
+                return True
+            try:  # a lost answer and another try look like this too
+                return self.read(name, 0, len(data) + 1) == data
+            except FileNotFoundError:  # 409: another request on this name is not decided yet
+                time.sleep(min(1.0, 0.02 * 2**turn))
+        raise StoreError(
+            f"cannot write {name} in {self.place.url}: others wrote it all the time; it was not acknowledged"
+        )
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        import obstore
+
+        if not size:
+            return b""
+
+        def get() -> bytes:
+            return bytes(obstore.get_range(self._remote, name, start=offset, length=size))
+
+        return self._called(f"read {name}", get, missing=name, past_end=b"")
+
+    def view(self, name: str) -> memoryview:
+        if name.startswith("index/"):
+            return self._cached(name)
+        return self._whole(name)
+
+    def list(self, folder: str) -> dict[str, int]:
+        import obstore
+
+        def ask() -> dict[str, int]:
+            found = obstore.list_with_delimiter(self._remote, folder or None)["objects"]
+            return {item["path"].rpartition("/")[2]: item["size"] for item in found}
+
+        names = self._called(f"list {folder or 'the archive'}", ask)
+        if folder == "index":
+            self._tidy(names)
+        return names
+
+    def delete(self, name: str) -> None:
+        import obstore
+
+        with suppress(FileNotFoundError):
+            self._called(f"delete {name}", lambda: obstore.delete(self._remote, name), missing=name)
+
+    def settle(self, folder: str) -> None:
+        """What such a store lists is durable."""
+
+    def now(self) -> int:
+        return int(time.time())
+
+    def random(self, size: int) -> bytes:
+        return os.urandom(size)
+
+    def _create(self, name: str, data: bytes) -> bool:
+        """PUT if absent; False where something stands there."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        def put() -> bool:
+            try:
+                obstore.put(self._remote, name, data, mode="create", use_multipart=False)
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            return True
+
+        return self._called(f"write {name}", put)
+
+    def _whole(self, name: str) -> memoryview:
+        import obstore
+
+        def get() -> memoryview:
+            return memoryview(obstore.get(self._remote, name).bytes())
+
+        return self._called(f"read {name}", get, missing=name)
+
+    def _cached(self, name: str) -> memoryview:
+        """An index, mapped from this machine's copy; fetched where there is none that is whole."""
+        path = self._cache / name.rpartition("/")[2]
+        with suppress(OSError, ValueError):
+            found = _mapped(path)
+            if _is_index(found, path.name):
+                return found
+        data = self._whole(name)
+        if _is_index(data, path.name):
+            with suppress(OSError):  # a cache that cannot be written costs memory, nothing else
+                self._cache.mkdir(parents=True, exist_ok=True)
+                temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
+                temporary.write_bytes(data)
+                temporary.replace(path)
+                return _mapped(path)
+        return data  # damaged in the store: who asked finds out
+
+    def _tidy(self, names: Mapping[str, int]) -> None:
+        """Drop copies of indexes that are gone."""
+        with suppress(OSError):
+            for path in self._cache.iterdir():
+                if path.name.partition(".")[0] not in names:
+                    path.unlink(missing_ok=True)
+
+    def _called(
+        self, what: str, call: Callable[[], T], *, missing: str | None = None, past_end: T | None = None
+    ) -> T:
+        """Call obstore and name what goes wrong. Raises StoreError; FileNotFoundError where ``missing`` names the object."""
+        from obstore.exceptions import BaseError
+
+        try:
+            return call()
+        except (BaseError, OSError) as exc:
+            text = str(exc)
+            status, code = (m.group(1) if (m := p.search(text)) else "" for p in (STATUS, CODE))
+            if status == "416" and past_end is not None:
+                return past_end
+            if isinstance(exc, FileNotFoundError) and missing and code != "NoSuchBucket":
+                raise FileNotFoundError(2, "no such object", missing) from exc
+            raise StoreError(f"cannot {what} in {self.place.url}: {_why(exc, status, code, text)}") from exc
+
+
+def _connect(place: Place) -> S3Store:
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import S3Store
+    except ImportError as exc:
+        raise StoreError("an archive in a bucket needs the package obstore: pip install 'pltz[s3]'") from exc
+    endpoint = _endpoint(place)
+    if "@" in urlsplit(endpoint).netloc:
+        raise UsageError("the endpoint's URL holds credentials: put them into the environment")
+    span = timedelta(seconds=place.timeout)
+    try:
+        return S3Store(
+            place.bucket,
+            prefix=place.prefix or None,
+            config=dict(place.options),  # type: ignore[arg-type]
+            client_options={
+                "timeout": span,
+                "connect_timeout": min(span, timedelta(seconds=10)),
+                "allow_http": endpoint.startswith("http://"),
+            },
+            retry_config={"max_retries": place.retries, "retry_timeout": 3 * span},
+        )
+    except BaseError as exc:
+        raise UsageError(
+            f"{place.url}: the settings for this store are not valid ({type(exc).__name__})"
+        ) from exc
+
+
+def _endpoint(place: Place) -> str:
+    """URL of the server where it is not Amazon's own."""
+    named = (
+        place.options.get("endpoint")
+        or place.options.get("endpoint_url")
+        or place.options.get("aws_endpoint")
+    )
+    return named or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
+
+
+def _why(exc: Exception, status: str, code: str, text: str) -> str:
+    """What to tell a person. Never the library's text, which is long and may name what is nobody's business."""
+    if code == "NoSuchBucket":
+        return "there is no such bucket"
+    if status in ("401", "403") or type(exc).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
+        return f"no permission ({code or status or 'credentials'}): check the credentials in the environment"
+    if status:
+        return f"the store answered {status} {code}".rstrip()
+    if "timed out" in text or "Timeout" in text:
+        return "no answer in time; what was being written may or may not be there, whole, and was not acknowledged"
+    if "Connect" in text:
+        return "the store cannot be reached: check the endpoint and the network"
+    return f"the request failed ({type(exc).__name__}); nothing was acknowledged"
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pltz"
+
+
+def _mapped(path: Path) -> memoryview:
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _is_index(data: memoryview, name: str) -> bool:
+    """Whether these are all the bytes of the index of that name."""
+    return len(data) > SIZE and data[-SIZE:].hex() == name == digest(INDEX_PERSON, data[:-SIZE]).hex()

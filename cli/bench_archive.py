@@ -1,0 +1,141 @@
+"""``pltz bench archive``: the archive's own speed and size, next to plain appends, the hash and the disk in the same run.
+
+Ends with one line of JSON that holds every figure, and what it was measured on.
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pltz.cli import machine
+from pltz.cli.groups import Command
+from pltz.cli.output import Output, write_text
+from pltz.cli.table import pairs, render
+from pltz.plt_codec.errors import UsageError
+
+QUICK = {"sessions": 50_000, "entries": 1_000_000, "sharing": 5_000}
+FULL = {"sessions": 1_000_000, "entries": 10_000_000, "sharing": 500_000}
+PROMPTS = 1, 50, 500
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "pltz bench archive",
+        "pltz bench archive --full --where /data --plot archive.png",
+        "pltz bench archive --writers 4 --json",
+    ],
+)
+@click.option(
+    "--full",
+    is_flag=True,
+    help="A million sessions, ten million index entries, sharing up to 500,000 sessions: minutes, and 4 GB of disk.",
+)
+@click.option(
+    "--where",
+    metavar="DIR",
+    help="Disk to measure, by a folder on it.  [default: the folder for temporary files]",
+)
+@click.option(
+    "--writers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes that write at once, after one alone.  [default: all cores]",
+)
+@click.option("--plot", metavar="FILE", help="Draw sharing as a PNG or SVG (needs the extra plots).")
+@click.option("--force", is_flag=True, help="Replace the plot if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print the line of JSON only.")
+def archive(
+    full: bool, where: str | None, writers: int | None, plot: str | None, force: bool, as_json: bool
+) -> None:
+    """Measure the archive: putting, looking up, verifying, opening an index, bytes a session.
+
+    Half of the sessions have 200 bytes, half 1,500. Their bitstrings are ready beforehand: the archive is
+    measured, not a model. All that the archive does is in the time: naming, lookups, layout, reading back,
+    decoding and comparing, syncing.
+    """
+    if where is not None and not Path(where).is_dir():
+        raise UsageError(f"folder {where} does not exist: name one on the disk to be measured")
+    output = Output(plot, force=force) if plot else None
+    result = measured(FULL if full else QUICK, where, writers or os.cpu_count() or 1)
+    if output and plot:
+        from pltz.cli.plot_archive import sharing
+
+        output.write([sharing(result["sharing"], Path(plot).suffix)])
+    if not as_json:
+        write_text(as_text(result) + "\n")
+    write_text(json.dumps(result))
+
+
+def measured(sizes: dict[str, int], where: str | None, writers: int) -> dict[str, Any]:
+    """All figures."""
+    from pltz.cli import measure_archive as measure
+
+    with tempfile.TemporaryDirectory(prefix="pltz-bench-", dir=where) as name:
+        folder = Path(name)
+        load = os.getloadavg()[0]
+        alone = measure.put(folder, sizes["sessions"], 1)
+        place = Path(alone.pop("place"))
+        figures = {
+            "put": alone,
+            "overhead": measure.overhead(place, alone),
+            "reading": measure.reading(place),
+        }
+        if writers > 1:
+            several = measure.put(folder, sizes["sessions"], writers)
+            figures["put_at_once"] = {
+                key: several[key] for key in ("writers", "sessions", "per_s", "per_cpu_s")
+            }
+        figures["index"] = measure.opening(folder, sizes["entries"])
+        figures["sharing"] = measure.sharing(folder, sizes["sharing"], PROMPTS)  # type: ignore[assignment]
+    on = machine.describe(None, "cpu", None)
+    return {"benchmark": "archive", **figures, "load_at_start": round(load, 2), "machine": on}
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """What was found, for people."""
+    put, over, read, opened = result["put"], result["overhead"], result["reading"], result["index"]
+    at_once = result.get("put_at_once")
+    lines = [
+        (
+            "put",
+            f"{put['per_s']:,} sessions/s by one writer ({put['per_cpu_s']:,} a second of CPU), commits of {put['commit']:,}",
+        ),
+        ("plain appends", f"{put['plain_appends_per_s']:,} /s, the same bitstrings and syncs"),
+    ]
+    if at_once:
+        lines.append(("put at once", f"{at_once['per_s']:,} sessions/s by {at_once['writers']} writers"))
+    lines += [
+        (
+            "overhead",
+            (
+                f"{over['bytes_a_session']} bytes a session: packs {over['packs_bytes_a_session']}, index {over['index_bytes_a_session']}"
+                f" ({over['index_bytes_an_entry']} an entry)"
+            ),
+        ),
+        (
+            "record by id",
+            f"{read['found_p50_us']} us, 99 % within {read['found_p99_us']} us; absent {read['absent_p99_us']} us",
+        ),
+        (
+            "verify",
+            f"{read['verify_mb_s']:,} MB/s; reading alone {read['read_mb_s']:,}, hashing alone {read['hash_mb_s']:,}",
+        ),
+        (
+            "index",
+            (
+                f"{opened['entries']:,} entries opened in {opened['open_ms']} ms, {opened['resident_opened_mb']:.0f} MB resident"
+                f" ({opened['resident_before_mb']:.0f} before); lookup {opened['found_p50_us']} us, 99 % within {opened['found_p99_us']} us"
+            ),
+        ),
+    ]
+    counts = sorted({row["sessions"] for row in result["sharing"]})
+    kinds = list(dict.fromkeys(row["prompts"] for row in result["sharing"]))
+    cells = {(row["prompts"], row["sessions"]): f"{row['bytes_a_session']:,}" for row in result["sharing"]}
+    head = ["bytes a session", *("flat" if k is None else f"{k} prompts" for k in kinds)]
+    table = render(head, [[f"{n:,} sessions", *(cells[k, n] for k in kinds)] for n in counts])
+    return f"{pairs(lines, '')}\n\n{table}"

@@ -1,0 +1,348 @@
+"""What `pltz bench archive` measures, one function a question. Each takes its sizes and gives a dict of figures.
+
+The archive is measured, not a model: `ReadyCodec` hands over bitstrings made beforehand and knows the tokens of each, so that all that
+the archive does itself is done and timed: naming, looking up, laying out, reading back, decoding and comparing, syncing.
+Peers are in the same run: plain appends of the same bitstrings with the same syncs, the hash alone, reading alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pltz.archive import index
+from pltz.archive.archive import Archive
+from pltz.archive.codec import Coded, Plain
+from pltz.archive.identity import SIZE, Tokens
+from pltz.archive.index import SEGMENTS, SESSIONS, FileIndex
+from pltz.archive.writer import NewSession
+from pltz.plt_codec.errors import CorruptError
+
+SHORT, LONG = (530, 200), (4000, 1500)  # tokens and bytes: a mean chat, a session of 4000 tokens
+PROMPT = 1000, 375  # a shared prompt
+COMMIT = 16384  # sessions
+PROMPTS = 50
+LOOKUPS = 20_000
+U64 = index.U64
+
+
+class ReadyCodec:
+    """Random tokens and random bitstrings that stand for each other; the first bytes of either are its number."""
+
+    mode, contract, bundle_id, tokenizer = 0, 1, b"bench of archive", b"ready tokenizer."
+
+    def __init__(self, seed: int = 0) -> None:
+        self._dice = np.random.default_rng(seed)
+        self._first = 0
+        self._known: list[tuple[Tokens, bytes]] = []
+        self.sealed = 0  # these many stay known
+
+    def make(self, tokens: int, size: int) -> Tokens:
+        """A new segment of so many tokens that is coded in ``size`` bytes."""
+        number = self._first + len(self._known)
+        ids = self._dice.integers(0, 1 << 16, tokens, dtype=np.uint32)
+        ids[0], ids[1] = number & 0xFFFF, number >> 16
+        self._known.append((ids, number.to_bytes(4, "little") + self._dice.bytes(size - 4)))
+        return ids
+
+    def keep(self) -> None:
+        """What was made so far stays known when `drop` forgets the rest."""
+        self.sealed = len(self._known)
+
+    def drop(self) -> None:
+        """Forget all but what was to be kept."""
+        self._first += len(self._known) - self.sealed
+        del self._known[self.sealed :]
+
+    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        return [self._at(int(p.tokens[0]) | int(p.tokens[1]) << 16)[1] for p in batch]
+
+    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        found = [self._at(int.from_bytes(c.data[:4], "little")) for c in batch]
+        for (_, data), coded in zip(found, batch, strict=True):
+            if data != coded.data:
+                raise CorruptError("not one of the bitstrings that were made: damaged")
+        return [tokens for tokens, _ in found]
+
+    def _at(self, number: int) -> tuple[Tokens, bytes]:
+        at = number if number < self.sealed else number - self._first
+        if not 0 <= at < len(self._known):
+            raise CorruptError("not one of the bitstrings that were made: damaged")
+        return self._known[at]
+
+
+def put(folder: Path, sessions: int, writers: int) -> dict[str, Any]:
+    """Sessions of one new segment each below a shared prompt, put by several processes at once, in commits of `COMMIT`."""
+    place = folder / f"put-{writers}"
+    Archive.create(place, [ReadyCodec()])
+    share = -(-sessions // writers)
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(writers) as pool:
+        done = pool.starmap(_write, [(place, share, who) for who in range(writers)], chunksize=1)
+    appended = [_append(folder / "log", share)] if writers == 1 else []
+    names = sum(d["name_bytes"] for d in done)
+    return {
+        "writers": writers,
+        "sessions": share * writers,
+        "bitstring_bytes": sum(d["bytes"] for d in done),
+        "name_bytes": names,
+        "per_s": round(sum(share / d["wall_s"] for d in done)),
+        "per_cpu_s": round(sum(share / d["cpu_s"] for d in done)),
+        "commit": COMMIT,
+        "plain_appends_per_s": round(share / appended[0]) if appended else None,
+        "place": str(place),
+    }
+
+
+def _write(place: Path, sessions: int, who: int) -> dict[str, Any]:
+    """One writer: only `put` is timed, not the making of its input."""
+    codec = ReadyCodec(who)
+    prompts = [codec.make(*PROMPT) for _ in range(PROMPTS)]
+    codec.keep()
+    archive = Archive.open(place, [codec])
+    wall = cpu = 0.0
+    total = names = 0
+    for begin in range(0, sessions, COMMIT):
+        batch = list(_sessions(codec, prompts, f"{who}-", begin, min(COMMIT, sessions - begin)))
+        codec_bytes = [LONG[1] if n % 2 else SHORT[1] for n in range(len(batch))]
+        start, spent = time.perf_counter(), time.process_time()
+        receipts = archive.put(batch)
+        wall, cpu = wall + time.perf_counter() - start, cpu + time.process_time() - spent
+        assert len(receipts) == len(batch)
+        total, names = total + sum(codec_bytes), names + sum(len(s.name) for s in batch)
+        codec.drop()
+    return {"wall_s": wall, "cpu_s": cpu, "bytes": total + PROMPTS * PROMPT[1], "name_bytes": names}
+
+
+def _sessions(
+    codec: ReadyCodec, prompts: list[Tokens], prefix: str, begin: int, count: int
+) -> Iterator[NewSession]:
+    for n in range(count):
+        turn = codec.make(*(LONG if n % 2 else SHORT))
+        yield NewSession(f"{prefix}{begin + n}", [prompts[n % len(prompts)], turn], "acme", 1)
+
+
+def _append(folder: Path, sessions: int) -> float:
+    """Seconds for the same bitstrings appended to files one by one, with the same syncs: a file and two folders a commit."""
+    folder.mkdir()
+    seconds = 0.0
+    dice = np.random.default_rng(0)
+    for begin in range(0, sessions, COMMIT):
+        count = min(COMMIT, sessions - begin)
+        rows = [dice.bytes((LONG if n % 2 else SHORT)[1]) for n in range(count)]
+        start = time.perf_counter()
+        with (folder / str(begin)).open("xb") as file:
+            for row in rows:
+                file.write(row)
+            file.flush()
+            os.fsync(file.fileno())
+        for at in (folder, folder.parent):
+            handle = os.open(at, os.O_RDONLY)
+            os.fsync(handle)
+            os.close(handle)
+        seconds += time.perf_counter() - start
+    return seconds
+
+
+def overhead(place: Path, figures: dict[str, Any]) -> dict[str, Any]:
+    """Bytes a session beside bitstrings and names, after one index over all."""
+    archive = Archive.open(place, [ReadyCodec()])
+    archive.write_index()
+    stat = archive.stat()
+    n = figures["sessions"]
+    packs = (stat.pack_bytes - figures["bitstring_bytes"] - figures["name_bytes"]) / n
+    return {
+        "packs_bytes_a_session": round(packs, 2),
+        "index_bytes_a_session": round(stat.index_bytes / n, 2),
+        "bytes_a_session": round(packs + stat.index_bytes / n, 2),
+        "index_bytes_an_entry": round(stat.index_bytes / (stat.segments + stat.sessions), 2),
+        "packs": stat.packs,
+    }
+
+
+def reading(place: Path) -> dict[str, Any]:
+    """Lookups of records through the index, warm, and verify beside reading and hashing the same bytes."""
+    archive = Archive.open(place, [ReadyCodec()])
+    view = archive.view
+    keys, numbers, offsets = next(iter(view.indexes.values())).columns(SEGMENTS)
+    names = next(iter(view.indexes.values())).names
+    chosen = np.random.default_rng(1).integers(0, len(keys), LOOKUPS).tolist()
+    there = [view.at(index.Location(names[int(numbers[n])], int(offsets[n]))).record.id for n in chosen]
+    ids = [i for i in there if i is not None]
+    found = _spans(lambda i: view.find(SEGMENTS, i), ids)
+    absent = _spans(lambda i: view.find(SEGMENTS, i), [os.urandom(SIZE) for _ in range(LOOKUPS)])
+    start = time.perf_counter()
+    report = archive.verify()
+    spent = time.perf_counter() - start
+    size = sum(view.packs.values())
+    read, hashed = _rates(place / "packs")
+    return {
+        "lookups": LOOKUPS,
+        "found_p50_us": found[0],
+        "found_p99_us": found[1],
+        "absent_p50_us": absent[0],
+        "absent_p99_us": absent[1],
+        "verify_mb_s": round(size / spent / 1e6, 1),
+        "verify_sound": report.sound,
+        "read_mb_s": read,
+        "hash_mb_s": hashed,
+    }
+
+
+def _rates(folder: Path) -> tuple[float, float]:
+    """MB/s of reading files that the system does not hold in memory, and of hashing them when it does."""
+    paths = sorted(folder.iterdir())
+    size = sum(p.stat().st_size for p in paths)
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    start = time.perf_counter()
+    for path in paths:
+        path.read_bytes()
+    read = time.perf_counter() - start
+    spent = 0.0
+    for path in paths:
+        data = path.read_bytes()
+        start = time.perf_counter()
+        hashlib.blake2b(data, digest_size=SIZE).digest()
+        spent += time.perf_counter() - start
+    return round(size / read / 1e6, 1), round(size / spent / 1e6, 1)
+
+
+def _spans(call: Any, arguments: Sequence[bytes]) -> tuple[float, float]:
+    """(median, 99th percentile) in microseconds of one call, after every one was made once."""
+    spans = []
+    for _ in range(2):
+        spans.clear()
+        for argument in arguments:
+            start = time.perf_counter_ns()
+            call(argument)
+            spans.append(time.perf_counter_ns() - start)
+    return tuple(np.round(np.percentile(spans, [50, 99]) / 1000, 1).tolist())
+
+
+class _Synthetic:
+    """Half segments, half sessions, at random places of packs of 64 MiB: what `index.build` takes."""
+
+    def __init__(self, entries: int):
+        dice = np.random.default_rng(2)
+        self.packs = {dice.bytes(SIZE): 64 << 20 for _ in range(max(1, entries // 200_000))}
+        self.names = list(self.packs)
+        half = entries // 2
+        self._columns = [
+            (
+                dice.integers(0, 1 << index.KEY_BITS, half, dtype=np.uint64),
+                dice.integers(0, len(self.names), half, dtype=np.uint64),
+                dice.integers(0, 64 << 20, half, dtype=np.uint64),
+            )
+            for _ in (SEGMENTS, SESSIONS)
+        ]
+
+    def columns(self, section: int) -> tuple[U64, U64, U64]:
+        return self._columns[section] if section < 2 else (np.zeros(0, np.uint64),) * 3
+
+
+OPENER = """
+import json, mmap, os, sys, time
+import numpy as np
+from pltz.archive.index import FileIndex, SEGMENTS
+def resident(kind):
+    lines = open("/proc/self/status").read().splitlines()
+    return next((int(l.split()[1]) / 1024 for l in lines if l.startswith(kind + ":")), None)
+path, keys = sys.argv[1], np.load(sys.argv[2])
+FileIndex  # loaded before the clock starts
+before = resident("VmRSS")
+start = time.perf_counter()
+with open(path, "rb") as file:
+    found = FileIndex(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+opened = time.perf_counter() - start
+out = {"entries": len(found), "open_ms": round(1000 * opened, 3), "resident_before_mb": before, "resident_opened_mb": resident("VmRSS")}
+ids = [int(k).to_bytes(6, "big") + bytes(10) for k in keys]
+for kind, chosen in (("found", ids), ("absent", [os.urandom(16) for _ in ids])):
+    for turn in range(2):
+        spans, hits = [], 0
+        for i in chosen:
+            begin = time.perf_counter_ns()
+            places = found.find(SEGMENTS, i)
+            spans.append(time.perf_counter_ns() - begin)
+            hits += bool(places)
+    p50, p99 = np.percentile(spans, [50, 99]) / 1000
+    out |= {kind + "_p50_us": round(p50, 1), kind + "_p99_us": round(p99, 1), kind + "_hits": hits}
+out |= {"resident_after_mb": resident("VmRSS"), "of_which_private_mb": resident("RssAnon")}
+print(json.dumps(out))
+"""
+
+
+def opening(folder: Path, entries: int) -> dict[str, Any]:
+    """An index of so many entries, opened in a process of its own: time, memory, lookups."""
+    made = _Synthetic(entries)
+    start = time.perf_counter()
+    data = index.build([made], made.packs)  # type: ignore[list-item]
+    built = time.perf_counter() - start
+    (folder / "index").write_bytes(data)
+    assert len(FileIndex.of(data)) <= entries
+    np.save(folder / "keys.npy", made.columns(SEGMENTS)[0][:LOOKUPS])
+    done = subprocess.run(
+        [sys.executable, "-c", OPENER, str(folder / "index"), str(folder / "keys.npy")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {
+        **json.loads(done.stdout),
+        "bytes_an_entry": round(len(data) / entries, 2),
+        "build_s": round(built, 2),
+    }
+
+
+def sharing(folder: Path, most: int, prompts: Sequence[int]) -> list[dict[str, Any]]:
+    """The paper's Table 1 with frozen sessions: bytes a session, all files counted, as sessions grow.
+
+    A tower is the platform's prompt, one of ``prompts`` below it, and the session's own turns; flat (``prompts`` None) stores the
+    same tokens as one segment a session.
+    """
+    steps = [n for n in (500, 5_000, 50_000, 500_000) if n <= most]
+    return [row for p in (None, *prompts) for row in _grow(folder / f"share-{p}", steps, p)]
+
+
+def _grow(place: Path, steps: Sequence[int], prompts: int | None) -> Iterator[dict[str, Any]]:
+    codec = ReadyCodec()
+    platform = codec.make(*PROMPT)
+    shared = [codec.make(*PROMPT) for _ in range(prompts or 0)]
+    codec.keep()
+    archive = Archive.create(place, [codec])
+    count = 0
+    for step in steps:
+        while count < step:
+            batch = []
+            for n in range(count, min(step, count + COMMIT)):
+                if prompts:
+                    batch.append(
+                        NewSession(f"s{n}", [platform, shared[n % prompts], codec.make(*SHORT)], "acme", 2)
+                    )
+                else:
+                    tokens, size = (2 * p + s for p, s in zip(PROMPT, SHORT, strict=True))
+                    batch.append(NewSession(f"s{n}", [codec.make(tokens, size)], "acme"))
+            archive.put(batch)
+            count += len(batch)
+            codec.drop()
+        archive.write_index()
+        stat = archive.stat()
+        size = stat.pack_bytes + stat.index_bytes
+        yield {
+            "prompts": prompts,
+            "sessions": count,
+            "bytes": size,
+            "bytes_a_session": round(size / count, 1),
+        }

@@ -1,0 +1,219 @@
+"""What an archive asks of a store, over each of them: a directory, the simulated disk, and a bucket of a real S3 server."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.errors import ArchiveError, StoreError
+from pltz.archive.index import FileIndex
+from pltz.archive.object_store import ObjectStore, Place
+from pltz.archive.store import Store, open_store
+from pltz.archive.writer import NewSession
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from tests.archive.conftest import S3Server
+
+
+def test_put_read_view_list_delete(store: Store) -> None:
+    assert store.list("packs") == {}
+    assert store.put("packs/a", b"0123456789")
+    assert store.list("packs") == {"a": 10} and store.list("index") == {}
+    assert store.read("packs/a", 0, 100) == b"0123456789" == bytes(store.view("packs/a"))
+    assert (store.read("packs/a", 3, 2), store.read("packs/a", 8, 9)) == (b"34", b"89")
+    assert store.read("packs/a", 10, 1) == store.read("packs/a", 99, 5) == store.read("packs/a", 2, 0) == b""
+    store.delete("packs/a")
+    store.delete("packs/a")
+    assert store.list("packs") == {}
+
+
+def test_a_name_is_given_once(store: Store) -> None:
+    assert store.put("collect/1", b"mine")
+    assert store.put("collect/1", b"mine")  # a lost answer, and another try
+    assert not store.put("collect/1", b"theirs")
+    assert not store.put("collect/1", b"mine, but longer")
+    assert store.read("collect/1", 0, 99) == b"mine"
+
+
+def test_what_is_not_there_is_said(store: Store) -> None:
+    with pytest.raises(FileNotFoundError):
+        store.read("packs/none", 0, 1)
+    with pytest.raises(FileNotFoundError):
+        store.view("packs/none")
+
+
+def test_a_listing_is_whole(store: Store) -> None:
+    for n in range(30):
+        store.put(f"packs/{n:032x}", bytes(n))
+    assert store.list("packs") == {f"{n:032x}": n for n in range(30)}
+    store.settle("packs")
+
+
+def test_one_of_many_wins_a_name(store: Store) -> None:
+    for turn in range(5):
+        with ThreadPoolExecutor(8) as pool:
+            won = list(pool.map(lambda n, turn=turn: store.put(f"collect/{turn}", b"%d" % n), range(8)))
+        assert won.count(True) == 1
+        assert store.read(f"collect/{turn}", 0, 9) == b"%d" % won.index(True)
+
+
+def session(name: str, *turns: int) -> NewSession:
+    return NewSession(name, [np.arange(40), *(np.full(5, t) for t in turns)], shared=1)
+
+
+def test_an_archive_lives_there(store: Store, codec: SegmentCodec) -> None:
+    archive = Archive.create(store, [codec])
+    with pytest.raises(UsageError, match="already"):
+        Archive.create(store, [codec])
+    archive.put([session("a", 1), session("b", 2)])
+    archive.put([session("a", 1, 3)])
+    other = Archive.open(store, [codec])
+    assert [v.name for v in other.ls()] == ["a", "b"]
+    assert other.get("a").tokens.tolist() == [*range(40), *[1] * 5, *[3] * 5]
+    other.write_index()
+    other.forget([other.version("b")])
+    assert Archive.open(store, [codec]).verify(decode=True).sound
+    for _ in range(2):
+        archive.collect(dead_share=0.01)
+    last = Archive.open(store, [codec])
+    assert [v.name for v in last.ls(forgotten=True)] == ["a"]
+    assert last.verify(decode=True).sound
+    last.rebuild()
+    assert last.get("a").tokens.tolist() == archive.get("a").tokens.tolist()
+
+
+def test_undelete_between_the_two_phases(store: Store, codec: SegmentCodec) -> None:
+    archive = Archive.create(store, [codec])
+    archive.put([session("a", 1), session("b", 2)])
+    archive.forget([archive.version("a")])
+    archive.collect(dead_share=0.01)
+    found = Archive.open(store, [codec])
+    assert found.restore(found.history("a")) == 1
+    archive.collect(dead_share=0.01)
+    assert Archive.open(store, [codec]).get("a").tokens.tolist() == [*range(40), *[1] * 5]
+    assert Archive.open(store, [codec]).verify(decode=True).sound
+
+
+def test_a_writer_sees_the_collector_it_raced(store: Store, codec: SegmentCodec) -> None:
+    """What a put relied on is condemned before it ends, and deleted after: it is put again (the fence)."""
+    slow, collector = Archive.create(store, [codec]), Archive.open(store, [codec])
+    slow.put([session("a", 1), session("b", 2)])
+    collector.forget([collector.version("b")])
+    fence = slow._writer._fence
+    runs: list[int] = []
+
+    def late(*args: object) -> None:
+        if not runs:
+            runs.append(collector.collect(dead_share=0.01, small=0).condemned)
+        fence(*args)  # type: ignore[arg-type]
+
+    slow._writer._fence = late  # type: ignore[assignment,method-assign]
+    slow.put([session("c", 1, 9)])
+    assert runs == [1]
+    collector.collect(dead_share=0.01)
+    last = Archive.open(store, [codec])
+    assert last.get("c").tokens.tolist() == [*range(40), *[1] * 5, *[9] * 5]
+    assert last.verify(decode=True).sound
+
+
+# What only a bucket has.
+
+
+def test_indexes_are_kept_on_this_machine(s3: S3Server, codec: SegmentCodec, tmp_path: Path) -> None:
+    place, cache = s3.place(), tmp_path / "cache"
+    archive = Archive.create(ObjectStore(place, cache), [codec])
+    archive.put([session(f"s{n}", n) for n in range(50)])
+    archive.write_index()
+    copies = [p for p in cache.rglob("*") if p.is_file()]
+    assert len(copies) == 1 and FileIndex(memoryview(copies[0].read_bytes())).verify().hex() == copies[0].name
+    requests = s3.count("GET /" + place.bucket + "/" + place.prefix + "/index/")
+    assert Archive.open(ObjectStore(place, cache), [codec]).get("s7").tokens[-1] == 7
+    assert s3.count("GET /" + place.bucket + "/" + place.prefix + "/index/") == requests
+    whole = copies[0].read_bytes()
+    for damaged in (whole[:-1], whole[:100] + b"\xff" + whole[101:], b""):
+        copies[0].write_bytes(damaged)
+        again = Archive.open(ObjectStore(place, cache), [codec])
+        assert again.get("s9").tokens[-1] == 9 and not again.problems
+        assert copies[0].read_bytes() == whole
+    archive.put([session("more", 1)])
+    archive.write_index()
+    assert copies[0] not in list(cache.rglob("*"))  # replaced, so its copy is dropped
+
+
+def test_what_goes_wrong_is_named_without_secrets(s3: S3Server) -> None:
+    def message(place: Place) -> str:
+        with pytest.raises(StoreError) as caught:
+            ObjectStore(place).put("packs/a", b"1")
+        assert "hunter2" not in str(caught.value) + repr(place)
+        return str(caught.value)
+
+    options = {**s3.options, "secret_access_key": "hunter2"}
+    assert "no such bucket" in message(Place("nowhere", "", options))
+    nobody = {**options, "endpoint": "http://127.0.0.1:1"}
+    assert "cannot be reached" in message(Place("cold", "", nobody, retries=0))
+    s3.failing = "503 Slow Down"
+    assert "503" in message(Place(s3.bucket, "", options, retries=0))
+    s3.failing = "403 Forbidden"
+    assert "no permission" in message(Place(s3.bucket, "", options, retries=0))
+    with pytest.raises(StoreError, match="no permission"):
+        ObjectStore(Place(s3.bucket, "", options)).list("packs")
+
+
+def test_a_busy_store_is_asked_again(s3: S3Server) -> None:
+    store = ObjectStore(s3.place())
+    s3.failing, s3.failures = "503 Slow Down", 2
+    assert store.put("packs/a", b"1")
+    s3.failing, s3.failures, s3.only = "409 ConditionalRequestConflict", 2, "PUT"
+    assert store.put("packs/b", b"2")
+    assert store.list("packs") == {"a": 1, "b": 1}
+
+
+def test_an_answer_that_is_lost_is_no_failure(s3: S3Server) -> None:
+    """The server writes and answers 500: the next try finds the name taken, by our own bytes."""
+    store = ObjectStore(s3.place())
+    s3.failing, s3.failures, s3.late = "500 Internal Server Error", 1, True
+    assert store.put("packs/a", b"1")
+    assert not store.put("packs/a", b"2")
+
+
+def test_a_store_that_overwrites_is_refused(s3: S3Server, codec: SegmentCodec) -> None:
+    s3.ignoring = True
+    with pytest.raises(StoreError, match="If-None-Match"):
+        Archive.create(ObjectStore(s3.place()), [codec])
+
+
+def test_a_fault_leaves_the_archive_as_it_was(s3: S3Server, codec: SegmentCodec) -> None:
+    """Every request of a put fails once, before or after the server did its work: acknowledged or not, nothing is half there."""
+    place = Place(s3.bucket, "faults", s3.options, retries=0)
+    Archive.create(ObjectStore(place), [codec]).put([session("a", 1)])
+    for late in (False, True):
+        for turn in range(8):
+            archive = Archive.open(ObjectStore(place), [codec])
+            archive._writer.view.refresh()
+            s3.failing, s3.failures, s3.skip, s3.late = "500 Internal Server Error", 1, turn, late
+            try:
+                archive.put([session("b", turn, int(late))])
+                kept = True
+            except ArchiveError:
+                kept = False
+            s3.failures = 0
+            found = Archive.open(ObjectStore(place), [codec])
+            assert found.verify(decode=True).sound
+            ends = [found.tower(v).tokens[-6::5].tolist() for v in found.history("b")]
+            assert not kept or [turn, int(late)] in ends
+
+
+def test_places() -> None:
+    assert Place.of("s3://cold/a/b/") == Place("cold", "a/b") and Place.of("s3://cold").url == "s3://cold"
+    for wrong in ("s3://", "s3:///x", "http://cold", "s3://key:secret@cold", "s3://cold?x=1"):
+        with pytest.raises(UsageError) as caught:
+            Place.of(wrong)
+        assert "secret" not in str(caught.value)
+    assert isinstance(open_store("s3://cold/x"), ObjectStore)
