@@ -22,7 +22,7 @@ import numpy as np
 
 from pltz.archive import identity
 from pltz.archive.archive import Archive
-from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Plain
+from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Plain, SegmentCodec
 from pltz.archive.identity import NONE, TENANT, Tokens
 from pltz.archive.index import SEGMENTS
 from pltz.archive.store import Store
@@ -30,6 +30,7 @@ from pltz.archive.view import Found, Version
 from pltz.archive.writer import KINDS, NewSession, Receipt, codec_of
 from pltz.models import transcript
 from pltz.models.session import Kind, Session
+from pltz.models.tokenizer import SPECIALS
 from pltz.plt_codec.errors import (
     ContentError,
     OpaqueContentError,
@@ -97,7 +98,7 @@ class Freezer:
         from pltz.models.bundle import Bundle
 
         loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
-        codecs = [BundleCodec(loaded, device=device, threads=threads), BytesCodec()]
+        codecs: list[SegmentCodec] = [BundleCodec(loaded, device=device, threads=threads), BytesCodec()]
         return cls((Archive.create if create else Archive.open)(place, codecs), loaded)
 
     # ---- sessions -> archive
@@ -275,7 +276,9 @@ class Freezer:
             by_codec: dict[int, list[tuple[bytes, Found]]] = {}
             for name, found in layer.items():
                 if name not in done and found.record.parent in done:
-                    by_codec.setdefault(id(codec_of(self.archive.codecs, found.context)), []).append((name, found))
+                    by_codec.setdefault(id(codec_of(self.archive.codecs, found.context)), []).append(
+                        (name, found)
+                    )
             for rows in by_codec.values():
                 self._layer(rows, done)
         return [
@@ -327,7 +330,7 @@ def _prompt(kind: Kind, tokens: Tokens) -> list[int]:
     """[0], or [0, end] with the end of a long system prompt: all before the first user message."""
     if kind != "chat":
         return [0]
-    starts = np.flatnonzero(tokens < len(transcript.SPECIALS))
+    starts = np.flatnonzero(tokens < len(SPECIALS))
     users = starts[tokens[starts] == _USER]
     end = int(users[0]) if len(users) else 0
     return [0, end] if PROMPT_TOKENS <= end < len(tokens) else [0]
@@ -337,6 +340,6 @@ def _meta(kind: Kind, tokens: Tokens) -> list[int]:
     """Where the keys beside the messages begin, if they are to stand alone."""
     if kind != "chat" or len(tokens) < META_AFTER:
         return []
-    starts = np.flatnonzero(tokens < len(transcript.SPECIALS))
+    starts = np.flatnonzero(tokens < len(SPECIALS))
     last = int(starts[-1]) if len(starts) else 0
     return [last] if last >= META_AFTER and tokens[last] == _META else []

@@ -9,7 +9,8 @@ decode    (on request) every segment decodes to tokens whose hash is its id
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,13 +30,15 @@ DECODE_RECORDS = 256  # handed to a codec at once
 
 @dataclass
 class Report:
-    """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``complete``: nothing was left out."""
+    """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``complete``: nothing was left
+    out; ``checked``: the packs that were read, for a later run to leave out."""
 
     packs: int = 0
     records: int = 0
     decoded: int = 0
     undecoded: int = 0
     complete: bool = True
+    checked: set[bytes] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
     lost: list[Version] = field(default_factory=list)
 
@@ -54,8 +57,16 @@ class Verifier:
         self.report = Report()
         self._bad: set[bytes] = set()  # segments of which no record decodes
 
-    def run(self, *, decode: bool = False, fraction: float = 1.0, max_seconds: int | None = None) -> Report:
-        """Check all, or a random ``fraction`` of the packs, for at most about ``max_seconds``.
+    def run(
+        self,
+        *,
+        decode: bool = False,
+        fraction: float = 1.0,
+        max_seconds: int | None = None,
+        done: AbstractSet[bytes] = frozenset(),
+        progress: Callable[[int], None] | None = None,
+    ) -> Report:
+        """Check all, or a random ``fraction`` of the packs, for at most about ``max_seconds``; not those ``done`` by an earlier run.
 
         Raises StoreError where files cannot be read at all. What is damaged is in the report, not raised.
         """
@@ -71,7 +82,13 @@ class Verifier:
             if end is not None and self.view.store.now() >= end:
                 self.report.complete = False
                 break
+            if pack in done:
+                self.report.complete = False
+                continue
             self._check_pack(pack, decode)
+            self.report.checked.add(pack)
+            if progress:
+                progress(self.view.packs.get(pack, 0))
         self._check_indexes()
         self._check_towers()
         for problem in self.view.problems:
