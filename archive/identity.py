@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -78,37 +77,31 @@ def checked(tokens: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 
 def checked_rows(rows: Sequence[npt.ArrayLike]) -> list[npt.NDArray[np.uint32]]:
-    """`checked` for many at once: copies, (T,) uint32 each.
+    """`checked` for many at once: (T,) uint32 each. Rows that are that already are not copied.
 
     >>> [row.tolist() for row in checked_rows([[1, 2], np.arange(3)])]
     [[1, 2], [0, 1, 2]]
     """
     done: list[npt.NDArray[np.uint32]] = []
-    batch: list[npt.NDArray[Any]] = []
+    batch: list[npt.NDArray[np.uint32]] = []
     size = 0
     for row in rows:
-        array = np.asarray(row)
-        if array.ndim != 1 or array.dtype.kind not in "iu" or (batch and array.dtype != batch[0].dtype):
-            array = checked(row)
-        if batch and (size > ROW_TOKENS or array.dtype != batch[0].dtype):
-            done += _narrowed(batch)
+        if not (isinstance(row, np.ndarray) and row.dtype == np.uint32 and row.ndim == 1):
+            row = checked(row).astype(np.uint32)
+        batch.append(row)
+        size += len(row)
+        if size > ROW_TOKENS:
+            done += _in_range(batch)
             batch, size = [], 0
-        batch.append(array)
-        size += len(array)
-    return done + _narrowed(batch)
+    return done + _in_range(batch)
 
 
-def _narrowed(batch: list[npt.NDArray[Any]]) -> list[npt.NDArray[np.uint32]]:
-    """Rows of one type as views of one new array."""
-    if not batch:
-        return []
-    flat = np.concatenate(batch)
-    if len(flat) and (flat.max() > MAX_TOKENS or (flat.dtype.kind == "i" and flat.min() < 0)):
+def _in_range(batch: list[npt.NDArray[np.uint32]]) -> list[npt.NDArray[np.uint32]]:
+    """The rows, none over the largest id: looked at as one. Raises ContentError."""
+    if batch and np.concatenate(batch).max(initial=0) > MAX_TOKENS:
         for row in batch:
             checked(row)
-    flat = flat.astype("<u4", copy=False)
-    ends = list(accumulate(map(len, batch)))
-    return [flat[end - len(row) : end] for row, end in zip(batch, ends, strict=True)]
+    return batch
 
 
 @functools.lru_cache(4096)

@@ -355,8 +355,10 @@ def build(indexes: Iterable[Lookup], packs: dict[bytes, int]) -> bytes:
     return whole + digest(PERSON, whole)
 
 
-def gather(known: Iterable[Lookup], section: int, starts: Mapping[bytes, int]) -> tuple[U64, U64]:
-    """Keys and addresses of a section, sorted, each entry once; those of packs without a start are dropped."""
+def gather(
+    known: Iterable[Lookup], section: int, starts: Mapping[bytes, int], *, by_place: bool = False
+) -> tuple[U64, U64]:
+    """Keys and addresses of a section, sorted by key (or by address), each entry once; those of packs without a start are dropped."""
     keys, places = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
     for index in known:
         k, numbers, offsets = index.columns(section)
@@ -367,7 +369,7 @@ def gather(known: Iterable[Lookup], section: int, starts: Mapping[bytes, int]) -
             keys.append(k[stays])
             places.append((base[numbers] + offsets)[stays])
     key, place = np.concatenate(keys), np.concatenate(places)
-    order = np.lexsort((place, key))
+    order = np.lexsort((key, place) if by_place else (place, key))
     key, place = key[order], place[order]
     new = np.ones(len(key), bool)
     new[1:] = (key[1:] != key[:-1]) | (place[1:] != place[:-1])

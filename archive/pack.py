@@ -289,7 +289,18 @@ class Pack:
         return len(data)
 
     def verify(self) -> bytes:
-        """Check both copies, the footer and the digest; the digest, which is the pack's name. Raises CorruptError."""
+        """`seal`, and every record is there; the pack's name. Raises CorruptError."""
+        name, count = self.seal()
+        found = sum(1 for item in self.scan() if not isinstance(item, Damage))
+        if found != count:
+            raise CorruptError(f"expected {count} records in the pack, found {found}")
+        return name
+
+    def seal(self) -> tuple[bytes, int]:
+        """Check both copies, the footer and the digest: no byte is other than it was written. Raises CorruptError.
+
+        Returns the digest, which is the pack's name, and the count of its records.
+        """
         if self.damaged_copies:
             raise CorruptError(f"the {' and the '.join(self.damaged_copies)} of the pack is damaged")
         data = memoryview(self.read(0, self.size))
@@ -301,10 +312,7 @@ class Pack:
             raise CorruptError("some byte of the pack is not what was written")
         if bytes(data[: HEADER.size]) != bytes(body[-HEADER.size :]):
             raise CorruptError("the two headers of the pack differ")
-        found = sum(1 for item in self.scan() if not isinstance(item, Damage))
-        if found != count:
-            raise CorruptError(f"expected {count} records in the pack, found {found}")
-        return bytes(wanted)
+        return bytes(wanted), count
 
     def _open(self) -> Head:
         """Header and table from the front, or from the back where the front is damaged."""

@@ -1,6 +1,7 @@
 """Verify: read everything and say exactly what is wrong and which sessions it costs. Changes nothing.
 
-packs     digest against name, both headers, footer, every record's check
+packs     digest against name, both headers, footer, every record's check. What can be proved at a sweep (`sweep.py`) is
+          not read record by record
 indexes   digest against name; every record is found through them; every entry points at its record
 towers    every version's segments are there
 decode    (on request) every segment decodes to tokens whose hash is its id
@@ -11,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +23,7 @@ from pltz.archive.errors import ArchiveError
 from pltz.archive.identity import NONE, Tokens, checked, segment_id
 from pltz.archive.index import SECTIONS, SEGMENTS, Location, key_of, keys_of
 from pltz.archive.pack import ALONE, Damage, Pack
+from pltz.archive.sweep import Sweep, Swept, whole
 from pltz.archive.view import Found, Problem, Version, View
 from pltz.archive.writer import codec_of
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
@@ -78,31 +81,47 @@ class Verifier:
         for pack in self.view.missing():
             self._wrong("pack", pack.hex(), "is gone, and no plan condemned it")
         end = None if max_seconds is None else self.view.store.now() + max_seconds
-        for pack in self._chosen(fraction):
+        swept: list[Swept] = []
+        doubted: set[bytes] = set()  # packs that were not proved at a sweep: looked at record by record
+        for pack, found in self._swept(self._chosen(fraction, done), decode):
             if end is not None and self.view.store.now() >= end:
                 self.report.complete = False
                 break
-            if pack in done:
-                self.report.complete = False
-                continue
-            self._check_pack(pack, decode)
             self.report.checked.add(pack)
             if progress:
                 progress(self.view.packs.get(pack, 0))
-        self._check_indexes()
-        self._check_towers()
+            if found:
+                self.report.packs += 1
+                self.report.records += found.records
+                swept.append(found)
+            else:
+                doubted.add(pack)
+                self._check_pack(pack, decode)
+        self._check_indexes(doubted)
+        if doubted or not self.report.complete or not whole(swept):
+            self._check_towers()
         for problem in self.view.problems:
             if problem not in self.report.problems:
                 self.report.problems.append(problem)
         return self.report
 
-    def _chosen(self, fraction: float) -> list[bytes]:
-        packs = sorted(self.view.packs)
+    def _chosen(self, fraction: float, done: AbstractSet[bytes]) -> list[bytes]:
+        packs = sorted(self.view.packs.keys() - done)
+        if len(packs) < len(self.view.packs):
+            self.report.complete = False
         if fraction >= 1:
             return packs
         self.report.complete = False
         dice = random.Random(self.view.store.random(8))
         return [pack for pack in packs if dice.random() < fraction]
+
+    def _swept(self, packs: list[bytes], decode: bool) -> Iterator[tuple[bytes, Swept | None]]:
+        """Packs, proved sound at a sweep or not; with ``decode`` every record is read anyway."""
+        sweep = None
+        if not decode:
+            with suppress(FormatError):  # an index is damaged: then record by record
+                sweep = Sweep(self.view)
+        yield from sweep.run(packs) if sweep else ((pack, None) for pack in packs)
 
     def _check_pack(self, pack: bytes, decode: bool) -> None:
         self.report.packs += 1
@@ -200,14 +219,14 @@ class Verifier:
             self._bad.add(item.record.id)
         self._wrong("record", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
 
-    def _check_indexes(self) -> None:
+    def _check_indexes(self, doubted: set[bytes]) -> None:
         for name, index in list(self.view.indexes.items()):
             try:
                 if index.verify().hex() != name:
                     self._wrong("index", name, "its digest is not its name")
-                for section in range(len(SECTIONS)):
+                for section in range(len(SECTIONS) if doubted else 0):
                     for key, location in index.entries(section):
-                        if location.pack in self.view.packs:
+                        if location.pack in doubted and location.pack in self.view.packs:
                             self._check_entry(name, section, key, location)
             except FormatError as exc:
                 self._wrong("index", name, str(exc))

@@ -222,7 +222,7 @@ def _rates(folder: Path) -> tuple[float, float]:
 
 def _spans(call: Any, arguments: Sequence[bytes]) -> tuple[float, float]:
     """(median, 99th percentile) in microseconds of one call, after every one was made once."""
-    spans = []
+    spans: list[int] = []
     for _ in range(2):
         spans.clear()
         for argument in arguments:

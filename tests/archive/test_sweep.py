@@ -1,0 +1,134 @@
+"""The sweep against reading record by record, and the batch lookups of indexes against their single ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pltz.archive import index
+from pltz.archive.archive import Archive
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.identity import SIZE
+from pltz.archive.index import SEGMENTS, FileIndex, MemoryIndex
+from pltz.archive.pack import Damage
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import DirectoryStore
+from pltz.archive.sweep import Sweep, whole
+from pltz.archive.view import View
+from pltz.archive.writer import NewSession
+
+
+@pytest.fixture
+def filled(archive: Archive) -> Archive:
+    """Records of every shape: parents of all kinds, versions, labels, times, marks, long names, no tokens, several packs."""
+    prompts = [np.arange(30) + n for n in range(3)]
+    for turn in range(3):
+        archive.put(
+            [
+                NewSession(
+                    f"s{n}" * (1 + 70 * (n == 3)),
+                    [prompts[n % 3], np.arange(n), *(np.full(200, t) for t in range(turn))],
+                    tenant="ab"[n % 2],
+                    shared=1,
+                    labels={"n": "x" * (40 * n)} if n % 4 == 0 else {},
+                    time=1000 + 7 * n if n % 5 else None,
+                )
+                for n in range(40)
+            ]
+            + [NewSession(f"empty{turn}", [])]
+        )
+        archive.forget(list(archive.ls())[:2])
+        if turn == 1:
+            archive.write_index()
+    return archive
+
+
+def test_a_sound_archive_is_proved_without_reading_records(filled: Archive) -> None:
+    view = View(filled.store)
+    view.refresh()
+    found = dict(Sweep(view).run(sorted(view.packs)))
+    assert len(found) > 5 and all(found.values())
+    for pack, swept in found.items():
+        items = [i for i in view.scan(pack) if not isinstance(i, Damage)]
+        assert swept and swept.records == len(items)
+        assert swept.ids.tobytes() == b"".join(i.record.id for i in items if i.record.id)
+        parents = [i.record.parent for i in items if not i.record.mark and i.record.parent != bytes(SIZE)]
+        assert swept.parents.tobytes() == b"".join(parents)
+    assert whole([s for s in found.values() if s])
+
+
+def test_a_missing_segment_is_seen(filled: Archive) -> None:
+    view = View(filled.store)
+    view.refresh()
+    swept = [s for _, s in Sweep(view).run(sorted(view.packs)) if s]
+    assert not whole(swept[1:]) or not whole(swept[:-1])
+    fewer = [s for s in swept if not len(s.parents)]
+    assert whole(fewer)
+
+
+@pytest.mark.parametrize("defect", ["entry left out", "key changed", "entry moved", "key of a session"])
+def test_an_index_that_is_wrong_is_named(
+    filled: Archive, disk: SimDisk, codec: SegmentCodec, defect: str
+) -> None:
+    """The file is whole, its digest its name: only a look at both sides finds it."""
+    filled.write_index()
+    name, known = next(iter(filled.view.indexes.items()))
+    wrong, hurt = MemoryIndex(), False
+    for pack in known.names:
+        rows = []
+        for section in range(3):
+            for key, at in known.entries(section):
+                if at.pack == pack:
+                    rows.append((section, key.to_bytes(6, "big") + bytes(10), at.offset))
+        spot = next((n for n, r in enumerate(rows) if r[0] == (defect == "key of a session")), None)
+        if spot is not None and not hurt:
+            hurt = True
+            section, identity, offset = rows[spot]
+            if defect == "entry left out":
+                del rows[spot]
+            elif defect == "entry moved":
+                rows[spot] = section, identity, offset + 1
+            else:
+                rows[spot] = section, bytes(SIZE), offset
+        wrong.add_pack(pack, known.packs[pack], rows)
+    data = index.build([wrong], dict(known.packs))
+    filled.store.delete(f"index/{name}")
+    filled.store.put(f"index/{data[-SIZE:].hex()}", data)
+    found = Archive.open(DirectoryStore(disk), [codec]).verify(decode=defect == "key of a session")
+    assert not found.sound and "index" in {p.kind for p in found.problems} <= {"index", "record"}
+
+
+KEYS = st.lists(
+    st.integers(0, 2000).map(lambda n: (n * 0x9E3779B97F4A7C15 % (1 << 48)).to_bytes(6, "big") + bytes(10))
+)
+
+
+@given(KEYS, KEYS, st.integers(1, 5))
+def test_batch_lookups_agree_with_single_ones(stored: list[bytes], asked: list[bytes], packs: int) -> None:
+    memory = MemoryIndex()
+    sizes = {bytes([n]) * SIZE: 1 << 20 for n in range(packs)}
+    for n, pack in enumerate(sizes):
+        memory.add_pack(
+            pack, 1 << 20, [(SEGMENTS, i, 100 * k) for k, i in enumerate(stored) if k % packs == n]
+        )
+    kept = FileIndex.of(index.build([memory], sizes))
+    for known in (memory, kept):
+        keys = index.keys_in(asked) if asked else np.zeros(0, np.uint64)
+        assert known.has(SEGMENTS, keys).tolist() == [i in stored for i in asked]
+        for i in asked:
+            places = [(list(sizes).index(at.pack), at.offset) for at in known.find(SEGMENTS, i)]
+            assert sorted(places) == sorted((k % packs, 100 * k) for k, s in enumerate(stored) if s == i)
+    assert sorted(memory.entries(SEGMENTS)) == sorted(kept.entries(SEGMENTS))
+
+
+def test_a_bucket_crafted_to_be_large_costs_little(tmp_path: Path) -> None:
+    memory = MemoryIndex()
+    rows = [(SEGMENTS, (n << 4).to_bytes(6, "big") + bytes(10), n) for n in range(50_000)]
+    memory.add_pack(bytes(SIZE), 1 << 20, rows)
+    kept = FileIndex.of(index.build([memory], {bytes(SIZE): 1 << 20}))
+    asked = np.arange(0, 50_000 << 4, 8, dtype=np.uint64)
+    assert kept.has(SEGMENTS, asked).tolist() == [n % 2 == 0 for n in range(len(asked))]

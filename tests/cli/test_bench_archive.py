@@ -1,0 +1,52 @@
+"""bench archive: that its figures are of what it says, on a small run; the codec that hands over ready bitstrings is exact."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import Result
+
+from pltz.archive.codec import Coded, Plain
+from pltz.cli import bench_archive
+from pltz.cli.measure_archive import ReadyCodec
+from pltz.plt_codec.errors import CorruptError
+
+Run = Callable[..., Result]
+
+
+def test_a_small_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(bench_archive, "QUICK", {"sessions": 1500, "entries": 20_000, "sharing": 500})
+    plot = tmp_path / "sharing.png"
+    done = run("bench", "archive", "--writers", "1", "--where", str(tmp_path), "--plot", str(plot))
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.output.strip().splitlines()[-1])
+    assert result["put"]["bitstring_bytes"] == 750 * 1700 + 50 * 375 and result["put"]["per_s"] > 0
+    assert result["reading"]["verify_sound"] and result["index"]["found_hits"] == 10_000
+    assert 40 < result["overhead"]["bytes_a_session"] < 60
+    flat, *shared = result["sharing"]
+    assert flat["bytes_a_session"] > 950 and all(200 < row["bytes_a_session"] < 800 for row in shared)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert [p.name for p in tmp_path.iterdir()] == ["sharing.png"]
+
+
+def test_folders_and_formats_are_checked(run: Run, tmp_path: Path) -> None:
+    assert run("bench", "archive", "--where", str(tmp_path / "none")).exit_code == 2
+
+
+def test_ready_bitstrings_are_exact() -> None:
+    codec = ReadyCodec()
+    kept = codec.make(10, 8)
+    codec.keep()
+    tokens = codec.make(20, 12)
+    data = codec.encode([Plain(kept, kept[:0]), Plain(tokens, kept)])
+    assert [len(d) for d in data] == [8, 12]
+    found = codec.decode([Coded(d, 0, kept) for d in data])
+    assert all(np.array_equal(a, b) for a, b in zip(found, [kept, tokens], strict=True))
+    with pytest.raises(CorruptError):
+        codec.decode([Coded(data[1][:-1] + b"\0" if data[1][-1] else data[1][:-1] + b"\1", 20, kept)])
+    codec.drop()
+    with pytest.raises(CorruptError):
+        codec.decode([Coded(data[1], 20, kept)])
