@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pltz.archive import identity
-from pltz.archive.codec import Coded, Plain, SegmentCodec
+from pltz.archive.chain import MAX_SEGMENTS
+from pltz.archive.codec import Coded, Plain, SegmentCodec, codec_of
 from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.identity import BASE, NONE, TENANT, Tokens
 from pltz.archive.index import SEGMENTS, Location
@@ -28,7 +29,6 @@ from pltz.archive.view import Found, Version, View
 from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageError
 
 KINDS = ("chat", "text", "ids")
-MAX_SEGMENTS = 4096  # a tower
 BATCH_TOKENS = 1 << 22  # handed to a codec at once
 PROVED = 1 << 20  # segments remembered as decoded and compared
 
@@ -78,8 +78,18 @@ class _Segment:
     context: Context
     codec: SegmentCodec
     tokens: Tokens
-    above: Tokens
+    up: _Segment | None = field(repr=False, compare=False)
     data: bytes = b""
+
+    def above(self, reach: int) -> Tokens:
+        """The last ``reach`` tokens above it, (m,)."""
+        parts: list[Tokens] = []
+        at = self.up
+        while at is not None and reach > 0:
+            parts.append(at.tokens[-reach:])
+            reach -= len(parts[-1])
+            at = at.up
+        return np.concatenate([np.zeros(0, np.int64), *parts[::-1]])
 
 
 @dataclass
@@ -166,15 +176,14 @@ class Writer:
         own = _context(TENANT, session.tenant, codec, target, kind)
         base = _context(BASE, session.base, codec)
         tower: list[_Segment] = []
-        parent, above = NONE, np.zeros(0, np.int64)
+        parent, up = NONE, None
         for number, ids in enumerate(session.segments):
             tokens = identity.checked(ids)
             context = base if number < session.shared else own
             segment = identity.segment_id(context.domain, codec.tokenizer, parent, tokens)
-            tower.append(_Segment(segment, parent, context, codec, tokens, above))
+            up = _Segment(segment, parent, context, codec, tokens, up)
+            tower.append(up)
             parent = segment
-            if codec.mode:
-                above = np.concatenate([above, tokens])
         return _Draft(session, tower, own, pack_labels(session.labels), time=time)
 
     def _sort_out(self, drafts: list[_Draft]) -> tuple[dict[bytes, _Segment], dict[bytes, Location]]:
@@ -207,7 +216,8 @@ class Writer:
             if item.location.pack in self.view.condemned or codec is None:
                 continue
             try:
-                coded = Coded(item.record.bitstring, item.record.tokens, segment.above)
+                above = segment.above(codec.reach if item.context.mode else 0)
+                coded = Coded(item.record.bitstring, item.record.tokens, above)
                 tokens = codec.decode([coded])[0]
             except (PltzError, FileNotFoundError) as exc:
                 self.view.problem("record", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
@@ -231,7 +241,7 @@ class Writer:
     def _encode(self, segments: list[_Segment]) -> None:
         for codec, batch in _batches(segments):
             for segment, data in zip(
-                batch, codec.encode([Plain(s.tokens, s.above) for s in batch]), strict=True
+                batch, codec.encode([Plain(s.tokens, s.above(codec.reach)) for s in batch]), strict=True
             ):
                 segment.data = data
 
@@ -298,7 +308,9 @@ class Writer:
             raise ArchiveError(f"{count} records were laid out, {len(found)} read back: nothing was written")
         written = {f.record.id: f.record for f in found if f.record.id in fresh}
         for codec, batch in _batches([fresh[i] for i in written if i is not None]):
-            coded = [Coded(written[s.id].bitstring, written[s.id].tokens, s.above) for s in batch]
+            coded = [
+                Coded(written[s.id].bitstring, written[s.id].tokens, s.above(codec.reach)) for s in batch
+            ]
             for segment, tokens in zip(batch, codec.decode(coded), strict=True):
                 if not np.array_equal(tokens, segment.tokens) or written[segment.id].parent != segment.parent:
                     raise ArchiveError(
@@ -429,12 +441,6 @@ def _context(
     )
 
 
-def codec_of(codecs: Sequence[SegmentCodec], context: Context) -> SegmentCodec | None:
-    """The codec that coded the segments of a context."""
-    wanted = context.bundle, context.contract, context.mode
-    return next((c for c in codecs if (c.bundle_id, c.contract, c.mode) == wanted), None)
-
-
 def _batches(segments: list[_Segment]) -> Iterator[tuple[SegmentCodec, list[_Segment]]]:
     """Segments of one codec, so many that a codec is busy and memory is bounded."""
     by_codec: dict[int, list[_Segment]] = {}
@@ -445,11 +451,12 @@ def _batches(segments: list[_Segment]) -> Iterator[tuple[SegmentCodec, list[_Seg
         batch: list[_Segment] = []
         total = 0
         for s in rows:
-            if batch and total + len(s.tokens) > BATCH_TOKENS:
+            size = len(s.tokens) + s.codec.reach
+            if batch and total + size > BATCH_TOKENS:
                 yield codecs[number], batch
                 batch, total = [], 0
             batch.append(s)
-            total += len(s.tokens)
+            total += size
         yield codecs[number], batch
 
 

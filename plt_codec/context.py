@@ -41,6 +41,13 @@ def remembered(context: Tokens | None, shape: Shape) -> Ids:
     return checked(np.asarray(context)[-shape.memory :] if shape.memory else NOTHING, shape.vocab)
 
 
+def room(context: Ids, tokens: int) -> Ids:
+    """The context and zeros for `tokens` ids, (m + tokens,): memory that nobody touched yet, so a count that lies costs none."""
+    ids = np.zeros(len(context) + tokens, np.int64)
+    ids[: len(context)] = context
+    return ids
+
+
 def each(contexts: Sequence[Tokens | None] | None, count: int, shape: Shape) -> list[Ids]:
     """What counts of the contexts of `count` sequences. Raises UsageError where they are not as many."""
     if contexts is None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.coder import SLACK, RangeDecoder, RangeEncoder, ideal_bits
-from pltz.plt_codec.context import Ids, checked, each, remembered
+from pltz.plt_codec.context import Ids, checked, each, remembered, room
 from pltz.plt_codec.engine import Job, Memory, Stepper, TorchEngine
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.item import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
@@ -140,8 +140,8 @@ class _Side:
     """
 
     def __init__(self, tokens: Ids, layout: Layout, block: int, context: Ids):
-        self.tokens, self.first = np.concatenate([context, tokens]), len(context)
-        self.coming = list(layout.blocks(len(tokens), block, self.first))[::-1]
+        self.tokens, self.first = tokens, len(context)
+        self.coming = list(layout.blocks(len(tokens) - self.first, block, self.first))[::-1]
         self.memory: Memory | None = None
         self.blocks = len(self.coming)
         self.waits = bool(self.first and self.coming)
@@ -175,7 +175,7 @@ class _Side:
 
 class _Writer(_Side):
     def __init__(self, tokens: Ids, layout: Layout, block: int, context: Ids):
-        super().__init__(tokens, layout, block, context)
+        super().__init__(np.concatenate([context, tokens]), layout, block, context)
         self.encoder, self.bits, self.done_tokens = RangeEncoder(), 0.0, 0
 
     def inputs(self) -> npt.NDArray[np.int64]:
@@ -216,7 +216,7 @@ class _Reader(_Side):
     def __init__(self, item: FrameItem, layout: Layout, block: int, context: Ids):
         if not 0 <= item.tokens < MAX_TOKENS:
             raise CorruptError(f"expected fewer than {MAX_TOKENS} tokens in a frame, found {item.tokens}")
-        super().__init__(np.zeros(item.tokens, np.int64), layout, block, context)
+        super().__init__(room(context, item.tokens), layout, block, context)
         self.decoder = RangeDecoder(item.data)
         self.budget = 8.0 * len(item.data) + SLACK
         self._begin()

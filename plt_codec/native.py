@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.context import Ids, checked, each, remembered
+from pltz.plt_codec.context import NOTHING, Ids, checked, each, remembered, room
 from pltz.plt_codec.errors import CorruptError, ModelError, UsageError
 from pltz.plt_codec.item import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
 from pltz.plt_codec.layout import Layout
@@ -145,7 +145,7 @@ class NativeCoder:
         layout = Layout.of(lanes, steps, self.shape.block)
         known = each(contexts, len(sequences), self.shape)
         tokens = [checked(t, self.shape.vocab) for t in sequences]
-        sides = [_Side(c, t, b"", layout) for c, t in zip(known, tokens, strict=True)]
+        sides = [_Side(c, np.concatenate([c, t]), b"", layout) for c, t in zip(known, tokens, strict=True)]
         frames = self._run(sides, False, progress)
         blocks = [sum(1 for _ in layout.blocks(len(t), self.shape.block)) for t in tokens]
         return [
@@ -163,7 +163,7 @@ class NativeCoder:
             if not 0 <= i.tokens < MAX_TOKENS:
                 raise CorruptError(f"expected fewer than {MAX_TOKENS} tokens in a frame, found {i.tokens}")
             context = remembered(i.context, self.shape)
-            sides.append(_Side(context, np.zeros(i.tokens, np.int64), bytes(i.data), layout))
+            sides.append(_Side(context, room(context, i.tokens), bytes(i.data), layout))
         self._run(sides, True, progress)
         return [s.tokens[s.first :] for s in sides]
 
@@ -194,9 +194,9 @@ class _Side:
     """One sequence while C works on it: `tokens` are the context's `first` ones, then its own."""
 
     def __init__(self, context: Ids, tokens: Ids, data: bytes, layout: Layout):
-        self.context = context[: len(context) if len(tokens) else 0]
+        own = tokens[len(context) :]
+        self.context, self.tokens = (context, tokens) if len(own) else (NOTHING, own)
         self.first = len(self.context)
-        self.tokens = np.concatenate([self.context, tokens])
         self.data, self.lanes, self.steps = data, layout.lanes or 0, layout.steps or 0
 
     def request(self, context: int) -> _Request:
