@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from pltz.archive import identity
-from pltz.archive.chain import MAX_SEGMENTS
+from pltz.archive.chain import MAX_SEGMENTS, NOTHING
 from pltz.archive.codec import Coded, Plain, SegmentCodec, codec_of
 from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.identity import BASE, NONE, TENANT, Tokens
 from pltz.archive.index import SEGMENTS, Location
-from pltz.archive.pack import FOOTER, Builder, Context, Damage, Pack
+from pltz.archive.pack import ALONE, FOOTER, TOWER, Builder, Context, Damage, Pack
 from pltz.archive.record import FORGET, MAX_NAME, Mark, Record, pack_labels
 from pltz.archive.view import Found, Version, View
 from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageError
@@ -71,7 +71,7 @@ class Receipt:
 
 @dataclass
 class _Segment:
-    """A segment of the batch: its context, place and tokens; ``data`` once it is encoded."""
+    """A segment of the batch: its context, place and tokens; ``data``, and the context's mode, once it is encoded."""
 
     id: bytes
     parent: bytes
@@ -89,7 +89,7 @@ class _Segment:
             parts.append(at.tokens[-reach:])
             reach -= len(parts[-1])
             at = at.up
-        return np.concatenate([np.zeros(0, np.int64), *parts[::-1]])
+        return np.concatenate([NOTHING, *parts[::-1]])
 
 
 @dataclass
@@ -216,9 +216,7 @@ class Writer:
             if item.location.pack in self.view.condemned or codec is None:
                 continue
             try:
-                above = segment.above(codec.reach if item.context.mode else 0)
-                coded = Coded(item.record.bitstring, item.record.tokens, above)
-                tokens = codec.decode([coded])[0]
+                tokens = codec.decode([_coded(item, segment, codec)])[0]
             except (PltzError, FileNotFoundError) as exc:
                 self.view.problem("record", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
                 continue
@@ -239,11 +237,17 @@ class Writer:
         return None
 
     def _encode(self, segments: list[_Segment]) -> None:
+        """After the tower, or alone where that is no longer: a prompt may say nothing of what follows, and alone is read faster."""
         for codec, batch in _batches(segments):
             for segment, data in zip(
-                batch, codec.encode([Plain(s.tokens, s.above(codec.reach)) for s in batch]), strict=True
+                batch, codec.encode([Plain(s.tokens, NOTHING) for s in batch]), strict=True
             ):
-                segment.data = data
+                segment.data, segment.context = data, replace(segment.context, mode=ALONE)
+            plain = [(s, Plain(s.tokens, s.above(codec.reach))) for s in batch]
+            below = [(s, p) for s, p in plain if len(p.above) and len(p.tokens)]
+            for (segment, _), data in zip(below, codec.encode([p for _, p in below]), strict=True):
+                if len(data) < len(segment.data):
+                    segment.data, segment.context = data, replace(segment.context, mode=TOWER)
 
     def _number(self, drafts: list[_Draft]) -> None:
         """Give each session its version number, or find that its last version is the same."""
@@ -306,13 +310,14 @@ class Writer:
             found.append(Found(Location(name, item[0]), item[1], pack.head.contexts[item[1].context]))
         if len(found) != count:
             raise ArchiveError(f"{count} records were laid out, {len(found)} read back: nothing was written")
-        written = {f.record.id: f.record for f in found if f.record.id in fresh}
+        written = {f.record.id: f for f in found if f.record.id in fresh}
         for codec, batch in _batches([fresh[i] for i in written if i is not None]):
-            coded = [
-                Coded(written[s.id].bitstring, written[s.id].tokens, s.above(codec.reach)) for s in batch
-            ]
+            coded = [_coded(written[s.id], s, codec) for s in batch]
             for segment, tokens in zip(batch, codec.decode(coded), strict=True):
-                if not np.array_equal(tokens, segment.tokens) or written[segment.id].parent != segment.parent:
+                if (
+                    not np.array_equal(tokens, segment.tokens)
+                    or written[segment.id].record.parent != segment.parent
+                ):
                     raise ArchiveError(
                         "a segment just encoded does not decode to its tokens: nothing was written"
                     )
@@ -399,16 +404,22 @@ def _session_records(
             if unwritten.pop(segment.id, None):
                 yield segment.context, _segment_record(segment)
         leaf = unwritten.pop(d.leaf, None) if d.tower else None
-        if leaf and (d.version is not None or leaf.context != d.context):
+        if leaf and (d.version is not None or replace(leaf.context, mode=ALONE) != d.context):
             yield leaf.context, _segment_record(leaf)
             leaf = None
         if d.version is None:
             r = _segment_record(leaf) if leaf else Record(0, d.leaf)
             name = d.session.name
             yield (
-                d.context,
+                leaf.context if leaf else d.context,
                 Record(0, r.parent, r.id, r.tokens, r.bitstring, name, d.number, d.time, d.labels),
             )
+
+
+def _coded(item: Found, segment: _Segment, codec: SegmentCodec) -> Coded:
+    """A record as it is decoded, what stands above it being that of a segment in hand."""
+    above = segment.above(codec.reach) if item.context.mode else NOTHING
+    return Coded(item.record.bitstring, item.record.tokens, above)
 
 
 def _segment_record(segment: _Segment) -> Record:
@@ -436,9 +447,7 @@ def _context(
     kind: int, name: str, codec: SegmentCodec, target: bytes = NONE, session_kind: int = 2
 ) -> Context:
     domain = _domain_id(kind, name)
-    return Context(
-        kind, domain, name, codec.tokenizer, codec.bundle_id, codec.contract, target, session_kind, codec.mode
-    )
+    return Context(kind, domain, name, codec.tokenizer, codec.bundle_id, codec.contract, target, session_kind)
 
 
 def _batches(segments: list[_Segment]) -> Iterator[tuple[SegmentCodec, list[_Segment]]]:

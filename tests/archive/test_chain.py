@@ -9,7 +9,7 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.chain import BATCH, Chains
-from pltz.archive.codec import Coded
+from pltz.archive.codec import Coded, Plain
 from pltz.archive.errors import LostError
 from pltz.archive.identity import Tokens
 from pltz.archive.simulate import SimDisk
@@ -49,7 +49,7 @@ def filled(disk: SimDisk) -> Archive:
         [
             NewSession(
                 f"s{n:02}",
-                [PROMPT, PROMPT[::-1], np.array([n] * 3), PROMPT[:0], np.arange(n, n + 50)],
+                [PROMPT, PROMPT[::-1], np.arange(n, n + 30), PROMPT[:0], np.arange(n, n + 50)],
                 shared=2,
             )
             for n in range(40)
@@ -64,9 +64,9 @@ def test_many_sessions_decode_what_they_share_once(filled: Archive, disk: SimDis
     versions = list(archive.ls())
     towers = archive.towers(versions)
     assert codec.batches == [1, 1, 40, 40, 40]  # a batch a level
-    assert codec.above == {0, 300, 600, 603}
+    assert codec.above == {0, 300, 600, 630}
     for n, tower in enumerate(towers):
-        assert tower.tokens.tolist() == [*PROMPT, *PROMPT[::-1], n, n, n, *range(n, n + 50)]
+        assert tower.tokens.tolist() == [*PROMPT, *PROMPT[::-1], *range(n, n + 30), *range(n, n + 50)]
     codec.batches.clear()
     report = archive.verify(decode=True)
     assert report.sound and report.decoded == 122
@@ -98,7 +98,7 @@ def test_damage_is_said_of_all_that_needs_it_and_of_nothing_else(filled: Archive
         """Cannot decode the second turn of one session."""
 
         def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
-            if any(c.count == 3 and c.data == damaged for c in batch):
+            if any(c.count == 30 and c.data == damaged for c in batch):
                 raise CorruptError("damaged")
             return super().decode(batch)
 
@@ -115,6 +115,23 @@ def test_damage_is_said_of_all_that_needs_it_and_of_nothing_else(filled: Archive
             assert len(chains.tower(version.leaf)) == 5
     with pytest.raises(LostError, match="gone"):
         chains.tower(b"no such segment!")
+
+
+def test_the_shorter_of_alone_and_after_the_tower_is_kept(disk: SimDisk) -> None:
+    """A version shares the record of its leaf in either mode, and both are read back."""
+    codec = ZlibCodec(1, b"zlib with tower.")
+    archive = Archive.create(DirectoryStore(disk), [codec])
+    near, far = PROMPT[50:90], np.array([7] * 40)
+    receipts = archive.put([NewSession("near", [PROMPT, near]), NewSession("far", [PROMPT, far])])
+    found = [archive.view.find(0, r.leaf)[0] for r in receipts]
+    assert [f.context.mode for f in found] == [1, 0] and [f.record.name for f in found] == ["near", "far"]
+    assert len(found[1].record.bitstring) < len(codec.encode([Plain(far, PROMPT)])[0])
+    fresh = Archive.open(DirectoryStore(disk), [codec])
+    assert fresh.get("near").tokens.tolist() == [*PROMPT, *near]
+    assert fresh.get("far").tokens.tolist() == [*PROMPT, *far]
+    assert fresh.verify(decode=True).sound
+    again = fresh.put([NewSession("near", [PROMPT, near]), NewSession("far", [PROMPT, far, near])])
+    assert [r.new for r in again] == [0, 1] and again[0].unchanged
 
 
 def test_batches_are_bounded(disk: SimDisk) -> None:
