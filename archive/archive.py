@@ -19,17 +19,18 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from pltz.archive import identity, index
-from pltz.archive.codec import Coded, SegmentCodec
+from pltz.archive.chain import Chains
+from pltz.archive.codec import SegmentCodec
 from pltz.archive.collect import DEAD_SHARE, SMALL, Collected, Collector
 from pltz.archive.errors import LostError, NotFound
-from pltz.archive.identity import NONE, TENANT, Tokens
+from pltz.archive.identity import TENANT, Tokens
 from pltz.archive.index import SEGMENTS, Lookup
 from pltz.archive.record import FORGET, RESTORE
 from pltz.archive.settings import MAX_SIZE, NAME, Settings
 from pltz.archive.store import Store, open_store
-from pltz.archive.view import Found, Problem, Version, View
-from pltz.archive.writer import MAX_SEGMENTS, NewSession, Receipt, Writer, codec_of
-from pltz.plt_codec.errors import BundleMismatch, CorruptError, FormatError, PltzError, UsageError
+from pltz.archive.view import Problem, Version, View
+from pltz.archive.writer import NewSession, Receipt, Writer
+from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.verify import Report
@@ -156,13 +157,20 @@ class Archive:
 
     def tower(self, version: Version) -> Tower:
         """The tokens of a version. Raises LostError, BundleMismatch."""
-        return Tower(version, self._twice(lambda: self._segments(version.leaf)))
+        return self.towers([version])[0]
+
+    def towers(self, versions: Sequence[Version]) -> list[Tower]:
+        """The tokens of versions, decoded side by side, what they share once; raises as `tower`, for the first that is lost.
+
+        All of them are in memory at once: ask for some hundred at a time.
+        """
+        return self._twice(lambda: self._towers(versions))
 
     def segment(self, segment: bytes) -> list[tuple[bytes, Tokens]]:
         """The tower that ends in a segment, by its id. Raises NotFound, LostError."""
         if not self._twice(lambda: self.view.find(SEGMENTS, segment)):
             raise NotFound(f"no segment {segment.hex()} in this archive")
-        return self._twice(lambda: self._segments(segment))
+        return self._twice(lambda: Chains(self.view, self.codecs).tower(segment))
 
     def ls(
         self, tenant: str | None = None, *, forgotten: bool = False, history: bool = False
@@ -314,42 +322,10 @@ class Archive:
         covered = set[bytes]().union(*(set(i.packs) for i in self.view.indexes.values()))
         return set(self.view.packs) - covered
 
-    def _segments(self, leaf: bytes) -> list[tuple[bytes, Tokens]]:
-        """Root to leaf, each decoded and its id recomputed."""
-        chain: list[tuple[bytes, list[Found]]] = []
-        at = leaf
-        while at != NONE:
-            places = self.view.find(SEGMENTS, at)
-            if not places:
-                raise LostError(f"segment {at.hex()} is damaged or gone: see pltz archive verify")
-            if len(chain) == MAX_SEGMENTS:
-                raise CorruptError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
-            chain.append((at, places))
-            at = places[0].record.parent
-        done: list[tuple[bytes, Tokens]] = []
-        above = np.zeros(0, np.int64)
-        parent, towers = NONE, any(p.context.mode for _, places in chain for p in places)
-        for name, places in reversed(chain):
-            tokens = self._decode(name, places, parent, above)
-            done.append((name, tokens))
-            if towers:
-                above = np.concatenate([above, tokens])
-            parent = name
-        return done
-
-    def _decode(self, name: bytes, places: list[Found], parent: bytes, above: Tokens) -> Tokens:
-        """The tokens of a segment, from the first of its records that proves to be it."""
-        failures: list[PltzError] = []
-        for item in places:
-            try:
-                return decode_segment(self.codecs, item, parent, above)
-            except (FormatError, BundleMismatch) as exc:
-                failures.append(exc)
-        if all(isinstance(f, BundleMismatch) for f in failures):
-            raise failures[0]
-        raise LostError(f"segment {name.hex()} does not decode to what it was: {failures[0]}") from failures[
-            0
-        ]
+    def _towers(self, versions: Sequence[Version]) -> list[Tower]:
+        chains = Chains(self.view, self.codecs)
+        chains.load([v.leaf for v in versions])
+        return [Tower(v, chains.tower(v.leaf)) for v in versions]
 
     def _twice(self, work: Callable[[], T]) -> T:
         """Work; where packs vanished meanwhile (a collector merged them), look again and work once more."""
@@ -361,22 +337,6 @@ class Archive:
                 return work()
             except FileNotFoundError as exc:
                 raise LostError(f"{exc.filename} is gone: see pltz archive verify") from exc
-
-
-def decode_segment(codecs: Sequence[SegmentCodec], item: Found, parent: bytes, above: Tokens) -> Tokens:
-    """Decode a record and prove that it is the segment it says. Raises BundleMismatch, CorruptError."""
-    codec = codec_of(codecs, item.context)
-    if codec is None:
-        raise BundleMismatch(
-            f"frozen with bundle {item.context.bundle.hex()}, contract {item.context.contract}, which this archive was not opened with"
-        )
-    tokens = codec.decode([Coded(item.record.bitstring, item.record.tokens, above)])[0]
-    found = identity.segment_id(item.context.domain, item.context.tokenizer, parent, identity.checked(tokens))
-    if found != item.record.id:
-        raise CorruptError(
-            f"the record decodes to segment {found.hex()}: damaged, or decoded with another bundle"
-        )
-    return tokens
 
 
 def _not_found(name: str, tenant: str, number: int | None, known: list[Version], damaged: bool) -> str:

@@ -1,10 +1,11 @@
-"""What an archive asks of a codec, and the two that come with it.
+"""What an archive asks of a codec, and those that come with it.
 
 The archive never sees a weight file: it hands a `SegmentCodec` token ids and gets bytes. `BundleCodec` is the decoder bundle of `models`; `BytesCodec`
 stores what has no tokens (opaque content) or repeats itself over hundreds of kilobytes: bytes as tokens 0 to 255, coded by zstd, with a tokenizer
 fingerprint of its own, so it needs nothing special in the format.
 
-A codec's `mode` says what it may look at beside the segment: ALONE nothing, TOWER the tokens of all segments above. Both of these code alone.
+A codec's `mode` says what it may look at beside the segment: ALONE nothing, TOWER the tokens of the segments above, of which the last `reach`
+count. `BundleCodec` codes with the tower, so that a shared prompt is free bits for its children; `BytesCodec` codes alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from pltz.archive.identity import Tokens, digest
-from pltz.archive.pack import ALONE
+from pltz.archive.pack import ALONE, TOWER, Context
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.fallback import Fallback
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plain:
-    """A segment to encode: its tokens and those of all segments above it, each (T,)."""
+    """A segment to encode: its tokens (T,), and the last tokens of all segments above it, (m,), as many as the codec reaches."""
 
     tokens: Tokens
     above: Tokens
@@ -34,7 +35,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Coded:
-    """A segment to decode: its bitstring, how many tokens, and the tokens of all segments above it, (T,)."""
+    """A segment to decode: its bitstring, how many tokens, and what stood above it when it was encoded, (m,)."""
 
     data: bytes
     count: int
@@ -58,7 +59,11 @@ class SegmentCodec(Protocol):
 
     @property
     def mode(self) -> int:
-        """`pack.ALONE` or `pack.TOWER`."""
+        """`pack.ALONE` or `pack.TOWER`. One of mode TOWER reads what was coded alone, too: with nothing above."""
+
+    @property
+    def reach(self) -> int:
+        """How many of the tokens above it looks at, at most; 0 with mode ALONE."""
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         """A bitstring each. Raises ContentError for ids out of range."""
@@ -67,12 +72,22 @@ class SegmentCodec(Protocol):
         """(count,) ids each. Raises CorruptError; never works more than the bytes that are there allow."""
 
 
-class BundleCodec:
-    """A decoder bundle's coder (`pltz.models.bundle.Bundle.coder`); each segment alone."""
+def codec_of(codecs: Sequence[SegmentCodec], context: Context) -> SegmentCodec | None:
+    """The codec that decodes the segments of a context."""
+    wanted = context.bundle, context.contract, context.tokenizer
+    return next(
+        (c for c in codecs if (c.bundle_id, c.contract, c.tokenizer) == wanted and c.mode >= context.mode),
+        None,
+    )
 
-    mode = ALONE
+
+class BundleCodec:
+    """A decoder bundle's coder (`pltz.models.bundle.Bundle.coder`), after the last tokens of the tower (FORMAT.md, "Bitstrings")."""
+
+    mode = TOWER
 
     def __init__(self, bundle: Bundle, *, device: str = "cpu", threads: int | None = None):
+        self.reach = bundle.weights.shape.memory
         self.bundle_id, self.contract, self.tokenizer = (
             bundle.id,
             bundle.contract,
@@ -81,12 +96,16 @@ class BundleCodec:
         self._coder = bundle.coder(device, threads)
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
-        return [e.data for e in self._coder.encode([np.asarray(p.tokens, np.int64) for p in batch])]
+        tokens = [np.asarray(p.tokens, np.int64) for p in batch]
+        return [e.data for e in self._coder.encode(tokens, contexts=[p.above for p in batch])]
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
         from pltz.plt_codec.item import FrameItem
 
-        return list(self._coder.decode([FrameItem(c.data, c.count) for c in batch]))
+        try:
+            return list(self._coder.decode([FrameItem(c.data, c.count, context=c.above) for c in batch]))
+        except ContentError as exc:
+            raise CorruptError(f"the segments above are not of this bundle's tokenizer: {exc}") from exc
 
 
 class BytesCodec:
@@ -100,6 +119,7 @@ class BytesCodec:
     """
 
     mode = ALONE
+    reach = 0
     contract = 1
     bundle_id = digest(b"pltz bundle", b"zstd 1")
     tokenizer = digest(b"pltz tokenizer", b"bytes")

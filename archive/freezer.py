@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -22,19 +22,18 @@ import numpy as np
 
 from pltz.archive import identity
 from pltz.archive.archive import Archive
-from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Plain, SegmentCodec
+from pltz.archive.codec import BundleCodec, BytesCodec, Plain, SegmentCodec
 from pltz.archive.identity import NONE, TENANT, Tokens
 from pltz.archive.index import SEGMENTS
 from pltz.archive.store import Store
 from pltz.archive.view import Found, Version
-from pltz.archive.writer import KINDS, NewSession, Receipt, codec_of
+from pltz.archive.writer import KINDS, NewSession, Receipt
 from pltz.models import transcript
 from pltz.models.session import Kind, Session
 from pltz.models.tokenizer import SPECIALS
 from pltz.plt_codec.errors import (
     ContentError,
     OpaqueContentError,
-    PltzError,
     TokenizerMismatch,
     UsageError,
 )
@@ -245,8 +244,8 @@ class Freezer:
         """Many sessions, decoded side by side. Raises as `session`, at the first that cannot be had."""
         remaining = iter(versions)
         while group := list(itertools.islice(remaining, GROUP)):
-            for version, tokens in zip(group, self._many(group), strict=True):
-                yield version, self._session(version, tokens)
+            for tower in self.archive.towers(group):
+                yield tower.version, self._session(tower.version, tower.tokens)
             if progress:
                 progress(len(group))
 
@@ -266,39 +265,6 @@ class Freezer:
         if version.tokenizer == BytesCodec.tokenizer:
             return Session.from_bytes(kind, tokens.astype(np.uint8).tobytes())
         return transcript.from_tokens(kind, tokens, self.bundle.tokenizer)
-
-    def _many(self, versions: Sequence[Version]) -> list[Tokens]:
-        """Tokens of each: all roots of the group side by side, then all segments below them, and so on."""
-        chains = [self._chain(v.leaf) for v in versions]
-        done: dict[bytes, Tokens] = {NONE: np.zeros(0, np.int64)}  # a segment's id -> all tokens down to it
-        for depth in range(max(map(len, chains), default=0)):
-            layer = {c[depth].record.id or NONE: c[depth] for c in chains if depth < len(c)}
-            by_codec: dict[int, list[tuple[bytes, Found]]] = {}
-            for name, found in layer.items():
-                if name not in done and found.record.parent in done:
-                    by_codec.setdefault(id(codec_of(self.archive.codecs, found.context)), []).append(
-                        (name, found)
-                    )
-            for rows in by_codec.values():
-                self._layer(rows, done)
-        return [
-            done[v.leaf] if v.leaf in done else self.archive.tower(v).tokens for v in versions
-        ]  # what is damaged or of another bundle is read, or refused, in the careful way
-
-    def _layer(self, rows: list[tuple[bytes, Found]], done: dict[bytes, Tokens]) -> None:
-        codec = codec_of(self.archive.codecs, rows[0][1].context)
-        if codec is None:
-            return
-        above = [done[f.record.parent] for _, f in rows]
-        coded = [Coded(f.record.bitstring, f.record.tokens, a) for (_, f), a in zip(rows, above, strict=True)]
-        try:
-            decoded = codec.decode(coded)
-        except PltzError:
-            return
-        for (name, found), tokens, front in zip(rows, decoded, above, strict=True):
-            context = found.context
-            if identity.segment_id(context.domain, context.tokenizer, found.record.parent, tokens) == name:
-                done[name] = np.concatenate([front, tokens])
 
 
 def names(sessions: Iterable[Session], stem: str = "session") -> Iterator[tuple[str, Session]]:

@@ -13,16 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
-from pltz.archive.archive import Archive, decode_segment
+from pltz.archive.archive import Archive
+from pltz.archive.chain import MAX_SEGMENTS
 from pltz.archive.errors import LostError
 from pltz.archive.identity import NONE
 from pltz.archive.index import SEGMENTS
 from pltz.archive.pack import Context
 from pltz.archive.record import Record
 from pltz.archive.view import Found, Version
-from pltz.archive.writer import MAX_SEGMENTS, Writer, segment_only, session_only
+from pltz.archive.writer import Writer, segment_only, session_only
 
 BATCH_BYTES = 8 << 20  # of bitstrings, a commit
 
@@ -105,11 +104,9 @@ class Transfer:
                 raise LostError(f"segment {at.hex()} is damaged or gone: see pltz archive verify")
             chain.append(places[0])
             at = places[0].record.parent
+        if decode and leaf != NONE:
+            self.source.segment(leaf)
         for found in reversed(chain):
-            if decode:
-                above = self.source.segment(found.record.parent) if found.record.parent != NONE else []
-                tokens = [np.zeros(0, np.int64), *(t for _, t in above)]
-                decode_segment(self.source.codecs, found, found.record.parent, np.concatenate(tokens))
             yield found.context, segment_only(found.record)
 
     def _commit(self, dry_run: bool) -> None:

@@ -15,17 +15,14 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from pltz.archive.archive import Archive, decode_segment
-from pltz.archive.codec import Coded
+from pltz.archive.archive import Archive
+from pltz.archive.chain import Chains, Wanted, decode_records
 from pltz.archive.errors import ArchiveError
-from pltz.archive.identity import NONE, Tokens, checked, segment_id
+from pltz.archive.identity import NONE
 from pltz.archive.index import SECTIONS, SEGMENTS, Location, key_of, keys_of
-from pltz.archive.pack import ALONE, Damage, Pack
+from pltz.archive.pack import Damage, Pack
 from pltz.archive.sweep import Sweep, Swept, whole
 from pltz.archive.view import Found, Problem, Version, View
-from pltz.archive.writer import codec_of
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 
 DECODE_RECORDS = 256  # handed to a codec at once
@@ -166,53 +163,24 @@ class Verifier:
                 )
 
     def _decode(self, items: Sequence[Found]) -> None:
-        """Decode segments, side by side where they are coded alone, and compare their ids."""
-        alone = [i for i in items if i.context.mode == ALONE]
-        for item, tokens in zip(alone, self._decode_alone(alone), strict=True):
-            self._compare(item, tokens)
-        for item in items:
-            if item.context.mode != ALONE:
-                self._compare(item, None)
-
-    def _decode_alone(self, items: Sequence[Found]) -> list[Tokens | None]:
-        """Tokens of each; None where the batch it was in did not decode."""
-        out: list[Tokens | None] = [None] * len(items)
-        nothing = np.zeros(0, np.int64)
-        groups: dict[int, list[int]] = {}
-        for number, item in enumerate(items):
-            groups.setdefault(id(codec_of(self.archive.codecs, item.context)), []).append(number)
-        for numbers in groups.values():
-            codec = codec_of(self.archive.codecs, items[numbers[0]].context)
-            if codec is None:
-                continue
-            try:
-                batch = [Coded(items[n].record.bitstring, items[n].record.tokens, nothing) for n in numbers]
-                for n, tokens in zip(numbers, codec.decode(batch), strict=True):
-                    out[n] = tokens
-            except PltzError:
-                continue  # one by one, then
-        return out
-
-    def _compare(self, item: Found, tokens: Tokens | None) -> None:
-        r, c = item.record, item.context
-        try:
-            if tokens is None:
-                above = [t for _, t in self.archive.segment(r.parent)] if c.mode and r.parent != NONE else []
-                decode_segment(
-                    self.archive.codecs, item, r.parent, np.concatenate([np.zeros(0, np.int64), *above])
-                )
-            elif segment_id(c.domain, c.tokenizer, r.parent, checked(tokens)) != r.id:
-                raise BundleMismatch("decodes to other tokens than its id says")
-        except BundleMismatch as exc:
-            if codec_of(self.archive.codecs, c) is None:
+        """Decode these records side by side and compare their ids; what stands above them is decoded first, once."""
+        chains = Chains(self.view, self.archive.codecs)
+        chains.load([i.record.parent for i in items if i.context.mode])
+        above = [chains.above(i) for i in items]
+        wanted = [
+            Wanted(i, i.record.parent, a)
+            for i, a in zip(items, above, strict=True)
+            if not isinstance(a, PltzError)
+        ]
+        answers = iter(decode_records(self.archive.codecs, wanted))
+        for item, known in zip(items, above, strict=True):
+            answer = known if isinstance(known, PltzError) else next(answers)
+            if not isinstance(answer, PltzError):
+                self.report.decoded += 1
+            elif isinstance(answer, BundleMismatch):
                 self.report.undecoded += 1
-                return
-            self._undecodable(item, exc)
-            return
-        except PltzError as exc:
-            self._undecodable(item, exc)
-            return
-        self.report.decoded += 1
+            else:
+                self._undecodable(item, answer)
 
     def _undecodable(self, item: Found, exc: PltzError) -> None:
         if item.record.id is not None:

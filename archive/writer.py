@@ -14,28 +14,27 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
 
 from pltz.archive import identity
-from pltz.archive.codec import Coded, Plain, SegmentCodec
+from pltz.archive.chain import MAX_SEGMENTS, NOTHING
+from pltz.archive.codec import Coded, Plain, SegmentCodec, codec_of
 from pltz.archive.errors import ArchiveError, Fenced, StoreError
 from pltz.archive.identity import BASE, NONE, TENANT, Tokens
 from pltz.archive.index import SEGMENTS, SESSIONS, Location
-from pltz.archive.pack import FOOTER, Builder, Context, Damage, Pack
+from pltz.archive.pack import FOOTER, TOWER, Builder, Context, Damage, Pack
 from pltz.archive.record import FORGET, MAX_NAME, Mark, Record, pack_labels
 from pltz.archive.view import Found, Version, View
 from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageError
 
 KINDS = ("chat", "text", "ids")
-MAX_SEGMENTS = 4096  # a tower
 BATCH_TOKENS = 1 << 22  # handed to a codec at once
 COMPARED = 1 << 16  # tokens compared at once
 PROVED = 1 << 18  # segments remembered as decoded and compared
-NOTHING = np.zeros(0, np.uint32)
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,8 @@ class Receipt(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """A segment of the batch: its context, place and tokens; ``data`` once it is encoded. ``digest`` begins with its id."""
+    """A segment of the batch: its context, place and tokens; ``data``, and the context's mode, once it is encoded. ``digest`` begins
+    with its id; ``up``: the segment above; ``own``: its context of mode ALONE, one object for all that share it."""
 
     id: bytes
     digest: bytes
@@ -83,8 +83,19 @@ class _Segment:
     context: Context
     codec: SegmentCodec
     tokens: Tokens
-    above: Tokens
+    up: _Segment | None
+    own: Context
     data: bytes = b""
+
+    def above(self, reach: int) -> Tokens:
+        """The last ``reach`` tokens above it, (m,)."""
+        parts: list[Tokens] = []
+        at = self.up
+        while at is not None and reach > 0:
+            parts.append(at.tokens[-reach:])
+            reach -= len(parts[-1])
+            at = at.up
+        return np.concatenate([NOTHING, *parts[::-1]])
 
 
 @dataclass(slots=True, eq=False)
@@ -201,21 +212,18 @@ class Writer:
         """The segments of a session, named."""
         codec, base = self.codecs[session.codec], contexts.base(session)
         tokens = [rows[id(ids)] for ids in session.segments]
-        whole = np.concatenate([NOTHING, *tokens]) if codec.mode else NOTHING
         tower: list[_Segment] = []
-        parent, end = NONE, 0
+        parent, up = NONE, None
         for number, ids in enumerate(tokens):
             context = base if number < session.shared else own
             place = id(context), parent, id(ids)
             segment = known.get(place)
             if segment is None:
                 digest = identity.segment_digest(context.domain, codec.tokenizer, parent, ids)
-                above = whole[:end] if codec.mode else NOTHING
-                segment = _Segment(digest[: identity.SIZE], digest, parent, context, codec, ids, above)
+                segment = _Segment(digest[: identity.SIZE], digest, parent, context, codec, ids, up, context)
                 known[place] = segment
             tower.append(segment)
-            parent = segment.id
-            end += len(ids)
+            parent, up = segment.id, segment
         return tower
 
     def _sort_out(self, drafts: list[_Draft]) -> tuple[dict[bytes, _Segment], dict[bytes, Location]]:
@@ -246,8 +254,7 @@ class Writer:
             if item.location.pack in self.view.condemned or codec is None:
                 continue
             try:
-                coded = Coded(item.record.bitstring, item.record.tokens, segment.above)
-                tokens = codec.decode([coded])[0]
+                tokens = codec.decode([_coded(item, segment, codec)])[0]
             except (PltzError, FileNotFoundError) as exc:
                 self.view.problem("record", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
                 continue
@@ -268,11 +275,22 @@ class Writer:
         return None
 
     def _encode(self, segments: list[_Segment]) -> None:
+        """After the tower, or alone where that is no longer: a prompt may say nothing of what follows, and alone is read faster."""
+        towers: dict[int, Context] = {}
         for codec, batch in _batches(segments):
             for segment, data in zip(
-                batch, codec.encode([Plain(s.tokens, s.above) for s in batch]), strict=True
+                batch, codec.encode([Plain(s.tokens, NOTHING) for s in batch]), strict=True
             ):
-                segment.data = data
+                segment.data, segment.context = data, segment.own
+            if not codec.reach:
+                continue
+            plain = [(s, Plain(s.tokens, s.above(codec.reach))) for s in batch if s.up]
+            below = [(s, p) for s, p in plain if len(p.above) and len(p.tokens)]
+            for (segment, _), data in zip(below, codec.encode([p for _, p in below]), strict=True):
+                if len(data) < len(segment.data):
+                    own = segment.own
+                    tower = towers.setdefault(id(own), replace(own, mode=TOWER))
+                    segment.data, segment.context = data, tower
 
     def _number(self, drafts: list[_Draft]) -> None:
         """Give each session its version number, or find that its last version is the same."""
@@ -339,10 +357,9 @@ class Writer:
 
     def _prove_decoding(self, segments: list[_Segment], found: list[Found]) -> None:
         """Decode every new segment from the pack's bytes and compare, before a byte is written."""
-        written = {f.record.id: f.record for f in found}
+        written = {f.record.id: f for f in found}
         for codec, batch in _batches(segments):
-            rows = [written[s.id] for s in batch]
-            coded = [Coded(r.bitstring, r.tokens, s.above) for r, s in zip(rows, batch, strict=True)]
+            coded = [_coded(written[s.id], s, codec) for s in batch]
             if not _equal(codec.decode(coded), [s.tokens for s in batch]):
                 raise ArchiveError(
                     "a segment just encoded does not decode to its tokens: nothing was written"
@@ -444,18 +461,24 @@ def _session_records(
             if unwritten.pop(segment.id, None):
                 yield segment.context, _segment_record(segment)
         leaf = unwritten.pop(d.leaf, None) if d.tower else None
-        if leaf and (d.kept or leaf.context != d.context):
+        if leaf and (d.kept or leaf.own is not d.context):
             yield leaf.context, _segment_record(leaf)
             leaf = None
         if not d.kept:
             session = d.session.name, d.number, d.time, d.labels
             if leaf:
                 yield (
-                    d.context,
+                    leaf.context,
                     Record(0, leaf.parent, leaf.id, len(leaf.tokens), leaf.data, *session),
                 )
             else:
                 yield d.context, Record(0, d.leaf, None, 0, b"", *session)
+
+
+def _coded(item: Found, segment: _Segment, codec: SegmentCodec) -> Coded:
+    """A record as it is decoded, what stands above it being that of a segment in hand."""
+    above = segment.above(codec.reach) if item.context.mode else NOTHING
+    return Coded(item.record.bitstring, item.record.tokens, above)
 
 
 def _segment_record(segment: _Segment) -> Record:
@@ -505,7 +528,6 @@ class _Contexts:
                 c.contract,
                 target or NONE,
                 KINDS.index(session),
-                c.mode,
             )
             self._known[key] = known
         return known
@@ -527,12 +549,6 @@ def _equal(found: Sequence[Tokens], wanted: Sequence[Tokens]) -> bool:
     return True
 
 
-def codec_of(codecs: Sequence[SegmentCodec], context: Context) -> SegmentCodec | None:
-    """The codec that coded the segments of a context."""
-    wanted = context.bundle, context.contract, context.mode
-    return next((c for c in codecs if (c.bundle_id, c.contract, c.mode) == wanted), None)
-
-
 def _batches(segments: list[_Segment]) -> Iterator[tuple[SegmentCodec, list[_Segment]]]:
     """Segments of one codec, so many that a codec is busy and memory is bounded."""
     by_codec: dict[int, list[_Segment]] = {}
@@ -543,11 +559,12 @@ def _batches(segments: list[_Segment]) -> Iterator[tuple[SegmentCodec, list[_Seg
         batch: list[_Segment] = []
         total = 0
         for s in rows:
-            if batch and total + len(s.tokens) > BATCH_TOKENS:
+            size = len(s.tokens) + s.codec.reach
+            if batch and total + size > BATCH_TOKENS:
                 yield codecs[number], batch
                 batch, total = [], 0
             batch.append(s)
-            total += len(s.tokens)
+            total += size
         yield codecs[number], batch
 
 

@@ -39,6 +39,7 @@ U64 = index.U64
 class ReadyCodec:
     """Random tokens and random bitstrings that stand for each other; the first bytes of either are its number."""
 
+    reach = 0
     mode, contract, bundle_id, tokenizer = 0, 1, b"bench of archive", b"ready tokenizer."
 
     def __init__(self, seed: int = 0) -> None:

@@ -334,6 +334,14 @@ class Bridge:
             return tokens, patch
         return np.zeros(0, np.int32), pack_bits(literal)
 
+    def spell(self, ids: npt.ArrayLike) -> Ids:
+        """Bundle tokens of the ids' text and marks, int32 (tokens,), whatever patch the ids need: what ids after them may see.
+
+        Raises ContentError as `to_bundle` does.
+        """
+        real = self._checked(ids)
+        return np.array(real, np.int32) if self.identity else np.concatenate(self._pieces(real)[2])
+
     def from_bundle(self, bundle_ids: npt.ArrayLike, patch: bytes) -> Ids:
         """The target's ids, int32 (ids,), of what `to_bundle` made.
 
@@ -362,25 +370,29 @@ class Bridge:
             )
         return [int(i) for i in array.tolist()]
 
-    def _spelled(self, real: list[int]) -> tuple[Ids, bytes, float]:
-        """Bundle tokens of the ids' text, the patch of edits, and a guess at the bits of both."""
-        vocabulary = self._target.vocabulary
+    def _pieces(self, real: list[int]) -> tuple[list[tuple[int, list[int]]], list[str], list[Ids]]:
+        """The ids as (mark, ids of the span after it), each span's text, and the bundle tokens of both."""
         marks = [at for at, i in enumerate(real) if i in self._target.marks]
         starts, ends = [-1, *marks], [*marks, len(real)]
         spans = [(real[s] if s >= 0 else -1, real[s + 1 : end]) for s, end in zip(starts, ends, strict=True)]
         texts = [self._target.text(mark, span) for mark, span in spans]
+        encoded = self._bundle.encode_many([text.encode() for text in texts])
+        heads = [np.array(self._escapes.encode(mark) if mark >= 0 else [], np.int32) for mark, _ in spans]
+        return spans, texts, [np.concatenate(pair) for pair in zip(heads, encoded, strict=True)]
+
+    def _spelled(self, real: list[int]) -> tuple[Ids, bytes, float]:
+        """Bundle tokens of the ids' text, the patch of edits, and a guess at the bits of both."""
+        vocabulary = self._target.vocabulary
         canonical: list[int] = []
         edits: list[Edit] = []
-        parts: list[Ids] = []
-        encoded = self._bundle.encode_many([text.encode() for text in texts])
-        for (mark, span), text, piece in zip(spans, texts, encoded, strict=True):
+        spans, texts, pieces = self._pieces(real)
+        for (mark, span), text in zip(spans, texts, strict=True):
             head = [mark] if mark >= 0 else []
             found = self._canonical(mark, text)
             base = len(canonical)
             edits += [Edit(base + e.start, e.drop, e.ids) for e in diff(found, [*head, *span], vocabulary)]
             canonical += found
-            parts += [np.array(self._escapes.encode(mark) if head else [], np.int32), piece]
-        tokens = np.concatenate(parts)
+        tokens = np.concatenate(pieces)
         bits = encode_edits(edits, canonical, vocabulary)
         odd = sum(len(edit.ids) for edit in edits) / len(real)  # random ids make a text that nothing predicts
         return tokens, pack_bits(bits), len(bits) + len(tokens) * (PLAIN_BITS + STRANGE_BITS * odd)

@@ -363,10 +363,10 @@ class Stepper:
             self._allocate(g)
 
     @staticmethod
-    def cache_bytes(engine: TorchEngine, job: Job) -> int:
-        """Memory that one job takes while it is stepped."""
+    def cache_bytes(engine: TorchEngine, block: Block, remembered: int) -> int:
+        """Memory that a block takes while it is stepped, with so many positions in memory before it."""
         s = engine.shape
-        return (job.remembered + job.block.steps * job.block.lanes) * s.kv_heads * s.head_dim * 8 * s.layers
+        return (remembered + block.steps * block.lanes) * s.kv_heads * s.head_dim * 8 * s.layers
 
     def _allocate(self, g: _Group) -> None:
         s = self.engine.shape

@@ -2,7 +2,7 @@
 
 A frame is one range-coder stream over all blocks of one sequence (FORMAT.md, "Frames"). Encoding runs the blocks of many
 sequences together, all positions at once; decoding steps many blocks side by side. What is batched with what never changes a
-bit: the model is exact.
+bit: the model is exact. A context (context.py) is run before the first batch that needs it, once for all sequences of that batch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.coder import SLACK, RangeDecoder, RangeEncoder, ideal_bits
+from pltz.plt_codec.context import Ids, checked, each, remembered, room
 from pltz.plt_codec.engine import Job, Memory, Stepper, TorchEngine
-from pltz.plt_codec.errors import ContentError, CorruptError
+from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.item import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
 from pltz.plt_codec.layout import LANE_MARK, Block, Layout
 from pltz.plt_codec.weights import CLASS, PRECISION
@@ -35,15 +36,30 @@ class TokenCoder:
         self,
         sequences: Sequence[Tokens],
         *,
+        contexts: Sequence[Tokens | None] | None = None,
         lanes: int | None = None,
         steps: int | None = None,
         progress: Progress | None = None,
     ) -> list[Encoded]:
-        """sequences: each (T,) ids -> a frame each. `progress` is told of tokens done. Raises ContentError, UsageError."""
+        """sequences: each (T,) ids -> a frame each. Raises ContentError, UsageError.
+
+        contexts: the tokens before each sequence, (m,) or None, which its decoder will know too; the last M count.
+        progress: told of tokens done.
+        """
         shape = self.engine.shape
         layout = Layout.of(lanes, steps, shape.block)
-        writers = [_Writer(np.asarray(t, np.int64), layout, shape.block, shape.vocab) for t in sequences]
-        for batch in _batches(writers, lambda w: w.block.steps * w.block.lanes, ENCODE_ROWS, ENCODE_ROWS):
+        known = each(contexts, len(sequences), shape)
+        writers = [
+            _Writer(checked(t, shape.vocab), layout, shape.block, c)
+            for t, c in zip(sequences, known, strict=True)
+        ]
+
+        def cost(w: _Writer, new: bool) -> int:
+            return w.block.steps * w.block.lanes + (w.first if new else 0)
+
+        memories = _Contexts(self.engine)
+        for batch in _batches(writers, cost, ENCODE_ROWS, ENCODE_ROWS):
+            memories.give(batch)
             self._encode_blocks(batch)
             if progress:
                 progress(sum(w.done_tokens for w in batch))
@@ -64,15 +80,24 @@ class TokenCoder:
     def decode(
         self, items: Sequence[FrameItem], *, progress: Progress | None = None
     ) -> list[npt.NDArray[np.int64]]:
-        """Frames -> ids, each (tokens,). Raises CorruptError where a stream cannot be what it says."""
-        readers = [_Reader(i, Layout(i.lanes, i.steps), self.engine.shape.block) for i in items]
+        """Frames -> ids, each (tokens,). Raises CorruptError where a stream cannot be what it says.
 
-        def cost(r: _Reader) -> int:
-            return Stepper.cache_bytes(self.engine, Job(r.block, None, r.memory))
+        With another context than the frame was encoded after, it gives other tokens, or CorruptError: which, is up to
+        chance, and it is the caller's part to check the content.
+        """
+        shape = self.engine.shape
+        readers = [
+            _Reader(i, Layout(i.lanes, i.steps), shape.block, remembered(i.context, shape)) for i in items
+        ]
 
+        def cost(r: _Reader, new: bool) -> int:
+            return Stepper.cache_bytes(self.engine, r.block, r.remembered)
+
+        memories = _Contexts(self.engine)
         for batch in _batches(readers, cost, DECODE_BYTES, DECODE_JOBS):
+            memories.give(batch)
             self._decode_blocks(batch, progress)
-        return [r.tokens for r in readers]
+        return [r.tokens[r.first :] for r in readers]
 
     def _decode_blocks(self, readers: list[_Reader], progress: Progress | None) -> None:
         stepper = Stepper(self.engine, [Job(r.block, None, r.memory) for r in readers])
@@ -109,13 +134,28 @@ class TokenCoder:
 
 
 class _Side:
-    """What both directions keep of one sequence: where it stands and what it remembers."""
+    """What both directions keep of one sequence: where it stands and what it remembers.
 
-    def __init__(self, tokens: npt.NDArray[np.int64], layout: Layout, block: int):
-        self.tokens = tokens
-        self.coming = list(layout.blocks(len(tokens), block))[::-1]
+    `tokens`: the context's `first` tokens, then its own. `waits`: its context's memory is still to come.
+    """
+
+    def __init__(self, tokens: Ids, layout: Layout, block: int, context: Ids):
+        self.tokens, self.first = tokens, len(context)
+        self.coming = list(layout.blocks(len(tokens) - self.first, block, self.first))[::-1]
         self.memory: Memory | None = None
         self.blocks = len(self.coming)
+        self.waits = bool(self.first and self.coming)
+        self.key = context.tobytes()
+
+    @property
+    def context(self) -> Ids:
+        """(first,) ids."""
+        return self.tokens[: self.first]
+
+    @property
+    def remembered(self) -> int:
+        """Positions in memory when the next block runs."""
+        return self.first if self.waits else self.memory.size if self.memory else 0
 
     @property
     def block(self) -> Block:
@@ -134,14 +174,8 @@ class _Side:
 
 
 class _Writer(_Side):
-    def __init__(self, tokens: npt.NDArray[np.int64], layout: Layout, block: int, vocab: int):
-        if tokens.ndim != 1 or len(tokens) >= MAX_TOKENS:
-            raise ContentError(
-                f"expected one row of fewer than {MAX_TOKENS} token ids, got shape {tokens.shape}"
-            )
-        if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocab):
-            raise ContentError(f"expected token ids in 0..{vocab - 1}, got {tokens.min()}..{tokens.max()}")
-        super().__init__(tokens, layout, block)
+    def __init__(self, tokens: Ids, layout: Layout, block: int, context: Ids):
+        super().__init__(np.concatenate([context, tokens]), layout, block, context)
         self.encoder, self.bits, self.done_tokens = RangeEncoder(), 0.0, 0
 
     def inputs(self) -> npt.NDArray[np.int64]:
@@ -174,15 +208,15 @@ class _Writer(_Side):
 
     def finish(self, layout: Layout) -> Encoded:
         """The frame."""
-        data = self.encoder.finish() if len(self.tokens) else b""
+        data = self.encoder.finish() if self.blocks else b""
         return Encoded(data, self.bits, self.blocks, layout.lanes, layout.steps)
 
 
 class _Reader(_Side):
-    def __init__(self, item: FrameItem, layout: Layout, block: int):
+    def __init__(self, item: FrameItem, layout: Layout, block: int, context: Ids):
         if not 0 <= item.tokens < MAX_TOKENS:
             raise CorruptError(f"expected fewer than {MAX_TOKENS} tokens in a frame, found {item.tokens}")
-        super().__init__(np.zeros(item.tokens, np.int64), layout, block)
+        super().__init__(room(context, item.tokens), layout, block, context)
         self.decoder = RangeDecoder(item.data)
         self.budget = 8.0 * len(item.data) + SLACK
         self._begin()
@@ -192,7 +226,7 @@ class _Reader(_Side):
         self.budget -= bits
         if self.budget < 0:
             raise CorruptError(
-                f"expected {len(self.tokens)} tokens in the frame, but its bytes end before: damaged data"
+                f"expected {len(self.tokens) - self.first} tokens in the frame, but its bytes end before: damaged data"
             )
 
     def _begin(self) -> None:
@@ -211,20 +245,52 @@ class _Reader(_Side):
         self._begin()
 
 
+class _Contexts:
+    """Memories of contexts: each is computed once a batch, and kept while the next batch needs it too."""
+
+    def __init__(self, engine: TorchEngine):
+        self.engine = engine
+        self.known: dict[bytes, Memory] = {}
+
+    def give(self, sides: Sequence[_Side]) -> None:
+        """Give the sequences that begin in this batch the memory of their context."""
+        waiting = [s for s in sides if s.waits]
+        needed = {s.key: s.context for s in waiting}
+        self.known = {key: memory for key, memory in self.known.items() if key in needed}
+        missing = [key for key in needed if key not in self.known]
+        together = max(1, ENCODE_ROWS // max(1, self.engine.shape.memory))
+        for begin in range(0, len(missing), together):
+            keys = missing[begin : begin + together]
+            blocks = [Block(0, len(needed[key]), 1) for key in keys]
+            jobs = [
+                Job(b, b.inputs(needed[key], LANE_MARK), None) for b, key in zip(blocks, keys, strict=True)
+            ]
+            self.known.update(zip(keys, self.engine.parallel(jobs)[1], strict=True))
+        for s in waiting:
+            s.memory, s.waits = self.known[s.key], False
+
+
 _T = TypeVar("_T", bound=_Side)
 
 
-def _batches(sides: Sequence[_T], cost: Callable[[_T], int], limit: int, most: int) -> Iterator[list[_T]]:
-    """Round after round, one block of each unfinished sequence, in batches of bounded cost, alike ones together."""
+def _batches(
+    sides: Sequence[_T], cost: Callable[[_T, bool], int], limit: int, most: int
+) -> Iterator[list[_T]]:
+    """Round after round, one block of each unfinished sequence, in batches of bounded cost, alike ones together.
+
+    cost(sequence, new): `new` where it waits for a context that none before it in the batch has.
+    """
     while waiting := [s for s in sides if s.coming]:
-        waiting.sort(key=lambda s: (s.block.steps, s.block.lanes))
+        waiting.sort(key=lambda s: (s.block.steps, s.block.lanes, s.key))
         batch: list[_T] = []
-        total = 0
+        total, keys = 0, set[bytes]()
         for s in waiting:
-            c = cost(s)
+            c = cost(s, s.waits and s.key not in keys)
             if batch and (total + c > limit or len(batch) == most):
                 yield batch
-                batch, total = [], 0
+                batch, total, keys = [], 0, set()
+                c = cost(s, s.waits)
             batch.append(s)
             total += c
+            keys.add(s.key)
         yield batch

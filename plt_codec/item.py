@@ -27,9 +27,10 @@ class Encoded:
 
 @dataclass(frozen=True)
 class FrameItem:
-    """What is needed to decode one frame."""
+    """What is needed to decode one frame. ``context``: the tokens before the sequence that it was encoded after, (m,)."""
 
     data: bytes
     tokens: int
     lanes: int | None = None
     steps: int | None = None
+    context: Tokens | None = None

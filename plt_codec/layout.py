@@ -57,12 +57,15 @@ class Layout:
             raise UsageError(f"expected at least 1 step, got {steps}")
         return Layout(lanes or max(1, min(FULL_LANES, block // steps)), steps)
 
-    def blocks(self, tokens: int, block: int) -> Iterator[Block]:
-        """The blocks of a sequence of `tokens` tokens; `block` is the bundle's block size, used by the default rule."""
+    def blocks(self, tokens: int, block: int, first: int = 0) -> Iterator[Block]:
+        """The blocks of a sequence of `tokens` tokens from position `first` on.
+
+        `block` is the bundle's block size, used by the default rule; `first`: tokens of the context.
+        """
         size = block if self.lanes is None or self.steps is None else self.lanes * self.steps
         for start in range(0, tokens, size):
             part = min(size, tokens - start)
-            yield Block(start, part, min(part, self.lanes or default_lanes(part, block)))
+            yield Block(first + start, part, min(part, self.lanes or default_lanes(part, block)))
 
 
 def default_lanes(tokens: int, block: int) -> int:

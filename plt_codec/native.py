@@ -18,14 +18,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.errors import ContentError, CorruptError, ModelError, UsageError
+from pltz.plt_codec.context import NOTHING, Ids, checked, each, remembered, room
+from pltz.plt_codec.errors import CorruptError, ModelError, UsageError
 from pltz.plt_codec.item import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
 from pltz.plt_codec.layout import Layout
 from pltz.plt_codec.weights import Weights
 
 KERNEL_VARIABLE = "PLTZ_KERNEL"  # environment: the kernel to use where the caller names none
 LIBRARY_VARIABLE = "PLTZ_NATIVE"  # environment: another build of the C sources, say one with sanitizers
-INTERFACE = 1  # of the functions that engine.c exports
+INTERFACE = 2  # of the functions that engine.c exports
 SLICE = 1 << 12  # tokens coded in one C call, between two reports of progress
 MAX_THREADS = 64
 DEFAULT_THREADS = 16  # at most, where the caller names no number: a step of a few lanes has no work for more
@@ -46,6 +47,8 @@ class _Request(ctypes.Structure):
         ("length", ctypes.c_int64),
         ("lanes", ctypes.c_int32),
         ("steps", ctypes.c_int32),
+        ("first", ctypes.c_int32),
+        ("context", ctypes.c_int32),
     )
 
 
@@ -133,17 +136,17 @@ class NativeCoder:
         self,
         sequences: Sequence[Tokens],
         *,
+        contexts: Sequence[Tokens | None] | None = None,
         lanes: int | None = None,
         steps: int | None = None,
         progress: Progress | None = None,
     ) -> list[Encoded]:
-        """sequences: each (T,) ids -> a frame each. `progress` is told of tokens done. Raises ContentError, UsageError."""
+        """sequences: each (T,) ids -> a frame each; as `frame.TokenCoder.encode`. Raises ContentError, UsageError."""
         layout = Layout.of(lanes, steps, self.shape.block)
-        tokens = [_checked(np.asarray(t, np.int64), self.shape.vocab) for t in sequences]
-        requests = [
-            _Request(t.ctypes.data, len(t), None, 0, layout.lanes or 0, layout.steps or 0) for t in tokens
-        ]
-        frames = self._run(requests, False, progress)
+        known = each(contexts, len(sequences), self.shape)
+        tokens = [checked(t, self.shape.vocab) for t in sequences]
+        sides = [_Side(c, np.concatenate([c, t]), b"", layout) for c, t in zip(known, tokens, strict=True)]
+        frames = self._run(sides, False, progress)
         blocks = [sum(1 for _ in layout.blocks(len(t), self.shape.block)) for t in tokens]
         return [
             Encoded(data, bits, n, layout.lanes, layout.steps)
@@ -154,30 +157,24 @@ class NativeCoder:
         self, items: Sequence[FrameItem], *, progress: Progress | None = None
     ) -> list[npt.NDArray[np.int64]]:
         """Frames -> ids, each (tokens,). Raises CorruptError where a stream cannot be what it says."""
-        out: list[npt.NDArray[np.int64]] = []
-        requests: list[_Request] = []
-        data = [bytes(i.data) for i in items]  # alive while C reads it
-        for i, frame in zip(items, data, strict=True):
+        sides: list[_Side] = []
+        for i in items:
             layout = Layout(i.lanes, i.steps)
             if not 0 <= i.tokens < MAX_TOKENS:
                 raise CorruptError(f"expected fewer than {MAX_TOKENS} tokens in a frame, found {i.tokens}")
-            out.append(np.zeros(i.tokens, np.int64))
-            requests.append(
-                _Request(
-                    out[-1].ctypes.data, i.tokens, frame, len(frame), layout.lanes or 0, layout.steps or 0
-                )
-            )
-        requests.sort(key=lambda r: -int(r.total))  # long ones first: none is left to run alone at the end
-        self._run(requests, True, progress)
-        return out
+            context = remembered(i.context, self.shape)
+            sides.append(_Side(context, room(context, i.tokens), bytes(i.data), layout))
+        self._run(sides, True, progress)
+        return [s.tokens[s.first :] for s in sides]
 
     def _run(
-        self, requests: list[_Request], decoding: bool, progress: Progress | None
+        self, sides: list[_Side], decoding: bool, progress: Progress | None
     ) -> list[tuple[bytes, float]]:
         """Code all; the frames and their ideal bits when encoding."""
-        if not requests:
+        if not sides:
             return []
         library = self._library
+        requests, place = _requests(sides)
         array = (_Request * len(requests))(*requests)
         batch = library.pltz_open(self._model, array, len(requests), decoding, self.threads)
         if not batch:
@@ -188,9 +185,45 @@ class NativeCoder:
                     raise _error(done, requests[library.pltz_failed(batch)])
                 if progress:
                     progress(done)
-            return [] if decoding else [_frame(library, batch, i) for i in range(len(requests))]
+            return [] if decoding else [_frame(library, batch, i) for i in place]
         finally:
             library.pltz_close(batch)
+
+
+class _Side:
+    """One sequence while C works on it: `tokens` are the context's `first` ones, then its own."""
+
+    def __init__(self, context: Ids, tokens: Ids, data: bytes, layout: Layout):
+        own = tokens[len(context) :]
+        self.context, self.tokens = (context, tokens) if len(own) else (NOTHING, own)
+        self.first = len(self.context)
+        self.data, self.lanes, self.steps = data, layout.lanes or 0, layout.steps or 0
+
+    def request(self, context: int) -> _Request:
+        """As C reads it; `context`: number of the request before it that holds its context, or -1."""
+        at, size = self.tokens.ctypes.data, len(self.tokens)
+        return _Request(at, size, self.data, len(self.data), self.lanes, self.steps, self.first, context)
+
+
+def _requests(sides: list[_Side]) -> tuple[list[_Request], list[int]]:
+    """Requests for C, and the number of each side's.
+
+    Long ones first, so that none is left to run alone at the end; sequences of one context together, it before them.
+    """
+    groups: dict[bytes, list[int]] = {}
+    for n in sorted(range(len(sides)), key=lambda n: -len(sides[n].tokens)):
+        groups.setdefault(sides[n].context.tobytes(), []).append(n)
+    requests: list[_Request] = []
+    place = [0] * len(sides)
+    for group in groups.values():
+        context, ids = -1, sides[group[0]].context
+        if len(ids):
+            context, size = len(requests), len(ids)
+            requests.append(_Request(ids.ctypes.data, size, None, 0, 1, size, size, -1))
+        for n in group:
+            place[n] = len(requests)
+            requests.append(sides[n].request(context))
+    return requests, place
 
 
 def _error(code: int, request: _Request) -> Exception:
@@ -200,7 +233,7 @@ def _error(code: int, request: _Request) -> Exception:
     if code == -2:
         return CorruptError("the bitstring does not decode with this bundle: damaged data")
     return CorruptError(
-        f"expected {request.total} tokens in the frame, but its bytes end before: damaged data"
+        f"expected {request.total - request.first} tokens in the frame, but its bytes end before: damaged data"
     )
 
 
@@ -221,12 +254,3 @@ def _choose(kernel: str | None) -> str:
     if kernel is not None and kernel not in known:
         raise UsageError(f"kernel {kernel!r} does not run here: expected one of {', '.join(known)}")
     return kernel or known[0]
-
-
-def _checked(tokens: npt.NDArray[np.int64], vocab: int) -> npt.NDArray[np.int64]:
-    """Same checks and messages as frame.TokenCoder."""
-    if tokens.ndim != 1 or len(tokens) >= MAX_TOKENS:
-        raise ContentError(f"expected one row of fewer than {MAX_TOKENS} token ids, got shape {tokens.shape}")
-    if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocab):
-        raise ContentError(f"expected token ids in 0..{vocab - 1}, got {tokens.min()}..{tokens.max()}")
-    return np.ascontiguousarray(tokens)

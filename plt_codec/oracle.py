@@ -120,11 +120,17 @@ class Oracle:
         dot = t["embed.w"][rows] @ norm(z, self.shape.norm_gain)
         return cumulative(rs(dot * t["member.m"][rows], 24) + t["member.b"][rows], t["table.exp"])
 
-    def sequence(self, tokens: npt.NDArray[np.integer], layout: Layout) -> list[tuple[int, Ints, Ints]]:
+    def sequence(
+        self, tokens: npt.NDArray[np.integer], layout: Layout, context: Sequence[int] = ()
+    ) -> list[tuple[int, Ints, Ints]]:
         """(token, class frequencies, member frequencies) of a whole sequence, in coding order of positions."""
         out: list[tuple[int, Ints, Ints]] = []
         kept: list[list[list[Ints]]] = [[[] for _ in range(self.shape.layers)] for _ in range(2)]
-        for block in layout.blocks(len(tokens), self.shape.block):
+        known = np.array(context[max(0, len(context) - self.shape.memory) :], np.int64)
+        if len(known):
+            kept = self._block(Block(0, len(known), 1), known, LANE_MARK, kept, [])
+        tokens = np.concatenate([known, tokens])
+        for block in layout.blocks(len(tokens) - len(known), self.shape.block, len(known)):
             part = tokens[block.start : block.start + block.tokens]
             before = int(tokens[block.start - 1]) if block.start else LANE_MARK
             kept = self._block(block, part, before, kept, out)

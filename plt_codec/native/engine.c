@@ -5,6 +5,9 @@
  * its tokens, as many steps of a block as fit: a row sees a prefix of its session's keys, so both run the same code.
  * Memory is bounded by the rows of an iteration and by the sessions under way, not by what is waiting.
  *
+ * A context is a session of its own that codes nothing: as many steps at once as fit. The sessions after it wait for its keys
+ * and values, take a copy and go on behind it, so it runs once whatever their number.
+ *
  * Nothing here trusts a stream: symbols come out of a search within the alphabet, and every index follows from counts that
  * were fixed when the batch was opened.
  */
@@ -24,7 +27,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { INTERFACE = 1 }; /* of the exported functions: raised together with native.INTERFACE, so that a stale build is seen */
+enum { INTERFACE = 2 }; /* of the exported functions: raised together with native.INTERFACE, so that a stale build is seen */
 
 EXPORT int pltz_interface(void) { return INTERFACE; }
 
@@ -311,8 +314,13 @@ static void coder_take(Coder *c, uint32_t cumulative, uint32_t frequency) {
 /* ---------------------------------------------------------------- sessions */
 
 typedef struct {
-    int64_t *tokens;      /* (total); written when decoding */
+    int64_t *tokens;      /* (total), the context's in front; written when decoding */
     int64_t total;
+    int first;            /* tokens of the context: they are not coded */
+    int context;          /* number of the session whose keys come first, or -1 */
+    int waits;            /* until they are copied */
+    int fills, ready;     /* this is a context; it is done */
+    int users;            /* of a context: sessions that still wait for it */
     int lanes, steps;     /* explicit layout, or 0, 0 */
     Coder coder;
     double bits;          /* ideal length so far */
@@ -359,16 +367,18 @@ static int count_kept(const Model *m, const Session *s) {
     return n;
 }
 
-/* Keys the session ever holds: the first block, or a full one's memory and the larger of a full and the last block. */
+/* Keys the session ever holds: context and first block, or a full one's memory and the larger of a full and the last block. */
 static int key_room(const Model *m, const Session *given) {
     Session s = *given;
-    set_block(m, &s, 0);
-    int room = s.C * s.L;
-    if (s.size < s.total) {
+    set_block(m, &s, s.first);
+    const int grid = s.C * s.L;
+    int room = s.first + grid;
+    if (s.first + s.size < s.total) {
         const int kept = count_kept(m, &s);
-        const int64_t full = s.size, last = (s.total - 1) / full * full;
+        const int64_t full = s.size, last = s.first + (s.total - s.first - 1) / full * full;
         set_block(m, &s, last);
-        room = kept + (s.C * s.L > room ? s.C * s.L : room);
+        const int later = kept + (s.C * s.L > grid ? s.C * s.L : grid);
+        room = later > room ? later : room;
     }
     return round_up(room, KEY_PAD);
 }
@@ -600,6 +610,9 @@ static void stage_class(void *context, int item, int thread) {
     const Model *m = b->m;
     const int first = item * HEAD_ROWS, end = last_row(b, item, HEAD_ROWS);
     int32_t *logits = b->logits + (size_t)first * b->symbols;
+    int most = -1;
+    for (int r = first; r < end; r++) most = b->class[r] > most ? b->class[r] : most;
+    if (most < 0) return; /* rows of a context */
     for (int r = first; r < end; r++) norm_row(b, b->x + (size_t)r * m->width, r);
     for (int block = 0; block < m->class.blocks; block += 8) {
         const Product p = {
@@ -679,10 +692,28 @@ static void end_session(Batch *b, Session *s) {
     b->cache_bytes -= s->cache_bytes;
 }
 
+/* Copies the keys and values of its context to the front of a session's own; 0 while the context is under way. */
+static int take_context(Batch *b, Session *s) {
+    const Model *m = b->m;
+    Session *c = &b->sessions[s->context];
+    if (!c->ready) return 0;
+    for (int layer = 0; layer < m->layers; layer++) {
+        for (int head = 0; head < m->kv_heads; head++) {
+            memcpy(keys_of(m, s, layer, head), keys_of(m, c, layer, head), (size_t)round_up(s->first, 16) * m->dp);
+            memcpy(values_of(m, s, layer, head), values_of(m, c, layer, head), (size_t)round_up(s->first, 4) * m->dv);
+        }
+    }
+    s->old = s->first;
+    s->waits = 0;
+    if (--c->users == 0) end_session(b, c);
+    return 1;
+}
+
 /* Appends the next rows of a session, as many whole steps as fit; 0 if none does. */
 static int collect(Batch *b, Session *s) {
+    if (s->waits && !take_context(b, s)) return 0;
     int steps = (ROWS - b->rows) / s->L;
-    const int most = b->decoding ? 1 : s->C - s->step;
+    const int most = b->decoding && !s->fills ? 1 : s->C - s->step;
     if (steps > most) steps = most;
     if (!steps) return 0;
     Piece *piece = &b->piece[b->pieces];
@@ -693,7 +724,7 @@ static int collect(Batch *b, Session *s) {
             const int first = step == 0 && k != 0;
             const int ends = step == s->C - 1 && k >= s->full;
             b->token[b->rows] = first || at == 0 ? 0 : (int32_t)s->tokens[at - 1];
-            b->class[b->rows] = ends ? -1 : b->decoding ? 0 : (int32_t)(s->tokens[at] / CLASS);
+            b->class[b->rows] = ends || s->fills ? -1 : b->decoding ? 0 : (int32_t)(s->tokens[at] / CLASS);
             b->at[b->rows] = at;
             b->row_piece[b->rows] = b->pieces;
         }
@@ -802,6 +833,8 @@ static int64_t advance(Batch *b) {
         if (s->start + s->size < s->total) {
             remember(b->m, s);
             set_block(b->m, s, s->start + s->size);
+        } else if (s->fills) {
+            s->ready = 1;
         } else {
             end_session(b, s);
             if (!b->decoding && coder_finish(&s->coder)) return NO_MEMORY;
@@ -809,7 +842,7 @@ static int64_t advance(Batch *b) {
     }
     int left = 0;
     for (int n = 0; n < b->actives; n++) {
-        if (b->active[n]->cache) b->active[left++] = b->active[n];
+        if (b->active[n]->cache && !b->active[n]->ready) b->active[left++] = b->active[n];
     }
     b->actives = left;
     return tokens;
@@ -891,6 +924,8 @@ typedef struct {
     const uint8_t *data; /* decoding: the frame */
     int64_t length;
     int32_t lanes, steps; /* 0, 0: the default layout */
+    int32_t first;        /* tokens of the context at the front of `tokens`, at most the memory: known, not coded */
+    int32_t context;      /* the request before this one that holds them alone (first = total = steps, one lane), or -1 */
 } Request;
 
 /* Opens a batch of `count` sessions; NULL: no memory. What the requests point at stays alive until pltz_close. */
@@ -908,6 +943,11 @@ EXPORT Batch *pltz_open(const Model *m, const Request *requests, int count, int 
         const Request *r = &requests[i];
         Session *s = &b->sessions[i];
         *s = (Session){.tokens = r->tokens, .total = r->total, .lanes = r->lanes, .steps = r->steps};
+        s->fills = s->total && r->first == s->total;
+        s->first = s->fills ? 0 : r->first;
+        s->context = s->fills ? -1 : r->context;
+        s->waits = s->context >= 0;
+        if (s->waits) b->sessions[s->context].users++;
         s->coder = (Coder){.range = UINT64_MAX, .data = r->data, .length = (size_t)r->length};
         if (!s->total) continue;
         if (decoding) {
@@ -917,7 +957,7 @@ EXPORT Batch *pltz_open(const Model *m, const Request *requests, int count, int 
         s->room = key_room(m, s);
         s->cache_bytes = cache_size(m, s->room);
         most = s->room > most ? s->room : most;
-        set_block(m, s, 0);
+        set_block(m, s, s->first);
     }
     if (!b->sessions || !b->active || make_room(b, most)) {
         pltz_close(b);

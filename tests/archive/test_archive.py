@@ -167,7 +167,7 @@ def test_what_cannot_be_stored_is_refused_and_nothing_written(archive: Archive, 
 class LyingCodec:
     """Decodes to something else than it was given."""
 
-    mode, contract, bundle_id, tokenizer = 0, 1, b"b" * 16, b"t" * 16
+    mode, reach, contract, bundle_id, tokenizer = 0, 0, 1, b"b" * 16, b"t" * 16
 
     def encode(self, batch: list[Plain]) -> list[bytes]:
         return [bytes(len(p.tokens)) for p in batch]

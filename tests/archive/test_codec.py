@@ -43,6 +43,19 @@ def test_towers_of_a_real_bundle(bundle: Bundle, tmp_path: Path) -> None:
         archive.put([NewSession("out of range", [np.array([1024])])])
 
 
+def test_a_segment_is_coded_after_the_last_tokens_above(bundle: Bundle) -> None:
+    codec, coder = BundleCodec(bundle), bundle.coder()
+    dice = np.random.default_rng(2)
+    tokens, above = dice.integers(0, 1024, 50), dice.integers(0, 1024, 90)
+    [alone, after, last] = codec.encode([Plain(tokens, a) for a in (NOTHING, above, above[-codec.reach :])])
+    assert codec.reach == 32 and after == last != alone
+    assert alone == coder.encode([tokens])[0].data
+    assert after == coder.encode([tokens], contexts=[above])[0].data
+    assert codec.decode([Coded(after, 50, above)])[0].tolist() == tokens.tolist()
+    with pytest.raises(CorruptError, match="tokenizer"):
+        codec.decode([Coded(after, 50, np.array([5, 1024]))])
+
+
 def test_bytes_codec_refuses_what_is_no_byte_and_what_lies() -> None:
     codec = BytesCodec()
     with pytest.raises(ContentError):

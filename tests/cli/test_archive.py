@@ -23,7 +23,7 @@ FIRST = {
 }
 OTHER = {"id": "chat-2", "messages": [PROMPT, {"role": "user", "content": "Is there a later one?"}]}
 ODD = {"id": "chat-3", "messages": [{"role": "user", "content": None, "x": 1.0}], "n": [1, True]}
-GROWN = {**FIRST, "messages": [*FIRST["messages"], {"role": "user", "content": "Thank you!"}]}  # type: ignore[misc]
+GROWN = {**FIRST, "messages": [*FIRST["messages"], {"role": "user", "content": "Thank you!"}]}
 
 
 def lines(result: Result) -> list[dict[str, Any]]:

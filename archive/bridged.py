@@ -1,0 +1,117 @@
+"""Segments of a target's own token ids, coded by way of a bundle (FORMAT.md, "Bitstrings").
+
+    ids of the target --bridge--> bundle tokens, patch --frame after the text above--> bitstring
+
+Why: what a target is prefilled with again is its ids, to the last odd split; the bundle knows no vocabulary but its own. Each segment is
+bridged by itself, so segments may be cut anywhere, in the middle of a character too: what the cut changes costs patch bits and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pltz.archive.codec import Coded, Plain
+from pltz.archive.identity import Tokens
+from pltz.archive.pack import TOWER
+from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
+from pltz.plt_codec.item import FrameItem
+from pltz.plt_codec.varint import read_varint, write_varint
+
+if TYPE_CHECKING:
+    from pltz.models.bridge import Bridge
+    from pltz.models.bundle import Bundle
+
+DENSITY = 65536  # bundle tokens a byte of the frame, at most: as the archive's own limit
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A bitstring taken apart: the bridge's patch, and a frame of so many bundle tokens."""
+
+    tokens: int
+    patch: bytes
+    frame: bytes
+
+    def encode(self) -> bytes:
+        head = write_varint(self.tokens << 1 | bool(self.patch))
+        return head + (write_varint(len(self.patch)) + self.patch if self.patch else b"") + self.frame
+
+    @classmethod
+    def decode(cls, data: bytes) -> _Parts:
+        """Raises CorruptError."""
+        head, at = read_varint(data, 0)
+        size = 0
+        if head & 1:
+            size, at = read_varint(data, at)
+            if not 1 <= size <= len(data) - at:
+                raise CorruptError(f"expected a patch within {len(data) - at} bytes, found {size}: damaged")
+        parts = cls(head >> 1, data[at : at + size], data[at + size :])
+        if parts.tokens > DENSITY * (len(parts.frame) + 1) or (parts.frame and not parts.tokens):
+            raise CorruptError(
+                f"{parts.tokens} bundle tokens cannot come from {len(parts.frame)} bytes: damaged"
+            )
+        return parts
+
+
+class BridgedCodec:
+    """A decoder bundle's coder for the ids of another tokenizer.
+
+    bridge: from that tokenizer to the bundle's (`pltz.models.bridge.Bridge`). Raises UsageError where it is the bundle's own tokenizer.
+    """
+
+    mode = TOWER
+
+    def __init__(self, bundle: Bundle, bridge: Bridge, *, device: str = "cpu", threads: int | None = None):
+        if bridge.fingerprint == bundle.tokenizer.fingerprint:
+            raise UsageError("these ids are the bundle's own: use BundleCodec")
+        self.bundle_id, self.contract, self.tokenizer = bundle.id, bundle.contract, bridge.fingerprint
+        self.reach = bundle.weights.shape.memory
+        self._bridge, self._coder = bridge, bundle.coder(device, threads)
+
+    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        bridged = [self._bridge.to_bundle(p.tokens) for p in batch]
+        frames = self._coder.encode(
+            [tokens for tokens, _ in bridged], contexts=self._contexts([p.above for p in batch])
+        )
+        return [
+            _Parts(len(tokens), patch, frame.data).encode() if len(plain.tokens) else b""
+            for plain, (tokens, patch), frame in zip(batch, bridged, frames, strict=True)
+        ]
+
+    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        parts = [_Parts.decode(c.data) if c.count else _empty(c) for c in batch]
+        try:
+            contexts = self._contexts([c.above for c in batch])
+        except ContentError as exc:
+            raise CorruptError(f"the segments above are not of this tokenizer: {exc}") from exc
+        items = [FrameItem(p.frame, p.tokens, context=c) for p, c in zip(parts, contexts, strict=True)]
+        found = self._coder.decode(items)
+        return [self._ids(c, p, tokens) for c, p, tokens in zip(batch, parts, found, strict=True)]
+
+    def _ids(self, coded: Coded, parts: _Parts, tokens: Tokens) -> Tokens:
+        ids = self._bridge.from_bundle(tokens, parts.patch)
+        if len(ids) != coded.count:
+            raise CorruptError(f"expected {coded.count} ids, found {len(ids)}: damaged")
+        return ids.astype(np.int64)
+
+    def _contexts(self, above: Sequence[Tokens]) -> list[Tokens]:
+        """Bundle tokens of what stands above each; of what many share, once."""
+        known: dict[bytes, Tokens] = {}
+        out: list[Tokens] = []
+        for ids in above:
+            last = np.asarray(ids, np.int64)[-self.reach :] if self.reach else np.zeros(0, np.int64)
+            key = last.tobytes()
+            if key not in known:
+                known[key] = self._bridge.spell(last)
+            out.append(known[key])
+        return out
+
+
+def _empty(coded: Coded) -> _Parts:
+    if coded.data:
+        raise CorruptError(f"expected no bytes for no ids, found {len(coded.data)}: damaged")
+    return _Parts(0, b"", b"")

@@ -1,0 +1,191 @@
+"""Chains: towers of stored segments back to tokens, level by level, each segment once.
+
+    leaves --look up--> their parents, up to the roots
+    roots, then their children, ... --decode, prove--> tokens: one batch a level, so what many sessions share is decoded once
+
+A segment that cannot be had is an answer too: the error that a reader of it gets, and of what needs it as context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pltz.archive import identity
+from pltz.archive.codec import Coded, SegmentCodec, codec_of
+from pltz.archive.errors import LostError
+from pltz.archive.identity import NONE, Tokens
+from pltz.archive.index import SEGMENTS
+from pltz.archive.view import Found, View
+from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
+
+MAX_SEGMENTS = 4096  # a tower
+BATCH = 256  # records handed to a codec at once
+NOTHING: Tokens = np.zeros(0, np.int64)
+
+Answer = Tokens | PltzError
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A record to decode. ``above``: the tokens it was coded after, (m,), as many as its codec reaches."""
+
+    item: Found
+    parent: bytes
+    above: Tokens
+
+
+def decode_records(codecs: Sequence[SegmentCodec], wanted: Sequence[Wanted]) -> list[Answer]:
+    """Tokens of each record, proved to be the segment that it says; or BundleMismatch, CorruptError."""
+    out: list[Answer] = [NOTHING] * len(wanted)
+    groups: dict[int, list[int]] = {}
+    for number, w in enumerate(wanted):
+        codec = codec_of(codecs, w.item.context)
+        if codec is None:
+            out[number] = _no_codec(w.item)
+        else:
+            groups.setdefault(id(codec), []).append(number)
+    for numbers in groups.values():
+        for begin in range(0, len(numbers), BATCH):
+            part = numbers[begin : begin + BATCH]
+            codec = codec_of(codecs, wanted[part[0]].item.context)
+            assert codec is not None
+            for number, answer in zip(part, _decode(codec, [wanted[n] for n in part]), strict=True):
+                out[number] = answer
+    return out
+
+
+def _decode(codec: SegmentCodec, wanted: Sequence[Wanted]) -> list[Answer]:
+    """One batch; where it does not decode, one by one, to know which."""
+    coded = [Coded(w.item.record.bitstring, w.item.record.tokens, w.above) for w in wanted]
+    try:
+        found = codec.decode(coded)
+    except PltzError as exc:
+        return [exc] if len(wanted) == 1 else [_decode(codec, [w])[0] for w in wanted]
+    return [_proved(w, tokens) for w, tokens in zip(wanted, found, strict=True)]
+
+
+def _proved(wanted: Wanted, tokens: Tokens) -> Answer:
+    context = wanted.item.context
+    try:
+        ids = identity.checked(tokens)
+    except PltzError as exc:
+        return CorruptError(f"the record decodes to what are no token ids: {exc}")
+    found = identity.segment_id(context.domain, context.tokenizer, wanted.parent, ids)
+    if found != wanted.item.record.id:
+        return CorruptError(
+            f"the record decodes to segment {found.hex()}: damaged, or decoded with another bundle"
+        )
+    return ids
+
+
+def _no_codec(item: Found) -> BundleMismatch:
+    return BundleMismatch(
+        f"frozen with bundle {item.context.bundle.hex()}, contract {item.context.contract}, tokenizer "
+        f"{item.context.tokenizer.hex()}, which this archive was not opened with"
+    )
+
+
+class Chains:
+    """Towers as one reader sees them; what was decoded is kept as long as this lives."""
+
+    def __init__(self, view: View, codecs: Sequence[SegmentCodec]):
+        self.view, self.codecs = view, codecs
+        self._places: dict[bytes, list[Found]] = {}
+        self._depth: dict[bytes, int] = {NONE: -1}
+        self._answers: dict[bytes, Answer] = {}
+
+    def load(self, leaves: Sequence[bytes]) -> None:
+        """Decode all segments of these towers that are not decoded yet. Errors wait for who asks."""
+        levels: dict[int, list[bytes]] = {}
+        for leaf in leaves:
+            for segment in self._look_up(leaf):
+                levels.setdefault(self._depth[segment], []).append(segment)
+        for depth in sorted(levels):
+            self._decode_level(levels[depth])
+
+    def tower(self, leaf: bytes) -> list[tuple[bytes, Tokens]]:
+        """(id, tokens) from the root to the leaf. Raises LostError, CorruptError, BundleMismatch."""
+        self.load([leaf])
+        done: list[tuple[bytes, Tokens]] = []
+        while leaf != NONE:
+            answer = self._answers[leaf]
+            if isinstance(answer, PltzError):
+                raise answer
+            done.append((leaf, answer))
+            leaf = self._parent(leaf)
+        return done[::-1]
+
+    def above(self, item: Found) -> Answer:
+        """What a record was coded after: the last tokens of the loaded tower of its parent, or why they are not to be had."""
+        codec = codec_of(self.codecs, item.context)
+        left = codec.reach if codec and item.context.mode else 0
+        parts: list[Tokens] = []
+        at = item.record.parent
+        while left > 0 and at != NONE:
+            answer = self._answers[at]
+            if isinstance(answer, PltzError):
+                return answer
+            parts.append(answer[-left:])
+            left -= len(parts[-1])
+            at = self._parent(at)
+        return np.concatenate([NOTHING, *parts[::-1]])
+
+    def _parent(self, segment: bytes) -> bytes:
+        return self._places[segment][0].record.parent
+
+    def _look_up(self, leaf: bytes) -> list[bytes]:
+        """Segments from this one up that were not looked up before."""
+        path: list[bytes] = []
+        at = leaf
+        while at not in self._depth and len(path) <= MAX_SEGMENTS:
+            path.append(at)
+            places = self._places[at] = self.view.find(SEGMENTS, at)
+            if not places:
+                self._answers[at] = LostError(
+                    f"segment {at.hex()} is damaged or gone: see pltz archive verify"
+                )
+                self._depth[at] = 0
+                path.pop()
+                break
+            at = places[0].record.parent
+        if path and (len(path) > MAX_SEGMENTS or self._depth[at] + len(path) >= MAX_SEGMENTS):
+            self._answers[leaf] = CorruptError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
+            return []
+        for number, segment in enumerate(reversed(path)):
+            self._depth[segment] = self._depth[at] + 1 + number
+        return path
+
+    def _decode_level(self, level: Sequence[bytes]) -> None:
+        """Each from the first of its records that proves to be it."""
+        above = [self.above(self._places[s][0]) for s in level]
+        ready = [n for n in range(len(level)) if not isinstance(above[n], PltzError)]
+        wanted = [self._wanted(self._places[level[n]][0], above[n]) for n in ready]
+        answers = dict(zip(ready, decode_records(self.codecs, wanted), strict=True))
+        for number, segment in enumerate(level):
+            answer = answers.get(number, above[number])
+            self._answers[segment] = (
+                self._next_place(segment, answer) if isinstance(answer, PltzError) else answer
+            )
+
+    def _next_place(self, segment: bytes, failure: PltzError) -> Answer:
+        """The tokens by another record of the segment, or the error that says it all."""
+        failures = [failure]
+        for item in self._places[segment][1:]:
+            above = self.above(item)
+            answer = above if isinstance(above, PltzError) else self._single(item, above)
+            if not isinstance(answer, PltzError):
+                return answer
+            failures.append(answer)
+        if all(isinstance(f, BundleMismatch) for f in failures):
+            return failures[0]
+        return LostError(f"segment {segment.hex()} does not decode to what it was: {failures[0]}")
+
+    def _single(self, item: Found, above: Tokens) -> Answer:
+        return decode_records(self.codecs, [self._wanted(item, above)])[0]
+
+    def _wanted(self, item: Found, above: Answer) -> Wanted:
+        assert not isinstance(above, PltzError)
+        return Wanted(item, item.record.parent, above)

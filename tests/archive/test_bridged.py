@@ -1,0 +1,148 @@
+"""Sessions in a target's own ids in the archive (archive/bridged.py): exact wherever they are cut, hostile bytes refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pltz.archive.archive import Archive
+from pltz.archive.bridged import BridgedCodec, _Parts
+from pltz.archive.codec import BundleCodec, Coded, Plain
+from pltz.archive.writer import NewSession
+from pltz.models.bridge import Bridge
+from pltz.models.bundle import Bundle, write_bundle
+from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError
+from pltz.plt_codec.varint import write_varint
+from pltz.plt_codec.weights import random_weights
+from tests.models.test_bridge import PAGE, target
+
+KINDS = ["byte-level", "llama3", "mistral", "wordpiece"]
+NOTHING = np.zeros(0, np.int64)
+quick = settings(
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+Codecs = Callable[[str], BridgedCodec]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[[int], bytes]) -> Bundle:
+    folder = tmp_path_factory.mktemp("bundle")
+    weights = random_weights(5, vocab=1024, block=128, memory=32)
+    write_bundle(folder, "tiny", weights, tiny_tokenizer_json(1024), b"", {})
+    return Bundle.load(folder)
+
+
+@pytest.fixture(scope="module")
+def codecs(bundle: Bundle) -> Codecs:
+    """The codec of a kind of target."""
+
+    @cache
+    def make(kind: str) -> BridgedCodec:
+        return BridgedCodec(bundle, Bridge(target(kind).to_str().encode(), bundle.tokenizer), threads=1)
+
+    return make
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@quick
+@given(data=st.data())
+def test_any_ids_cut_anywhere_come_back(codecs: Codecs, kind: str, data: st.DataObject) -> None:
+    """Text with its marks, ids at random in it, cut into a tower at any id: in the middle of a word, of a character."""
+    codec, tokenizer = codecs(kind), target(kind)
+    size = tokenizer.get_vocab_size()
+    begin = data.draw(st.integers(0, len(PAGE) - 1))
+    ids = list(tokenizer.encode(PAGE[begin : begin + data.draw(st.integers(0, 200))]).ids)
+    for at, strange in data.draw(
+        st.lists(st.tuples(st.integers(0, 200), st.integers(0, size - 1)), max_size=6)
+    ):
+        ids.insert(at, strange)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=4)))
+    rows = [np.array(ids[a:b], np.int64) for a, b in pairwise([0, *cuts, len(ids)])]
+    above = [np.array(ids[:a], np.int64)[-codec.reach :] for a in [0, *cuts]]
+    batch = [Plain(r, a) for r, a in zip(rows, above, strict=True)]
+    encoded = codec.encode(batch)
+    assert encoded == [codec.encode([p])[0] for p in batch]
+    coded = [Coded(e, len(p.tokens), p.above) for e, p in zip(encoded, batch, strict=True)]
+    for back, row in zip(codec.decode(coded), rows, strict=True):
+        assert np.array_equal(back, row)
+
+
+def test_an_archive_of_a_targets_ids(bundle: Bundle, codecs: Codecs, tmp_path: Path) -> None:
+    """Beside sessions of bundle tokens under one bundle; each is read by the codec of its tokenizer."""
+    codec, own = codecs("byte-level"), BundleCodec(bundle)
+    archive = Archive.create(tmp_path / "cold", [codec, own])
+    ids = np.array(target("byte-level").encode(PAGE[:700]).ids)
+    tail = np.random.default_rng(1).integers(0, target("byte-level").get_vocab_size(), 40)
+    archive.put([NewSession(f"s{n}", [ids, tail[n:], ids[: 9 * n]], shared=1) for n in range(4)])
+    archive.put([NewSession("own", [bundle.tokenizer.encode(PAGE.encode())], codec=1)])
+    for n in range(4):
+        tower = Archive.open(tmp_path / "cold", [own, codec]).get(f"s{n}")
+        assert tower.tokens.tolist() == [*ids, *tail[n:], *ids[: 9 * n]]
+    assert archive.verify(decode=True).sound
+    stranger = Archive.open(tmp_path / "cold", [own, codecs("llama3")])
+    assert bundle.tokenizer.decode(stranger.get("own").tokens.astype(np.int32)) == PAGE.encode()
+    with pytest.raises(BundleMismatch, match="tokenizer"):
+        stranger.get("s0")
+
+
+def test_the_bitstring_is_what_the_format_says(bundle: Bundle, codecs: Codecs) -> None:
+    codec, coder = codecs("byte-level"), bundle.coder()
+    bridge = codec._bridge
+    ids = np.array(target("byte-level").encode("The capital of France is Paris.").ids)
+    above = np.array(target("byte-level").encode(PAGE[:300]).ids)
+    tokens, patch = bridge.to_bundle(ids)
+    assert patch == b""
+    [frame] = coder.encode([tokens], contexts=[bridge.spell(above[-32:])])
+    assert codec.encode([Plain(ids, above)]) == [write_varint(2 * len(tokens)) + frame.data]
+    split = np.array([target("byte-level").token_to_id(letter) for letter in "Paris"])
+    tokens, patch = bridge.to_bundle(split)
+    head = write_varint(2 * len(tokens) + 1) + write_varint(len(patch)) + patch
+    assert codec.encode([Plain(split, NOTHING)]) == [head + coder.encode([tokens])[0].data]
+    assert codec.encode([Plain(NOTHING, above)]) == [b""]
+
+
+def test_hostile_bitstrings_are_refused(codecs: Codecs) -> None:
+    codec = codecs("byte-level")
+    hostile = [b"", b"\x80", b"\xff" * 9, b"\x01", b"\x01\x00", b"\x01\x7fab", b"\x02", b"\x00\x01"]
+    hostile += [write_varint(2**32 - 2), write_varint(2**32 - 1) + b"\x02\x80\x80", write_varint(2 * 70_000)]
+    for data in hostile:
+        with pytest.raises(CorruptError):
+            codec.decode([Coded(data, 5, NOTHING)])
+    for data, count in ((b"\x00", 0), (b"\x00", 3)):
+        with pytest.raises(CorruptError):
+            codec.decode([Coded(data, count, NOTHING)])
+    [good] = codec.encode([Plain(np.array(target("byte-level").encode(PAGE[:60]).ids), NOTHING)])
+    with pytest.raises(CorruptError, match="not of this tokenizer"):
+        codec.decode([Coded(good, 5, np.array([10**6]))])
+    assert _Parts.decode(_Parts(3, b"pp", b"frame").encode()) == _Parts(3, b"pp", b"frame")
+
+
+@quick
+@given(st.binary(max_size=40), st.integers(0, 60))
+def test_any_bytes_decode_or_are_refused(codecs: Codecs, data: bytes, count: int) -> None:
+    try:
+        [ids] = codecs("llama3").decode([Coded(data, count, NOTHING)])
+    except CorruptError:
+        return
+    assert len(ids) == count
+
+
+def test_wrong_use_is_refused(
+    bundle: Bundle, codecs: Codecs, tiny_tokenizer_json: Callable[[int], bytes]
+) -> None:
+    with pytest.raises(ContentError, match="vocabulary"):
+        codecs("byte-level").encode([Plain(np.array([10**6]), NOTHING)])
+    bridge = Bridge(tiny_tokenizer_json(1024), bundle.tokenizer)
+    bridge.fingerprint = bundle.tokenizer.fingerprint
+    with pytest.raises(UsageError, match="BundleCodec"):
+        BridgedCodec(bundle, bridge)

@@ -1,0 +1,143 @@
+"""Chains (archive/chain.py): what sessions share is decoded once, damage is said of what it hits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.chain import BATCH, Chains
+from pltz.archive.codec import Coded, Plain
+from pltz.archive.errors import LostError
+from pltz.archive.identity import Tokens
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import DirectoryStore
+from pltz.archive.writer import NewSession
+from pltz.plt_codec.errors import BundleMismatch, CorruptError
+from tests.archive.conftest import ZlibCodec
+
+
+class Counting(ZlibCodec):
+    """Notes the size of every batch it decodes, and what stood above."""
+
+    def __init__(self, mode: int = 1):
+        super().__init__(mode, b"zlib with tower.")
+        self.batches: list[int] = []
+        self.above: set[int] = set()
+
+    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        self.batches.append(len(batch))
+        self.above |= {len(c.above) for c in batch}
+        return super().decode(batch)
+
+
+PROMPT = np.arange(300)
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    return SimDisk()
+
+
+@pytest.fixture
+def filled(disk: SimDisk) -> Archive:
+    """40 sessions of 3 segments below one prompt of two, coded with their towers."""
+    archive = Archive.create(DirectoryStore(disk), [ZlibCodec(1, b"zlib with tower.")])
+    archive.put(
+        [
+            NewSession(
+                f"s{n:02}",
+                [PROMPT, PROMPT[::-1], np.arange(n, n + 30), PROMPT[:0], np.arange(n, n + 50)],
+                shared=2,
+            )
+            for n in range(40)
+        ]
+    )
+    return archive
+
+
+def test_many_sessions_decode_what_they_share_once(filled: Archive, disk: SimDisk) -> None:
+    codec = Counting()
+    archive = Archive.open(DirectoryStore(disk), [codec])
+    versions = list(archive.ls())
+    towers = archive.towers(versions)
+    assert codec.batches == [1, 1, 40, 40, 40]  # a batch a level
+    assert codec.above == {0, 300, 600, 630}
+    for n, tower in enumerate(towers):
+        assert tower.tokens.tolist() == [*PROMPT, *PROMPT[::-1], *range(n, n + 30), *range(n, n + 50)]
+    codec.batches.clear()
+    report = archive.verify(decode=True)
+    assert report.sound and report.decoded == 122
+    assert sum(codec.batches) <= 122 + 2 + 40 + 40  # each once, and what stands above once
+
+
+def test_no_more_than_the_reach_is_handed_on(filled: Archive, disk: SimDisk) -> None:
+    codec = Counting()
+    codec.reach = 4
+    archive = Archive.open(DirectoryStore(disk), [codec])
+    with pytest.raises(LostError):  # it was coded after more, so this codec cannot decode it
+        archive.get("s07")
+    assert codec.above == {0, 4}
+
+
+def test_a_codec_with_towers_reads_what_was_coded_alone(disk: SimDisk) -> None:
+    archive = Archive.create(DirectoryStore(disk), [ZlibCodec(0, b"zlib with tower.")])
+    archive.put([NewSession("a", [PROMPT, PROMPT[1:3]])])
+    assert Archive.open(DirectoryStore(disk), [Counting()]).get("a").tokens.tolist() == [*PROMPT, 1, 2]
+    archive = Archive.open(DirectoryStore(disk), [ZlibCodec(1, b"zlib with tower.")])
+    archive.put([NewSession("b", [PROMPT, PROMPT + 1])])
+    assert archive.get("b").tokens.tolist() == [*PROMPT, *(PROMPT + 1)]
+    with pytest.raises(BundleMismatch):
+        Archive.open(DirectoryStore(disk), [ZlibCodec(0, b"zlib with tower.")]).get("b")
+
+
+def test_damage_is_said_of_all_that_needs_it_and_of_nothing_else(filled: Archive) -> None:
+    class Deaf(ZlibCodec):
+        """Cannot decode the second turn of one session."""
+
+        def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+            if any(c.count == 30 and c.data == damaged for c in batch):
+                raise CorruptError("damaged")
+            return super().decode(batch)
+
+    versions = list(filled.ls())
+    chain = [name for name, _ in filled.tower(versions[7]).segments]
+    damaged = bytes(filled.view.find(0, chain[2])[0].record.bitstring)
+    chains = Chains(filled.view, [Deaf(1, b"zlib with tower.")])
+    chains.load([v.leaf for v in versions])
+    for n, version in enumerate(versions):
+        if n == 7:
+            with pytest.raises(LostError, match="damaged"):
+                chains.tower(version.leaf)
+        else:
+            assert len(chains.tower(version.leaf)) == 5
+    with pytest.raises(LostError, match="gone"):
+        chains.tower(b"no such segment!")
+
+
+def test_the_shorter_of_alone_and_after_the_tower_is_kept(disk: SimDisk) -> None:
+    """A version shares the record of its leaf in either mode, and both are read back."""
+    codec = ZlibCodec(1, b"zlib with tower.")
+    archive = Archive.create(DirectoryStore(disk), [codec])
+    near, far = PROMPT[50:90], np.array([7] * 40)
+    receipts = archive.put([NewSession("near", [PROMPT, near]), NewSession("far", [PROMPT, far])])
+    found = [archive.view.find(0, r.leaf)[0] for r in receipts]
+    assert [f.context.mode for f in found] == [1, 0] and [f.record.name for f in found] == ["near", "far"]
+    assert len(found[1].record.bitstring) < len(codec.encode([Plain(far, PROMPT)])[0])
+    fresh = Archive.open(DirectoryStore(disk), [codec])
+    assert fresh.get("near").tokens.tolist() == [*PROMPT, *near]
+    assert fresh.get("far").tokens.tolist() == [*PROMPT, *far]
+    assert fresh.verify(decode=True).sound
+    again = fresh.put([NewSession("near", [PROMPT, near]), NewSession("far", [PROMPT, far, near])])
+    assert [r.new for r in again] == [0, 1] and again[0].unchanged
+
+
+def test_batches_are_bounded(disk: SimDisk) -> None:
+    codec = Counting()
+    archive = Archive.create(DirectoryStore(disk), [codec])
+    archive.put([NewSession(f"{n:04}", [PROMPT, np.array([n])]) for n in range(BATCH + 5)])
+    codec.batches.clear()
+    archive.towers(list(archive.ls()))
+    assert codec.batches == [1, BATCH, 5]

@@ -1,0 +1,202 @@
+"""Coding after a context (plt_codec/context.py): oracle, torch engine and compiled engine, alone and in company."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pltz.plt_codec.coder import RangeEncoder
+from pltz.plt_codec.engine import Job, TorchEngine
+from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
+from pltz.plt_codec.frame import TokenCoder
+from pltz.plt_codec.item import Encoded, FrameItem
+from pltz.plt_codec.layout import Layout
+from pltz.plt_codec.native import NativeCoder, available, kernels
+from pltz.plt_codec.oracle import Oracle
+from pltz.plt_codec.weights import CLASS, random_weights
+
+Ids = npt.NDArray[np.int64]
+MEMORY = 24
+WEIGHTS = random_weights(7, block=64, memory=MEMORY)
+CONTEXTS = (0, 1, 15, 16, MEMORY - 1, MEMORY, MEMORY + 1, 100)
+CODERS = ["torch", *kernels()] if available() else ["torch"]
+
+
+@cache
+def coder(name: str) -> Any:
+    """A coder over WEIGHTS: "torch", or a kernel of the compiled engine."""
+    if name == "torch":
+        return TokenCoder(TorchEngine(WEIGHTS))
+    return NativeCoder(WEIGHTS, threads=2, kernel=name)
+
+
+def ids(seed: int, length: int) -> Ids:
+    return np.random.default_rng([seed, length]).integers(0, 512, length)
+
+
+def items(encoded: Sequence[Encoded], rows: Sequence[Ids], contexts: Sequence[Ids | None]) -> list[FrameItem]:
+    return [
+        FrameItem(e.data, len(r), e.lanes, e.steps, c)
+        for e, r, c in zip(encoded, rows, contexts, strict=True)
+    ]
+
+
+def by_oracle(tokens: Ids, context: Ids, lanes: int | None = None, steps: int | None = None) -> bytes:
+    """The frame a slow, separate implementation writes."""
+    layout, encoder = Layout(lanes, steps), RangeEncoder()
+    rows = iter(Oracle(WEIGHTS).sequence(tokens, layout, context.tolist()))
+    for block in layout.blocks(len(tokens), WEIGHTS.shape.block):
+        for step in range(block.steps):
+            here = [next(rows) for _ in range(block.active(step))]
+            for token, classes, _ in here:
+                encoder.encode(np.array([token // CLASS], np.int32), np.diff(classes)[None])
+            for token, _, members in here:
+                encoder.encode(np.array([token % CLASS], np.int32), np.diff(members)[None])
+    return encoder.finish()
+
+
+@pytest.mark.parametrize("lanes, steps, size", [(None, None, 90), (4, 8, 40), (1, 16, 20)])
+def test_every_engine_writes_the_oracles_bytes(lanes: int | None, steps: int | None, size: int) -> None:
+    tokens, known = ids(1, size), [ids(2, m) for m in CONTEXTS]
+    want = [by_oracle(tokens, c, lanes, steps) for c in known]
+    assert len(set(want)) == len(CONTEXTS)
+    for name in CODERS:
+        got = coder(name).encode([tokens] * len(known), contexts=known, lanes=lanes, steps=steps)
+        assert [e.data for e in got] == want, name
+        for back in coder(name).decode(items(got, [tokens] * len(known), known)):
+            assert np.array_equal(back, tokens)
+
+
+@pytest.mark.parametrize("name", CODERS)
+def test_no_context_is_no_change_and_only_the_last_tokens_count(name: str) -> None:
+    rows = [ids(3, n) for n in (0, 1, 40, 200)]
+    plain = coder(name).encode(rows)
+    assert coder(name).encode(rows, contexts=[None, ids(1, 0), None, []]) == plain
+    long, short = ids(4, 90), ids(4, 90)[-MEMORY:]
+    assert coder(name).encode(rows, contexts=[long] * 4) == coder(name).encode(rows, contexts=[short] * 4)
+
+
+@pytest.mark.parametrize("name", CODERS)
+def test_a_batch_of_many_contexts_is_its_parts(name: str) -> None:
+    """Sequences with and without, shared and own contexts, in one batch: the bytes of each alone."""
+    dice = np.random.default_rng(8)
+    rows = [ids(n, int(dice.integers(0, 150))) for n in range(60)]
+    known = [None if n % 3 == 0 else ids(n % 7, int(dice.choice([1, 16, 24]))) for n in range(60)]
+    together = coder(name).encode(rows, contexts=known)
+    for n in range(0, 60, 5):
+        assert coder("torch").encode([rows[n]], contexts=[known[n]])[0].data == together[n].data
+    for back, row in zip(coder(name).decode(items(together, rows, known)), rows, strict=True):
+        assert np.array_equal(back, row)
+
+
+def test_children_of_one_context_run_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+    engine = TorchEngine(WEIGHTS)
+    parallel = engine.parallel
+
+    def counted(jobs: Sequence[Job]) -> Any:
+        ran.append(sum(j.block.tokens for j in jobs))
+        return parallel(jobs)
+
+    monkeypatch.setattr(engine, "parallel", counted)
+    rows, known = [ids(n, 10) for n in range(30)], [ids(n % 2, 20) for n in range(30)]
+    encoded = TokenCoder(engine).encode(rows, contexts=known)
+    assert sum(ran) == 30 * 10 + 2 * 20
+    ran.clear()
+    TokenCoder(engine).decode(items(encoded, rows, known))
+    assert sum(ran) == 2 * 20
+
+
+@pytest.mark.skipif(not available(), reason="the compiled engine was not built")
+def test_the_compiled_engine_too_with_more_children_than_fit_at_once() -> None:
+    """More rows than an iteration holds and more contexts than children of some of them."""
+    rows = [ids(n, 3 + n % 5) for n in range(1500)]
+    known = [ids(n // 100 if n < 1400 else n, 24 - n % 2) for n in range(1500)]
+    fast = coder(kernels()[0])
+    encoded = fast.encode(rows, contexts=known)
+    for back, row in zip(fast.decode(items(encoded, rows, known)), rows, strict=True):
+        assert np.array_equal(back, row)
+    some = slice(0, 1500, 75)
+    assert [e.data for e in coder("torch").encode(rows[some], contexts=known[some])] == [
+        e.data for e in encoded[some]
+    ]
+
+
+@pytest.mark.parametrize("name", CODERS)
+def test_a_wrong_context_gives_other_tokens_or_is_refused(name: str) -> None:
+    """Never the right tokens by silence, never a crash: the content check belongs to who holds one."""
+    tokens, context = ids(5, 60), ids(6, 20)
+    [e] = coder(name).encode([tokens], contexts=[context])
+    for wrong in (None, context[:-1], context[1:], context[::-1], ids(9, 24), ids(9, 1)):
+        try:
+            [got] = coder(name).decode([FrameItem(e.data, 60, context=wrong)])
+        except CorruptError:
+            continue
+        assert not np.array_equal(got, tokens)
+        assert got.min() >= 0 and got.max() < 512
+
+
+@pytest.mark.parametrize("name", CODERS)
+def test_damage_and_lies_behind_a_context(name: str) -> None:
+    tokens, context = ids(5, 40), ids(6, 24)
+    [e] = coder(name).encode([tokens], contexts=[context])
+    seen: list[int] = []
+    with pytest.raises(CorruptError, match=r"expected 100000 tokens.*bytes end before"):
+        coder(name).decode([FrameItem(e.data, 100_000, context=context)], progress=seen.append)
+    assert sum(seen) < 5000
+    dice = np.random.default_rng(0)
+    for _ in range(10):
+        broken = bytearray(e.data)
+        broken[dice.integers(len(broken))] ^= int(dice.integers(1, 256))
+        item = FrameItem(bytes(broken), 40, context=context)
+        try:
+            [want] = coder("torch").decode([item])
+        except CorruptError as exc:
+            with pytest.raises(CorruptError, match=str(exc)):
+                coder(name).decode([item])
+        else:
+            assert np.array_equal(coder(name).decode([item])[0], want)
+
+
+@pytest.mark.parametrize("name", CODERS)
+def test_wrong_calls_are_refused(name: str) -> None:
+    row = ids(1, 5)
+    with pytest.raises(UsageError, match="a context for each of 2"):
+        coder(name).encode([row, row], contexts=[row])
+    for bad in ([512], [-1], [[1, 2]], 7):
+        with pytest.raises(ContentError):
+            coder(name).encode([row], contexts=[np.array(bad)])
+        with pytest.raises(ContentError):
+            coder(name).decode([FrameItem(b"abc", 5, context=np.array(bad))])
+
+
+def test_progress_counts_what_is_coded() -> None:
+    for name in CODERS:
+        seen: list[int] = []
+        encoded = coder(name).encode([ids(1, 70)], contexts=[ids(2, 20)], progress=seen.append)
+        coder(name).decode(items(encoded, [ids(1, 70)], [ids(2, 20)]), progress=seen.append)
+        assert sum(seen) == 140
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 140), st.integers(0, 40), st.integers(0, 2)), max_size=6),
+    st.sampled_from([(None, None), (2, 9), (16, 4), (5, 13)]),
+)
+def test_any_lengths_engines_agree(plan: list[tuple[int, int, int]], layout: tuple[int, int]) -> None:
+    rows = [ids(n, size) for n, (size, _, _) in enumerate(plan)]
+    known = [ids(seed, m) for _, m, seed in plan]
+    first = coder(CODERS[0]).encode(rows, contexts=known, lanes=layout[0], steps=layout[1])
+    last = coder(CODERS[-1] if len(CODERS) < 2 else CODERS[1])
+    assert [e.data for e in last.encode(rows, contexts=known, lanes=layout[0], steps=layout[1])] == [
+        e.data for e in first
+    ]
+    for back, row in zip(last.decode(items(first, rows, known)), rows, strict=True):
+        assert np.array_equal(back, row)
