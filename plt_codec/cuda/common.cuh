@@ -1,0 +1,358 @@
+/* What all kernels share: the shape, the instructions, the pieces of the numeric contract, the range coder.
+ *
+ * The shape comes as macros (P_D, P_LAYERS, ...; pack.py). Every instruction that plain C++ lacks has a name here, and
+ * emulate.h gives the same names on a CPU, so that the tests run these sources without a GPU.
+ *
+ * Layouts. A product multiplies chunks of 64 inputs: thread (g, t) = (lane / 4, lane % 4) of a warp holds the 16 bytes
+ * t * 16 .. t * 16 + 15 of row g, which are its fragments of two mma.m16n8k32 (the order of inputs within a chunk is the same
+ * on both sides and changes no sum). Activations and keys are therefore plain rows; weights are tiles [row / 8][k / 64][row % 8]
+ * [k % 64]; values are stored as the fragments that the product of weights and values reads (value_place).
+ */
+#ifndef PLTZ_EMULATE
+#ifdef __CUDACC_RTC__ /* which has no headers */
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#else
+#include <stdint.h>
+#endif
+#define DEV __device__ __forceinline__
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+extern __shared__ __align__(128) uint8_t shared_memory[];
+DEV uint8_t *shared() { return shared_memory; }
+
+DEV void mma_s8(int32_t *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+DEV void mma_u8(int32_t *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+DEV uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+DEV void copy16(void *to, const void *from) { /* global to shared, asynchronous */
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from));
+}
+DEV void copies_commit() { asm volatile("cp.async.commit_group;"); }
+template <int N> DEV void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+DEV int32_t dot4(uint32_t a, uint32_t b, int32_t c) { return __dp4a((int32_t)a, (int32_t)b, c); }
+#endif
+
+enum {
+    D = P_D, LAYERS = P_LAYERS, HEADS = P_HEADS, KV = P_KV, HD = P_HEAD, FF = P_HIDDEN, VOCAB = P_VOCAB,
+    BLOCK = P_BLOCK, MEMORY = P_MEMORY, NORM_GAIN = P_NORM_GAIN, HEAD_GAIN = P_HEAD_GAIN,
+    GROUP = HEADS / KV, CLASSES = VOCAB / 128, HW = 64,  /* HW: bytes a head takes, zeros after HD */
+    DP = (D + 63) / 64 * 64, OP = (HEADS * HD + 63) / 64 * 64, FP = (FF + 63) / 64 * 64,
+    QKV = (HEADS + 2 * KV) * HD, QP = (QKV + 63) / 64 * 64, CP = (CLASSES + 63) / 64 * 64,
+    PER = (CLASSES + 31) / 32,               /* classes a thread of a warp holds */
+    SUMS = (CLASSES > 128 ? CLASSES : 128) + 4, /* cumulative frequencies of a row */
+    RESIDUAL_MAX = (1 << 22) - 1, LANES_MAX = 64, DEFAULT_LANES = 16, DEFAULT_STEPS = 512,
+    OK = 0, DAMAGED = 1, SPENT = 2,
+};
+#define FULL 0xffffffffu
+
+/* ---------------------------------------------------------------- state in device memory; device.py has the same */
+
+struct Session { /* one sequence; 192 bytes */
+    int64_t token_at, total;    /* its tokens */
+    int64_t word_at, words;     /* its stream: decoder: 32-bit words given; encoder: room */
+    uint64_t lower, range, point;
+    int64_t place;              /* words read or written */
+    double bits, budget;        /* worth of the symbols so far; decoder: most they may be worth */
+    int64_t start;              /* the block under way */
+    int32_t lanes, steps;       /* explicit layout, or 0, 0 */
+    int32_t size, L, C, full, step, old;
+    int32_t error, done;
+    int64_t spare[8];
+};
+struct Piece { /* rows of one slot in this iteration, step-major */
+    int32_t session, row, rows, step;
+};
+struct Row {
+    int32_t slot, at, token, cls; /* position; input; class (decoder: as decoded), -1 where nothing is predicted */
+    int32_t key, target, session, lane;
+};
+struct Cache { /* keys and values of a slot: (LAYERS, KV, keys then values, room, 64) bytes from `at` on */
+    int64_t at, room;
+};
+struct State {
+    int32_t rows, next, left, error, failed, slots, count, rows_max, decoding, spare[7];
+    int64_t tokens;
+};
+
+DEV int8_t *keys_of(const Cache &c, int8_t *memory, int layer, int head) {
+    return memory + c.at + (int64_t)(layer * KV + head) * c.room * (2 * HW);
+}
+
+/* ---------------------------------------------------------------- contract */
+
+DEV int64_t rs64(int64_t a, int n) { return (a + ((int64_t)1 << (n - 1))) >> n; }
+DEV int32_t clamp_to(int64_t a, int32_t most) { return (int32_t)(a > most ? most : a < -most ? -most : a); }
+DEV int32_t scaled(int32_t dot, int32_t m) { /* rs(dot * m, 24) within 2^30, beyond which every use clamps */
+    return clamp_to(rs64((int64_t)dot * m, 24), 1 << 30);
+}
+DEV uint64_t sum_warp(uint64_t v) {
+    for (int i = 16; i; i >>= 1) v += __shfl_xor_sync(FULL, v, i);
+    return v;
+}
+/* (gain << 32) // max(1, isqrt(total)), total < 2^53: square root and quotient in double, then set right. */
+DEV uint64_t norm_scale(uint64_t total, uint32_t gain) {
+    uint64_t r = (uint64_t)sqrt((double)total);
+    if (r * r > total) r--;
+    else if ((r + 1) * (r + 1) <= total) r++;
+    if (!r) r = 1;
+    const uint64_t n = (uint64_t)gain << 32;
+    uint64_t t = (uint64_t)((double)n / (double)r);
+    if (t * r > n) t--;
+    else if ((t + 1) * r <= n) t++;
+    return t;
+}
+DEV int32_t norm_one(int32_t x, uint64_t scale) { return clamp_to(rs64(x * (int64_t)scale, 40), 127); }
+
+/* One warp: x (DP) -> out (DP), zeros beyond D on both sides. */
+DEV void norm_row(const int32_t *x, int8_t *out, int lane) {
+    int32_t v[DP / 32];
+    uint64_t total = 0;
+#pragma unroll
+    for (int i = 0; i < DP / 64; i++) {
+        const int2 two = *(const int2 *)(x + i * 64 + lane * 2);
+        v[2 * i] = two.x;
+        v[2 * i + 1] = two.y;
+        total += (uint64_t)((int64_t)two.x * two.x) + (uint64_t)((int64_t)two.y * two.y);
+    }
+    const uint64_t scale = norm_scale(sum_warp(total), NORM_GAIN);
+#pragma unroll
+    for (int i = 0; i < DP / 64; i++) {
+        const uint32_t a = (uint32_t)norm_one(v[2 * i], scale) & 255, b = (uint32_t)norm_one(v[2 * i + 1], scale) & 255;
+        *(uint16_t *)(out + i * 64 + lane * 2) = (uint16_t)(a | b << 8);
+    }
+}
+
+/* One warp: a query or key of HD values turned by its position and normed: y -> out (HW, bytes beyond HD untouched). */
+DEV void turn_row(const int16_t *y, int32_t at, const int32_t *phase, const int16_t *cosine, const int16_t *sine, int8_t *out, int lane) {
+    int32_t a = 0, b = 0;
+    if (lane < HD / 2) {
+        const uint32_t j = (uint32_t)at * (uint32_t)phase[lane] >> 10 & 1023;
+        const int32_t p = y[lane], q = y[lane + HD / 2], c = cosine[j], s = sine[j];
+        a = (p * c - q * s + (1 << 13)) >> 14; /* |p|, |q| < 2^15, |c|, |s| <= 2^14: below 2^30 + 2^13 */
+        b = (p * s + q * c + (1 << 13)) >> 14;
+    }
+    const uint64_t scale = norm_scale(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b)), HEAD_GAIN);
+    if (lane < HD / 2) {
+        out[lane] = (int8_t)norm_one(a, scale);
+        out[lane + HD / 2] = (int8_t)norm_one(b, scale);
+    }
+}
+
+/* Byte of the value (key, dim) in a head's values: [key / 32][dim / 16][thread][dim / 8 % 2][half][byte]. */
+DEV int value_place(int key, int dim) {
+    const int k = key & 31, tile = k >> 3, t = (k & 7) >> 1;
+    return (key >> 5) * 2048 + (dim >> 4) * 512 + ((dim & 7) * 4 + t) * 16 + (dim >> 3 & 1) * 8 + (tile >> 1) * 4 + (tile & 1) * 2 + (k & 1);
+}
+
+/* Weight of a key: w = rs(exp[e & 63], 5) >> (e >> 6), e = min((most - s) * heat >> 16, 1023). `pair` holds the entries lane
+ * and lane + 32 of the table; from `far` on e is 1023 and up to there the product fits 32 bits. */
+DEV uint32_t far_enough(uint32_t heat) { return heat ? (1023u * 65536u + heat - 1) / heat : 0; }
+DEV uint32_t key_weight(uint32_t below, uint32_t far, uint32_t heat, uint32_t pair) {
+    const uint32_t e = min(min(below, far) * heat >> 16, 1023u);
+    const uint32_t v = __shfl_sync(FULL, pair, e & 31);
+    return ((v >> ((e & 32) >> 1)) & 0xffff) >> (e >> 6);
+}
+/* rs(w * t, 24). 2^16 comes out only where one key has all the weight; 2^16 - 1 gives the same output there, since |v| < 2^14. */
+DEV uint32_t key_share(uint32_t w, uint32_t t) { return min((__umulhi(w << 9, t) + 1) >> 1, 65535u); }
+
+/* ---------------------------------------------------------------- attention of 16 queries by a warp */
+
+struct Queries { /* fragments of 16 queries; rows g and g + 8 of this thread */
+    uint4 a, b;
+    int32_t limit[2], most[2]; /* keys they see; the highest score */
+    uint32_t heat[2], far[2], t[2];
+};
+/* Scores of keys 32 kg .. 32 kg + 31: c[j] is keys 8 j + 2 t, + 1 for rows g, g, g + 8, g + 8. */
+DEV void scores(const Queries &q, const int8_t *keys, int kg, int lane, int32_t c[4][4]) {
+    const int8_t *k = keys + (int64_t)kg * 2048 + lane * 16;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const uint4 f = *(const uint4 *)(k + j * 512);
+        c[j][0] = c[j][1] = c[j][2] = c[j][3] = 0;
+        mma_s8(c[j], q.a.x, q.b.x, q.a.y, q.b.y, f.x, f.y);
+        mma_s8(c[j], q.a.z, q.b.z, q.a.w, q.b.w, f.z, f.w);
+    }
+}
+DEV bool sees(const Queries &q, int kg, int j, int i, int lane) {
+    return kg * 32 + j * 8 + (lane & 3) * 2 + (i & 1) < q.limit[i >> 1];
+}
+/* Weights of 32 keys; c becomes w. Whole: every row sees all of them. */
+DEV void weigh(const Queries &q, int kg, int lane, uint32_t pair, int32_t c[4][4]) {
+    const bool whole = kg * 32 + 32 <= min(q.limit[0], q.limit[1]);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t w = key_weight((uint32_t)(q.most[i >> 1] - c[j][i]), q.far[i >> 1], q.heat[i >> 1], pair);
+            c[j][i] = (int32_t)(whole || sees(q, kg, j, i, lane) ? w : 0u);
+        }
+    }
+}
+DEV void top(const Queries &q, int kg, int lane, const int32_t c[4][4], int32_t most[2]) {
+    const bool whole = kg * 32 + 32 <= min(q.limit[0], q.limit[1]);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (whole || sees(q, kg, j, i, lane)) most[i >> 1] = max(most[i >> 1], c[j][i]);
+        }
+    }
+}
+/* low + 256 high += shares of 32 keys times their values; o[n]: dims 8 n + 2 t, + 1 of rows g, g, g + 8, g + 8. */
+DEV void mix(const Queries &q, const int8_t *values, int kg, int lane, const int32_t w[4][4], int32_t low[8][4], int32_t high[8][4]) {
+    uint32_t p[4][2]; /* two shares of 16 bits: [j][row] */
+    uint32_t any = 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            p[j][r] = key_share((uint32_t)w[j][2 * r], q.t[r]) | key_share((uint32_t)w[j][2 * r + 1], q.t[r]) << 16;
+            any |= p[j][r];
+        }
+    }
+    if (!__any_sync(FULL, any != 0)) return;
+    const bool large = __any_sync(FULL, (any & 0xff00ff00u) != 0);
+    uint32_t lo[4], hi[4];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            lo[r + 2 * half] = __byte_perm(p[2 * half][r], p[2 * half + 1][r], 0x6420);
+            hi[r + 2 * half] = __byte_perm(p[2 * half][r], p[2 * half + 1][r], 0x7531);
+        }
+    }
+    const int8_t *v = values + (int64_t)kg * 2048 + lane * 16;
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        const uint4 f = *(const uint4 *)(v + n * 512);
+        mma_u8(low[2 * n], lo[0], lo[1], lo[2], lo[3], f.x, f.y);
+        mma_u8(low[2 * n + 1], lo[0], lo[1], lo[2], lo[3], f.z, f.w);
+        if (large) {
+            mma_u8(high[2 * n], hi[0], hi[1], hi[2], hi[3], f.x, f.y);
+            mma_u8(high[2 * n + 1], hi[0], hi[1], hi[2], hi[3], f.z, f.w);
+        }
+    }
+}
+
+/* ---------------------------------------------------------------- frequencies and the range coder */
+
+/* One warp: logits l[N] a thread, symbol lane * N + i, `n` symbols in all -> sums (n + 1) cumulative frequencies. */
+template <int N> DEV void cumulate(const int32_t *l, int n, const int32_t *exp, uint32_t *sums, int lane) {
+    int32_t most = (int32_t)0x80000000;
+    uint32_t w[N], total = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (lane * N + i < n) most = max(most, l[i]);
+    }
+    for (int i = 16; i; i >>= 1) most = max(most, __shfl_xor_sync(FULL, most, i));
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const uint32_t e = min((uint32_t)most - (uint32_t)l[i], 1983u);
+        w[i] = total;
+        if (lane * N + i < n) total += (uint32_t)exp[e & 63] >> (e >> 6);
+    }
+    uint32_t below = total;
+    for (int i = 1; i < 32; i <<= 1) {
+        const uint32_t other = __shfl_up_sync(FULL, below, i);
+        if (lane >= i) below += other;
+    }
+    const uint32_t all = __shfl_sync(FULL, below, 31);
+    below -= total;
+    /* a quotient below 2^24 of integers: the double's floor is exact (2^44 / S is at least 1 / S from an integer it misses) */
+    const uint32_t ratio = (uint32_t)((double)(((uint64_t)(1 << 24) - (uint32_t)n) << 20) / (double)all);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int s = lane * N + i;
+        if (s < n) sums[s] = (uint32_t)s + (uint32_t)(((uint64_t)(below + w[i]) * ratio) >> 20);
+    }
+    if (lane == 0) sums[n] = 1u << 24;
+}
+
+struct Coder { /* a decoder's state, the same in all threads of a warp */
+    uint64_t lower, range, point;
+    int64_t place, words;
+    const uint32_t *data;
+    int32_t error;
+};
+/* One warp: the next symbol of n (its cumulative frequencies in sums), its frequency. On error: symbol 0, error set. */
+DEV int32_t decode_symbol(Coder &c, const uint32_t *sums, int n, uint32_t &frequency, int lane) {
+    const uint64_t scale = c.range >> 24, at = c.point - c.lower;
+    int count = 0;
+    for (int i = 0; i < n; i += 128) {
+        int mine = 0;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int s = i + j * 32 + lane;
+            if (s < n) mine += scale * sums[s] <= at;
+        }
+        /* how many of n lie at or below: the sum of the threads' counts (0 to 4), bit by bit */
+#pragma unroll
+        for (int b = 0; b < 3; b++) count += __popc(__ballot_sync(FULL, mine >> b & 1)) << b;
+    }
+    if (at >= scale << 24 || c.error) {
+        c.error = c.error ? c.error : DAMAGED;
+        frequency = 1u << 24;
+        return 0;
+    }
+    const int symbol = count - 1;
+    const uint32_t from = sums[symbol];
+    frequency = sums[symbol + 1] - from;
+    c.lower += scale * from;
+    c.range = scale * frequency;
+    if (!(c.range >> 32)) {
+        c.lower <<= 32;
+        c.range <<= 32;
+        c.point = c.point << 32 | (c.place < c.words ? c.data[c.place] : 0);
+        c.place++;
+    }
+    return symbol;
+}
+DEV double bits_of(uint32_t frequency) { return 24.0 - log2((double)frequency); }
+
+/* ---------------------------------------------------------------- blocks, lanes, steps (layout.py) */
+
+DEV int default_lanes(int64_t tokens) {
+    if (tokens >= BLOCK) return DEFAULT_LANES;
+    int lanes = 1;
+    while (tokens > (int64_t)lanes * DEFAULT_STEPS) lanes *= 2;
+    return lanes;
+}
+DEV void set_block(Session &s, int64_t start) {
+    const int64_t whole = s.lanes ? (int64_t)s.lanes * s.steps : BLOCK, left = s.total - start;
+    s.start = start;
+    s.size = (int32_t)(left < whole ? left : whole);
+    s.L = s.lanes ? s.lanes : default_lanes(s.size);
+    if (s.L > s.size) s.L = s.size;
+    s.C = (s.size + s.L - 1) / s.L;
+    s.full = s.size - s.L * (s.C - 1);
+    s.step = 0;
+}
+DEV int lane_start(const Session &s, int k) { return k * s.C - (k > s.full ? k - s.full : 0); }
+DEV int active_lanes(const Session &s, int step) { return step < s.C - 1 ? s.L : s.full; }
+/* First step from which on lane k is remembered by the next block. */
+DEV int first_kept(const Session &s, int k) {
+    const int at = s.size - MEMORY - lane_start(s, k);
+    return at < 0 ? 0 : at > s.C ? s.C : at;
+}
+DEV int count_kept(const Session &s) {
+    int n = 0;
+    for (int k = 0; k < s.L; k++) n += s.C - first_kept(s, k);
+    return n;
+}
+/* First lane that is remembered at a step: lanes start later the higher they are, so all above it are too. */
+DEV int first_kept_lane(const Session &s, int step) {
+    int k = 0;
+    while (k < s.L && first_kept(s, k) > step) k++;
+    return k;
+}
