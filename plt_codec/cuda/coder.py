@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from pltz.plt_codec.coder import SLACK, STATE
 from pltz.plt_codec.cuda import device as gpu
+from pltz.plt_codec.cuda.device import CLUSTER, MOST_SHARED
 from pltz.plt_codec.cuda.pack import macros, tensors, up
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.item import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
@@ -46,6 +47,13 @@ STATE_TYPE = np.dtype(
     + [("spare", "i4", 7), ("tokens", "i8")]
 )
 DAMAGED, SPENT = 1, 2
+MODEL = (
+    "embed.w", "class.w", "shift.w", "embed.m", "class.m", "class.b", "shift.m", "member.m", "member.b",
+    "table.exp", "table.phase", "table.cos", "table.sin", "pairs",
+)  # fmt: skip
+MODEL_LAYERS = ("qkv.w", "out.w", "up.w", "down.w", "qkv.m", "out.m", "up.m", "down.m", "heat")
+CLUSTER_LANES = 16  # cluster.cu: most lanes
+CLUSTER_LIMIT = 4  # sequences a cluster: with more, batch.cu decodes them faster
 Work = tuple[int, int, int]  # a sequence's tokens, lanes, steps (0, 0: default layout)
 
 
@@ -96,6 +104,20 @@ def plan_slots(shape: Shape, work: Sequence[Work], most: int, memory: int) -> li
     return out
 
 
+def cluster_memory(s: Shape) -> int:
+    """Shared memory of a block of cluster.cu (SHARED there)."""
+
+    def pitch(size: int) -> int:
+        return size if size % 128 else size + 64
+
+    dp, fp, op, cp = up(s.d, 64), up(s.hidden, 64), up(s.heads * s.head_dim, 64), up(s.classes, 64)
+    rows, out, upper = 16 * s.heads, -(-dp // 8 // 16), -(-fp // 8 // 16)
+    total = 16 * (dp * 4 + pitch(dp) + pitch(fp) + pitch(op)) + rows * 64
+    total += 2 * 18 * rows * 4 + rows * 256 + 4 * max(16 * s.heads * 64, 16 * cp) + 16 * 72 * 4
+    total += up(max(16 * 64, s.heads * 64, 16 * upper * 8, 16 * out * 32), 16)
+    return total + 2 * 16 * (max(s.classes, 128) // 4 + 1) * 16 + 4 * 16 * 4 + 64
+
+
 class CudaCoder:
     """Codes sequences of bundle token ids on one GPU.
 
@@ -108,8 +130,13 @@ class CudaCoder:
         self._device: gpu.Device = on or gpu.CudaDevice(number, macros(weights.shape))
         self._at: dict[str, int] = {}
         for name, array in tensors(weights).items():
-            self._at[name] = self._device.alloc(array.nbytes)
-            self._device.upload(self._at[name], array)
+            self._keep(name, array)
+        order = [*MODEL, *(f"layer.{i}.{part}" for part in MODEL_LAYERS for i in range(weights.shape.layers))]
+        self._keep("model", np.array([self._at[name] for name in order], np.uint64))
+
+    def _keep(self, name: str, array: npt.NDArray[Any]) -> None:
+        self._at[name] = self._device.alloc(array.nbytes)
+        self._device.upload(self._at[name], array)
 
     def __del__(self) -> None:
         for address in getattr(self, "_at", {}).values():
@@ -155,6 +182,14 @@ class CudaCoder:
             for n, t in zip(part, found, strict=True):
                 out[n] = t
         return out
+
+    def clusters(self, work: Sequence[Work]) -> int:
+        """Clusters to decode these sequences with, one each; 0: they are too many or too wide."""
+        s, most = self.shape, self._device.clusters
+        fits = s.head_dim % 8 == 0 and cluster_memory(s) <= MOST_SHARED and up(s.d, 64) <= 1024
+        if not fits or len(work) > CLUSTER_LIMIT * most or any(most_lanes(s, *w) > CLUSTER_LANES for w in work):
+            return 0
+        return min(most, len(work))
 
     def _parts(self, work: Sequence[Work]) -> Iterator[list[int]]:
         """Places of the sequences that are not empty, the largest first, in runs of bounded tokens."""
@@ -225,7 +260,9 @@ class _Batch:
         self.shape, self.device, self.model = coder.shape, coder._device, coder._at
         self.work, self.decoding = work, decoding
         s = self.shape
-        rooms = plan_slots(s, work, SLOTS if decoding else ENCODE_SLOTS, self.device.room() // 2)
+        self.clusters = coder.clusters(work) if decoding else 0
+        most_slots = self.clusters or (SLOTS if decoding else ENCODE_SLOTS)
+        rooms = plan_slots(s, work, most_slots, self.device.room() // 2)
         self.slots = len(rooms)
         lanes = [most_lanes(s, *w) for w in work[: self.slots]] if self.slots < len(work) else [most_lanes(s, *w) for w in work]
         self.lanes = max(lanes)
@@ -260,7 +297,7 @@ class _Batch:
         return {
             "memory": memory, "pieces": self.slots * 16, "rows": r * 32, "x": r * dp * 4, "a": r * dp,
             "y": r * up(s.qkv, 64) * 2, "q": r * s.heads * 64, "o": r * up(s.heads * s.head_dim, 64), "h": r * hidden,
-            "logits": r * up(s.classes, 64) * 4, "sums": r * (max(s.classes, 128) + 4) * 4, "intervals": r * 16,
+            "logits": r * up(s.classes, 64) * 4, "sums": r * (max(s.classes, 128) // 4 + 1) * 16, "intervals": r * 16,
         }  # fmt: skip
 
     def __enter__(self) -> _Batch:
@@ -279,12 +316,12 @@ class _Batch:
         """A buffer's content."""
         self.device.download(self._at[name], array)
 
-    def _launch(self, kernel: str, grid: tuple[int, int, int], threads: int, *args: str | int, shared: int = 0) -> None:
+    def _launch(self, kernel: str, grid: tuple[int, int, int], threads: int, *args: str | int, shared: int = 0, cluster: int = 1) -> None:
         """args: names of buffers or tensors, or numbers."""
         values: list[Any] = [
             ctypes.c_int32(a) if isinstance(a, int) else ctypes.c_void_p(self._at.get(a) or self.model[a]) for a in args
         ]
-        self.device.launch(kernel, grid, threads, values, shared)
+        self.device.launch(kernel, grid, threads, values, shared, cluster)
 
     def iterate(self) -> None:
         """The launches of one iteration."""
@@ -325,6 +362,14 @@ class _Batch:
             go("encode", each, 128, "state", "sessions", "pieces", "rows", "intervals", "words")
         go("remember", (self.slots, s.layers * s.kv_heads, 1), 256, "sessions", "pieces", "caches", "memory")
 
+    def block(self) -> None:
+        """The launches of one block of each slot: a cluster a slot."""
+        s, go = self.shape, self._launch
+        go("decode_block", (self.slots * CLUSTER, 1, 1), 512, "state", "sessions", "slots", "pieces", "caches", "memory",
+           "model", "words", "tokens", shared=cluster_memory(s), cluster=CLUSTER)  # fmt: skip
+        go("remember", (self.slots, s.layers * s.kv_heads, 1), 256, "sessions", "pieces", "caches", "memory")
+        go("collect", (1, 1, 1), 32, "state", "sessions", "slots", "pieces", shared=512)
+
     def least(self) -> int:
         """Iterations that are needed in any case."""
         total = sum(w[0] for w in self.work)
@@ -333,13 +378,17 @@ class _Batch:
 
     def run(self, progress: Progress | None) -> None:
         """Repeat the iteration until nothing is left. Raises CorruptError."""
-        replay = self.device.record(self.iterate)
+        if self.clusters:
+            self._launch("collect", (1, 1, 1), 32, "state", "sessions", "slots", "pieces", shared=512)
+            replay, burst = self.block, 1
+        else:
+            replay, burst = self.device.record(self.iterate), self.least()
         state = np.zeros(1, STATE_TYPE)
-        done, burst = 0, self.least()
+        done = 0
         while True:
             for _ in range(min(burst, 8 * BURST)):
                 replay()
-            burst = max(burst - 8 * BURST, BURST)
+            burst = 1 if self.clusters else max(burst - 8 * BURST, BURST)
             self.download("state", state)
             if state["error"][0]:
                 raise self._error(int(state["error"][0]), int(state["failed"][0]))

@@ -40,6 +40,21 @@ DEV void copy16(void *to, const void *from) { /* global to shared, asynchronous 
 }
 DEV void copies_commit() { asm volatile("cp.async.commit_group;"); }
 template <int N> DEV void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+#if __CUDA_ARCH__ >= 900
+DEV int cluster_rank() {
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return (int)r;
+}
+DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+/* Where block `rank` of the cluster has what this one has at p. */
+template <class T> DEV T *peer(T *p, int rank) {
+    uint64_t q;
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(q) : "l"(p), "r"(rank));
+    return (T *)q;
+}
+#endif
 DEV int32_t dot4(uint32_t a, uint32_t b, int32_t c) { return __dp4a((int32_t)a, (int32_t)b, c); }
 #endif
 
@@ -50,7 +65,7 @@ enum {
     DP = (D + 63) / 64 * 64, OP = (HEADS * HD + 63) / 64 * 64, FP = (FF + 63) / 64 * 64,
     QKV = (HEADS + 2 * KV) * HD, QP = (QKV + 63) / 64 * 64, CP = (CLASSES + 63) / 64 * 64,
     PER = (CLASSES + 31) / 32,               /* classes a thread of a warp holds */
-    SUMS = (CLASSES > 128 ? CLASSES : 128) + 4, /* cumulative frequencies of a row */
+    SUMS = ((CLASSES > 128 ? CLASSES : 128) + 4) / 4 * 4, /* cumulative frequencies of a row */
     RESIDUAL_MAX = (1 << 22) - 1, LANES_MAX = 64, DEFAULT_LANES = 16, DEFAULT_STEPS = 512,
     OK = 0, DAMAGED = 1, SPENT = 2,
 };

@@ -25,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 SOURCES = ("common.cuh", "batch.cu", "cluster.cu")
 OLDEST = 80  # compute capability that the instructions need
 CLUSTERS = 90  # from here on there are clusters of blocks
+CLUSTER, MOST_SHARED = 16, 227 << 10  # blocks of a cluster of cluster.cu; shared memory a block can have
 Argument = Any  # a ctypes scalar
 
 
@@ -149,7 +150,28 @@ class CudaDevice:
         self._stream = _ask(cu.cuStreamCreate(1))  # does not wait for the default stream
         self._module = _ask(cu.cuModuleLoadData(compile_kernels(shape, self.capability)))
         self._functions: dict[str, Any] = {}
-        self.clusters = 0
+        self.clusters = self._clusters() if self.capability >= CLUSTERS else 0
+
+    def _clusters(self) -> int:
+        config = self._config((CLUSTER * 64, 1, 1), 512, MOST_SHARED, CLUSTER)
+        try:
+            return int(_ask(self._cu.cuOccupancyMaxActiveClusters(self.function("decode_block", MOST_SHARED, CLUSTER), config)))
+        except ModelError:
+            return 0
+
+    def _config(self, grid: tuple[int, int, int], threads: int, shared: int, cluster: int) -> Any:
+        cu = self._cu
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes, config.hStream = shared, self._stream
+        if cluster > 1:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            attribute.value.clusterDim.x = cluster
+            attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        return config
 
     def _enter(self) -> None:
         _ask((*self._cu.cuCtxSetCurrent(self._context), None))
@@ -206,16 +228,7 @@ class CudaDevice:
         cu = self._cu
         f = self.function(kernel, shared, cluster)
         pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(a) for a in args))
-        config = cu.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes, config.hStream = shared, self._stream
-        if cluster > 1:
-            attribute = cu.CUlaunchAttribute()
-            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            attribute.value.clusterDim.x = cluster
-            attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1
-            config.attrs, config.numAttrs = [attribute], 1
+        config = self._config(grid, threads, shared, cluster)
         _ask((*cu.cuLaunchKernelEx(config, f, ctypes.addressof(pointers), 0), None))
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:

@@ -15,7 +15,7 @@
 using std::max;
 using std::min;
 
-#define DEV static inline
+#define DEV inline
 #define KERNEL(threads) static void
 #define __restrict__
 #define __noinline__
@@ -38,7 +38,7 @@ asm(".text\n.globl fiber_switch\n.type fiber_switch,@function\nfiber_switch:\n"
 struct Meeting { unsigned here = 0, round = 0; };
 struct Warp { Meeting meeting; uint32_t slot[2][32][8]; };
 struct Cta { Meeting meeting; std::vector<uint8_t> memory; std::vector<Warp> warps; Dim index; };
-struct Fiber { void *sp; uint8_t *stack; Cta *cta; Dim thread; bool over; unsigned turns; };
+struct Fiber { void *sp; uint8_t *stack; Cta *cta; Dim thread; bool over; unsigned turns, round; };
 static struct Run {
     std::vector<Fiber> fibers;
     std::vector<Cta> ctas;
@@ -163,6 +163,21 @@ static inline int32_t dot4(uint32_t a, uint32_t b, int32_t c) {
 static inline void copy16(void *to, const void *from) { memcpy(to, from, 16); }
 static inline void copies_commit() {}
 template <int N> static inline void copies_wait() {}
+
+static inline int cluster_rank() { return (int)(run.fibers[run.now].cta - run.ctas.data()); }
+static inline void cluster_arrive() {
+    run.fibers[run.now].round = run.meeting.round;
+    if (++run.meeting.here == run.block.x * run.cluster) {
+        run.meeting.here = 0;
+        run.meeting.round++;
+    }
+}
+static inline void cluster_wait() {
+    while (run.meeting.round == run.fibers[run.now].round) fiber_next();
+}
+template <class T> static T *peer(T *p, int rank) {
+    return (T *)(run.ctas[rank].memory.data() + ((const uint8_t *)p - shared()));
+}
 
 /* ---- launches */
 static void launch(const uint32_t *grid, unsigned threads, unsigned cluster, size_t bytes, const std::function<void()> &body) {

@@ -1,0 +1,562 @@
+/* Few sessions: one kernel decodes a whole block, a cluster of 16 thread blocks a session.
+ *
+ * The blocks of a cluster share a step's work and meet at cluster barriers; what one of them has computed it writes into the
+ * shared memory of all (residuals, activations, queries), so that each stage begins with everything at hand. Every block
+ * decodes the symbols itself, with the same result: nothing waits for a word from elsewhere. Weights are loaded from L2 into
+ * registers while a barrier is pending.
+ *
+ * A stage of a layer ends at a barrier:  queries, keys, values | highest scores | sums | shares times values | attention
+ * output | residual | hidden | residual. Keys are dealt out to the blocks 32 at a time. At most 16 lanes.
+ */
+#include "common.cuh"
+#if defined(PLTZ_EMULATE) || __CUDA_ARCH__ >= 900
+
+enum { CTAS = 16, WARPS = 16, LANES = 16, THREADS = WARPS * 32 };
+enum { ROWS_ALL = LANES * HEADS, TILES = HEADS, OWN = TILES }; /* queries: 16 lanes of each head, 16 a tile */
+constexpr int pitch(int bytes) { return bytes % 128 ? bytes : bytes + 64; } /* two rows of 64 bytes fill all banks */
+constexpr int least(int a, int b) { return a < b ? a : b; }
+constexpr int most_of(int a, int b) { return a > b ? a : b; }
+constexpr int parts(int n, int of) { return (n + of - 1) / of; }
+
+/* A product's channels (tiles of 8) dealt out to the blocks of a cluster and their warps; inputs split where warps are left. */
+template <int ALL, int CHUNKS, int BLOCKS, bool SPLIT = true, bool UNSIGNED = false> struct Share {
+    enum {
+        NT = (ALL + BLOCKS - 1) / BLOCKS,              /* tiles of a block */
+        SPLITS = NT >= WARPS || !SPLIT ? 1 : least(WARPS / NT, CHUNKS),
+        TW = NT >= WARPS ? (NT + WARPS - 1) / WARPS : 1, /* tiles of a warp */
+        CW = (CHUNKS + SPLITS - 1) / SPLITS,           /* chunks of a warp */
+        KEEP = TW * CW <= 8,                           /* weights fit the registers */
+    };
+    uint4 w[KEEP ? TW * CW : 1];
+    const int8_t *from;
+    int tile, split; /* first tile of the warp, within the block; its part of the inputs */
+    int first;       /* first tile of the block */
+
+    DEV void place(int rank, int warp) {
+        first = rank * NT;
+        tile = NT >= WARPS ? warp : warp % NT;
+        split = NT >= WARPS ? 0 : warp / NT;
+    }
+    DEV bool has(int i) const { return tile + i * WARPS < NT && first + tile + i * WARPS < ALL && split < SPLITS; }
+    DEV uint4 fetch(int i, int c, int lane) const {
+        return *(const uint4 *)(from + ((int64_t)(first + tile + i * WARPS) * CHUNKS + split * CW + c) * 512 + lane * 16);
+    }
+    DEV void load(const int8_t *weights, int rank, int warp, int lane) {
+        from = weights;
+        place(rank, warp);
+        if (!KEEP) return;
+#pragma unroll
+        for (int i = 0; i < TW; i++) {
+#pragma unroll
+            for (int c = 0; c < CW; c++) {
+                w[i * CW + c] = has(i) && split * CW + c < CHUNKS ? fetch(i, c, lane) : make_uint4(0, 0, 0, 0);
+            }
+        }
+    }
+    /* Sums of tile i of the warp over its inputs: rows g, g, g + 8, g + 8, channels 2 t, 2 t + 1. Whole warps come here. */
+    DEV void multiply(int i, const uint8_t *a, int stride, int lane, int32_t out[4]) const {
+        int32_t sum[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+        const uint8_t *row = a + (lane >> 2) * stride + split * CW * 64 + (lane & 3) * 16;
+#pragma unroll
+        for (int c = 0; c < CW; c++) {
+            if (CW * SPLITS > CHUNKS && split * CW + c >= CHUNKS) continue;
+            const uint4 p = *(const uint4 *)(row + c * 64), q = *(const uint4 *)(row + 8 * stride + c * 64);
+            const uint4 b = KEEP ? w[KEEP ? i * CW + c : 0] : fetch(i, c, lane);
+            if (UNSIGNED) {
+                mma_u8(sum[0], p.x, q.x, p.y, q.y, b.x, b.y);
+                mma_u8(sum[1], p.z, q.z, p.w, q.w, b.z, b.w);
+            } else {
+                mma_s8(sum[0], p.x, q.x, p.y, q.y, b.x, b.y);
+                mma_s8(sum[1], p.z, q.z, p.w, q.w, b.z, b.w);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < 4; n++) out[n] = sum[0][n] + sum[1][n];
+    }
+};
+typedef Share<HD / 8, DP / 64, 1> ShareQkv; /* of one head; a block has whole heads */
+typedef Share<DP / 8, OP / 64, CTAS> ShareOut;
+typedef Share<FP / 8, DP / 64, CTAS, false> ShareUp;
+typedef Share<DP / 8, FP / 64, CTAS, true, true> ShareDown;
+typedef Share<CP / 8, DP / 64, 1> ShareClass; /* every block computes all classes */
+
+enum { /* shared memory */
+    A_PITCH = pitch(DP), H_PITCH = pitch(FP), O_PITCH = pitch(OP), ACC_PITCH = 72,
+    AT_X = 0,                                   /* residuals (16, DP) int32 */
+    AT_A = AT_X + LANES * DP * 4,               /* their norm (16, A_PITCH) */
+    AT_H = AT_A + LANES * A_PITCH,              /* hidden */
+    AT_O = AT_H + LANES * H_PITCH,              /* attention output */
+    AT_Q = AT_O + LANES * O_PITCH,              /* queries (16, HEADS, 64) */
+    AT_MOST = AT_Q + ROWS_ALL * HW,             /* (CTAS, ROWS_ALL) of each block, then (2, ROWS_ALL): own, result */
+    AT_SUM = AT_MOST + (CTAS + 2) * ROWS_ALL * 4,
+    AT_PART = AT_SUM + (CTAS + 2) * ROWS_ALL * 4, /* own share of shares times values (ROWS_ALL, 64) int32 */
+    AT_PARTS = AT_PART + ROWS_ALL * HW * 4,     /* of each block, the rows this one adds up: (CTAS, OWN, 64) */
+    AT_ACC = AT_PARTS + most_of(CTAS * OWN * HW, LANES * CP) * 4, /* sums of split products (16, ACC_PITCH), zero between uses */
+    AT_STAGE = AT_ACC + LANES * ACC_PITCH * 4,  /* what goes to the other blocks */
+    STAGE_SIZE = most_of(most_of(LANES * HW, OWN * HW), most_of(LANES * ShareUp::NT * 8, LANES * ShareOut::NT * 32)),
+    AT_LOGITS = AT_PARTS,                       /* (16, CP), used while PARTS is not */
+    AT_CUM = AT_STAGE + (STAGE_SIZE + 15) / 16 * 16, /* cumulative frequencies (2, 16, SUMS): classes, members */
+    AT_STEP = AT_CUM + 2 * LANES * SUMS * 4,    /* tokens, classes, positions of the lanes; error: (4, 16) int32 */
+    SHARED = AT_STEP + 4 * LANES * 4 + HW,
+};
+
+struct Model { /* addresses of the tensors (pack.py), those of layers in tables of LAYERS */
+    const int8_t *embed_w, *class_w, *shift_w;
+    const int32_t *embed_m, *class_m, *class_b, *shift_m, *member_m, *member_b, *exp, *phase;
+    const int16_t *cosine, *sine;
+    const uint32_t *pairs;
+    const int8_t *qkv_w[LAYERS], *out_w[LAYERS], *up_w[LAYERS], *down_w[LAYERS];
+    const int32_t *qkv_m[LAYERS], *out_m[LAYERS], *up_m[LAYERS], *down_m[LAYERS], *heat[LAYERS];
+};
+
+/* Copies `bytes` (a multiple of 8) of this block's shared memory to the same place of all blocks, `to` the place. */
+DEV void spread8(const uint8_t *from, uint8_t *to, int pieces, int i0, int step) {
+    for (int i = i0; i < pieces * CTAS; i += step) {
+        const int piece = i / CTAS, rank = i % CTAS;
+        *(uint2 *)peer(to + piece * 8, rank) = *(const uint2 *)(from + piece * 8);
+    }
+}
+
+struct Place { /* of this thread */
+    int rank, warp, lane, tid;
+    uint8_t *m;
+};
+
+DEV void norm_rows(const Place &p) {
+    norm_row((const int32_t *)(p.m + AT_X) + p.warp * DP, (int8_t *)(p.m + AT_A) + p.warp * A_PITCH, p.lane);
+    __syncthreads();
+}
+
+/* Adds up the splits of a product in ACC. */
+template <class S> DEV void gather(const Place &p, const S &share, const uint8_t *a, int stride) {
+    int32_t *acc = (int32_t *)(p.m + AT_ACC);
+    if (share.has(0)) {
+        int32_t c[4];
+        share.multiply(0, a, stride, p.lane, c);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            atomicAdd(&acc[((p.lane >> 2) + (i >> 1) * 8) * ACC_PITCH + share.tile * 8 + (p.lane & 3) * 2 + (i & 1)], c[i]);
+        }
+    }
+    __syncthreads();
+}
+
+/* A product that ends in the residual: this block's channels of all rows, to all blocks. */
+template <class S> DEV void add_residual(const Place &p, const S &share, const uint8_t *a, int stride, const int32_t *m) {
+    enum { N = S::NT * 8 };
+    static_assert(S::NT < WARPS && N <= 64, "a block's channels fit ACC");
+    gather(p, share, a, stride);
+    int32_t *acc = (int32_t *)(p.m + AT_ACC), *x = (int32_t *)(p.m + AT_X), *stage = (int32_t *)(p.m + AT_STAGE);
+    const int width = least(N, DP - share.first * 8);
+    for (int i = p.tid; i < LANES * N; i += THREADS) {
+        const int r = i / N, n = i % N, channel = share.first * 8 + n;
+        if (n >= width) continue;
+        stage[i] = clamp_to((int64_t)x[r * DP + channel] + scaled(acc[r * ACC_PITCH + n], m[channel]), RESIDUAL_MAX);
+        acc[r * ACC_PITCH + n] = 0;
+    }
+    __syncthreads();
+    if (width <= 0) return;
+    for (int i = p.tid; i < LANES * N / 4 * CTAS; i += THREADS) {
+        const int rank = i % CTAS, piece = i / CTAS, r = piece / (N / 4), n = piece % (N / 4) * 4;
+        if (n < width) *(uint4 *)peer(x + r * DP + share.first * 8 + n, rank) = *(const uint4 *)(stage + r * N + n);
+    }
+}
+
+/* Queries, keys and values of this block's heads: queries to all blocks, the others to the cache. */
+DEV void make_heads(const Place &p, const Model &model, int layer, ShareQkv &share, int8_t *memory, const Cache &cache, int lanes, int key) {
+    int32_t *acc = (int32_t *)(p.m + AT_ACC);
+    const int32_t at = ((const int32_t *)(p.m + AT_STEP))[2 * LANES + p.warp];
+    for (int h = p.rank; h < HEADS + 2 * KV; h += CTAS) {
+        if (h != p.rank) share.load(model.qkv_w[layer] + (int64_t)h * HD * DP, 0, p.warp, p.lane);
+        gather(p, share, p.m + AT_A, A_PITCH);
+        const int32_t *m = model.qkv_m[layer] + h * HD;
+        int16_t y[2] = {0, 0}; /* values lane and lane + HD / 2 of row `warp` */
+        uint8_t *stage = p.m + AT_STAGE + p.warp * HW;
+        if (p.lane < HD / 2) {
+            int32_t *row = acc + p.warp * ACC_PITCH;
+            y[0] = (int16_t)clamp_to(scaled(row[p.lane], m[p.lane]), 32767);
+            y[1] = (int16_t)clamp_to(scaled(row[p.lane + HD / 2], m[p.lane + HD / 2]), 32767);
+            row[p.lane] = row[p.lane + HD / 2] = 0;
+        }
+        if (h < HEADS + KV) {
+            int32_t a = 0, b = 0;
+            if (p.lane < HD / 2) {
+                const uint32_t j = (uint32_t)at * (uint32_t)model.phase[p.lane] >> 10 & 1023;
+                const int32_t c = model.cosine[j], s = model.sine[j];
+                a = (y[0] * c - y[1] * s + (1 << 13)) >> 14;
+                b = (y[0] * s + y[1] * c + (1 << 13)) >> 14;
+            }
+            const uint64_t scale = norm_scale(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b)), HEAD_GAIN);
+            if (HD < HW) {
+                stage[p.lane] = stage[p.lane + 32] = 0;
+                __syncwarp();
+            }
+            if (p.lane < HD / 2) {
+                stage[p.lane] = (uint8_t)norm_one(a, scale);
+                stage[p.lane + HD / 2] = (uint8_t)norm_one(b, scale);
+            }
+            __syncwarp();
+            if (h < HEADS) {
+#pragma unroll
+                for (int i = p.lane; i < 4 * CTAS; i += 32) {
+                    *(uint4 *)peer(p.m + AT_Q + (p.warp * HEADS + h) * HW + (i & 3) * 16, i >> 2) = *(const uint4 *)(stage + (i & 3) * 16);
+                }
+            } else if (p.warp < lanes && p.lane < 4) {
+                int8_t *k = keys_of(cache, memory, layer, h - HEADS) + (int64_t)(key + p.warp) * HW;
+                *(uint4 *)(k + p.lane * 16) = *(const uint4 *)(stage + p.lane * 16);
+            }
+            __syncwarp();
+        } else if (p.warp < lanes && p.lane < HD / 2) {
+            int8_t *v = keys_of(cache, memory, layer, h - HEADS - KV) + cache.room * HW;
+            v[value_place(key + p.warp, p.lane)] = (int8_t)clamp_to(y[0], 127);
+            v[value_place(key + p.warp, p.lane + HD / 2)] = (int8_t)clamp_to(y[1], 127);
+        }
+        __syncthreads();
+    }
+}
+
+/* Sends this block's numbers of all queries to all blocks. */
+DEV void spread_rows(const Place &p, int at) {
+    const int32_t *own = (const int32_t *)(p.m + at) + CTAS * ROWS_ALL;
+    __syncthreads();
+    for (int i = p.tid; i < ROWS_ALL / 4 * CTAS; i += THREADS) {
+        const int rank = i % CTAS, piece = i / CTAS;
+        *(uint4 *)peer((int32_t *)(p.m + at) + p.rank * ROWS_ALL + piece * 4, rank) = *(const uint4 *)(own + piece * 4);
+    }
+}
+
+/* Attention of all queries over the keys of the cluster: 4 barriers, the last one pending (arrived) at the end. */
+DEV void attend_cluster(const Place &p, const Model &model, int layer, int8_t *memory, const Cache &cache, int lanes, int keys_all) {
+    int32_t *mosts = (int32_t *)(p.m + AT_MOST), *part = (int32_t *)(p.m + AT_PART), *parts_in = (int32_t *)(p.m + AT_PARTS);
+    uint32_t *sums = (uint32_t *)(p.m + AT_SUM);
+    const int g = p.lane >> 2, t = p.lane & 3, queries = lanes * GROUP, per_head = (queries + 15) / 16, tiles = per_head * KV;
+    const int groups = (keys_all + 31) / 32, spread = max(1, WARPS / tiles);
+    const uint32_t pair = model.pairs[p.lane];
+    Queries f;
+    int32_t c[4][4];
+    for (int i = p.tid; i < ROWS_ALL; i += THREADS) {
+        mosts[CTAS * ROWS_ALL + i] = (int32_t)0x80000000;
+        sums[CTAS * ROWS_ALL + i] = 0;
+    }
+    for (int i = p.tid; i < ROWS_ALL * HW; i += THREADS) part[i] = 0;
+    __syncthreads();
+    /* a warp has tile `w % tiles` (and more where there are more tiles than warps) and every spread-th group of the block's */
+    auto begin = [&](int tile) {
+        const int head = tile / per_head;
+        uint4 rows[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int n = tile % per_head * 16 + h * 8 + g, r = n / GROUP, qh = head * GROUP + n % GROUP;
+            const bool in = n < queries;
+            rows[h] = in ? *(const uint4 *)(p.m + AT_Q + (r * HEADS + qh) * HW + t * 16) : make_uint4(0, 0, 0, 0);
+            f.limit[h] = in ? keys_all : 0;
+            f.heat[h] = in ? (uint32_t)model.heat[layer][qh] : 0;
+            f.far[h] = far_enough(f.heat[h]);
+        }
+        f.a = rows[0];
+        f.b = rows[1];
+        return keys_of(cache, memory, layer, head);
+    };
+    const int last = p.warp < tiles * spread ? tiles : 0, share = p.warp / tiles; /* warps left over rest */
+    for (int tile = p.warp % tiles; tile < last; tile += WARPS) {
+        const int8_t *keys = begin(tile);
+        int32_t high[2] = {(int32_t)0x80000000, (int32_t)0x80000000};
+        for (int kg = p.rank + share * CTAS; kg < groups; kg += CTAS * spread) {
+            scores(f, keys, kg, p.lane, c);
+            top(f, kg, p.lane, c, high);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            for (int i = 1; i < 4; i <<= 1) high[h] = max(high[h], __shfl_xor_sync(FULL, high[h], i));
+            if (t == 0) atomicMax(&mosts[CTAS * ROWS_ALL + tile * 16 + h * 8 + g], high[h]);
+        }
+    }
+    spread_rows(p, AT_MOST);
+    cluster_arrive();
+    cluster_wait();
+    for (int i = p.tid; i < ROWS_ALL; i += THREADS) {
+        int32_t high = (int32_t)0x80000000;
+        for (int rank = 0; rank < CTAS; rank++) high = max(high, mosts[rank * ROWS_ALL + i]);
+        mosts[(CTAS + 1) * ROWS_ALL + i] = high;
+    }
+    __syncthreads();
+    for (int tile = p.warp % tiles; tile < last; tile += WARPS) {
+        const int8_t *keys = begin(tile);
+        uint32_t total[2] = {0, 0};
+#pragma unroll
+        for (int h = 0; h < 2; h++) f.most[h] = mosts[(CTAS + 1) * ROWS_ALL + tile * 16 + h * 8 + g];
+        for (int kg = p.rank + share * CTAS; kg < groups; kg += CTAS * spread) {
+            scores(f, keys, kg, p.lane, c);
+            weigh(f, kg, p.lane, pair, c);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                total[0] += (uint32_t)(c[j][0] + c[j][1]);
+                total[1] += (uint32_t)(c[j][2] + c[j][3]);
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            for (int i = 1; i < 4; i <<= 1) total[h] += __shfl_xor_sync(FULL, total[h], i);
+            if (t == 0) atomicAdd(&sums[CTAS * ROWS_ALL + tile * 16 + h * 8 + g], total[h]);
+        }
+    }
+    spread_rows(p, AT_SUM);
+    cluster_arrive();
+    cluster_wait();
+    for (int i = p.tid; i < ROWS_ALL; i += THREADS) {
+        uint32_t total = 0;
+        for (int rank = 0; rank < CTAS; rank++) total += sums[rank * ROWS_ALL + i];
+        sums[(CTAS + 1) * ROWS_ALL + i] = (uint32_t)((double)((uint64_t)1 << 40) / (double)max(total, 1u));
+    }
+    __syncthreads();
+    for (int tile = p.warp % tiles; tile < last; tile += WARPS) {
+        const int8_t *keys = begin(tile), *values = keys + cache.room * HW;
+        int32_t lo[8][4], hi[8][4];
+#pragma unroll
+        for (int i = 0; i < 32; i++) lo[i / 4][i % 4] = hi[i / 4][i % 4] = 0;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            f.most[h] = mosts[(CTAS + 1) * ROWS_ALL + tile * 16 + h * 8 + g];
+            f.t[h] = sums[(CTAS + 1) * ROWS_ALL + tile * 16 + h * 8 + g];
+        }
+        for (int kg = p.rank + share * CTAS; kg < groups; kg += CTAS * spread) {
+            scores(f, keys, kg, p.lane, c);
+            weigh(f, kg, p.lane, pair, c);
+            mix(f, values, kg, p.lane, c, lo, hi);
+        }
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            const int row = tile * 16 + (i >> 1 & 1) * 8 + g, dim = (i >> 2) * 8 + t * 2 + (i & 1);
+            const int32_t v = lo[i / 4][i % 4] + (hi[i / 4][i % 4] << 8);
+            if (v) atomicAdd(&part[row * HW + dim], v);
+        }
+    }
+    __syncthreads();
+    for (int i = p.tid; i < ROWS_ALL * HW / 4; i += THREADS) { /* row n goes to the block n / OWN */
+        const int row = i / (HW / 4), n = i % (HW / 4) * 4;
+        *(uint4 *)peer(parts_in + (p.rank * OWN + row % OWN) * HW + n, row / OWN) = *(const uint4 *)(part + row * HW + n);
+    }
+    cluster_arrive();
+    cluster_wait();
+    uint8_t *stage = p.m + AT_STAGE;
+    for (int i = p.tid; i < OWN * HW; i += THREADS) {
+        int32_t total = 1 << 14;
+        for (int rank = 0; rank < CTAS; rank++) total += parts_in[rank * OWN * HW + i];
+        stage[i] = (uint8_t)clamp_to(total >> 15, 127);
+    }
+    __syncthreads();
+    for (int i = p.tid; i < OWN * (HD / 8) * CTAS; i += THREADS) {
+        const int rank = i % CTAS, piece = i / CTAS, local = piece / (HD / 8), dim = piece % (HD / 8) * 8, row = p.rank * OWN + local;
+        const int tile = row / 16, head = tile / per_head, n = tile % per_head * 16 + row % 16;
+        if (tile >= tiles || n >= queries) continue;
+        *(uint2 *)peer(p.m + AT_O + (n / GROUP) * O_PITCH + (head * GROUP + n % GROUP) * HD + dim, rank) = *(const uint2 *)(stage + local * HW + dim);
+    }
+    cluster_arrive();
+}
+
+/* Frequencies of the members of one lane's class, by the whole block; to all blocks. */
+DEV void make_members(const Place &p, const Model &model, int k, int c) {
+    int32_t *z = (int32_t *)(p.m + AT_PART), *l = z + DP; /* free at this time */
+    int8_t *a = (int8_t *)(p.m + AT_A);
+    uint4 w[DP / 64];
+    const int8_t *from = model.embed_w + ((int64_t)c * 16 + p.warp) * 8 * DP + p.lane * 16;
+#pragma unroll
+    for (int i = 0; i < DP / 64; i++) w[i] = *(const uint4 *)(from + i * 512);
+    if (p.warp == 0) {
+        const int32_t *x = (const int32_t *)(p.m + AT_X) + k * DP;
+        const int64_t m = model.shift_m[c];
+        for (int i = p.lane; i < DP; i += 32) z[i] = i < D ? clamp_to((int64_t)x[i] + rs64(model.shift_w[(int64_t)c * D + i] * m, 16), RESIDUAL_MAX) : 0;
+        __syncwarp();
+        norm_row(z, a, p.lane);
+    }
+    __syncthreads();
+    int32_t dot = 0;
+#pragma unroll
+    for (int i = 0; i < DP / 64; i++) {
+        const uint4 v = *(const uint4 *)(a + i * 64 + (p.lane & 3) * 16);
+        dot = dot4(v.x, w[i].x, dot4(v.y, w[i].y, dot4(v.z, w[i].z, dot4(v.w, w[i].w, dot))));
+    }
+    dot += __shfl_xor_sync(FULL, dot, 1);
+    dot += __shfl_xor_sync(FULL, dot, 2);
+    const int member = p.warp * 8 + (p.lane >> 2), token = c * 128 + member;
+    if ((p.lane & 3) == 0) l[member] = scaled(dot, model.member_m[token]) + model.member_b[token];
+    __syncthreads();
+    uint32_t *sums = (uint32_t *)(p.m + AT_CUM) + (LANES + k) * SUMS;
+    if (p.warp == 0) {
+        const int32_t mine[4] = {l[p.lane * 4], l[p.lane * 4 + 1], l[p.lane * 4 + 2], l[p.lane * 4 + 3]};
+        cumulate<4>(mine, 128, model.exp, sums, p.lane);
+    }
+    __syncthreads();
+    for (int i = p.tid; i < 33 * CTAS; i += THREADS) {
+        const int rank = i % CTAS, piece = i / CTAS;
+        if (rank != p.rank) *(uint4 *)peer(sums + piece * 4, rank) = *(const uint4 *)(sums + piece * 4);
+    }
+}
+
+KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, Piece *pieces, const Cache *caches, int8_t *memory,
+                         const Model *tensors, const uint32_t *words, int32_t *tokens) {
+    const int slot = (int)blockIdx.x / CTAS;
+    const int held = slots[slot];
+    if (held < 0) return; /* the whole cluster */
+    Place p = {cluster_rank(), (int)threadIdx.x >> 5, (int)threadIdx.x & 31, (int)threadIdx.x, shared()};
+    const Model &model = *tensors;
+    const Session s = sessions[held];
+    const Cache cache = caches[slot];
+    Coder coder = {s.lower, s.range, s.point, s.place, s.words, words + s.word_at, 0};
+    double bits = p.lane ? 0 : s.bits;
+    int32_t *input = (int32_t *)(p.m + AT_STEP), *found = input + LANES, *at = found + LANES, *error = at + LANES;
+    int32_t *x = (int32_t *)(p.m + AT_X);
+    for (int i = p.tid; i < AT_CUM / 4; i += THREADS) ((uint32_t *)p.m)[i] = 0;
+    for (int i = p.tid; i < LANES; i += THREADS) {
+        input[i] = i == 0 && s.start ? tokens[s.token_at + s.start - 1] : 0;
+        at[i] = i < s.L ? (int32_t)(s.start + lane_start(s, i)) : 0;
+        error[i] = 0;
+    }
+    ShareQkv qkv;
+    ShareOut out;
+    ShareUp upper;
+    ShareDown down;
+    ShareClass head;
+    __syncthreads();
+    cluster_arrive(); /* all have cleared their memory before anyone writes to it */
+    cluster_wait();
+    int step = 0;
+    for (; step < s.C; step++) {
+        if (p.rank < HEADS + 2 * KV) qkv.load(model.qkv_w[0] + (int64_t)p.rank * HD * DP, 0, p.warp, p.lane);
+        if (p.warp < s.L) {
+            const int token = input[p.warp];
+            const int8_t *w = model.embed_w + (int64_t)(token >> 3) * 8 * DP + (token & 7) * 64;
+            const int64_t m = model.embed_m[token];
+            for (int i = 0; i < DP / 64; i++) {
+                const int c = i * 64 + p.lane * 2;
+                const uint16_t two = *(const uint16_t *)(w + i * 512 + p.lane * 2);
+                x[p.warp * DP + c] = clamp_to(rs64((int8_t)(two & 255) * m, 16), RESIDUAL_MAX);
+                x[p.warp * DP + c + 1] = clamp_to(rs64((int8_t)(two >> 8) * m, 16), RESIDUAL_MAX);
+            }
+        }
+        __syncwarp();
+        const int key = s.old + step * s.L;
+        for (int layer = 0; layer < LAYERS; layer++) {
+            norm_rows(p);
+            make_heads(p, model, layer, qkv, memory, cache, s.L, key);
+            cluster_arrive();
+            cluster_wait();
+            attend_cluster(p, model, layer, memory, cache, s.L, key + s.L);
+            out.load(model.out_w[layer], p.rank, p.warp, p.lane);
+            cluster_wait();
+            add_residual(p, out, p.m + AT_O, O_PITCH, model.out_m[layer]);
+            cluster_arrive();
+            upper.load(model.up_w[layer], p.rank, p.warp, p.lane);
+            cluster_wait();
+            norm_rows(p);
+#pragma unroll
+            for (int i = 0; i < ShareUp::TW; i++) {
+                if (!upper.has(i)) continue;
+                int32_t c[4];
+                upper.multiply(i, p.m + AT_A, A_PITCH, p.lane, c);
+                const int local = upper.tile + i * WARPS, n = (upper.first + local) * 8 + (p.lane & 3) * 2;
+                uint8_t *stage = p.m + AT_STAGE + local * LANES * 8; /* (16 rows, 8) of the tile */
+                const int32_t m0 = model.up_m[layer][n], m1 = model.up_m[layer][n + 1];
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const uint32_t u0 = (uint32_t)min(max(scaled(c[2 * h], m0), 0), 255), u1 = (uint32_t)min(max(scaled(c[2 * h + 1], m1), 0), 255);
+                    *(uint16_t *)(stage + ((p.lane >> 2) + h * 8) * 8 + (p.lane & 3) * 2) = (uint16_t)((u0 * u0 + 128) >> 8 | (u1 * u1 + 128) >> 8 << 8);
+                }
+                __syncwarp();
+                for (int j = p.lane; j < LANES * CTAS; j += 32) {
+                    const int rank = j % CTAS, r = j / CTAS;
+                    *(uint2 *)peer(p.m + AT_H + r * H_PITCH + (upper.first + local) * 8, rank) = *(const uint2 *)(stage + r * 8);
+                }
+            }
+            cluster_arrive();
+            down.load(model.down_w[layer], p.rank, p.warp, p.lane);
+            cluster_wait();
+            add_residual(p, down, p.m + AT_H, H_PITCH, model.down_m[layer]);
+            cluster_arrive();
+            if (layer + 1 < LAYERS) {
+                if (p.rank < HEADS + 2 * KV) qkv.load(model.qkv_w[layer + 1] + (int64_t)p.rank * HD * DP, 0, p.warp, p.lane);
+            } else {
+                head.load(model.class_w, 0, p.warp, p.lane);
+            }
+            cluster_wait();
+        }
+        norm_rows(p);
+        int32_t *logits = (int32_t *)(p.m + AT_LOGITS);
+        uint32_t *cum = (uint32_t *)(p.m + AT_CUM);
+        for (int i = p.tid; i < LANES * CP; i += THREADS) logits[i] = 0;
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < ShareClass::TW; i++) {
+            if (!head.has(i)) continue;
+            int32_t c[4];
+            head.multiply(i, p.m + AT_A, A_PITCH, p.lane, c);
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                atomicAdd(&logits[((p.lane >> 2) + (n >> 1) * 8) * CP + (head.tile + i * WARPS) * 8 + (p.lane & 3) * 2 + (n & 1)], c[n]);
+            }
+        }
+        __syncthreads();
+        const int active = active_lanes(s, step);
+        if (p.warp < active) {
+            int32_t l[PER];
+#pragma unroll
+            for (int i = 0; i < PER; i++) {
+                const int n = p.lane * PER + i;
+                l[i] = n < CLASSES ? scaled(logits[p.warp * CP + n], model.class_m[n]) + model.class_b[n] : 0;
+            }
+            cumulate<PER>(l, CLASSES, model.exp, cum + p.warp * SUMS, p.lane);
+        }
+        __syncthreads();
+        if (p.warp == 0) {
+            for (int k = 0; k < active; k++) {
+                uint32_t frequency;
+                const int symbol = decode_symbol(coder, cum + k * SUMS, CLASSES, frequency, p.lane);
+                if (p.lane == k) {
+                    found[k] = symbol;
+                    bits += bits_of(frequency);
+                }
+            }
+        }
+        __syncthreads();
+        for (int k = p.rank; k < active; k += CTAS) make_members(p, model, k, found[k]);
+        cluster_arrive();
+        cluster_wait();
+        if (p.warp == 0) {
+            for (int k = 0; k < active; k++) {
+                uint32_t frequency;
+                const int symbol = decode_symbol(coder, cum + (LANES + k) * SUMS, 128, frequency, p.lane);
+                if (p.lane == k) {
+                    input[k] = found[k] * 128 + symbol;
+                    bits += bits_of(frequency);
+                    if (p.rank == 0) tokens[s.token_at + at[k]] = input[k];
+                    at[k]++;
+                }
+            }
+            double all = bits;
+            for (int i = 16; i; i >>= 1) all += __shfl_xor_sync(FULL, all, i);
+            if (!coder.error && all > s.budget) coder.error = SPENT;
+            if (p.lane == 0) *error = coder.error;
+        }
+        __syncthreads();
+        if (*error) break;
+    }
+    cluster_arrive(); /* nobody leaves while others write to its memory */
+    cluster_wait();
+    if (p.rank || p.warp) return;
+    for (int i = 16; i; i >>= 1) bits += __shfl_xor_sync(FULL, bits, i);
+    if (p.lane) return;
+    Session &to = sessions[held];
+    to.lower = coder.lower;
+    to.range = coder.range;
+    to.point = coder.point;
+    to.place = coder.place;
+    to.bits = bits;
+    to.step = s.C - 1; /* as after the last step of an iteration of batch.cu: remember() and collect() go on from there */
+    pieces[slot] = Piece{held, 0, s.L, s.C - 1};
+    if (coder.error) {
+        to.error = coder.error;
+        if (atomicCAS(&state->error, 0, coder.error) == 0) state->failed = held;
+    }
+    atomicAdd((unsigned long long *)&state->tokens, (unsigned long long)s.size);
+}
+#endif
