@@ -13,10 +13,9 @@
 
 enum { CTAS = 16, WARPS = 16, LANES = 16, THREADS = WARPS * 32 };
 enum { ROWS_ALL = LANES * HEADS, TILES = HEADS, OWN = TILES }; /* queries: 16 lanes of each head, 16 a tile */
-constexpr int pitch(int bytes) { return bytes % 128 ? bytes : bytes + 64; } /* two rows of 64 bytes fill all banks */
-constexpr int least(int a, int b) { return a < b ? a : b; }
-constexpr int most_of(int a, int b) { return a > b ? a : b; }
-constexpr int parts(int n, int of) { return (n + of - 1) / of; }
+DEV constexpr int pitch(int bytes) { return bytes % 128 ? bytes : bytes + 64; } /* two rows of 64 bytes fill all banks */
+DEV constexpr int least(int a, int b) { return a < b ? a : b; }
+DEV constexpr int most_of(int a, int b) { return a > b ? a : b; }
 
 /* A product's channels (tiles of 8) dealt out to the blocks of a cluster and their warps; inputs split where warps are left. */
 template <int ALL, int CHUNKS, int BLOCKS, bool SPLIT = true, bool UNSIGNED = false> struct Share {
