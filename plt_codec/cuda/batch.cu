@@ -132,7 +132,7 @@ KERNEL(256) norms(const State *state, const int32_t *x, int8_t *a) {
 /* ---------------------------------------------------------------- products */
 
 enum { TO_QKV, TO_RESIDUAL, TO_HIDDEN, TO_LOGITS };
-enum { BM = 128, BN = 64, STAGES = 4, STAGE = (BM + BN) * 64 };
+enum { BM = 128, BN = 64, PRODUCT_SHARED = (BM + BN) * 64 * 6 }; /* device.py: 72 KB */
 
 /* 128 rows times 64 channels a block, 32 x 32 a warp. a (rows, K), w tiles, out (rows, stride). */
 template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *bias,
@@ -141,43 +141,60 @@ template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *
     if (row0 >= all) return;
     uint8_t *mem = shared();
     const int tid = (int)threadIdx.x, lane = lane_of(), wm = warp_of() & 3, wn = warp_of() >> 2;
-    enum { CHUNKS = K / 64 };
-    auto load = [&](int chunk) {
-        uint8_t *to = mem + chunk % STAGES * STAGE;
-        for (int i = tid; i < BM * 4; i += 256) copy16(to + i * 16, a + (int64_t)(row0 + i / 4) * K + chunk * 64 + i % 4 * 16);
-        to += BM * 64;
-        for (int i = tid; i < BN * 4; i += 256) copy16(to + i * 16, w + ((int64_t)(tile0 + i / 32) * CHUNKS + chunk) * 512 + i % 32 * 16);
+    enum { /* a stage holds some chunks; all stages fill the shared memory */
+        CHUNKS = K / 64, PART = CHUNKS % 3 == 0 ? 3 : CHUNKS % 2 == 0 ? 2 : 1, STAGES = 6 / PART, STEPS = CHUNKS / PART,
+        CHUNK = (BM + BN) * 64,
+    };
+    auto load = [&](int step) {
+#pragma unroll
+        for (int part = 0; part < PART; part++) {
+            const int chunk = step * PART + part;
+            uint8_t *to = mem + (step % STAGES * PART + part) * CHUNK;
+            for (int i = tid; i < BM * 4; i += 256) copy16(to + i * 16, a + (int64_t)(row0 + i / 4) * K + chunk * 64 + i % 4 * 16);
+            to += BM * 64;
+            for (int i = tid; i < BN * 4; i += 256) copy16(to + i * 16, w + ((int64_t)(tile0 + i / 32) * CHUNKS + chunk) * 512 + i % 32 * 16);
+        }
     };
     int32_t c[2][4][4];
 #pragma unroll
-    for (int i = 0; i < 32; i++) (&c[0][0][0])[i] = 0;
+    for (int i = 0; i < 32; i++) c[i / 16][i / 4 % 4][i % 4] = 0;
     for (int s = 0; s < STAGES - 1; s++) {
-        if (s < CHUNKS) load(s);
+        if (s < STEPS) load(s);
         copies_commit();
     }
-    for (int chunk = 0; chunk < CHUNKS; chunk++) {
-        copies_wait<STAGES - 2>();
-        __syncthreads();
-        if (chunk + STAGES - 1 < CHUNKS) load(chunk + STAGES - 1);
-        copies_commit();
-        const uint8_t *at = mem + chunk % STAGES * STAGE, *bt = at + BM * 64;
-        uint4 f[2][2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) f[i][h] = *(const uint4 *)(at + (wm * 32 + i * 16 + h * 8) * 64 + lane * 16);
+    for (int step = 0; step < STEPS; step++) {
+        if (STEPS <= STAGES && step == 0 && STAGES - 1 < STEPS) load(STAGES - 1);
+        if (STEPS <= STAGES) {
+            copies_commit();
+            copies_wait<STAGES - 1>();
+            __syncthreads();
+        } else {
+            copies_wait<STAGES - 2>();
+            __syncthreads();
+            if (step + STAGES - 1 < STEPS) load(step + STAGES - 1);
+            copies_commit();
         }
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const uint4 b = *(const uint4 *)(bt + (wn * 4 + j) * 512 + lane * 16);
+        for (int part = 0; part < PART; part++) {
+            const uint8_t *at = mem + (step % STAGES * PART + part) * CHUNK, *bt = at + BM * 64;
+            uint4 f[2][2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                if (UNSIGNED) {
-                    mma_u8(c[i][j], f[i][0].x, f[i][1].x, f[i][0].y, f[i][1].y, b.x, b.y);
-                    mma_u8(c[i][j], f[i][0].z, f[i][1].z, f[i][0].w, f[i][1].w, b.z, b.w);
-                } else {
-                    mma_s8(c[i][j], f[i][0].x, f[i][1].x, f[i][0].y, f[i][1].y, b.x, b.y);
-                    mma_s8(c[i][j], f[i][0].z, f[i][1].z, f[i][0].w, f[i][1].w, b.z, b.w);
+#pragma unroll
+                for (int h = 0; h < 2; h++) f[i][h] = *(const uint4 *)(at + (wm * 32 + i * 16 + h * 8) * 64 + lane * 16);
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const uint4 b = *(const uint4 *)(bt + (wn * 4 + j) * 512 + lane * 16);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    if (UNSIGNED) {
+                        mma_u8(c[i][j], f[i][0].x, f[i][1].x, f[i][0].y, f[i][1].y, b.x, b.y);
+                        mma_u8(c[i][j], f[i][0].z, f[i][1].z, f[i][0].w, f[i][1].w, b.z, b.w);
+                    } else {
+                        mma_s8(c[i][j], f[i][0].x, f[i][1].x, f[i][0].y, f[i][1].y, b.x, b.y);
+                        mma_s8(c[i][j], f[i][0].z, f[i][1].z, f[i][0].w, f[i][1].w, b.z, b.w);
+                    }
                 }
             }
         }
@@ -206,19 +223,19 @@ template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *
         }
     }
 }
-KERNEL(256) to_qkv(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, int16_t *y) {
+KERNEL2(256) to_qkv(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, int16_t *y) {
     product<TO_QKV, DP>(state, a, w, m, 0, y, QP);
 }
-KERNEL(256) to_out(const State *state, const int8_t *o, const int8_t *w, const int32_t *m, int32_t *x) {
+KERNEL2(256) to_out(const State *state, const int8_t *o, const int8_t *w, const int32_t *m, int32_t *x) {
     product<TO_RESIDUAL, OP>(state, o, w, m, 0, x, DP);
 }
-KERNEL(256) to_up(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, uint8_t *h) {
+KERNEL2(256) to_up(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, uint8_t *h) {
     product<TO_HIDDEN, DP>(state, a, w, m, 0, h, FP);
 }
-KERNEL(256) to_down(const State *state, const int8_t *h, const int8_t *w, const int32_t *m, int32_t *x) {
+KERNEL2(256) to_down(const State *state, const int8_t *h, const int8_t *w, const int32_t *m, int32_t *x) {
     product<TO_RESIDUAL, FP, true>(state, h, w, m, 0, x, DP);
 }
-KERNEL(256) to_class(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *bias, int32_t *logits) {
+KERNEL2(256) to_class(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *bias, int32_t *logits) {
     product<TO_LOGITS, DP>(state, a, w, m, bias, logits, CP);
 }
 
@@ -244,65 +261,57 @@ KERNEL(256) heads(const State *state, const Row *rows, const int16_t *y, const i
 
 /* A block 64 queries of one key head and one slot; a warp 16 of them and its share of the keys. Three times over the keys:
  * highest score, sum of weights, shares times values; between them the warps meet in shared memory. */
-KERNEL(256) attend(const Session *sessions, const Piece *pieces, const int8_t *q, const Cache *caches, int8_t *memory,
-                   int32_t layer, const int32_t *heat, const uint32_t *pairs, int8_t *o) {
+KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *q, const Cache *caches, int8_t *memory,
+                   int32_t layer, const int32_t *heat, const int32_t *exp, int8_t *o) {
     const Piece piece = pieces[blockIdx.x];
     if (!piece.rows) return;
     const int head = (int)blockIdx.y, lane = lane_of(), g = lane >> 2, t = lane & 3, queries = piece.rows * GROUP;
     const int L = sessions[piece.session].L, old = sessions[piece.session].old;
     const Cache cache = caches[blockIdx.x];
     const int8_t *keys = keys_of(cache, memory, layer, head), *values = keys + cache.room * HW;
-    int32_t *most = (int32_t *)shared();            /* 64 */
-    uint32_t *sum = (uint32_t *)(most + 64);        /* 64 */
+    int32_t *lowest = (int32_t *)shared();          /* 64: of -score */
+    uint32_t *sum = (uint32_t *)(lowest + 64);      /* 64 */
     int32_t *mixed = (int32_t *)(sum + 64);         /* 64 x 66 */
-    const uint32_t pair = pairs[lane];
+    uint32_t *table = (uint32_t *)(mixed + 64 * 66); /* WEIGHTS */
+    const uint8_t *weights = (const uint8_t *)(table + lane);
+    fill_weights(table, exp, (int)threadIdx.x, 256);
     for (int chunk = (int)blockIdx.z; chunk * 64 < queries; chunk += (int)gridDim.z) {
         const int n = min(64, queries - chunk * 64), tiles = n > 32 ? 4 : n > 16 ? 2 : 1;
         const int tile = warp_of() % tiles, share = warp_of() / tiles, shares = 8 / tiles;
         for (int i = (int)threadIdx.x; i < 64; i += 256) {
-            most[i] = (int32_t)0x80000000;
+            lowest[i] = 0x7fffffff;
             sum[i] = 0;
         }
         for (int i = (int)threadIdx.x; i < 64 * 66; i += 256) mixed[i] = 0;
         Queries f;
-        int last = 0;
         uint4 part[2];
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int local = tile * 16 + h * 8 + g, query = chunk * 64 + local, r = query / GROUP, qh = head * GROUP + query % GROUP;
-            const bool in = local < n;
-            part[h] = in ? *(const uint4 *)(q + ((int64_t)(piece.row + r) * HEADS + qh) * HW + t * 16) : make_uint4(0, 0, 0, 0);
-            f.limit[h] = in ? old + (piece.step + r / L + 1) * L : 0;
-            f.heat[h] = in ? (uint32_t)heat[qh] : 0;
-            f.far[h] = far_enough(f.heat[h]);
-            last = max(last, f.limit[h]);
+        for (int h = 0; h < 2; h++) { /* rows past the last repeat it */
+            const int query = min(chunk * 64 + tile * 16 + h * 8 + g, queries - 1), r = query / GROUP, qh = head * GROUP + query % GROUP;
+            part[h] = *(const uint4 *)(q + ((int64_t)(piece.row + r) * HEADS + qh) * HW + t * 16);
+            f.limit[h] = old + (piece.step + r / L + 1) * L;
+            f.heat[h] = (uint32_t)heat[qh];
         }
         f.a = part[0];
         f.b = part[1];
-        for (int i = 4; i < 32; i <<= 1) last = max(last, __shfl_xor_sync(FULL, last, i));
+        finish_queries(f);
+        int groups = (max(f.limit[0], f.limit[1]) + 31) / 32;
+        for (int i = 4; i < 32; i <<= 1) groups = max(groups, __shfl_xor_sync(FULL, groups, i));
         __syncthreads();
-        int32_t c[4][4], high[2] = {(int32_t)0x80000000, (int32_t)0x80000000};
-        for (int kg = share; kg * 32 < last; kg += shares) {
-            scores(f, keys, kg, lane, c);
-            top(f, kg, lane, c, high);
-        }
+        int32_t c[4][4], low[2] = {0x7fffffff, 0x7fffffff};
+        for (int kg = share; kg < groups; kg += shares) top(f, load_keys(keys, kg, lane), kg, lane, low);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            for (int i = 1; i < 4; i <<= 1) high[h] = max(high[h], __shfl_xor_sync(FULL, high[h], i));
-            if (t == 0) atomicMax(&most[tile * 16 + h * 8 + g], high[h]);
+            for (int i = 1; i < 4; i <<= 1) low[h] = min(low[h], __shfl_xor_sync(FULL, low[h], i));
+            if (t == 0) atomicMin(&lowest[tile * 16 + h * 8 + g], low[h]);
         }
         __syncthreads();
-        f.most[0] = most[tile * 16 + g];
-        f.most[1] = most[tile * 16 + 8 + g];
+        f.most[0] = -lowest[tile * 16 + g];
+        f.most[1] = -lowest[tile * 16 + 8 + g];
         uint32_t total[2] = {0, 0};
-        for (int kg = share; kg * 32 < last; kg += shares) {
-            scores(f, keys, kg, lane, c);
-            weigh(f, kg, lane, pair, c);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                total[0] += (uint32_t)(c[j][0] + c[j][1]);
-                total[1] += (uint32_t)(c[j][2] + c[j][3]);
-            }
+        for (int kg = share; kg < groups; kg += shares) {
+            weigh(f, load_keys(keys, kg, lane), kg, lane, weights, c);
+            add_weights(c, total);
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -314,17 +323,17 @@ KERNEL(256) attend(const Session *sessions, const Piece *pieces, const int8_t *q
 #pragma unroll
         for (int i = 0; i < 32; i++) lo[i / 4][i % 4] = hi[i / 4][i % 4] = 0;
 #pragma unroll
-        for (int h = 0; h < 2; h++) f.t[h] = (uint32_t)((double)((uint64_t)1 << 40) / (double)max(sum[tile * 16 + h * 8 + g], 1u));
-        for (int kg = share; kg * 32 < last; kg += shares) {
-            scores(f, keys, kg, lane, c);
-            weigh(f, kg, lane, pair, c);
+        for (int h = 0; h < 2; h++) f.t[h] = key_scale(sum[tile * 16 + h * 8 + g]);
+        for (int kg = share; kg < groups; kg += shares) {
+            weigh(f, load_keys(keys, kg, lane), kg, lane, weights, c);
             mix(f, values, kg, lane, c, lo, hi);
         }
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             const int row = tile * 16 + (i >> 1 & 1) * 8 + g, dim = (i >> 2) * 8 + t * 2 + (i & 1);
             const int32_t v = lo[i / 4][i % 4] + (hi[i / 4][i % 4] << 8);
-            if (v) atomicAdd(&mixed[row * 66 + dim], v);
+            if (shares == 1) mixed[row * 66 + dim] = v;
+            else atomicAdd(&mixed[row * 66 + dim], v);
         }
         __syncthreads();
         for (int i = (int)threadIdx.x; i < n * HD; i += 256) {

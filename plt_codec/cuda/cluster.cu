@@ -85,7 +85,7 @@ enum { /* shared memory */
     AT_A = AT_X + LANES * DP * 4,               /* their norm (16, A_PITCH) */
     AT_H = AT_A + LANES * A_PITCH,              /* hidden */
     AT_O = AT_H + LANES * H_PITCH,              /* attention output */
-    AT_Q = AT_O + LANES * O_PITCH,              /* queries (16, HEADS, 64) */
+    AT_Q = AT_O + LANES * O_PITCH,              /* queries (HEADS, 16, 64) */
     AT_MOST = AT_Q + ROWS_ALL * HW,             /* (CTAS, ROWS_ALL) of each block, then (2, ROWS_ALL): own, result */
     AT_SUM = AT_MOST + (CTAS + 2) * ROWS_ALL * 4,
     AT_PART = AT_SUM + (CTAS + 2) * ROWS_ALL * 4, /* own share of shares times values (ROWS_ALL, 64) int32 */
@@ -96,30 +96,35 @@ enum { /* shared memory */
     AT_LOGITS = AT_PARTS,                       /* (16, CP), used while PARTS is not */
     AT_CUM = AT_STAGE + (STAGE_SIZE + 15) / 16 * 16, /* cumulative frequencies (2, 16, SUMS): classes, members */
     AT_STEP = AT_CUM + 2 * LANES * SUMS * 4,    /* tokens, classes, positions of the lanes; error: (4, 16) int32 */
-    SHARED = AT_STEP + 4 * LANES * 4 + HW,
+    AT_CODER = AT_STEP + 4 * LANES * 4,         /* the decoder between its uses, and the worth of its symbols */
+    AT_WEIGHTS = AT_CODER + 64,                 /* of keys (WEIGHTS) */
+    SHARED = AT_WEIGHTS + WEIGHTS * 4,
 };
 
 struct Model { /* addresses of the tensors (pack.py), those of layers in tables of LAYERS */
     const int8_t *embed_w, *class_w, *shift_w;
     const int32_t *embed_m, *class_m, *class_b, *shift_m, *member_m, *member_b, *exp, *phase;
     const int16_t *cosine, *sine;
-    const uint32_t *pairs;
     const int8_t *qkv_w[LAYERS], *out_w[LAYERS], *up_w[LAYERS], *down_w[LAYERS];
     const int32_t *qkv_m[LAYERS], *out_m[LAYERS], *up_m[LAYERS], *down_m[LAYERS], *heat[LAYERS];
 };
 
-/* Copies `bytes` (a multiple of 8) of this block's shared memory to the same place of all blocks, `to` the place. */
-DEV void spread8(const uint8_t *from, uint8_t *to, int pieces, int i0, int step) {
-    for (int i = i0; i < pieces * CTAS; i += step) {
-        const int piece = i / CTAS, rank = i % CTAS;
-        *(uint2 *)peer(to + piece * 8, rank) = *(const uint2 *)(from + piece * 8);
-    }
-}
-
 struct Place { /* of this thread */
     int rank, warp, lane, tid;
     uint8_t *m;
+    mutable int64_t last; /* P_TRACE: when the stage before ended */
 };
+#ifdef P_TRACE /* cycles of each stage in the first block, for measurements */
+__device__ unsigned long long trace[32];
+DEV void mark(const Place &p, int stage) {
+    if (p.tid || blockIdx.x) return;
+    const int64_t now = clock64();
+    atomicAdd(&trace[stage], (unsigned long long)(now - p.last));
+    p.last = now;
+}
+#else
+DEV void mark(const Place &, int) {}
+#endif
 
 DEV void norm_rows(const Place &p) {
     norm_row((const int32_t *)(p.m + AT_X) + p.warp * DP, (int8_t *)(p.m + AT_A) + p.warp * A_PITCH, p.lane);
@@ -155,9 +160,10 @@ template <class S> DEV void add_residual(const Place &p, const S &share, const u
     }
     __syncthreads();
     if (width <= 0) return;
-    for (int i = p.tid; i < LANES * N / 4 * CTAS; i += THREADS) {
-        const int rank = i % CTAS, piece = i / CTAS, r = piece / (N / 4), n = piece % (N / 4) * 4;
-        if (n < width) *(uint4 *)peer(x + r * DP + share.first * 8 + n, rank) = *(const uint4 *)(stage + r * N + n);
+    int32_t *to = peer(x + share.first * 8, p.warp);
+    for (int i = p.lane; i < LANES * N / 4; i += 32) {
+        const int r = i / (N / 4), n = i % (N / 4) * 4;
+        if (n < width) *(uint4 *)(to + r * DP + n) = *(const uint4 *)(stage + r * N + n);
     }
 }
 
@@ -196,10 +202,9 @@ DEV void make_heads(const Place &p, const Model &model, int layer, ShareQkv &sha
             }
             __syncwarp();
             if (h < HEADS) {
-#pragma unroll
-                for (int i = p.lane; i < 4 * CTAS; i += 32) {
-                    *(uint4 *)peer(p.m + AT_Q + (p.warp * HEADS + h) * HW + (i & 3) * 16, i >> 2) = *(const uint4 *)(stage + (i & 3) * 16);
-                }
+                __syncthreads();
+                uint8_t *to = peer(p.m + AT_Q + h * LANES * HW, p.warp);
+                for (int i = p.lane; i < LANES * HW / 16; i += 32) *(uint4 *)(to + i * 16) = *(const uint4 *)(p.m + AT_STAGE + i * 16);
             } else if (p.warp < lanes && p.lane < 4) {
                 int8_t *k = keys_of(cache, memory, layer, h - HEADS) + (int64_t)(key + p.warp) * HW;
                 *(uint4 *)(k + p.lane * 16) = *(const uint4 *)(stage + p.lane * 16);
@@ -218,10 +223,8 @@ DEV void make_heads(const Place &p, const Model &model, int layer, ShareQkv &sha
 DEV void spread_rows(const Place &p, int at) {
     const int32_t *own = (const int32_t *)(p.m + at) + CTAS * ROWS_ALL;
     __syncthreads();
-    for (int i = p.tid; i < ROWS_ALL / 4 * CTAS; i += THREADS) {
-        const int rank = i % CTAS, piece = i / CTAS;
-        *(uint4 *)peer((int32_t *)(p.m + at) + p.rank * ROWS_ALL + piece * 4, rank) = *(const uint4 *)(own + piece * 4);
-    }
+    int32_t *to = peer((int32_t *)(p.m + at) + p.rank * ROWS_ALL, p.warp);
+    for (int i = p.lane * 4; i < ROWS_ALL; i += 128) *(uint4 *)(to + i) = *(const uint4 *)(own + i);
 }
 
 /* Attention of all queries over the keys of the cluster: 4 barriers, the last one pending (arrived) at the end. */
@@ -230,11 +233,11 @@ DEV void attend_cluster(const Place &p, const Model &model, int layer, int8_t *m
     uint32_t *sums = (uint32_t *)(p.m + AT_SUM);
     const int g = p.lane >> 2, t = p.lane & 3, queries = lanes * GROUP, per_head = (queries + 15) / 16, tiles = per_head * KV;
     const int groups = (keys_all + 31) / 32, spread = max(1, WARPS / tiles);
-    const uint32_t pair = model.pairs[p.lane];
+    const uint8_t *weights = p.m + AT_WEIGHTS + p.lane * 4;
     Queries f;
     int32_t c[4][4];
     for (int i = p.tid; i < ROWS_ALL; i += THREADS) {
-        mosts[CTAS * ROWS_ALL + i] = (int32_t)0x80000000;
+        mosts[CTAS * ROWS_ALL + i] = 0x7fffffff; /* of -score */
         sums[CTAS * ROWS_ALL + i] = 0;
     }
     for (int i = p.tid; i < ROWS_ALL * HW; i += THREADS) part[i] = 0;
@@ -245,38 +248,36 @@ DEV void attend_cluster(const Place &p, const Model &model, int layer, int8_t *m
         uint4 rows[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int n = tile % per_head * 16 + h * 8 + g, r = n / GROUP, qh = head * GROUP + n % GROUP;
-            const bool in = n < queries;
-            rows[h] = in ? *(const uint4 *)(p.m + AT_Q + (r * HEADS + qh) * HW + t * 16) : make_uint4(0, 0, 0, 0);
-            f.limit[h] = in ? keys_all : 0;
-            f.heat[h] = in ? (uint32_t)model.heat[layer][qh] : 0;
-            f.far[h] = far_enough(f.heat[h]);
+            const int n = min(tile % per_head * 16 + h * 8 + g, queries - 1), r = n / GROUP, qh = head * GROUP + n % GROUP;
+            rows[h] = *(const uint4 *)(p.m + AT_Q + (qh * LANES + r) * HW + t * 16);
+            f.limit[h] = keys_all;
+            f.heat[h] = (uint32_t)model.heat[layer][qh];
         }
         f.a = rows[0];
         f.b = rows[1];
+        finish_queries(f);
         return keys_of(cache, memory, layer, head);
     };
     const int last = p.warp < tiles * spread ? tiles : 0, share = p.warp / tiles; /* warps left over rest */
     for (int tile = p.warp % tiles; tile < last; tile += WARPS) {
         const int8_t *keys = begin(tile);
-        int32_t high[2] = {(int32_t)0x80000000, (int32_t)0x80000000};
-        for (int kg = p.rank + share * CTAS; kg < groups; kg += CTAS * spread) {
-            scores(f, keys, kg, p.lane, c);
-            top(f, kg, p.lane, c, high);
-        }
+        int32_t low[2] = {0x7fffffff, 0x7fffffff};
+        for (int kg = p.rank + share * CTAS; kg < groups; kg += CTAS * spread) top(f, load_keys(keys, kg, p.lane), kg, p.lane, low);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            for (int i = 1; i < 4; i <<= 1) high[h] = max(high[h], __shfl_xor_sync(FULL, high[h], i));
-            if (t == 0) atomicMax(&mosts[CTAS * ROWS_ALL + tile * 16 + h * 8 + g], high[h]);
+            for (int i = 1; i < 4; i <<= 1) low[h] = min(low[h], __shfl_xor_sync(FULL, low[h], i));
+            if (t == 0) atomicMin(&mosts[CTAS * ROWS_ALL + tile * 16 + h * 8 + g], low[h]);
         }
     }
+    mark(p, 4);
     spread_rows(p, AT_MOST);
     cluster_arrive();
     cluster_wait();
+    mark(p, 5);
     for (int i = p.tid; i < ROWS_ALL; i += THREADS) {
-        int32_t high = (int32_t)0x80000000;
-        for (int rank = 0; rank < CTAS; rank++) high = max(high, mosts[rank * ROWS_ALL + i]);
-        mosts[(CTAS + 1) * ROWS_ALL + i] = high;
+        int32_t low = 0x7fffffff;
+        for (int rank = 0; rank < CTAS; rank++) low = min(low, mosts[rank * ROWS_ALL + i]);
+        mosts[(CTAS + 1) * ROWS_ALL + i] = -low;
     }
     __syncthreads();
     for (int tile = p.warp % tiles; tile < last; tile += WARPS) {
@@ -285,13 +286,8 @@ DEV void attend_cluster(const Place &p, const Model &model, int layer, int8_t *m
 #pragma unroll
         for (int h = 0; h < 2; h++) f.most[h] = mosts[(CTAS + 1) * ROWS_ALL + tile * 16 + h * 8 + g];
         for (int kg = p.rank + share * CTAS; kg < groups; kg += CTAS * spread) {
-            scores(f, keys, kg, p.lane, c);
-            weigh(f, kg, p.lane, pair, c);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                total[0] += (uint32_t)(c[j][0] + c[j][1]);
-                total[1] += (uint32_t)(c[j][2] + c[j][3]);
-            }
+            weigh(f, load_keys(keys, kg, p.lane), kg, p.lane, weights, c);
+            add_weights(c, total);
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -299,13 +295,15 @@ DEV void attend_cluster(const Place &p, const Model &model, int layer, int8_t *m
             if (t == 0) atomicAdd(&sums[CTAS * ROWS_ALL + tile * 16 + h * 8 + g], total[h]);
         }
     }
+    mark(p, 6);
     spread_rows(p, AT_SUM);
     cluster_arrive();
     cluster_wait();
+    mark(p, 7);
     for (int i = p.tid; i < ROWS_ALL; i += THREADS) {
         uint32_t total = 0;
         for (int rank = 0; rank < CTAS; rank++) total += sums[rank * ROWS_ALL + i];
-        sums[(CTAS + 1) * ROWS_ALL + i] = (uint32_t)((double)((uint64_t)1 << 40) / (double)max(total, 1u));
+        sums[(CTAS + 1) * ROWS_ALL + i] = key_scale(total);
     }
     __syncthreads();
     for (int tile = p.warp % tiles; tile < last; tile += WARPS) {
@@ -319,8 +317,7 @@ DEV void attend_cluster(const Place &p, const Model &model, int layer, int8_t *m
             f.t[h] = sums[(CTAS + 1) * ROWS_ALL + tile * 16 + h * 8 + g];
         }
         for (int kg = p.rank + share * CTAS; kg < groups; kg += CTAS * spread) {
-            scores(f, keys, kg, p.lane, c);
-            weigh(f, kg, p.lane, pair, c);
+            weigh(f, load_keys(keys, kg, p.lane), kg, p.lane, weights, c);
             mix(f, values, kg, p.lane, c, lo, hi);
         }
 #pragma unroll
@@ -331,12 +328,12 @@ DEV void attend_cluster(const Place &p, const Model &model, int layer, int8_t *m
         }
     }
     __syncthreads();
-    for (int i = p.tid; i < ROWS_ALL * HW / 4; i += THREADS) { /* row n goes to the block n / OWN */
-        const int row = i / (HW / 4), n = i % (HW / 4) * 4;
-        *(uint4 *)peer(parts_in + (p.rank * OWN + row % OWN) * HW + n, row / OWN) = *(const uint4 *)(part + row * HW + n);
-    }
+    mark(p, 8);
+    int32_t *to = peer(parts_in + p.rank * OWN * HW, p.warp); /* row n goes to the block n / OWN */
+    for (int i = p.lane * 4; i < OWN * HW; i += 128) *(uint4 *)(to + i) = *(const uint4 *)(part + p.warp * OWN * HW + i);
     cluster_arrive();
     cluster_wait();
+    mark(p, 9);
     uint8_t *stage = p.m + AT_STAGE;
     for (int i = p.tid; i < OWN * HW; i += THREADS) {
         int32_t total = 1 << 14;
@@ -344,11 +341,12 @@ DEV void attend_cluster(const Place &p, const Model &model, int layer, int8_t *m
         stage[i] = (uint8_t)clamp_to(total >> 15, 127);
     }
     __syncthreads();
-    for (int i = p.tid; i < OWN * (HD / 8) * CTAS; i += THREADS) {
-        const int rank = i % CTAS, piece = i / CTAS, local = piece / (HD / 8), dim = piece % (HD / 8) * 8, row = p.rank * OWN + local;
+    uint8_t *output = peer(p.m + AT_O, p.warp);
+    for (int i = p.lane; i < OWN * (HD / 8); i += 32) {
+        const int local = i / (HD / 8), dim = i % (HD / 8) * 8, row = p.rank * OWN + local;
         const int tile = row / 16, head = tile / per_head, n = tile % per_head * 16 + row % 16;
         if (tile >= tiles || n >= queries) continue;
-        *(uint2 *)peer(p.m + AT_O + (n / GROUP) * O_PITCH + (head * GROUP + n % GROUP) * HD + dim, rank) = *(const uint2 *)(stage + local * HW + dim);
+        *(uint2 *)(output + (n / GROUP) * O_PITCH + (head * GROUP + n % GROUP) * HD + dim) = *(const uint2 *)(stage + local * HW + dim);
     }
     cluster_arrive();
 }
@@ -386,10 +384,8 @@ DEV void make_members(const Place &p, const Model &model, int k, int c) {
         cumulate<4>(mine, 128, model.exp, sums, p.lane);
     }
     __syncthreads();
-    for (int i = p.tid; i < 33 * CTAS; i += THREADS) {
-        const int rank = i % CTAS, piece = i / CTAS;
-        if (rank != p.rank) *(uint4 *)peer(sums + piece * 4, rank) = *(const uint4 *)(sums + piece * 4);
-    }
+    uint32_t *to = peer(sums, p.warp);
+    for (int i = p.lane * 4; i < 132 && p.warp != p.rank; i += 128) *(uint4 *)(to + i) = *(const uint4 *)(sums + i);
 }
 
 KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, Piece *pieces, const Cache *caches, int8_t *memory,
@@ -397,15 +393,20 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
     const int slot = (int)blockIdx.x / CTAS;
     const int held = slots[slot];
     if (held < 0) return; /* the whole cluster */
-    Place p = {cluster_rank(), (int)threadIdx.x >> 5, (int)threadIdx.x & 31, (int)threadIdx.x, shared()};
+    Place p = {cluster_rank(), (int)threadIdx.x >> 5, (int)threadIdx.x & 31, (int)threadIdx.x, shared(), 0};
     const Model &model = *tensors;
     const Session s = sessions[held];
     const Cache cache = caches[slot];
-    Coder coder = {s.lower, s.range, s.point, s.place, s.words, words + s.word_at, 0};
-    double bits = p.lane ? 0 : s.bits;
+    Coder *kept = (Coder *)(p.m + AT_CODER);
+    double *worth = (double *)(kept + 1);
     int32_t *input = (int32_t *)(p.m + AT_STEP), *found = input + LANES, *at = found + LANES, *error = at + LANES;
     int32_t *x = (int32_t *)(p.m + AT_X);
     for (int i = p.tid; i < AT_CUM / 4; i += THREADS) ((uint32_t *)p.m)[i] = 0;
+    if (p.tid == 0) {
+        *kept = Coder{s.lower, s.range, s.point, s.place, s.words, words + s.word_at, 0};
+        *worth = s.bits;
+    }
+    fill_weights((uint32_t *)(p.m + AT_WEIGHTS), model.exp, p.tid, THREADS);
     for (int i = p.tid; i < LANES; i += THREADS) {
         input[i] = i == 0 && s.start ? tokens[s.token_at + s.start - 1] : 0;
         at[i] = i < s.L ? (int32_t)(s.start + lane_start(s, i)) : 0;
@@ -436,41 +437,53 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
         __syncwarp();
         const int key = s.old + step * s.L;
         for (int layer = 0; layer < LAYERS; layer++) {
+            mark(p, 0);
             norm_rows(p);
+            mark(p, 1);
             make_heads(p, model, layer, qkv, memory, cache, s.L, key);
+            mark(p, 2);
             cluster_arrive();
             cluster_wait();
+            mark(p, 3);
             attend_cluster(p, model, layer, memory, cache, s.L, key + s.L);
             out.load(model.out_w[layer], p.rank, p.warp, p.lane);
             cluster_wait();
+            mark(p, 10);
             add_residual(p, out, p.m + AT_O, O_PITCH, model.out_m[layer]);
+            mark(p, 11);
             cluster_arrive();
             upper.load(model.up_w[layer], p.rank, p.warp, p.lane);
             cluster_wait();
+            mark(p, 12);
             norm_rows(p);
+            mark(p, 13);
 #pragma unroll
             for (int i = 0; i < ShareUp::TW; i++) {
                 if (!upper.has(i)) continue;
                 int32_t c[4];
                 upper.multiply(i, p.m + AT_A, A_PITCH, p.lane, c);
                 const int local = upper.tile + i * WARPS, n = (upper.first + local) * 8 + (p.lane & 3) * 2;
-                uint8_t *stage = p.m + AT_STAGE + local * LANES * 8; /* (16 rows, 8) of the tile */
+                uint8_t *stage = p.m + AT_STAGE + local * 8; /* (16, NT * 8) */
                 const int32_t m0 = model.up_m[layer][n], m1 = model.up_m[layer][n + 1];
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     const uint32_t u0 = (uint32_t)min(max(scaled(c[2 * h], m0), 0), 255), u1 = (uint32_t)min(max(scaled(c[2 * h + 1], m1), 0), 255);
-                    *(uint16_t *)(stage + ((p.lane >> 2) + h * 8) * 8 + (p.lane & 3) * 2) = (uint16_t)((u0 * u0 + 128) >> 8 | (u1 * u1 + 128) >> 8 << 8);
+                    *(uint16_t *)(stage + ((p.lane >> 2) + h * 8) * (ShareUp::NT * 8) + (p.lane & 3) * 2) = (uint16_t)((u0 * u0 + 128) >> 8 | (u1 * u1 + 128) >> 8 << 8);
                 }
-                __syncwarp();
-                for (int j = p.lane; j < LANES * CTAS; j += 32) {
-                    const int rank = j % CTAS, r = j / CTAS;
-                    *(uint2 *)peer(p.m + AT_H + r * H_PITCH + (upper.first + local) * 8, rank) = *(const uint2 *)(stage + r * 8);
-                }
+            }
+            __syncthreads();
+            mark(p, 14);
+            uint8_t *hidden = peer(p.m + AT_H + upper.first * 8, p.warp);
+            for (int i = p.lane; i < LANES * ShareUp::NT; i += 32) {
+                const int r = i / ShareUp::NT, n = i % ShareUp::NT;
+                if (upper.first + n < FP / 8) *(uint2 *)(hidden + r * H_PITCH + n * 8) = *(const uint2 *)(p.m + AT_STAGE + i * 8);
             }
             cluster_arrive();
             down.load(model.down_w[layer], p.rank, p.warp, p.lane);
             cluster_wait();
+            mark(p, 15);
             add_residual(p, down, p.m + AT_H, H_PITCH, model.down_m[layer]);
+            mark(p, 16);
             cluster_arrive();
             if (layer + 1 < LAYERS) {
                 if (p.rank < HEADS + 2 * KV) qkv.load(model.qkv_w[layer + 1] + (int64_t)p.rank * HD * DP, 0, p.warp, p.lane);
@@ -478,6 +491,7 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
                 head.load(model.class_w, 0, p.warp, p.lane);
             }
             cluster_wait();
+            mark(p, 17);
         }
         norm_rows(p);
         int32_t *logits = (int32_t *)(p.m + AT_LOGITS);
@@ -506,50 +520,66 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
             cumulate<PER>(l, CLASSES, model.exp, cum + p.warp * SUMS, p.lane);
         }
         __syncthreads();
+        mark(p, 18);
         if (p.warp == 0) {
+            Coder coder = *kept;
+            uint32_t frequency = 1u << 24, one;
             for (int k = 0; k < active; k++) {
-                uint32_t frequency;
-                const int symbol = decode_symbol(coder, cum + k * SUMS, CLASSES, frequency, p.lane);
+                const int symbol = decode_symbol(coder, cum + k * SUMS, CLASSES, one, p.lane);
                 if (p.lane == k) {
                     found[k] = symbol;
-                    bits += bits_of(frequency);
+                    frequency = one;
                 }
+            }
+            const double bits = bits_of_warp(frequency);
+            if (p.lane == 0) {
+                *kept = coder;
+                *worth += bits;
             }
         }
         __syncthreads();
+        mark(p, 19);
         for (int k = p.rank; k < active; k += CTAS) make_members(p, model, k, found[k]);
+        mark(p, 20);
         cluster_arrive();
         cluster_wait();
+        mark(p, 21);
         if (p.warp == 0) {
+            Coder coder = *kept;
+            uint32_t frequency = 1u << 24, one;
             for (int k = 0; k < active; k++) {
-                uint32_t frequency;
-                const int symbol = decode_symbol(coder, cum + (LANES + k) * SUMS, 128, frequency, p.lane);
+                const int symbol = decode_symbol(coder, cum + (LANES + k) * SUMS, 128, one, p.lane);
                 if (p.lane == k) {
                     input[k] = found[k] * 128 + symbol;
-                    bits += bits_of(frequency);
+                    frequency = one;
                     if (p.rank == 0) tokens[s.token_at + at[k]] = input[k];
                     at[k]++;
                 }
             }
-            double all = bits;
-            for (int i = 16; i; i >>= 1) all += __shfl_xor_sync(FULL, all, i);
-            if (!coder.error && all > s.budget) coder.error = SPENT;
-            if (p.lane == 0) *error = coder.error;
+            const double bits = bits_of_warp(frequency) + *worth;
+            __syncwarp();
+            if (!coder.error && bits > s.budget) coder.error = SPENT;
+            if (p.lane == 0) {
+                *kept = coder;
+                *worth = bits;
+                *error = coder.error;
+            }
         }
         __syncthreads();
+        mark(p, 22);
         if (*error) break;
     }
     cluster_arrive(); /* nobody leaves while others write to its memory */
     cluster_wait();
     if (p.rank || p.warp) return;
-    for (int i = 16; i; i >>= 1) bits += __shfl_xor_sync(FULL, bits, i);
     if (p.lane) return;
+    const Coder coder = *kept;
     Session &to = sessions[held];
     to.lower = coder.lower;
     to.range = coder.range;
     to.point = coder.point;
     to.place = coder.place;
-    to.bits = bits;
+    to.bits = *worth;
     to.step = s.C - 1; /* as after the last step of an iteration of batch.cu: remember() and collect() go on from there */
     pieces[slot] = Piece{held, 0, s.L, s.C - 1};
     if (coder.error) {

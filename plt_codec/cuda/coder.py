@@ -47,9 +47,10 @@ STATE_TYPE = np.dtype(
     + [("spare", "i4", 7), ("tokens", "i8")]
 )
 DAMAGED, SPENT = 1, 2
+PRODUCT_SHARED = 72 << 10  # shared memory of the products of batch.cu
 MODEL = (
     "embed.w", "class.w", "shift.w", "embed.m", "class.m", "class.b", "shift.m", "member.m", "member.b",
-    "table.exp", "table.phase", "table.cos", "table.sin", "pairs",
+    "table.exp", "table.phase", "table.cos", "table.sin",
 )  # fmt: skip
 MODEL_LAYERS = ("qkv.w", "out.w", "up.w", "down.w", "qkv.m", "out.m", "up.m", "down.m", "heat")
 CLUSTER_LANES = 16  # cluster.cu: most lanes
@@ -115,7 +116,7 @@ def cluster_memory(s: Shape) -> int:
     total = 16 * (dp * 4 + pitch(dp) + pitch(fp) + pitch(op)) + rows * 64
     total += 2 * 18 * rows * 4 + rows * 256 + 4 * max(16 * s.heads * 64, 16 * cp) + 16 * 72 * 4
     total += up(max(16 * 64, s.heads * 64, 16 * upper * 8, 16 * out * 32), 16)
-    return total + 2 * 16 * (max(s.classes, 128) // 4 + 1) * 16 + 4 * 16 * 4 + 64
+    return total + 2 * 16 * (max(s.classes, 128) // 4 + 1) * 16 + 4 * 16 * 4 + 64 + 64 * 32 * 4
 
 
 class CudaCoder:
@@ -127,7 +128,7 @@ class CudaCoder:
     def __init__(self, weights: Weights, device: str = "cuda", *, on: gpu.Device | None = None):
         self.shape = weights.shape
         number = int(device.partition(":")[2] or 0)
-        self._device: gpu.Device = on or gpu.CudaDevice(number, macros(weights.shape))
+        self._device: gpu.Device = on or gpu.CudaDevice(number, macros(weights))
         self._at: dict[str, int] = {}
         for name, array in tensors(weights).items():
             self._keep(name, array)
@@ -329,7 +330,7 @@ class _Batch:
         warps = (-(-rows // 8), 1, 1)
 
         def product(kernel: str, n: int, *args: str) -> None:
-            go(kernel, (up(n, 64) // 64, -(-rows // 128), 1), 256, "state", *args, shared=4 * 192 * 64)
+            go(kernel, (up(n, 64) // 64, -(-rows // 128), 1), 256, "state", *args, shared=PRODUCT_SHARED)
 
         threads = up(self.slots, 32)
         go("collect", (1, 1, 1), threads, "state", "sessions", "slots", "pieces", shared=512)
@@ -343,7 +344,7 @@ class _Batch:
             go("heads", (-(-rows * (s.heads + 2 * s.kv_heads) // 8), 1, 1), 256, "state", "rows", "y", "table.phase",
                "table.cos", "table.sin", i, "q", "caches", "memory")  # fmt: skip
             go("attend", (self.slots, s.kv_heads, chunks), 256, "sessions", "pieces", "q", "caches", "memory", i,
-               t + "heat", "pairs", "o", shared=(128 + 64 * 66) * 4)  # fmt: skip
+               t + "heat", "table.exp", "o", shared=(128 + 64 * 66 + 64 * 32) * 4)  # fmt: skip
             product("to_out", s.d, "o", t + "out.w", t + "out.m", "x")
             go("norms", warps, 256, "state", "x", "a")
             product("to_up", s.hidden, "a", t + "up.w", t + "up.m", "h")

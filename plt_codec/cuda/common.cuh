@@ -23,6 +23,7 @@ typedef unsigned long long uint64_t;
 #endif
 #define DEV __device__ __forceinline__
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define KERNEL2(threads) extern "C" __global__ void __launch_bounds__(threads, 2) /* two blocks a multiprocessor */
 extern __shared__ __align__(128) uint8_t shared_memory[];
 DEV uint8_t *shared() { return shared_memory; }
 
@@ -170,58 +171,105 @@ DEV int value_place(int key, int dim) {
     return (key >> 5) * 2048 + (dim >> 4) * 512 + ((dim & 7) * 4 + t) * 16 + (dim >> 3 & 1) * 8 + (tile >> 1) * 4 + (tile & 1) * 2 + (k & 1);
 }
 
-/* Weight of a key: w = rs(exp[e & 63], 5) >> (e >> 6), e = min((most - s) * heat >> 16, 1023). `pair` holds the entries lane
- * and lane + 32 of the table; from `far` on e is 1023 and up to there the product fits 32 bits. */
-DEV uint32_t far_enough(uint32_t heat) { return heat ? (1023u * 65536u + heat - 1) / heat : 0; }
-DEV uint32_t key_weight(uint32_t below, uint32_t far, uint32_t heat, uint32_t pair) {
-    const uint32_t e = min(min(below, far) * heat >> 16, 1023u);
-    const uint32_t v = __shfl_sync(FULL, pair, e & 31);
-    return ((v >> ((e & 32) >> 1)) & 0xffff) >> (e >> 6);
-}
-/* rs(w * t, 24). 2^16 comes out only where one key has all the weight; 2^16 - 1 gives the same output there, since |v| < 2^14. */
-DEV uint32_t key_share(uint32_t w, uint32_t t) { return min((__umulhi(w << 9, t) + 1) >> 1, 65535u); }
-
 /* ---------------------------------------------------------------- attention of 16 queries by a warp */
 
-struct Queries { /* fragments of 16 queries; rows g and g + 8 of this thread */
+/* Weight of a key: w = rs(exp[e & 63], 5) >> (e >> 6), e = min(below * heat >> 16, 1023), below = most - s. From `far` on e is
+ * 1023, and up to there the product fits 32 bits; where no heat is 2^16 or more (P_HOT 0), e stays within 1023 by itself.
+ * The table lies in shared memory once for each thread of a warp (64 x 32), so that no two threads meet in a bank. */
+enum { WEIGHTS = 64 * 32 };
+DEV void fill_weights(uint32_t *table, const int32_t *exp, int tid, int threads) {
+    for (int i = tid; i < WEIGHTS; i += threads) table[i] = (uint32_t)(exp[i >> 5] + 16) >> 5;
+}
+DEV uint32_t far_enough(uint32_t heat) { return heat ? (1023u * 65536u + heat - 1) / heat : 0; }
+DEV uint32_t key_weight(uint32_t below, uint32_t far, uint32_t heat, const uint8_t *table) { /* table: of this thread */
+    uint32_t e = min(below, far) * heat;
+    if (P_HOT) e = min(e, 1023u << 16);
+    return *(const uint32_t *)(table + (e >> 9 & 63 << 7)) >> (e >> 22);
+}
+/* 2^40 / sum, and a little less where one key has all the weight: there rs(w * t, 24) would be 2^16, one more than 16 bits hold,
+ * and 2^16 - 1 gives the same output, since |v| < 2^14. Exact in double: 2^40 / S misses an integer by 1 / S at least. */
+DEV uint32_t key_scale(uint32_t sum) {
+    return min((uint32_t)((double)((uint64_t)1 << 40) / (double)max(sum, 1u)), (1u << 25) - 512);
+}
+DEV uint32_t key_share(uint32_t w, uint32_t t) { return (uint32_t)(((uint64_t)w * t + (1 << 23)) >> 24); }
+
+struct Queries { /* fragments of 16 queries, negated; rows g and g + 8 of this thread */
     uint4 a, b;
     int32_t limit[2], most[2]; /* keys they see; the highest score */
     uint32_t heat[2], far[2], t[2];
+    int32_t whole;             /* keys that all rows of the warp see */
 };
-/* Scores of keys 32 kg .. 32 kg + 31: c[j] is keys 8 j + 2 t, + 1 for rows g, g, g + 8, g + 8. */
-DEV void scores(const Queries &q, const int8_t *keys, int kg, int lane, int32_t c[4][4]) {
-    const int8_t *k = keys + (int64_t)kg * 2048 + lane * 16;
+DEV uint32_t negated(uint32_t v) { /* of four bytes in -127 .. 127 */
+    uint32_t out = 0;
+    for (int i = 0; i < 32; i += 8) out |= ((0u - (v >> i)) & 255) << i;
+    return out;
+}
+DEV uint4 negated(uint4 v) { return make_uint4(negated(v.x), negated(v.y), negated(v.z), negated(v.w)); }
+DEV void finish_queries(Queries &q) {
+    q.a = negated(q.a);
+    q.b = negated(q.b);
+    q.whole = min(q.limit[0], q.limit[1]);
+    for (int i = 4; i < 32; i <<= 1) q.whole = min(q.whole, __shfl_xor_sync(FULL, q.whole, i));
+    q.far[0] = far_enough(q.heat[0]);
+    q.far[1] = far_enough(q.heat[1]);
+}
+struct Keys { /* fragments of 32 keys, or of 32 values */
+    uint4 f[4];
+};
+DEV Keys load_keys(const int8_t *from, int kg, int lane) {
+    Keys k;
+#pragma unroll
+    for (int j = 0; j < 4; j++) k.f[j] = *(const uint4 *)(from + (int64_t)kg * 2048 + j * 512 + lane * 16);
+    return k;
+}
+/* c[j] = base - score of keys 8 j + 2 t, + 1 for rows g, g, g + 8, g + 8. */
+DEV void scores(const Queries &q, const Keys &k, int32_t base0, int32_t base1, int32_t c[4][4]) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        const uint4 f = *(const uint4 *)(k + j * 512);
-        c[j][0] = c[j][1] = c[j][2] = c[j][3] = 0;
-        mma_s8(c[j], q.a.x, q.b.x, q.a.y, q.b.y, f.x, f.y);
-        mma_s8(c[j], q.a.z, q.b.z, q.a.w, q.b.w, f.z, f.w);
+        c[j][0] = c[j][1] = base0;
+        c[j][2] = c[j][3] = base1;
+        mma_s8(c[j], q.a.x, q.b.x, q.a.y, q.b.y, k.f[j].x, k.f[j].y);
     }
+#pragma unroll
+    for (int j = 0; j < 4; j++) mma_s8(c[j], q.a.z, q.b.z, q.a.w, q.b.w, k.f[j].z, k.f[j].w);
 }
 DEV bool sees(const Queries &q, int kg, int j, int i, int lane) {
     return kg * 32 + j * 8 + (lane & 3) * 2 + (i & 1) < q.limit[i >> 1];
 }
-/* Weights of 32 keys; c becomes w. Whole: every row sees all of them. */
-DEV void weigh(const Queries &q, int kg, int lane, uint32_t pair, int32_t c[4][4]) {
-    const bool whole = kg * 32 + 32 <= min(q.limit[0], q.limit[1]);
+/* low: the lowest of -score so far. */
+DEV void top(const Queries &q, const Keys &k, int kg, int lane, int32_t low[2]) {
+    int32_t c[4][4];
+    scores(q, k, 0, 0, c);
+    const bool whole = kg * 32 + 32 <= q.whole;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const uint32_t w = key_weight((uint32_t)(q.most[i >> 1] - c[j][i]), q.far[i >> 1], q.heat[i >> 1], pair);
-            c[j][i] = (int32_t)(whole || sees(q, kg, j, i, lane) ? w : 0u);
+            if (whole || sees(q, kg, j, i, lane)) low[i >> 1] = min(low[i >> 1], c[j][i]);
         }
     }
 }
-DEV void top(const Queries &q, int kg, int lane, const int32_t c[4][4], int32_t most[2]) {
-    const bool whole = kg * 32 + 32 <= min(q.limit[0], q.limit[1]);
+/* Weights of 32 keys. */
+DEV void weigh(const Queries &q, const Keys &k, int kg, int lane, const uint8_t *table, int32_t c[4][4]) {
+    scores(q, k, q.most[0], q.most[1], c);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (whole || sees(q, kg, j, i, lane)) most[i >> 1] = max(most[i >> 1], c[j][i]);
+        for (int i = 0; i < 4; i++) c[j][i] = (int32_t)key_weight((uint32_t)c[j][i], q.far[i >> 1], q.heat[i >> 1], table);
+    }
+    if (kg * 32 + 32 > q.whole) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) c[j][i] = sees(q, kg, j, i, lane) ? c[j][i] : 0;
         }
+    }
+}
+DEV void add_weights(const int32_t c[4][4], uint32_t total[2]) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        total[0] += (uint32_t)(c[j][0] + c[j][1]);
+        total[1] += (uint32_t)(c[j][2] + c[j][3]);
     }
 }
 /* low + 256 high += shares of 32 keys times their values; o[n]: dims 8 n + 2 t, + 1 of rows g, g, g + 8, g + 8. */
@@ -232,31 +280,28 @@ DEV void mix(const Queries &q, const int8_t *values, int kg, int lane, const int
     for (int j = 0; j < 4; j++) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            p[j][r] = key_share((uint32_t)w[j][2 * r], q.t[r]) | key_share((uint32_t)w[j][2 * r + 1], q.t[r]) << 16;
+            p[j][r] = __byte_perm(key_share((uint32_t)w[j][2 * r], q.t[r]), key_share((uint32_t)w[j][2 * r + 1], q.t[r]), 0x5410);
             any |= p[j][r];
         }
     }
     if (!__any_sync(FULL, any != 0)) return;
     const bool large = __any_sync(FULL, (any & 0xff00ff00u) != 0);
-    uint32_t lo[4], hi[4];
+    const Keys v = load_keys(values, kg, lane);
+    uint32_t part[4];
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            lo[r + 2 * half] = __byte_perm(p[2 * half][r], p[2 * half + 1][r], 0x6420);
-            hi[r + 2 * half] = __byte_perm(p[2 * half][r], p[2 * half + 1][r], 0x7531);
-        }
-    }
-    const int8_t *v = values + (int64_t)kg * 2048 + lane * 16;
+    for (int r = 0; r < 4; r++) part[r] = __byte_perm(p[r & 2][r & 1], p[(r & 2) + 1][r & 1], 0x6420);
 #pragma unroll
     for (int n = 0; n < 4; n++) {
-        const uint4 f = *(const uint4 *)(v + n * 512);
-        mma_u8(low[2 * n], lo[0], lo[1], lo[2], lo[3], f.x, f.y);
-        mma_u8(low[2 * n + 1], lo[0], lo[1], lo[2], lo[3], f.z, f.w);
-        if (large) {
-            mma_u8(high[2 * n], hi[0], hi[1], hi[2], hi[3], f.x, f.y);
-            mma_u8(high[2 * n + 1], hi[0], hi[1], hi[2], hi[3], f.z, f.w);
-        }
+        mma_u8(low[2 * n], part[0], part[1], part[2], part[3], v.f[n].x, v.f[n].y);
+        mma_u8(low[2 * n + 1], part[0], part[1], part[2], part[3], v.f[n].z, v.f[n].w);
+    }
+    if (!large) return;
+#pragma unroll
+    for (int r = 0; r < 4; r++) part[r] = __byte_perm(p[r & 2][r & 1], p[(r & 2) + 1][r & 1], 0x7531);
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        mma_u8(high[2 * n], part[0], part[1], part[2], part[3], v.f[n].x, v.f[n].y);
+        mma_u8(high[2 * n + 1], part[0], part[1], part[2], part[3], v.f[n].z, v.f[n].w);
     }
 }
 
@@ -334,6 +379,12 @@ DEV int32_t decode_symbol(Coder &c, const uint32_t *sums, int n, uint32_t &frequ
     return symbol;
 }
 DEV double bits_of(uint32_t frequency) { return 24.0 - log2((double)frequency); }
+/* Their sum over a warp, to a few digits: enough for a decoder's budget, and far from its critical path. */
+DEV double bits_of_warp(uint32_t frequency) {
+    float bits = 24.0f - log2f((float)frequency);
+    for (int i = 16; i; i >>= 1) bits += __shfl_xor_sync(FULL, bits, i);
+    return bits;
+}
 
 /* ---------------------------------------------------------------- blocks, lanes, steps (layout.py) */
 

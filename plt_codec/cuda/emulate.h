@@ -17,6 +17,7 @@ using std::min;
 
 #define DEV inline
 #define KERNEL(threads) static void
+#define KERNEL2(threads) static void
 #define __restrict__
 #define __noinline__
 struct uint4 { uint32_t x, y, z, w; };
@@ -132,6 +133,7 @@ static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t s) {
 }
 template <class T, class U> static T atomicAdd(T *p, U v) { const T old = *p; *p = old + (T)v; return old; }
 template <class T> static T atomicMax(T *p, T v) { const T old = *p; *p = max(old, v); return old; }
+template <class T> static T atomicMin(T *p, T v) { const T old = *p; *p = min(old, v); return old; }
 template <class T> static T atomicCAS(T *p, T was, T v) { const T old = *p; if (old == was) *p = v; return old; }
 template <bool SIGNED> static void mma(int32_t *c, const uint32_t a[4], uint32_t b0, uint32_t b1) {
     const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};

@@ -26,7 +26,7 @@ def available() -> bool:
 def build(shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()) -> Path:
     """Compile the kernels for a shape into a shared library in `folder`."""
     text = source()
-    kernels = re.findall(r"^KERNEL\(\d+\)\s+(?:\w+\(.*\)\s+)?(\w+)\(", text, re.MULTILINE)
+    kernels = re.findall(r"^KERNEL2?\(\d+\) (\w+)\(", text, re.MULTILINE)
     calls = "".join(f"    EMULATED({name})\n" for name in kernels)
     text = (
         f'#include "{HERE / "emulate.h"}"\n{text}\nextern "C" int emulated(const char *kernel, const uint32_t *grid, '

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.weights import Array, Shape, Weights
+from pltz.plt_codec.weights import Array, Weights
 
 TILE = 8  # rows of a tile of weights
 CHUNK = 64  # inputs of a tile; rows of activations are padded to a multiple
@@ -16,12 +16,14 @@ def up(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
-def macros(s: Shape) -> dict[str, int]:
+def macros(weights: Weights) -> dict[str, int]:
     """Names and values that the sources are compiled with."""
+    s = weights.shape
+    hot = any(int(weights[f"layer.{i}.heat"].max()) >= 1 << 16 for i in range(s.layers))
     return {
         "P_D": s.d, "P_LAYERS": s.layers, "P_HEADS": s.heads, "P_KV": s.kv_heads, "P_HEAD": s.head_dim,
         "P_HIDDEN": s.hidden, "P_VOCAB": s.vocab, "P_BLOCK": s.block, "P_MEMORY": s.memory,
-        "P_NORM_GAIN": s.norm_gain, "P_HEAD_GAIN": s.head_gain,
+        "P_NORM_GAIN": s.norm_gain, "P_HEAD_GAIN": s.head_gain, "P_HOT": int(hot),
     }  # fmt: skip
 
 
@@ -38,15 +40,9 @@ def padded(v: Array) -> npt.NDArray[np.int32]:
     return np.pad(v.astype(np.int32), (0, up(len(v), CHUNK) - len(v)))
 
 
-def pairs(exp: Array) -> npt.NDArray[np.uint32]:
-    """(32,) the weights of keys: entry i in the low half, entry i + 32 in the high one, each rs(exp, 5)."""
-    w = ((exp.astype(np.int64) + 16) >> 5).astype(np.uint32)
-    return w[:32] | w[32:] << 16
-
-
 def tensors(weights: Weights) -> dict[str, Array]:
     """Name -> array, as it goes to the device."""
-    out: dict[str, Array] = {"embed.w": tiles(weights["embed.w"]), "pairs": pairs(weights["table.exp"])}
+    out: dict[str, Array] = {"embed.w": tiles(weights["embed.w"])}
     for name in ("embed.m", "shift.w", "shift.m", "member.m", "member.b"):
         out[name] = np.ascontiguousarray(weights[name])
     for name in ("table.exp", "table.cos", "table.sin", "table.phase"):
