@@ -299,7 +299,10 @@ KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
         for (int i = 4; i < 32; i <<= 1) groups = max(groups, __shfl_xor_sync(FULL, groups, i));
         __syncthreads();
         int32_t c[4][4], low[2] = {0x7fffffff, 0x7fffffff};
-        for (int kg = share; kg < groups; kg += shares) top(f, load_keys(keys, kg, lane), kg, lane, low);
+        for (int kg = share; kg < groups; kg += shares) {
+            scores(f, load_keys(keys, kg, lane), 0, 0, c);
+            top(f, kg, lane, c, low);
+        }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             for (int i = 1; i < 4; i <<= 1) low[h] = min(low[h], __shfl_xor_sync(FULL, low[h], i));
@@ -326,7 +329,7 @@ KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
         for (int h = 0; h < 2; h++) f.t[h] = key_scale(sum[tile * 16 + h * 8 + g]);
         for (int kg = share; kg < groups; kg += shares) {
             weigh(f, load_keys(keys, kg, lane), kg, lane, weights, c);
-            mix(f, values, kg, lane, c, lo, hi);
+            mix(f, load_keys(values, kg, lane), c, lo, hi);
         }
 #pragma unroll
         for (int i = 0; i < 32; i++) {

@@ -98,7 +98,15 @@ enum { /* shared memory */
     AT_STEP = AT_CUM + 2 * LANES * SUMS * 4,    /* tokens, classes, positions of the lanes; error: (4, 16) int32 */
     AT_CODER = AT_STEP + 4 * LANES * 4,         /* the decoder between its uses, and the worth of its symbols */
     AT_WEIGHTS = AT_CODER + 64,                 /* of keys (WEIGHTS) */
-    SHARED = AT_WEIGHTS + WEIGHTS * 4,
+    AT_MEETING = AT_WEIGHTS + WEIGHTS * 4,
+    AT_EXP = AT_MEETING + 16,                   /* table.exp */
+    AT_TURN = AT_EXP + 256,                     /* cosine, sine of a step: (16, 32) pairs of int16 */
+    AT_CLASS = AT_TURN + LANES * 128,           /* multipliers and biases of the classes (2, CP) */
+    AT_HEAT = AT_CLASS + CP * 8,                /* (LAYERS, HEADS) */
+    AT_SCALE = AT_HEAT + (LAYERS * HEADS + 3) / 4 * 16, /* multipliers of this block: (LAYERS, SCALES) */
+    SCALE_OUT = HW, SCALE_UP = SCALE_OUT + ShareOut::NT * 8, SCALE_DOWN = SCALE_UP + ShareUp::NT * 8,
+    SCALES = SCALE_DOWN + ShareDown::NT * 8,
+    SHARED = AT_SCALE + LAYERS * SCALES * 4,
 };
 
 struct Model { /* addresses of the tensors (pack.py), those of layers in tables of LAYERS */
@@ -112,8 +120,19 @@ struct Model { /* addresses of the tensors (pack.py), those of layers in tables 
 struct Place { /* of this thread */
     int rank, warp, lane, tid;
     uint8_t *m;
-    mutable int64_t last; /* P_TRACE: when the stage before ended */
+    mutable uint32_t round; /* exchanges so far */
+    mutable int64_t last;   /* P_TRACE: when the stage before ended */
 };
+/* An exchange: warp w of each block writes what block w needs, then sends word (send); all wait for word from every block (wait).
+ * Between two exchanges every block passes a __syncthreads, and no buffer is written again in the exchange after the one in
+ * which it was read: so nothing is overwritten that someone still reads. */
+DEV void send(const Place &p);
+DEV void wait(const Place &p);
+DEV void send(const Place &p) {
+    __syncwarp();
+    if (p.lane == 0) meeting_send((uint64_t *)(p.m + AT_MEETING), p.warp);
+}
+DEV void wait(const Place &p) { meeting_wait((uint64_t *)(p.m + AT_MEETING), p.round++); }
 #ifdef P_TRACE /* cycles of each stage in the first block, for measurements */
 __device__ unsigned long long trace[32];
 DEV void mark(const Place &p, int stage) {
@@ -155,7 +174,7 @@ template <class S> DEV void add_residual(const Place &p, const S &share, const u
     for (int i = p.tid; i < LANES * N; i += THREADS) {
         const int r = i / N, n = i % N, channel = share.first * 8 + n;
         if (n >= width) continue;
-        stage[i] = clamp_to((int64_t)x[r * DP + channel] + scaled(acc[r * ACC_PITCH + n], m[channel]), RESIDUAL_MAX);
+        stage[i] = clamp_to((int64_t)x[r * DP + channel] + scaled(acc[r * ACC_PITCH + n], m[n]), RESIDUAL_MAX);
         acc[r * ACC_PITCH + n] = 0;
     }
     __syncthreads();
@@ -170,11 +189,10 @@ template <class S> DEV void add_residual(const Place &p, const S &share, const u
 /* Queries, keys and values of this block's heads: queries to all blocks, the others to the cache. */
 DEV void make_heads(const Place &p, const Model &model, int layer, ShareQkv &share, int8_t *memory, const Cache &cache, int lanes, int key) {
     int32_t *acc = (int32_t *)(p.m + AT_ACC);
-    const int32_t at = ((const int32_t *)(p.m + AT_STEP))[2 * LANES + p.warp];
     for (int h = p.rank; h < HEADS + 2 * KV; h += CTAS) {
         if (h != p.rank) share.load(model.qkv_w[layer] + (int64_t)h * HD * DP, 0, p.warp, p.lane);
         gather(p, share, p.m + AT_A, A_PITCH);
-        const int32_t *m = model.qkv_m[layer] + h * HD;
+        const int32_t *m = h == p.rank ? (const int32_t *)(p.m + AT_SCALE) + layer * SCALES : model.qkv_m[layer] + h * HD;
         int16_t y[2] = {0, 0}; /* values lane and lane + HD / 2 of row `warp` */
         uint8_t *stage = p.m + AT_STAGE + p.warp * HW;
         if (p.lane < HD / 2) {
@@ -186,8 +204,8 @@ DEV void make_heads(const Place &p, const Model &model, int layer, ShareQkv &sha
         if (h < HEADS + KV) {
             int32_t a = 0, b = 0;
             if (p.lane < HD / 2) {
-                const uint32_t j = (uint32_t)at * (uint32_t)model.phase[p.lane] >> 10 & 1023;
-                const int32_t c = model.cosine[j], s = model.sine[j];
+                const int16_t *turn = (const int16_t *)(p.m + AT_TURN) + (p.warp * 32 + p.lane) * 2;
+                const int32_t c = turn[0], s = turn[1];
                 a = (y[0] * c - y[1] * s + (1 << 13)) >> 14;
                 b = (y[0] * s + y[1] * c + (1 << 13)) >> 14;
             }
@@ -227,116 +245,190 @@ DEV void spread_rows(const Place &p, int at) {
     for (int i = p.lane * 4; i < ROWS_ALL; i += 128) *(uint4 *)(to + i) = *(const uint4 *)(own + i);
 }
 
-/* Attention of all queries over the keys of the cluster: 4 barriers, the last one pending (arrived) at the end. */
-DEV void attend_cluster(const Place &p, const Model &model, int layer, int8_t *memory, const Cache &cache, int lanes, int keys_all) {
+/* What a warp carries through the attention of a layer: one tile of queries, some groups of 32 keys, the first ones held. */
+#ifndef P_HELD
+#define P_HELD 4
+#endif
+enum { HELD = P_HELD, EARLY = 2 }; /* groups whose scores stay in registers; whose keys are loaded before the queries come */
+struct Reader {
+    bool works;       /* warps left over rest */
+    int tile, first, stride, groups, head, per_head, queries, keys_all;
+    const int8_t *keys, *values;
+    DEV int group(int i) const { return first + i * stride; }
+    DEV bool has(int i) const { return works && group(i) < groups; }
+};
+DEV Reader make_reader(const Place &p, int layer, int8_t *memory, const Cache &cache, int lanes, int keys_all) {
+    Reader r;
+    r.queries = lanes * GROUP;
+    r.per_head = (r.queries + 15) / 16;
+    const int tiles = r.per_head * KV, spread = WARPS / tiles;
+    r.tile = p.warp % tiles;
+    r.works = p.warp < tiles * spread;
+    r.first = p.rank + p.warp / tiles * CTAS;
+    r.stride = CTAS * spread;
+    r.groups = (keys_all + 31) / 32;
+    r.keys_all = keys_all;
+    r.head = r.tile / r.per_head;
+    r.keys = keys_of(cache, memory, layer, r.head);
+    r.values = r.keys + cache.room * HW;
+    return r;
+}
+/* Attention of all queries over the keys of the cluster. Begins while queries and keys are under way (what lies before
+ * keys_old is there), ends with the output sent. */
+DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &cache, int lanes, int keys_old, int keys_all) {
     int32_t *mosts = (int32_t *)(p.m + AT_MOST), *part = (int32_t *)(p.m + AT_PART), *parts_in = (int32_t *)(p.m + AT_PARTS);
     uint32_t *sums = (uint32_t *)(p.m + AT_SUM);
-    const int g = p.lane >> 2, t = p.lane & 3, queries = lanes * GROUP, per_head = (queries + 15) / 16, tiles = per_head * KV;
-    const int groups = (keys_all + 31) / 32, spread = max(1, WARPS / tiles);
     const uint8_t *weights = p.m + AT_WEIGHTS + p.lane * 4;
+    const int g = p.lane >> 2, t = p.lane & 3;
+    const Reader a = make_reader(p, layer, memory, cache, lanes, keys_all);
+    const int mine = a.tile * 16 + g; /* and mine + 8: rows of this thread */
     Queries f;
-    int32_t c[4][4];
-    for (int i = p.tid; i < ROWS_ALL; i += THREADS) {
-        mosts[CTAS * ROWS_ALL + i] = 0x7fffffff; /* of -score */
-        sums[CTAS * ROWS_ALL + i] = 0;
-    }
-    for (int i = p.tid; i < ROWS_ALL * HW; i += THREADS) part[i] = 0;
-    __syncthreads();
-    /* a warp has tile `w % tiles` (and more where there are more tiles than warps) and every spread-th group of the block's */
-    auto begin = [&](int tile) {
-        const int head = tile / per_head;
+    int32_t c[HELD][4][4]; /* all set, also where there is no group: else registers would be kept for what they held before */
+#pragma unroll
+    for (int i = 0; i < HELD * 16; i++) c[i / 16][i / 4 % 4][i % 4] = 0;
+    {
+        Keys k[EARLY];
+#pragma unroll
+        for (int i = 0; i < EARLY * 4; i++) k[i / 4].f[i % 4] = make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < EARLY; i++) {
+            if (a.has(i) && a.group(i) * 32 + 32 <= keys_old) k[i] = load_keys(a.keys, a.group(i), p.lane);
+        }
+        for (int i = p.tid; i < ROWS_ALL; i += THREADS) {
+            mosts[CTAS * ROWS_ALL + i] = 0x7fffffff; /* of -score */
+            sums[CTAS * ROWS_ALL + i] = 0;
+        }
+        for (int i = p.tid; i < ROWS_ALL * HW / 4; i += THREADS) ((uint4 *)part)[i] = make_uint4(0, 0, 0, 0);
+        __syncthreads();
+        wait(p);
+        mark(p, 3);
         uint4 rows[2];
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int n = min(tile % per_head * 16 + h * 8 + g, queries - 1), r = n / GROUP, qh = head * GROUP + n % GROUP;
+        for (int h = 0; h < 2; h++) { /* rows past the last repeat it */
+            const int n = min(a.tile % a.per_head * 16 + h * 8 + g, a.queries - 1), r = n / GROUP, qh = a.head * GROUP + n % GROUP;
             rows[h] = *(const uint4 *)(p.m + AT_Q + (qh * LANES + r) * HW + t * 16);
             f.limit[h] = keys_all;
-            f.heat[h] = (uint32_t)model.heat[layer][qh];
+            f.heat[h] = ((const uint32_t *)(p.m + AT_HEAT))[layer * HEADS + qh];
         }
         f.a = rows[0];
         f.b = rows[1];
         finish_queries(f);
-        return keys_of(cache, memory, layer, head);
-    };
-    const int last = p.warp < tiles * spread ? tiles : 0, share = p.warp / tiles; /* warps left over rest */
-    for (int tile = p.warp % tiles; tile < last; tile += WARPS) {
-        const int8_t *keys = begin(tile);
         int32_t low[2] = {0x7fffffff, 0x7fffffff};
-        for (int kg = p.rank + share * CTAS; kg < groups; kg += CTAS * spread) top(f, load_keys(keys, kg, p.lane), kg, p.lane, low);
+#pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            if (!a.has(i)) continue;
+            const bool early = i < EARLY && a.group(i) * 32 + 32 <= keys_old;
+            scores(f, early ? k[i < EARLY ? i : 0] : load_keys(a.keys, a.group(i), p.lane), 0, 0, c[i]);
+            top(f, a.group(i), p.lane, c[i], low);
+        }
+        for (int i = HELD; a.has(i); i++) {
+            int32_t more[4][4];
+            scores(f, load_keys(a.keys, a.group(i), p.lane), 0, 0, more);
+            top(f, a.group(i), p.lane, more, low);
+        }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             for (int i = 1; i < 4; i <<= 1) low[h] = min(low[h], __shfl_xor_sync(FULL, low[h], i));
-            if (t == 0) atomicMin(&mosts[CTAS * ROWS_ALL + tile * 16 + h * 8 + g], low[h]);
+            if (t == 0 && a.works) atomicMin(&mosts[CTAS * ROWS_ALL + mine + h * 8], low[h]);
         }
     }
     mark(p, 4);
     spread_rows(p, AT_MOST);
-    cluster_arrive();
-    cluster_wait();
+    send(p);
+    wait(p);
     mark(p, 5);
     for (int i = p.tid; i < ROWS_ALL; i += THREADS) {
         int32_t low = 0x7fffffff;
+#pragma unroll
         for (int rank = 0; rank < CTAS; rank++) low = min(low, mosts[rank * ROWS_ALL + i]);
         mosts[(CTAS + 1) * ROWS_ALL + i] = -low;
     }
     __syncthreads();
-    for (int tile = p.warp % tiles; tile < last; tile += WARPS) {
-        const int8_t *keys = begin(tile);
+    uint32_t w[HELD][4][2]; /* two weights of 16 bits: [held][j][row] */
+#pragma unroll
+    for (int i = 0; i < HELD * 8; i++) w[i / 8][i / 2 % 4][i % 2] = 0;
+    {
         uint32_t total[2] = {0, 0};
 #pragma unroll
-        for (int h = 0; h < 2; h++) f.most[h] = mosts[(CTAS + 1) * ROWS_ALL + tile * 16 + h * 8 + g];
-        for (int kg = p.rank + share * CTAS; kg < groups; kg += CTAS * spread) {
-            weigh(f, load_keys(keys, kg, p.lane), kg, p.lane, weights, c);
-            add_weights(c, total);
+        for (int h = 0; h < 2; h++) f.most[h] = mosts[(CTAS + 1) * ROWS_ALL + mine + h * 8];
+#pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            if (!a.has(i)) continue;
+#pragma unroll
+            for (int j = 0; j < 16; j++) c[i][j >> 2][j & 3] += f.most[j >> 1 & 1];
+            weigh(f, a.group(i), p.lane, weights, c[i]);
+            add_weights(c[i], total);
+#pragma unroll
+            for (int j = 0; j < 8; j++) w[i][j >> 1][j & 1] = (uint32_t)(c[i][j >> 1][(j & 1) * 2] | c[i][j >> 1][(j & 1) * 2 + 1] << 16);
+        }
+        for (int i = HELD; a.has(i); i++) {
+            int32_t more[4][4];
+            weigh(f, load_keys(a.keys, a.group(i), p.lane), a.group(i), p.lane, weights, more);
+            add_weights(more, total);
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             for (int i = 1; i < 4; i <<= 1) total[h] += __shfl_xor_sync(FULL, total[h], i);
-            if (t == 0) atomicAdd(&sums[CTAS * ROWS_ALL + tile * 16 + h * 8 + g], total[h]);
+            if (t == 0 && a.works) atomicAdd(&sums[CTAS * ROWS_ALL + mine + h * 8], total[h]);
         }
     }
     mark(p, 6);
     spread_rows(p, AT_SUM);
-    cluster_arrive();
-    cluster_wait();
+    send(p);
+    Keys v;
+#pragma unroll
+    for (int i = 0; i < 4; i++) v.f[i] = make_uint4(0, 0, 0, 0);
+    if (a.has(0)) v = load_keys(a.values, a.group(0), p.lane);
+    wait(p);
     mark(p, 7);
     for (int i = p.tid; i < ROWS_ALL; i += THREADS) {
         uint32_t total = 0;
+#pragma unroll
         for (int rank = 0; rank < CTAS; rank++) total += sums[rank * ROWS_ALL + i];
         sums[(CTAS + 1) * ROWS_ALL + i] = key_scale(total);
     }
     __syncthreads();
-    for (int tile = p.warp % tiles; tile < last; tile += WARPS) {
-        const int8_t *keys = begin(tile), *values = keys + cache.room * HW;
+    if (a.has(0)) {
         int32_t lo[8][4], hi[8][4];
 #pragma unroll
         for (int i = 0; i < 32; i++) lo[i / 4][i % 4] = hi[i / 4][i % 4] = 0;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            f.most[h] = mosts[(CTAS + 1) * ROWS_ALL + tile * 16 + h * 8 + g];
-            f.t[h] = sums[(CTAS + 1) * ROWS_ALL + tile * 16 + h * 8 + g];
+        for (int h = 0; h < 2; h++) f.t[h] = sums[(CTAS + 1) * ROWS_ALL + mine + h * 8];
+#pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            if (!a.has(i)) continue;
+            int32_t one[4][4];
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                one[j >> 1][(j & 1) * 2] = (int32_t)(w[i][j >> 1][j & 1] & 0xffff);
+                one[j >> 1][(j & 1) * 2 + 1] = (int32_t)(w[i][j >> 1][j & 1] >> 16);
+            }
+            mix(f, v, one, lo, hi);
+            if (i + 1 < HELD && a.has(i + 1)) v = load_keys(a.values, a.group(i + 1), p.lane);
         }
-        for (int kg = p.rank + share * CTAS; kg < groups; kg += CTAS * spread) {
-            weigh(f, load_keys(keys, kg, p.lane), kg, p.lane, weights, c);
-            mix(f, values, kg, p.lane, c, lo, hi);
+        for (int i = HELD; a.has(i); i++) {
+            int32_t more[4][4];
+            weigh(f, load_keys(a.keys, a.group(i), p.lane), a.group(i), p.lane, weights, more);
+            mix(f, load_keys(a.values, a.group(i), p.lane), more, lo, hi);
         }
 #pragma unroll
         for (int i = 0; i < 32; i++) {
-            const int row = tile * 16 + (i >> 1 & 1) * 8 + g, dim = (i >> 2) * 8 + t * 2 + (i & 1);
-            const int32_t v = lo[i / 4][i % 4] + (hi[i / 4][i % 4] << 8);
-            if (v) atomicAdd(&part[row * HW + dim], v);
+            const int row = mine + (i >> 1 & 1) * 8, dim = (i >> 2) * 8 + t * 2 + (i & 1);
+            const int32_t sum = lo[i / 4][i % 4] + (hi[i / 4][i % 4] << 8);
+            if (sum) atomicAdd(&part[row * HW + dim], sum);
         }
     }
     __syncthreads();
     mark(p, 8);
     int32_t *to = peer(parts_in + p.rank * OWN * HW, p.warp); /* row n goes to the block n / OWN */
     for (int i = p.lane * 4; i < OWN * HW; i += 128) *(uint4 *)(to + i) = *(const uint4 *)(part + p.warp * OWN * HW + i);
-    cluster_arrive();
-    cluster_wait();
+    send(p);
+    wait(p);
     mark(p, 9);
     uint8_t *stage = p.m + AT_STAGE;
     for (int i = p.tid; i < OWN * HW; i += THREADS) {
         int32_t total = 1 << 14;
+#pragma unroll
         for (int rank = 0; rank < CTAS; rank++) total += parts_in[rank * OWN * HW + i];
         stage[i] = (uint8_t)clamp_to(total >> 15, 127);
     }
@@ -344,11 +436,11 @@ DEV void attend_cluster(const Place &p, const Model &model, int layer, int8_t *m
     uint8_t *output = peer(p.m + AT_O, p.warp);
     for (int i = p.lane; i < OWN * (HD / 8); i += 32) {
         const int local = i / (HD / 8), dim = i % (HD / 8) * 8, row = p.rank * OWN + local;
-        const int tile = row / 16, head = tile / per_head, n = tile % per_head * 16 + row % 16;
-        if (tile >= tiles || n >= queries) continue;
+        const int tile = row / 16, head = tile / a.per_head, n = tile % a.per_head * 16 + row % 16;
+        if (tile >= a.per_head * KV || n >= a.queries) continue;
         *(uint2 *)(output + (n / GROUP) * O_PITCH + (head * GROUP + n % GROUP) * HD + dim) = *(const uint2 *)(stage + local * HW + dim);
     }
-    cluster_arrive();
+    send(p);
 }
 
 /* Frequencies of the members of one lane's class, by the whole block; to all blocks. */
@@ -356,6 +448,8 @@ DEV void make_members(const Place &p, const Model &model, int k, int c) {
     int32_t *z = (int32_t *)(p.m + AT_PART), *l = z + DP; /* free at this time */
     int8_t *a = (int8_t *)(p.m + AT_A);
     uint4 w[DP / 64];
+    const int member = p.warp * 8 + (p.lane >> 2), token = c * 128 + member;
+    const int32_t scale = model.member_m[token], bias = model.member_b[token];
     const int8_t *from = model.embed_w + ((int64_t)c * 16 + p.warp) * 8 * DP + p.lane * 16;
 #pragma unroll
     for (int i = 0; i < DP / 64; i++) w[i] = *(const uint4 *)(from + i * 512);
@@ -375,13 +469,12 @@ DEV void make_members(const Place &p, const Model &model, int k, int c) {
     }
     dot += __shfl_xor_sync(FULL, dot, 1);
     dot += __shfl_xor_sync(FULL, dot, 2);
-    const int member = p.warp * 8 + (p.lane >> 2), token = c * 128 + member;
-    if ((p.lane & 3) == 0) l[member] = scaled(dot, model.member_m[token]) + model.member_b[token];
+    if ((p.lane & 3) == 0) l[member] = scaled(dot, scale) + bias;
     __syncthreads();
     uint32_t *sums = (uint32_t *)(p.m + AT_CUM) + (LANES + k) * SUMS;
     if (p.warp == 0) {
         const int32_t mine[4] = {l[p.lane * 4], l[p.lane * 4 + 1], l[p.lane * 4 + 2], l[p.lane * 4 + 3]};
-        cumulate<4>(mine, 128, model.exp, sums, p.lane);
+        cumulate<4>(mine, 128, (const int32_t *)(p.m + AT_EXP), sums, p.lane);
     }
     __syncthreads();
     uint32_t *to = peer(sums, p.warp);
@@ -389,12 +482,11 @@ DEV void make_members(const Place &p, const Model &model, int k, int c) {
 }
 
 KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, Piece *pieces, const Cache *caches, int8_t *memory,
-                         const Model *tensors, const uint32_t *words, int32_t *tokens) {
+                         const GRID_CONSTANT Model model, const uint32_t *words, int32_t *tokens) {
     const int slot = (int)blockIdx.x / CTAS;
     const int held = slots[slot];
     if (held < 0) return; /* the whole cluster */
-    Place p = {cluster_rank(), (int)threadIdx.x >> 5, (int)threadIdx.x & 31, (int)threadIdx.x, shared(), 0};
-    const Model &model = *tensors;
+    Place p = {cluster_rank(), (int)threadIdx.x >> 5, (int)threadIdx.x & 31, (int)threadIdx.x, shared(), 0, 0};
     const Session s = sessions[held];
     const Cache cache = caches[slot];
     Coder *kept = (Coder *)(p.m + AT_CODER);
@@ -406,6 +498,30 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
         *kept = Coder{s.lower, s.range, s.point, s.place, s.words, words + s.word_at, 0};
         *worth = s.bits;
     }
+    for (int i = p.tid; i < 64; i += THREADS) ((int32_t *)(p.m + AT_EXP))[i] = model.exp[i];
+    for (int i = p.tid; i < CP; i += THREADS) {
+        ((int32_t *)(p.m + AT_CLASS))[i] = model.class_m[i];
+        ((int32_t *)(p.m + AT_CLASS))[CP + i] = model.class_b[i];
+    }
+    for (int i = p.tid; i < LAYERS * HEADS; i += THREADS) ((int32_t *)(p.m + AT_HEAT))[i] = model.heat[i / HEADS][i % HEADS];
+    for (int i = p.tid; i < LAYERS * SCALES; i += THREADS) {
+        const int layer = i / SCALES, n = i % SCALES;
+        int32_t v = 0;
+        if (n < SCALE_OUT) {
+            if (n < HD && p.rank < HEADS + 2 * KV) v = model.qkv_m[layer][p.rank * HD + n];
+        } else if (n < SCALE_UP) {
+            const int channel = p.rank * ShareOut::NT * 8 + n - SCALE_OUT;
+            if (channel < DP) v = model.out_m[layer][channel];
+        } else if (n < SCALE_DOWN) {
+            const int channel = p.rank * ShareUp::NT * 8 + n - SCALE_UP;
+            if (channel < FP) v = model.up_m[layer][channel];
+        } else {
+            const int channel = p.rank * ShareDown::NT * 8 + n - SCALE_DOWN;
+            if (channel < DP) v = model.down_m[layer][channel];
+        }
+        ((int32_t *)(p.m + AT_SCALE))[i] = v;
+    }
+    if (p.tid == 0) meeting_open((uint64_t *)(p.m + AT_MEETING), CTAS);
     fill_weights((uint32_t *)(p.m + AT_WEIGHTS), model.exp, p.tid, THREADS);
     for (int i = p.tid; i < LANES; i += THREADS) {
         input[i] = i == 0 && s.start ? tokens[s.token_at + s.start - 1] : 0;
@@ -423,6 +539,12 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
     int step = 0;
     for (; step < s.C; step++) {
         if (p.rank < HEADS + 2 * KV) qkv.load(model.qkv_w[0] + (int64_t)p.rank * HD * DP, 0, p.warp, p.lane);
+        if (p.lane < HD / 2) {
+            const uint32_t j = (uint32_t)at[p.warp] * (uint32_t)model.phase[p.lane] >> 10 & 1023;
+            int16_t *turn = (int16_t *)(p.m + AT_TURN) + (p.warp * 32 + p.lane) * 2;
+            turn[0] = model.cosine[j];
+            turn[1] = model.sine[j];
+        }
         if (p.warp < s.L) {
             const int token = input[p.warp];
             const int8_t *w = model.embed_w + (int64_t)(token >> 3) * 8 * DP + (token & 7) * 64;
@@ -437,23 +559,22 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
         __syncwarp();
         const int key = s.old + step * s.L;
         for (int layer = 0; layer < LAYERS; layer++) {
+            const int32_t *scale = (const int32_t *)(p.m + AT_SCALE) + layer * SCALES;
             mark(p, 0);
             norm_rows(p);
             mark(p, 1);
             make_heads(p, model, layer, qkv, memory, cache, s.L, key);
             mark(p, 2);
-            cluster_arrive();
-            cluster_wait();
-            mark(p, 3);
-            attend_cluster(p, model, layer, memory, cache, s.L, key + s.L);
+            send(p);
+            attend_cluster(p, layer, memory, cache, s.L, key, key + s.L);
             out.load(model.out_w[layer], p.rank, p.warp, p.lane);
-            cluster_wait();
+            wait(p);
             mark(p, 10);
-            add_residual(p, out, p.m + AT_O, O_PITCH, model.out_m[layer]);
+            add_residual(p, out, p.m + AT_O, O_PITCH, scale + SCALE_OUT);
             mark(p, 11);
-            cluster_arrive();
+            send(p);
             upper.load(model.up_w[layer], p.rank, p.warp, p.lane);
-            cluster_wait();
+            wait(p);
             mark(p, 12);
             norm_rows(p);
             mark(p, 13);
@@ -462,9 +583,9 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
                 if (!upper.has(i)) continue;
                 int32_t c[4];
                 upper.multiply(i, p.m + AT_A, A_PITCH, p.lane, c);
-                const int local = upper.tile + i * WARPS, n = (upper.first + local) * 8 + (p.lane & 3) * 2;
+                const int local = upper.tile + i * WARPS, n = local * 8 + (p.lane & 3) * 2;
                 uint8_t *stage = p.m + AT_STAGE + local * 8; /* (16, NT * 8) */
-                const int32_t m0 = model.up_m[layer][n], m1 = model.up_m[layer][n + 1];
+                const int32_t m0 = scale[SCALE_UP + n], m1 = scale[SCALE_UP + n + 1];
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     const uint32_t u0 = (uint32_t)min(max(scaled(c[2 * h], m0), 0), 255), u1 = (uint32_t)min(max(scaled(c[2 * h + 1], m1), 0), 255);
@@ -478,19 +599,19 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
                 const int r = i / ShareUp::NT, n = i % ShareUp::NT;
                 if (upper.first + n < FP / 8) *(uint2 *)(hidden + r * H_PITCH + n * 8) = *(const uint2 *)(p.m + AT_STAGE + i * 8);
             }
-            cluster_arrive();
+            send(p);
             down.load(model.down_w[layer], p.rank, p.warp, p.lane);
-            cluster_wait();
+            wait(p);
             mark(p, 15);
-            add_residual(p, down, p.m + AT_H, H_PITCH, model.down_m[layer]);
+            add_residual(p, down, p.m + AT_H, H_PITCH, scale + SCALE_DOWN);
             mark(p, 16);
-            cluster_arrive();
+            send(p);
             if (layer + 1 < LAYERS) {
                 if (p.rank < HEADS + 2 * KV) qkv.load(model.qkv_w[layer + 1] + (int64_t)p.rank * HD * DP, 0, p.warp, p.lane);
             } else {
                 head.load(model.class_w, 0, p.warp, p.lane);
             }
-            cluster_wait();
+            wait(p);
             mark(p, 17);
         }
         norm_rows(p);
@@ -511,13 +632,14 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
         __syncthreads();
         const int active = active_lanes(s, step);
         if (p.warp < active) {
+            const int32_t *class_m = (const int32_t *)(p.m + AT_CLASS);
             int32_t l[PER];
 #pragma unroll
             for (int i = 0; i < PER; i++) {
                 const int n = p.lane * PER + i;
-                l[i] = n < CLASSES ? scaled(logits[p.warp * CP + n], model.class_m[n]) + model.class_b[n] : 0;
+                l[i] = n < CLASSES ? scaled(logits[p.warp * CP + n], class_m[n]) + class_m[CP + n] : 0;
             }
-            cumulate<PER>(l, CLASSES, model.exp, cum + p.warp * SUMS, p.lane);
+            cumulate<PER>(l, CLASSES, (const int32_t *)(p.m + AT_EXP), cum + p.warp * SUMS, p.lane);
         }
         __syncthreads();
         mark(p, 18);
@@ -541,8 +663,8 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
         mark(p, 19);
         for (int k = p.rank; k < active; k += CTAS) make_members(p, model, k, found[k]);
         mark(p, 20);
-        cluster_arrive();
-        cluster_wait();
+        send(p);
+        wait(p);
         mark(p, 21);
         if (p.warp == 0) {
             Coder coder = *kept;

@@ -116,7 +116,9 @@ def cluster_memory(s: Shape) -> int:
     total = 16 * (dp * 4 + pitch(dp) + pitch(fp) + pitch(op)) + rows * 64
     total += 2 * 18 * rows * 4 + rows * 256 + 4 * max(16 * s.heads * 64, 16 * cp) + 16 * 72 * 4
     total += up(max(16 * 64, s.heads * 64, 16 * upper * 8, 16 * out * 32), 16)
-    return total + 2 * 16 * (max(s.classes, 128) // 4 + 1) * 16 + 4 * 16 * 4 + 64 + 64 * 32 * 4
+    total += 2 * 16 * (max(s.classes, 128) // 4 + 1) * 16 + 4 * 16 * 4 + 64 + 64 * 32 * 4
+    total += 16 + 256 + 16 * 128 + 8 * cp + up(s.layers * s.heads, 4) * 4
+    return total + s.layers * (64 + 8 * (2 * out + upper)) * 4
 
 
 class CudaCoder:
@@ -133,7 +135,7 @@ class CudaCoder:
         for name, array in tensors(weights).items():
             self._keep(name, array)
         order = [*MODEL, *(f"layer.{i}.{part}" for part in MODEL_LAYERS for i in range(weights.shape.layers))]
-        self._keep("model", np.array([self._at[name] for name in order], np.uint64))
+        self._model = (ctypes.c_uint64 * len(order))(*(self._at[name] for name in order))
 
     def _keep(self, name: str, array: npt.NDArray[Any]) -> None:
         self._at[name] = self._device.alloc(array.nbytes)
@@ -187,7 +189,7 @@ class CudaCoder:
     def clusters(self, work: Sequence[Work]) -> int:
         """Clusters to decode these sequences with, one each; 0: they are too many or too wide."""
         s, most = self.shape, self._device.clusters
-        fits = s.head_dim % 8 == 0 and cluster_memory(s) <= MOST_SHARED and up(s.d, 64) <= 1024
+        fits = s.head_dim % 8 == 0 and s.heads <= 16 and cluster_memory(s) <= MOST_SHARED and up(s.d, 64) <= 1024
         if not fits or len(work) > CLUSTER_LIMIT * most or any(most_lanes(s, *w) > CLUSTER_LANES for w in work):
             return 0
         return min(most, len(work))
@@ -258,7 +260,7 @@ class _Batch:
         words: npt.NDArray[np.uint32],
         decoding: bool,
     ):
-        self.shape, self.device, self.model = coder.shape, coder._device, coder._at
+        self.coder, self.shape, self.device, self.model = coder, coder.shape, coder._device, coder._at
         self.work, self.decoding = work, decoding
         s = self.shape
         self.clusters = coder.clusters(work) if decoding else 0
@@ -320,7 +322,7 @@ class _Batch:
     def _launch(self, kernel: str, grid: tuple[int, int, int], threads: int, *args: str | int, shared: int = 0, cluster: int = 1) -> None:
         """args: names of buffers or tensors, or numbers."""
         values: list[Any] = [
-            ctypes.c_int32(a) if isinstance(a, int) else ctypes.c_void_p(self._at.get(a) or self.model[a]) for a in args
+            self.coder._model if a == "model" else ctypes.c_int32(a) if isinstance(a, int) else ctypes.c_void_p(self._at.get(a) or self.model[a]) for a in args
         ]
         self.device.launch(kernel, grid, threads, values, shared, cluster)
 

@@ -47,6 +47,19 @@ DEV int cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return (int)r;
 }
+/* A block's meeting point (16 bytes of shared memory): has come to its n-th round when every block has sent word n times. */
+DEV void meeting_open(uint64_t *m, int blocks) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(m)), "r"(blocks));
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+DEV void meeting_send(uint64_t *m, int rank) { /* all this thread has written or seen is seen by who waits there */
+    asm volatile("{.reg .b32 a;\n mapa.shared::cluster.u32 a, %0, %1;\n mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a];}"
+                 ::"r"(shared_address(m)), "r"(rank) : "memory");
+}
+DEV void meeting_wait(uint64_t *m, uint32_t round) {
+    asm volatile("{.reg .pred p;\n again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n @!p bra again;}"
+                 ::"r"(shared_address(m)), "r"(round & 1) : "memory");
+}
 DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 /* Where block `rank` of the cluster has what this one has at p. */
@@ -71,6 +84,11 @@ enum {
     OK = 0, DAMAGED = 1, SPENT = 2,
 };
 #define FULL 0xffffffffu
+#ifdef PLTZ_EMULATE
+#define GRID_CONSTANT
+#else
+#define GRID_CONSTANT __grid_constant__
+#endif
 
 /* ---------------------------------------------------------------- state in device memory; device.py has the same */
 
@@ -236,10 +254,8 @@ DEV void scores(const Queries &q, const Keys &k, int32_t base0, int32_t base1, i
 DEV bool sees(const Queries &q, int kg, int j, int i, int lane) {
     return kg * 32 + j * 8 + (lane & 3) * 2 + (i & 1) < q.limit[i >> 1];
 }
-/* low: the lowest of -score so far. */
-DEV void top(const Queries &q, const Keys &k, int kg, int lane, int32_t low[2]) {
-    int32_t c[4][4];
-    scores(q, k, 0, 0, c);
+/* c: -score of 32 keys; low: the lowest so far. */
+DEV void top(const Queries &q, int kg, int lane, const int32_t c[4][4], int32_t low[2]) {
     const bool whole = kg * 32 + 32 <= q.whole;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -249,9 +265,8 @@ DEV void top(const Queries &q, const Keys &k, int kg, int lane, int32_t low[2]) 
         }
     }
 }
-/* Weights of 32 keys. */
-DEV void weigh(const Queries &q, const Keys &k, int kg, int lane, const uint8_t *table, int32_t c[4][4]) {
-    scores(q, k, q.most[0], q.most[1], c);
+/* c, how far below the highest the scores of 32 keys are, becomes their weights. */
+DEV void weigh(const Queries &q, int kg, int lane, const uint8_t *table, int32_t c[4][4]) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
 #pragma unroll
@@ -265,6 +280,10 @@ DEV void weigh(const Queries &q, const Keys &k, int kg, int lane, const uint8_t 
         }
     }
 }
+DEV void weigh(const Queries &q, const Keys &k, int kg, int lane, const uint8_t *table, int32_t c[4][4]) {
+    scores(q, k, q.most[0], q.most[1], c);
+    weigh(q, kg, lane, table, c);
+}
 DEV void add_weights(const int32_t c[4][4], uint32_t total[2]) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -273,7 +292,7 @@ DEV void add_weights(const int32_t c[4][4], uint32_t total[2]) {
     }
 }
 /* low + 256 high += shares of 32 keys times their values; o[n]: dims 8 n + 2 t, + 1 of rows g, g, g + 8, g + 8. */
-DEV void mix(const Queries &q, const int8_t *values, int kg, int lane, const int32_t w[4][4], int32_t low[8][4], int32_t high[8][4]) {
+DEV void mix(const Queries &q, const Keys &v, const int32_t w[4][4], int32_t low[8][4], int32_t high[8][4]) {
     uint32_t p[4][2]; /* two shares of 16 bits: [j][row] */
     uint32_t any = 0;
 #pragma unroll
@@ -286,7 +305,6 @@ DEV void mix(const Queries &q, const int8_t *values, int kg, int lane, const int
     }
     if (!__any_sync(FULL, any != 0)) return;
     const bool large = __any_sync(FULL, (any & 0xff00ff00u) != 0);
-    const Keys v = load_keys(values, kg, lane);
     uint32_t part[4];
 #pragma unroll
     for (int r = 0; r < 4; r++) part[r] = __byte_perm(p[r & 2][r & 1], p[(r & 2) + 1][r & 1], 0x6420);

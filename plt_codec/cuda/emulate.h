@@ -180,6 +180,14 @@ static inline void cluster_wait() {
 template <class T> static T *peer(T *p, int rank) {
     return (T *)(run.ctas[rank].memory.data() + ((const uint8_t *)p - shared()));
 }
+static inline void meeting_open(uint64_t *m, int blocks) {
+    m[0] = 0;
+    m[1] = (uint64_t)blocks;
+}
+static inline void meeting_send(uint64_t *m, int rank) { peer(m, rank)[0]++; }
+static inline void meeting_wait(uint64_t *m, uint32_t round) {
+    while (m[0] < m[1] * (round + 1)) fiber_next();
+}
 
 /* ---- launches */
 static void launch(const uint32_t *grid, unsigned threads, unsigned cluster, size_t bytes, const std::function<void()> &body) {
