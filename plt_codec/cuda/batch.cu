@@ -113,12 +113,12 @@ KERNEL(256) enter(State *state, Session *sessions, const Piece *pieces, Row *row
         rows[r] = Row{low, (int32_t)at, token, predicts ? target >> 7 : -1, s.old + step * s.L + k, target, p.session, k};
     }
     const int8_t *w = embed_w + (int64_t)(token >> 3) * 8 * DP + (token & 7) * 64;
-    const int64_t m = embed_m[token];
+    const int32_t m = embed_m[token];
     int32_t *to = x + (int64_t)r * DP;
     for (int i = 0; i < DP / 64; i++) {
         const int c = i * 64 + lane * 2;
-        to[c] = clamp_to(rs64(w[i * 512 + lane * 2] * m, 16), RESIDUAL_MAX);
-        to[c + 1] = clamp_to(rs64(w[i * 512 + lane * 2 + 1] * m, 16), RESIDUAL_MAX);
+        to[c] = entry(w[i * 512 + lane * 2], m);
+        to[c + 1] = entry(w[i * 512 + lane * 2 + 1], m);
     }
     __syncwarp();
     norm_row(to, a + (int64_t)r * DP, lane);
@@ -213,7 +213,7 @@ template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *
                 *(uint32_t *)((int16_t *)out + place) = ((uint32_t)clamp_to(y0, 32767) & 0xffff) | (uint32_t)clamp_to(y1, 32767) << 16;
             } else if (KIND == TO_RESIDUAL) {
                 int2 *x = (int2 *)((int32_t *)out + place);
-                *x = make_int2(clamp_to((int64_t)x->x + y0, RESIDUAL_MAX), clamp_to((int64_t)x->y + y1, RESIDUAL_MAX));
+                *x = make_int2(clamp_to(x->x + y0, RESIDUAL_MAX), clamp_to(x->y + y1, RESIDUAL_MAX));
             } else if (KIND == TO_HIDDEN) {
                 const uint32_t u0 = (uint32_t)min(max(y0, 0), 255), u1 = (uint32_t)min(max(y1, 0), 255);
                 *(uint16_t *)((uint8_t *)out + place) = (uint16_t)((u0 * u0 + 128) >> 8 | (u1 * u1 + 128) >> 8 << 8);
@@ -259,6 +259,8 @@ KERNEL(256) heads(const State *state, const Row *rows, const int16_t *y, const i
     }
 }
 
+enum { MIXED = 72 }; /* numbers a row: neighbouring rows begin 8 banks apart */
+
 /* A block 64 queries of one key head and one slot; a warp 16 of them and its share of the keys. Three times over the keys:
  * highest score, sum of weights, shares times values; between them the warps meet in shared memory. */
 KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *q, const Cache *caches, int8_t *memory,
@@ -271,8 +273,8 @@ KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
     const int8_t *keys = keys_of(cache, memory, layer, head), *values = keys + cache.room * HW;
     int32_t *lowest = (int32_t *)shared();          /* 64: of -score */
     uint32_t *sum = (uint32_t *)(lowest + 64);      /* 64 */
-    int32_t *mixed = (int32_t *)(sum + 64);         /* 64 x 66 */
-    uint32_t *table = (uint32_t *)(mixed + 64 * 66); /* WEIGHTS */
+    int32_t *mixed = (int32_t *)(sum + 64);         /* 64 x MIXED */
+    uint32_t *table = (uint32_t *)(mixed + 64 * MIXED); /* WEIGHTS */
     const uint8_t *weights = (const uint8_t *)(table + lane);
     fill_weights(table, exp, (int)threadIdx.x, 256);
     for (int chunk = (int)blockIdx.z; chunk * 64 < queries; chunk += (int)gridDim.z) {
@@ -282,7 +284,7 @@ KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
             lowest[i] = 0x7fffffff;
             sum[i] = 0;
         }
-        for (int i = (int)threadIdx.x; i < 64 * 66; i += 256) mixed[i] = 0;
+        for (int i = (int)threadIdx.x; i < 64 * MIXED; i += 256) mixed[i] = 0;
         Queries f;
         uint4 part[2];
 #pragma unroll
@@ -335,14 +337,14 @@ KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
         for (int i = 0; i < 32; i++) {
             const int row = tile * 16 + (i >> 1 & 1) * 8 + g, dim = (i >> 2) * 8 + t * 2 + (i & 1);
             const int32_t v = lo[i / 4][i % 4] + (hi[i / 4][i % 4] << 8);
-            if (shares == 1) mixed[row * 66 + dim] = v;
-            else atomicAdd(&mixed[row * 66 + dim], v);
+            if (shares == 1) mixed[row * MIXED + dim] = v;
+            else atomicAdd(&mixed[row * MIXED + dim], v);
         }
         __syncthreads();
         for (int i = (int)threadIdx.x; i < n * HD; i += 256) {
             const int local = i / HD, dim = i % HD, query = chunk * 64 + local;
             o[(int64_t)(piece.row + query / GROUP) * OP + (head * GROUP + query % GROUP) * HD + dim] =
-                (int8_t)clamp_to((mixed[local * 66 + dim] + (1 << 14)) >> 15, 127);
+                (int8_t)clamp_to((mixed[local * MIXED + dim] + (1 << 14)) >> 15, 127);
         }
         __syncthreads();
     }
@@ -404,8 +406,8 @@ KERNEL(256) classes(const State *state, const Row *rows, const int32_t *logits, 
 DEV void member_logits(const int32_t *x, int c, const int8_t *shift_w, const int32_t *shift_m, const int8_t *embed_w, const int32_t *member_m,
                        const int32_t *member_b, int32_t *z, int8_t *a, int32_t *l, int warp, int lane) {
     if (warp == 0) {
-        const int64_t m = shift_m[c];
-        for (int i = lane; i < DP; i += 32) z[i] = i < D ? clamp_to((int64_t)x[i] + rs64(shift_w[(int64_t)c * D + i] * m, 16), RESIDUAL_MAX) : 0;
+        const int32_t m = shift_m[c];
+        for (int i = lane; i < DP; i += 32) z[i] = i < D ? clamp_to(x[i] + shift(shift_w[(int64_t)c * D + i], m), RESIDUAL_MAX) : 0;
         __syncwarp();
         norm_row(z, a, lane);
     }

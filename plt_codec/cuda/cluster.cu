@@ -80,7 +80,7 @@ typedef Share<DP / 8, FP / 64, CTAS, true, true> ShareDown;
 typedef Share<CP / 8, DP / 64, 1> ShareClass; /* every block computes all classes */
 
 enum { /* shared memory */
-    A_PITCH = pitch(DP), H_PITCH = pitch(FP), O_PITCH = pitch(OP), ACC_PITCH = 72,
+    A_PITCH = pitch(DP), H_PITCH = pitch(FP), O_PITCH = pitch(OP), ACC_PITCH = 72, PART = 72, /* rows begin 8 banks apart */
     AT_X = 0,                                   /* residuals (16, DP) int32 */
     AT_A = AT_X + LANES * DP * 4,               /* their norm (16, A_PITCH) */
     AT_H = AT_A + LANES * A_PITCH,              /* hidden */
@@ -89,7 +89,7 @@ enum { /* shared memory */
     AT_MOST = AT_Q + ROWS_ALL * HW,             /* (CTAS, ROWS_ALL) of each block, then (2, ROWS_ALL): own, result */
     AT_SUM = AT_MOST + (CTAS + 2) * ROWS_ALL * 4,
     AT_PART = AT_SUM + (CTAS + 2) * ROWS_ALL * 4, /* own share of shares times values (ROWS_ALL, 64) int32 */
-    AT_PARTS = AT_PART + ROWS_ALL * HW * 4,     /* of each block, the rows this one adds up: (CTAS, OWN, 64) */
+    AT_PARTS = AT_PART + ROWS_ALL * PART * 4,     /* of each block, the rows this one adds up: (CTAS, OWN, 64) */
     AT_ACC = AT_PARTS + most_of(CTAS * OWN * HW, LANES * CP) * 4, /* sums of split products (16, ACC_PITCH), zero between uses */
     AT_STAGE = AT_ACC + LANES * ACC_PITCH * 4,  /* what goes to the other blocks */
     STAGE_SIZE = most_of(most_of(LANES * HW, OWN * HW), most_of(LANES * ShareUp::NT * 8, LANES * ShareOut::NT * 32)),
@@ -174,7 +174,7 @@ template <class S> DEV void add_residual(const Place &p, const S &share, const u
     for (int i = p.tid; i < LANES * N; i += THREADS) {
         const int r = i / N, n = i % N, channel = share.first * 8 + n;
         if (n >= width) continue;
-        stage[i] = clamp_to((int64_t)x[r * DP + channel] + scaled(acc[r * ACC_PITCH + n], m[n]), RESIDUAL_MAX);
+        stage[i] = clamp_to(x[r * DP + channel] + scaled(acc[r * ACC_PITCH + n], m[n]), RESIDUAL_MAX);
         acc[r * ACC_PITCH + n] = 0;
     }
     __syncthreads();
@@ -209,7 +209,7 @@ DEV void make_heads(const Place &p, const Model &model, int layer, ShareQkv &sha
                 a = (y[0] * c - y[1] * s + (1 << 13)) >> 14;
                 b = (y[0] * s + y[1] * c + (1 << 13)) >> 14;
             }
-            const uint64_t scale = norm_scale(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b)), HEAD_GAIN);
+            const double scale = norm_factor(norm_scale(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b)), HEAD_GAIN));
             if (HD < HW) {
                 stage[p.lane] = stage[p.lane + 32] = 0;
                 __syncwarp();
@@ -298,7 +298,7 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
             mosts[CTAS * ROWS_ALL + i] = 0x7fffffff; /* of -score */
             sums[CTAS * ROWS_ALL + i] = 0;
         }
-        for (int i = p.tid; i < ROWS_ALL * HW / 4; i += THREADS) ((uint4 *)part)[i] = make_uint4(0, 0, 0, 0);
+        for (int i = p.tid; i < ROWS_ALL * PART / 4; i += THREADS) ((uint4 *)part)[i] = make_uint4(0, 0, 0, 0);
         __syncthreads();
         wait(p);
         mark(p, 3);
@@ -415,13 +415,13 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
         for (int i = 0; i < 32; i++) {
             const int row = mine + (i >> 1 & 1) * 8, dim = (i >> 2) * 8 + t * 2 + (i & 1);
             const int32_t sum = lo[i / 4][i % 4] + (hi[i / 4][i % 4] << 8);
-            if (sum) atomicAdd(&part[row * HW + dim], sum);
+            if (sum) atomicAdd(&part[row * PART + dim], sum);
         }
     }
     __syncthreads();
     mark(p, 8);
     int32_t *to = peer(parts_in + p.rank * OWN * HW, p.warp); /* row n goes to the block n / OWN */
-    for (int i = p.lane * 4; i < OWN * HW; i += 128) *(uint4 *)(to + i) = *(const uint4 *)(part + p.warp * OWN * HW + i);
+    for (int i = p.lane * 4; i < OWN * HW; i += 128) *(uint4 *)(to + i) = *(const uint4 *)(part + (p.warp * OWN + i / HW) * PART + i % HW);
     send(p);
     wait(p);
     mark(p, 9);
@@ -455,8 +455,8 @@ DEV void make_members(const Place &p, const Model &model, int k, int c) {
     for (int i = 0; i < DP / 64; i++) w[i] = *(const uint4 *)(from + i * 512);
     if (p.warp == 0) {
         const int32_t *x = (const int32_t *)(p.m + AT_X) + k * DP;
-        const int64_t m = model.shift_m[c];
-        for (int i = p.lane; i < DP; i += 32) z[i] = i < D ? clamp_to((int64_t)x[i] + rs64(model.shift_w[(int64_t)c * D + i] * m, 16), RESIDUAL_MAX) : 0;
+        const int32_t m = model.shift_m[c];
+        for (int i = p.lane; i < DP; i += 32) z[i] = i < D ? clamp_to(x[i] + shift(model.shift_w[(int64_t)c * D + i], m), RESIDUAL_MAX) : 0;
         __syncwarp();
         norm_row(z, a, p.lane);
     }
@@ -548,12 +548,12 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
         if (p.warp < s.L) {
             const int token = input[p.warp];
             const int8_t *w = model.embed_w + (int64_t)(token >> 3) * 8 * DP + (token & 7) * 64;
-            const int64_t m = model.embed_m[token];
+            const int32_t m = model.embed_m[token];
             for (int i = 0; i < DP / 64; i++) {
                 const int c = i * 64 + p.lane * 2;
                 const uint16_t two = *(const uint16_t *)(w + i * 512 + p.lane * 2);
-                x[p.warp * DP + c] = clamp_to(rs64((int8_t)(two & 255) * m, 16), RESIDUAL_MAX);
-                x[p.warp * DP + c + 1] = clamp_to(rs64((int8_t)(two >> 8) * m, 16), RESIDUAL_MAX);
+                x[p.warp * DP + c] = entry((int8_t)(two & 255), m);
+                x[p.warp * DP + c + 1] = entry((int8_t)(two >> 8), m);
             }
         }
         __syncwarp();

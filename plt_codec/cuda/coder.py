@@ -114,7 +114,7 @@ def cluster_memory(s: Shape) -> int:
     dp, fp, op, cp = up(s.d, 64), up(s.hidden, 64), up(s.heads * s.head_dim, 64), up(s.classes, 64)
     rows, out, upper = 16 * s.heads, -(-dp // 8 // 16), -(-fp // 8 // 16)
     total = 16 * (dp * 4 + pitch(dp) + pitch(fp) + pitch(op)) + rows * 64
-    total += 2 * 18 * rows * 4 + rows * 256 + 4 * max(16 * s.heads * 64, 16 * cp) + 16 * 72 * 4
+    total += 2 * 18 * rows * 4 + rows * 288 + 4 * max(16 * s.heads * 64, 16 * cp) + 16 * 72 * 4
     total += up(max(16 * 64, s.heads * 64, 16 * upper * 8, 16 * out * 32), 16)
     total += 2 * 16 * (max(s.classes, 128) // 4 + 1) * 16 + 4 * 16 * 4 + 64 + 64 * 32 * 4
     total += 16 + 256 + 16 * 128 + 8 * cp + up(s.layers * s.heads, 4) * 4
@@ -346,7 +346,7 @@ class _Batch:
             go("heads", (-(-rows * (s.heads + 2 * s.kv_heads) // 8), 1, 1), 256, "state", "rows", "y", "table.phase",
                "table.cos", "table.sin", i, "q", "caches", "memory")  # fmt: skip
             go("attend", (self.slots, s.kv_heads, chunks), 256, "sessions", "pieces", "q", "caches", "memory", i,
-               t + "heat", "table.exp", "o", shared=(128 + 64 * 66 + 64 * 32) * 4)  # fmt: skip
+               t + "heat", "table.exp", "o", shared=(128 + 64 * 72 + 64 * 32) * 4)  # fmt: skip
             product("to_out", s.d, "o", t + "out.w", t + "out.m", "x")
             go("norms", warps, 256, "state", "x", "a")
             product("to_up", s.hidden, "a", t + "up.w", t + "up.m", "h")

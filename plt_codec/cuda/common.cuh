@@ -70,6 +70,7 @@ template <class T> DEV T *peer(T *p, int rank) {
 }
 #endif
 DEV int32_t dot4(uint32_t a, uint32_t b, int32_t c) { return __dp4a((int32_t)a, (int32_t)b, c); }
+DEV int32_t low_word(double v) { return __double2loint(v); }
 #endif
 
 enum {
@@ -125,28 +126,50 @@ DEV int8_t *keys_of(const Cache &c, int8_t *memory, int layer, int head) {
 
 /* ---------------------------------------------------------------- contract */
 
-DEV int64_t rs64(int64_t a, int n) { return (a + ((int64_t)1 << (n - 1))) >> n; }
-DEV int32_t clamp_to(int64_t a, int32_t most) { return (int32_t)(a > most ? most : a < -most ? -most : a); }
-DEV int32_t scaled(int32_t dot, int32_t m) { /* rs(dot * m, 24) within 2^30, beyond which every use clamps */
-    return clamp_to(rs64((int64_t)dot * m, 24), 1 << 30);
+DEV int32_t clamp_to(int32_t a, int32_t most) { return min(max(a, -most), most); }
+/* rs(dot * m, 24). Where a row of some matrix could leave 2^30 (P_WIDE; pack.py), it is held there, beyond which every use
+ * clamps anyway. */
+DEV int32_t scaled(int32_t dot, int32_t m) {
+    const int64_t y = ((int64_t)dot * m + (1 << 23)) >> 24;
+    if (P_WIDE) return (int32_t)(y > 1 << 30 ? 1 << 30 : y < -(1 << 30) ? -(1 << 30) : y);
+    return (int32_t)y;
 }
+/* rs(w * m, 16) of a weight and a multiplier: within 127 * 2^15. */
+DEV int32_t shift(int32_t w, int32_t m) { return (int32_t)(((int64_t)w * m + (1 << 15)) >> 16); }
+DEV int32_t entry(int32_t w, int32_t m) { return clamp_to(shift(w, m), RESIDUAL_MAX); }
+/* The sum of a warp's numbers, all below 2^49: in two halves, for which there is an instruction. */
 DEV uint64_t sum_warp(uint64_t v) {
-    for (int i = 16; i; i >>= 1) v += __shfl_xor_sync(FULL, v, i);
-    return v;
+    const uint32_t low = __reduce_add_sync(FULL, (uint32_t)v & 0xffffff), high = __reduce_add_sync(FULL, (uint32_t)(v >> 24));
+    return ((uint64_t)high << 24) + low;
 }
-/* (gain << 32) // max(1, isqrt(total)), total < 2^53: square root and quotient in double, then set right. */
+/* (gain << 32) // max(1, isqrt(total)), total < 2^53. The root starts from a float's and is set right by one step of Newton's
+ * in double, whose error is far below 1, and the test of its square; the quotient likewise, by the rest of a first one. */
 DEV uint64_t norm_scale(uint64_t total, uint32_t gain) {
-    uint64_t r = (uint64_t)sqrt((double)total);
-    if (r * r > total) r--;
-    else if ((r + 1) * (r + 1) <= total) r++;
-    if (!r) r = 1;
-    const uint64_t n = (uint64_t)gain << 32;
-    uint64_t t = (uint64_t)((double)n / (double)r);
-    if (t * r > n) t--;
-    else if ((t + 1) * r <= n) t++;
+    if (total < 2) return (uint64_t)gain << 32;
+    const double s = (double)total, guess = rsqrtf((float)total);
+    double root = s * guess;
+    root = fma(0.5 * guess, fma(-root, root, s), root);
+    uint32_t r = (uint32_t)root;
+    const uint64_t square = (uint64_t)r * r;
+    if (square > total) r--;
+    else if (total - square > 2 * (uint64_t)r) r++;
+    const double d = (double)r, n = (double)((uint64_t)gain << 32);
+    double inverse = fma(guess, fma(-d, guess, 1.0), guess);
+    inverse = fma(inverse, fma(-d, inverse, 1.0), inverse);
+    const uint64_t whole = (uint64_t)gain << 32;
+    uint64_t t = (uint64_t)(r < 4096 ? n / d : n * inverse); /* guess is 1 / sqrt(total): near 1 / r only where r is large */
+    const int64_t rest = (int64_t)(whole - t * r);
+    if (rest < 0) t--;
+    else if (rest >= (int64_t)r) t++;
     return t;
 }
-DEV int32_t norm_one(int32_t x, uint64_t scale) { return clamp_to(rs64(x * (int64_t)scale, 40), 127); }
+/* clamp(rs(x * t, 40), 127). In double: |x| t < 2^50, so the product and 2^-42 beside it are exact; adding 1.5 * 2^52 rounds to the
+ * nearest integer, and 2^-42 sends the halves up. Scale: norm_factor(t). */
+DEV double norm_factor(uint64_t t) { return (double)t * (1.0 / ((uint64_t)1 << 40)); }
+DEV int32_t norm_one(int32_t x, double factor) {
+    const double y = fma((double)x, factor, 1.0 / ((uint64_t)1 << 42)) + 6755399441055744.0;
+    return clamp_to(low_word(y), 127);
+}
 
 /* One warp: x (DP) -> out (DP), zeros beyond D on both sides. */
 DEV void norm_row(const int32_t *x, int8_t *out, int lane) {
@@ -159,7 +182,7 @@ DEV void norm_row(const int32_t *x, int8_t *out, int lane) {
         v[2 * i + 1] = two.y;
         total += (uint64_t)((int64_t)two.x * two.x) + (uint64_t)((int64_t)two.y * two.y);
     }
-    const uint64_t scale = norm_scale(sum_warp(total), NORM_GAIN);
+    const double scale = norm_factor(norm_scale(sum_warp(total), NORM_GAIN));
 #pragma unroll
     for (int i = 0; i < DP / 64; i++) {
         const uint32_t a = (uint32_t)norm_one(v[2 * i], scale) & 255, b = (uint32_t)norm_one(v[2 * i + 1], scale) & 255;
@@ -176,7 +199,7 @@ DEV void turn_row(const int16_t *y, int32_t at, const int32_t *phase, const int1
         a = (p * c - q * s + (1 << 13)) >> 14; /* |p|, |q| < 2^15, |c|, |s| <= 2^14: below 2^30 + 2^13 */
         b = (p * s + q * c + (1 << 13)) >> 14;
     }
-    const uint64_t scale = norm_scale(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b)), HEAD_GAIN);
+    const double scale = norm_factor(norm_scale(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b)), HEAD_GAIN));
     if (lane < HD / 2) {
         out[lane] = (int8_t)norm_one(a, scale);
         out[lane + HD / 2] = (int8_t)norm_one(b, scale);

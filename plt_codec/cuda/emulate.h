@@ -123,6 +123,18 @@ static inline uint32_t __ballot_sync(uint32_t, bool p) {
     return out;
 }
 static inline bool __any_sync(uint32_t mask, bool p) { return __ballot_sync(mask, p) != 0; }
+static inline uint32_t __reduce_add_sync(uint32_t, uint32_t v) {
+    uint32_t(*table)[8] = exchange<1>(&v);
+    uint32_t out = 0;
+    for (int i = 0; i < 32; i++) out += table[i][0];
+    return out;
+}
+static inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
+static inline int32_t low_word(double v) {
+    int64_t w;
+    memcpy(&w, &v, 8);
+    return (int32_t)w;
+}
 static inline int __popc(uint32_t v) { return __builtin_popcount(v); }
 static inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
 static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t s) {
