@@ -132,7 +132,8 @@ KERNEL(256) norms(const State *state, const int32_t *x, int8_t *a) {
 /* ---------------------------------------------------------------- products */
 
 enum { TO_QKV, TO_RESIDUAL, TO_HIDDEN, TO_LOGITS };
-enum { BM = 128, BN = 64, PRODUCT_SHARED = (BM + BN) * 64 * 6 }; /* device.py: 72 KB */
+enum { BM = 128, BN = 64, /* fixed: a thread copies two pieces of inputs and one of weights a chunk */
+     PRODUCT_SHARED = (BM + BN) * 64 * 6 }; /* device.py: 72 KB */
 
 /* 128 rows times 64 channels a block, 32 x 32 a warp. a (rows, K), w tiles, out (rows, stride). */
 template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *bias,
@@ -145,14 +146,15 @@ template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *
         CHUNKS = K / 64, PART = CHUNKS % 3 == 0 ? 3 : CHUNKS % 2 == 0 ? 2 : 1, STAGES = 6 / PART, STEPS = CHUNKS / PART,
         CHUNK = (BM + BN) * 64,
     };
+    const int8_t *a_from = a + (int64_t)(row0 + tid / 4) * K + tid % 4 * 16, *w_from = w + (int64_t)(tile0 + tid / 32) * CHUNKS * 512 + tid % 32 * 16;
     auto load = [&](int step) {
 #pragma unroll
         for (int part = 0; part < PART; part++) {
             const int chunk = step * PART + part;
-            uint8_t *to = mem + (step % STAGES * PART + part) * CHUNK;
-            for (int i = tid; i < BM * 4; i += 256) copy16(to + i * 16, a + (int64_t)(row0 + i / 4) * K + chunk * 64 + i % 4 * 16);
-            to += BM * 64;
-            for (int i = tid; i < BN * 4; i += 256) copy16(to + i * 16, w + ((int64_t)(tile0 + i / 32) * CHUNKS + chunk) * 512 + i % 32 * 16);
+            uint8_t *to = mem + (step % STAGES * PART + part) * CHUNK + tid * 16; /* 64 rows at a time */
+            copy16(to, a_from + chunk * 64);
+            copy16(to + 4096, a_from + 64 * K + chunk * 64);
+            copy16(to + 8192, w_from + chunk * 512);
         }
     };
     int32_t c[2][4][4];
@@ -199,6 +201,14 @@ template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *
             }
         }
     }
+    int2 before[4][4]; /* residuals, all under way at once */
+    if (KIND == TO_RESIDUAL) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const int r = row0 + wm * 32 + (i >> 1 & 1) * 16 + (i & 1) * 8 + (lane >> 2), n = (tile0 + wn * 4 + (i >> 2)) * 8 + (lane & 3) * 2;
+            before[i >> 2][i & 3] = r < all ? *(const int2 *)((const int32_t *)out + (int64_t)r * stride + n) : make_int2(0, 0);
+        }
+    }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         const int n = (tile0 + wn * 4 + j) * 8 + (lane & 3) * 2;
@@ -212,8 +222,8 @@ template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *
             if (KIND == TO_QKV) {
                 *(uint32_t *)((int16_t *)out + place) = ((uint32_t)clamp_to(y0, 32767) & 0xffff) | (uint32_t)clamp_to(y1, 32767) << 16;
             } else if (KIND == TO_RESIDUAL) {
-                int2 *x = (int2 *)((int32_t *)out + place);
-                *x = make_int2(clamp_to(x->x + y0, RESIDUAL_MAX), clamp_to(x->y + y1, RESIDUAL_MAX));
+                const int2 x = before[j][i];
+                *(int2 *)((int32_t *)out + place) = make_int2(clamp_to(x.x + y0, RESIDUAL_MAX), clamp_to(x.y + y1, RESIDUAL_MAX));
             } else if (KIND == TO_HIDDEN) {
                 const uint32_t u0 = (uint32_t)min(max(y0, 0), 255), u1 = (uint32_t)min(max(y1, 0), 255);
                 *(uint16_t *)((uint8_t *)out + place) = (uint16_t)((u0 * u0 + 128) >> 8 | (u1 * u1 + 128) >> 8 << 8);
@@ -301,8 +311,11 @@ KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
         for (int i = 4; i < 32; i <<= 1) groups = max(groups, __shfl_xor_sync(FULL, groups, i));
         __syncthreads();
         int32_t c[4][4], low[2] = {0x7fffffff, 0x7fffffff};
+        Keys k = load_keys(keys, min(share, groups - 1), lane);
         for (int kg = share; kg < groups; kg += shares) {
-            scores(f, load_keys(keys, kg, lane), 0, 0, c);
+            const Keys now = k;
+            k = load_keys(keys, min(kg + shares, groups - 1), lane);
+            scores(f, now, 0, 0, c);
             top(f, kg, lane, c, low);
         }
 #pragma unroll
@@ -314,8 +327,11 @@ KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
         f.most[0] = -lowest[tile * 16 + g];
         f.most[1] = -lowest[tile * 16 + 8 + g];
         uint32_t total[2] = {0, 0};
+        k = load_keys(keys, min(share, groups - 1), lane);
         for (int kg = share; kg < groups; kg += shares) {
-            weigh(f, load_keys(keys, kg, lane), kg, lane, weights, c);
+            const Keys now = k;
+            k = load_keys(keys, min(kg + shares, groups - 1), lane);
+            weigh(f, now, kg, lane, weights, c);
             add_weights(c, total);
         }
 #pragma unroll

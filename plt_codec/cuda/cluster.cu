@@ -18,9 +18,9 @@ DEV constexpr int least(int a, int b) { return a < b ? a : b; }
 DEV constexpr int most_of(int a, int b) { return a > b ? a : b; }
 
 /* A product's channels (tiles of 8) dealt out to the blocks of a cluster and their warps; inputs split where warps are left. */
-template <int ALL, int CHUNKS, int BLOCKS, bool SPLIT = true, bool UNSIGNED = false> struct Share {
+template <int ALL, int CHUNKS, int BLOCKS, bool SPLIT = true /* else an even number of tiles, by whole warps */, bool UNSIGNED = false> struct Share {
     enum {
-        NT = (ALL + BLOCKS - 1) / BLOCKS,              /* tiles of a block */
+        NT = SPLIT ? (ALL + BLOCKS - 1) / BLOCKS : (ALL + 2 * BLOCKS - 1) / (2 * BLOCKS) * 2, /* tiles of a block */
         SPLITS = NT >= WARPS || !SPLIT ? 1 : least(WARPS / NT, CHUNKS),
         TW = NT >= WARPS ? (NT + WARPS - 1) / WARPS : 1, /* tiles of a warp */
         CW = (CHUNKS + SPLITS - 1) / SPLITS,           /* chunks of a warp */
@@ -595,9 +595,9 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
             __syncthreads();
             mark(p, 14);
             uint8_t *hidden = peer(p.m + AT_H + upper.first * 8, p.warp);
-            for (int i = p.lane; i < LANES * ShareUp::NT; i += 32) {
-                const int r = i / ShareUp::NT, n = i % ShareUp::NT;
-                if (upper.first + n < FP / 8) *(uint2 *)(hidden + r * H_PITCH + n * 8) = *(const uint2 *)(p.m + AT_STAGE + i * 8);
+            for (int i = p.lane; i < LANES * ShareUp::NT / 2; i += 32) {
+                const int r = i / (ShareUp::NT / 2), n = i % (ShareUp::NT / 2);
+                if (upper.first + 2 * n < FP / 8) *(uint4 *)(hidden + r * H_PITCH + n * 16) = *(const uint4 *)(p.m + AT_STAGE + i * 16);
             }
             send(p);
             down.load(model.down_w[layer], p.rank, p.warp, p.lane);

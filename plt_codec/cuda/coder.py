@@ -112,7 +112,7 @@ def cluster_memory(s: Shape) -> int:
         return size if size % 128 else size + 64
 
     dp, fp, op, cp = up(s.d, 64), up(s.hidden, 64), up(s.heads * s.head_dim, 64), up(s.classes, 64)
-    rows, out, upper = 16 * s.heads, -(-dp // 8 // 16), -(-fp // 8 // 16)
+    rows, out, upper = 16 * s.heads, -(-dp // 8 // 16), -(-fp // 8 // 32) * 2
     total = 16 * (dp * 4 + pitch(dp) + pitch(fp) + pitch(op)) + rows * 64
     total += 2 * 18 * rows * 4 + rows * 288 + 4 * max(16 * s.heads * 64, 16 * cp) + 16 * 72 * 4
     total += up(max(16 * 64, s.heads * 64, 16 * upper * 8, 16 * out * 32), 16)
