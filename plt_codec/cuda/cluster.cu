@@ -85,8 +85,8 @@ enum { /* shared memory */
     AT_A = AT_X + LANES * DP * 4,               /* their norm (16, A_PITCH) */
     AT_H = AT_A + LANES * A_PITCH,              /* hidden */
     AT_O = AT_H + LANES * H_PITCH,              /* attention output */
-    AT_Q = AT_O + LANES * O_PITCH,              /* queries (HEADS, 16, 64) */
-    AT_MOST = AT_Q + ROWS_ALL * HW,             /* (CTAS, ROWS_ALL) of each block, then (2, ROWS_ALL): own, result */
+    AT_Q = AT_O + LANES * O_PITCH,              /* queries, keys and values of a step (HEADS + 2 KV, 16, 64) */
+    AT_MOST = AT_Q + (HEADS + 2 * KV) * LANES * HW,             /* (CTAS, ROWS_ALL) of each block, then (2, ROWS_ALL): own, result */
     AT_SUM = AT_MOST + (CTAS + 2) * ROWS_ALL * 4,
     AT_PART = AT_SUM + (CTAS + 2) * ROWS_ALL * 4, /* own share of shares times values (ROWS_ALL, 64) int32 */
     AT_PARTS = AT_PART + ROWS_ALL * PART * 4,     /* of each block, the rows this one adds up: (CTAS, OWN, 64) */
@@ -98,8 +98,8 @@ enum { /* shared memory */
     AT_STEP = AT_CUM + 2 * LANES * SUMS * 4,    /* tokens, classes, positions of the lanes; error: (4, 16) int32 */
     AT_CODER = AT_STEP + 4 * LANES * 4,         /* the decoder between its uses, and the worth of its symbols */
     AT_WEIGHTS = AT_CODER + 64,                 /* of keys (WEIGHTS) */
-    AT_MEETING = AT_WEIGHTS + WEIGHTS * 4,
-    AT_EXP = AT_MEETING + 16,                   /* table.exp */
+    AT_MEETING = (AT_WEIGHTS + WEIGHTS * 4 + 31) / 32 * 32, /* 32 bytes */
+    AT_EXP = AT_MEETING + 32,                   /* table.exp */
     AT_TURN = AT_EXP + 256,                     /* cosine, sine of a step: (16, 32) pairs of int16 */
     AT_CLASS = AT_TURN + LANES * 128,           /* multipliers and biases of the classes (2, CP) */
     AT_HEAT = AT_CLASS + CP * 8,                /* (LAYERS, HEADS) */
@@ -123,16 +123,26 @@ struct Place { /* of this thread */
     mutable uint32_t round; /* exchanges so far */
     mutable int64_t last;   /* P_TRACE: when the stage before ended */
 };
-/* An exchange: warp w of each block writes what block w needs, then sends word (send); all wait for word from every block (wait).
- * Between two exchanges every block passes a __syncthreads, and no buffer is written again in the exchange after the one in
- * which it was read: so nothing is overwritten that someone still reads. */
-DEV void send(const Place &p);
-DEV void wait(const Place &p);
-DEV void send(const Place &p) {
-    __syncwarp();
-    if (p.lane == 0) meeting_send((uint64_t *)(p.m + AT_MEETING), p.warp);
+#ifdef PLTZ_EMULATE
+typedef uint64_t Remote;
+#else
+typedef uint32_t Remote; /* address in the shared memory of the cluster */
+#endif
+/* An exchange: warp w of each block sends block w what that needs (into `to`, a place of this block's memory, there), and all
+ * wait until all that was to come has come. Between two exchanges every block passes a __syncthreads, and no buffer is written
+ * again in the exchange after the one in which it was read: so nothing is overwritten that someone still reads. */
+struct Sender {
+    Remote to, meeting;
+    DEV void put16(int at, uint4 v) const { send16(to + at, v, meeting); }
+    DEV void put8(int at, uint2 v) const { send8(to + at, v, meeting); }
+};
+DEV Sender sender(const Place &p, const void *to) {
+    return Sender{peer(to, p.warp), peer((uint64_t *)(p.m + AT_MEETING) + (p.round & 1), p.warp)};
 }
-DEV void wait(const Place &p) { meeting_wait((uint64_t *)(p.m + AT_MEETING), p.round++); }
+DEV void wait(const Place &p, uint32_t bytes) {
+    if (p.tid == 0) meeting_expect((uint64_t *)(p.m + AT_MEETING), p.round, bytes);
+    meeting_wait((uint64_t *)(p.m + AT_MEETING), p.round++);
+}
 #ifdef P_TRACE /* cycles of each stage in the first block, for measurements */
 __device__ unsigned long long trace[32];
 DEV void mark(const Place &p, int stage) {
@@ -179,15 +189,32 @@ template <class S> DEV void add_residual(const Place &p, const S &share, const u
     }
     __syncthreads();
     if (width <= 0) return;
-    int32_t *to = peer(x + share.first * 8, p.warp);
+    const Sender to = sender(p, x + share.first * 8);
     for (int i = p.lane; i < LANES * N / 4; i += 32) {
         const int r = i / (N / 4), n = i % (N / 4) * 4;
-        if (n < width) *(uint4 *)(to + r * DP + n) = *(const uint4 *)(stage + r * N + n);
+        if (n < width) to.put16((r * DP + n) * 4, *(const uint4 *)(stage + r * N + n));
     }
 }
 
-/* Queries, keys and values of this block's heads: queries to all blocks, the others to the cache. */
-DEV void make_heads(const Place &p, const Model &model, int layer, ShareQkv &share, int8_t *memory, const Cache &cache, int lanes, int key) {
+/* Keys and values of a step into the cache, by the block that reads them. */
+DEV void keep_keys(const Place &p, int layer, int8_t *memory, const Cache &cache, int lanes, int key) {
+    for (int i = p.warp; i < 2 * KV * lanes; i += WARPS) {
+        const int h = i / lanes, lane = i % lanes, slot = key + lane;
+        if (slot / 32 % CTAS != p.rank) continue;
+        const uint8_t *from = p.m + AT_Q + ((HEADS + h) * LANES + lane) * HW;
+        int8_t *to = keys_of(cache, memory, layer, h % KV);
+        if (h < KV) {
+            *(uint16_t *)(to + (int64_t)slot * HW + p.lane * 2) = *(const uint16_t *)(from + p.lane * 2);
+        } else {
+            to += cache.room * HW;
+            for (int n = p.lane; n < HD; n += 32) to[value_place(slot, n)] = (int8_t)from[n];
+        }
+    }
+    __syncthreads();
+}
+
+/* Queries, keys and values of this block's heads, to all blocks. */
+DEV void make_heads(const Place &p, const Model &model, int layer, ShareQkv &share) {
     int32_t *acc = (int32_t *)(p.m + AT_ACC);
     for (int h = p.rank; h < HEADS + 2 * KV; h += CTAS) {
         if (h != p.rank) share.load(model.qkv_w[layer] + (int64_t)h * HD * DP, 0, p.warp, p.lane);
@@ -219,20 +246,13 @@ DEV void make_heads(const Place &p, const Model &model, int layer, ShareQkv &sha
                 stage[p.lane + HD / 2] = (uint8_t)norm_one(b, scale);
             }
             __syncwarp();
-            if (h < HEADS) {
-                __syncthreads();
-                uint8_t *to = peer(p.m + AT_Q + h * LANES * HW, p.warp);
-                for (int i = p.lane; i < LANES * HW / 16; i += 32) *(uint4 *)(to + i * 16) = *(const uint4 *)(p.m + AT_STAGE + i * 16);
-            } else if (p.warp < lanes && p.lane < 4) {
-                int8_t *k = keys_of(cache, memory, layer, h - HEADS) + (int64_t)(key + p.warp) * HW;
-                *(uint4 *)(k + p.lane * 16) = *(const uint4 *)(stage + p.lane * 16);
-            }
-            __syncwarp();
-        } else if (p.warp < lanes && p.lane < HD / 2) {
-            int8_t *v = keys_of(cache, memory, layer, h - HEADS - KV) + cache.room * HW;
-            v[value_place(key + p.warp, p.lane)] = (int8_t)clamp_to(y[0], 127);
-            v[value_place(key + p.warp, p.lane + HD / 2)] = (int8_t)clamp_to(y[1], 127);
+        } else if (p.lane < HD / 2) {
+            stage[p.lane] = (uint8_t)clamp_to(y[0], 127);
+            stage[p.lane + HD / 2] = (uint8_t)clamp_to(y[1], 127);
         }
+        __syncthreads();
+        const Sender to = sender(p, p.m + AT_Q + h * LANES * HW);
+        for (int i = p.lane; i < LANES * HW / 16; i += 32) to.put16(i * 16, *(const uint4 *)(p.m + AT_STAGE + i * 16));
         __syncthreads();
     }
 }
@@ -241,8 +261,8 @@ DEV void make_heads(const Place &p, const Model &model, int layer, ShareQkv &sha
 DEV void spread_rows(const Place &p, int at) {
     const int32_t *own = (const int32_t *)(p.m + at) + CTAS * ROWS_ALL;
     __syncthreads();
-    int32_t *to = peer((int32_t *)(p.m + at) + p.rank * ROWS_ALL, p.warp);
-    for (int i = p.lane * 4; i < ROWS_ALL; i += 128) *(uint4 *)(to + i) = *(const uint4 *)(own + i);
+    const Sender to = sender(p, (int32_t *)(p.m + at) + p.rank * ROWS_ALL);
+    for (int i = p.lane * 4; i < ROWS_ALL; i += 128) to.put16(i * 4, *(const uint4 *)(own + i));
 }
 
 /* What a warp carries through the attention of a layer: one tile of queries, some groups of 32 keys, the first ones held. */
@@ -299,8 +319,8 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
             sums[CTAS * ROWS_ALL + i] = 0;
         }
         for (int i = p.tid; i < ROWS_ALL * PART / 4; i += THREADS) ((uint4 *)part)[i] = make_uint4(0, 0, 0, 0);
-        __syncthreads();
-        wait(p);
+        wait(p, (HEADS + 2 * KV) * LANES * HW);
+        keep_keys(p, layer, memory, cache, lanes, keys_old);
         mark(p, 3);
         uint4 rows[2];
 #pragma unroll
@@ -334,8 +354,7 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
     }
     mark(p, 4);
     spread_rows(p, AT_MOST);
-    send(p);
-    wait(p);
+    wait(p, CTAS * ROWS_ALL * 4);
     mark(p, 5);
     for (int i = p.tid; i < ROWS_ALL; i += THREADS) {
         int32_t low = 0x7fffffff;
@@ -374,12 +393,11 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
     }
     mark(p, 6);
     spread_rows(p, AT_SUM);
-    send(p);
     Keys v;
 #pragma unroll
     for (int i = 0; i < 4; i++) v.f[i] = make_uint4(0, 0, 0, 0);
     if (a.has(0)) v = load_keys(a.values, a.group(0), p.lane);
-    wait(p);
+    wait(p, CTAS * ROWS_ALL * 4);
     mark(p, 7);
     for (int i = p.tid; i < ROWS_ALL; i += THREADS) {
         uint32_t total = 0;
@@ -420,10 +438,9 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
     }
     __syncthreads();
     mark(p, 8);
-    int32_t *to = peer(parts_in + p.rank * OWN * HW, p.warp); /* row n goes to the block n / OWN */
-    for (int i = p.lane * 4; i < OWN * HW; i += 128) *(uint4 *)(to + i) = *(const uint4 *)(part + (p.warp * OWN + i / HW) * PART + i % HW);
-    send(p);
-    wait(p);
+    const Sender to = sender(p, parts_in + p.rank * OWN * HW); /* row n goes to the block n / OWN */
+    for (int i = p.lane * 4; i < OWN * HW; i += 128) to.put16(i * 4, *(const uint4 *)(part + (p.warp * OWN + i / HW) * PART + i % HW));
+    wait(p, CTAS * OWN * HW * 4);
     mark(p, 9);
     uint8_t *stage = p.m + AT_STAGE;
     for (int i = p.tid; i < OWN * HW; i += THREADS) {
@@ -433,14 +450,13 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
         stage[i] = (uint8_t)clamp_to(total >> 15, 127);
     }
     __syncthreads();
-    uint8_t *output = peer(p.m + AT_O, p.warp);
+    const Sender output = sender(p, p.m + AT_O);
     for (int i = p.lane; i < OWN * (HD / 8); i += 32) {
         const int local = i / (HD / 8), dim = i % (HD / 8) * 8, row = p.rank * OWN + local;
         const int tile = row / 16, head = tile / a.per_head, n = tile % a.per_head * 16 + row % 16;
         if (tile >= a.per_head * KV || n >= a.queries) continue;
-        *(uint2 *)(output + (n / GROUP) * O_PITCH + (head * GROUP + n % GROUP) * HD + dim) = *(const uint2 *)(stage + local * HW + dim);
+        output.put8((n / GROUP) * O_PITCH + (head * GROUP + n % GROUP) * HD + dim, *(const uint2 *)(stage + local * HW + dim));
     }
-    send(p);
 }
 
 /* Frequencies of the members of one lane's class, by the whole block; to all blocks. */
@@ -471,14 +487,14 @@ DEV void make_members(const Place &p, const Model &model, int k, int c) {
     dot += __shfl_xor_sync(FULL, dot, 2);
     if ((p.lane & 3) == 0) l[member] = scaled(dot, scale) + bias;
     __syncthreads();
-    uint32_t *sums = (uint32_t *)(p.m + AT_CUM) + (LANES + k) * SUMS;
+    uint32_t *sums = (uint32_t *)(p.m + AT_STAGE);
     if (p.warp == 0) {
         const int32_t mine[4] = {l[p.lane * 4], l[p.lane * 4 + 1], l[p.lane * 4 + 2], l[p.lane * 4 + 3]};
         cumulate<4>(mine, 128, (const int32_t *)(p.m + AT_EXP), sums, p.lane);
     }
     __syncthreads();
-    uint32_t *to = peer(sums, p.warp);
-    for (int i = p.lane * 4; i < 132 && p.warp != p.rank; i += 128) *(uint4 *)(to + i) = *(const uint4 *)(sums + i);
+    const Sender to = sender(p, (uint32_t *)(p.m + AT_CUM) + (LANES + k) * SUMS);
+    for (int i = p.lane * 4; i < 132; i += 128) to.put16(i * 4, *(const uint4 *)(sums + i));
 }
 
 KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, Piece *pieces, const Cache *caches, int8_t *memory,
@@ -521,7 +537,7 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
         }
         ((int32_t *)(p.m + AT_SCALE))[i] = v;
     }
-    if (p.tid == 0) meeting_open((uint64_t *)(p.m + AT_MEETING), CTAS);
+    if (p.tid == 0) meeting_open((uint64_t *)(p.m + AT_MEETING));
     fill_weights((uint32_t *)(p.m + AT_WEIGHTS), model.exp, p.tid, THREADS);
     for (int i = p.tid; i < LANES; i += THREADS) {
         input[i] = i == 0 && s.start ? tokens[s.token_at + s.start - 1] : 0;
@@ -563,18 +579,16 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
             mark(p, 0);
             norm_rows(p);
             mark(p, 1);
-            make_heads(p, model, layer, qkv, memory, cache, s.L, key);
+            make_heads(p, model, layer, qkv);
             mark(p, 2);
-            send(p);
             attend_cluster(p, layer, memory, cache, s.L, key, key + s.L);
             out.load(model.out_w[layer], p.rank, p.warp, p.lane);
-            wait(p);
+            wait(p, s.L * HEADS * HD);
             mark(p, 10);
             add_residual(p, out, p.m + AT_O, O_PITCH, scale + SCALE_OUT);
             mark(p, 11);
-            send(p);
             upper.load(model.up_w[layer], p.rank, p.warp, p.lane);
-            wait(p);
+            wait(p, LANES * DP * 4);
             mark(p, 12);
             norm_rows(p);
             mark(p, 13);
@@ -594,24 +608,22 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
             }
             __syncthreads();
             mark(p, 14);
-            uint8_t *hidden = peer(p.m + AT_H + upper.first * 8, p.warp);
+            const Sender hidden = sender(p, p.m + AT_H + upper.first * 8);
             for (int i = p.lane; i < LANES * ShareUp::NT / 2; i += 32) {
                 const int r = i / (ShareUp::NT / 2), n = i % (ShareUp::NT / 2);
-                if (upper.first + 2 * n < FP / 8) *(uint4 *)(hidden + r * H_PITCH + n * 16) = *(const uint4 *)(p.m + AT_STAGE + i * 16);
+                if (upper.first + 2 * n < FP / 8) hidden.put16(r * H_PITCH + n * 16, *(const uint4 *)(p.m + AT_STAGE + i * 16));
             }
-            send(p);
             down.load(model.down_w[layer], p.rank, p.warp, p.lane);
-            wait(p);
+            wait(p, LANES * FP);
             mark(p, 15);
             add_residual(p, down, p.m + AT_H, H_PITCH, scale + SCALE_DOWN);
             mark(p, 16);
-            send(p);
             if (layer + 1 < LAYERS) {
                 if (p.rank < HEADS + 2 * KV) qkv.load(model.qkv_w[layer + 1] + (int64_t)p.rank * HD * DP, 0, p.warp, p.lane);
             } else {
                 head.load(model.class_w, 0, p.warp, p.lane);
             }
-            wait(p);
+            wait(p, LANES * DP * 4);
             mark(p, 17);
         }
         norm_rows(p);
@@ -663,8 +675,7 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
         mark(p, 19);
         for (int k = p.rank; k < active; k += CTAS) make_members(p, model, k, found[k]);
         mark(p, 20);
-        send(p);
-        wait(p);
+        wait(p, active * 132 * 4);
         mark(p, 21);
         if (p.warp == 0) {
             Coder coder = *kept;

@@ -47,27 +47,36 @@ DEV int cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return (int)r;
 }
-/* A block's meeting point (16 bytes of shared memory): has come to its n-th round when every block has sent word n times. */
-DEV void meeting_open(uint64_t *m, int blocks) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(m)), "r"(blocks));
+/* A meeting point of a block, two words of shared memory: one for even rounds, one for odd ones. Others send data together
+ * with word of its arrival; a round is over when as many bytes have come as were expected. */
+DEV void meeting_open(uint64_t *m) {
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(m)));
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(m + 1)));
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-DEV void meeting_send(uint64_t *m, int rank) { /* all this thread has written or seen is seen by who waits there */
-    asm volatile("{.reg .b32 a;\n mapa.shared::cluster.u32 a, %0, %1;\n mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a];}"
-                 ::"r"(shared_address(m)), "r"(rank) : "memory");
+DEV void meeting_expect(uint64_t *m, uint32_t round, uint32_t bytes) { /* by one thread */
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(m + (round & 1))), "r"(bytes) : "memory");
 }
 DEV void meeting_wait(uint64_t *m, uint32_t round) {
-    asm volatile("{.reg .pred p;\n again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n @!p bra again;}"
-                 ::"r"(shared_address(m)), "r"(round & 1) : "memory");
+    asm volatile("{.reg .pred p;\n again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n @!p bra again;}"
+                 ::"r"(shared_address(m + (round & 1))), "r"(round >> 1 & 1) : "memory");
+}
+/* An address of this block's shared memory in block `rank` of the cluster. */
+DEV uint32_t peer(const void *p, int rank) {
+    uint32_t a;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(shared_address(p)), "r"(rank));
+    return a;
+}
+DEV void send16(uint32_t to, uint4 v, uint32_t meeting) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
+                 ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(meeting) : "memory");
+}
+DEV void send8(uint32_t to, uint2 v, uint32_t meeting) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];"
+                 ::"r"(to), "r"(v.x), "r"(v.y), "r"(meeting) : "memory");
 }
 DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-/* Where block `rank` of the cluster has what this one has at p. */
-template <class T> DEV T *peer(T *p, int rank) {
-    uint64_t q;
-    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(q) : "l"(p), "r"(rank));
-    return (T *)q;
-}
 #endif
 DEV int32_t dot4(uint32_t a, uint32_t b, int32_t c) { return __dp4a((int32_t)a, (int32_t)b, c); }
 DEV int32_t low_word(double v) { return __double2loint(v); }

@@ -189,17 +189,30 @@ static inline void cluster_arrive() {
 static inline void cluster_wait() {
     while (run.meeting.round == run.fibers[run.now].round) fiber_next();
 }
-template <class T> static T *peer(T *p, int rank) {
-    return (T *)(run.ctas[rank].memory.data() + ((const uint8_t *)p - shared()));
+struct Meeting2 { uint32_t came[2], expected[2], rounds[2]; };
+static inline Meeting2 &meeting_of(Cta &cta, const void *m) { return *(Meeting2 *)(cta.memory.data() + ((const uint8_t *)m - shared())); }
+static inline void meeting_open(uint64_t *m) { memset(m, 0, sizeof(Meeting2)); }
+static inline void meeting_expect(uint64_t *m, uint32_t round, uint32_t bytes) {
+    Meeting2 &e = *(Meeting2 *)m;
+    e.expected[round & 1] += bytes;
+    e.rounds[round & 1]++;
 }
-static inline void meeting_open(uint64_t *m, int blocks) {
-    m[0] = 0;
-    m[1] = (uint64_t)blocks;
-}
-static inline void meeting_send(uint64_t *m, int rank) { peer(m, rank)[0]++; }
 static inline void meeting_wait(uint64_t *m, uint32_t round) {
-    while (m[0] < m[1] * (round + 1)) fiber_next();
+    Meeting2 &e = *(Meeting2 *)m;
+    while (e.rounds[round & 1] <= round >> 1 || e.came[round & 1] < e.expected[round & 1]) fiber_next();
 }
+static inline uint64_t peer(const void *p, int rank) { return (uint64_t)(run.ctas[rank].memory.data() + ((const uint8_t *)p - shared())); }
+/* `meeting` is the peer's address of a word of 8 bytes: the place of an even round, or 8 behind it */
+static void sent(uint64_t meeting, uint32_t bytes) {
+    for (Cta &c : run.ctas) {
+        const uint64_t first = (uint64_t)c.memory.data();
+        if (meeting < first || meeting >= first + c.memory.size()) continue;
+        const int odd = (meeting - first) % 32 >= 8; /* meeting points lie at multiples of 32 */
+        ((Meeting2 *)(meeting - odd * 8))->came[odd] += bytes;
+    }
+}
+static inline void send16(uint64_t to, uint4 v, uint64_t meeting) { memcpy((void *)to, &v, 16); sent(meeting, 16); }
+static inline void send8(uint64_t to, uint2 v, uint64_t meeting) { memcpy((void *)to, &v, 8); sent(meeting, 8); }
 
 /* ---- launches */
 static void launch(const uint32_t *grid, unsigned threads, unsigned cluster, size_t bytes, const std::function<void()> &body) {
