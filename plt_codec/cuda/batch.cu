@@ -347,7 +347,7 @@ KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
         for (int h = 0; h < 2; h++) f.t[h] = key_scale(sum[tile * 16 + h * 8 + g]);
         for (int kg = share; kg < groups; kg += shares) {
             weigh(f, load_keys(keys, kg, lane), kg, lane, weights, c);
-            mix(f, load_keys(values, kg, lane), c, lo, hi);
+            mix<8>(f, values, kg, lane, 0, c, lo, hi);
         }
 #pragma unroll
         for (int i = 0; i < 32; i++) {

@@ -118,7 +118,7 @@ struct Model { /* addresses of the tensors (pack.py), those of layers in tables 
 };
 
 struct Place { /* of this thread */
-    int rank, warp, lane, tid;
+    mutable int rank, warp, lane, tid;
     uint8_t *m;
     mutable uint32_t round; /* exchanges so far */
     mutable int64_t last;   /* P_TRACE: when the stage before ended */
@@ -128,6 +128,10 @@ typedef uint64_t Remote;
 #else
 typedef uint32_t Remote; /* address in the shared memory of the cluster */
 #endif
+/* Makes the compiler forget what it has computed from the thread's place: else it computes hundreds of addresses ahead of the
+ * layers and has no registers left to keep them in. */
+DEV void forget(const Place &p) { asm volatile("" : "+r"(p.rank), "+r"(p.warp), "+r"(p.lane), "+r"(p.tid)); }
+
 /* An exchange: warp w of each block sends block w what that needs (into `to`, a place of this block's memory, there), and all
  * wait until all that was to come has come. Between two exchanges every block passes a __syncthreads, and no buffer is written
  * again in the exchange after the one in which it was read: so nothing is overwritten that someone still reads. */
@@ -140,6 +144,7 @@ DEV Sender sender(const Place &p, const void *to) {
     return Sender{peer(to, p.warp), peer((uint64_t *)(p.m + AT_MEETING) + (p.round & 1), p.warp)};
 }
 DEV void wait(const Place &p, uint32_t bytes) {
+    forget(p);
     if (p.tid == 0) meeting_expect((uint64_t *)(p.m + AT_MEETING), p.round, bytes);
     meeting_wait((uint64_t *)(p.m + AT_MEETING), p.round++);
 }
@@ -158,6 +163,7 @@ DEV void mark(const Place &, int) {}
 DEV void norm_rows(const Place &p) {
     norm_row((const int32_t *)(p.m + AT_X) + p.warp * DP, (int8_t *)(p.m + AT_A) + p.warp * A_PITCH, p.lane);
     __syncthreads();
+    forget(p);
 }
 
 /* Adds up the splits of a product in ACC. */
@@ -353,6 +359,7 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
         }
     }
     mark(p, 4);
+    forget(p);
     spread_rows(p, AT_MOST);
     wait(p, CTAS * ROWS_ALL * 4);
     mark(p, 5);
@@ -392,11 +399,8 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
         }
     }
     mark(p, 6);
+    forget(p);
     spread_rows(p, AT_SUM);
-    Keys v;
-#pragma unroll
-    for (int i = 0; i < 4; i++) v.f[i] = make_uint4(0, 0, 0, 0);
-    if (a.has(0)) v = load_keys(a.values, a.group(0), p.lane);
     wait(p, CTAS * ROWS_ALL * 4);
     mark(p, 7);
     for (int i = p.tid; i < ROWS_ALL; i += THREADS) {
@@ -407,33 +411,36 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
     }
     __syncthreads();
     if (a.has(0)) {
-        int32_t lo[8][4], hi[8][4];
-#pragma unroll
-        for (int i = 0; i < 32; i++) lo[i / 4][i % 4] = hi[i / 4][i % 4] = 0;
 #pragma unroll
         for (int h = 0; h < 2; h++) f.t[h] = sums[(CTAS + 1) * ROWS_ALL + mine + h * 8];
+#pragma unroll 1
+        for (int first = 0; first < 4; first += 2) { /* half of the dims at a time, for want of registers */
+            int32_t lo[4][4], hi[4][4];
 #pragma unroll
-        for (int i = 0; i < HELD; i++) {
-            if (!a.has(i)) continue;
-            int32_t one[4][4];
+            for (int i = 0; i < 16; i++) lo[i / 4][i % 4] = hi[i / 4][i % 4] = 0;
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
-                one[j >> 1][(j & 1) * 2] = (int32_t)(w[i][j >> 1][j & 1] & 0xffff);
-                one[j >> 1][(j & 1) * 2 + 1] = (int32_t)(w[i][j >> 1][j & 1] >> 16);
+            for (int i = 0; i < HELD; i++) {
+                if (!a.has(i)) continue;
+                int32_t one[4][4];
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    one[j >> 1][(j & 1) * 2] = (int32_t)(w[i][j >> 1][j & 1] & 0xffff);
+                    one[j >> 1][(j & 1) * 2 + 1] = (int32_t)(w[i][j >> 1][j & 1] >> 16);
+                }
+                mix<4>(f, a.values, a.group(i), p.lane, first, one, lo, hi);
             }
-            mix(f, v, one, lo, hi);
-            if (i + 1 < HELD && a.has(i + 1)) v = load_keys(a.values, a.group(i + 1), p.lane);
-        }
-        for (int i = HELD; a.has(i); i++) {
-            int32_t more[4][4];
-            weigh(f, load_keys(a.keys, a.group(i), p.lane), a.group(i), p.lane, weights, more);
-            mix(f, load_keys(a.values, a.group(i), p.lane), more, lo, hi);
-        }
+#pragma unroll 1
+            for (int i = HELD; a.has(i); i++) {
+                int32_t more[4][4];
+                weigh(f, load_keys(a.keys, a.group(i), p.lane), a.group(i), p.lane, weights, more);
+                mix<4>(f, a.values, a.group(i), p.lane, first, more, lo, hi);
+            }
 #pragma unroll
-        for (int i = 0; i < 32; i++) {
-            const int row = mine + (i >> 1 & 1) * 8, dim = (i >> 2) * 8 + t * 2 + (i & 1);
-            const int32_t sum = lo[i / 4][i % 4] + (hi[i / 4][i % 4] << 8);
-            if (sum) atomicAdd(&part[row * PART + dim], sum);
+            for (int i = 0; i < 16; i++) {
+                const int row = mine + (i >> 1 & 1) * 8, dim = first * 16 + (i >> 2) * 8 + t * 2 + (i & 1);
+                const int32_t sum = lo[i / 4][i % 4] + (hi[i / 4][i % 4] << 8);
+                if (sum) atomicAdd(&part[row * PART + dim], sum);
+            }
         }
     }
     __syncthreads();
@@ -574,7 +581,9 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
         }
         __syncwarp();
         const int key = s.old + step * s.L;
+#pragma unroll 1
         for (int layer = 0; layer < LAYERS; layer++) {
+            forget(p);
             const int32_t *scale = (const int32_t *)(p.m + AT_SCALE) + layer * SCALES;
             mark(p, 0);
             norm_rows(p);

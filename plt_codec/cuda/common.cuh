@@ -323,8 +323,9 @@ DEV void add_weights(const int32_t c[4][4], uint32_t total[2]) {
         total[1] += (uint32_t)(c[j][2] + c[j][3]);
     }
 }
-/* low + 256 high += shares of 32 keys times their values; o[n]: dims 8 n + 2 t, + 1 of rows g, g, g + 8, g + 8. */
-DEV void mix(const Queries &q, const Keys &v, const int32_t w[4][4], int32_t low[8][4], int32_t high[8][4]) {
+/* low + 256 high += shares of 32 keys times their values, for N / 2 of the 4 pieces of 16 dims from `first` on;
+ * o[n]: dims 8 n + 2 t, + 1 of rows g, g, g + 8, g + 8. */
+template <int N> DEV void mix(const Queries &q, const int8_t *values, int kg, int lane, int first, const int32_t w[4][4], int32_t low[N][4], int32_t high[N][4]) {
     uint32_t p[4][2]; /* two shares of 16 bits: [j][row] */
     uint32_t any = 0;
 #pragma unroll
@@ -337,21 +338,25 @@ DEV void mix(const Queries &q, const Keys &v, const int32_t w[4][4], int32_t low
     }
     if (!__any_sync(FULL, any != 0)) return;
     const bool large = __any_sync(FULL, (any & 0xff00ff00u) != 0);
+    const int8_t *from = values + (int64_t)kg * 2048 + first * 512 + lane * 16;
+    uint4 v[N / 2];
+#pragma unroll
+    for (int n = 0; n < N / 2; n++) v[n] = *(const uint4 *)(from + n * 512);
     uint32_t part[4];
 #pragma unroll
     for (int r = 0; r < 4; r++) part[r] = __byte_perm(p[r & 2][r & 1], p[(r & 2) + 1][r & 1], 0x6420);
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
-        mma_u8(low[2 * n], part[0], part[1], part[2], part[3], v.f[n].x, v.f[n].y);
-        mma_u8(low[2 * n + 1], part[0], part[1], part[2], part[3], v.f[n].z, v.f[n].w);
+    for (int n = 0; n < N / 2; n++) {
+        mma_u8(low[2 * n], part[0], part[1], part[2], part[3], v[n].x, v[n].y);
+        mma_u8(low[2 * n + 1], part[0], part[1], part[2], part[3], v[n].z, v[n].w);
     }
     if (!large) return;
 #pragma unroll
     for (int r = 0; r < 4; r++) part[r] = __byte_perm(p[r & 2][r & 1], p[(r & 2) + 1][r & 1], 0x7531);
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
-        mma_u8(high[2 * n], part[0], part[1], part[2], part[3], v.f[n].x, v.f[n].y);
-        mma_u8(high[2 * n + 1], part[0], part[1], part[2], part[3], v.f[n].z, v.f[n].w);
+    for (int n = 0; n < N / 2; n++) {
+        mma_u8(high[2 * n], part[0], part[1], part[2], part[3], v[n].x, v[n].y);
+        mma_u8(high[2 * n + 1], part[0], part[1], part[2], part[3], v[n].z, v[n].w);
     }
 }
 
