@@ -273,7 +273,7 @@ DEV void spread_rows(const Place &p, int at) {
 
 /* What a warp carries through the attention of a layer: one tile of queries, some groups of 32 keys, the first ones held. */
 #ifndef P_HELD
-#define P_HELD 4
+#define P_HELD 2
 #endif
 enum { HELD = P_HELD, EARLY = 2 }; /* groups whose scores stay in registers; whose keys are loaded before the queries come */
 struct Reader {
@@ -675,6 +675,7 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
                 }
             }
             const double bits = bits_of_warp(frequency);
+            __syncwarp(); /* all have read what lane 0 now writes */
             if (p.lane == 0) {
                 *kept = coder;
                 *worth += bits;

@@ -12,8 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ from pltz.plt_codec.cuda.device import CLUSTER, MOST_SHARED
 from pltz.plt_codec.cuda.pack import macros, tensors, up
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.item import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
-from pltz.plt_codec.layout import MAX_LANES, Block, Layout
+from pltz.plt_codec.layout import MAX_LANES, Layout
 from pltz.plt_codec.weights import Shape, Weights
 
 ROWS = 16384  # positions of one iteration, at most
@@ -54,7 +53,7 @@ MODEL = (
 )  # fmt: skip
 MODEL_LAYERS = ("qkv.w", "out.w", "up.w", "down.w", "qkv.m", "out.m", "up.m", "down.m", "heat")
 CLUSTER_LANES = 16  # cluster.cu: most lanes
-CLUSTER_LIMIT = 4  # sequences a cluster: with more, batch.cu decodes them faster
+CLUSTER_LIMIT = 3  # sequences a cluster: with more, batch.cu decodes them faster
 Work = tuple[int, int, int]  # a sequence's tokens, lanes, steps (0, 0: default layout)
 
 
@@ -164,8 +163,13 @@ class CudaCoder:
         for part in self._parts(work):
             sessions, words = self._encode_part([tokens[n] for n in part], [work[n] for n in part], progress)
             for n, s in zip(part, sessions, strict=True):
-                blocks = -(-len(tokens[n]) // (layout.lanes * layout.steps if layout.lanes and layout.steps else self.shape.block))
-                data = _finish(words[int(s["word_at"]) :][: int(s["place"])], int(s["lower"]), int(s["range"]))
+                blocks = -(
+                    -len(tokens[n])
+                    // (layout.lanes * layout.steps if layout.lanes and layout.steps else self.shape.block)
+                )
+                data = _finish(
+                    words[int(s["word_at"]) :][: int(s["place"])], int(s["lower"]), int(s["range"])
+                )
                 out[n] = Encoded(data, float(s["bits"]), blocks, layout.lanes, layout.steps)
         return [e for e in out if e is not None]
 
@@ -189,14 +193,23 @@ class CudaCoder:
     def clusters(self, work: Sequence[Work]) -> int:
         """Clusters to decode these sequences with, one each; 0: they are too many or too wide."""
         s, most = self.shape, self._device.clusters
-        fits = s.head_dim % 8 == 0 and s.heads <= 16 and cluster_memory(s) <= MOST_SHARED and up(s.d, 64) <= 1024
-        if not fits or len(work) > CLUSTER_LIMIT * most or any(most_lanes(s, *w) > CLUSTER_LANES for w in work):
+        fits = (
+            s.head_dim % 8 == 0 and s.heads <= 16 and cluster_memory(s) <= MOST_SHARED and up(s.d, 64) <= 1024
+        )
+        if (
+            not fits
+            or len(work) > CLUSTER_LIMIT * most
+            or any(most_lanes(s, *w) > CLUSTER_LANES for w in work)
+        ):
             return 0
         return min(most, len(work))
 
     def _parts(self, work: Sequence[Work]) -> Iterator[list[int]]:
         """Places of the sequences that are not empty, the largest first, in runs of bounded tokens."""
-        order = sorted((n for n, w in enumerate(work) if w[0]), key=lambda n: (-key_room(self.shape, *work[n]), -work[n][0]))
+        order = sorted(
+            (n for n, w in enumerate(work) if w[0]),
+            key=lambda n: (-key_room(self.shape, *work[n]), -work[n][0]),
+        )
         part: list[int] = []
         total = 0
         for n in order:
@@ -267,7 +280,11 @@ class _Batch:
         most_slots = self.clusters or (SLOTS if decoding else ENCODE_SLOTS)
         rooms = plan_slots(s, work, most_slots, self.device.room() // 2)
         self.slots = len(rooms)
-        lanes = [most_lanes(s, *w) for w in work[: self.slots]] if self.slots < len(work) else [most_lanes(s, *w) for w in work]
+        lanes = (
+            [most_lanes(s, *w) for w in work[: self.slots]]
+            if self.slots < len(work)
+            else [most_lanes(s, *w) for w in work]
+        )
         self.lanes = max(lanes)
         most = sum(sorted(lanes)[-self.slots :]) if decoding else sum(up(w[0], self.lanes) for w in work)
         self.rows = min(ROWS, up(max(most, MAX_LANES), 128))
@@ -303,7 +320,7 @@ class _Batch:
             "logits": r * up(s.classes, 64) * 4, "sums": r * (max(s.classes, 128) // 4 + 1) * 16, "intervals": r * 16,
         }  # fmt: skip
 
-    def __enter__(self) -> _Batch:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -319,10 +336,23 @@ class _Batch:
         """A buffer's content."""
         self.device.download(self._at[name], array)
 
-    def _launch(self, kernel: str, grid: tuple[int, int, int], threads: int, *args: str | int, shared: int = 0, cluster: int = 1) -> None:
+    def _launch(
+        self,
+        kernel: str,
+        grid: tuple[int, int, int],
+        threads: int,
+        *args: str | int,
+        shared: int = 0,
+        cluster: int = 1,
+    ) -> None:
         """args: names of buffers or tensors, or numbers."""
         values: list[Any] = [
-            self.coder._model if a == "model" else ctypes.c_int32(a) if isinstance(a, int) else ctypes.c_void_p(self._at.get(a) or self.model[a]) for a in args
+            self.coder._model
+            if a == "model"
+            else ctypes.c_int32(a)
+            if isinstance(a, int)
+            else ctypes.c_void_p(self._at.get(a) or self.model[a])
+            for a in args
         ]
         self.device.launch(kernel, grid, threads, values, shared, cluster)
 
@@ -336,7 +366,20 @@ class _Batch:
 
         threads = up(self.slots, 32)
         go("collect", (1, 1, 1), threads, "state", "sessions", "slots", "pieces", shared=512)
-        go("enter", warps, 256, "state", "sessions", "pieces", "rows", "tokens", "embed.w", "embed.m", "x", "a")
+        go(
+            "enter",
+            warps,
+            256,
+            "state",
+            "sessions",
+            "pieces",
+            "rows",
+            "tokens",
+            "embed.w",
+            "embed.m",
+            "x",
+            "a",
+        )
         group = s.heads // s.kv_heads
         chunks = -(-(self.lanes if self.decoding else rows) * group // 64)
         chunks = max(1, min(chunks, 4096 // (self.slots * s.kv_heads)))

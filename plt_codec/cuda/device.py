@@ -85,7 +85,9 @@ def compile_kernels(shape: Mapping[str, int], capability: int) -> bytes:
         if int(status):
             log = b" " * int(_ask(nvrtc.nvrtcGetProgramLogSize(program)))
             nvrtc.nvrtcGetProgramLog(program, log)
-            raise ModelError(f"the CUDA kernels do not compile for {target}: {log.decode(errors='replace')[:2000]}")
+            raise ModelError(
+                f"the CUDA kernels do not compile for {target}: {log.decode(errors='replace')[:2000]}"
+            )
         code = b" " * int(_ask(nvrtc.nvrtcGetCUBINSize(program)))
         _ask(nvrtc.nvrtcGetCUBIN(program, code))
     finally:
@@ -125,7 +127,13 @@ def count() -> int:
 
         _ask(driver.cuInit(0))
         return int(_ask(driver.cuDeviceGetCount()))
-    except Exception:  # a missing driver shows as one of many errors
+    except (
+        ImportError,
+        RuntimeError,
+        OSError,
+        AttributeError,
+        ModelError,
+    ):  # the bindings' ways to miss a driver
         return 0
 
 
@@ -140,11 +148,17 @@ class CudaDevice:
         self._cu = cu = driver
         self._device = _ask(cu.cuDeviceGet(number))
         attribute = cu.CUdevice_attribute
-        major = _ask(cu.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, self._device))
-        minor = _ask(cu.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, self._device))
+        major = _ask(
+            cu.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, self._device)
+        )
+        minor = _ask(
+            cu.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, self._device)
+        )
         self.capability = int(major) * 10 + int(minor)
         if self.capability < OLDEST:
-            raise UsageError(f"cuda:{number} has compute capability {major}.{minor}, the kernels need {OLDEST / 10}")
+            raise UsageError(
+                f"cuda:{number} has compute capability {major}.{minor}, the kernels need {OLDEST / 10}"
+            )
         self._context = _ask(cu.cuDevicePrimaryCtxRetain(self._device))
         self._enter()
         self._stream = _ask(cu.cuStreamCreate(1))  # does not wait for the default stream
@@ -155,7 +169,13 @@ class CudaDevice:
     def _clusters(self) -> int:
         config = self._config((CLUSTER * 64, 1, 1), 512, MOST_SHARED, CLUSTER)
         try:
-            return int(_ask(self._cu.cuOccupancyMaxActiveClusters(self.function("decode_block", MOST_SHARED, CLUSTER), config)))
+            return int(
+                _ask(
+                    self._cu.cuOccupancyMaxActiveClusters(
+                        self.function("decode_block", MOST_SHARED, CLUSTER), config
+                    )
+                )
+            )
         except ModelError:
             return 0
 
@@ -235,7 +255,14 @@ class CudaDevice:
         """What replays the launches of `work`: a CUDA graph."""
         cu = self._cu
         self._enter()
-        _ask((*cu.cuStreamBeginCapture(self._stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), None))
+        _ask(
+            (
+                *cu.cuStreamBeginCapture(
+                    self._stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+                ),
+                None,
+            )
+        )
         try:
             work()
         finally:

@@ -36,7 +36,9 @@ def build(shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()) -> 
     file.write_text(text)
     command = ["g++", "-std=c++17", "-O2", "-fno-strict-aliasing", "-shared", "-fPIC", "-w", *flags]
     command += [f"-D{k}={v}" for k, v in shape.items()]
-    done = subprocess.run([*command, "-o", str(library), str(file)], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "-o", str(library), str(file)], check=False, capture_output=True, text=True
+    )
     if done.returncode:
         raise ModelError(f"the emulation does not compile: {done.stderr[:3000]}")
     return library
@@ -77,7 +79,9 @@ class EmulatedDevice:
         """Run a kernel."""
         pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(a) for a in args))
         sizes = (ctypes.c_uint32 * 3)(*grid)
-        if self._library.emulated(kernel.encode(), sizes, threads, cluster, ctypes.c_uint64(shared), pointers):
+        if self._library.emulated(
+            kernel.encode(), sizes, threads, cluster, ctypes.c_uint64(shared), pointers
+        ):
             raise ModelError(f"no kernel {kernel}")
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:

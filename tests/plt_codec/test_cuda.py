@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.plt_codec.cuda import emulate
 from pltz.plt_codec.cuda import device as gpu
+from pltz.plt_codec.cuda import emulate
 from pltz.plt_codec.cuda.coder import (
     CudaCoder,
     all_steps,
