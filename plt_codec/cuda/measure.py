@@ -10,6 +10,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -117,13 +118,13 @@ def main() -> None:
     items = [FrameItem(f.data, TOKENS) for f in frames]
     right = True
     for name, count in (("one", 1), ("eight", 8), ("many", options.sessions)):
-        got, seconds = timed(lambda count=count: coder.decode(items[:count]), 3 if count < 100 else 2)
+        got, seconds = timed(partial(coder.decode, items[:count]), 3 if count < 100 else 2)
         right = right and all(np.array_equal(a, b) for a, b in zip(got, sessions, strict=False))
         out[f"decode_{name}_s"], out[f"decode_{name}_tokens_s"] = seconds, count * TOKENS / seconds
     out["same_tokens"] = right
     if options.kernels and isinstance(coder._device, gpu.CudaDevice):
         clock = Timed(coder._device)
-        coder._device = clock  # type: ignore[assignment]
+        coder._device = clock
         coder.encode(sessions[: options.sessions // 4])
         clock.report("encode")
         coder.decode(items[: options.sessions // 4])
