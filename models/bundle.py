@@ -29,6 +29,7 @@ from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError, Versio
 from pltz.plt_codec.weights import CONTRACT, Shape, Weights
 
 if TYPE_CHECKING:
+    from pltz.plt_codec.cuda.coder import CudaCoder
     from pltz.plt_codec.engine import TorchEngine
     from pltz.plt_codec.frame import TokenCoder
     from pltz.plt_codec.native import NativeCoder
@@ -95,8 +96,10 @@ class Bundle:
 
         return TorchEngine(self.weights, device, threads)
 
-    def coder(self, device: str = "cpu", threads: int | None = None) -> TokenCoder | NativeCoder:
-        """The fastest coder there is: on the CPU the compiled engine where it was built, else torch. The bits are the same.
+    def coder(
+        self, device: str = "cpu", threads: int | None = None
+    ) -> TokenCoder | NativeCoder | CudaCoder:
+        """The fastest coder there is: compiled for the CPU or CUDA where that works, else torch. The bits are the same.
 
         The environment variable PLTZ_ENGINE set to `torch` keeps to the reference engine.
         """
@@ -105,7 +108,19 @@ class Bundle:
         if device == "cpu" and os.environ.get(ENGINE_VARIABLE) != "torch":
             if native.available():
                 return native.NativeCoder(self.weights, threads)
-            _warn_once()
+            _warn_once("no compiled engine here (no C compiler at install)")
+        if device.partition(":")[0] == "cuda" and os.environ.get(ENGINE_VARIABLE) != "torch":
+            from pltz.plt_codec.cuda import device as gpu
+
+            if gpu.count():
+                from pltz.plt_codec.cuda.coder import CudaCoder
+
+                try:
+                    return CudaCoder(self.weights, device)
+                except (UsageError, ModelError) as exc:
+                    _warn_once(f"the CUDA engine does not run here ({exc})")
+            else:
+                _warn_once("the CUDA engine needs the extra pltz[cuda] and an NVIDIA driver")
         from pltz.plt_codec.frame import TokenCoder
 
         return TokenCoder(self.engine(device, threads))
@@ -123,11 +138,8 @@ class Bundle:
 
 
 @functools.cache
-def _warn_once() -> None:
-    warnings.warn(
-        "pltz: no compiled engine here (no C compiler at install), torch codes the same bits slowly",
-        stacklevel=3,
-    )
+def _warn_once(why: str) -> None:
+    warnings.warn(f"pltz: {why}, torch codes the same bits slowly", stacklevel=3)
 
 
 def _head(folder: Path) -> dict[str, Any]:

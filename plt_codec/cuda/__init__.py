@@ -1,0 +1,12 @@
+"""The CUDA engine: the numeric contract, the layout and the range coder in kernels compiled at first use.
+
+    common.cuh    the contract's pieces, the range coder, the layout: what all kernels share
+    batch.cu      many sessions: a kernel a stage, the rows of all sessions side by side
+    cluster.cu    few sessions: one kernel decodes a whole block, a cluster of 16 multiprocessors a session
+    pack.py       a bundle's tensors as the kernels read them
+    device.py     the GPU: compiler, its cache, memory, launches
+    emulate.py    the same on a CPU, for tests
+    coder.py      CudaCoder: sequences to frames and back
+
+Needs an NVIDIA GPU of compute capability 8.0 or later and the packages of the extra `pltz[cuda]`.
+"""

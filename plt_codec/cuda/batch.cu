@@ -1,0 +1,552 @@
+/* Many sessions together: one kernel a stage over the rows of all sessions, launched again and again by the host.
+ *
+ * An iteration (collect .. finish) takes the next rows of each slot: one step of its block when decoding, as many whole steps
+ * as fit when encoding. Slots take a new session when theirs has ended, so the host only repeats the same launches until
+ * nothing is left. Grids are fixed; blocks beyond the rows of an iteration end at once.
+ */
+#include "common.cuh"
+
+DEV int warp_of() { return (int)threadIdx.x >> 5; }
+DEV int lane_of() { return (int)threadIdx.x & 31; }
+
+/* ---------------------------------------------------------------- iterations */
+
+/* One thread a slot (at most 1024): moves sessions on, refills, deals out rows. */
+KERNEL(1024) collect(State *state, Session *sessions, int32_t *slots, Piece *pieces) {
+    int32_t *sums = (int32_t *)shared(); /* 2 x 32 */
+    const int i = (int)threadIdx.x, lane = lane_of(), warp = warp_of();
+    const bool mine = i < state->slots;
+    int held = mine ? slots[i] : -1, done = 0;
+    if (held >= 0) {
+        Session &s = sessions[held];
+        const int steps = pieces[i].rows / s.L;
+        if (pieces[i].rows) s.step += steps;
+        if (s.step >= s.C || s.error) {
+            if (!s.error && s.start + s.size < s.total) {
+                s.old = count_kept(s); /* which remember() has moved to the front */
+                set_block(s, s.start + s.size);
+            } else {
+                s.done = 1;
+                held = -1;
+                done = 1;
+            }
+        }
+    }
+    /* the n-th empty slot takes the n-th waiting session */
+    const uint32_t empty = __ballot_sync(FULL, mine && held < 0);
+    if (lane == 0) sums[warp] = __popc(empty);
+    const uint32_t ended = __ballot_sync(FULL, done);
+    if (lane == 0) sums[32 + warp] = __popc(ended);
+    __syncthreads();
+    int before = 0, all = 0, dones = 0;
+    for (int w = 0; w < (int)blockDim.x / 32; w++) {
+        if (w < warp) before += sums[w];
+        all += sums[w];
+        dones += sums[32 + w];
+    }
+    const int next = state->next, wanted = next + before + __popc(empty & ((1u << lane) - 1));
+    if (mine && held < 0 && wanted < state->count) {
+        held = wanted;
+        set_block(sessions[held], 0);
+        sessions[held].old = 0;
+    }
+    if (mine) slots[i] = held;
+    const uint32_t busy = __ballot_sync(FULL, mine && held >= 0);
+    __syncthreads();
+    if (lane == 0) sums[warp] = __popc(busy);
+    __syncthreads();
+    int occupied = 0;
+    for (int w = 0; w < (int)blockDim.x / 32; w++) occupied += sums[w];
+    /* rows: wishes (an encoder's slots share the room), their sums before each slot, then what fits */
+    int wish = 0, width = 1;
+    if (mine && held >= 0) {
+        const Session &s = sessions[held];
+        width = s.L;
+        wish = state->decoding ? width : min(s.C - s.step, max(1, state->rows_max / occupied / width)) * width;
+    }
+    int upto = wish;
+    for (int n = 1; n < 32; n <<= 1) {
+        const int other = __shfl_up_sync(FULL, upto, n);
+        if (lane >= n) upto += other;
+    }
+    __syncthreads();
+    if (lane == 31) sums[warp] = upto;
+    __syncthreads();
+    int from = upto - wish;
+    for (int w = 0; w < warp; w++) from += sums[w];
+    int room = state->rows_max - from;
+    const int rows = room <= 0 ? 0 : min(wish, room / width * width);
+    if (mine) pieces[i] = Piece{held, min(from, state->rows_max), rows, held >= 0 ? sessions[held].step : 0};
+    /* total: a slot cut short ends the rows */
+    __syncthreads();
+    if (i == 0) sums[0] = 0;
+    __syncthreads();
+    if (rows) atomicMax(&sums[0], from + rows);
+    __syncthreads();
+    if (i == 0) {
+        state->rows = sums[0];
+        state->next = min(state->count, next + all);
+        state->left -= dones;
+    }
+}
+
+/* A warp a row: what the row is, its embedding and that normed. Rows of slots cut short lie beyond state->rows. */
+KERNEL(256) enter(State *state, Session *sessions, const Piece *pieces, Row *rows, const int32_t *tokens, const int8_t *embed_w,
+                  const int32_t *embed_m, int32_t *x, int8_t *a) {
+    const int r = (int)blockIdx.x * 8 + warp_of(), lane = lane_of();
+    if (r >= state->rows) return;
+    int low = 0, high = state->slots; /* the last slot that begins at or before r and has rows */
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (pieces[middle].row <= r) low = middle;
+        else high = middle;
+    }
+    while (low > 0 && !pieces[low].rows) low--;
+    const Piece p = pieces[low];
+    const Session &s = sessions[p.session];
+    const int k = (r - p.row) % s.L, step = p.step + (r - p.row) / s.L;
+    const int64_t at = s.start + lane_start(s, k) + step;
+    const bool predicts = step < s.C - 1 || k < s.full;
+    const int token = (step == 0 && k != 0) || at == 0 ? 0 : tokens[s.token_at + at - 1];
+    if (lane == 0) {
+        const int target = predicts && !state->decoding ? tokens[s.token_at + at] : 0;
+        rows[r] = Row{low, (int32_t)at, token, predicts ? target >> 7 : -1, s.old + step * s.L + k, target, p.session, k};
+    }
+    const int8_t *w = embed_w + (int64_t)(token >> 3) * 8 * DP + (token & 7) * 64;
+    const int32_t m = embed_m[token];
+    int32_t *to = x + (int64_t)r * DP;
+    for (int i = 0; i < DP / 64; i++) {
+        const int c = i * 64 + lane * 2;
+        to[c] = entry(w[i * 512 + lane * 2], m);
+        to[c + 1] = entry(w[i * 512 + lane * 2 + 1], m);
+    }
+    __syncwarp();
+    norm_row(to, a + (int64_t)r * DP, lane);
+}
+
+KERNEL(256) norms(const State *state, const int32_t *x, int8_t *a) {
+    const int r = (int)blockIdx.x * 8 + warp_of();
+    if (r < state->rows) norm_row(x + (int64_t)r * DP, a + (int64_t)r * DP, lane_of());
+}
+
+/* ---------------------------------------------------------------- products */
+
+enum { TO_QKV, TO_RESIDUAL, TO_HIDDEN, TO_LOGITS };
+enum { BM = 128, BN = 64, /* fixed: a thread copies two pieces of inputs and one of weights a chunk */
+     PRODUCT_SHARED = (BM + BN) * 64 * 6 }; /* device.py: 72 KB */
+
+/* 128 rows times 64 channels a block, 32 x 32 a warp. a (rows, K), w tiles, out (rows, stride). */
+template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *bias,
+                                            void *out, int stride) {
+    const int row0 = (int)blockIdx.y * BM, tile0 = (int)blockIdx.x * (BN / 8), all = state->rows;
+    if (row0 >= all) return;
+    uint8_t *mem = shared();
+    const int tid = (int)threadIdx.x, lane = lane_of(), wm = warp_of() & 3, wn = warp_of() >> 2;
+    enum { /* a stage holds some chunks; all stages fill the shared memory */
+        CHUNKS = K / 64, PART = CHUNKS % 3 == 0 ? 3 : CHUNKS % 2 == 0 ? 2 : 1, STAGES = 6 / PART, STEPS = CHUNKS / PART,
+        CHUNK = (BM + BN) * 64,
+    };
+    const int8_t *a_from = a + (int64_t)(row0 + tid / 4) * K + tid % 4 * 16, *w_from = w + (int64_t)(tile0 + tid / 32) * CHUNKS * 512 + tid % 32 * 16;
+    auto load = [&](int step) {
+#pragma unroll
+        for (int part = 0; part < PART; part++) {
+            const int chunk = step * PART + part;
+            uint8_t *to = mem + (step % STAGES * PART + part) * CHUNK + tid * 16; /* 64 rows at a time */
+            copy16(to, a_from + chunk * 64);
+            copy16(to + 4096, a_from + 64 * K + chunk * 64);
+            copy16(to + 8192, w_from + chunk * 512);
+        }
+    };
+    int32_t c[2][4][4];
+#pragma unroll
+    for (int i = 0; i < 32; i++) c[i / 16][i / 4 % 4][i % 4] = 0;
+    for (int s = 0; s < STAGES - 1; s++) {
+        if (s < STEPS) load(s);
+        copies_commit();
+    }
+    for (int step = 0; step < STEPS; step++) {
+        if (STEPS <= STAGES && step == 0 && STAGES - 1 < STEPS) load(STAGES - 1);
+        if (STEPS <= STAGES) {
+            copies_commit();
+            copies_wait<STAGES - 1>();
+            __syncthreads();
+        } else {
+            copies_wait<STAGES - 2>();
+            __syncthreads();
+            if (step + STAGES - 1 < STEPS) load(step + STAGES - 1);
+            copies_commit();
+        }
+#pragma unroll
+        for (int part = 0; part < PART; part++) {
+            const uint8_t *at = mem + (step % STAGES * PART + part) * CHUNK, *bt = at + BM * 64;
+            uint4 f[2][2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+#pragma unroll
+                for (int h = 0; h < 2; h++) f[i][h] = *(const uint4 *)(at + (wm * 32 + i * 16 + h * 8) * 64 + lane * 16);
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const uint4 b = *(const uint4 *)(bt + (wn * 4 + j) * 512 + lane * 16);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    if (UNSIGNED) {
+                        mma_u8(c[i][j], f[i][0].x, f[i][1].x, f[i][0].y, f[i][1].y, b.x, b.y);
+                        mma_u8(c[i][j], f[i][0].z, f[i][1].z, f[i][0].w, f[i][1].w, b.z, b.w);
+                    } else {
+                        mma_s8(c[i][j], f[i][0].x, f[i][1].x, f[i][0].y, f[i][1].y, b.x, b.y);
+                        mma_s8(c[i][j], f[i][0].z, f[i][1].z, f[i][0].w, f[i][1].w, b.z, b.w);
+                    }
+                }
+            }
+        }
+    }
+    int2 before[4][4]; /* residuals, all under way at once */
+    if (KIND == TO_RESIDUAL) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const int r = row0 + wm * 32 + (i >> 1 & 1) * 16 + (i & 1) * 8 + (lane >> 2), n = (tile0 + wn * 4 + (i >> 2)) * 8 + (lane & 3) * 2;
+            before[i >> 2][i & 3] = r < all ? *(const int2 *)((const int32_t *)out + (int64_t)r * stride + n) : make_int2(0, 0);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const int n = (tile0 + wn * 4 + j) * 8 + (lane & 3) * 2;
+        const int32_t m0 = m[n], m1 = m[n + 1];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int r = row0 + wm * 32 + (i >> 1) * 16 + (i & 1) * 8 + (lane >> 2);
+            if (r >= all) continue;
+            const int32_t y0 = scaled(c[i >> 1][j][(i & 1) * 2], m0), y1 = scaled(c[i >> 1][j][(i & 1) * 2 + 1], m1);
+            const int64_t place = (int64_t)r * stride + n;
+            if (KIND == TO_QKV) {
+                *(uint32_t *)((int16_t *)out + place) = ((uint32_t)clamp_to(y0, 32767) & 0xffff) | (uint32_t)clamp_to(y1, 32767) << 16;
+            } else if (KIND == TO_RESIDUAL) {
+                const int2 x = before[j][i];
+                *(int2 *)((int32_t *)out + place) = make_int2(clamp_to(x.x + y0, RESIDUAL_MAX), clamp_to(x.y + y1, RESIDUAL_MAX));
+            } else if (KIND == TO_HIDDEN) {
+                const uint32_t u0 = (uint32_t)min(max(y0, 0), 255), u1 = (uint32_t)min(max(y1, 0), 255);
+                *(uint16_t *)((uint8_t *)out + place) = (uint16_t)((u0 * u0 + 128) >> 8 | (u1 * u1 + 128) >> 8 << 8);
+            } else {
+                *(int2 *)((int32_t *)out + place) = make_int2(y0 + bias[n], y1 + bias[n + 1]);
+            }
+        }
+    }
+}
+KERNEL2(256) to_qkv(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, int16_t *y) {
+    product<TO_QKV, DP>(state, a, w, m, 0, y, QP);
+}
+KERNEL2(256) to_out(const State *state, const int8_t *o, const int8_t *w, const int32_t *m, int32_t *x) {
+    product<TO_RESIDUAL, OP>(state, o, w, m, 0, x, DP);
+}
+KERNEL2(256) to_up(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, uint8_t *h) {
+    product<TO_HIDDEN, DP>(state, a, w, m, 0, h, FP);
+}
+KERNEL2(256) to_down(const State *state, const int8_t *h, const int8_t *w, const int32_t *m, int32_t *x) {
+    product<TO_RESIDUAL, FP, true>(state, h, w, m, 0, x, DP);
+}
+KERNEL2(256) to_class(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *bias, int32_t *logits) {
+    product<TO_LOGITS, DP>(state, a, w, m, bias, logits, CP);
+}
+
+/* ---------------------------------------------------------------- attention */
+
+/* A warp a row and head: queries to q (rows, HEADS, 64), keys and values to the cache. */
+KERNEL(256) heads(const State *state, const Row *rows, const int16_t *y, const int32_t *phase, const int16_t *cosine, const int16_t *sine,
+                  int32_t layer, int8_t *q, const Cache *caches, int8_t *memory) {
+    const int item = (int)blockIdx.x * 8 + warp_of(), lane = lane_of();
+    const int r = item / (HEADS + 2 * KV), h = item % (HEADS + 2 * KV);
+    if (r >= state->rows) return;
+    const Row row = rows[r];
+    const int16_t *from = y + (int64_t)r * QP + h * HD;
+    if (h < HEADS) {
+        turn_row(from, row.at, phase, cosine, sine, q + ((int64_t)r * HEADS + h) * HW, lane);
+    } else if (h < HEADS + KV) {
+        turn_row(from, row.at, phase, cosine, sine, keys_of(caches[row.slot], memory, layer, h - HEADS) + (int64_t)row.key * HW, lane);
+    } else {
+        int8_t *v = keys_of(caches[row.slot], memory, layer, h - HEADS - KV) + caches[row.slot].room * HW;
+        for (int i = lane; i < HD; i += 32) v[value_place(row.key, i)] = (int8_t)clamp_to(from[i], 127);
+    }
+}
+
+enum { MIXED = 72 }; /* numbers a row: neighbouring rows begin 8 banks apart */
+
+/* A block 64 queries of one key head and one slot; a warp 16 of them and its share of the keys. Three times over the keys:
+ * highest score, sum of weights, shares times values; between them the warps meet in shared memory. */
+KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *q, const Cache *caches, int8_t *memory,
+                   int32_t layer, const int32_t *heat, const int32_t *exp, int8_t *o) {
+    const Piece piece = pieces[blockIdx.x];
+    if (!piece.rows) return;
+    const int head = (int)blockIdx.y, lane = lane_of(), g = lane >> 2, t = lane & 3, queries = piece.rows * GROUP;
+    const int L = sessions[piece.session].L, old = sessions[piece.session].old;
+    const Cache cache = caches[blockIdx.x];
+    const int8_t *keys = keys_of(cache, memory, layer, head), *values = keys + cache.room * HW;
+    int32_t *lowest = (int32_t *)shared();          /* 64: of -score */
+    uint32_t *sum = (uint32_t *)(lowest + 64);      /* 64 */
+    int32_t *mixed = (int32_t *)(sum + 64);         /* 64 x MIXED */
+    uint32_t *table = (uint32_t *)(mixed + 64 * MIXED); /* WEIGHTS */
+    const uint8_t *weights = (const uint8_t *)(table + lane);
+    fill_weights(table, exp, (int)threadIdx.x, 256);
+    for (int chunk = (int)blockIdx.z; chunk * 64 < queries; chunk += (int)gridDim.z) {
+        const int n = min(64, queries - chunk * 64), tiles = n > 32 ? 4 : n > 16 ? 2 : 1;
+        const int tile = warp_of() % tiles, share = warp_of() / tiles, shares = 8 / tiles;
+        for (int i = (int)threadIdx.x; i < 64; i += 256) {
+            lowest[i] = 0x7fffffff;
+            sum[i] = 0;
+        }
+        for (int i = (int)threadIdx.x; i < 64 * MIXED; i += 256) mixed[i] = 0;
+        Queries f;
+        uint4 part[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) { /* rows past the last repeat it */
+            const int query = min(chunk * 64 + tile * 16 + h * 8 + g, queries - 1), r = query / GROUP, qh = head * GROUP + query % GROUP;
+            part[h] = *(const uint4 *)(q + ((int64_t)(piece.row + r) * HEADS + qh) * HW + t * 16);
+            f.limit[h] = old + (piece.step + r / L + 1) * L;
+            f.heat[h] = (uint32_t)heat[qh];
+        }
+        f.a = part[0];
+        f.b = part[1];
+        finish_queries(f);
+        int groups = (max(f.limit[0], f.limit[1]) + 31) / 32;
+        for (int i = 4; i < 32; i <<= 1) groups = max(groups, __shfl_xor_sync(FULL, groups, i));
+        __syncthreads();
+        int32_t c[4][4], low[2] = {0x7fffffff, 0x7fffffff};
+        Keys k = load_keys(keys, min(share, groups - 1), lane);
+        for (int kg = share; kg < groups; kg += shares) {
+            const Keys now = k;
+            k = load_keys(keys, min(kg + shares, groups - 1), lane);
+            scores(f, now, 0, 0, c);
+            top(f, kg, lane, c, low);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            for (int i = 1; i < 4; i <<= 1) low[h] = min(low[h], __shfl_xor_sync(FULL, low[h], i));
+            if (t == 0) atomicMin(&lowest[tile * 16 + h * 8 + g], low[h]);
+        }
+        __syncthreads();
+        f.most[0] = -lowest[tile * 16 + g];
+        f.most[1] = -lowest[tile * 16 + 8 + g];
+        uint32_t total[2] = {0, 0};
+        k = load_keys(keys, min(share, groups - 1), lane);
+        for (int kg = share; kg < groups; kg += shares) {
+            const Keys now = k;
+            k = load_keys(keys, min(kg + shares, groups - 1), lane);
+            weigh(f, now, kg, lane, weights, c);
+            add_weights(c, total);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            for (int i = 1; i < 4; i <<= 1) total[h] += __shfl_xor_sync(FULL, total[h], i);
+            if (t == 0) atomicAdd(&sum[tile * 16 + h * 8 + g], total[h]);
+        }
+        __syncthreads();
+        int32_t lo[8][4], hi[8][4];
+#pragma unroll
+        for (int i = 0; i < 32; i++) lo[i / 4][i % 4] = hi[i / 4][i % 4] = 0;
+#pragma unroll
+        for (int h = 0; h < 2; h++) f.t[h] = key_scale(sum[tile * 16 + h * 8 + g]);
+        for (int kg = share; kg < groups; kg += shares) {
+            weigh(f, load_keys(keys, kg, lane), kg, lane, weights, c);
+            mix<8>(f, values, kg, lane, 0, c, lo, hi);
+        }
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            const int row = tile * 16 + (i >> 1 & 1) * 8 + g, dim = (i >> 2) * 8 + t * 2 + (i & 1);
+            const int32_t v = lo[i / 4][i % 4] + (hi[i / 4][i % 4] << 8);
+            if (shares == 1) mixed[row * MIXED + dim] = v;
+            else atomicAdd(&mixed[row * MIXED + dim], v);
+        }
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < n * HD; i += 256) {
+            const int local = i / HD, dim = i % HD, query = chunk * 64 + local;
+            o[(int64_t)(piece.row + query / GROUP) * OP + (head * GROUP + query % GROUP) * HD + dim] =
+                (int8_t)clamp_to((mixed[local * MIXED + dim] + (1 << 14)) >> 15, 127);
+        }
+        __syncthreads();
+    }
+}
+
+/* Where a block ends and another follows: what that one may see, to the front. Keys only move down, a step at a time. */
+KERNEL(256) remember(const Session *sessions, const Piece *pieces, const Cache *caches, int8_t *memory) {
+    const Piece piece = pieces[blockIdx.x];
+    if (!piece.rows) return;
+    const Session &s = sessions[piece.session];
+    if (piece.step + piece.rows / s.L < s.C || s.start + s.size >= s.total) return;
+    const Cache cache = caches[blockIdx.x];
+    int8_t *keys = keys_of(cache, memory, (int)blockIdx.y / KV, (int)blockIdx.y % KV), *values = keys + cache.room * HW;
+    for (int step = 0, to = 0; step < s.C; step++) {
+        const int first = first_kept_lane(s, step), n = s.L - first, from = s.old + step * s.L + first;
+        int8_t k[LANES_MAX * HW / 256], v[LANES_MAX * HW / 256];
+#pragma unroll
+        for (int i = 0; i < LANES_MAX * HW / 256; i++) {
+            const int at = i * 256 + (int)threadIdx.x;
+            if (at >= n * HW) continue;
+            k[i] = keys[(int64_t)from * HW + at];
+            v[i] = values[value_place(from + at / HW, at % HW)];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < LANES_MAX * HW / 256; i++) {
+            const int at = i * 256 + (int)threadIdx.x;
+            if (at >= n * HW) continue;
+            keys[(int64_t)to * HW + at] = k[i];
+            values[value_place(to + at / HW, at % HW)] = v[i];
+        }
+        __syncthreads();
+        to += n;
+    }
+}
+
+/* ---------------------------------------------------------------- symbols */
+
+struct Interval {
+    uint32_t cumulative, frequency;
+};
+
+/* A warp a row: frequencies of the classes. */
+KERNEL(256) classes(const State *state, const Row *rows, const int32_t *logits, const int32_t *exp, uint32_t *sums, Interval *intervals) {
+    const int r = (int)blockIdx.x * 8 + warp_of(), lane = lane_of();
+    if (r >= state->rows) return;
+    int32_t l[PER];
+#pragma unroll
+    for (int i = 0; i < PER; i++) l[i] = lane * PER + i < CLASSES ? logits[(int64_t)r * CP + lane * PER + i] : 0;
+    uint32_t *to = sums + (int64_t)r * SUMS;
+    cumulate<PER>(l, CLASSES, exp, to, lane);
+    if (state->decoding || rows[r].cls < 0) return;
+    __syncwarp();
+    const int c = rows[r].cls;
+    if (lane == 0) intervals[(int64_t)r * 2] = Interval{to[c], to[c + 1] - to[c]};
+}
+
+/* Logits of the 128 members of a class, 4 warps: z (DP, shared), its norm a (DP, shared) -> l (128, shared). */
+DEV void member_logits(const int32_t *x, int c, const int8_t *shift_w, const int32_t *shift_m, const int8_t *embed_w, const int32_t *member_m,
+                       const int32_t *member_b, int32_t *z, int8_t *a, int32_t *l, int warp, int lane) {
+    if (warp == 0) {
+        const int32_t m = shift_m[c];
+        for (int i = lane; i < DP; i += 32) z[i] = i < D ? clamp_to(x[i] + shift(shift_w[(int64_t)c * D + i], m), RESIDUAL_MAX) : 0;
+        __syncwarp();
+        norm_row(z, a, lane);
+    }
+    __syncthreads();
+    const int8_t *w = embed_w + ((int64_t)c * 16 + warp * 4) * 8 * DP + lane * 16;
+    int32_t dot[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < DP / 64; i++) {
+        const uint4 v = *(const uint4 *)(a + i * 64 + (lane & 3) * 16);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint4 f = *(const uint4 *)(w + j * 8 * DP + i * 512);
+            dot[j] = dot4(v.x, f.x, dot4(v.y, f.y, dot4(v.z, f.z, dot4(v.w, f.w, dot[j]))));
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        dot[j] += __shfl_xor_sync(FULL, dot[j], 1);
+        dot[j] += __shfl_xor_sync(FULL, dot[j], 2);
+        const int member = warp * 32 + j * 8 + (lane >> 2), token = c * 128 + member;
+        if ((lane & 3) == 0) l[member] = scaled(dot[j], member_m[token]) + member_b[token];
+    }
+}
+
+/* A block a row: frequencies of the members, its class known. */
+KERNEL(128) members(const State *state, const Row *rows, const int32_t *x, const int8_t *shift_w, const int32_t *shift_m, const int8_t *embed_w,
+                    const int32_t *member_m, const int32_t *member_b, const int32_t *exp, uint32_t *sums, Interval *intervals) {
+    const int r = (int)blockIdx.x, lane = lane_of();
+    if (r >= state->rows) return;
+    const int c = rows[r].cls;
+    if (c < 0) return;
+    int32_t *z = (int32_t *)shared(), *l = z + DP;
+    int8_t *a = (int8_t *)(l + 128);
+    member_logits(x + (int64_t)r * DP, c, shift_w, shift_m, embed_w, member_m, member_b, z, a, l, warp_of(), lane);
+    __syncthreads();
+    if (warp_of()) return;
+    const int32_t mine[4] = {l[lane * 4], l[lane * 4 + 1], l[lane * 4 + 2], l[lane * 4 + 3]};
+    uint32_t *to = sums + (int64_t)r * SUMS;
+    cumulate<4>(mine, 128, exp, to, lane);
+    if (state->decoding) return;
+    __syncwarp();
+    const int i = rows[r].target & 127;
+    if (lane == 0) intervals[(int64_t)r * 2 + 1] = Interval{to[i], to[i + 1] - to[i]};
+}
+
+/* A warp a slot: the symbols of one step out of its stream, classes (level 0) or members (level 1). */
+KERNEL(128) decode(State *state, Session *sessions, const Piece *pieces, Row *rows, const uint32_t *sums, const uint32_t *words, int32_t level,
+                   int32_t *tokens) {
+    const int slot = (int)blockIdx.x * 4 + warp_of(), lane = lane_of();
+    if (slot >= state->slots || !pieces[slot].rows) return;
+    const Piece piece = pieces[slot];
+    Session &s = sessions[piece.session];
+    Coder c = {s.lower, s.range, s.point, s.place, s.words, words + s.word_at, s.error};
+    const int active = active_lanes(s, piece.step);
+    double bits = 0;
+    for (int k = 0; k < active; k++) {
+        uint32_t frequency;
+        const int symbol = decode_symbol(c, sums + (int64_t)(piece.row + k) * SUMS, level ? 128 : CLASSES, frequency, lane);
+        if (lane == (k & 31)) {
+            Row &row = rows[piece.row + k];
+            bits += bits_of(frequency);
+            if (level) tokens[s.token_at + row.at] = row.cls * 128 + symbol;
+            else row.cls = symbol;
+        }
+    }
+    for (int i = 16; i; i >>= 1) bits += __shfl_xor_sync(FULL, bits, i);
+    if (lane) return;
+    s.lower = c.lower;
+    s.range = c.range;
+    s.point = c.point;
+    s.place = c.place;
+    s.bits += bits;
+    if (!c.error && level && s.bits > s.budget) c.error = SPENT;
+    if (c.error && !s.error) {
+        s.error = c.error;
+        if (atomicCAS(&state->error, 0, c.error) == 0) state->failed = piece.session;
+    }
+    if (level) atomicAdd((unsigned long long *)&state->tokens, (unsigned long long)active);
+}
+
+/* A warp a slot: the intervals of its rows into its stream, in the order of FORMAT.md. */
+KERNEL(128) encode(State *state, Session *sessions, const Piece *pieces, const Row *rows, const Interval *intervals, uint32_t *words) {
+    const int slot = (int)blockIdx.x * 4 + warp_of(), lane = lane_of();
+    if (slot >= state->slots || !pieces[slot].rows) return;
+    const Piece piece = pieces[slot];
+    Session &s = sessions[piece.session];
+    uint32_t *out = words + s.word_at;
+    uint64_t lower = s.lower, range = s.range;
+    int64_t place = s.place;
+    double bits = 0;
+    int coded = 0;
+    for (int first = 0; first < 2 * piece.rows; first += 32) {
+        const int n = first + lane, step = n / (2 * s.L), level = n / s.L & 1, r = piece.row + step * s.L + n % s.L;
+        Interval mine = {0, 0};
+        if (n < 2 * piece.rows && rows[r].cls >= 0) {
+            mine = intervals[(int64_t)r * 2 + level];
+            bits += bits_of(mine.frequency);
+            coded += level;
+        }
+        for (int i = 0; i < 32; i++) {
+            const uint32_t cumulative = __shfl_sync(FULL, mine.cumulative, i), frequency = __shfl_sync(FULL, mine.frequency, i);
+            if (!frequency) continue;
+            const uint64_t scale = range >> 24, add = scale * cumulative;
+            lower += add;
+            if (lower < add && lane == 0) { /* carry; the first word cannot overflow, the code stays below 1 */
+                for (int64_t w = place - 1; w >= 0 && ++out[w] == 0; w--) {}
+            }
+            range = scale * frequency;
+            if (range >> 32) continue;
+            if (lane == 0 && place < s.words) out[place] = (uint32_t)(lower >> 32);
+            place++;
+            lower <<= 32;
+            range <<= 32;
+        }
+    }
+    for (int i = 16; i; i >>= 1) {
+        bits += __shfl_xor_sync(FULL, bits, i);
+        coded += __shfl_xor_sync(FULL, coded, i);
+    }
+    if (lane) return;
+    s.lower = lower;
+    s.range = range;
+    s.place = place;
+    s.bits += bits;
+    atomicAdd((unsigned long long *)&state->tokens, (unsigned long long)coded);
+}

@@ -1,0 +1,479 @@
+/* What all kernels share: the shape, the instructions, the pieces of the numeric contract, the range coder.
+ *
+ * The shape comes as macros (P_D, P_LAYERS, ...; pack.py). Every instruction that plain C++ lacks has a name here, and
+ * emulate.h gives the same names on a CPU, so that the tests run these sources without a GPU.
+ *
+ * Layouts. A product multiplies chunks of 64 inputs: thread (g, t) = (lane / 4, lane % 4) of a warp holds the 16 bytes
+ * t * 16 .. t * 16 + 15 of row g, which are its fragments of two mma.m16n8k32 (the order of inputs within a chunk is the same
+ * on both sides and changes no sum). Activations and keys are therefore plain rows; weights are tiles [row / 8][k / 64][row % 8]
+ * [k % 64]; values are stored as the fragments that the product of weights and values reads (value_place).
+ */
+#ifndef PLTZ_EMULATE
+#ifdef __CUDACC_RTC__ /* which has no headers */
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#else
+#include <stdint.h>
+#endif
+#define DEV __device__ __forceinline__
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define KERNEL2(threads) extern "C" __global__ void __launch_bounds__(threads, 2) /* two blocks a multiprocessor */
+extern __shared__ __align__(128) uint8_t shared_memory[];
+DEV uint8_t *shared() { return shared_memory; }
+
+DEV void mma_s8(int32_t *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+DEV void mma_u8(int32_t *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+DEV uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+DEV void copy16(void *to, const void *from) { /* global to shared, asynchronous */
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from));
+}
+DEV void copies_commit() { asm volatile("cp.async.commit_group;"); }
+template <int N> DEV void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+#if __CUDA_ARCH__ >= 900
+DEV int cluster_rank() {
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return (int)r;
+}
+/* A meeting point of a block, two words of shared memory: one for even rounds, one for odd ones. Others send data together
+ * with word of its arrival; a round is over when as many bytes have come as were expected. */
+DEV void meeting_open(uint64_t *m) {
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(m)));
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(m + 1)));
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+DEV void meeting_expect(uint64_t *m, uint32_t round, uint32_t bytes) { /* by one thread */
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(m + (round & 1))), "r"(bytes) : "memory");
+}
+DEV void meeting_wait(uint64_t *m, uint32_t round) {
+    asm volatile("{.reg .pred p;\n again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n @!p bra again;}"
+                 ::"r"(shared_address(m + (round & 1))), "r"(round >> 1 & 1) : "memory");
+}
+/* An address of this block's shared memory in block `rank` of the cluster. */
+DEV uint32_t peer(const void *p, int rank) {
+    uint32_t a;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(shared_address(p)), "r"(rank));
+    return a;
+}
+DEV void send16(uint32_t to, uint4 v, uint32_t meeting) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
+                 ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(meeting) : "memory");
+}
+DEV void send8(uint32_t to, uint2 v, uint32_t meeting) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];"
+                 ::"r"(to), "r"(v.x), "r"(v.y), "r"(meeting) : "memory");
+}
+DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+#endif
+DEV int32_t dot4(uint32_t a, uint32_t b, int32_t c) { return __dp4a((int32_t)a, (int32_t)b, c); }
+DEV int32_t low_word(double v) { return __double2loint(v); }
+#endif
+
+enum {
+    D = P_D, LAYERS = P_LAYERS, HEADS = P_HEADS, KV = P_KV, HD = P_HEAD, FF = P_HIDDEN, VOCAB = P_VOCAB,
+    BLOCK = P_BLOCK, MEMORY = P_MEMORY, NORM_GAIN = P_NORM_GAIN, HEAD_GAIN = P_HEAD_GAIN,
+    GROUP = HEADS / KV, CLASSES = VOCAB / 128, HW = 64,  /* HW: bytes a head takes, zeros after HD */
+    DP = (D + 63) / 64 * 64, OP = (HEADS * HD + 63) / 64 * 64, FP = (FF + 63) / 64 * 64,
+    QKV = (HEADS + 2 * KV) * HD, QP = (QKV + 63) / 64 * 64, CP = (CLASSES + 63) / 64 * 64,
+    PER = (CLASSES + 31) / 32,               /* classes a thread of a warp holds */
+    SUMS = ((CLASSES > 128 ? CLASSES : 128) + 4) / 4 * 4, /* cumulative frequencies of a row */
+    RESIDUAL_MAX = (1 << 22) - 1, LANES_MAX = 64, DEFAULT_LANES = 16, DEFAULT_STEPS = 512,
+    OK = 0, DAMAGED = 1, SPENT = 2,
+};
+#define FULL 0xffffffffu
+#ifdef PLTZ_EMULATE
+#define GRID_CONSTANT
+#else
+#define GRID_CONSTANT __grid_constant__
+#endif
+
+/* ---------------------------------------------------------------- state in device memory; device.py has the same */
+
+struct Session { /* one sequence; 192 bytes */
+    int64_t token_at, total;    /* its tokens */
+    int64_t word_at, words;     /* its stream: decoder: 32-bit words given; encoder: room */
+    uint64_t lower, range, point;
+    int64_t place;              /* words read or written */
+    double bits, budget;        /* worth of the symbols so far; decoder: most they may be worth */
+    int64_t start;              /* the block under way */
+    int32_t lanes, steps;       /* explicit layout, or 0, 0 */
+    int32_t size, L, C, full, step, old;
+    int32_t error, done;
+    int64_t spare[8];
+};
+struct Piece { /* rows of one slot in this iteration, step-major */
+    int32_t session, row, rows, step;
+};
+struct Row {
+    int32_t slot, at, token, cls; /* position; input; class (decoder: as decoded), -1 where nothing is predicted */
+    int32_t key, target, session, lane;
+};
+struct Cache { /* keys and values of a slot: (LAYERS, KV, keys then values, room, 64) bytes from `at` on */
+    int64_t at, room;
+};
+struct State {
+    int32_t rows, next, left, error, failed, slots, count, rows_max, decoding, spare[7];
+    int64_t tokens;
+};
+
+DEV int8_t *keys_of(const Cache &c, int8_t *memory, int layer, int head) {
+    return memory + c.at + (int64_t)(layer * KV + head) * c.room * (2 * HW);
+}
+
+/* ---------------------------------------------------------------- contract */
+
+DEV int32_t clamp_to(int32_t a, int32_t most) { return min(max(a, -most), most); }
+/* rs(dot * m, 24). Where a row of some matrix could leave 2^30 (P_WIDE; pack.py), it is held there, beyond which every use
+ * clamps anyway. */
+DEV int32_t scaled(int32_t dot, int32_t m) {
+    const int64_t y = ((int64_t)dot * m + (1 << 23)) >> 24;
+    if (P_WIDE) return (int32_t)(y > 1 << 30 ? 1 << 30 : y < -(1 << 30) ? -(1 << 30) : y);
+    return (int32_t)y;
+}
+/* rs(w * m, 16) of a weight and a multiplier: within 127 * 2^15. */
+DEV int32_t shift(int32_t w, int32_t m) { return (int32_t)(((int64_t)w * m + (1 << 15)) >> 16); }
+DEV int32_t entry(int32_t w, int32_t m) { return clamp_to(shift(w, m), RESIDUAL_MAX); }
+/* The sum of a warp's numbers, all below 2^49: in two halves, for which there is an instruction. */
+DEV uint64_t sum_warp(uint64_t v) {
+    const uint32_t low = __reduce_add_sync(FULL, (uint32_t)v & 0xffffff), high = __reduce_add_sync(FULL, (uint32_t)(v >> 24));
+    return ((uint64_t)high << 24) + low;
+}
+/* (gain << 32) // max(1, isqrt(total)), total < 2^53. The root starts from a float's and is set right by one step of Newton's
+ * in double, whose error is far below 1, and the test of its square; the quotient likewise, by the rest of a first one. */
+DEV uint64_t norm_scale(uint64_t total, uint32_t gain) {
+    if (total < 2) return (uint64_t)gain << 32;
+    const double s = (double)total, guess = rsqrtf((float)total);
+    double root = s * guess;
+    root = fma(0.5 * guess, fma(-root, root, s), root);
+    uint32_t r = (uint32_t)root;
+    const uint64_t square = (uint64_t)r * r;
+    if (square > total) r--;
+    else if (total - square > 2 * (uint64_t)r) r++;
+    const double d = (double)r, n = (double)((uint64_t)gain << 32);
+    double inverse = fma(guess, fma(-d, guess, 1.0), guess);
+    inverse = fma(inverse, fma(-d, inverse, 1.0), inverse);
+    const uint64_t whole = (uint64_t)gain << 32;
+    uint64_t t = (uint64_t)(r < 4096 ? n / d : n * inverse); /* guess is 1 / sqrt(total): near 1 / r only where r is large */
+    const int64_t rest = (int64_t)(whole - t * r);
+    if (rest < 0) t--;
+    else if (rest >= (int64_t)r) t++;
+    return t;
+}
+/* clamp(rs(x * t, 40), 127). In double: |x| t < 2^50, so the product and 2^-42 beside it are exact; adding 1.5 * 2^52 rounds to the
+ * nearest integer, and 2^-42 sends the halves up. Scale: norm_factor(t). */
+DEV double norm_factor(uint64_t t) { return (double)t * (1.0 / ((uint64_t)1 << 40)); }
+DEV int32_t norm_one(int32_t x, double factor) {
+    const double y = fma((double)x, factor, 1.0 / ((uint64_t)1 << 42)) + 6755399441055744.0;
+    return clamp_to(low_word(y), 127);
+}
+
+/* One warp: x (DP) -> out (DP), zeros beyond D on both sides. */
+DEV void norm_row(const int32_t *x, int8_t *out, int lane) {
+    int32_t v[DP / 32];
+    uint64_t total = 0;
+#pragma unroll
+    for (int i = 0; i < DP / 64; i++) {
+        const int2 two = *(const int2 *)(x + i * 64 + lane * 2);
+        v[2 * i] = two.x;
+        v[2 * i + 1] = two.y;
+        total += (uint64_t)((int64_t)two.x * two.x) + (uint64_t)((int64_t)two.y * two.y);
+    }
+    const double scale = norm_factor(norm_scale(sum_warp(total), NORM_GAIN));
+#pragma unroll
+    for (int i = 0; i < DP / 64; i++) {
+        const uint32_t a = (uint32_t)norm_one(v[2 * i], scale) & 255, b = (uint32_t)norm_one(v[2 * i + 1], scale) & 255;
+        *(uint16_t *)(out + i * 64 + lane * 2) = (uint16_t)(a | b << 8);
+    }
+}
+
+/* One warp: a query or key of HD values turned by its position and normed: y -> out (HW, bytes beyond HD untouched). */
+DEV void turn_row(const int16_t *y, int32_t at, const int32_t *phase, const int16_t *cosine, const int16_t *sine, int8_t *out, int lane) {
+    int32_t a = 0, b = 0;
+    if (lane < HD / 2) {
+        const uint32_t j = (uint32_t)at * (uint32_t)phase[lane] >> 10 & 1023;
+        const int32_t p = y[lane], q = y[lane + HD / 2], c = cosine[j], s = sine[j];
+        a = (p * c - q * s + (1 << 13)) >> 14; /* |p|, |q| < 2^15, |c|, |s| <= 2^14: below 2^30 + 2^13 */
+        b = (p * s + q * c + (1 << 13)) >> 14;
+    }
+    const double scale = norm_factor(norm_scale(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b)), HEAD_GAIN));
+    if (lane < HD / 2) {
+        out[lane] = (int8_t)norm_one(a, scale);
+        out[lane + HD / 2] = (int8_t)norm_one(b, scale);
+    }
+}
+
+/* Byte of the value (key, dim) in a head's values: [key / 32][dim / 16][thread][dim / 8 % 2][half][byte]. */
+DEV int value_place(int key, int dim) {
+    const int k = key & 31, tile = k >> 3, t = (k & 7) >> 1;
+    return (key >> 5) * 2048 + (dim >> 4) * 512 + ((dim & 7) * 4 + t) * 16 + (dim >> 3 & 1) * 8 + (tile >> 1) * 4 + (tile & 1) * 2 + (k & 1);
+}
+
+/* ---------------------------------------------------------------- attention of 16 queries by a warp */
+
+/* Weight of a key: w = rs(exp[e & 63], 5) >> (e >> 6), e = min(below * heat >> 16, 1023), below = most - s. From `far` on e is
+ * 1023, and up to there the product fits 32 bits; where no heat is 2^16 or more (P_HOT 0), e stays within 1023 by itself.
+ * The table lies in shared memory once for each thread of a warp (64 x 32), so that no two threads meet in a bank. */
+enum { WEIGHTS = 64 * 32 };
+DEV void fill_weights(uint32_t *table, const int32_t *exp, int tid, int threads) {
+    for (int i = tid; i < WEIGHTS; i += threads) table[i] = (uint32_t)(exp[i >> 5] + 16) >> 5;
+}
+DEV uint32_t far_enough(uint32_t heat) { return heat ? (1023u * 65536u + heat - 1) / heat : 0; }
+DEV uint32_t key_weight(uint32_t below, uint32_t far, uint32_t heat, const uint8_t *table) { /* table: of this thread */
+    uint32_t e = min(below, far) * heat;
+    if (P_HOT) e = min(e, 1023u << 16);
+    return *(const uint32_t *)(table + (e >> 9 & 63 << 7)) >> (e >> 22);
+}
+/* 2^40 / sum, and a little less where one key has all the weight: there rs(w * t, 24) would be 2^16, one more than 16 bits hold,
+ * and 2^16 - 1 gives the same output, since |v| < 2^14. Exact in double: 2^40 / S misses an integer by 1 / S at least. */
+DEV uint32_t key_scale(uint32_t sum) {
+    return min((uint32_t)((double)((uint64_t)1 << 40) / (double)max(sum, 1u)), (1u << 25) - 512);
+}
+DEV uint32_t key_share(uint32_t w, uint32_t t) { return (uint32_t)(((uint64_t)w * t + (1 << 23)) >> 24); }
+
+struct Queries { /* fragments of 16 queries, negated; rows g and g + 8 of this thread */
+    uint4 a, b;
+    int32_t limit[2], most[2]; /* keys they see; the highest score */
+    uint32_t heat[2], far[2], t[2];
+    int32_t whole;             /* keys that all rows of the warp see */
+};
+DEV uint32_t negated(uint32_t v) { /* of four bytes in -127 .. 127 */
+    uint32_t out = 0;
+    for (int i = 0; i < 32; i += 8) out |= ((0u - (v >> i)) & 255) << i;
+    return out;
+}
+DEV uint4 negated(uint4 v) { return make_uint4(negated(v.x), negated(v.y), negated(v.z), negated(v.w)); }
+DEV void finish_queries(Queries &q) {
+    q.a = negated(q.a);
+    q.b = negated(q.b);
+    q.whole = min(q.limit[0], q.limit[1]);
+    for (int i = 4; i < 32; i <<= 1) q.whole = min(q.whole, __shfl_xor_sync(FULL, q.whole, i));
+    q.far[0] = far_enough(q.heat[0]);
+    q.far[1] = far_enough(q.heat[1]);
+}
+struct Keys { /* fragments of 32 keys, or of 32 values */
+    uint4 f[4];
+};
+DEV Keys load_keys(const int8_t *from, int kg, int lane) {
+    Keys k;
+#pragma unroll
+    for (int j = 0; j < 4; j++) k.f[j] = *(const uint4 *)(from + (int64_t)kg * 2048 + j * 512 + lane * 16);
+    return k;
+}
+/* c[j] = base - score of keys 8 j + 2 t, + 1 for rows g, g, g + 8, g + 8. */
+DEV void scores(const Queries &q, const Keys &k, int32_t base0, int32_t base1, int32_t c[4][4]) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        c[j][0] = c[j][1] = base0;
+        c[j][2] = c[j][3] = base1;
+        mma_s8(c[j], q.a.x, q.b.x, q.a.y, q.b.y, k.f[j].x, k.f[j].y);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) mma_s8(c[j], q.a.z, q.b.z, q.a.w, q.b.w, k.f[j].z, k.f[j].w);
+}
+DEV bool sees(const Queries &q, int kg, int j, int i, int lane) {
+    return kg * 32 + j * 8 + (lane & 3) * 2 + (i & 1) < q.limit[i >> 1];
+}
+/* c: -score of 32 keys; low: the lowest so far. */
+DEV void top(const Queries &q, int kg, int lane, const int32_t c[4][4], int32_t low[2]) {
+    const bool whole = kg * 32 + 32 <= q.whole;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (whole || sees(q, kg, j, i, lane)) low[i >> 1] = min(low[i >> 1], c[j][i]);
+        }
+    }
+}
+/* c, how far below the highest the scores of 32 keys are, becomes their weights. */
+DEV void weigh(const Queries &q, int kg, int lane, const uint8_t *table, int32_t c[4][4]) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) c[j][i] = (int32_t)key_weight((uint32_t)c[j][i], q.far[i >> 1], q.heat[i >> 1], table);
+    }
+    if (kg * 32 + 32 > q.whole) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) c[j][i] = sees(q, kg, j, i, lane) ? c[j][i] : 0;
+        }
+    }
+}
+DEV void weigh(const Queries &q, const Keys &k, int kg, int lane, const uint8_t *table, int32_t c[4][4]) {
+    scores(q, k, q.most[0], q.most[1], c);
+    weigh(q, kg, lane, table, c);
+}
+DEV void add_weights(const int32_t c[4][4], uint32_t total[2]) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        total[0] += (uint32_t)(c[j][0] + c[j][1]);
+        total[1] += (uint32_t)(c[j][2] + c[j][3]);
+    }
+}
+/* low + 256 high += shares of 32 keys times their values, for N / 2 of the 4 pieces of 16 dims from `first` on;
+ * o[n]: dims 8 n + 2 t, + 1 of rows g, g, g + 8, g + 8. */
+template <int N> DEV void mix(const Queries &q, const int8_t *values, int kg, int lane, int first, const int32_t w[4][4], int32_t low[N][4], int32_t high[N][4]) {
+    uint32_t p[4][2]; /* two shares of 16 bits: [j][row] */
+    uint32_t any = 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            p[j][r] = __byte_perm(key_share((uint32_t)w[j][2 * r], q.t[r]), key_share((uint32_t)w[j][2 * r + 1], q.t[r]), 0x5410);
+            any |= p[j][r];
+        }
+    }
+    if (!__any_sync(FULL, any != 0)) return;
+    const bool large = __any_sync(FULL, (any & 0xff00ff00u) != 0);
+    const int8_t *from = values + (int64_t)kg * 2048 + first * 512 + lane * 16;
+    uint4 v[N / 2];
+#pragma unroll
+    for (int n = 0; n < N / 2; n++) v[n] = *(const uint4 *)(from + n * 512);
+    uint32_t part[4];
+#pragma unroll
+    for (int r = 0; r < 4; r++) part[r] = __byte_perm(p[r & 2][r & 1], p[(r & 2) + 1][r & 1], 0x6420);
+#pragma unroll
+    for (int n = 0; n < N / 2; n++) {
+        mma_u8(low[2 * n], part[0], part[1], part[2], part[3], v[n].x, v[n].y);
+        mma_u8(low[2 * n + 1], part[0], part[1], part[2], part[3], v[n].z, v[n].w);
+    }
+    if (!large) return;
+#pragma unroll
+    for (int r = 0; r < 4; r++) part[r] = __byte_perm(p[r & 2][r & 1], p[(r & 2) + 1][r & 1], 0x7531);
+#pragma unroll
+    for (int n = 0; n < N / 2; n++) {
+        mma_u8(high[2 * n], part[0], part[1], part[2], part[3], v[n].x, v[n].y);
+        mma_u8(high[2 * n + 1], part[0], part[1], part[2], part[3], v[n].z, v[n].w);
+    }
+}
+
+/* ---------------------------------------------------------------- frequencies and the range coder */
+
+/* One warp: logits l[N] a thread, symbol lane * N + i, `n` symbols in all -> sums (n + 1) cumulative frequencies. */
+template <int N> DEV void cumulate(const int32_t *l, int n, const int32_t *exp, uint32_t *sums, int lane) {
+    int32_t most = (int32_t)0x80000000;
+    uint32_t w[N], total = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (lane * N + i < n) most = max(most, l[i]);
+    }
+    for (int i = 16; i; i >>= 1) most = max(most, __shfl_xor_sync(FULL, most, i));
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const uint32_t e = min((uint32_t)most - (uint32_t)l[i], 1983u);
+        w[i] = total;
+        if (lane * N + i < n) total += (uint32_t)exp[e & 63] >> (e >> 6);
+    }
+    uint32_t below = total;
+    for (int i = 1; i < 32; i <<= 1) {
+        const uint32_t other = __shfl_up_sync(FULL, below, i);
+        if (lane >= i) below += other;
+    }
+    const uint32_t all = __shfl_sync(FULL, below, 31);
+    below -= total;
+    /* a quotient below 2^24 of integers: the double's floor is exact (2^44 / S is at least 1 / S from an integer it misses) */
+    const uint32_t ratio = (uint32_t)((double)(((uint64_t)(1 << 24) - (uint32_t)n) << 20) / (double)all);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int s = lane * N + i;
+        if (s < n) sums[s] = (uint32_t)s + (uint32_t)(((uint64_t)(below + w[i]) * ratio) >> 20);
+    }
+    if (lane == 0) sums[n] = 1u << 24;
+}
+
+struct Coder { /* a decoder's state, the same in all threads of a warp */
+    uint64_t lower, range, point;
+    int64_t place, words;
+    const uint32_t *data;
+    int32_t error;
+};
+/* One warp: the next symbol of n (its cumulative frequencies in sums), its frequency. On error: symbol 0, error set. */
+DEV int32_t decode_symbol(Coder &c, const uint32_t *sums, int n, uint32_t &frequency, int lane) {
+    const uint64_t scale = c.range >> 24, at = c.point - c.lower;
+    int count = 0;
+    for (int i = 0; i < n; i += 128) {
+        int mine = 0;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int s = i + j * 32 + lane;
+            if (s < n) mine += scale * sums[s] <= at;
+        }
+        /* how many of n lie at or below: the sum of the threads' counts (0 to 4), bit by bit */
+#pragma unroll
+        for (int b = 0; b < 3; b++) count += __popc(__ballot_sync(FULL, mine >> b & 1)) << b;
+    }
+    if (at >= scale << 24 || c.error) {
+        c.error = c.error ? c.error : DAMAGED;
+        frequency = 1u << 24;
+        return 0;
+    }
+    const int symbol = count - 1;
+    const uint32_t from = sums[symbol];
+    frequency = sums[symbol + 1] - from;
+    c.lower += scale * from;
+    c.range = scale * frequency;
+    if (!(c.range >> 32)) {
+        c.lower <<= 32;
+        c.range <<= 32;
+        c.point = c.point << 32 | (c.place < c.words ? c.data[c.place] : 0);
+        c.place++;
+    }
+    return symbol;
+}
+DEV double bits_of(uint32_t frequency) { return 24.0 - log2((double)frequency); }
+/* Their sum over a warp, to a few digits: enough for a decoder's budget, and far from its critical path. */
+DEV double bits_of_warp(uint32_t frequency) {
+    float bits = 24.0f - log2f((float)frequency);
+    for (int i = 16; i; i >>= 1) bits += __shfl_xor_sync(FULL, bits, i);
+    return bits;
+}
+
+/* ---------------------------------------------------------------- blocks, lanes, steps (layout.py) */
+
+DEV int default_lanes(int64_t tokens) {
+    if (tokens >= BLOCK) return DEFAULT_LANES;
+    int lanes = 1;
+    while (tokens > (int64_t)lanes * DEFAULT_STEPS) lanes *= 2;
+    return lanes;
+}
+DEV void set_block(Session &s, int64_t start) {
+    const int64_t whole = s.lanes ? (int64_t)s.lanes * s.steps : BLOCK, left = s.total - start;
+    s.start = start;
+    s.size = (int32_t)(left < whole ? left : whole);
+    s.L = s.lanes ? s.lanes : default_lanes(s.size);
+    if (s.L > s.size) s.L = s.size;
+    s.C = (s.size + s.L - 1) / s.L;
+    s.full = s.size - s.L * (s.C - 1);
+    s.step = 0;
+}
+DEV int lane_start(const Session &s, int k) { return k * s.C - (k > s.full ? k - s.full : 0); }
+DEV int active_lanes(const Session &s, int step) { return step < s.C - 1 ? s.L : s.full; }
+/* First step from which on lane k is remembered by the next block. */
+DEV int first_kept(const Session &s, int k) {
+    const int at = s.size - MEMORY - lane_start(s, k);
+    return at < 0 ? 0 : at > s.C ? s.C : at;
+}
+DEV int count_kept(const Session &s) {
+    int n = 0;
+    for (int k = 0; k < s.L; k++) n += s.C - first_kept(s, k);
+    return n;
+}
+/* First lane that is remembered at a step: lanes start later the higher they are, so all above it are too. */
+DEV int first_kept_lane(const Session &s, int step) {
+    int k = 0;
+    while (k < s.L && first_kept(s, k) > step) k++;
+    return k;
+}

@@ -1,0 +1,281 @@
+"""The GPU: compiles the kernels at first use (NVRTC), keeps what was compiled, allocates, copies and launches.
+
+Goes through NVIDIA's own bindings (`cuda-bindings`, the extra `pltz[cuda]`), in the primary context of the device, which it
+shares with torch. Compiled kernels lie in the user's cache folder ($XDG_CACHE_HOME/pltz, else ~/.cache/pltz), named by
+everything they depend on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.plt_codec.errors import ModelError, UsageError
+
+HERE = Path(__file__).resolve().parent
+SOURCES = ("common.cuh", "batch.cu", "cluster.cu")
+OLDEST = 80  # compute capability that the instructions need
+CLUSTERS = 90  # from here on there are clusters of blocks
+CLUSTER, MOST_SHARED = 16, 227 << 10  # blocks of a cluster of cluster.cu; shared memory a block can have
+Argument = Any  # a ctypes scalar
+
+
+class Device(Protocol):
+    """What the coder asks of a device; addresses are plain numbers."""
+
+    clusters: int  # clusters of the decoder of few sessions that run side by side; 0: none
+
+    def alloc(self, size: int) -> int:
+        """Bytes of zeros. Raises ModelError where memory does not suffice."""
+
+    def free(self, address: int) -> None:
+        """Give back what alloc gave."""
+
+    def upload(self, address: int, array: npt.NDArray[Any]) -> None:
+        """Array to device."""
+
+    def download(self, address: int, array: npt.NDArray[Any]) -> None:
+        """Device to array, after everything launched before."""
+
+    def launch(
+        self, kernel: str, grid: tuple[int, int, int], threads: int, args: Sequence[Argument],
+        shared: int = 0, cluster: int = 1,
+    ) -> None:  # fmt: skip
+        """Start a kernel; order is kept."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What replays the launches of `work`."""
+
+    def room(self) -> int:
+        """Bytes of device memory that are free."""
+
+
+def source() -> str:
+    """All kernels as one text."""
+    text = "".join((HERE / name).read_text("utf8") for name in SOURCES if (HERE / name).exists())
+    return text.replace('#include "common.cuh"', "")
+
+
+def compile_kernels(shape: Mapping[str, int], capability: int) -> bytes:
+    """Machine code of the kernels. Raises ModelError where the compiler refuses, ImportError where there is none."""
+    from cuda.bindings import nvrtc
+
+    target = f"sm_{capability}" + ("a" if capability == 90 else "")
+    options = [f"--gpu-architecture={target}", "--std=c++17", *(f"-D{k}={v}" for k, v in shape.items())]
+    text = source().encode()
+    version = _ask(nvrtc.nvrtcVersion())
+    name = hashlib.blake2b(repr((text, options, version)).encode(), digest_size=16).hexdigest()
+    kept = _folder() / f"cuda-{name}.cubin"
+    try:
+        return kept.read_bytes()
+    except OSError:
+        pass
+    program = _ask(nvrtc.nvrtcCreateProgram(text, b"pltz.cu", 0, [], []))
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+        if int(status):
+            log = b" " * int(_ask(nvrtc.nvrtcGetProgramLogSize(program)))
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise ModelError(
+                f"the CUDA kernels do not compile for {target}: {log.decode(errors='replace')[:2000]}"
+            )
+        code = b" " * int(_ask(nvrtc.nvrtcGetCUBINSize(program)))
+        _ask(nvrtc.nvrtcGetCUBIN(program, code))
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    _keep(kept, code)
+    return code
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pltz"
+
+
+def _keep(path: Path, data: bytes) -> None:
+    """Write whole or not at all; a cache that cannot be written is no error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
+            f.write(data)
+        os.replace(f.name, path)
+    except OSError:
+        pass
+
+
+def _ask(answer: tuple[Any, ...]) -> Any:
+    """The result of a call of the bindings. Raises ModelError with the driver's words."""
+    status, *rest = answer
+    if int(status):
+        raise ModelError(f"CUDA: {getattr(status, 'name', status)}")
+    return rest[0] if len(rest) == 1 else tuple(rest)
+
+
+@functools.cache
+def count() -> int:
+    """GPUs that the driver shows; 0 where there is no driver or the extra is not installed."""
+    try:
+        from cuda.bindings import driver, nvrtc  # noqa: F401
+
+        _ask(driver.cuInit(0))
+        return int(_ask(driver.cuDeviceGetCount()))
+    except (
+        ImportError,
+        RuntimeError,
+        OSError,
+        AttributeError,
+        ModelError,
+    ):  # the bindings' ways to miss a driver
+        return 0
+
+
+class CudaDevice:
+    """One GPU with the kernels for one shape. Raises UsageError where it cannot run them."""
+
+    def __init__(self, number: int, shape: Mapping[str, int]):
+        from cuda.bindings import driver
+
+        if number >= count():
+            raise UsageError(f"device cuda:{number} is not here: the driver shows {count()} GPUs")
+        self._cu = cu = driver
+        self._device = _ask(cu.cuDeviceGet(number))
+        attribute = cu.CUdevice_attribute
+        major = _ask(
+            cu.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, self._device)
+        )
+        minor = _ask(
+            cu.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, self._device)
+        )
+        self.capability = int(major) * 10 + int(minor)
+        if self.capability < OLDEST:
+            raise UsageError(
+                f"cuda:{number} has compute capability {major}.{minor}, the kernels need {OLDEST / 10}"
+            )
+        self._context = _ask(cu.cuDevicePrimaryCtxRetain(self._device))
+        self._enter()
+        self._stream = _ask(cu.cuStreamCreate(1))  # does not wait for the default stream
+        self._module = _ask(cu.cuModuleLoadData(compile_kernels(shape, self.capability)))
+        self._functions: dict[str, Any] = {}
+        self.clusters = self._clusters() if self.capability >= CLUSTERS else 0
+
+    def _clusters(self) -> int:
+        config = self._config((CLUSTER * 64, 1, 1), 512, MOST_SHARED, CLUSTER)
+        try:
+            return int(
+                _ask(
+                    self._cu.cuOccupancyMaxActiveClusters(
+                        self.function("decode_block", MOST_SHARED, CLUSTER), config
+                    )
+                )
+            )
+        except ModelError:
+            return 0
+
+    def _config(self, grid: tuple[int, int, int], threads: int, shared: int, cluster: int) -> Any:
+        cu = self._cu
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes, config.hStream = shared, self._stream
+        if cluster > 1:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            attribute.value.clusterDim.x = cluster
+            attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        return config
+
+    def _enter(self) -> None:
+        _ask((*self._cu.cuCtxSetCurrent(self._context), None))
+
+    def function(self, kernel: str, shared: int, cluster: int) -> Any:
+        """The kernel, allowed the shared memory and the cluster it wants."""
+        if kernel not in self._functions:
+            f = _ask(self._cu.cuModuleGetFunction(self._module, kernel.encode()))
+            names = self._cu.CUfunction_attribute
+            if shared > 48 << 10:
+                self._set(f, names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+            if cluster > 8:
+                self._set(f, names.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+            self._functions[kernel] = f
+        return self._functions[kernel]
+
+    def _set(self, function: Any, name: Any, value: int) -> None:
+        _ask((*self._cu.cuFuncSetAttribute(function, name, value), None))
+
+    def alloc(self, size: int) -> int:
+        """Bytes of zeros. Raises ModelError where memory does not suffice."""
+        self._enter()
+        status, address = self._cu.cuMemAlloc(max(size, 16))
+        if int(status):
+            raise ModelError(f"not enough GPU memory: {size} bytes more are needed ({status.name})")
+        _ask((*self._cu.cuMemsetD8Async(address, 0, max(size, 16), self._stream), None))
+        return int(address)
+
+    def free(self, address: int) -> None:
+        """Give back what alloc gave."""
+        self._enter()
+        self._cu.cuMemFree(address)
+
+    def upload(self, address: int, array: npt.NDArray[Any]) -> None:
+        """Array to device."""
+        self._enter()
+        data = np.ascontiguousarray(array)
+        if data.nbytes:
+            _ask((*self._cu.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._stream), None))
+            _ask((*self._cu.cuStreamSynchronize(self._stream), None))
+
+    def download(self, address: int, array: npt.NDArray[Any]) -> None:
+        """Device to array, after everything launched before."""
+        self._enter()
+        if array.nbytes:
+            _ask((*self._cu.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self._stream), None))
+        _ask((*self._cu.cuStreamSynchronize(self._stream), None))
+
+    def launch(
+        self, kernel: str, grid: tuple[int, int, int], threads: int, args: Sequence[Argument],
+        shared: int = 0, cluster: int = 1,
+    ) -> None:  # fmt: skip
+        """Start a kernel; order is kept."""
+        cu = self._cu
+        f = self.function(kernel, shared, cluster)
+        pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(a) for a in args))
+        config = self._config(grid, threads, shared, cluster)
+        _ask((*cu.cuLaunchKernelEx(config, f, ctypes.addressof(pointers), 0), None))
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What replays the launches of `work`: a CUDA graph."""
+        cu = self._cu
+        self._enter()
+        _ask(
+            (
+                *cu.cuStreamBeginCapture(
+                    self._stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+                ),
+                None,
+            )
+        )
+        try:
+            work()
+        finally:
+            graph = _ask(cu.cuStreamEndCapture(self._stream))
+        executable = _ask(cu.cuGraphInstantiate(graph, 0))
+        cu.cuGraphDestroy(graph)
+
+        def replay() -> None:
+            _ask((*cu.cuGraphLaunch(executable, self._stream), None))
+
+        return replay
+
+    def room(self) -> int:
+        """Bytes of device memory that are free."""
+        self._enter()
+        return int(_ask(self._cu.cuMemGetInfo())[0])

@@ -1,0 +1,93 @@
+"""The kernels on a CPU, for tests without a GPU: compiles them with emulate.h by the machine's C++ compiler (x86-64, GNU)."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.plt_codec.cuda.device import HERE, Argument, source
+from pltz.plt_codec.errors import ModelError
+
+
+def available() -> bool:
+    """Whether this machine can compile and run the emulation."""
+    return platform.machine() == "x86_64" and platform.system() == "Linux" and shutil.which("g++") is not None
+
+
+def build(shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()) -> Path:
+    """Compile the kernels for a shape into a shared library in `folder`."""
+    text = source()
+    kernels = re.findall(r"^KERNEL2?\(\d+\) (\w+)\(", text, re.MULTILINE)
+    calls = "".join(f"    EMULATED({name})\n" for name in kernels)
+    text = (
+        f'#include "{HERE / "emulate.h"}"\n{text}\nextern "C" int emulated(const char *kernel, const uint32_t *grid, '
+        f"uint32_t threads, uint32_t cluster, uint64_t bytes, void **args) {{\n{calls}    return 1;\n}}\n"
+    )
+    file, library = folder / "kernels.cpp", folder / "kernels.so"
+    file.write_text(text)
+    command = ["g++", "-std=c++17", "-O2", "-fno-strict-aliasing", "-shared", "-fPIC", "-w", *flags]
+    command += [f"-D{k}={v}" for k, v in shape.items()]
+    done = subprocess.run(
+        [*command, "-o", str(library), str(file)], check=False, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise ModelError(f"the emulation does not compile: {done.stderr[:3000]}")
+    return library
+
+
+class EmulatedDevice:
+    """A `Device` (device.py) that is this machine's CPU."""
+
+    def __init__(self, library: Path, clusters: int = 0):
+        self._library = ctypes.CDLL(str(library))
+        self._memory: dict[int, npt.NDArray[np.uint8]] = {}
+        self.clusters = clusters
+
+    def alloc(self, size: int) -> int:
+        """Bytes of zeros."""
+        array = np.zeros(size + 256, np.uint8)
+        address = (array.ctypes.data + 127) // 128 * 128
+        self._memory[address] = array
+        return address
+
+    def free(self, address: int) -> None:
+        """Give back what alloc gave."""
+        del self._memory[address]
+
+    def upload(self, address: int, array: npt.NDArray[Any]) -> None:
+        """Array to device."""
+        data = np.ascontiguousarray(array)
+        ctypes.memmove(address, data.ctypes.data, data.nbytes)
+
+    def download(self, address: int, array: npt.NDArray[Any]) -> None:
+        """Device to array."""
+        ctypes.memmove(array.ctypes.data, address, array.nbytes)
+
+    def launch(
+        self, kernel: str, grid: tuple[int, int, int], threads: int, args: Sequence[Argument],
+        shared: int = 0, cluster: int = 1,
+    ) -> None:  # fmt: skip
+        """Run a kernel."""
+        pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(a) for a in args))
+        sizes = (ctypes.c_uint32 * 3)(*grid)
+        if self._library.emulated(
+            kernel.encode(), sizes, threads, cluster, ctypes.c_uint64(shared), pointers
+        ):
+            raise ModelError(f"no kernel {kernel}")
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What runs `work` again."""
+        return work
+
+    def room(self) -> int:
+        """Bytes that may be used."""
+        return 1 << 31

@@ -1,0 +1,270 @@
+"""The CUDA engine against the compiled or the torch engine: on a GPU where there is one, and on a CPU by emulation.
+
+The emulation runs the same kernel sources thread by thread, so models and sequences are small here.
+"""
+
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pltz.plt_codec.cuda import device as gpu
+from pltz.plt_codec.cuda import emulate
+from pltz.plt_codec.cuda.coder import (
+    CudaCoder,
+    all_steps,
+    cluster_memory,
+    key_room,
+    most_lanes,
+    plan_slots,
+)
+from pltz.plt_codec.cuda.pack import macros, tiles
+from pltz.plt_codec.engine import TorchEngine
+from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
+from pltz.plt_codec.frame import TokenCoder
+from pltz.plt_codec.item import Encoded, FrameItem
+from pltz.plt_codec.layout import Layout
+from pltz.plt_codec.weights import Weights, random_weights
+
+SHAPES: dict[str, dict[str, int | bool]] = {
+    "small": {"layers": 1},
+    "extreme": {"extreme": True, "block": 64, "memory": 30, "layers": 1},
+    "odd": {
+        "vocab": 384, "d": 50, "layers": 1, "heads": 6, "kv_heads": 2, "head_dim": 10, "hidden": 75,
+        "block": 100, "memory": 37,
+    },
+    "split": {
+        "vocab": 256, "d": 100, "heads": 6, "kv_heads": 3, "head_dim": 24, "hidden": 200, "block": 64, "memory": 30,
+    },
+    "many classes": {
+        "vocab": 128 * 136, "d": 72, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 64, "hidden": 64,
+    },
+}  # fmt: skip
+LAYOUTS = [(None, None), (3, 7), (16, 4), (40, 2)]
+LENGTHS = (0, 1, 3, 55, 130)
+emulated = pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux")
+on_gpu = pytest.mark.skipif(gpu.count() == 0, reason="no NVIDIA GPU, or pltz[cuda] is not installed")
+
+
+@cache
+def model(name: str) -> Weights:
+    """A random model of one of SHAPES."""
+    return random_weights(5, **SHAPES[name])  # type: ignore[arg-type]
+
+
+@cache
+def reference(name: str) -> TokenCoder:
+    """The torch engine on it."""
+    return TokenCoder(TorchEngine(model(name), threads=1))
+
+
+def sequences(name: str) -> list[np.ndarray]:
+    """Random ids of LENGTHS."""
+    rng = np.random.default_rng(3)
+    return [rng.integers(0, model(name).shape.vocab, n) for n in LENGTHS]
+
+
+@cache
+def frames(name: str, lanes: int | None, steps: int | None) -> list[Encoded]:
+    """What the reference encodes."""
+    return reference(name).encode(sequences(name), lanes=lanes, steps=steps)
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """Emulations built so far, a shape each."""
+    built: dict[str, Path] = {}
+    yield built
+    for path in built.values():
+        shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def coder(libraries: dict[str, Path], tmp: pytest.TempPathFactory, name: str, clusters: int) -> CudaCoder:
+    """A coder on the emulation; clusters: 0 decodes by the kernels for many sessions."""
+    if name not in libraries:
+        libraries[name] = emulate.build(
+            {**macros(model(name)), "P_HELD": 1}, tmp.mktemp(name.replace(" ", "-"))
+        )
+    return CudaCoder(model(name), on=emulate.EmulatedDevice(libraries[name], clusters))
+
+
+def items(name: str, lanes: int | None, steps: int | None) -> list[FrameItem]:
+    return [
+        FrameItem(f.data, len(s), lanes, steps)
+        for f, s in zip(frames(name, lanes, steps), sequences(name), strict=True)
+    ]
+
+
+@emulated
+@pytest.mark.parametrize("name", ["small", "extreme", "odd"])
+@pytest.mark.parametrize("lanes,steps", LAYOUTS)
+def test_emulated_encode(
+    name: str,
+    lanes: int | None,
+    steps: int | None,
+    libraries: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    done: list[int] = []
+    got = coder(libraries, tmp_path_factory, name, 0).encode(
+        sequences(name), lanes=lanes, steps=steps, progress=done.append
+    )
+    want = frames(name, lanes, steps)
+    assert [g.data for g in got] == [w.data for w in want]
+    assert [(g.blocks, g.lanes, g.steps) for g in got] == [(w.blocks, w.lanes, w.steps) for w in want]
+    assert [g.ideal_bits for g in got] == pytest.approx([w.ideal_bits for w in want])
+    assert sum(done) == sum(LENGTHS)
+
+
+@emulated
+@pytest.mark.parametrize("name", ["small", "extreme", "odd"])
+@pytest.mark.parametrize("lanes,steps", [(3, 7), (40, 2)])
+def test_emulated_decode_of_many(
+    name: str,
+    lanes: int | None,
+    steps: int | None,
+    libraries: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    done: list[int] = []
+    got = coder(libraries, tmp_path_factory, name, 0).decode(items(name, lanes, steps), progress=done.append)
+    for g, s in zip(got, sequences(name), strict=True):
+        assert np.array_equal(g, s)
+    assert sum(done) == sum(LENGTHS)
+
+
+@emulated
+@pytest.mark.parametrize("name,lanes,steps", [("small", 16, 4), ("extreme", 16, 4), ("split", 16, 4)])
+def test_emulated_decode_by_clusters(
+    name: str,
+    lanes: int | None,
+    steps: int | None,
+    libraries: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    c = coder(libraries, tmp_path_factory, name, 2)
+    assert c.clusters([(130, 16, 4)]) == 1
+    for g, s in zip(c.decode(items(name, lanes, steps)), sequences(name), strict=True):
+        assert np.array_equal(g, s)
+
+
+@emulated
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["split", "many classes"])
+@pytest.mark.parametrize("lanes,steps", LAYOUTS)
+def test_emulated_round_trip_of_other_shapes(
+    name: str,
+    lanes: int | None,
+    steps: int | None,
+    libraries: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    c = coder(libraries, tmp_path_factory, name, 2)
+    got = c.encode(sequences(name), lanes=lanes, steps=steps)
+    assert [g.data for g in got] == [w.data for w in frames(name, lanes, steps)]
+    for g, s in zip(c.decode(items(name, lanes, steps)), sequences(name), strict=True):
+        assert np.array_equal(g, s)
+
+
+@emulated
+@pytest.mark.parametrize("clusters", [0, 2])
+@pytest.mark.parametrize("damage", ["empty", "ones", "cut"])
+def test_emulated_damage_is_named(
+    clusters: int, damage: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    whole = frames("small", 16, 4)[-1].data
+    data = {"empty": b"", "ones": b"\xff" * 100, "cut": whole[:40]}[damage]
+    with pytest.raises(CorruptError) as ours:
+        coder(libraries, tmp_path_factory, "small", clusters).decode([FrameItem(data, 130, 16, 4)])
+    with pytest.raises(CorruptError) as theirs:
+        reference("small").decode([FrameItem(data, 130, 16, 4)])
+    assert str(ours.value) == str(theirs.value)
+
+
+@emulated
+def test_wrong_content_is_refused(
+    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    c = coder(libraries, tmp_path_factory, "small", 0)
+    for bad in (np.array([-1]), np.array([512]), np.zeros((2, 2), np.int64)):
+        with pytest.raises(ContentError):
+            c.encode([bad])
+    with pytest.raises(UsageError):
+        c.encode([np.array([1])], lanes=65, steps=1)
+    with pytest.raises(CorruptError):
+        c.decode([FrameItem(b"", -1)])
+
+
+def test_rooms_hold_every_block() -> None:
+    """key_room against the blocks themselves: memory of the block before and the block's own grid."""
+    shape = model("odd").shape
+    for lanes, steps in LAYOUTS:
+        layout = Layout(lanes, steps)
+        for tokens in range(1, 350, 7):
+            kept, most, widest, steps_all = 0, 0, 0, 0
+            for block in layout.blocks(tokens, shape.block):
+                most = max(most, kept + block.steps * block.lanes)
+                kept = int((block.targets() >= block.tokens - shape.memory).sum())
+                widest, steps_all = max(widest, block.lanes), steps_all + block.steps
+            work = (tokens, lanes or 0, steps or 0)
+            assert most <= key_room(shape, *work) <= shape.memory + max(shape.block, 200) + 3 * 64
+            assert most_lanes(shape, *work) == widest
+            assert all_steps(shape, *work) == steps_all
+
+
+def test_slots_stay_within_memory() -> None:
+    shape = model("odd").shape
+    each = 128 * shape.kv_heads * shape.layers
+    work = sorted(((n, 0, 0) for n in range(1, 200)), key=lambda w: -key_room(shape, *w))
+    for memory in (0, 10_000, 1 << 20, 1 << 30):
+        rooms = plan_slots(shape, work, 50, memory)
+        assert 1 <= len(rooms) <= 50
+        assert len(rooms) == 1 or sum(rooms) * each <= memory
+        assert rooms == sorted(rooms, reverse=True)
+
+
+def test_tiles_put_weights_where_the_kernels_look() -> None:
+    w = np.arange(70 * 100, dtype=np.int64).reshape(70, 100).astype(np.int8)
+    packed = tiles(w).reshape(-1)
+    for row, column in ((0, 0), (7, 63), (8, 64), (69, 99)):
+        at = ((row // 8 * 2 + column // 64) * 8 + row % 8) * 64 + column % 64
+        assert packed[at] == w[row, column]
+    assert len(packed) == 128 * 128
+
+
+def test_a_cluster_of_the_shipped_shape_fits() -> None:
+    wide = random_weights(1, d=384, heads=6, kv_heads=3, head_dim=64, hidden=1664, layers=7, vocab=16384)
+    assert cluster_memory(wide.shape) <= gpu.MOST_SHARED
+
+
+def test_the_kernels_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With NVRTC, where it is installed; no GPU needed. What was compiled is kept and found again."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    try:
+        code = gpu.compile_kernels(macros(model("small")), 90)
+    except RuntimeError as exc:  # bindings without the library
+        pytest.skip(str(exc))
+    assert code[:4] == b"\x7fELF"
+    (kept,) = (tmp_path / "pltz").iterdir()
+    kept.write_bytes(b"from the cache")
+    assert gpu.compile_kernels(macros(model("small")), 90) == b"from the cache"
+
+
+@on_gpu
+@pytest.mark.parametrize("name", sorted(SHAPES))
+@pytest.mark.parametrize("lanes,steps", LAYOUTS)
+@pytest.mark.parametrize("clusters", [True, False])
+def test_on_a_gpu(
+    name: str, lanes: int | None, steps: int | None, clusters: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not clusters:
+        monkeypatch.setattr("pltz.plt_codec.cuda.coder.CLUSTER_LIMIT", 0)
+    c = CudaCoder(model(name))
+    got = c.encode(sequences(name), lanes=lanes, steps=steps)
+    assert [g.data for g in got] == [w.data for w in frames(name, lanes, steps)]
+    for g, s in zip(c.decode(items(name, lanes, steps)), sequences(name), strict=True):
+        assert np.array_equal(g, s)
