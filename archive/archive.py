@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -240,20 +239,12 @@ class Archive:
         return self._mark(versions, RESTORE)
 
     def verify(
-        self,
-        *,
-        decode: bool = False,
-        fraction: float = 1.0,
-        max_seconds: int | None = None,
-        done: AbstractSet[bytes] = frozenset(),
-        progress: Callable[[int], None] | None = None,
+        self, *, decode: bool = False, fraction: float = 1.0, max_seconds: int | None = None
     ) -> Report:
         """Read everything, change nothing; what is wrong is in the report. See `verify.Verifier.run`."""
         from pltz.archive.verify import Verifier
 
-        return Verifier(self).run(
-            decode=decode, fraction=fraction, max_seconds=max_seconds, done=done, progress=progress
-        )
+        return Verifier(self).run(decode=decode, fraction=fraction, max_seconds=max_seconds)
 
     def collect(
         self, *, dead_share: float = DEAD_SHARE, small: int = SMALL, dry_run: bool = False

@@ -10,8 +10,7 @@ decode    (on request) every segment decodes to tokens whose hash is its id
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -30,15 +29,13 @@ DECODE_RECORDS = 256  # handed to a codec at once
 
 @dataclass
 class Report:
-    """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``complete``: nothing was left
-    out; ``checked``: the packs that were read, for a later run to leave out."""
+    """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``complete``: nothing was left out."""
 
     packs: int = 0
     records: int = 0
     decoded: int = 0
     undecoded: int = 0
     complete: bool = True
-    checked: set[bytes] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
     lost: list[Version] = field(default_factory=list)
 
@@ -57,16 +54,8 @@ class Verifier:
         self.report = Report()
         self._bad: set[bytes] = set()  # segments of which no record decodes
 
-    def run(
-        self,
-        *,
-        decode: bool = False,
-        fraction: float = 1.0,
-        max_seconds: int | None = None,
-        done: AbstractSet[bytes] = frozenset(),
-        progress: Callable[[int], None] | None = None,
-    ) -> Report:
-        """Check all, or a random ``fraction`` of the packs, for at most about ``max_seconds``; not those ``done`` by an earlier run.
+    def run(self, *, decode: bool = False, fraction: float = 1.0, max_seconds: int | None = None) -> Report:
+        """Check all, or a random ``fraction`` of the packs, for at most about ``max_seconds``.
 
         Raises StoreError where files cannot be read at all. What is damaged is in the report, not raised.
         """
@@ -80,13 +69,10 @@ class Verifier:
         end = None if max_seconds is None else self.view.store.now() + max_seconds
         swept: list[Swept] = []
         doubted: set[bytes] = set()  # packs that were not proved at a sweep: looked at record by record
-        for pack, found in self._swept(self._chosen(fraction, done), decode):
+        for pack, found in self._swept(self._chosen(fraction), decode):
             if end is not None and self.view.store.now() >= end:
                 self.report.complete = False
                 break
-            self.report.checked.add(pack)
-            if progress:
-                progress(self.view.packs.get(pack, 0))
             if found:
                 self.report.packs += 1
                 self.report.records += found.records
@@ -102,10 +88,8 @@ class Verifier:
                 self.report.problems.append(problem)
         return self.report
 
-    def _chosen(self, fraction: float, done: AbstractSet[bytes]) -> list[bytes]:
-        packs = sorted(self.view.packs.keys() - done)
-        if len(packs) < len(self.view.packs):
-            self.report.complete = False
+    def _chosen(self, fraction: float) -> list[bytes]:
+        packs = sorted(self.view.packs)
         if fraction >= 1:
             return packs
         self.report.complete = False

@@ -25,8 +25,6 @@ EXIT_CODES = (
     ("4", "the right file with the wrong partner: bundle, tokenizer or target"),
     ("5", "content refused: not a session, or an image, audio or file part"),
     ("6", "a bundle or target model cannot be loaded or used"),
-    ("7", "the archive cannot do that now: its disk or bucket failed, or others are at work"),
-    ("8", "no such session, version or segment in the archive"),
 )
 
 

@@ -29,29 +29,12 @@ COMMANDS = dict(walk(cli, ()))
 LEAVES = {path: command for path, command in COMMANDS.items() if not isinstance(command, click.Group)}
 
 
-ARCHIVE = [
-    "init",
-    "put",
-    "get",
-    "export",
-    "ls",
-    "find",
-    "stat",
-    "verify",
-    "forget",
-    "undelete",
-    "collect",
-    "copy",
-]
-
-
 def test_the_commands_are_the_documented_ones() -> None:
     assert {" ".join(path) for path in LEAVES} == {
         "compress",
         "decompress",
         "inspect",
         "thaw",
-        *(f"archive {name}" for name in ARCHIVE),
         "bundle list",
         "bundle show",
         "bundle verify",
