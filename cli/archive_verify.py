@@ -153,7 +153,7 @@ def _print(report: "Report", as_json: bool) -> None:
         show(record, f"{problem.kind} {problem.name}: {problem.what}", as_json)
     for version in report.lost:
         text = f"lost: {version.tenant}  {version.name}  version {version.number}"
-        show({"lost": facts(version)}, text, as_json)
+        show({"lost_session": facts(version)}, text, as_json)
     counts = {"packs": report.packs, "records": report.records, "decoded": report.decoded}
     counts |= {"undecoded": report.undecoded, "problems": len(report.problems), "lost": len(report.lost)}
     found = counts | {"complete": report.complete, "sound": report.sound}
