@@ -239,22 +239,31 @@ class Archive:
         return self._mark(versions, RESTORE)
 
     def verify(
-        self, *, decode: bool = False, fraction: float = 1.0, max_seconds: int | None = None
+        self,
+        *,
+        decode: bool = False,
+        fraction: float = 1.0,
+        max_seconds: int | None = None,
+        resume: Report | None = None,
+        progress: Callable[[Report], None] | None = None,
     ) -> Report:
         """Read everything, change nothing; what is wrong is in the report. See `verify.Verifier.run`."""
         from pltz.archive.verify import Verifier
 
-        return Verifier(self).run(decode=decode, fraction=fraction, max_seconds=max_seconds)
+        verifier = Verifier(self, resume)
+        return verifier.run(decode=decode, fraction=fraction, max_seconds=max_seconds, progress=progress)
 
     def collect(
-        self, *, dead_share: float = DEAD_SHARE, small: int = SMALL, dry_run: bool = False
+        self, *, dead_share: float = DEAD_SHARE, small: int = SMALL, grace: int = 0, dry_run: bool = False
     ) -> Collected:
         """Free what was condemned by an earlier run, then condemn what holds nothing any session needs, and small packs.
 
-        ``dead_share``: of a pack's bytes, before the rest is worth copying; ``small``: packs of fewer bytes are merged.
+        ``dead_share``: of a pack's bytes, before the rest is worth copying; ``small``: packs of fewer bytes are merged; ``grace``:
+        seconds between condemning and deleting, in which `restore` works.
         Raises ArchiveError where anything in the archive is damaged or missing: nothing is deleted then.
         """
-        done = Collector(self.view, self._writer).run(dead_share=dead_share, small=small, dry_run=dry_run)
+        run = Collector(self.view, self._writer).run
+        done = run(dead_share=dead_share, small=small, grace=grace, dry_run=dry_run)
         if (done.copied or done.deleted) and not dry_run:
             self.write_index()
         return done

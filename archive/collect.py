@@ -83,10 +83,15 @@ class Collector:
     def __init__(self, view: View, writer: Writer):
         self.view, self.writer = view, writer
 
-    def run(self, *, dead_share: float = DEAD_SHARE, small: int = SMALL, dry_run: bool = False) -> Collected:
-        """See the head of this file. ``dry_run``: only say what would be done. Raises ArchiveError where anything is unreadable."""
+    def run(
+        self, *, dead_share: float = DEAD_SHARE, small: int = SMALL, grace: int = 0, dry_run: bool = False
+    ) -> Collected:
+        """See the head of this file. ``grace``: seconds that a condemned pack stays at least; ``dry_run``: only say what would be done.
+
+        Raises ArchiveError where anything is unreadable.
+        """
         self.view.refresh()
-        condemned = self._present_condemned()
+        condemned = self._present_condemned(self.view.store.now() - grace)
         census = self._census()
         versions = census.live_versions()
         segments = census.live_segments(versions)
@@ -100,13 +105,15 @@ class Collector:
                 census = self._census()
         plan = self._choose(census, versions, segments, dead_share, small)
         if plan and not dry_run:
-            name = Plan(self.view.epoch + 1, self.view.store.random(16), frozenset(plan))
+            name = Plan(
+                self.view.epoch + 1, self.view.store.random(16), frozenset(plan), self.view.store.now()
+            )
             plan = plan if self.view.store.put(name.name, name.encode()) else set()
             self.view.read_plans()
         return Collected(copied, len(condemned), freed, len(plan), len(segments), len(versions))
 
-    def _present_condemned(self) -> set[bytes]:
-        return set(self.view.condemned & set(self.view.packs))
+    def _present_condemned(self, time: int) -> set[bytes]:
+        return set(self.view.condemned_by(time) & set(self.view.packs))
 
     def _census(self) -> _Census:
         """Read every pack. Raises ArchiveError where something is damaged, newer or missing."""

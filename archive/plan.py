@@ -11,17 +11,18 @@ from pltz.plt_codec.errors import CorruptError, VersionError
 
 MAGIC = b"PLTc"
 VERSION = 1
-HEADER = struct.Struct("<4sB3sQ16sI")  # magic, version, reserved, epoch, random, packs
+HEADER = struct.Struct("<4sB3sQ16sQI")  # magic, version, reserved, epoch, random, time, packs
 PERSON = b"pltz plan"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``condemned``: ids of packs that no new session may rely on."""
+    """``condemned``: ids of packs that no new session may rely on; ``time``: when, in seconds since 1970."""
 
     epoch: int
     random: bytes
     condemned: frozenset[bytes]
+    time: int = 0
 
     @property
     def name(self) -> str:
@@ -34,7 +35,7 @@ class Plan:
 
     def encode(self) -> bytes:
         """The file."""
-        head = HEADER.pack(MAGIC, VERSION, bytes(3), self.epoch, self.random, len(self.condemned))
+        head = HEADER.pack(MAGIC, VERSION, bytes(3), self.epoch, self.random, self.time, len(self.condemned))
         data = head + b"".join(sorted(self.condemned))
         return data + digest(PERSON, data)
 
@@ -43,12 +44,12 @@ class Plan:
         """Raises CorruptError, VersionError."""
         if len(data) < HEADER.size + SIZE or digest(PERSON, data[:-SIZE]) != data[-SIZE:]:
             raise CorruptError("a plan does not match its checksum: damaged")
-        magic, version, reserved, epoch, random, count = HEADER.unpack(data[: HEADER.size])
+        magic, version, reserved, epoch, random, time, count = HEADER.unpack(data[: HEADER.size])
         if magic != MAGIC or HEADER.size + (count + 1) * SIZE != len(data):
             raise CorruptError("a plan does not have the size it claims: damaged")
         if version != VERSION or any(reserved):
             raise VersionError(f"a plan of version {version}: use a newer pltz")
-        return cls(epoch, random, frozenset(_split(data[HEADER.size : -SIZE])))
+        return cls(epoch, random, frozenset(_split(data[HEADER.size : -SIZE])), time)
 
 
 def _split(data: bytes) -> Iterable[bytes]:

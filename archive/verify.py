@@ -10,7 +10,7 @@ decode    (on request) every segment decodes to tokens whose hash is its id
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -29,7 +29,10 @@ DECODE_RECORDS = 256  # handed to a codec at once
 
 @dataclass
 class Report:
-    """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``complete``: nothing was left out."""
+    """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``complete``: nothing was left out.
+
+    ``cursor``: the last pack that was checked: a run that resumes from this report goes on behind it; ``bad``: segments that did not decode.
+    """
 
     packs: int = 0
     records: int = 0
@@ -38,6 +41,8 @@ class Report:
     complete: bool = True
     problems: list[Problem] = field(default_factory=list)
     lost: list[Version] = field(default_factory=list)
+    cursor: bytes = b""
+    bad: set[bytes] = field(default_factory=set)
 
     @property
     def sound(self) -> bool:
@@ -46,17 +51,25 @@ class Report:
 
 
 class Verifier:
-    """Checks an archive with a fresh look at its files."""
+    """Checks an archive with a fresh look at its files. ``resume``: what a run that was stopped had found so far."""
 
-    def __init__(self, archive: Archive):
+    def __init__(self, archive: Archive, resume: Report | None = None):
         self.archive = archive
         self.view = View(archive.store)
-        self.report = Report()
-        self._bad: set[bytes] = set()  # segments of which no record decodes
+        self.report = resume or Report()
 
-    def run(self, *, decode: bool = False, fraction: float = 1.0, max_seconds: int | None = None) -> Report:
+    def run(
+        self,
+        *,
+        decode: bool = False,
+        fraction: float = 1.0,
+        max_seconds: int | None = None,
+        progress: Callable[[Report], None] | None = None,
+    ) -> Report:
         """Check all, or a random ``fraction`` of the packs, for at most about ``max_seconds``.
 
+        ``progress`` is called with the report after each pack. Packs are taken in the order of their names; one that was put behind
+        the cursor meanwhile was proved when it was put, and is checked by the next run from the start.
         Raises StoreError where files cannot be read at all. What is damaged is in the report, not raised.
         """
         try:
@@ -80,6 +93,9 @@ class Verifier:
             else:
                 doubted.add(pack)
                 self._check_pack(pack, decode)
+            self.report.cursor = pack
+            if progress:
+                progress(self.report)
         self._check_indexes(doubted)
         if doubted or not self.report.complete or not whole(swept):
             self._check_towers()
@@ -89,7 +105,7 @@ class Verifier:
         return self.report
 
     def _chosen(self, fraction: float) -> list[bytes]:
-        packs = sorted(self.view.packs)
+        packs = sorted(pack for pack in self.view.packs if pack > self.report.cursor)
         if fraction >= 1:
             return packs
         self.report.complete = False
@@ -168,7 +184,7 @@ class Verifier:
 
     def _undecodable(self, item: Found, exc: PltzError) -> None:
         if item.record.id is not None:
-            self._bad.add(item.record.id)
+            self.report.bad.add(item.record.id)
         self._wrong("record", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
 
     def _check_indexes(self, doubted: set[bytes]) -> None:
@@ -206,7 +222,7 @@ class Verifier:
             at = version.leaf
             while at not in whole:
                 chain.append(at)
-                places = [] if at in self._bad else self.view.find(SEGMENTS, at)
+                places = [] if at in self.report.bad else self.view.find(SEGMENTS, at)
                 if not places or places[0].record.parent in chain:
                     whole[at] = False
                     break

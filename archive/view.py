@@ -128,6 +128,11 @@ class View:
         self.condemned = frozenset[bytes]().union(*(plan.condemned for plan in self._plans.values()))
         return self.condemned - before
 
+    def condemned_by(self, time: int) -> frozenset[bytes]:
+        """Packs that a plan of ``time`` (seconds since 1970) or earlier condemned."""
+        plans = [plan.condemned for plan in self._plans.values() if plan.time <= time]
+        return frozenset[bytes]().union(*plans)
+
     def has_plan(self, epoch: int) -> bool:
         """Whether the plan of an epoch was seen."""
         return f"{epoch:016x}" in self._plans

@@ -26,16 +26,23 @@ FORMATS = ("auto", "openai", "sharegpt", "jsonl", "text", "ids")
 
 @click.command(
     cls=Command,
-    short_help="Freeze the sessions of INPUT... into one .pltz file.",
+    short_help="Freeze the sessions of INPUT... into one .pltz file, or an archive.",
     examples=[
         "pltz compress chats.jsonl -o chats.pltz",
         "pltz compress a.txt b.txt --format text -o notes.pltz",
         "pltz compress - -o - < chats.jsonl > chats.pltz",
         "pltz compress chats.jsonl -o chats.pltz --target mini-llama --json",
+        "pltz compress chats.jsonl --archive /data/cold",
     ],
 )
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
-@click.option("-o", "--output", required=True, metavar="OUT", help="The .pltz file to write; - for stdout.")
+@click.option("-o", "--output", metavar="OUT", help="The .pltz file to write; - for stdout.")
+@click.option(
+    "--archive",
+    "place",
+    metavar="DIR",
+    help="Put the sessions into this archive instead of a file; pltz archive put has names, tenants and tags.",
+)
 @click.option(
     "--format",
     "form",
@@ -60,7 +67,8 @@ FORMATS = ("auto", "openai", "sharegpt", "jsonl", "text", "ids")
 @options.JSON
 def compress(
     inputs: tuple[str, ...],
-    output: str,
+    output: str | None,
+    place: str | None,
     form: str,
     bundle: str | None,
     target: str | None,
@@ -86,6 +94,15 @@ def compress(
     template, coded through a bridge, and thawed only into that model.
     """
     options.one_tokenizer(target, tokenizer)
+    if place is not None:
+        if output is not None or tokenizer is not None or lanes or steps or no_verify or force:
+            raise UsageError(
+                "--archive goes with no -o, --tokenizer, --lanes, --steps, --no-verify or --force"
+            )
+        into_archive(place, inputs, form, bundle, target, keep_opaque, device, threads, progress, as_json)
+        return
+    if output is None:
+        raise UsageError("name the file to write (-o OUT; - is stdout), or an archive (--archive DIR)")
     destination = Output(output, force=force, inputs=[*inputs, *filter(None, [tokenizer])])
     codec = options.load_codec(bundle, device, threads)
     tally = Tally()
@@ -105,6 +122,28 @@ def compress(
     seconds = time.perf_counter() - start
     destination.write([data])
     report(summary(tally, data, seconds, verified=not no_verify), output, as_json)
+
+
+def into_archive(
+    place: str,
+    inputs: tuple[str, ...],
+    form: str,
+    bundle: str | None,
+    target: str | None,
+    keep_opaque: bool,
+    device: str,
+    threads: int | None,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """What ``pltz archive put`` does, with its defaults."""
+    from pltz.cli import archive_put
+    from pltz.cli.archive_options import open_sessions
+
+    cold = open_sessions(place, [bundle] if bundle else [], device, threads)
+    source = archive_put.Inputs(inputs, form, target, cold, device, threads)
+    items = archive_put.Naming(None, None).items(source, {})
+    archive_put.put_all(cold, items, keep_opaque, False, progress, as_json)
 
 
 def read_sessions(inputs: Sequence[str], form: str) -> Iterator["Session"]:

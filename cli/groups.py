@@ -25,6 +25,8 @@ EXIT_CODES = (
     ("4", "the right file with the wrong partner: bundle, tokenizer or target"),
     ("5", "content refused: not a session, or an image, audio or file part"),
     ("6", "a bundle or target model cannot be loaded or used"),
+    ("7", "the archive cannot do it now: storage failed or is full, or something in it is damaged"),
+    ("8", "no such session, version or segment in the archive"),
 )
 
 

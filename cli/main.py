@@ -9,6 +9,7 @@ COMMANDS = {
     "decompress": "pltz.cli.decompress:decompress",
     "inspect": "pltz.cli.inspect:inspect",
     "thaw": "pltz.cli.thaw:thaw",
+    "archive": "pltz.cli.archive:archive",
     "bundle": "pltz.cli.bundle:bundle",
     "bench": "pltz.cli.bench:bench",
     "demo": "pltz.cli.demo:demo",

@@ -9,9 +9,11 @@ import click
 
 from pltz import api
 from pltz.cli import options
+from pltz.cli.archive_options import open_sessions
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text
 from pltz.cli.table import pairs, size
+from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.thaw import Thawed
@@ -24,12 +26,20 @@ if TYPE_CHECKING:
     examples=[
         "pltz thaw chats.pltz --session 7",
         "pltz thaw chats.pltz --session 7 --continue 40",
+        "pltz thaw --archive /data/cold support/7 --tenant acme",
         "pltz thaw chats.pltz --session 0 --target ./my-model --any-target --json",
     ],
 )
-@options.FILE
+@click.argument("file", metavar="FILE|NAME")
+@click.option("--session", "index", type=click.IntRange(min=0), metavar="I", help="Which session of FILE.")
+@click.option("--archive", "place", metavar="DIR", help="Thaw the session NAME of this archive instead.")
+@click.option("--tenant", metavar="TENANT", help="Whose session NAME is.  [default: default]")
 @click.option(
-    "--session", "index", type=click.IntRange(min=0), required=True, metavar="I", help="Which session."
+    "--version",
+    "number",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Version N of NAME.  [default: the last]",
 )
 @options.TARGET
 @click.option("--any-target", is_flag=True, help="Allow a target the file was not frozen for.")
@@ -47,7 +57,10 @@ if TYPE_CHECKING:
 @options.JSON
 def thaw(
     file: str,
-    index: int,
+    index: int | None,
+    place: str | None,
+    tenant: str | None,
+    number: int | None,
     target: str | None,
     any_target: bool,
     more: int,
@@ -56,13 +69,28 @@ def thaw(
     device: str,
     as_json: bool,
 ) -> None:
-    """Rebuild the KV cache of one session of FILE: read, decode, one prefill of the target.
+    """Rebuild the KV cache of one session of FILE, or of the session NAME of an archive: read, decode, one prefill of the target.
 
     Without --target the session is thawed into mini-llama, the small target that ships with pltz. A file
     frozen for one target is refused to any other unless --any-target is given.
     """
     from pltz.models.target import Target
 
+    if place is not None:
+        if index is not None:
+            raise UsageError("--session numbers the sessions of a file: leave it out with --archive")
+        start = time.perf_counter()
+        cold = open_sessions(place, [bundle] if bundle else [], device, threads)
+        model = Target.load(target or api.DEFAULT_TARGET, device=device)
+        load_ms = 1e3 * (time.perf_counter() - start)
+        thawed = api.thaw_archived(cold, file, model, tenant or "default", number, any_target=any_target)
+        result = Result.of(thawed, model, more, load_ms)
+        write_text(json.dumps(result.as_json()) if as_json else result.text())
+        return
+    if index is None:
+        raise UsageError("name the session of FILE to thaw: --session I")
+    if tenant is not None or number is not None:
+        raise UsageError("--tenant and --version belong to --archive DIR")
     with options.open_reader(file) as reader:
         start = time.perf_counter()
         codec = options.load_codec_for(reader, bundle, device, threads)

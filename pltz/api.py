@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pltz.plt_codec.errors import ContentError, UsageError
+from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from pltz.archive.sessions import Item, SessionArchive
     from pltz.archive.thaw import Thawed
+    from pltz.archive.view import Version
     from pltz.models.bridge import Bridge
     from pltz.models.bundle import Bundle
     from pltz.models.codec import Codec
@@ -82,7 +84,7 @@ def compress(
         model = _target(target)
         bridge = _bridge(model.tokenizer_json, codec)
         fingerprint = model.fingerprint
-        found = (_as_seen_by(model, session) for session in found)
+        found = (as_seen_by(model, session) for session in found)
     return codec.compress(found, bridge=bridge, target_fingerprint=fingerprint, **options)
 
 
@@ -190,6 +192,102 @@ def thaw(
     return prefill(ids, model, frozen_for=frozen_for, any_target=any_target, chunk=chunk, timings=timings)
 
 
+def open_archive(
+    path: Path_,
+    *,
+    create: bool = False,
+    bundle: Path_ | Bundle | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+) -> SessionArchive:
+    """Open an archive of sessions, or make one: put sessions, get them back, list, verify, forget, copy.
+
+    Args:
+        path: its directory.
+        create: make it if there is none; False: it must be there.
+        bundle: what codes new sessions; None: the one that ships with pltz.
+        device, threads: as in `compress`.
+
+    Raises:
+        UsageError: there is no archive; FormatError: it is damaged or newer; ModelError: the bundle cannot be used.
+
+    >>> import pltz.api, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     cold = pltz.api.open_archive(folder, create=True)
+    ...     [stored] = cold.put([pltz.api.item("greeting", "hello")])
+    ...     cold.get("greeting").value
+    b'hello'
+    """
+    from pltz.archive.archive import Archive
+    from pltz.archive.sessions import SessionArchive
+    from pltz.archive.settings import NAME
+    from pltz.models.bundle import Bundle
+
+    if create and not (Path(path) / NAME).exists():
+        Archive.create(path, [])
+    loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
+    return SessionArchive.open(path, [loaded], device=device, threads=threads)
+
+
+def item(name: str, session: object, **options: Any) -> Item:
+    """A session to put into an archive under a name; ``session`` as in `compress`, options as `Item` has them (tenant, labels, ...)."""
+    from pltz.archive.sessions import Item
+
+    return Item(name, as_session(session), **options)
+
+
+def thaw_archived(
+    cold: SessionArchive,
+    name: str,
+    target: Path_ | Target | None = None,
+    tenant: str = "default",
+    number: int | None = None,
+    *,
+    any_target: bool = False,
+    chunk: int | None = None,
+) -> Thawed:
+    """Make a session of an archive hot again, as `thaw` does with one of a file.
+
+    Raises:
+        NotFound: no such session or version; LostError: it is damaged; and what `thaw` raises.
+    """
+    from pltz.archive.thaw import check_target
+    from pltz.archive.thaw import thaw as prefill
+
+    model = _target(target if target is not None else DEFAULT_TARGET)
+    start = time.perf_counter()
+    version = cold.archive.version(name, tenant, number)
+    frozen_for = version.target if any(version.target) else None
+    if frozen_for is not None:
+        check_target(frozen_for, model.fingerprint, any_target=any_target)
+    read = time.perf_counter()
+    ids = _archived_ids(cold, version, model)
+    timings = {"read": 1e3 * (read - start), "decode": 1e3 * (time.perf_counter() - read)}
+    return prefill(ids, model, frozen_for=frozen_for, any_target=any_target, chunk=chunk, timings=timings)
+
+
+def _archived_ids(cold: SessionArchive, version: Version, model: Target) -> np.ndarray[Any, Any]:
+    """The ids to prefill ``model`` with for a version, (T,); as `target_ids`. Raises TokenizerMismatch for ids of another tokenizer."""
+    import numpy as np
+
+    from pltz.archive.codec import BytesCodec
+    from pltz.models import transcript
+    from pltz.models.bridge import Bridge
+
+    tower = cold.archive.tower(version)
+    session = cold.session(tower)
+    same = Bridge(model.tokenizer_json, cold.tokenizer).identity
+    if session.kind == "ids":
+        if not same:
+            raise TokenizerMismatch(
+                "these ids belong to the bundle's tokenizer, and the target has another one"
+            )
+        return np.asarray(session.value)
+    if same and version.tokenizer == cold.tokenizer.fingerprint != BytesCodec.tokenizer:
+        return transcript.conversation_ids(tower.tokens) if session.kind == "chat" else tower.tokens
+    return np.asarray(as_seen_by(model, session).value)
+
+
 def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, Any]:
     """The ids to prefill ``model`` with for session ``index``, (T,).
 
@@ -201,7 +299,7 @@ def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, 
     kind = file.info(index).kind.session
     if kind == "ids" or _bridge(model.tokenizer_json, file.codec).identity:
         return file.codec.token_ids(file.reader, index, bridge=file.bridge if kind == "ids" else None)
-    return np.asarray(_as_seen_by(model, file[index]).value)
+    return np.asarray(as_seen_by(model, file[index]).value)
 
 
 @dataclass(frozen=True)
@@ -372,7 +470,7 @@ def _bridge(tokenizer_json: bytes, codec: Codec) -> Bridge:
     return Bridge(tokenizer_json, codec.bundle.tokenizer)
 
 
-def _as_seen_by(model: Target, session: Session) -> Session:
+def as_seen_by(model: Target, session: Session) -> Session:
     """The session as the ids that ``model`` would prefill."""
     from pltz.models.session import Session
 

@@ -26,6 +26,7 @@ def walk(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 
 
 COMMANDS = dict(walk(cli, ()))
+ARCHIVE = "init put get ls find stat verify forget undelete collect copy export"
 LEAVES = {path: command for path, command in COMMANDS.items() if not isinstance(command, click.Group)}
 
 
@@ -35,6 +36,7 @@ def test_the_commands_are_the_documented_ones() -> None:
         "decompress",
         "inspect",
         "thaw",
+        *(f"archive {name}" for name in ARCHIVE.split()),
         "bundle list",
         "bundle show",
         "bundle verify",

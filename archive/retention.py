@@ -1,0 +1,80 @@
+"""Retention: which versions a policy lets go. Pure: versions and a time in, versions out.
+
+A version stays if any rule keeps it (the union of the rules), and the newest of every session stays unless ``drop_last`` says
+otherwise, so that a policy never loses a session by accident. Rules count all versions of a session; ``labels`` only narrows which
+versions may go. Forgotten versions are neither counted nor returned.
+
+    Policy(keep_last=2)                       the two newest versions of each session
+    Policy(keep_within=seconds("30d"))        what is younger than 30 days, and the newest of each session
+    Policy(keep_last=2, keep_within=86400)    both kinds
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pltz.archive.view import Version
+from pltz.plt_codec.errors import UsageError
+
+UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}  # seconds
+MAX_SECONDS = 1 << 40
+_PART = re.compile(r"([0-9]{1,12})(min|[shdwy])")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is kept. ``keep_within``: seconds before now; ``drop_last``: let the newest version of a session go too.
+
+    Raises UsageError where no rule keeps anything, or a number makes no sense.
+    """
+
+    keep_last: int | None = None
+    keep_within: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.keep_last is None and self.keep_within is None:
+            raise UsageError("a policy needs a rule: keep the last N, or what is within a duration")
+        if (self.keep_last is not None and self.keep_last < 1) or (self.keep_within or 0) < 0:
+            raise UsageError("expected to keep 1 version or more, within 0 seconds or more")
+
+
+def expired(versions: Iterable[Version], policy: Policy, now: int) -> list[Version]:
+    """The versions that no rule keeps, oldest first within a session. ``now``: seconds since 1970."""
+    staying = sorted((v for v in versions if not v.forgotten), key=lambda v: (v.tenant, v.name, v.order))
+    gone: list[Version] = []
+    for _, rows in itertools.groupby(staying, key=lambda v: (v.tenant, v.name)):
+        known = list(rows)
+        for age, version in enumerate(reversed(known)):
+            if not _kept(version, age, policy, now):
+                gone.append(version)
+    return sorted(gone, key=lambda v: (v.tenant, v.name, v.order))
+
+
+def _kept(version: Version, age: int, policy: Policy, now: int) -> bool:
+    """Whether a rule keeps a version that ``age`` newer ones of its session follow."""
+    return (
+        (age == 0 and not policy.drop_last)
+        or (policy.keep_last is not None and age < policy.keep_last)
+        or (policy.keep_within is not None and version.time >= now - policy.keep_within)
+        or not policy.labels.items() <= version.labels.items()
+    )
+
+
+def seconds(duration: str) -> int:
+    """A duration such as ``90s``, ``15min``, ``12h``, ``30d``, ``2w``, ``1y`` (365 days) or ``1d12h``, in seconds.
+
+    Raises UsageError for anything else.
+
+    >>> seconds("1d12h")
+    129600
+    """
+    parts = _PART.findall(duration)
+    total = sum(int(count) * UNITS[unit] for count, unit in parts)
+    if not parts or "".join(map("".join, parts)) != duration or total > MAX_SECONDS:
+        raise UsageError(f"expected a duration such as 30d, 12h, 15min or 1d12h, found {duration!r}")
+    return total

@@ -1,0 +1,409 @@
+"""Sessions in an archive: what a user freezes, as towers of segments, and back value for value.
+
+    cold = SessionArchive.open("/data/cold")
+    for stored in cold.put([Item("support/7", Session("chat", {"messages": [...]}), tenant="acme")]):
+        print(stored.receipt.number, stored.receipt.size)
+    cold.get("support/7", tenant="acme")              # the same Session
+
+How a session is cut into segments, each stored once whatever the number of sessions that have it:
+
+    <|system|>You are ...  |  <|user|>Hi<|assistant|>Hello  |  <|user|>And ...  |  <|meta|>{...}
+    base                      the last version's turns         what is new         the rest of the object
+
+* base: all before the first user message, of a chat, where that is BASE_TOKENS or more. It belongs to the tenant, or to a domain of
+  its own where ``Item.base`` names one: then all tenants that name it share it.
+* the last version: as many of its segments as the new tokens begin with. So a longer version of a session adds its new
+  turns and nothing else. A tower of more than MAX_TOWER segments is cut anew.
+* <|meta|>, a chat's other keys, comes last and by itself, so that it is never in the way of new turns.
+
+A session is coded by the bundle, or as plain bytes under zstd (`codec.BytesCodec`, with the bundle's dictionary) where that takes fewer
+bytes or there are no tokens (opaque parts, ``keep_opaque``). Which it was says the tokenizer fingerprint of its version,
+chat, text or ids its kind: nothing else is recorded, and `get` gives the session that was put.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pltz.archive.archive import Archive, Tower
+from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Plain, SegmentCodec
+from pltz.archive.errors import NotFound
+from pltz.archive.identity import BASE, Tokens, digest
+from pltz.archive.index import SEGMENTS
+from pltz.archive.view import Version
+from pltz.archive.writer import KINDS, NewSession, Receipt
+from pltz.models import transcript
+from pltz.models.session import Session
+from pltz.models.tokenizer import SPECIALS
+from pltz.plt_codec.errors import (
+    BundleMismatch,
+    ContentError,
+    FormatError,
+    OpaqueContentError,
+    TokenizerMismatch,
+)
+from pltz.plt_codec.fallback import Fallback
+
+if TYPE_CHECKING:
+    from pltz.models.bundle import Bundle
+    from pltz.models.tokenizer import BundleTokenizer
+
+BASE_TOKENS = 16  # a shorter base is not worth a record of its own
+MAX_TOWER = 1024  # segments, before a session is cut anew
+COMMIT_TOKENS = 1 << 20  # of the sessions of one commit
+COMMIT_SESSIONS = 4096
+TOKENS_A_BYTE = 65536  # FORMAT.md, "Limits"
+MAX_BYTES = 1 << 62  # of a way that no record holds
+USER, META = SPECIALS.index("user"), SPECIALS.index("meta")
+
+
+@dataclass(frozen=True)
+class Item:
+    """A session to put. ``base``: share its base under this name with all tenants; None: as its last version did, else with its tenant
+    alone. ``target``: 16 bytes, fingerprint of the weights it belongs to. ``time``: seconds since 1970, None is now."""
+
+    name: str
+    session: Session
+    tenant: str = "default"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    base: str | None = None
+    target: bytes | None = None
+    time: int | None = None
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What became of an item. ``receipt``: None in a dry run; ``known``: segments that its last version had; ``size``: bytes of the new ones."""
+
+    item: Item
+    by_model: bool
+    tokens: int
+    segments: int
+    known: int
+    size: int
+    receipt: Receipt | None
+
+
+class DictionaryCodec(BytesCodec):
+    """Bytes by zstd with a bundle's dictionary, which makes short ones smaller; its own bundle id says which."""
+
+    def __init__(self, dictionary: bytes) -> None:
+        self._fallback = Fallback(dictionary)
+        self.bundle_id = digest(b"pltz bundle", b"zstd 1", dictionary)
+
+
+class SessionArchive:
+    """An open archive of sessions. Make one with `create` or `open`.
+
+    Args:
+        archive: opened with `codecs_of` the bundles.
+        bundles: the first one codes what is put; all are read.
+    """
+
+    def __init__(self, archive: Archive, bundles: Sequence[Bundle]) -> None:
+        self.archive = archive
+        self.tokenizer = bundles[0].tokenizer
+        self._tokenizers = {b.tokenizer.fingerprint: b.tokenizer for b in bundles}
+        self._memos = [codec for codec in archive.codecs if isinstance(codec, Memo)]  # the model, plain bytes
+
+    @classmethod
+    def create(cls, place: str | os.PathLike[str], bundles: Sequence[Bundle] = ()) -> SessionArchive:
+        """A new archive in a directory. Raises UsageError where there is one, StoreError."""
+        found = list(bundles) or [_default()]
+        return cls(Archive.create(place, codecs_of(found)), found)
+
+    @classmethod
+    def open(
+        cls,
+        place: str | os.PathLike[str],
+        bundles: Sequence[Bundle] = (),
+        *,
+        device: str = "cpu",
+        threads: int | None = None,
+    ) -> SessionArchive:
+        """An archive, with the bundle that ships with pltz where none is given. Raises UsageError, FormatError."""
+        found = list(bundles) or [_default()]
+        return cls(Archive.open(place, codecs_of(found, device=device, threads=threads)), found)
+
+    # ---- in
+
+    def put(
+        self, items: Iterable[Item], *, keep_opaque: bool = False, dry_run: bool = False
+    ) -> Iterator[Stored]:
+        """Freeze sessions, a commit for every COMMIT_TOKENS tokens or so. What is yielded is durable and was decoded and compared.
+
+        Args:
+            keep_opaque: keep sessions with images or audio as plain bytes, instead of refusing them.
+            dry_run: say what would be stored, and store nothing.
+
+        Raises:
+            ContentError: a session cannot be coded (OpaqueContentError: an image, audio or file part); its commit was not begun.
+            TokenizerMismatch: ids that are not ids of the bundle.
+            StoreError, WriterFailed, Fenced: as `Archive.put`; what was yielded before stays.
+        """
+        for batch in self._batches(items, keep_opaque):
+            self._choose(batch)
+            receipts: Sequence[Receipt | None] = [None] * len(batch)
+            if not dry_run:
+                receipts = self.archive.put([draft.new_session() for draft in batch])
+            for memo in self._memos:
+                memo.clear()
+            for draft, receipt in zip(batch, receipts, strict=True):
+                yield draft.stored(receipt)
+
+    def _batches(self, items: Iterable[Item], keep_opaque: bool) -> Iterator[list[_Draft]]:
+        """Drafts of one commit each; a name comes once in a commit, for its second version builds on the first."""
+        batch: list[_Draft] = []
+        names: set[tuple[str, str]] = set()
+        tokens = 0
+        for item in items:
+            full = tokens >= COMMIT_TOKENS or len(batch) >= COMMIT_SESSIONS
+            if batch and (full or (item.tenant, item.name) in names):
+                yield batch
+                batch, names, tokens = [], set(), 0
+            batch.append(self._draft(item, keep_opaque))
+            names.add((item.tenant, item.name))
+            tokens += len(batch[-1].ways[0].tokens)
+        if batch:
+            yield batch
+
+    def _draft(self, item: Item, keep_opaque: bool) -> _Draft:
+        """A session cut for the model and cut as plain bytes. Raises as `put`."""
+        before = self._last(item)
+        ways = []
+        try:
+            tokens = self._tokens(item)
+            if tokens is not None:
+                ways.append(self._way(0, item, tokens, before))
+        except OpaqueContentError:
+            if not keep_opaque:
+                raise
+        except (ContentError, TokenizerMismatch) as exc:
+            raise type(exc)(f"session {item.name!r}: {exc}") from exc
+        plain = np.frombuffer(item.session.to_bytes(), np.uint8).astype(np.int64)
+        ways.append(self._way(1, item, plain, before))
+        return _Draft(item, ways)
+
+    def _tokens(self, item: Item) -> Tokens | None:
+        """The bundle tokens of a session; None where they would not give the same text back."""
+        session = item.session
+        tokens = transcript.to_tokens(session, self.tokenizer)
+        if session.kind == "text" and self.tokenizer.decode(tokens) != session.value:
+            return None
+        return tokens.astype(np.int64)
+
+    def _way(self, codec: int, item: Item, tokens: Tokens, before: _Before | None) -> _Way:
+        """Cut tokens at the segments of the last version, the base and the rest of the object."""
+        chat = codec == 0 and item.session.kind == "chat"
+        start, end = _ends(tokens) if chat else (0, len(tokens))
+        base = item.base if item.base is not None or before is None else before.base
+        shared = int(chat and start > 0 and base is not None)
+        known: list[int] = []
+        if before and before.tower.version.tokenizer == self.archive.codecs[codec].tokenizer:
+            same = base == before.base or not (shared or before.shared)
+            known = _common(before.tower, tokens) if same else []  # else a base moves, and all ids above it
+            if len(known) < before.shared:
+                known = []
+            elif before.shared:
+                shared = before.shared
+        cuts = [*known, *(cut for cut in (start, end) if not known or cut > known[-1])]
+        return _Way(codec, tokens, sorted({*cuts, len(tokens)} - {0}), len(known), shared, base)
+
+    def _last(self, item: Item) -> _Before | None:
+        """The last version of a session that can be built on."""
+        try:
+            tower = self.archive.get(item.name, item.tenant)
+        except (NotFound, FormatError, BundleMismatch):
+            return None
+        if len(tower.segments) > MAX_TOWER or KINDS[tower.version.kind] != item.session.kind:
+            return None
+        return _Before(tower, *base_of(self.archive, tower))
+
+    def _choose(self, batch: list[_Draft]) -> None:
+        """Take the way of the fewest new bytes for each session; the model's where both are equal."""
+        for number, memo in enumerate(self._memos):
+            ways = [way for draft in batch for way in draft.ways if way.codec == number]
+            coded = iter(memo.encode([plain for way in ways for plain in way.new(memo.mode)]))
+            for way in ways:
+                sizes = [len(next(coded)) for _ in range(len(way.cuts) - way.known)]
+                way.size = sum(sizes) if way.fits(sizes) else MAX_BYTES
+        for draft in batch:
+            draft.ways.sort(key=lambda way: (way.size, way.codec))
+
+    # ---- out
+
+    def get(self, name: str, tenant: str = "default", number: int | None = None) -> Session:
+        """A session as it was put: its last version that is not forgotten, or version ``number``.
+
+        Raises NotFound, LostError (it is damaged), BundleMismatch (its bundle is not among those given).
+        """
+        return self.session(self.archive.get(name, tenant, number))
+
+    def read(self, version: Version) -> Session:
+        """The session of a version, as `Archive.ls` lists it. Raises LostError, BundleMismatch."""
+        return self.session(self.archive.tower(version))
+
+    def session(self, tower: Tower) -> Session:
+        """The session behind a tower's tokens. Raises BundleMismatch, CorruptError."""
+        version, kind = tower.version, KINDS[tower.version.kind]
+        if version.tokenizer == BytesCodec.tokenizer:
+            return Session.from_bytes(kind, tower.tokens.astype(np.uint8).tobytes())  # type: ignore[arg-type]
+        return transcript.from_tokens(kind, tower.tokens, self.tokenizer_of(version))  # type: ignore[arg-type]
+
+    def tokenizer_of(self, version: Version) -> BundleTokenizer:
+        """The tokenizer of a version's tokens. Raises BundleMismatch."""
+        if version.tokenizer not in self._tokenizers:
+            raise BundleMismatch(
+                f"frozen under tokenizer {version.tokenizer.hex()}, which no bundle given has: name its bundle (--bundle)"
+            )
+        return self._tokenizers[version.tokenizer]
+
+
+def codecs_of(
+    bundles: Sequence[Bundle], *, device: str = "cpu", threads: int | None = None
+) -> list[SegmentCodec]:
+    """What an archive of sessions is opened with: the first bundle, its plain bytes, all else for reading."""
+    models = [BundleCodec(bundle, device=device, threads=threads) for bundle in bundles]
+    plain = [DictionaryCodec(bundle.zstd_dict) for bundle in bundles]
+    return [Memo(models[0]), Memo(plain[0]), *models[1:], *plain[1:], BytesCodec()]
+
+
+def base_of(archive: Archive, tower: Tower) -> tuple[int, str | None]:
+    """How many segments of a tower lie in a domain of base prompts, and its name; (0, None) where none does."""
+    shared, name = 0, None
+    for segment, _ in tower.segments:
+        context = archive.view.find(SEGMENTS, segment)[0].context
+        if context.domain_kind != BASE:
+            break
+        shared, name = shared + 1, context.domain_name
+    return shared, name
+
+
+@dataclass(frozen=True)
+class _Before:
+    """The last version of a session, how many of its segments are shared with all tenants, and under which name."""
+
+    tower: Tower
+    shared: int
+    base: str | None
+
+
+@dataclass
+class _Way:
+    """One way to store a session. ``cuts``: where its segments end; the first ``known`` are there; ``size``: bytes of the others."""
+
+    codec: int
+    tokens: Tokens
+    cuts: list[int]
+    known: int
+    shared: int
+    base: str | None
+    size: int = 0
+
+    @property
+    def segments(self) -> list[Tokens]:
+        return [self.tokens[a:b] for a, b in itertools.pairwise([0, *self.cuts])]
+
+    def fits(self, sizes: list[int]) -> bool:
+        """Whether a record may hold the new segments, coded in so many bytes."""
+        new = self.segments[self.known :]
+        return all(len(t) <= TOKENS_A_BYTE * (size + 1) for t, size in zip(new, sizes, strict=True))
+
+    def new(self, mode: int) -> list[Plain]:
+        """The segments that are not known, as a codec takes them."""
+        spans = list(itertools.pairwise([0, *self.cuts]))[self.known :]
+        return [Plain(self.tokens[a:b], self.tokens[: a if mode else 0]) for a, b in spans]
+
+
+@dataclass
+class _Draft:
+    """An item and the ways to store it, the best one first."""
+
+    item: Item
+    ways: list[_Way]
+
+    def new_session(self) -> NewSession:
+        item, way = self.item, self.ways[0]
+        return NewSession(
+            item.name,
+            way.segments,
+            item.tenant,
+            way.shared,
+            way.base or "base",
+            item.labels,
+            item.session.kind,
+            item.target,
+            item.time,
+            way.codec,
+        )
+
+    def stored(self, receipt: Receipt | None) -> Stored:
+        way = self.ways[0]
+        size = way.size if receipt is None else receipt.size
+        return Stored(self.item, way.codec == 0, len(way.tokens), len(way.cuts), way.known, size, receipt)
+
+
+class Memo:
+    """A codec that remembers what it encoded until `clear`: choosing a way and putting it is one encoding."""
+
+    def __init__(self, codec: SegmentCodec) -> None:
+        self.codec = codec
+        self.bundle_id, self.contract, self.tokenizer = codec.bundle_id, codec.contract, codec.tokenizer
+        self.mode, self.reach = codec.mode, codec.reach
+        self._known: dict[bytes, bytes] = {}
+
+    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        names = [_content(plain) for plain in batch]
+        fresh = {n: p for n, p in zip(names, batch, strict=True) if n not in self._known}
+        self._known.update(zip(fresh, self.codec.encode(list(fresh.values())), strict=True))
+        return [self._known[name] for name in names]
+
+    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        return self.codec.decode(batch)
+
+    def clear(self) -> None:
+        self._known.clear()
+
+
+def _content(plain: Plain) -> bytes:
+    state = hashlib.blake2b(len(plain.above).to_bytes(8, "little"), digest_size=32)
+    for tokens in (plain.above, plain.tokens):
+        state.update(np.ascontiguousarray(tokens, "<u4").tobytes())
+    return state.digest()
+
+
+def _common(tower: Tower, tokens: Tokens) -> list[int]:
+    """Where the segments of a tower end, as far as the tokens begin with them."""
+    cuts: list[int] = []
+    at = 0
+    for _, segment in tower.segments:
+        if not np.array_equal(tokens[at : at + len(segment)], segment):
+            break
+        at += len(segment)
+        cuts.append(at)
+    return cuts
+
+
+def _ends(tokens: Tokens) -> tuple[int, int]:
+    """Where a chat's base and its turns end; 0 and all where it has no base and nothing else.
+
+    >>> _ends(np.array([1, *[99] * 20, USER, 50, 3, 51, META, 40]))
+    (21, 25)
+    """
+    users, metas = np.flatnonzero(tokens == USER), np.flatnonzero(tokens == META)
+    start = int(users[0]) if len(users) else 0
+    end = int(metas[-1]) if len(metas) else len(tokens)
+    return (start if start >= BASE_TOKENS else 0), end
+
+
+def _default() -> Bundle:
+    from pltz.models.bundle import Bundle
+
+    return Bundle.load()

@@ -1,0 +1,81 @@
+"""``pltz archive copy``: sessions from one archive to another."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pltz.cli import archive_options, options
+from pltz.cli.archive_options import choose, facts, line_of, open_sessions, show, tags_of
+from pltz.cli.groups import Command
+from pltz.cli.progress import Progress, wanted
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.transfer import Copied
+
+
+@click.command(
+    cls=Command,
+    short_help="Copy sessions with their histories to another archive.",
+    examples=[
+        "pltz archive copy /data/cold /mnt/backup",
+        "pltz archive copy /data/cold /mnt/acme --tenant acme --last --json",
+        "pltz archive copy /data/cold /mnt/backup support/7 --dry-run",
+    ],
+)
+@archive_options.DIR
+@click.argument("to", metavar="TO")
+@archive_options.NAMES
+@archive_options.ONLY_TENANT
+@archive_options.ONLY_TAGS
+@click.option("--last", is_flag=True, help="Only the last version of each session.")
+@archive_options.BUNDLES
+@archive_options.DRY_RUN
+@options.THREADS
+@options.DEVICE
+@options.PROGRESS
+@archive_options.JSON_LINES
+def copy(
+    place: str,
+    to: str,
+    names: tuple[str, ...],
+    tenant: str | None,
+    tags: tuple[str, ...],
+    last: bool,
+    bundles: tuple[str, ...],
+    dry_run: bool,
+    threads: int | None,
+    device: str,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Copy sessions of the archive in DIR to the archive in TO, with histories, tags, times and targets.
+
+    What is there already is passed over, so a copy that was stopped is simply run again. Every session is
+    read back from TO and compared before its line is printed. Make TO first, with init.
+    """
+    from pltz.archive.transfer import copy as transfer
+
+    source = open_sessions(place, bundles, device, threads).archive
+    other = open_sessions(to, bundles, device, threads).archive
+    if source.settings.archive == other.settings.archive:
+        raise UsageError("DIR and TO are the same archive, or a file copy of it: name another one")
+    chosen = list(choose(source, names, tenant, tags_of(tags), history=not last))
+    copied = there = 0
+    with Progress("copy", unit="versions", total=len(chosen), shown=wanted(progress)) as bar:
+        for done in transfer(source, chosen, other, dry_run=dry_run):
+            there += done.there
+            copied += not done.there
+            bar.add(1)
+            _show(done, dry_run, as_json)
+    if not as_json:
+        verb = "would be copied" if dry_run else "copied, read back and compared"
+        click.echo(f"{copied} versions {verb}, {there} were there", err=True)
+
+
+def _show(done: "Copied", dry_run: bool, as_json: bool) -> None:
+    record = facts(done.version) | {"there": done.there, "dry_run": dry_run}
+    if done.receipt is not None:
+        record |= {"to_version": done.receipt.number, "bytes": done.receipt.size}
+    if as_json or not done.there:
+        show(record, line_of(done.version), as_json)

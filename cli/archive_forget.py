@@ -1,0 +1,187 @@
+"""``pltz archive forget``, ``undelete`` and ``collect``: what is let go, brought back, and freed for good."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from pltz.cli import archive_options
+from pltz.cli.archive_options import choose, facts, line_of, open_plain, show, tags_of
+from pltz.cli.groups import Command
+from pltz.cli.table import size
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.archive import Archive
+    from pltz.archive.retention import Policy
+    from pltz.archive.view import Version
+
+
+@click.command(
+    cls=Command,
+    short_help="Forget sessions by name, or versions by a policy.",
+    examples=[
+        "pltz archive forget /data/cold support/7 --tenant acme",
+        "pltz archive forget /data/cold support/7 --version 2",
+        "pltz archive forget /data/cold --keep-last 3 --keep-within 30d --dry-run",
+        "pltz archive forget /data/cold --tenant acme --tag trial=yes --keep-within 1y --drop-last",
+    ],
+)
+@archive_options.DIR
+@archive_options.NAMES
+@click.option("--version", "number", type=click.IntRange(min=1), metavar="N", help="Only version N of NAME.")
+@archive_options.ONLY_TENANT
+@archive_options.ONLY_TAGS
+@click.option(
+    "--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the last N versions of each session."
+)
+@click.option("--keep-within", metavar="DURATION", help="Keep versions younger than this: 30d, 12h, 2w, 1y.")
+@click.option("--drop-last", is_flag=True, help="Let a policy forget a session's last version too.")
+@archive_options.DRY_RUN
+@archive_options.JSON_LINES
+def forget(
+    place: str,
+    names: tuple[str, ...],
+    number: int | None,
+    tenant: str | None,
+    tags: tuple[str, ...],
+    keep_last: int | None,
+    keep_within: str | None,
+    drop_last: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Forget sessions of the archive in DIR: NAME... with all their versions, or what a policy does not keep.
+
+    A version stays if any rule keeps it, and every session keeps its last version unless --drop-last is
+    given. Of names without --tenant those of the tenant "default" are meant; a policy without NAME goes
+    over all sessions, or those of --tenant. Forgotten versions can be brought back with undelete until
+    collect has freed them.
+    """
+    policy = policy_of(keep_last, keep_within, tags, drop_last)
+    if policy is None and not names:
+        raise UsageError("name sessions to forget, or a policy: --keep-last N, --keep-within DURATION")
+    if policy is not None and number is not None:
+        raise UsageError("--version and a policy exclude each other")
+    archive = open_plain(place)
+    whose = tenant if tenant is not None or not names else "default"
+    versions = list(choose(archive, names, whose, {}, history=True))
+    if policy is not None:
+        from pltz.archive.retention import expired
+
+        versions = expired(versions, policy, archive.store.now())
+    else:
+        labels = tags_of(tags)
+        versions = [v for v in versions if labels.items() <= v.labels.items()]
+        versions = pick(versions, number)
+    if not dry_run and versions:
+        archive.forget(versions)
+    _show_all(versions, "forgotten", "forget", dry_run, as_json)
+
+
+def policy_of(
+    keep_last: int | None, keep_within: str | None, tags: Iterable[str], drop_last: bool
+) -> "Policy | None":
+    """The policy that the options name, if any. Raises UsageError."""
+    from pltz.archive.retention import Policy, seconds
+
+    if keep_last is None and keep_within is None:
+        if drop_last:
+            raise UsageError("--drop-last belongs to a policy: --keep-within DURATION")
+        return None
+    within = None if keep_within is None else seconds(keep_within)
+    return Policy(keep_last, within, tags_of(tags), drop_last)
+
+
+def pick(versions: "list[Version]", number: int | None) -> "list[Version]":
+    """All, or those of one number. Raises NotFound where none has it."""
+    from pltz.archive.errors import NotFound
+
+    found = [v for v in versions if number is None or v.number == number]
+    if not found and number is not None:
+        raise NotFound(f"no version {number} of this session: pltz archive ls --history lists them")
+    return found
+
+
+@click.command(
+    cls=Command,
+    short_help="Bring forgotten versions back.",
+    examples=[
+        "pltz archive undelete /data/cold support/7 --tenant acme",
+        "pltz archive undelete /data/cold support/7 --version 2 --dry-run",
+    ],
+)
+@archive_options.DIR
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("--version", "number", type=click.IntRange(min=1), metavar="N", help="Only version N.")
+@archive_options.TENANT
+@archive_options.DRY_RUN
+@archive_options.JSON_LINES
+def undelete(
+    place: str, names: tuple[str, ...], number: int | None, tenant: str, dry_run: bool, as_json: bool
+) -> None:
+    """Bring back all forgotten versions of NAME..., or version N: whatever collect has not freed yet."""
+    archive = open_plain(place)
+    versions: list[Version] = []
+    for name in names:
+        versions += pick(_forgotten(archive, name, tenant), number)
+    if not dry_run:
+        archive.restore(versions)
+    _show_all(versions, "brought back", "bring back", dry_run, as_json)
+
+
+def _forgotten(archive: "Archive", name: str, tenant: str) -> "list[Version]":
+    """Forgotten versions of a session. Raises NotFound where it has none."""
+    from pltz.archive.errors import NotFound
+
+    found = [v for v in archive.history(name, tenant) if v.forgotten]
+    if not found:
+        raise NotFound(f"session {name!r} of tenant {tenant!r} has no forgotten versions in this archive")
+    return found
+
+
+@click.command(
+    cls=Command,
+    short_help="Free what nothing needs, in two steps.",
+    examples=[
+        "pltz archive collect /data/cold",
+        "pltz archive collect /data/cold --grace 7d --dry-run --json",
+    ],
+)
+@archive_options.DIR
+@click.option(
+    "--grace",
+    metavar="DURATION",
+    default="1d",
+    show_default=True,
+    help="How long what is condemned stays at least: 12h, 7d; 0s deletes at the next run.",
+)
+@archive_options.DRY_RUN
+@archive_options.JSON_LINES
+def collect(place: str, grace: str, dry_run: bool, as_json: bool) -> None:
+    """Free the space of forgotten sessions and merge small packs, in two steps of two runs.
+
+    A run first deletes the packs that a run before the grace period condemned, after it has moved what is
+    still needed; then it condemns packs with much that nothing needs. Until a pack is deleted, undelete
+    brings back what it holds. Safe beside readers, writers and other collectors.
+    """
+    from pltz.archive.retention import seconds
+
+    wait = seconds(grace)
+    archive = open_plain(place)
+    done = dataclasses.asdict(archive.collect(grace=wait, dry_run=dry_run))
+    may = "would be " if dry_run else ""
+    text = (
+        f"{done['deleted']} packs {may}deleted ({size(max(done['freed'], 0))} freed, {done['copied']} records moved), "
+        f"{done['condemned']} {may}condemned; {done['live_versions']} versions in {done['live_segments']} segments live"
+    )
+    show(done | {"dry_run": dry_run}, text, as_json)
+
+
+def _show_all(versions: "list[Version]", done: str, verb: str, dry_run: bool, as_json: bool) -> None:
+    for version in versions:
+        show(facts(version) | {"dry_run": dry_run}, line_of(version), as_json)
+    if not as_json:
+        what = f"would {verb}" if dry_run else done
+        click.echo(f"{what}: {len(versions)} versions", err=True)

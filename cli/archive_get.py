@@ -1,0 +1,183 @@
+"""``pltz archive get`` and ``export``: sessions out of an archive, as they were."""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from pltz.cli import archive_options, options
+from pltz.cli.archive_options import choose, open_sessions, tags_of
+from pltz.cli.decompress import FORMATS, render
+from pltz.cli.groups import Command
+from pltz.cli.output import Output
+from pltz.cli.progress import Progress, wanted
+from pltz.plt_codec.errors import ContentError, UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.sessions import SessionArchive
+    from pltz.archive.view import Version
+    from pltz.models.session import Session
+
+
+@click.command(
+    cls=Command,
+    short_help="Write sessions as they were put.",
+    examples=[
+        "pltz archive get /data/cold support/7 --tenant acme",
+        "pltz archive get /data/cold support/7 --version 2 -o chat.jsonl",
+        "pltz archive get /data/cold notes -o notes.txt",
+    ],
+)
+@archive_options.DIR
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@archive_options.TENANT
+@archive_options.VERSION
+@click.option("-o", "--output", default="-", metavar="OUT", help="Where to write.  [default: stdout]")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default="auto",
+    show_default=True,
+    help="How to write: one JSON line a session, the bytes of texts, or one JSON list of ids a line.",
+)
+@archive_options.BUNDLES
+@options.FORCE
+@options.THREADS
+@options.DEVICE
+def get(
+    place: str,
+    names: tuple[str, ...],
+    tenant: str,
+    number: int | None,
+    output: str,
+    form: str,
+    bundles: tuple[str, ...],
+    force: bool,
+    threads: int | None,
+    device: str,
+) -> None:
+    """Write the sessions NAME... of the archive in DIR: their last versions, or version N.
+
+    Chats come back as JSONL, value for value; a text byte for byte; token ids as JSON lists. Nothing is
+    written unless every session asked for decoded to what it was.
+    """
+    destination = Output(output, force=force, binary=False)
+    cold = open_sessions(place, bundles, device, threads)
+    destination.write(list(render([cold.get(name, tenant, number) for name in names], form)))
+
+
+@click.command(
+    cls=Command,
+    short_help="Write many sessions as JSONL or as a .pltz file.",
+    examples=[
+        "pltz archive export /data/cold -o all.jsonl",
+        "pltz archive export /data/cold --tenant acme --tag channel=web --format pltz -o acme.pltz",
+        "pltz archive export /data/cold support/7 support/8 -o - | head -n 1",
+    ],
+)
+@archive_options.DIR
+@archive_options.NAMES
+@archive_options.ONLY_TENANT
+@archive_options.ONLY_TAGS
+@click.option("--history", is_flag=True, help="All versions, not only the last of each session.")
+@click.option("-o", "--output", required=True, metavar="OUT", help="The file to write; - for stdout.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("auto", "jsonl", "pltz")),
+    default="auto",
+    show_default=True,
+    help="What to write; auto is pltz for a name that ends so.",
+)
+@click.option(
+    "--with-names", is_flag=True, help='JSONL: {"name": ..., "session": ...} with tenant, tags and time.'
+)
+@archive_options.BUNDLES
+@options.FORCE
+@options.THREADS
+@options.DEVICE
+@options.PROGRESS
+@options.JSON
+def export(
+    place: str,
+    names: tuple[str, ...],
+    tenant: str | None,
+    tags: tuple[str, ...],
+    history: bool,
+    output: str,
+    form: str,
+    with_names: bool,
+    bundles: tuple[str, ...],
+    force: bool,
+    threads: int | None,
+    device: str,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Write sessions of the archive in DIR, by tenant and name, as JSONL or as one .pltz file.
+
+    The file appears whole or not at all. A .pltz file keeps sessions without their names, tags and times;
+    it is frozen for a target only where all its sessions were frozen for that one.
+    """
+    if form == "auto":
+        form = "pltz" if output.endswith(".pltz") else "jsonl"
+    if form == "pltz" and with_names:
+        raise UsageError("a .pltz file has no names: leave --with-names out, or write JSONL")
+    destination = Output(output, force=force, binary=form == "pltz")
+    cold = open_sessions(place, bundles, device, threads)
+    chosen = list(choose(cold.archive, names, tenant, tags_of(tags), history=history))
+    with Progress("export", unit="sessions", total=len(chosen), shown=wanted(progress)) as bar:
+        if form == "pltz":
+            destination.write([_as_pltz(cold, chosen, bundles, device, threads, bar)])
+        else:
+            destination.write(_lines(cold, chosen, with_names, bar))
+    result = {"sessions": len(chosen), "format": form}
+    report_line = f"{output}: {len(chosen)} sessions"
+    if as_json or output != "-":
+        click.echo(json.dumps(result | {"output": output}) if as_json else report_line, err=output == "-")
+
+
+def _sessions(cold: "SessionArchive", chosen: "list[Version]", bar: Progress) -> "Iterator[Session]":
+    for version in chosen:
+        yield cold.read(version)
+        bar.add(1)
+
+
+def _lines(
+    cold: "SessionArchive", chosen: "list[Version]", with_names: bool, bar: Progress
+) -> Iterator[bytes]:
+    """A line a session. Raises ContentError for a text that has no place in JSONL."""
+    for version, session in zip(chosen, _sessions(cold, chosen, bar), strict=True):
+        try:
+            line = session.to_json_line()
+        except ContentError as exc:
+            raise ContentError(
+                f"{version.name!r}: {exc} (pltz archive get writes it, or export it as .pltz)"
+            ) from exc
+        if with_names:
+            head = json.dumps(
+                {"tenant": version.tenant, "name": version.name, "version": version.number}
+                | {"time": version.time, "tags": version.labels}
+            )
+            line = head[:-1].encode() + b', "session": ' + line.rstrip(b"\n") + b"}\n"
+        yield line
+
+
+def _as_pltz(
+    cold: "SessionArchive",
+    chosen: "list[Version]",
+    bundles: tuple[str, ...],
+    device: str,
+    threads: int | None,
+    bar: Progress,
+) -> bytes:
+    codec = options.load_codec(bundles[0] if bundles else None, device, threads)
+    targets = {version.target for version in chosen}
+    target = targets.pop() if len(targets) == 1 else bytes(16)
+    return codec.compress(
+        _sessions(cold, chosen, bar),
+        target_fingerprint=target if any(target) else None,
+        keep_opaque=True,
+    )

@@ -1,0 +1,87 @@
+"""``pltz archive ls``, ``find`` and ``stat``: what is in an archive. None of them decodes anything."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import click
+
+from pltz.cli import archive_options
+from pltz.cli.archive_options import facts, line_of, open_plain, seconds_of, show, tags_of
+from pltz.cli.groups import Command
+from pltz.cli.table import pairs, size
+
+if TYPE_CHECKING:
+    from pltz.archive.archive import Archive
+
+
+@click.command(
+    cls=Command,
+    examples=["pltz archive ls /data/cold", "pltz archive ls /data/cold --tenant acme --history --json"],
+)
+@archive_options.DIR
+@archive_options.ONLY_TENANT
+@click.option("--history", is_flag=True, help="All versions, not only the last of each session.")
+@click.option("--forgotten", is_flag=True, help="Forgotten versions too.")
+@archive_options.JSON_LINES
+def ls(place: str, tenant: str | None, history: bool, forgotten: bool, as_json: bool) -> None:
+    """List sessions by tenant and name, their last versions."""
+    archive = open_plain(place)
+    for version in archive.ls(tenant, forgotten=forgotten, history=history):
+        show(facts(version), line_of(version), as_json)
+    _warn(archive)
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "pltz archive find /data/cold support",
+        "pltz archive find /data/cold --tag channel=web --since 2026-01-01 --json",
+    ],
+)
+@archive_options.DIR
+@click.argument("text", metavar="[TEXT]", default="")
+@archive_options.ONLY_TENANT
+@archive_options.ONLY_TAGS
+@click.option("--since", metavar="DATE", help="Not older than this.")
+@click.option("--until", metavar="DATE", help="Older than this.")
+@archive_options.JSON_LINES
+def find(
+    place: str,
+    text: str,
+    tenant: str | None,
+    tags: tuple[str, ...],
+    since: str | None,
+    until: str | None,
+    as_json: bool,
+) -> None:
+    """List sessions whose name contains TEXT, with all tags, by time; their last versions."""
+    archive = open_plain(place)
+    labels, start, end = tags_of(tags), seconds_of(since), seconds_of(until)
+    for version in archive.find(labels, tenant=tenant, name=text, since=start, until=end):
+        show(facts(version), line_of(version), as_json)
+    _warn(archive)
+
+
+@click.command(cls=Command, examples=["pltz archive stat /data/cold", "pltz archive stat /data/cold --json"])
+@archive_options.DIR
+@archive_options.JSON_LINES
+def stat(place: str, as_json: bool) -> None:
+    """Count what is in the archive: packs, indexes, records and bytes."""
+    archive = open_plain(place)
+    found = dataclasses.asdict(archive.stat())
+    found["archive"] = found["archive"].hex()
+    words = {k: size(v) if k.endswith("bytes") else str(v) for k, v in found.items()}
+    if as_json:
+        show(found, "", True)
+    else:
+        click.echo(pairs([(key.replace("_", " "), value) for key, value in words.items()], indent=""))
+    _warn(archive)
+
+
+def _warn(archive: "Archive") -> None:
+    """Say on stderr that something is damaged: a listing may lack what lay there."""
+    if archive.problems:
+        click.echo(
+            f"warning: {len(archive.problems)} parts are damaged, and sessions may be missing here: pltz archive verify",
+            err=True,
+        )

@@ -1,0 +1,173 @@
+"""What the commands of ``pltz archive`` share: options, opening, choosing versions, and how a version is shown."""
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pltz.cli.options import Decorator
+from pltz.cli.output import write_text
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.archive import Archive
+    from pltz.archive.sessions import SessionArchive
+    from pltz.archive.view import Version
+
+KINDS = ("chat", "text", "ids")
+
+DIR: Decorator = click.argument("place", metavar="DIR")
+NAMES: Decorator = click.argument("names", metavar="[NAME...]", nargs=-1)
+BUNDLES: Decorator = click.option(
+    "--bundle",
+    "bundles",
+    metavar="NAME|DIR",
+    multiple=True,
+    help="Bundle to code with (repeatable: the others are for reading).  [default: the one that ships with pltz]",
+)
+TENANT: Decorator = click.option(
+    "--tenant", metavar="TENANT", default="default", show_default=True, help="Whose session it is."
+)
+ONLY_TENANT: Decorator = click.option("--tenant", metavar="TENANT", help="Only sessions of this tenant.")
+ONLY_TAGS: Decorator = click.option(
+    "--tag", "tags", metavar="KEY=VALUE", multiple=True, help="Only sessions with this tag (repeatable)."
+)
+VERSION: Decorator = click.option(
+    "--version", "number", type=click.IntRange(min=1), metavar="N", help="Version N.  [default: the last]"
+)
+DRY_RUN: Decorator = click.option(
+    "--dry-run", is_flag=True, help="Say what would be done and change nothing."
+)
+JSON_LINES: Decorator = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, one object a line, instead of text."
+)
+
+
+def open_plain(place: str) -> "Archive":
+    """The archive at ``place``, without a bundle: to list, mark and clean. Raises UsageError, FormatError."""
+    from pltz.archive.archive import Archive
+
+    return Archive.open(place, [])
+
+
+def open_sessions(
+    place: str, bundles: Iterable[str] = (), device: str = "cpu", threads: int | None = None
+) -> "SessionArchive":
+    """The archive at ``place``, to put and get. Raises UsageError, FormatError, ModelError."""
+    from pltz.archive.sessions import SessionArchive
+    from pltz.models.bundle import Bundle
+
+    open_plain(place)  # what is no archive is said before a bundle is loaded
+    return SessionArchive.open(place, [Bundle.load(b) for b in bundles], device=device, threads=threads)
+
+
+def tags_of(words: Iterable[str]) -> dict[str, str]:
+    """``key=value`` words. Raises UsageError for any other, and for a key named twice.
+
+    >>> tags_of(["a=1", "b=x=y"])
+    {'a': '1', 'b': 'x=y'}
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not key or not equals:
+            raise UsageError(f"expected a tag as KEY=VALUE, found {word!r}")
+        if key in found:
+            raise UsageError(f"tag {key!r} is given twice")
+        found[key] = value
+    return found
+
+
+def choose(
+    archive: "Archive",
+    names: Iterable[str],
+    tenant: str | None,
+    labels: Mapping[str, str],
+    *,
+    history: bool = False,
+) -> "Iterator[Version]":
+    """Versions of these sessions (none named: of all), of a tenant, with all labels; their last ones, or all with ``history``.
+
+    Raises NotFound for a name that no session has.
+    """
+    from pltz.archive.errors import NotFound
+
+    wanted, met = set(names), set[str]()
+    for version in archive.ls(tenant, history=history):
+        if wanted and version.name not in wanted:
+            continue
+        met.add(version.name)
+        if labels.items() <= version.labels.items():
+            yield version
+    if missing := sorted(wanted - met):
+        raise NotFound(f"no session {missing[0]!r} in this archive")
+
+
+def facts(version: "Version") -> dict[str, Any]:
+    """A version as JSON; time in seconds since 1970."""
+    return {
+        "tenant": version.tenant,
+        "name": version.name,
+        "version": version.number,
+        "time": version.time,
+        "kind": KINDS[version.kind],
+        "tags": version.labels,
+        "target": version.target.hex() if any(version.target) else None,
+        "forgotten": version.forgotten,
+        "id": version.id.hex(),
+    }
+
+
+def line_of(version: "Version") -> str:
+    """A version in one line for people."""
+    tags = "".join(f"  {key}={value}" for key, value in version.labels.items())
+    state = "  (forgotten)" if version.forgotten else ""
+    when = moment(version.time)
+    return f"{version.tenant}  {version.name}  version {version.number}  {when}  {KINDS[version.kind]}{tags}{state}"
+
+
+def show(record: Mapping[str, Any], text: str, as_json: bool) -> None:
+    """Print one record: a line of JSON, or a line of text."""
+    write_text(json.dumps(record, ensure_ascii=False) if as_json else printable(text))
+
+
+def printable(text: str) -> str:
+    """One line without control characters: a name from a stranger never steers the terminal.
+
+    >>> printable("a" + chr(27) + "[2J" + chr(10) + "b")
+    'a\\\\x1b[2J\\\\nb'
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def moment(seconds: int) -> str:
+    """Seconds since 1970 as UTC.
+
+    >>> moment(0)
+    '1970-01-01T00:00:00Z'
+    """
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return f"@{seconds}"
+
+
+def seconds_of(text: str | None) -> int | None:
+    """Seconds since 1970 of a date, a date with a time (UTC where it has no zone), or a whole number. Raises UsageError.
+
+    >>> seconds_of("1970-01-02"), seconds_of("1970-01-01T00:01"), seconds_of("7")
+    (86400, 60, 7)
+    """
+    from datetime import UTC, datetime
+
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise UsageError(f"expected a date such as 2026-01-31 or 2026-01-31T12:00, found {text!r}") from exc
+    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())

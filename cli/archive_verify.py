@@ -1,0 +1,163 @@
+"""``pltz archive verify``: read everything, say what is wrong. A run that was stopped goes on where it was."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pltz.cli import archive_options, options
+from pltz.cli.archive_options import facts, open_plain, open_sessions, printable, show
+from pltz.cli.groups import Command
+from pltz.cli.output import Output
+from pltz.cli.progress import Progress, wanted
+from pltz.plt_codec.errors import CorruptError, UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.archive import Archive
+    from pltz.archive.verify import Report
+
+DAMAGED = 3  # exit code
+MAX_STATE = 1 << 26  # bytes
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "pltz archive verify /data/cold",
+        "pltz archive verify /data/cold --decode --fraction 0.05 --json",
+        "pltz archive verify /data/cold --decode --max-seconds 3600 --state /var/lib/pltz/verify.json",
+    ],
+)
+@archive_options.DIR
+@click.option(
+    "--decode", is_flag=True, help="Decode every segment too, and prove that it is what its id says."
+)
+@click.option(
+    "--fraction",
+    type=click.FloatRange(0, 1),
+    default=1.0,
+    show_default=True,
+    help="Check a random part of the packs.",
+)
+@click.option("--max-seconds", type=click.IntRange(min=1), metavar="N", help="Stop after about N seconds.")
+@click.option(
+    "--state",
+    metavar="FILE",
+    help="Remember in FILE how far a run came, and go on there. It is removed when all is checked.",
+)
+@archive_options.BUNDLES
+@options.THREADS
+@options.DEVICE
+@options.PROGRESS
+@archive_options.JSON_LINES
+@click.pass_context
+def verify(
+    ctx: click.Context,
+    place: str,
+    decode: bool,
+    fraction: float,
+    max_seconds: int | None,
+    state: str | None,
+    bundles: tuple[str, ...],
+    threads: int | None,
+    device: str,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Read the archive in DIR and say exactly what is damaged and which sessions it costs. Changes nothing.
+
+    Each problem is a line, each lost session a line, and the last line is the sum. The exit code is 3
+    where anything is wrong.
+    """
+    if state is not None and fraction < 1:
+        raise UsageError("--state goes on through all packs: leave --fraction out")
+    archive = open_sessions(place, bundles, device, threads).archive if decode else open_plain(place)
+    file = None if state is None else State(state, archive, decode)
+    with Progress("verify", unit="packs", shown=wanted(progress)) as bar:
+
+        def note(report: "Report") -> None:
+            bar.add(1)
+            if file:
+                file.save(report)
+
+        report = archive.verify(
+            decode=decode,
+            fraction=fraction,
+            max_seconds=max_seconds,
+            resume=file.load() if file else None,
+            progress=note,
+        )
+    if file and report.complete:
+        file.remove()
+    _print(report, as_json)
+    if not report.sound:
+        ctx.exit(DAMAGED)
+
+
+class State:
+    """How far a run came, in a file: written whole after each pack, so that a kill costs one pack.
+
+    Raises UsageError where the file is another archive's or a run's of another kind, CorruptError where it is none.
+    """
+
+    def __init__(self, path: str, archive: "Archive", decode: bool) -> None:
+        if path == "-":
+            raise UsageError("--state needs a file")
+        self.path = Path(path)
+        self.mark = {"archive": archive.settings.archive.hex(), "decode": decode}
+        self.load()
+        self.output = Output(path, force=True)
+
+    def load(self) -> "Report | None":
+        """What an earlier run had found; None where there was none."""
+        from pltz.archive.verify import Report
+        from pltz.archive.view import Problem
+
+        if not self.path.exists():
+            return None
+        try:
+            with self.path.open("rb") as source:
+                found = json.loads(source.read(MAX_STATE))
+            counts = {key: int(found[key]) for key in ("packs", "records", "decoded", "undecoded")}
+            problems = [Problem(*map(str, row)) for row in found["problems"]]
+            cursor, bad = bytes.fromhex(found["cursor"]), {bytes.fromhex(b) for b in found["bad"]}
+            mark = {key: found[key] for key in self.mark}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+            raise CorruptError(f"{self.path} is not the state of a verify: remove it to start anew") from exc
+        if mark != self.mark:
+            raise UsageError(
+                f"{self.path} is of another archive, or of a run with another --decode: name another file"
+            )
+        report = Report(problems=problems, cursor=cursor, bad=bad)
+        for key, value in counts.items():
+            setattr(report, key, value)
+        return report
+
+    def save(self, report: "Report") -> None:
+        """Replace the file."""
+        found: dict[str, Any] = dict(self.mark)
+        found |= {key: getattr(report, key) for key in ("packs", "records", "decoded", "undecoded")}
+        found["problems"] = [[p.kind, p.name, p.what] for p in report.problems]
+        found |= {"cursor": report.cursor.hex(), "bad": sorted(b.hex() for b in report.bad)}
+        self.output.write([json.dumps(found).encode() + b"\n"])
+
+    def remove(self) -> None:
+        """All was checked: the next run starts anew."""
+        self.path.unlink(missing_ok=True)
+
+
+def _print(report: "Report", as_json: bool) -> None:
+    for problem in report.problems:
+        record = {"problem": problem.kind, "name": problem.name, "what": problem.what}
+        show(record, f"{problem.kind} {problem.name}: {problem.what}", as_json)
+    for version in report.lost:
+        text = f"lost: {version.tenant}  {version.name}  version {version.number}"
+        show({"lost_session": facts(version)}, text, as_json)
+    counts = {"packs": report.packs, "records": report.records, "decoded": report.decoded}
+    counts |= {"undecoded": report.undecoded, "problems": len(report.problems), "lost": len(report.lost)}
+    found = counts | {"complete": report.complete, "sound": report.sound}
+    state = "sound" if report.sound else "DAMAGED"
+    extent = "all of it" if report.complete else "a part of it"
+    text = f"{state}, {extent}: " + ", ".join(f"{value:,} {key}" for key, value in counts.items())
+    show(found, printable(text), as_json)

@@ -1,0 +1,114 @@
+"""Retention: what a policy may take and what it must leave."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pltz.archive.index import Location
+from pltz.archive.retention import Policy, expired, seconds
+from pltz.archive.view import Version
+from pltz.plt_codec.errors import UsageError
+
+NOW = 1000
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Version]:
+    rows = draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from("ab"),
+                st.sampled_from("xy"),
+                st.integers(0, NOW),
+                st.sampled_from([{}, {"k": "1"}, {"k": "2"}]),
+                st.booleans(),
+            ),
+            max_size=20,
+        )
+    )
+    found, numbers = [], dict[tuple[str, str], int]()
+    for at, (tenant, name, time, labels, forgotten) in enumerate(rows):
+        number = numbers[tenant, name] = numbers.get((tenant, name), 0) + 1
+        identity = at.to_bytes(16, "little")
+        found.append(
+            Version(
+                identity,
+                tenant,
+                name,
+                number,
+                time,
+                labels,
+                identity,
+                0,
+                bytes(16),
+                bytes(16),
+                forgotten,
+                Location(bytes(16), at),
+            )
+        )
+    return draw(st.permutations(found))
+
+
+LAST = st.integers(1, 5)
+WITHIN = st.integers(0, NOW)
+
+
+def ids(versions: list[Version]) -> set[bytes]:
+    return {v.id for v in versions}
+
+
+def newest(versions: list[Version]) -> set[bytes]:
+    best: dict[tuple[str, str], Version] = {}
+    for v in versions:
+        if not v.forgotten and ((v.tenant, v.name) not in best or best[v.tenant, v.name].order < v.order):
+            best[v.tenant, v.name] = v
+    return {v.id for v in best.values()}
+
+
+@given(histories(), st.none() | LAST, st.none() | WITHIN, st.sampled_from([{}, {"k": "1"}]))
+def test_never_the_newest_unless_told(
+    versions: list[Version], last: int | None, within: int | None, labels: dict[str, str]
+) -> None:
+    if last is None and within is None:
+        with pytest.raises(UsageError):
+            Policy(last, within)
+        return
+    gone = ids(expired(versions, Policy(last, within, labels), NOW))
+    assert not gone & newest(versions)
+    assert gone <= ids([v for v in versions if not v.forgotten and labels.items() <= v.labels.items()])
+    assert gone <= ids(expired(versions, Policy(last, within, labels, drop_last=True), NOW))
+
+
+@given(histories(), LAST, WITHIN, st.booleans())
+def test_both_rules_keep_what_either_keeps(
+    versions: list[Version], last: int, within: int, drop_last: bool
+) -> None:
+    by_last = ids(expired(versions, Policy(last, drop_last=drop_last), NOW))
+    by_time = ids(expired(versions, Policy(None, within, drop_last=drop_last), NOW))
+    both = ids(expired(versions, Policy(last, within, drop_last=drop_last), NOW))
+    assert both == by_last & by_time
+
+
+@given(histories(), LAST)
+def test_keep_last_keeps_so_many(versions: list[Version], last: int) -> None:
+    gone = ids(expired(versions, Policy(last), NOW))
+    for key in {(v.tenant, v.name) for v in versions}:
+        known = [v for v in versions if (v.tenant, v.name) == key and not v.forgotten]
+        stay = [v for v in known if v.id not in gone]
+        assert len(stay) == min(last, len(known))
+        assert all(a.order > b.order for a in stay for b in known if b.id in gone)
+
+
+@given(histories(), WITHIN)
+def test_drop_last_leaves_only_the_young(versions: list[Version], within: int) -> None:
+    gone = ids(expired(versions, Policy(keep_within=within, drop_last=True), NOW))
+    assert gone == ids([v for v in versions if not v.forgotten and v.time < NOW - within])
+
+
+def test_durations() -> None:
+    assert [seconds(d) for d in ("90s", "15min", "12h", "30d", "2w", "1y", "0s")] == [
+        90, 900, 43200, 2592000, 1209600, 31536000, 0,
+    ]  # fmt: skip
+    for wrong in ("", "5", "d", "-1d", "1m", "1d ", "1.5h", "9" * 12 + "y", "1dx", "x1d", "1d\n", "\uff11d"):
+        with pytest.raises(UsageError):
+            seconds(wrong)
