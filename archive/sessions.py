@@ -14,7 +14,7 @@ How a session is cut into segments, each stored once whatever the number of sess
   its own where ``Item.base`` names one: then all tenants that name it share it.
 * the last version: as many of its segments as the new tokens begin with. So a longer version of a session adds its new
   turns and nothing else. A tower of more than MAX_TOWER segments is cut anew.
-* <|meta|>, a chat's other keys, comes last and by itself, so that it is never in the way of new turns.
+* <|meta|>, a chat's other keys, comes last, and after META_AFTER tokens by itself, so that it is not in the way of new turns.
 
 A session is coded by the bundle, or as plain bytes under zstd (`codec.BytesCodec`, with the bundle's dictionary) where that takes fewer
 bytes or there are no tokens (opaque parts, ``keep_opaque``). Which it was says the tokenizer fingerprint of its version,
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pltz.archive import identity
 from pltz.archive.archive import Archive, Tower
 from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Plain, SegmentCodec
 from pltz.archive.errors import NotFound
@@ -55,7 +56,8 @@ if TYPE_CHECKING:
     from pltz.models.bundle import Bundle
     from pltz.models.tokenizer import BundleTokenizer
 
-BASE_TOKENS = 16  # a shorter base is not worth a record of its own
+BASE_TOKENS = 64  # a shorter base is not worth a record of its own
+META_AFTER = 512  # tokens before a chat's other keys, from where they stand by themselves: turns added later do not store less again
 MAX_TOWER = 1024  # segments, before a session is cut anew
 COMMIT_TOKENS = 1 << 20  # of the sessions of one commit
 COMMIT_SESSIONS = 4096
@@ -148,6 +150,7 @@ class SessionArchive:
             TokenizerMismatch: ids that are not ids of the bundle.
             StoreError, WriterFailed, Fenced: as `Archive.put`; what was yielded before stays.
         """
+        self.archive.view.refresh()
         for batch in self._batches(items, keep_opaque):
             self._choose(batch)
             receipts: Sequence[Receipt | None] = [None] * len(batch)
@@ -217,9 +220,13 @@ class SessionArchive:
         return _Way(codec, tokens, sorted({*cuts, len(tokens)} - {0}), len(known), shared, base)
 
     def _last(self, item: Item) -> _Before | None:
-        """The last version of a session that can be built on."""
+        """The last version of a session that can be built on. A new name is looked up and nothing more."""
+        domain = identity.domain_id(identity.TENANT, item.tenant)
+        versions = [v for v in self.archive.view.versions(domain, item.name) if not v.forgotten]
+        if not versions:
+            return None
         try:
-            tower = self.archive.get(item.name, item.tenant)
+            tower = self.archive.tower(versions[-1])
         except (NotFound, FormatError, BundleMismatch):
             return None
         if len(tower.segments) > MAX_TOWER or KINDS[tower.version.kind] != item.session.kind:
@@ -394,12 +401,12 @@ def _common(tower: Tower, tokens: Tokens) -> list[int]:
 def _ends(tokens: Tokens) -> tuple[int, int]:
     """Where a chat's base and its turns end; 0 and all where it has no base and nothing else.
 
-    >>> _ends(np.array([1, *[99] * 20, USER, 50, 3, 51, META, 40]))
-    (21, 25)
+    >>> _ends(np.array([1, *[99] * 70, USER, *[50] * 500, 3, 51, META, 40]))
+    (71, 574)
     """
     users, metas = np.flatnonzero(tokens == USER), np.flatnonzero(tokens == META)
     start = int(users[0]) if len(users) else 0
-    end = int(metas[-1]) if len(metas) else len(tokens)
+    end = int(metas[-1]) if len(metas) and metas[-1] >= META_AFTER else len(tokens)
     return (start if start >= BASE_TOKENS else 0), end
 
 

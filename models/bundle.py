@@ -96,9 +96,7 @@ class Bundle:
 
         return TorchEngine(self.weights, device, threads)
 
-    def coder(
-        self, device: str = "cpu", threads: int | None = None
-    ) -> TokenCoder | NativeCoder | CudaCoder:
+    def coder(self, device: str = "cpu", threads: int | None = None) -> TokenCoder | NativeCoder | CudaCoder:
         """The fastest coder there is: compiled for the CPU or CUDA where that works, else torch. The bits are the same.
 
         The environment variable PLTZ_ENGINE set to `torch` keeps to the reference engine.

@@ -12,12 +12,13 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.coder import SLACK, STATE
+from pltz.plt_codec.context import each
 from pltz.plt_codec.cuda import device as gpu
 from pltz.plt_codec.cuda.device import CLUSTER, MOST_SHARED
 from pltz.plt_codec.cuda.pack import macros, tensors, up
@@ -25,6 +26,9 @@ from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.item import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
 from pltz.plt_codec.layout import MAX_LANES, Layout
 from pltz.plt_codec.weights import Shape, Weights
+
+if TYPE_CHECKING:
+    from pltz.plt_codec.frame import TokenCoder
 
 ROWS = 16384  # positions of one iteration, at most
 SLOTS = 1024  # sequences under way when decoding, at most: one block of threads looks after them
@@ -127,7 +131,8 @@ class CudaCoder:
     """
 
     def __init__(self, weights: Weights, device: str = "cuda", *, on: gpu.Device | None = None):
-        self.shape = weights.shape
+        self.shape, self.weights = weights.shape, weights
+        self._torch_device = "cpu" if on else device
         number = int(device.partition(":")[2] or 0)
         self._device: gpu.Device = on or gpu.CudaDevice(number, macros(weights))
         self._at: dict[str, int] = {}
@@ -144,15 +149,39 @@ class CudaCoder:
         for address in getattr(self, "_at", {}).values():
             self._device.free(address)
 
+    @functools.cached_property
+    def _reference(self) -> TokenCoder:
+        """What codes sequences that have a context: the kernels have no place for one yet."""
+        from pltz.plt_codec.engine import TorchEngine
+        from pltz.plt_codec.frame import TokenCoder
+
+        return TokenCoder(TorchEngine(self.weights, self._torch_device))
+
     def encode(
         self,
         sequences: Sequence[Tokens],
         *,
+        contexts: Sequence[Tokens | None] | None = None,
         lanes: int | None = None,
         steps: int | None = None,
         progress: Progress | None = None,
     ) -> list[Encoded]:
-        """sequences: each (T,) ids -> a frame each. `progress` is told of tokens done. Raises ContentError, UsageError."""
+        """sequences: each (T,) ids -> a frame each. Raises ContentError, UsageError.
+
+        contexts: the tokens before each sequence, (m,) or None, as in `frame.TokenCoder`; those are coded by torch on the same device.
+        progress: told of tokens done.
+        """
+        known = each(contexts, len(sequences), self.shape)
+        after = [n for n, c in enumerate(known) if len(c)]
+        if after:
+            alone = [n for n, c in enumerate(known) if not len(c)]
+            both: dict[int, Encoded] = {}
+            for numbers, coder in ((alone, self), (after, self._reference)):
+                rows = [sequences[n] for n in numbers]
+                given = None if coder is self else [known[n] for n in numbers]
+                done = coder.encode(rows, contexts=given, lanes=lanes, steps=steps, progress=progress)
+                both.update(zip(numbers, done, strict=True))
+            return [both[n] for n in range(len(known))]
         layout = Layout.of(lanes, steps, self.shape.block)
         tokens = [_checked(np.asarray(t), self.shape.vocab) for t in sequences]
         work = [(len(t), layout.lanes or 0, layout.steps or 0) for t in tokens]
@@ -176,7 +205,15 @@ class CudaCoder:
     def decode(
         self, items: Sequence[FrameItem], *, progress: Progress | None = None
     ) -> list[npt.NDArray[np.int64]]:
-        """Frames -> ids, each (tokens,). Raises CorruptError where a stream cannot be what it says."""
+        """Frames -> ids, each (tokens,). Raises CorruptError where a stream cannot be what it says; contexts as in `encode`."""
+        after = [n for n, i in enumerate(items) if i.context is not None and len(i.context)]
+        if after:
+            alone = [n for n, i in enumerate(items) if i.context is None or not len(i.context)]
+            both: dict[int, npt.NDArray[np.int64]] = {}
+            for numbers, coder in ((alone, self), (after, self._reference)):
+                decoded = coder.decode([items[n] for n in numbers], progress=progress)
+                both.update(zip(numbers, decoded, strict=True))
+            return [both[n] for n in range(len(items))]
         work = []
         for i in items:
             layout = Layout(i.lanes, i.steps)
