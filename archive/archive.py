@@ -181,6 +181,7 @@ class Archive:
 
     def history(self, name: str, tenant: str = "default") -> list[Version]:
         """All versions of a session, oldest first, forgotten ones too."""
+        self.keys.refresh()  # what was erased meanwhile is not read
         domain = self.keys.domain(TENANT, tenant)
         found = self.view.versions(domain, name)
         if not found:
