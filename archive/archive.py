@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,14 +25,17 @@ from pltz.archive.collect import DEAD_SHARE, SMALL, Collected, Collector
 from pltz.archive.errors import LostError, NotFound
 from pltz.archive.identity import TENANT, Tokens
 from pltz.archive.index import SEGMENTS, Lookup
+from pltz.archive.keys import Clear, Keyring, Keys, Locked, Secret
+from pltz.archive.parity import SHARE, SHARED
 from pltz.archive.record import FORGET, RESTORE
-from pltz.archive.settings import MAX_SIZE, NAME, Settings
+from pltz.archive.settings import COPY, MAX_SIZE, NAME, Settings
 from pltz.archive.store import Store, open_store
 from pltz.archive.view import Problem, Version, View
 from pltz.archive.writer import NewSession, Receipt, Writer
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
+    from pltz.archive.erase import Erasure
     from pltz.archive.verify import Report
 
 INDEX_PACKS = 32  # packs without an index before one is written
@@ -79,37 +83,67 @@ class Archive:
         codecs: the first is what new sessions are coded with where they name no other; all are used for reading.
     """
 
-    def __init__(self, store: Store, settings: Settings, codecs: Sequence[SegmentCodec]):
+    def __init__(
+        self, store: Store, settings: Settings, codecs: Sequence[SegmentCodec], keys: Keys | None = None
+    ):
         self.store, self.settings, self.codecs = store, settings, list(codecs)
-        self.view = View(store)
-        self.view.refresh()
-        self._writer = Writer(self.view, self.codecs)
+        self.keys = keys or Clear()
+        self._look()
 
     @classmethod
-    def create(cls, place: str | os.PathLike[str] | Store, codecs: Sequence[SegmentCodec]) -> Archive:
+    def create(
+        cls,
+        place: str | os.PathLike[str] | Store,
+        codecs: Sequence[SegmentCodec],
+        *,
+        key: Secret | None = None,
+        parity: tuple[int, int] = (SHARE, SHARED),
+    ) -> Archive:
         """Make an archive where there is none: in a directory, at ``s3://bucket/prefix``, or in a store.
+
+        Args:
+            key: encrypt everything, so that sessions and tenants can be erased; this opens it.
+            parity: thousandths of parity for packs, and for segments on which many sessions depend; 0 is none.
 
         Raises UsageError where there is one, StoreError where the directory cannot be written.
         """
         store = open_store(place) if isinstance(place, str | os.PathLike) else place
         store.make()
-        settings = Settings(store.random(identity.SIZE))
+        with suppress(FileNotFoundError):
+            store.read(NAME, 0, 1)
+            raise UsageError(f"there is an archive already: {NAME} exists")
+        settings = Settings(store.random(identity.SIZE), key is not None, parity)
+        for left in store.list("keys"):  # of an init that did not come to its end
+            store.shred(f"keys/{left}")
+        store.delete(COPY)
+        if key:
+            Keyring.create(store, settings.archive, key)
+        store.put(COPY, settings.encode())
         if not store.put(NAME, settings.encode()):
             raise UsageError(f"there is an archive already: {NAME} exists")
-        return cls(store, settings, codecs)
+        return cls(store, settings, codecs, open_keys(store, settings, key))
 
     @classmethod
-    def open(cls, place: str | os.PathLike[str] | Store, codecs: Sequence[SegmentCodec]) -> Archive:
+    def open(
+        cls,
+        place: str | os.PathLike[str] | Store,
+        codecs: Sequence[SegmentCodec],
+        *,
+        key: Secret | None = None,
+    ) -> Archive:
         """Open an archive. Packs that no index covers are scanned now.
 
-        Raises UsageError where there is none, CorruptError or VersionError where archive.json is not sound.
+        A sealed one opened without ``key`` can be checked, collected and repaired, not read or written.
+        Raises UsageError where there is none, CorruptError or VersionError where archive.json is not sound, KeyMismatch
+        where ``key`` is not the one.
         """
         store = open_store(place) if isinstance(place, str | os.PathLike) else place
         try:
             data = store.read(NAME, 0, MAX_SIZE)
         except FileNotFoundError as exc:
             raise UsageError(f"no archive here ({NAME} is missing): make one with pltz archive init") from exc
-        return cls(store, Settings.decode(data), codecs)
+        settings = Settings.decode(data)
+        return cls(store, settings, codecs, open_keys(store, settings, key))
 
     @property
     def problems(self) -> list[Problem]:
@@ -147,7 +181,8 @@ class Archive:
 
     def history(self, name: str, tenant: str = "default") -> list[Version]:
         """All versions of a session, oldest first, forgotten ones too."""
-        domain = identity.domain_id(TENANT, tenant)
+        self.keys.refresh()  # what was erased meanwhile is not read
+        domain = self.keys.domain(TENANT, tenant)
         found = self.view.versions(domain, name)
         if not found:
             self.view.refresh()
@@ -253,6 +288,19 @@ class Archive:
         verifier = Verifier(self, resume)
         return verifier.run(decode=decode, fraction=fraction, max_seconds=max_seconds, progress=progress)
 
+    def erase(self, tenant: str, name: str | None = None, *, dry_run: bool = False) -> Erasure:
+        """Destroy the keys of a session, or of a whole tenant, and prove from the raw files that nothing opens.
+
+        Cannot be undone. What other sessions of the tenant share stays. See `erase.Eraser`.
+        Raises UsageError where the archive is not sealed or was opened without its key, NotFound, Fenced, StoreError.
+        """
+        from pltz.archive.erase import Eraser
+
+        eraser = Eraser(self.view)
+        if name is None:
+            return eraser.tenant(tenant, dry_run=dry_run)
+        return eraser.session(tenant, name, dry_run=dry_run)
+
     def collect(
         self, *, dead_share: float = DEAD_SHARE, small: int = SMALL, grace: int = 0, dry_run: bool = False
     ) -> Collected:
@@ -272,9 +320,7 @@ class Archive:
         """Throw all indexes away and make one from the packs alone. Raises StoreError."""
         for name in self.store.list("index"):
             self.store.delete(f"index/{name}")
-        self.view = View(self.store)
-        self._writer = Writer(self.view, self.codecs)
-        self.view.refresh()
+        self._look()
         self.write_index()
 
     def write_index(self, *, everything: bool = True) -> None:
@@ -297,6 +343,12 @@ class Archive:
         view.reset_tail()
         view.refresh()
 
+    def _look(self) -> None:
+        """At the files, with nothing known."""
+        self.view = View(self.store, self.keys)
+        self.view.refresh()
+        self._writer = Writer(self.view, self.codecs, self.settings.parity)
+
     def _mark(self, versions: Sequence[Version], verb: int) -> int:
         self.view.refresh()
         known = [self._again(v) for v in {v.id: v for v in versions}.values()]
@@ -308,7 +360,7 @@ class Archive:
 
     def _again(self, version: Version) -> Version:
         """The same version where it is now. Raises NotFound."""
-        known = self.view.versions(identity.domain_id(TENANT, version.tenant), version.name)
+        known = self.view.versions(self.keys.domain(TENANT, version.tenant), version.name)
         found = next((v for v in known if v.id == version.id), None)
         if found is None:
             raise NotFound(f"version {version.number} of {version.name!r} is no longer in the archive")
@@ -337,6 +389,15 @@ class Archive:
                 return work()
             except FileNotFoundError as exc:
                 raise LostError(f"{exc.filename} is gone: see pltz archive verify") from exc
+
+
+def open_keys(store: Store, settings: Settings, key: Secret | None) -> Keys:
+    """What names and fields mean in an archive. Raises KeyMismatch, CorruptError, UsageError."""
+    if key and not settings.sealed:
+        raise UsageError("this archive is not sealed: leave the key out")
+    if not settings.sealed:
+        return Clear()
+    return Keyring(store, settings.archive, key) if key else Locked()
 
 
 def _not_found(name: str, tenant: str, number: int | None, known: list[Version], damaged: bool) -> str:

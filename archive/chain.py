@@ -15,9 +15,10 @@ import numpy as np
 
 from pltz.archive import identity
 from pltz.archive.codec import Coded, SegmentCodec, codec_of
-from pltz.archive.errors import LostError
+from pltz.archive.errors import Erased, KeyMismatch, LostError
 from pltz.archive.identity import NONE, Tokens
 from pltz.archive.index import SEGMENTS
+from pltz.archive.keys import Keys
 from pltz.archive.view import Found, View
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
 
@@ -37,8 +38,8 @@ class Wanted:
     above: Tokens
 
 
-def decode_records(codecs: Sequence[SegmentCodec], wanted: Sequence[Wanted]) -> list[Answer]:
-    """Tokens of each record, proved to be the segment that it says; or BundleMismatch, CorruptError."""
+def decode_records(codecs: Sequence[SegmentCodec], keys: Keys, wanted: Sequence[Wanted]) -> list[Answer]:
+    """Tokens of each record, proved to be the segment that it says; or BundleMismatch, CorruptError, Erased, KeyMismatch."""
     out: list[Answer] = [NOTHING] * len(wanted)
     groups: dict[int, list[int]] = {}
     for number, w in enumerate(wanted):
@@ -52,28 +53,30 @@ def decode_records(codecs: Sequence[SegmentCodec], wanted: Sequence[Wanted]) -> 
             part = numbers[begin : begin + BATCH]
             codec = codec_of(codecs, wanted[part[0]].item.context)
             assert codec is not None
-            for number, answer in zip(part, _decode(codec, [wanted[n] for n in part]), strict=True):
+            for number, answer in zip(part, _decode(codec, keys, [wanted[n] for n in part]), strict=True):
                 out[number] = answer
     return out
 
 
-def _decode(codec: SegmentCodec, wanted: Sequence[Wanted]) -> list[Answer]:
+def _decode(codec: SegmentCodec, keys: Keys, wanted: Sequence[Wanted]) -> list[Answer]:
     """One batch; where it does not decode, one by one, to know which."""
-    coded = [Coded(w.item.record.bitstring, w.item.record.tokens, w.above) for w in wanted]
     try:
+        bits = [keys.bits(w.item.context, w.item.record) for w in wanted]
+        coded = [Coded(b, w.item.record.tokens, w.above) for b, w in zip(bits, wanted, strict=True)]
         found = codec.decode(coded)
     except PltzError as exc:
-        return [exc] if len(wanted) == 1 else [_decode(codec, [w])[0] for w in wanted]
-    return [_proved(w, tokens) for w, tokens in zip(wanted, found, strict=True)]
+        return [exc] if len(wanted) == 1 else [_decode(codec, keys, [w])[0] for w in wanted]
+    return [_proved(keys, w, tokens) for w, tokens in zip(wanted, found, strict=True)]
 
 
-def _proved(wanted: Wanted, tokens: Tokens) -> Answer:
+def _proved(keys: Keys, wanted: Wanted, tokens: Tokens) -> Answer:
     context = wanted.item.context
     try:
         ids = identity.checked(tokens)
     except PltzError as exc:
         return CorruptError(f"the record decodes to what are no token ids: {exc}")
-    found = identity.segment_id(context.domain, context.tokenizer, wanted.parent, ids)
+    digest = keys.segment_digest(context.domain, context.tokenizer, wanted.parent, ids)
+    found = digest[: identity.SIZE]
     if found != wanted.item.record.id:
         return CorruptError(
             f"the record decodes to segment {found.hex()}: damaged, or decoded with another bundle"
@@ -163,7 +166,7 @@ class Chains:
         above = [self.above(self._places[s][0]) for s in level]
         ready = [n for n in range(len(level)) if not isinstance(above[n], PltzError)]
         wanted = [self._wanted(self._places[level[n]][0], above[n]) for n in ready]
-        answers = dict(zip(ready, decode_records(self.codecs, wanted), strict=True))
+        answers = dict(zip(ready, decode_records(self.codecs, self.view.keys, wanted), strict=True))
         for number, segment in enumerate(level):
             answer = answers.get(number, above[number])
             self._answers[segment] = (
@@ -179,12 +182,12 @@ class Chains:
             if not isinstance(answer, PltzError):
                 return answer
             failures.append(answer)
-        if all(isinstance(f, BundleMismatch) for f in failures):
+        if all(isinstance(f, BundleMismatch | KeyMismatch | Erased) for f in failures):
             return failures[0]
         return LostError(f"segment {segment.hex()} does not decode to what it was: {failures[0]}")
 
     def _single(self, item: Found, above: Tokens) -> Answer:
-        return decode_records(self.codecs, [self._wanted(item, above)])[0]
+        return decode_records(self.codecs, self.view.keys, [self._wanted(item, above)])[0]
 
     def _wanted(self, item: Found, above: Answer) -> Wanted:
         assert not isinstance(above, PltzError)

@@ -16,11 +16,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pltz.archive.errors import ArchiveError
-from pltz.archive.identity import NONE, session_key, version_id
+from pltz.archive.identity import NONE
+from pltz.archive.index import key_of_session
 from pltz.archive.pack import Context, Damage
 from pltz.archive.plan import Plan
 from pltz.archive.record import FORGET, Mark, Record
-from pltz.archive.view import Found, View
+from pltz.archive.view import Found, View, version_of
 from pltz.archive.writer import Writer, segment_only, session_only
 from pltz.plt_codec.errors import FormatError
 
@@ -109,6 +110,8 @@ class Collector:
                 self.view.epoch + 1, self.view.store.random(16), frozenset(plan), self.view.store.now()
             )
             plan = plan if self.view.store.put(name.name, name.encode()) else set()
+            if plan:
+                self.view.store.put(name.copy, name.encode())
             self.view.read_plans()
         return Collected(copied, len(condemned), freed, len(plan), len(segments), len(versions))
 
@@ -138,16 +141,15 @@ class Collector:
                     ) from None
         return census
 
-    @staticmethod
-    def _count(census: _Census, item: Found) -> None:
-        r = item.record
+    def _count(self, census: _Census, item: Found) -> None:
+        """Sort a record in. What was erased is in the way and no more: nothing keeps it."""
+        r, gone = item.record, self.view.keys.gone
         if r.mark:
             census.marks.setdefault(r.mark.version, []).append(_light(item))
-        if r.id is not None:
+        if r.id is not None and not gone(item.context, r.id):
             census.segments.setdefault(r.id, []).append(_light(item))
-        if r.name is not None:
-            identity = version_id(session_key(item.context.domain, r.name), r.number, r.leaf, r.time)
-            census.versions.setdefault(identity, []).append(_light(item))
+        if r.name is not None and not gone(item.context, key_of_session(r, item.context)):
+            census.versions.setdefault(version_of(item), []).append(_light(item))
 
     def _rescue(
         self, census: _Census, versions: set[bytes], segments: set[bytes]
@@ -195,7 +197,8 @@ class Collector:
                 raise ArchiveError(
                     f"the mark of {name.hex()} was not found in a pack that stays: nothing was deleted"
                 )
-        for pack in sorted(condemned):
+        for pack in sorted(condemned):  # parity first: what is left of it must never bring a pack back
+            self.view.store.delete(f"parity/{pack.hex()}")
             self.view.store.delete(f"packs/{pack.hex()}")
         new = sum(size for pack, size in self.view.packs.items() if pack not in known)
         self.view.refresh()
@@ -228,7 +231,7 @@ def _light(item: Found) -> Found:
     """Without its bitstring: a census holds every record; the bitstring's size is kept in the token count's place by `_weight`."""
     r = item.record
     lean = Record(
-        r.context, r.parent, r.id, len(r.bitstring), b"", r.name, r.number, r.time, r.labels, r.mark
+        r.context, r.parent, r.id, len(r.bitstring), b"", r.name, r.number, r.time, r.labels, r.mark, r.veil
     )
     return Found(item.location, lean, item.context)
 

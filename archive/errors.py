@@ -6,13 +6,16 @@ PltzError
 │   ├── WriterFailed       7   an earlier sync failed, so this writer stops; open the archive again
 │   └── Fenced             7   a collector went on without this writer; nothing was acknowledged, put again
 ├── NotFound               8   no such session, version or segment
+│   └── Erased             8   it was here: its key was destroyed
+├── MismatchError (plt_codec)
+│   └── KeyMismatch        4   the archive is sealed, and this is not its key
 └── CorruptError (plt_codec)
     └── LostError          3   it was here: its record is damaged or gone
 """
 
 from __future__ import annotations
 
-from pltz.plt_codec.errors import CorruptError, PltzError
+from pltz.plt_codec.errors import CorruptError, MismatchError, PltzError
 
 
 class ArchiveError(PltzError):
@@ -37,6 +40,14 @@ class NotFound(PltzError):
     """No such session, version or segment."""
 
     exit_code = 8
+
+
+class Erased(NotFound):
+    """What was here was erased: its key was destroyed, so its bytes mean nothing any more."""
+
+
+class KeyMismatch(MismatchError):
+    """The archive is sealed and was opened without its key, or with another."""
 
 
 class LostError(CorruptError):

@@ -30,6 +30,7 @@ HEADER = struct.Struct("<4sBBH4II")  # magic, version, W, reserved, packs, entri
 PACK = struct.Struct("<16sI")
 PERSON = b"pltz index"
 KEY_BITS = 48
+UNIT = 8  # bytes of a session key in a sealed archive
 MAX_FAN_BITS = 28  # 2^32 entries, 16 a bucket
 PIECE = 16384  # bytes
 MAX_PACKS = 65536
@@ -99,8 +100,15 @@ def keys_of(record: Record, context: Context) -> list[tuple[int, bytes]]:
         return [(MARKS, record.mark.version)]
     found = [(SEGMENTS, record.id)] if record.id is not None else []
     if record.name is not None:
-        found.append((SESSIONS, session_key(context.domain, record.name)))
+        found.append((SESSIONS, key_of_session(record, context)))
     return found
+
+
+def key_of_session(record: Record, context: Context) -> bytes:
+    """Session key of a stored record: of its name, or the one that stands beside its sealed name."""
+    if record.veil:
+        return record.veil[:UNIT] + bytes(SIZE - UNIT)
+    return session_key(context.domain, record.name or "")
 
 
 class _Run(NamedTuple):

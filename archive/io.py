@@ -29,6 +29,9 @@ class Disk(Protocol):
     def write_new(self, path: str, data: bytes) -> None:
         """Create a file that must not exist and write it. Nothing is durable yet."""
 
+    def overwrite(self, path: str, data: bytes) -> None:
+        """Write over the bytes of a file that is there, in place. Nothing is durable yet."""
+
     def sync_file(self, path: str) -> None:
         """Make a file's bytes durable."""
 
@@ -72,6 +75,12 @@ class OsDisk:
 
     def write_new(self, path: str, data: bytes) -> None:
         with (self.root / path).open("xb", buffering=0) as file:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) or 0 :]
+
+    def overwrite(self, path: str, data: bytes) -> None:
+        with (self.root / path).open("r+b", buffering=0) as file:
             rest = memoryview(data)
             while rest:
                 rest = rest[file.write(rest) or 0 :]

@@ -143,6 +143,10 @@ class ObjectStore:
             self._tidy(names)
         return names
 
+    def shred(self, name: str) -> None:
+        """Deletes: a bucket has no bytes to write over. One that keeps versions keeps this one too."""
+        self.delete(name)
+
     def delete(self, name: str) -> None:
         import obstore
 

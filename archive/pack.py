@@ -34,7 +34,7 @@ HEADER = struct.Struct(
     "<4sBBHQQ16sII"
 )  # magic, version, flags, reserved, epoch, time, salt, table size, crc32
 FOOTER = struct.Struct("<IQ16sI4s")  # records, their bytes, digest, crc32, end mark
-CONTEXT = struct.Struct("<B16s16s16sH16sBBB13s")
+CONTEXT = struct.Struct("<B16s16s16sH16sBBB8s5s")
 PERSON = b"pltz pack"
 TARGET_SIZE = 64 << 20  # bytes; a pack is closed before it grows over this
 MAX_SIZE = 1 << 30
@@ -43,6 +43,8 @@ MAX_CONTEXTS, MAX_PARENTS = 4096, 65536
 MANY_CHILDREN = 9  # then 16 bytes in the table are fewer than the distances back to the parent
 FIRST_READ = 2048  # bytes read at once for a record
 ALONE, TOWER = 0, 1  # context modes
+CLEAR, SEALED = 0, 1  # ciphers
+NO_ROOT = bytes(8)
 
 Reader = Callable[[int, int], bytes | memoryview]  # offset, size -> at most so many bytes
 
@@ -60,6 +62,8 @@ class Context:
     target: bytes = NONE
     kind: int = 2  # of the session: 0 chat, 1 text, 2 ids
     mode: int = ALONE
+    cipher: int = CLEAR
+    root: bytes = NO_ROOT  # of the keys, where there are any
 
     def encode(self) -> bytes:
         """Raises ContentError where the name is too long."""
@@ -77,8 +81,9 @@ class Context:
             self.target,
             self.kind,
             self.mode,
-            0,
-            bytes(13),
+            self.cipher,
+            self.root,
+            bytes(5),
         )
         return fixed + write_varint(len(name)) + name
 
@@ -93,10 +98,11 @@ class Head:
     contexts: list[Context]
     parents: list[bytes]
     size: int  # bytes of header and table
+    sealed: frozenset[int]  # numbers of the contexts with encryption
 
     def place(self, offset: int) -> Place:
         """For a record at ``offset``."""
-        return Place(self.salt, offset, self.time, len(self.contexts), self.parents)
+        return Place(self.salt, offset, self.time, len(self.contexts), self.parents, self.sealed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +294,16 @@ class Pack:
                 at += 1
         return len(data)
 
+    def count(self) -> int:
+        """Records that the footer claims. Raises CorruptError."""
+        data = self.read(self.size - FOOTER.size, FOOTER.size)
+        if len(data) < FOOTER.size:
+            raise CorruptError("the pack was cut off")
+        count, _, _, check, end = FOOTER.unpack(data)
+        if check != zlib.crc32(data[:-8]) or end != END:
+            raise CorruptError("the footer of the pack is damaged")
+        return int(count)
+
     def verify(self) -> bytes:
         """`seal`, and every record is there; the pack's name. Raises CorruptError."""
         name, count = self.seal()
@@ -355,7 +371,8 @@ class Pack:
         if version != VERSION or flags or reserved:
             raise VersionError(f"the pack is of version {version}, flags {flags}: use a newer pltz")
         contexts, parents = _read_table(table)
-        return Head(epoch, time, salt, contexts, parents, HEADER.size + table_size)
+        sealed = frozenset(n for n, c in enumerate(contexts) if c.cipher)
+        return Head(epoch, time, salt, contexts, parents, HEADER.size + table_size, sealed)
 
 
 def _read_table(table: bytes) -> tuple[list[Context], list[bytes]]:
@@ -375,10 +392,10 @@ def _read_table(table: bytes) -> tuple[list[Context], list[bytes]]:
 def _read_context(table: bytes, at: int) -> tuple[Context, int]:
     if at + CONTEXT.size > len(table):
         raise CorruptError("the table of the pack ends in a context: damaged")
-    domain_kind, domain, tokenizer, bundle, contract, target, kind, mode, cipher, rest = CONTEXT.unpack_from(
-        table, at
+    domain_kind, domain, tokenizer, bundle, contract, target, kind, mode, cipher, root, rest = (
+        CONTEXT.unpack_from(table, at)
     )
-    if cipher or any(rest) or mode > TOWER or kind > 2 or domain_kind > 1:
+    if cipher > SEALED or any(rest) or mode > TOWER or kind > 2 or domain_kind > 1:
         raise VersionError(f"a context of a newer version (mode {mode}, cipher {cipher}): use a newer pltz")
     size, at = read_varint(table, at + CONTEXT.size)
     if size > records.MAX_NAME or at + size > len(table):
@@ -387,4 +404,8 @@ def _read_context(table: bytes, at: int) -> tuple[Context, int]:
         name = table[at : at + size].decode()
     except UnicodeDecodeError as exc:
         raise CorruptError("the name of a domain is not UTF-8: damaged") from exc
-    return Context(domain_kind, domain, name, tokenizer, bundle, contract, target, kind, mode), at + size
+    if (size and cipher) or (cipher == CLEAR and any(root)):
+        raise CorruptError("a context has a name and a key, or a key without a cipher: damaged")
+    return Context(
+        domain_kind, domain, name, tokenizer, bundle, contract, target, kind, mode, cipher, root
+    ), at + size

@@ -33,6 +33,11 @@ class Plan:
         """
         return f"collect/{self.epoch:016x}"
 
+    @property
+    def copy(self) -> str:
+        """Name of its second copy, for `repair`."""
+        return f"parity/{self.epoch:016x}"
+
     def encode(self) -> bytes:
         """The file."""
         head = HEADER.pack(MAGIC, VERSION, bytes(3), self.epoch, self.random, self.time, len(self.condemned))

@@ -33,6 +33,8 @@ MAX_LABELS = 16384  # bytes of JSON
 TOKENS_PER_BYTE = 65536
 CHECK = 4  # bytes
 RESIDUE = 0x2144DF1C  # crc32 of anything followed by its own crc32, little-endian
+MAX_VEIL = 8 + 16 + 5 + MAX_NAME + MAX_LABELS  # bytes: unit, tag, length of the name, name, labels
+LEAST_VEIL = 8 + 16 + 1
 HEAD_MOST = 2 + 5  # bytes: mark, flags, size
 
 varint = functools.lru_cache(1 << 16)(write_varint)  # the same few thousand numbers again and again
@@ -52,6 +54,7 @@ class Record(NamedTuple):
 
     ``context``: number in the pack's table. ``parent``: id of the segment above (NONE: none). ``id``: of the segment in it,
     None where there is none. ``name``: of the session, None where it holds none. ``time``: seconds since 1970, of the version.
+    ``veil``: in a sealed archive, unit and box that stand for name and labels, which are empty then; the bitstring is a box too.
     """
 
     context: int
@@ -64,6 +67,7 @@ class Record(NamedTuple):
     time: int = 0
     labels: bytes = b""
     mark: Mark | None = None
+    veil: bytes = b""
 
     @property
     def leaf(self) -> bytes:
@@ -83,14 +87,22 @@ class Raw(NamedTuple):
 class Place:
     """What a record's bytes depend on beside itself: its pack and where it stands there. ``offset`` moves on from record to record.
 
-    ``salt``: of the pack, 16 bytes; ``base``: time of the pack, seconds; ``contexts``: how many its table has.
+    ``salt``: of the pack, 16 bytes; ``base``: time of the pack, seconds; ``contexts``: how many its table has;
+    ``sealed``: those of them with encryption.
     """
 
-    __slots__ = "base", "contexts", "mark", "offset", "parents", "seed"
+    __slots__ = "base", "contexts", "mark", "offset", "parents", "sealed", "seed"
 
     def __init__(
-        self, salt: bytes, offset: int, base: int, contexts: int, parents: list[bytes] | None = None
+        self,
+        salt: bytes,
+        offset: int,
+        base: int,
+        contexts: int,
+        parents: list[bytes] | None = None,
+        sealed: frozenset[int] = frozenset(),
     ):
+        self.sealed = sealed
         self.mark, self.seed = salt[0], zlib.crc32(salt)
         self.offset, self.base, self.contexts, self.parents = offset, base, contexts, parents or []
 
@@ -100,7 +112,7 @@ def encode(record: Record, how: int, reference: int, place: Place) -> bytes:
 
     Raises ContentError where a field is over its limit, UsageError where fields contradict each other.
     """
-    context, parent, identity, tokens, bitstring, name, number, time, labels, mark = record
+    context, parent, identity, tokens, bitstring, name, number, time, labels, mark, veil = record
     if mark:
         return _close(MARK, varint(context) + _mark(mark), place)
     flags = how << PARENT_SHIFT
@@ -118,7 +130,10 @@ def encode(record: Record, how: int, reference: int, place: Place) -> bytes:
         raise UsageError("a record without a segment holds a session and no bitstring")
     if name is not None:
         flags |= SESSION
-        body += _sized(name.encode(), MAX_NAME, "name of a session")
+        if veil:
+            body += _sized(veil, MAX_VEIL, "sealed name of a session")
+        else:
+            body += _sized(name.encode(), MAX_NAME, "name of a session")
         if number != 1:
             flags |= NUMBER
             body += varint(number)
@@ -186,11 +201,15 @@ def _parse(raw: bytes, at: int, place: Place) -> Raw:
     if flags & SEGMENT:
         identity = raw[at : at + SIZE]
         tokens, at = read_varint(raw, at + SIZE)
-    name, number, time, labels = None, 1, 0, b""
+    name, number, time, labels, veil = None, 1, 0, b"", b""
     if flags & SESSION:
         time = place.base
         size, at = read_varint(raw, at)
-        name, at = _name(raw[at : at + size], place), at + size
+        if context in place.sealed:
+            name, veil = "", raw[at : at + size]
+        else:
+            name = _name(raw[at : at + size], place)
+        at += size
         if flags & NUMBER:
             number, at = read_varint(raw, at)
         if flags & TIME:
@@ -199,12 +218,14 @@ def _parse(raw: bytes, at: int, place: Place) -> Raw:
         if flags & LABELS:
             size, at = read_varint(raw, at)
             labels, at = raw[at : at + size], at + size
+    if veil and (not LEAST_VEIL <= len(veil) <= MAX_VEIL or labels):
+        raise _wrong(place, "has a sealed name that is none")
     if at > end or len(labels) > MAX_LABELS:
         raise _wrong(place, "ends before its fields do")
     bitstring = raw[at:end]
     if not tokens_fit(tokens, len(bitstring)) or (bitstring and identity is None):
         raise _wrong(place, f"claims {tokens} tokens in {len(bitstring)} bytes")
-    record = Record(context, parent, identity, tokens, bitstring, name, number, time, labels)
+    record = Record(context, parent, identity, tokens, bitstring, name, number, time, labels, None, veil)
     return Raw(record, how, reference, len(raw))
 
 

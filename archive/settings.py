@@ -1,6 +1,8 @@
 """archive.json: what a directory is. Written once, as the last step of init. Spec: FORMAT.md, "archive.json".
 
-{"format":1,"archive":"<32 hex>","features":[],"check":"<32 hex>"}
+{"format":1,"archive":"<32 hex>","features":[],"parity":[50,1000],"check":"<32 hex>"}
+
+A second copy stands under `parity/`, for `repair`.
 """
 
 from __future__ import annotations
@@ -9,19 +11,32 @@ import json
 from dataclasses import dataclass
 
 from pltz.archive.identity import SIZE, digest
-from pltz.plt_codec.errors import CorruptError, VersionError
+from pltz.archive.parity import SHARE, SHARED
+from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
 
 NAME = "archive.json"
+COPY = "parity/archive.json"
 FORMAT = 1
 PERSON = b"pltz archive"
 MAX_SIZE = 65536  # bytes
+FEATURE_SEALED = "sealed"
+MAX_SHARE = 1000  # thousandths of parity
 
 
 @dataclass(frozen=True)
 class Settings:
-    """``archive``: 16 random bytes, which archive this is."""
+    """``archive``: 16 random bytes, which archive this is. ``sealed``: encrypted. ``parity``: thousandths that packs get, and
+    segments on which many sessions depend; 0 is none."""
 
     archive: bytes
+    sealed: bool = False
+    parity: tuple[int, int] = (SHARE, SHARED)
+
+    def __post_init__(self) -> None:
+        if not all(0 <= share <= MAX_SHARE for share in self.parity):
+            raise UsageError(
+                f"expected shares of parity from 0 to {MAX_SHARE} thousandths, got {self.parity}"
+            )
 
     def encode(self) -> bytes:
         """The file.
@@ -29,7 +44,13 @@ class Settings:
         >>> Settings.decode(Settings(bytes(16)).encode()) == Settings(bytes(16))
         True
         """
-        fields = {"format": FORMAT, "archive": self.archive.hex(), "features": list[str]()}
+        features = [FEATURE_SEALED] if self.sealed else []
+        fields = {
+            "format": FORMAT,
+            "archive": self.archive.hex(),
+            "features": features,
+            "parity": list(self.parity),
+        }
         check = digest(PERSON, _line(fields)).hex()
         return _line(fields | {"check": check}) + b"\n"
 
@@ -52,9 +73,13 @@ class Settings:
             raise CorruptError(f"{NAME} is not that of an archive: {exc}") from exc
         if not sound:
             raise CorruptError(f"{NAME} does not match its checksum: damaged")
-        if version != FORMAT or features:
+        if version != FORMAT or features not in ([], [FEATURE_SEALED]):
             raise VersionError(f"the archive has format {version} and features {features}: use a newer pltz")
-        settings = cls(identity)
+        try:
+            pack, shared = fields["parity"]
+            settings = cls(identity, bool(features), (pack, shared))
+        except (ValueError, KeyError, TypeError, UsageError) as exc:
+            raise CorruptError(f"{NAME} is not that of an archive: {exc}") from exc
         if len(identity) != SIZE or settings.encode() != data:
             raise CorruptError(f"{NAME} is not that of an archive")
         return settings

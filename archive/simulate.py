@@ -93,6 +93,12 @@ class SimDisk:
         self.seen.data[inode] = bytes(data)
         self._change(Change("bytes", path, inode))
 
+    def overwrite(self, path: str, data: bytes) -> None:
+        inode = self._inode(path)
+        self._count()
+        self.seen.data[inode] = bytes(data)
+        self._change(Change("bytes", path, inode))
+
     def sync_file(self, path: str) -> None:
         inode = self._inode(path)
         self._count()

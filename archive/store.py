@@ -16,7 +16,7 @@ from typing import Protocol
 from pltz.archive.errors import StoreError, WriterFailed
 from pltz.archive.io import Disk, OsDisk
 
-FOLDERS = ("packs", "index", "collect", "tmp")
+FOLDERS = ("packs", "parity", "index", "collect", "keys", "damaged", "tmp")
 
 
 class Store(Protocol):
@@ -43,6 +43,9 @@ class Store(Protocol):
 
     def delete(self, name: str) -> None:
         """Gone when it returns; a missing one is fine. Raises StoreError."""
+
+    def shred(self, name: str) -> None:
+        """Like delete, its bytes overwritten first where the store can. Raises StoreError, WriterFailed."""
 
     def settle(self, folder: str) -> None:
         """What is listed in a folder now is durable when this returns, whoever put it. Raises WriterFailed."""
@@ -127,6 +130,20 @@ class DirectoryStore:
         except OSError as exc:
             raise _named(f"delete {name}", exc) from exc
         self._sync_directory(_folder(name))
+
+    def shred(self, name: str) -> None:
+        try:
+            size = len(self.disk.view(name))
+            self.disk.overwrite(name, bytes(size))
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise _named(f"overwrite {name}", exc) from exc
+        try:
+            self.disk.sync_file(name)
+        except OSError as exc:
+            self._fail(f"{name}: {exc}", exc)
+        self.delete(name)
 
     def settle(self, folder: str) -> None:
         if self.failed:

@@ -16,12 +16,17 @@ from dataclasses import dataclass, field
 
 from pltz.archive.archive import Archive
 from pltz.archive.chain import Chains, Wanted, decode_records
-from pltz.archive.errors import ArchiveError
+from pltz.archive.errors import ArchiveError, KeyMismatch
 from pltz.archive.identity import NONE
 from pltz.archive.index import SECTIONS, SEGMENTS, Location, key_of, keys_of
+from pltz.archive.keys import KeyFile
 from pltz.archive.pack import Damage, Pack
+from pltz.archive.parity import Parity
+from pltz.archive.plan import Plan
+from pltz.archive.settings import COPY, Settings
 from pltz.archive.sweep import Sweep, Swept, whole
-from pltz.archive.view import Found, Problem, Version, View
+from pltz.archive.view import NAME as PACK_NAME
+from pltz.archive.view import PLAN_NAME, Found, Problem, Version, View
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 
 DECODE_RECORDS = 256  # handed to a codec at once
@@ -29,15 +34,20 @@ DECODE_RECORDS = 256  # handed to a codec at once
 
 @dataclass
 class Report:
+<<<<<<< HEAD
     """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``complete``: nothing was left out.
 
     ``cursor``: the last pack that was checked: a run that resumes from this report goes on behind it; ``bad``: segments that did not decode.
     """
+=======
+    """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``unprotected``: packs without parity; ``complete``: nothing was left out."""
+>>>>>>> w-vault
 
     packs: int = 0
     records: int = 0
     decoded: int = 0
     undecoded: int = 0
+    unprotected: int = 0
     complete: bool = True
     problems: list[Problem] = field(default_factory=list)
     lost: list[Version] = field(default_factory=list)
@@ -55,8 +65,14 @@ class Verifier:
 
     def __init__(self, archive: Archive, resume: Report | None = None):
         self.archive = archive
+<<<<<<< HEAD
         self.view = View(archive.store)
         self.report = resume or Report()
+=======
+        self.view = View(archive.store, archive.keys)
+        self.report = Report()
+        self._bad: set[bytes] = set()  # segments of which no record decodes
+>>>>>>> w-vault
 
     def run(
         self,
@@ -93,9 +109,14 @@ class Verifier:
             else:
                 doubted.add(pack)
                 self._check_pack(pack, decode)
+<<<<<<< HEAD
             self.report.cursor = pack
             if progress:
                 progress(self.report)
+=======
+        self._check_parity()
+        self._check_copies()
+>>>>>>> w-vault
         self._check_indexes(doubted)
         if doubted or not self.report.complete or not whole(swept):
             self._check_towers()
@@ -134,12 +155,15 @@ class Verifier:
         for item in self._records(pack):
             self.report.records += 1
             self._check_found(item)
-            if decode and item.record.id is not None:
+            if decode and item.record.id is not None and not self._erased(item):
                 waiting.append(item)
                 if len(waiting) == DECODE_RECORDS:
                     self._decode(waiting)
                     waiting = []
         self._decode(waiting)
+
+    def _erased(self, item: Found) -> bool:
+        return item.record.id is not None and self.archive.keys.gone(item.context, item.record.id)
 
     def _records(self, pack: bytes) -> Iterator[Found]:
         try:
@@ -172,12 +196,12 @@ class Verifier:
             for i, a in zip(items, above, strict=True)
             if not isinstance(a, PltzError)
         ]
-        answers = iter(decode_records(self.archive.codecs, wanted))
+        answers = iter(decode_records(self.archive.codecs, self.archive.keys, wanted))
         for item, known in zip(items, above, strict=True):
             answer = known if isinstance(known, PltzError) else next(answers)
             if not isinstance(answer, PltzError):
                 self.report.decoded += 1
-            elif isinstance(answer, BundleMismatch):
+            elif isinstance(answer, BundleMismatch | KeyMismatch):
                 self.report.undecoded += 1
             else:
                 self._undecodable(item, answer)
@@ -186,6 +210,48 @@ class Verifier:
         if item.record.id is not None:
             self.report.bad.add(item.record.id)
         self._wrong("record", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
+
+    def _check_parity(self) -> None:
+        """Parity files that are there are sound. One that is not there is no damage: `unprotected` counts it."""
+        names = {n for n in self.view.store.list("parity") if PACK_NAME.fullmatch(n)}
+        packs = {p.hex() for p in self.view.packs}
+        staying = {p.hex() for p in set(self.view.packs) - self.view.condemned}
+        self.report.unprotected = len(staying - names) if self.archive.settings.parity[0] else 0
+        for name in sorted(names):
+            if name not in packs:
+                self._wrong("pack", name, "is gone, and its parity is left: see pltz archive repair")
+                continue
+            try:
+                parity = Parity.decode(self.view.store.view(f"parity/{name}"))
+                parity.verify()
+                if parity.pack.hex() != name:
+                    self._wrong("parity", name, "is that of another pack")
+            except FormatError as exc:
+                self._wrong("parity", name, str(exc))
+            except FileNotFoundError:
+                continue
+
+    def _check_copies(self) -> None:
+        """Second copies of small files, and key files."""
+        store = self.view.store
+        for name in sorted(store.list("parity")):
+            try:
+                data = store.read(f"parity/{name}", 0, 1 << 26)
+                if f"parity/{name}" == COPY:
+                    Settings.decode(data)
+                elif PLAN_NAME.fullmatch(name) and Plan.decode(data).copy != f"parity/{name}":
+                    self._wrong("plan", name, "its copy is that of another")
+            except FormatError as exc:
+                self._wrong("plan" if PLAN_NAME.fullmatch(name) else "settings", name, str(exc))
+            except FileNotFoundError:
+                continue
+        for name in sorted(store.list("keys")):
+            try:
+                KeyFile.decode(store.read(f"keys/{name}", 0, 1 << 26))
+            except FormatError as exc:
+                self._wrong("keys", name, str(exc))
+            except FileNotFoundError:
+                continue
 
     def _check_indexes(self, doubted: set[bytes]) -> None:
         for name, index in list(self.view.indexes.items()):

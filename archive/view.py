@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from pltz.archive.errors import ArchiveError
-from pltz.archive.identity import session_key, version_id
+from pltz.archive.identity import version_id
 from pltz.archive.index import (
     MARKS,
     SESSIONS,
@@ -24,14 +24,16 @@ from pltz.archive.index import (
     Location,
     Lookup,
     MemoryIndex,
+    key_of_session,
     keys_in,
     keys_of,
 )
+from pltz.archive.keys import Clear, Keys
 from pltz.archive.pack import Context, Damage, Pack
 from pltz.archive.plan import Plan
 from pltz.archive.record import FORGET, RESTORE, Record, unpack_labels
 from pltz.archive.store import Store
-from pltz.plt_codec.errors import FormatError, VersionError
+from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 
 T = TypeVar("T")
 
@@ -80,11 +82,18 @@ class Version:
         return self.number, self.time, self.leaf
 
 
+def version_of(item: Found) -> bytes:
+    """Version id of a session's record."""
+    r = item.record
+    return version_id(key_of_session(r, item.context), r.number, r.leaf, r.time)
+
+
 class View:
     """See the head of this file."""
 
-    def __init__(self, store: Store):
+    def __init__(self, store: Store, keys: Keys | None = None):
         self.store = store
+        self.keys = keys or Clear()
         self.packs: dict[bytes, int] = {}  # id -> bytes
         self.indexes: dict[str, FileIndex] = {}
         self.tail = MemoryIndex()
@@ -99,6 +108,7 @@ class View:
     def refresh(self) -> None:
         """See what others did. Raises StoreError, ArchiveError where a plan is damaged."""
         self.read_plans()
+        self.keys.refresh()
         packs = {bytes.fromhex(n): size for n, size in self.store.list("packs").items() if NAME.fullmatch(n)}
         for pack in [p for p in self._opened if packs.get(p) != self.packs.get(p)]:
             del self._opened[pack]
@@ -192,7 +202,9 @@ class View:
                 continue
             except FileNotFoundError:
                 continue
-            if (section, identity) in keys_of(item.record, item.context):
+            if (section, identity) not in keys_of(item.record, item.context):
+                continue
+            if section == MARKS or not self.keys.gone(item.context, identity):
                 found.append(item)
         return found
 
@@ -203,9 +215,13 @@ class View:
         return Found(location, record, pack.head.contexts[record.context])
 
     def versions(self, domain: bytes, name: str) -> list[Version]:
-        """Versions of a session, oldest first, forgotten ones too."""
-        found = self.find(SESSIONS, session_key(domain, name))
-        return self._distinct(item for item in found if item.record.name == name)
+        """Versions of a session, oldest first, forgotten ones too. Raises CorruptError where there are some and none is sound."""
+        found = self.find(SESSIONS, self.keys.session_key(domain, name))
+        failures: list[CorruptError] = []
+        sound = self._distinct(iter(found), failures)
+        if failures and not sound:
+            raise failures[0]
+        return [v for v in sound if v.name == name]
 
     def all_versions(self) -> list[Version]:
         """The whole catalogue, in the order of tenants and names."""
@@ -214,7 +230,7 @@ class View:
             places.update(
                 self._guard(index, lambda i: [at for _, at in i.entries(SESSIONS) if at.pack in self.packs])
             )
-        return self._distinct(item for item in map(self._maybe, sorted(places)) if item)
+        return self._distinct((item for item in map(self._maybe, sorted(places)) if item), [])
 
     def state(self, version: bytes) -> tuple[int, int]:
         """(verb, counter) that holds for a version; (RESTORE, 0) where no mark was made."""
@@ -225,17 +241,17 @@ class View:
         return -verb, counter
 
     def version(self, item: Found) -> Version:
-        """A session's record as a version. Raises CorruptError where its labels are damaged."""
+        """A session's record as a version. Raises CorruptError where its labels are damaged, Erased."""
         r, c = item.record, item.context
-        name = r.name or ""
-        identity = version_id(session_key(c.domain, name), r.number, r.leaf, r.time)
+        identity = version_of(item)
+        tenant, name, labels = self.keys.session(c, r)
         return Version(
             identity,
-            c.domain_name,
+            tenant,
             name,
             r.number,
             r.time,
-            unpack_labels(r.labels),
+            unpack_labels(labels),
             r.leaf,
             c.kind,
             c.target,
@@ -244,13 +260,20 @@ class View:
             item.location,
         )
 
-    def _distinct(self, items: Iterator[Found]) -> list[Version]:
-        """Each version once, whatever the number of its records; those in packs that stay first."""
+    def _distinct(self, items: Iterator[Found], failures: list[CorruptError]) -> list[Version]:
+        """Each version once, whatever the number of its records; those in packs that stay first. What is erased is left out."""
         found: dict[bytes, Version] = {}
         for item in items:
             if item.record.name is None:
                 continue
-            version = self.version(item)
+            if self.keys.gone(item.context, key_of_session(item.record, item.context)):
+                continue
+            try:
+                version = self.version(item)
+            except CorruptError as exc:
+                self.problem("session", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
+                failures.append(exc)
+                continue
             if version.id not in found or found[version.id].location.pack in self.condemned:
                 found[version.id] = version
         return sorted(found.values(), key=lambda v: (v.tenant, v.name, v.order))

@@ -12,6 +12,7 @@ A crash leaves all sessions of a pack or none of them; see the table in FORMAT.m
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,9 @@ from pltz.archive.codec import Coded, Plain, SegmentCodec, codec_of
 from pltz.archive.errors import ArchiveError, Fenced, StoreError
 from pltz.archive.identity import BASE, NONE, TENANT, Tokens
 from pltz.archive.index import SEGMENTS, SESSIONS, Location
-from pltz.archive.pack import FOOTER, TOWER, Builder, Context, Damage, Pack
+from pltz.archive.keys import Keys
+from pltz.archive.pack import FOOTER, MANY_CHILDREN, TOWER, Builder, Context, Damage, Pack
+from pltz.archive.parity import Parity, Range
 from pltz.archive.record import FORGET, MAX_NAME, Mark, Record, pack_labels
 from pltz.archive.view import Found, Version, View
 from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageError
@@ -120,8 +123,8 @@ class _Draft:
 class Writer:
     """Puts sessions and marks. One a process is enough; several processes need not know of each other."""
 
-    def __init__(self, view: View, codecs: Sequence[SegmentCodec]):
-        self.view, self.codecs = view, codecs
+    def __init__(self, view: View, codecs: Sequence[SegmentCodec], parity: tuple[int, int] = (0, 0)):
+        self.view, self.codecs, self.parity = view, codecs, parity
         self._proved: dict[bytes, tuple[Location, bytes]] = {}  # and the segment's digest
 
     def put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
@@ -135,9 +138,10 @@ class Writer:
         self._encode(list(fresh.values()))
         self._number(drafts)
         receipts = _receipts(drafts, fresh)
-        self._publish(_session_records(drafts, dict(fresh)), fresh)
+        self._publish(self._sealed(_session_records(drafts, dict(fresh))), fresh)
         if relied:  # another writer may stand between its link and its sync
             self.view.store.settle("packs")
+        self.view.keys.check({c.domain for d in drafts for c in (d.context, *(s.context for s in d.tower))})
         self._fence(drafts, relied)
         return receipts
 
@@ -169,13 +173,13 @@ class Writer:
         times = [self._checked(session, now) for session in sessions]
         distinct = {id(tokens): tokens for session in sessions for tokens in session.segments}
         rows = dict(zip(distinct, identity.checked_rows(list(distinct.values())), strict=True))
-        contexts = _Contexts(self.codecs)
+        contexts = _Contexts(self.codecs, self.view.keys)
         known: dict[tuple[int, bytes, int], _Segment] = {}  # many sessions hand over one prompt
         drafts = []
         for session, time in zip(sessions, times, strict=True):
             context = contexts.own(session)
             tower = self._tower(session, context, contexts, rows, known)
-            key = identity.session_key(context.domain, session.name)
+            key = self.view.keys.session_key(context.domain, session.name)
             drafts.append(_Draft(session, tower, context, key, pack_labels(session.labels), time))
         return drafts
 
@@ -210,7 +214,8 @@ class Writer:
         known: dict[tuple[int, bytes, int], _Segment],
     ) -> list[_Segment]:
         """The segments of a session, named."""
-        codec, base = self.codecs[session.codec], contexts.base(session)
+        codec = self.codecs[session.codec]
+        base = contexts.base(session) if session.shared else own
         tokens = [rows[id(ids)] for ids in session.segments]
         tower: list[_Segment] = []
         parent, up = NONE, None
@@ -219,7 +224,7 @@ class Writer:
             place = id(context), parent, id(ids)
             segment = known.get(place)
             if segment is None:
-                digest = identity.segment_digest(context.domain, codec.tokenizer, parent, ids)
+                digest = self.view.keys.segment_digest(context.domain, codec.tokenizer, parent, ids)
                 segment = _Segment(digest[: identity.SIZE], digest, parent, context, codec, ids, up, context)
                 known[place] = segment
             tower.append(segment)
@@ -247,22 +252,23 @@ class Writer:
             location, digest = known
             if digest != segment.digest:
                 raise _collision(segment.id)
-            if location.pack in self.view.packs and location.pack not in self.view.condemned:
+            stays = location.pack in self.view.packs and location.pack not in self.view.condemned
+            if stays and not (self.view.keys.cipher and self._going(self.view.at(location), segment.id)):
                 return location
         for item in self.view.find(SEGMENTS, segment.id):
             codec = codec_of(self.codecs, item.context)
-            if item.location.pack in self.view.condemned or codec is None:
+            if item.location.pack in self.view.condemned or codec is None or self._going(item, segment.id):
                 continue
             try:
-                tokens = codec.decode([_coded(item, segment, codec)])[0]
+                tokens = codec.decode([_coded(self.view.keys, item, segment, codec)])[0]
             except (PltzError, FileNotFoundError) as exc:
                 self.view.problem("record", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
                 continue
             if not np.array_equal(tokens, segment.tokens):
-                name = identity.segment_id(
+                name = self.view.keys.segment_digest(
                     segment.context.domain, segment.codec.tokenizer, segment.parent, tokens
                 )
-                if name == segment.id:
+                if name[: identity.SIZE] == segment.id:
                     raise _collision(segment.id)
                 self.view.problem(
                     "record",
@@ -273,6 +279,15 @@ class Writer:
             self._remember([(segment, item.location)])
             return item.location
         return None
+
+    def _going(self, item: Found, segment: bytes) -> bool:
+        """Whether a segment was erased, or is being erased: it is not relied on."""
+        keys = self.view.keys
+        return keys.gone(item.context, segment) or keys.doomed(item.context, segment)
+
+    def _sealed(self, rows: Iterator[tuple[Context, Record]]) -> Iterator[tuple[Context, Record]]:
+        keys = self.view.keys
+        return ((context, keys.seal(context, record)) for context, record in rows) if keys.cipher else rows
 
     def _encode(self, segments: list[_Segment]) -> None:
         """After the tower, or alone where that is no longer: a prompt may say nothing of what follows, and alone is read faster."""
@@ -343,6 +358,7 @@ class Writer:
             found = self._parsed(data, builder.records)
             self._prove_decoding([s for r in builder.records if (s := fresh.get(r.id or NONE))], found)
             self._put_pack(data, found)
+            self._put_parity(data, found)
             self._remember([(s, item.location) for item in found if (s := fresh.get(item.record.id or NONE))])
 
     def _parsed(self, data: bytes, wanted: Sequence[Record]) -> list[Found]:
@@ -357,9 +373,9 @@ class Writer:
 
     def _prove_decoding(self, segments: list[_Segment], found: list[Found]) -> None:
         """Decode every new segment from the pack's bytes and compare, before a byte is written."""
-        written = {f.record.id: f for f in found}
+        written, keys = {f.record.id: f for f in found}, self.view.keys
         for codec, batch in _batches(segments):
-            coded = [_coded(written[s.id], s, codec) for s in batch]
+            coded = [_coded(keys, written[s.id], s, codec) for s in batch]
             if not _equal(codec.decode(coded), [s.tokens for s in batch]):
                 raise ArchiveError(
                     "a segment just encoded does not decode to its tokens: nothing was written"
@@ -373,6 +389,29 @@ class Writer:
             )
         self.view.add_pack(name, len(data), found)
 
+    def _put_parity(self, data: bytes, found: list[Found]) -> None:
+        """After the pack, so that parity never stands for a pack that was not there; see FORMAT.md.
+
+        Where there is no room for it the pack is durable all the same, so it is acknowledged, and `repair` tries again.
+        """
+        if not self.parity[0]:
+            return
+        name = _pack_name(data)
+        parity = Parity.of(name, data, shared_ranges(found, Pack.of(data).end), self.parity)
+        try:
+            self.view.store.put(f"parity/{name.hex()}", parity.encode())
+            if not self._there(f"packs/{name.hex()}"):  # collected while this writer stood still
+                self.view.store.delete(f"parity/{name.hex()}")
+        except StoreError as exc:
+            self.view.problem("parity", name.hex(), f"{exc}: this pack has no parity until repair writes it")
+
+    def _there(self, name: str) -> bool:
+        try:
+            self.view.store.read(name, 0, 1)
+        except FileNotFoundError:
+            return False
+        return True
+
     def _fence(self, drafts: list[_Draft], relied: dict[bytes, Location]) -> None:
         """Step 7: put again what was relied on and is condemned now. Raises Fenced."""
         segments = {s.id: s for d in drafts for s in d.tower}
@@ -385,7 +424,7 @@ class Writer:
             again = {i: segments[i] for i, at in relied.items() if at.pack in condemned}
             relied = {i: at for i, at in relied.items() if i not in again}
             self._encode(list(again.values()))
-            self._publish(((s.context, _segment_record(s)) for s in again.values()), again)
+            self._publish(self._sealed((s.context, _segment_record(s)) for s in again.values()), again)
 
     def _check_plans(self, before: int) -> None:
         """Raises Fenced where the plan after the one known is gone: what it condemned cannot be known."""
@@ -448,8 +487,32 @@ def segment_only(record: Record) -> Record:
 def session_only(record: Record) -> Record:
     """The session of a record, its segment named as parent."""
     return Record(
-        0, record.leaf, name=record.name, number=record.number, time=record.time, labels=record.labels
+        0,
+        record.leaf,
+        name=record.name,
+        number=record.number,
+        time=record.time,
+        labels=record.labels,
+        veil=record.veil,
     )
+
+
+def shared_ranges(found: Sequence[Found], end: int) -> Iterator[Range]:
+    """Where in a pack the segments lie that many sessions depend on, and what it takes to read them: header and table.
+
+    ``found``: all records of the pack in order; ``end``: behind the last.
+    """
+    children = Counter(f.record.parent for f in found)
+    ends = [*(f.location.offset for f in found[1:]), end]
+    first = True
+    for item, behind in zip(found, ends, strict=True):
+        segment = item.record.id
+        many = item.context.domain_kind == BASE or children[segment or NONE] >= MANY_CHILDREN
+        if segment is not None and many:
+            if first:
+                yield Range(0, found[0].location.offset)
+            first = False
+            yield Range(item.location.offset, behind - item.location.offset)
 
 
 def _session_records(
@@ -475,10 +538,10 @@ def _session_records(
                 yield d.context, Record(0, d.leaf, None, 0, b"", *session)
 
 
-def _coded(item: Found, segment: _Segment, codec: SegmentCodec) -> Coded:
+def _coded(keys: Keys, item: Found, segment: _Segment, codec: SegmentCodec) -> Coded:
     """A record as it is decoded, what stands above it being that of a segment in hand."""
     above = segment.above(codec.reach) if item.context.mode else NOTHING
-    return Coded(item.record.bitstring, item.record.tokens, above)
+    return Coded(keys.bits(item.context, item.record), item.record.tokens, above)
 
 
 def _segment_record(segment: _Segment) -> Record:
@@ -503,8 +566,8 @@ def _receipts(drafts: list[_Draft], fresh: dict[bytes, _Segment]) -> list[Receip
 class _Contexts:
     """One `Context` object for all sessions of a batch that share it."""
 
-    def __init__(self, codecs: Sequence[SegmentCodec]):
-        self.codecs = codecs
+    def __init__(self, codecs: Sequence[SegmentCodec], keys: Keys):
+        self.codecs, self.keys = codecs, keys
         self._known: dict[tuple[int, str, int, bytes | None, str], Context] = {}
 
     def own(self, session: NewSession) -> Context:
@@ -518,16 +581,14 @@ class _Contexts:
     def _context(self, kind: int, name: str, codec: int, target: bytes | None, session: str) -> Context:
         key = kind, name, codec, target, session
         if (known := self._known.get(key)) is None:
-            c, domain = self.codecs[codec], identity.domain_id(kind, name)
-            known = Context(
-                kind,
+            c, domain = self.codecs[codec], self.keys.context(kind, name)
+            known = replace(
                 domain,
-                name,
-                c.tokenizer,
-                c.bundle_id,
-                c.contract,
-                target or NONE,
-                KINDS.index(session),
+                tokenizer=c.tokenizer,
+                bundle=c.bundle_id,
+                contract=c.contract,
+                target=target or NONE,
+                kind=KINDS.index(session),
             )
             self._known[key] = known
         return known

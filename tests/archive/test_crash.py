@@ -144,11 +144,11 @@ def test_every_crash_of_up_to_three_operations(codec: SegmentCodec) -> None:
     root = World(codec, SimDisk())
     Archive.create(DirectoryStore(root.disk), [codec])
     level, cases, opened = [root], 0, 0
-    for _ in range(3):
+    for depth in range(3):
         following = []
         for world, name in itertools.product(level, OPERATIONS):
             branch = world.branch()
-            step(branch, name)
+            step(branch, name, "tmp" if depth else None)
             cases, opened = cases + branch.cases, opened + branch.opened
             following.append(branch)
         level = following

@@ -18,7 +18,7 @@ from pltz.plt_codec.container import Reader
 Run = Callable[..., Result]
 SYSTEM = {
     "role": "system",
-    "content": "You are the helpful assistant of a shop that sells bicycles and bells. " * 3,
+    "content": "You are the helpful assistant of a shop that sells bicycles and bells. " * 6,
 }
 TURNS = [
     {
@@ -135,7 +135,10 @@ def test_turns_add_what_is_new(trained: None, run: Run, cold: Path, put: Put) ->
     assert json.loads(run("archive", "get", cold, "s").stdout) == chat(4)
 
 
-def test_other_keys_are_not_in_the_way_of_new_turns(trained: None, run: Run, cold: Path, put: Put) -> None:
+def test_other_keys_are_not_in_the_way_of_new_turns(
+    trained: None, run: Run, cold: Path, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pltz.archive.sessions.META_AFTER", 0)
     put(chat(2, state="open", n=1.0), "--name", "s")
     assert put(chat(4, state="closed"), "--name", "s")[0]["known"] == 2
     assert json.loads(run("archive", "get", cold, "s").stdout) == chat(4, state="closed")

@@ -1,0 +1,364 @@
+"""Repair: put back what parity and second copies can, say exactly what they cannot, move damage aside. Spec: FORMAT.md, "Repair".
+
+    archive.json, plans, keys    from their second copies
+    packs                        from what is left of them and their parity; believed only where the digest is the name
+    packs beyond their parity    readable records into new packs, the rest to damaged/; sessions that lost something are named
+    parity, indexes              made anew
+
+Works without the key of a sealed archive: boxes are copied as they are. Nothing a session needs is ever deleted: what is replaced is
+first copied to `damaged/`, which nothing reads but the next repair. Parity files and indexes can be made from packs, so damaged ones are
+dropped; so is a damaged copy of a key file, which must not outlive an erasure.
+
+A crash leaves some files repaired. Between deleting a damaged pack and putting the restored one the pack is gone, but what it was made
+from is in `damaged/`: the next run goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from pltz.archive.errors import ArchiveError
+from pltz.archive.identity import NONE, digest
+from pltz.archive.index import SEGMENTS, SESSIONS, FileIndex, Location, key_of, key_of_session
+from pltz.archive.keys import COPIES, KeyFile, KeyFolder, Keys, Locked, file_name
+from pltz.archive.pack import Damage, Pack
+from pltz.archive.parity import Parity
+from pltz.archive.plan import Plan
+from pltz.archive.record import Record
+from pltz.archive.settings import COPY, MAX_SIZE, NAME, Settings
+from pltz.archive.store import Store
+from pltz.archive.view import Found, Version, View
+from pltz.archive.writer import Writer, shared_ranges
+from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
+
+T = TypeVar("T")
+
+PACK_NAME = re.compile(r"[0-9a-f]{32}")
+PLAN_NAME = re.compile(r"[0-9a-f]{16}")
+PERSON = b"pltz damaged"
+MAX_PLAN = 1 << 26  # bytes
+
+
+@dataclass(frozen=True)
+class LostRecord:
+    """A version whose own record is gone. ``session``: first 48 bits of its session key, hex; ``name`` where another version tells."""
+
+    session: str
+    tenant: str | None
+    name: str | None
+    place: Location
+
+
+@dataclass
+class Repaired:
+    """What a run did, by file name. ``lost``: versions that cannot be thawed; ``unnamed``: versions of which no record is left;
+    ``missing``: records that stood in packs beyond repair and were not read; ``uncounted``: such packs of which nothing says how many."""
+
+    checked: int = 0
+    restored: list[str] = field(default_factory=list)
+    remade: list[str] = field(default_factory=list)
+    aside: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    salvaged: int = 0
+    missing: int = 0
+    uncounted: int = 0
+    lost: list[Version] = field(default_factory=list)
+    unnamed: list[LostRecord] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is lost."""
+        return not (self.broken or self.lost or self.unnamed or self.missing or self.uncounted)
+
+
+class Repairer:
+    """One run over the files of an archive, which need not be one that opens.
+
+    Args:
+        store: where it lives.
+        keys: makes the names of lost sessions readable; ``open_keys`` of the settings gives them. Not needed.
+        dry_run: only say what would be done.
+    """
+
+    def __init__(
+        self, store: Store, keys: Callable[[Settings], Keys] | None = None, *, dry_run: bool = False
+    ):
+        self.store, self.dry_run = store, dry_run
+        self.report = Repaired()
+        self._keys = keys
+
+    def run(self) -> Repaired:
+        """See the head of this file.
+
+        Raises UsageError where there is no archive, CorruptError where both copies of archive.json are lost, StoreError.
+        """
+        settings = self._settings()
+        plans = self._plans()
+        self._key_files()
+        if plans is None:
+            return self.report  # what is condemned is not known: packs must wait
+        self._indexes()
+        keys = self._keys(settings) if self._keys else (Locked() if settings.sealed else None)
+        view = View(self.store, keys)
+        view.refresh()
+        for pack in sorted(self._pack_names(view)):
+            self._pack(view, pack, settings.parity)
+        self._towers(keys)
+        return self.report
+
+    def _settings(self) -> Settings:
+        found = self._mirrored(NAME, COPY, Settings.decode, MAX_SIZE)
+        if found is None:
+            raise CorruptError(f"{NAME} and its copy {COPY} are damaged: bring one of them from a backup")
+        return found
+
+    def _plans(self) -> set[bytes] | None:
+        """What is condemned; None where a plan is lost."""
+        names = {
+            n for folder in ("collect", "parity") for n in self.store.list(folder) if PLAN_NAME.fullmatch(n)
+        }
+        found = [self._mirrored(f"collect/{n}", f"parity/{n}", Plan.decode, MAX_PLAN) for n in sorted(names)]
+        if None in found:
+            return None
+        return set().union(*(plan.condemned for plan in found if plan))
+
+    def _mirrored(self, name: str, copy: str, decode: Callable[[bytes], T], most: int) -> T | None:
+        """A small file from whichever copy is sound; the other is put right. None: neither is. Raises UsageError: neither was there."""
+        self.report.checked += 1
+        data = {n: self._maybe(n, most) for n in (name, copy)}
+        if not any(d is not None for d in data.values()):
+            raise UsageError(f"no archive here: {name} is missing")
+        sound: dict[str, T] = {}
+        for n, d in data.items():
+            try:
+                if d is not None:
+                    sound[n] = decode(d)
+            except VersionError:
+                raise
+            except FormatError:
+                continue
+        if not sound:
+            self.report.broken.append(name)
+            return None
+        best = next(iter(sound))
+        for n, d in data.items():
+            if d != data[best]:
+                self._replace(n, d, data[best] or b"")
+        return sound[best]
+
+    def _key_files(self) -> None:
+        """Both copies of the newest generation of each; what an erasure left of older ones goes."""
+        folder = KeyFolder(self.store)
+        for domain, generations in folder.generations().items():
+            self.report.checked += 1
+            newest = next((g for g in reversed(generations) if self._sound_key(folder, domain, g)), None)
+            if newest is None:
+                self.report.broken.append(file_name(domain, generations[-1], 0))
+                continue
+            good = self._sound_key(folder, domain, newest) or b""
+            for name in (file_name(domain, newest, copy) for copy in range(COPIES)):
+                if self._maybe(name, len(good) + 1) != good:
+                    self.report.restored.append(name)
+                    if not self.dry_run:
+                        self.store.shred(name)
+                        self.store.put(name, good)
+            if not self.dry_run and generations[0] < newest:
+                folder.shred(domain, newest)
+
+    def _sound_key(self, folder: KeyFolder, domain: bytes, generation: int) -> bytes | None:
+        try:
+            file: KeyFile | None = folder.read(domain, generation)
+        except FormatError:
+            return None
+        return file.encode() if file else None
+
+    def _indexes(self) -> None:
+        """Damaged ones are dropped: the packs say the same."""
+        for name in sorted(self.store.list("index")):
+            self.report.checked += 1
+            try:
+                data = self.store.view(f"index/{name}")
+                if FileIndex(data).verify().hex() == name:
+                    continue
+            except FormatError:
+                pass
+            except FileNotFoundError:
+                continue
+            self.report.remade.append(f"index/{name}")
+            if not self.dry_run:
+                self.store.delete(f"index/{name}")
+
+    def _pack_names(self, view: View) -> set[bytes]:
+        """Packs that are there, or should be: a collector deletes parity first, so where only parity is left the pack was lost."""
+        parity = {bytes.fromhex(n) for n in self.store.list("parity") if PACK_NAME.fullmatch(n)}
+        return set(view.packs) | parity | view.missing()
+
+    def _pack(self, view: View, pack: bytes, shares: tuple[int, int]) -> None:
+        self.report.checked += 1
+        name = f"packs/{pack.hex()}"
+        data = self._maybe(name, 1 << 30)
+        try:
+            if data is not None and _is(pack, data):
+                if pack not in view.condemned or self._maybe(f"parity/{pack.hex()}", 1) is not None:
+                    self._protect(pack, data, shares)  # else a collector is deleting it, parity first
+                return
+        except VersionError:
+            return  # of a newer pltz: it knows
+        parity = self._parity(pack)
+        sources = [d for d in (data, *self._aside(name)) if d is not None]
+        best = sources[0] if sources else b""
+        if parity:
+            best = parity.restore(sources)[0]
+            if _is(pack, best):
+                self._replace(name, data, best)
+                self._protect(pack, best, shares)
+                return
+        self._salvage(view, pack, best, shares)
+
+    def _protect(self, pack: bytes, data: bytes, shares: tuple[int, int]) -> None:
+        """A sound pack has sound parity, or gets it."""
+        if not shares[0]:
+            return
+        try:
+            parity = self._parity(pack)
+            if parity and parity.covers(data):
+                parity.verify()
+                return
+        except FormatError:
+            pass
+        name = f"parity/{pack.hex()}"
+        self.report.remade.append(name)
+        if self.dry_run:
+            return
+        found = [
+            Found(Location(pack, i[0]), i[1], Pack.of(data).head.contexts[i[1].context]) for i in _scan(data)
+        ]
+        made = Parity.of(pack, data, shared_ranges(found, Pack.of(data).end), shares)
+        self.store.delete(name)
+        self.store.put(name, made.encode())
+
+    def _parity(self, pack: bytes) -> Parity | None:
+        data = self._maybe(f"parity/{pack.hex()}", 1 << 31)
+        try:
+            parity = Parity.decode(data) if data is not None else None
+        except FormatError:
+            return None
+        return parity if parity and parity.pack == pack else None
+
+    def _salvage(self, view: View, pack: bytes, best: bytes, shares: tuple[int, int]) -> None:
+        """What can be read goes to a new pack; the damaged one is condemned and moved aside."""
+        rows = list(_scan(best))
+        self._note_lost(view, pack, best, {offset for offset, _ in rows})
+        self.report.salvaged += len(rows)
+        if self.dry_run:
+            return
+        if rows:
+            contexts = Pack.of(best).head.contexts
+            Writer(view, [], shares).copy([(contexts[r.context], r) for _, r in rows])
+        self._condemn(view, pack)
+        for name in (f"packs/{pack.hex()}", f"parity/{pack.hex()}"):
+            if (left := self._maybe(name, 1 << 31)) is not None:
+                self._put_aside(name, left)
+                self.store.delete(name)
+
+    def _condemn(self, view: View, pack: bytes) -> None:
+        """So that no writer relies on it and no collector waits for it."""
+        for _ in range(8):
+            view.read_plans()
+            if pack in view.condemned:
+                return
+            plan = Plan(view.epoch + 1, self.store.random(16), frozenset({pack}))
+            if self.store.put(plan.name, plan.encode()):
+                self.store.put(plan.copy, plan.encode())
+        view.read_plans()
+        if pack not in view.condemned:
+            raise ArchiveError("others keep collecting: try again")
+
+    def _note_lost(self, view: View, pack: bytes, best: bytes, read: set[int]) -> None:
+        """Records that the pack had and were not read, as far as footer and indexes tell."""
+        try:
+            self.report.missing += Pack.of(best).count() - len(read)
+        except FormatError:
+            self.report.uncounted += 1
+        known: dict[int, tuple[str, str]] = {}
+        for session, called in _named(view):
+            known.setdefault(key_of(session), called)
+        for index in view.indexes.values():
+            for key, at in index.entries(SESSIONS):
+                if at.pack == pack and at.offset not in read:
+                    tenant, name = known.get(key, (None, None))
+                    self.report.unnamed.append(LostRecord(f"{key:012x}", tenant, name, at))
+
+    def _towers(self, keys: Keys | None) -> None:
+        """Versions that miss a segment."""
+        view = View(self.store, keys)
+        view.refresh()
+        whole: dict[bytes, bool] = {NONE: True}
+        for version in view.all_versions():
+            chain: list[bytes] = []
+            at = version.leaf
+            while at not in whole:
+                chain.append(at)
+                places = view.find(SEGMENTS, at)
+                if not places or places[0].record.parent in chain:
+                    whole[at] = False
+                    break
+                at = places[0].record.parent
+            whole |= dict.fromkeys(chain, whole[at])
+            if not whole[version.leaf] and not version.forgotten:
+                self.report.lost.append(version)
+
+    def _replace(self, name: str, old: bytes | None, new: bytes) -> None:
+        self.report.restored.append(name)
+        if self.dry_run:
+            return
+        if old is not None:
+            self._put_aside(name, old)
+            self.store.delete(name)
+        self.store.put(name, new)
+
+    def _put_aside(self, name: str, data: bytes) -> None:
+        """A durable copy of what is damaged, named by what is in it, so that a second run adds nothing."""
+        copy = f"damaged/{name.replace('/', '-')}-{digest(PERSON, data).hex()[:8]}"
+        self.store.put(copy, data)
+        self.report.aside.append(copy)
+
+    def _aside(self, name: str) -> Iterator[bytes]:
+        """What earlier runs moved aside of a file."""
+        for found in sorted(self.store.list("damaged")):
+            if found.startswith(name.replace("/", "-") + "-"):
+                yield self.store.read(f"damaged/{found}", 0, 1 << 30)
+
+    def _maybe(self, name: str, most: int) -> bytes | None:
+        try:
+            return self.store.read(name, 0, most)
+        except FileNotFoundError:
+            return None
+
+
+def _is(pack: bytes, data: bytes) -> bool:
+    """Whether these are the bytes that a pack's name stands for. Raises VersionError."""
+    try:
+        return Pack.of(data).verify() == pack
+    except VersionError:
+        raise
+    except FormatError:
+        return False
+
+
+def _scan(data: bytes) -> Iterator[tuple[int, Record]]:
+    """Records that can be read."""
+    try:
+        yield from (item for item in Pack.of(data).scan() if not isinstance(item, Damage))
+    except FormatError:
+        return
+
+
+def _named(view: View) -> Iterable[tuple[bytes, tuple[str, str]]]:
+    """Session keys of the versions that can be read, and what they are called."""
+    for v in view.all_versions():
+        item = view.at(v.location)
+        yield key_of_session(item.record, item.context), (v.tenant, v.name)

@@ -1,0 +1,76 @@
+"""``pltz archive erase``: destroy the keys of a session or of a tenant, and prove that nothing opens any more."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from pltz.cli import options
+from pltz.cli.archive_key import key_options, secret
+from pltz.cli.groups import Command
+from pltz.cli.output import write_text
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.erase import Erasure
+
+
+@click.command(
+    cls=Command,
+    short_help="Destroy the keys of a session or a tenant.",
+    examples=[
+        "pltz archive erase /data/cold --tenant acme --name chat-7 --key-file key --dry-run",
+        "pltz archive erase /data/cold --tenant acme --name chat-7 --key-file key --yes",
+        "pltz archive erase /data/cold --tenant acme --all --key-command my-vault --yes",
+    ],
+)
+@click.argument("archive", metavar="ARCHIVE")
+@click.option("--tenant", metavar="TENANT", required=True, help="Whose.")
+@click.option("--name", metavar="NAME", help="The session: all its versions, forgotten ones too.")
+@click.option("--all", "everything", is_flag=True, help="Everything of the tenant.")
+@key_options
+@click.option("--dry-run", is_flag=True, help="Only say what would be erased.")
+@click.option("--yes", is_flag=True, help="Do not ask. This cannot be undone.")
+@options.JSON
+def erase(
+    archive: str,
+    tenant: str,
+    name: str | None,
+    everything: bool,
+    key_file: str | None,
+    key_command: str | None,
+    passphrase: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Destroy the keys of a session, or of all of a tenant, in the sealed ARCHIVE; what they opened is noise from then on.
+
+    Afterwards every record is read from the raw packs and its key asked for: the proof. What other sessions of the
+    tenant share stays. Copies of the folder keys/ in backups, snapshots or buckets with versions are out of reach.
+    """
+    from pltz.archive.archive import Archive
+
+    if (name is None) != everything:
+        raise UsageError("expected either --name NAME or --all")
+    opened = Archive.open(archive, [], key=secret(key_file, key_command, passphrase))
+    if not (dry_run or yes):
+        what = f"session {name!r}" if name is not None else "everything"
+        click.confirm(f"Erase {what} of tenant {tenant!r}? This cannot be undone", abort=True, err=True)
+    done = opened.erase(tenant, name, dry_run=dry_run)
+    write_text(json.dumps(asdict(done)) if as_json else as_text(done, dry_run))
+
+
+def as_text(done: "Erasure", dry_run: bool) -> str:
+    """What was done, for people."""
+    verb = "would be erased" if dry_run else "erased"
+    lines = [f"{done.versions} versions {verb}"]
+    if done.name is not None:
+        lines.append(f"{done.segments} segments with them, {done.shared} shared with other sessions stay")
+    if not dry_run:
+        lines.append(f"{done.files} key files overwritten and deleted")
+        lines.append(f"proof: {done.records} records read from the packs, none has a key any more")
+    if done.unread:
+        lines.append(f"{done.unread} packs are damaged and were not read whole: run pltz archive repair")
+    return "\n".join(lines)

@@ -1,0 +1,105 @@
+"""``pltz archive repair``: put back what parity and second copies can, and say exactly what they cannot."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pltz.cli import options
+from pltz.cli.archive_key import key_options, secret
+from pltz.cli.groups import Command
+from pltz.cli.output import write_text
+
+if TYPE_CHECKING:
+    from pltz.archive.repair import Repaired
+
+
+@click.command(
+    cls=Command,
+    short_help="Put back what is damaged, as far as parity can.",
+    examples=[
+        "pltz archive repair /data/cold --dry-run",
+        "pltz archive repair /data/cold",
+        "pltz archive repair /data/cold --key-file key --json",
+    ],
+)
+@click.argument("archive", metavar="ARCHIVE")
+@key_options
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@options.JSON
+@click.pass_context
+def repair(
+    ctx: click.Context,
+    archive: str,
+    key_file: str | None,
+    key_command: str | None,
+    passphrase: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Put back what is damaged in ARCHIVE, as far as parity and second copies can.
+
+    What cannot be put back is named: sessions that lost something, and sessions of which nothing is left. Damaged files
+    are moved to damaged/ in the archive, never deleted. A sealed archive needs no key for this; with it, lost sessions
+    are shown by their names. Exits with 3 where anything is lost.
+    """
+    from pltz.archive.archive import open_keys
+    from pltz.archive.repair import Repairer
+    from pltz.archive.store import open_store
+
+    key = secret(key_file, key_command, passphrase)
+    store = open_store(archive)
+    keys = (lambda settings: open_keys(store, settings, key)) if key else None
+    done = Repairer(store, keys, dry_run=dry_run).run()
+    write_text(json.dumps(as_fields(done)) if as_json else as_text(done, dry_run))
+    if not done.whole:
+        ctx.exit(3)
+
+
+def as_fields(done: "Repaired") -> dict[str, Any]:
+    """The report as JSON."""
+    fields = {k: v for k, v in asdict(done).items() if k not in ("lost", "unnamed")}
+    lost = [{"tenant": v.tenant, "name": v.name, "version": v.number, "id": v.id.hex()} for v in done.lost]
+    unnamed = [
+        {
+            "session": u.session,
+            "tenant": u.tenant,
+            "name": u.name,
+            "pack": u.place.pack.hex(),
+            "offset": u.place.offset,
+        }
+        for u in done.unnamed
+    ]
+    return fields | {"lost": lost, "unnamed": unnamed, "whole": done.whole}
+
+
+def as_text(done: "Repaired", dry_run: bool) -> str:
+    """The report for people."""
+    verb = "would be " if dry_run else ""
+    lines = [f"{done.checked} files checked"]
+    for what, names in (
+        (f"{verb}restored", done.restored),
+        (f"{verb}made anew", done.remade),
+        ("moved aside", done.aside),
+        ("beyond repair", done.broken),
+    ):
+        lines += [f"{what}: {name}" for name in names]
+    if done.salvaged:
+        lines.append(f"{done.salvaged} records {verb}saved from packs beyond repair")
+    lines += [f"lost: version {v.number} of {v.name!r} of tenant {v.tenant!r}" for v in done.lost]
+    for u in done.unnamed:
+        name = (
+            f"a version of {u.name!r} of tenant {u.tenant!r}"
+            if u.name
+            else f"a version of session {u.session}"
+        )
+        lines.append(f"lost: {name}, of which no record is left")
+    if done.missing:
+        lines.append(f"{done.missing} records were not read, those above among them")
+    if done.uncounted:
+        lines.append(f"{done.uncounted} packs are gone that nothing says the size of")
+    lines.append(
+        "nothing is lost" if done.whole else "something is lost; put those sessions again, or forget them"
+    )
+    return "\n".join(lines)

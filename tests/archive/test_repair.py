@@ -1,0 +1,374 @@
+"""Repair: every flipped bit and every cut length comes back to identical bytes; beyond that, exactly what is lost, and nothing deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pltz.archive.archive import Archive, open_keys
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.keys import Secret
+from pltz.archive.pack import Damage, Pack
+from pltz.archive.plan import Plan
+from pltz.archive.repair import Repaired, Repairer
+from pltz.archive.simulate import SimDisk, State
+from pltz.archive.store import DirectoryStore
+from pltz.archive.writer import NewSession
+from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
+from tests.archive.conftest import ZlibCodec
+
+PROMPT = np.arange(30)
+KEY = Secret(b"sixteen bytes or more", 0)
+
+
+def build(key: Secret | None) -> State:
+    """Three packs, an index, a plan, two sessions of which one has two versions, one forgotten."""
+    disk = SimDisk()
+    archive = Archive.create(DirectoryStore(disk), [ZlibCodec()], key=key)
+    archive.put([NewSession("a", [PROMPT, np.array([3] * 9)], shared=1)])
+    archive.put([NewSession("b", [PROMPT, np.array([4] * 9)], shared=1)])
+    archive.write_index()
+    archive.put([NewSession("a", [PROMPT, np.array([7])], shared=1)])
+    archive.forget([archive.version("a", number=1)])
+    archive.collect(small=0, dead_share=0.01)
+    return disk.seen
+
+
+@pytest.fixture(params=[None, KEY], ids=["clear", "sealed"])
+def small(request: pytest.FixtureRequest) -> State:
+    return build(request.param)
+
+
+def with_file(state: State, path: str, data: bytes | None) -> SimDisk:
+    changed = state.copy()
+    if data is None:
+        del changed.names[path]
+    else:
+        changed.data[changed.names[path]] = data
+    return SimDisk(changed, seed=9)
+
+
+def repaired(disk: SimDisk) -> Repaired:
+    return Repairer(DirectoryStore(disk)).run()
+
+
+def same_files(disk: SimDisk, state: State) -> bool:
+    """Whether everything is as it was, but what was moved aside, indexes, and parity of condemned packs, which is not made anew."""
+    plans = [d for p, d in state.files().items() if p.startswith("collect/")]
+    passing = {f"parity/{pack.hex()}" for plan in plans for pack in Plan.decode(plan).condemned}
+    now, then = (
+        {p: d for p, d in files.items() if not p.startswith(("damaged/", "index/", "tmp/"))}
+        for files in (disk.seen.files(), state.files())
+    )
+    return now == {p: d for p, d in then.items() if p in now or p not in passing}
+
+
+def test_flipped_bits_are_put_back(small: State) -> None:
+    """In every file; each bit of them is flipped in the slow test below."""
+    for path, data in small.files().items():
+        for bit in range(0, 8 * len(data), 37):
+            assert_flip_is_put_back(small, path, bit)
+
+
+@pytest.mark.slow
+def test_every_flipped_bit_is_put_back() -> None:
+    disk = SimDisk()
+    archive = Archive.create(DirectoryStore(disk), [ZlibCodec()], key=KEY)
+    archive.put([NewSession("a", [PROMPT, np.array([3] * 9)], shared=1)])
+    archive.collect(small=1 << 30)
+    for path, data in disk.seen.files().items():
+        for bit in range(8 * len(data)):
+            assert_flip_is_put_back(disk.seen, path, bit)
+
+
+def assert_flip_is_put_back(state: State, path: str, bit: int) -> None:
+    flipped = bytearray(state.files()[path])
+    flipped[bit // 8] ^= 1 << bit % 8
+    disk = with_file(state, path, bytes(flipped))
+    assert repaired(disk).whole and same_files(disk, state), (path, bit)
+
+
+def test_every_cut_length_and_a_missing_file_is_put_back(small: State) -> None:
+    for path, data in small.files().items():
+        for cut in [None, *range(0, len(data), 5 if len(data) > 500 else 1)]:
+            disk = with_file(small, path, None if cut is None else data[:cut])
+            if cut is None and path.startswith("index/"):
+                continue
+            assert repaired(disk).whole, (path, cut)
+            assert same_files(disk, small), (path, cut)
+
+
+DEFECTS: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda d: b"",
+    "byte-appended": lambda d: d + b"\0",
+    "zeroed": lambda d: bytes(len(d)),
+    "head-zeroed": lambda d: bytes(64) + d[64:],
+    "first-byte-removed": lambda d: d[1:],
+    "doubled": lambda d: d + d,
+    "reversed": lambda d: d[::-1],
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_damaged_archives_come_back(small: State, defect: str) -> None:
+    for path, data in small.files().items():
+        disk = with_file(small, path, DEFECTS[defect](data))
+        assert repaired(disk).whole and same_files(disk, small), path
+        again = repaired(disk)
+        assert not (again.restored or again.aside or again.broken), path
+
+
+def test_damage_in_every_file_at_once(small: State) -> None:
+    disk = SimDisk(small.copy(), seed=4)
+    for path, data in small.files().items():
+        if (
+            not path.startswith("parity/0")
+            and path not in ("parity/archive.json",)
+            and not path.endswith("-1")
+        ):
+            middle = len(data) // 2
+            disk.seen.data[disk.seen.names[path]] = (
+                data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+            )
+    assert not any(disk.seen.files()[p] == d for p, d in small.files().items() if p.startswith("packs/"))
+    # every parity file lost a bit as well, in its middle
+    assert repaired(disk).whole and same_files(disk, small)
+
+
+def test_what_was_damaged_is_kept_aside(small: State) -> None:
+    path = next(p for p in small.files() if p.startswith("packs/"))
+    hurt = bytes(100) + small.files()[path][100:]
+    disk = with_file(small, path, hurt)
+    report = repaired(disk)
+    assert report.restored == [path] and len(report.aside) == 1
+    assert disk.seen.files()[report.aside[0]] == hurt and report.aside[0].startswith("damaged/packs-")
+
+
+def test_a_dry_run_changes_nothing(small: State) -> None:
+    path = next(p for p in small.files() if p.startswith("packs/"))
+    disk = with_file(small, path, b"")
+    before = disk.seen.files()
+    report = Repairer(DirectoryStore(disk), dry_run=True).run()
+    assert report.restored == [path] and disk.seen.files() == before
+
+
+def test_a_sound_archive_is_left_alone(small: State) -> None:
+    disk = SimDisk(small.copy())
+    report = repaired(disk)
+    assert report.whole and not (report.restored or report.remade or report.aside) and report.checked >= 5
+    assert disk.seen.files() == small.files()
+
+
+def test_missing_parity_is_made(small: State) -> None:
+    disk = SimDisk(small.copy())
+    for path in [p for p in disk.seen.names if p.startswith("parity/") and len(p) == 39]:
+        del disk.seen.names[path]
+    report = repaired(disk)
+    made = set(report.remade)
+    assert len(made) >= 2 and all(disk.seen.files()[p] == small.files()[p] for p in made)
+    key = KEY if "keys" in {p[:4] for p in small.files()} else None
+    assert Archive.open(DirectoryStore(disk), [ZlibCodec()], key=key).verify(decode=True).unprotected == 0
+
+
+def big() -> State:
+    """One pack of more than its floor of parity, six sessions with noise, below one shared prompt."""
+    disk = SimDisk()
+    archive = Archive.create(DirectoryStore(disk), [ZlibCodec()])
+    dice = np.random.default_rng(0)
+    archive.put([NewSession(f"s{n}", [PROMPT, dice.integers(0, 1 << 30, 1000)], shared=1) for n in range(6)])
+    archive.put([NewSession("s0", [PROMPT, np.array([1])], shared=1)])
+    archive.write_index()
+    return disk.seen
+
+
+def offsets(data: bytes) -> Iterator[tuple[int, str | None]]:
+    for item in Pack.of(data).scan():
+        assert not isinstance(item, Damage)
+        yield item[0], item[1].name
+
+
+def test_beyond_the_budget_exactly_what_is_lost_is_said() -> None:
+    state = big()
+    path, data = max(
+        ((p, d) for p, d in state.files().items() if p.startswith("packs/")), key=lambda f: len(f[1])
+    )
+    starts = {name: at for at, name in offsets(data) if name}
+    begin, end = starts["s2"] + 100, starts["s4"] + 3000  # most of s2, all of s3, most of s4
+    disk = with_file(state, path, data[:begin] + bytes(end - begin) + data[end:])
+    report = repaired(disk)
+    assert not report.whole and report.missing == 3 and report.salvaged == 4
+    assert len(report.unnamed) == 3 and all(
+        u.place.offset in (starts["s2"], starts["s3"], starts["s4"]) for u in report.unnamed
+    )
+    assert path not in disk.seen.files() and any(a.startswith("damaged/packs-") for a in report.aside)
+    archive = Archive.open(DirectoryStore(disk), [ZlibCodec()])
+    assert [v.name for v in archive.ls(history=True)] == ["s0", "s0", "s1", "s5"]
+    assert all(len(archive.tower(v).tokens) in (1030, 31) for v in archive.ls(history=True))
+    check = archive.verify(decode=True)
+    assert not check.lost and not check.problems
+    again = repaired(disk)
+    assert not (again.salvaged or again.restored or again.aside)
+    archive.put([NewSession("s3", [PROMPT, np.array([5])], shared=1)])
+    archive.collect()
+    archive.collect()
+    assert Archive.open(DirectoryStore(disk), [ZlibCodec()]).verify(decode=True).sound
+
+
+def test_a_lost_leaf_costs_the_sessions_that_need_it_and_a_lost_pack_not_its_prompt() -> None:
+    disk = SimDisk()
+    codec = ZlibCodec()
+    archive = Archive.create(DirectoryStore(disk), [codec])
+    dice = np.random.default_rng(0)
+    base, turn = dice.integers(0, 1 << 30, 900), dice.integers(0, 1 << 30, 2000)
+    archive.put([NewSession("x", [base, turn], shared=1)])
+    archive.put(
+        [
+            NewSession("y", [base, turn, np.array([1])], shared=1),
+            NewSession("z", [base, np.array([2])], shared=1),
+        ]
+    )
+    archive.write_index()
+    path = max(
+        (p for p in disk.seen.files() if p.startswith("packs/")), key=lambda p: len(disk.seen.files()[p])
+    )
+    lost = with_file(disk.seen, path, None)
+    report = repaired(lost)
+    assert [v.name for v in report.lost] == ["y"] and len(report.unnamed) == 1 and report.salvaged >= 1
+    left = Archive.open(DirectoryStore(lost), [codec])
+    assert left.get("z").tokens.tolist() == [*base.tolist(), 2]
+    assert [v.name for v in left.verify(decode=True).lost] == ["y"]
+
+
+def test_no_sound_copy_of_archive_json_or_a_plan(small: State) -> None:
+    disk = SimDisk(small.copy())
+    for path in ("archive.json", "parity/archive.json"):
+        disk.seen.data[disk.seen.names[path]] = b"{}"
+    with pytest.raises(CorruptError, match="backup"):
+        repaired(disk)
+    disk = SimDisk(small.copy())
+    for path in [p for p in disk.seen.names if p.endswith("0000000000000001")]:
+        disk.seen.data[disk.seen.names[path]] = b"PLTc"
+    report = repaired(disk)
+    assert report.broken == ["collect/0000000000000001"] and not report.whole
+    with pytest.raises(UsageError, match="no archive"):
+        empty = DirectoryStore(SimDisk())
+        empty.make()
+        Repairer(empty).run()
+
+
+def test_the_names_of_lost_sessions_need_the_key(codec: SegmentCodec) -> None:
+    disk = SimDisk()
+    archive = Archive.create(DirectoryStore(disk), [codec], key=KEY)
+    dice = np.random.default_rng(0)
+    archive.put([NewSession("secret-name", [dice.integers(0, 1 << 30, 3000)])])
+    archive.put([NewSession("secret-name", [dice.integers(0, 1 << 30, 3000), np.array([1])])])
+    archive.write_index()
+    path = next(p for p in disk.seen.files() if p.startswith("packs/"))
+    for name in (path, path.replace("packs", "parity")):
+        del disk.seen.names[name]
+    locked = Repairer(DirectoryStore(disk.clone()), dry_run=True).run()
+    assert "secret-name" not in str(locked)
+    store = DirectoryStore(disk)
+    opened = Repairer(store, lambda s: open_keys(store, s, KEY)).run()
+    assert [u.name for u in opened.unnamed] == ["secret-name"]
+
+
+def test_every_crash_of_a_repair_goes_on(small: State) -> None:
+    files = small.files()
+    for path in sorted(p for p in files if not p.startswith(("index/", "tmp/")))[::2]:
+        disk = with_file(small, path, files[path][: len(files[path]) // 2] + b"rot")
+        states: dict[frozenset[tuple[str, bytes]], State] = {}
+
+        def watch(disk: SimDisk = disk, states: dict[frozenset[tuple[str, bytes]], State] = states) -> None:
+            for state in disk.crashes("tmp"):
+                states.setdefault(frozenset(f for f in state.files().items() if f[0][:4] != "tmp/"), state)
+
+        disk.watch = watch
+        assert repaired(disk).whole
+        for state in states.values():
+            left = SimDisk(state, seed=7)
+            assert repaired(left).whole and same_files(left, small), path
+
+
+def test_a_crash_between_pack_and_parity_leaves_a_pack_that_repair_protects(codec: SegmentCodec) -> None:
+    disk = SimDisk()
+    archive = Archive.create(DirectoryStore(disk), [codec])
+    lone: list[State] = []
+
+    def watch() -> None:
+        for state in disk.crashes("tmp"):
+            names = [p.split("/") for p in state.files() if "/" in p]
+            packs = {n for f, n in names if f == "packs"}
+            parity = {n for f, n in names if f == "parity" and len(n) == 32}
+            assert parity <= packs  # never parity of what was not there
+            if packs - parity:
+                lone.append(state)
+
+    disk.watch = watch
+    archive.put([NewSession("a", [PROMPT], shared=1)])
+    assert lone
+    for state in lone:
+        left = SimDisk(state, seed=3)
+        check = Archive.open(DirectoryStore(left), [codec]).verify(decode=True)
+        assert check.sound and check.unprotected == 1
+        report = repaired(left)
+        assert report.whole and len(report.remade) == 1
+        assert Archive.open(DirectoryStore(left), [codec]).verify().unprotected == 0
+
+
+def test_no_crash_of_a_collector_leaves_parity_without_its_pack(codec: SegmentCodec) -> None:
+    """Or repair would bring back what was forgotten and collected."""
+    disk = SimDisk()
+    archive = Archive.create(DirectoryStore(disk), [codec])
+    for n in range(3):
+        archive.put([NewSession(f"s{n}", [np.array([n] * 20)])])
+    archive.forget([archive.version("s0")])
+    cases = 0
+
+    def watch() -> None:
+        nonlocal cases
+        for state in disk.crashes("tmp"):
+            cases += 1
+            names = [p.split("/") for p in state.files() if "/" in p]
+            parity = {n for folder, n in names if folder == "parity" and len(n) == 32}
+            assert parity <= {n for folder, n in names if folder == "packs"}
+
+    disk.watch = watch
+    archive.collect(dead_share=0)
+    assert archive.collect(dead_share=0).deleted and cases > 50
+
+
+def test_parity_that_stands_for_other_bytes_is_never_believed(small: State) -> None:
+    """Somebody swapped two parity files, or wrote one over bytes that are not the pack's."""
+    parity = [p for p in small.files() if p.startswith("parity/") and len(p) == 39]
+    disk = SimDisk(small.copy())
+    names = disk.seen.names
+    names[parity[0]], names[parity[1]] = names[parity[1]], names[parity[0]]
+    assert repaired(disk).whole and same_files(disk, small)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_damage_is_repaired_or_named(data: st.DataObject) -> None:
+    state = build(None)
+    disk = SimDisk(state.copy(), seed=2)
+    for _ in range(data.draw(st.integers(1, 4))):
+        path = data.draw(st.sampled_from(sorted(state.files())))
+        inode = disk.seen.names[path]
+        hurt = bytearray(disk.seen.data[inode])
+        at = data.draw(st.integers(0, max(0, len(hurt) - 1)))
+        hurt[at : at + data.draw(st.integers(0, 60))] = data.draw(st.binary(max_size=60))
+        disk.seen.data[inode] = bytes(hurt)
+    try:
+        report = repaired(disk)
+    except PltzError as exc:
+        assert "backup" in str(exc)
+        return
+    if report.whole:
+        assert same_files(disk, state)
+        archive = Archive.open(DirectoryStore(disk), [ZlibCodec()])
+        assert archive.verify(decode=True).sound

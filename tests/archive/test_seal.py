@@ -1,0 +1,584 @@
+"""Encryption and erasure: nothing readable on the disk, wrong keys and swapped records refused, what is erased stays erased."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.errors import Erased, Fenced, KeyMismatch, LostError, NotFound, WriterFailed
+from pltz.archive.identity import TENANT, domain_id
+from pltz.archive.keys import DomainKeys, KeyFile, KeyFolder, Keyring, Secret, Unit
+from pltz.archive.pack import Builder, Context, Damage, Pack
+from pltz.archive.record import Record
+from pltz.archive.seal import BITS, KEY, LEVELS, Tree, seal, unit_of, unseal
+from pltz.archive.simulate import SimDisk, State
+from pltz.archive.store import DirectoryStore
+from pltz.archive.writer import NewSession
+from pltz.plt_codec.errors import CorruptError, FormatError, PltzError, UsageError, VersionError
+
+PROMPT = np.arange(30)
+RAW = Secret(b"sixteen bytes or more", 0)
+units = st.integers(0, 2**64 - 1)
+
+
+@pytest.fixture
+def sealed(disk: SimDisk, codec: SegmentCodec) -> Archive:
+    return Archive.create(DirectoryStore(disk), [codec], key=RAW)
+
+
+def reopen(disk: SimDisk, codec: SegmentCodec, key: Secret | None = RAW) -> Archive:
+    return Archive.open(DirectoryStore(disk), [codec], key=key)
+
+
+def chat(name: str, *turns: list[int], tenant: str = "acme") -> NewSession:
+    return NewSession(
+        name, [PROMPT, *map(np.array, turns)], tenant, shared=1, labels={"topic": name + "-tag"}
+    )
+
+
+def tokens(archive: Archive, name: str, tenant: str = "acme") -> list[int]:
+    return list(archive.get(name, tenant).tokens[30:].tolist())
+
+
+# Trees and boxes
+
+
+@given(units, st.sets(units, max_size=4))
+def test_a_punctured_tree_gives_every_other_key(unit: int, others: set[int]) -> None:
+    tree = Tree.root(b"r" * KEY)
+    holed = tree.puncture(unit)
+    assert holed.key(unit) is None and len(holed.nodes) == LEVELS * ((1 << BITS) - 1)
+    assert holed.puncture(unit) == holed
+    for other in {unit ^ 1, unit ^ (1 << 63), *others} - {unit}:
+        assert holed.key(other) == tree.key(other) is not None
+    twice = holed.puncture(unit ^ 1)
+    assert twice.key(unit) is None is twice.key(unit ^ 1) and twice.key(unit ^ 2) == tree.key(unit ^ 2)
+
+
+def test_no_node_above_a_punctured_key_is_left() -> None:
+    """What is kept is no ancestor of what was destroyed: nothing left derives it."""
+    unit = 0x0123456789ABCDEF
+    tree = Tree.root(b"r" * KEY)
+    path = {tree.nodes[0, 0]}
+    key = tree.nodes[0, 0]
+    for depth in range(1, LEVELS + 1):
+        from pltz.archive.seal import _child
+
+        key = _child(key, unit >> BITS * (LEVELS - depth) & 15)
+        path.add(key)
+    assert tree.key(unit) == key
+    assert not path & set(tree.puncture(unit).nodes.values())
+
+
+@given(st.binary(max_size=100), st.lists(st.binary(max_size=20), max_size=4), st.data())
+def test_a_box_opens_as_it_was_or_not_at_all(plain: bytes, about: list[bytes], data: st.DataObject) -> None:
+    box = seal(b"k" * KEY, plain, about)
+    assert len(box) == len(plain) + 16 and unseal(b"k" * KEY, box, about, "it") == plain
+    bit = data.draw(st.integers(0, 8 * len(box) - 1))
+    changed = bytearray(box)
+    changed[bit // 8] ^= 1 << bit % 8
+    for key, body, around in (
+        (b"k" * KEY, bytes(changed), about),
+        (b"x" * KEY, box, about),
+        (b"k" * KEY, box, [*about, b"more"]),
+        (b"k" * KEY, box[:-1], about),
+    ):
+        with pytest.raises(CorruptError, match="does not open"):
+            unseal(key, body, around, "it")
+
+
+# Sealed archives
+
+
+def test_a_sealed_archive_gives_back_what_was_put(
+    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    sealed.put([chat("a", [1, 2]), chat("b", [1, 2], [3]), chat("a", [9], tenant="other")])
+    sealed.put([NewSession("empty", [], "acme")])
+    archive = reopen(disk, codec)
+    assert tokens(archive, "a") == [1, 2] and tokens(archive, "b") == [1, 2, 3]
+    assert tokens(archive, "a", "other") == [9] and not len(archive.get("empty", "acme").tokens)
+    assert [(v.tenant, v.name) for v in archive.ls()] == [
+        ("acme", "a"),
+        ("acme", "b"),
+        ("acme", "empty"),
+        ("other", "a"),
+    ]
+    assert [v.name for v in archive.find({"topic": "b-tag"})] == ["b"]
+    assert archive.put([chat("a", [1, 2])])[0].unchanged
+    assert archive.put([chat("c", [1, 2], [4])])[0].new == 1  # the shared turns are there
+    archive.forget([archive.version("c", "acme")])
+    archive.restore([v for v in archive.ls(forgotten=True) if v.forgotten])
+    archive.collect(dead_share=0)
+    archive.collect(dead_share=0)
+    report = reopen(disk, codec).verify(decode=True)
+    assert report.sound and tokens(reopen(disk, codec), "c") == [1, 2, 4]
+
+
+def test_no_name_label_or_content_is_readable_in_files_or_file_names(tmp_path: Path) -> None:
+    from pltz.archive.codec import BytesCodec
+
+    secret, words = tmp_path / "key", ["the-name", "the-tenant", "the-label", "the-prompt", "the-answer"]
+    secret.write_bytes(bytes(range(32)))
+    archive = Archive.create(tmp_path / "cold", [BytesCodec()], key=Secret.file(secret))
+    name, tenant, label, prompt, answer = words
+    text = [np.frombuffer(t.encode(), np.uint8) for t in (prompt, answer)]
+    archive.put([NewSession(name, text, tenant, shared=1, base="the-base", labels={label: label})])
+    archive.write_index()
+    plain_domain = domain_id(TENANT, tenant)
+    for path in (tmp_path / "cold").rglob("*"):
+        for word in [*words, "the-base"]:
+            assert word not in str(path.name)
+            assert not path.is_file() or word.encode() not in path.read_bytes(), path
+        if path.is_file():
+            assert plain_domain not in path.read_bytes() and bytes(range(32)) not in path.read_bytes()
+        assert plain_domain.hex() not in path.name
+    clear = Archive.create(tmp_path / "clear", [BytesCodec()])
+    clear.put([NewSession(name, text, tenant, shared=1, labels={label: label})])
+    raw = b"".join(p.read_bytes() for p in (tmp_path / "clear" / "packs").iterdir())
+    assert all(word.encode() in raw for word in words)  # the search above can find
+
+
+def test_ids_of_a_sealed_archive_cannot_be_guessed(sealed: Archive, codec: SegmentCodec) -> None:
+    other = Archive.create(DirectoryStore(SimDisk(seed=5)), [codec], key=RAW)
+    clear = Archive.create(DirectoryStore(SimDisk()), [codec])
+    leaves = [a.put([chat("a", [1])])[0].leaf for a in (sealed, other, clear)]
+    assert len(set(leaves)) == 3
+    towers = {a.segment(leaf)[0][0] for a, leaf in zip((sealed, other, clear), leaves, strict=True)}
+    assert len(towers) == 3
+    mine = sealed.put([chat("a", [1], tenant="x")])[0].leaf
+    assert mine not in leaves  # nor across tenants
+
+
+def test_a_wrong_or_missing_key_is_named(sealed: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+    sealed.put([chat("a", [1])])
+    with pytest.raises(KeyMismatch, match="not the key"):
+        reopen(disk, codec, Secret(b"another sixteen bytes", 0))
+    with pytest.raises(KeyMismatch, match="key file or key command"):
+        reopen(disk, codec, Secret.passphrase("words"))
+    locked = reopen(disk, codec, None)
+    with pytest.raises(KeyMismatch, match="sealed"):
+        locked.get("a", "acme")
+    with pytest.raises(KeyMismatch, match="sealed"):
+        locked.put([chat("b", [1])])
+    assert locked.verify().sound and [v.name[:7] for v in locked.ls()] == ["sealed "]
+    with pytest.raises(UsageError, match="not sealed"):
+        clear = SimDisk()
+        Archive.create(DirectoryStore(clear), [codec])
+        reopen(clear, codec)
+
+
+def test_secrets_by_passphrase_file_and_command(tmp_path: Path, codec: SegmentCodec) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(b"0123456789abcdef")
+    for number, secret in enumerate(
+        (Secret.passphrase("words"), Secret.file(file), Secret.command(f"cat {file}"))
+    ):
+        place = tmp_path / str(number)
+        Archive.create(place, [codec], key=secret).put([chat("a", [number])])
+        assert tokens(Archive.open(place, [codec], key=secret), "a") == [number]
+        assert "0123" not in repr(secret) and "words" not in repr(secret)
+    file.write_bytes(b"short")
+    for path in (file, tmp_path / "none"):
+        with pytest.raises(UsageError):
+            Secret.file(path)
+    with pytest.raises(UsageError):
+        Secret.command("false")
+    with pytest.raises(UsageError):
+        Secret.passphrase("")
+
+
+def test_the_key_can_be_changed(sealed: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+    sealed.put([chat("a", [1])])
+    new = Secret(b"a new key of many bytes", 0)
+    assert isinstance(sealed.keys, Keyring)
+    sealed.keys.change(new)
+    assert tokens(reopen(disk, codec, new), "a") == [1]
+    with pytest.raises(KeyMismatch):
+        reopen(disk, codec)
+
+
+def records_of(disk: SimDisk) -> list[tuple[str, Pack, int]]:
+    found = []
+    for path, data in disk.seen.files().items():
+        if path.startswith("packs/"):
+            pack = Pack.of(data)
+            found += [(path, pack, i[0]) for i in pack.scan() if not isinstance(i, Damage)]
+    return found
+
+
+Rows = list[tuple[Context, Record]]
+
+
+def rewritten(disk: SimDisk, change: Callable[[Rows], Rows]) -> SimDisk:
+    """A disk whose only pack was written again by someone who knows the format, records changed."""
+    path = next(p for p in disk.seen.files() if p.startswith("packs/"))
+    pack = Pack.of(disk.seen.files()[path])
+    rows = [(pack.head.contexts[i[1].context], i[1]) for i in pack.scan() if not isinstance(i, Damage)]
+    builder = Builder(0, 0, b"f" * 16)
+    for context, record in change(rows):
+        builder.add(record._replace(context=builder.context(context)))
+    data = builder.finish()
+    state = disk.seen.copy()
+    for name in [p for p in state.names if p.startswith(("packs/", "parity/", "index/"))]:
+        if len(name) > 30:
+            del state.names[name]
+    state.data[9999] = data
+    state.names[f"packs/{data[12 - 36 : 28 - 36].hex()}"] = 9999
+    return SimDisk(state, seed=3)
+
+
+def swapped(field: str) -> Callable[[Rows], Rows]:
+    """The last two records, a field of each in the other."""
+
+    def run(rows: Rows) -> Rows:
+        *first, (c, a), (d, b) = rows
+        x, y = getattr(a, field), getattr(b, field)
+        return [*first, (c, a._replace(**{field: y})), (d, b._replace(**{field: x}))]
+
+    return run
+
+
+def test_records_moved_or_changed_by_one_who_knows_the_format_are_refused(
+    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    sealed.put([chat("a", [1, 2, 3]), chat("b", [4, 5, 6])])
+    same = reopen(rewritten(disk, lambda rows: rows), codec)
+    assert tokens(same, "a") == [1, 2, 3]  # a pack written again is no damage
+    for field in ("bitstring", "veil", "id"):
+        archive = reopen(rewritten(disk, swapped(field)), codec)
+        assert not archive.verify(decode=True).sound
+        for name in "ab":
+            with pytest.raises((CorruptError, LostError, NotFound)):
+                archive.get(name, "acme")
+
+    def renumbered(rows: Rows) -> Rows:
+        return [*rows[:-1], (rows[-1][0], rows[-1][1]._replace(number=7))]
+
+    with pytest.raises(CorruptError, match="does not open"):
+        reopen(rewritten(disk, renumbered), codec).get("b", "acme")
+
+
+# Erasure
+
+
+def raw_records_open(disk: SimDisk, codec: SegmentCodec, domain: bytes) -> list[bytes]:
+    """What a thief with the archive key and every file opens of a domain: bitstrings and names."""
+    store = DirectoryStore(disk)
+    archive = reopen(disk, codec)
+    every = []
+    for path, data in disk.seen.files().items():
+        if path.startswith(("keys/", "tmp/")) and data[:4] == b"PLTk":
+            every.append(KeyFile.decode(data))
+    keys = archive.keys
+    assert isinstance(keys, Keyring)
+    trees = []
+    for file in every:
+        if file.domain == domain:
+            plain = dataclasses.replace(file, box=b"").head
+            body = unseal(keys._wrap, file.box, [keys.archive, plain], "")
+            trees.append(DomainKeys.decode(domain, file.generation, body).roots)
+    out = []
+    for path in store.list("packs"):
+        pack = Pack.of(disk.seen.files()[f"packs/{path}"])
+        for item in pack.scan():
+            assert not isinstance(item, Damage)
+            record, context = item[1], pack.head.contexts[item[1].context]
+            if context.domain == domain and not record.mark:
+                for identity in (record.id, record.veil[:8] or None):
+                    if identity and any(
+                        t[context.root].key(unit_of(identity)) for t in trees if context.root in t
+                    ):
+                        out.append(identity)
+    return out
+
+
+def test_an_erased_session_does_not_open_and_the_others_do(
+    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    sealed.put([chat("a", [1, 2], [3]), chat("b", [1, 2], [4]), chat("a", [5], tenant="other")])
+    sealed.put([chat("a", [1, 2], [3], [6])])
+    sealed.forget([sealed.version("a", "acme", number=1)])
+    domain = sealed.keys.domain(TENANT, "acme")
+    before = raw_records_open(disk, codec, domain)
+    assert sealed.erase("acme", "a", dry_run=True).segments == 2
+    assert raw_records_open(disk, codec, domain) == before
+    done = sealed.erase("acme", "a")
+    assert (done.versions, done.segments, done.shared, done.unread) == (2, 2, 1, 0) and done.records >= 2
+    for archive in (sealed, reopen(disk, codec)):
+        with pytest.raises(NotFound):
+            archive.get("a", "acme")
+        assert tokens(archive, "b") == [1, 2, 4] and tokens(archive, "a", "other") == [5]
+        assert [(v.tenant, v.name) for v in archive.ls(history=True, forgotten=True)] == [
+            ("acme", "b"),
+            ("other", "a"),
+        ]
+    after = raw_records_open(disk, codec, domain)
+    assert len(before) - len(after) == 4 and set(after) < set(before)  # two leaves, two names
+    assert not [p for p in disk.seen.files() if p.startswith("tmp/")]
+    assert reopen(disk, codec).verify(decode=True).sound
+    with pytest.raises(NotFound):
+        sealed.erase("acme", "a")
+
+
+def test_an_erased_session_can_be_put_again(sealed: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+    sealed.put([chat("a", [1, 2])])
+    sealed.erase("acme", "a")
+    receipt = sealed.put([chat("a", [1, 2])])[0]
+    assert (receipt.new, receipt.number) == (1, 1) and tokens(reopen(disk, codec), "a") == [1, 2]
+    sealed.erase("acme", "a")
+    assert not list(reopen(disk, codec).ls())
+
+
+def test_an_erased_tenant_leaves_nothing_that_opens(
+    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    sealed.put([chat("a", [1, 2], [3]), chat("b", [4]), chat("c", [4], tenant="other")])
+    domain = sealed.keys.domain(TENANT, "acme")
+    assert len(raw_records_open(disk, codec, domain)) == 5
+    assert sealed.erase("acme").records == 3
+    assert raw_records_open(disk, codec, domain) == []
+    archive = reopen(disk, codec)
+    assert [(v.tenant, v.name) for v in archive.ls()] == [("other", "c")] and tokens(
+        archive, "c", "other"
+    ) == [4]
+    assert archive.verify(decode=True).sound
+    for tenant, name in (("acme", None), ("acme", "a"), ("nobody", None)):
+        with pytest.raises(NotFound):
+            archive.erase(tenant, name)
+    archive.put([chat("a", [1, 2])])
+    assert tokens(reopen(disk, codec), "a") == [1, 2] and len(raw_records_open(disk, codec, domain)) == 2
+
+
+def test_what_was_erased_is_collected(sealed: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+    sealed.put([chat("a", list(range(100)))])
+    sealed.put([chat("b", [4])])
+    sealed.erase("acme", "a")
+    for _ in range(2):
+        sealed.collect(dead_share=0)
+    assert len(records_of(disk)) == 2 and tokens(reopen(disk, codec), "b") == [4]
+    assert reopen(disk, codec).verify(decode=True).sound
+
+
+def test_collecting_needs_no_key_and_keeps_boxes_as_they_are(
+    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    for name in "abc":
+        sealed.put([chat(name, [ord(name)])])
+    locked = reopen(disk, codec, None)
+    locked.collect()
+    assert locked.collect().deleted == 3
+    assert [tokens(reopen(disk, codec), n) for n in "abc"] == [[97], [98], [99]]
+
+
+def test_an_archive_without_encryption_says_that_it_cannot_erase(archive: Archive) -> None:
+    archive.put([chat("a", [1])])
+    with pytest.raises(UsageError, match="forget"):
+        archive.erase("acme", "a")
+
+
+def test_a_writer_that_saw_the_keys_before_an_erasure_is_not_acknowledged(
+    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    sealed.put([chat("a", [1, 2])])
+    writer = reopen(disk, codec)
+    writer.put([chat("w", [1, 2], [3])])
+    done = False
+
+    def erase() -> None:
+        nonlocal done
+        if not done and any(c.path.startswith("packs/") for c in disk.pending):
+            done = True
+            reopen(disk, codec).erase("acme", "w")
+
+    disk.watch = erase
+    with pytest.raises(Fenced, match="put again"):
+        writer.put([chat("x", [1, 2], [3])])
+    disk.watch = lambda: None
+    assert done
+    writer.put([chat("x", [1, 2], [3])])
+    archive = reopen(disk, codec)
+    assert tokens(archive, "x") == [1, 2, 3] and tokens(archive, "a") == [1, 2]
+
+
+def test_what_is_doomed_is_not_relied_on(sealed: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+    sealed.put([chat("a", [1, 2])])
+    keys = sealed.keys
+    assert isinstance(keys, Keyring)
+    known = keys.of(keys.domain(TENANT, "acme"))
+    assert known
+    leaf = sealed.version("a", "acme").leaf
+    fresh = {b"new root": Tree.root(b"n" * KEY)}
+    doomed = frozenset(Unit(root, unit_of(leaf)) for root in known.roots)
+    assert keys.publish(known.following(roots=known.roots | fresh, doomed=doomed))
+    other = reopen(disk, codec)
+    assert other.put([chat("b", [1, 2])])[0].new == 1
+    sealed.erase("acme", "a")
+    assert tokens(reopen(disk, codec), "b") == [1, 2]
+
+
+# Crashes
+
+
+def sealed_steps() -> dict[str, Callable[[Archive], object]]:
+    return {
+        "put": lambda a: a.put([chat("a", [1, 2]), chat("b", [1, 2], [3])]),
+        "put other": lambda a: a.put([chat("c", [7], tenant="other")]),
+        "erase session": lambda a: a.erase("acme", "b"),
+        "erase tenant": lambda a: a.erase("acme"),
+        "collect": lambda a: (a.collect(dead_share=0), a.collect(dead_share=0)),
+    }
+
+
+def catalogue(archive: Archive) -> dict[tuple[str, str], list[int]]:
+    return {(v.tenant, v.name): archive.tower(v).tokens.tolist()[30:] for v in archive.ls()}
+
+
+def test_every_crash_of_a_sealed_archive(codec: SegmentCodec) -> None:
+    """Two operations on a base of one put: before or after, never between, and nothing wrong; and what was erased stays so."""
+    cases = opened = 0
+    for first, second in itertools.product(sealed_steps(), repeat=2):
+        disk = SimDisk()
+        Archive.create(DirectoryStore(disk), [codec], key=RAW).put([chat("z", [9]), chat("b", [1, 2], [3])])
+        for step in (first, second):
+            before = catalogue(reopen(disk, codec))
+            dry = disk.clone()
+            try:
+                sealed_steps()[step](reopen(dry, codec))
+            except NotFound:
+                continue
+            after = catalogue(reopen(dry, codec))
+            states: dict[frozenset[tuple[str, bytes]], State] = {}
+
+            def watch(
+                disk: SimDisk = disk, states: dict[frozenset[tuple[str, bytes]], State] = states
+            ) -> None:
+                nonlocal cases
+                for state in disk.crashes("tmp"):
+                    cases += 1
+                    states.setdefault(
+                        frozenset(f for f in state.files().items() if f[0][:4] != "tmp/"), state
+                    )
+
+            archive = reopen(disk, codec)
+            disk.watch = watch
+            sealed_steps()[step](archive)
+            disk.watch = lambda: None
+            for state in states.values():
+                opened += 1
+                left = SimDisk(state, seed=opened)
+                found = catalogue(reopen(left, codec))
+                assert found in (before, after), (first, second, step)
+                report = reopen(left, codec).verify(decode=True)
+                assert not report.lost and {p.kind for p in report.problems} <= {"keys"}, report
+                if step.startswith("erase") and found == before:
+                    sealed_steps()[step](reopen(left, codec))  # erasing again comes to its end
+                    assert catalogue(reopen(left, codec)) == after
+            assert catalogue(reopen(SimDisk(disk.durable), codec)) == after
+    print(f"{cases} crash cases, {opened} different")
+    assert cases > 1000
+
+
+def test_a_failed_sync_of_a_key_file_stops_everything(disk: SimDisk, codec: SegmentCodec) -> None:
+    archive = Archive.create(DirectoryStore(disk), [codec], key=RAW)
+    archive.put([chat("a", [1])])
+    for call in range(1, 40):
+        copy = SimDisk(disk.durable, seed=call)
+        copy.fail_at = {call: OSError(5, "no")}
+        try:
+            reopen(copy, codec).erase("acme", "a")
+        except PltzError as exc:
+            assert isinstance(exc, PltzError)
+            copy.fail_at = {}
+            left = reopen(copy, codec)
+            assert catalogue(left) in ({("acme", "a"): [1]}, {})
+            if catalogue(left):
+                left.erase("acme", "a")
+            assert not catalogue(reopen(copy, codec))
+    assert not isinstance(archive, WriterFailed)
+
+
+# Parsers and limits
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200))
+def test_the_parsers_take_anything(data: bytes) -> None:
+    from pltz.archive.identity import digest
+    from pltz.archive.keys import PERSON
+
+    with pytest.raises(FormatError):
+        KeyFile.decode(data)
+    for whole in (data, b"PLTk" + data, b"PLTk\1" + data):
+        try:
+            KeyFile.decode(whole + digest(PERSON, whole))
+        except FormatError:
+            continue
+    try:
+        DomainKeys.decode(b"d" * 16, 0, data)
+    except FormatError:
+        return
+
+
+@given(st.text(max_size=20), st.integers(1, 3), st.lists(units, max_size=2), st.integers(0, 2**32 - 1))
+@settings(max_examples=50)
+def test_keys_come_back(name: str, count: int, holes: list[int], generation: int) -> None:
+    roots = {bytes([n]) * 8: Tree.root(bytes([n]) * KEY) for n in range(count)}
+    for hole in holes:
+        roots[bytes(8)] = roots[bytes(8)].puncture(hole)
+    doomed = frozenset(Unit(bytes(8), hole) for hole in holes)
+    name = name.encode("utf-8", "ignore").decode()
+    keys = DomainKeys(b"d" * 16, generation, 1, name, b"i" * KEY, roots, doomed)
+    assert DomainKeys.decode(b"d" * 16, generation, keys.encode()) == keys
+
+
+def test_a_key_file_that_asks_for_a_hostile_scrypt_or_is_newer_is_refused() -> None:
+    with pytest.raises(CorruptError, match="refused"):
+        KeyFile.decode(KeyFile(bytes(16), 0, b"box", 1, (30, 32, 16)).encode())
+    data = bytearray(KeyFile(bytes(16), 0, b"box").encode()[:-16])
+    data[4] = 9
+    from pltz.archive.identity import digest
+    from pltz.archive.keys import PERSON
+
+    with pytest.raises(VersionError, match="newer pltz"):
+        KeyFile.decode(bytes(data) + digest(PERSON, bytes(data)))
+
+
+def test_keys_survive_the_loss_of_one_copy(sealed: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+    sealed.put([chat("a", [1])])
+    for copy in "01":
+        state = disk.seen.copy()
+        for path in [p for p in state.names if p.startswith("keys/") and p.endswith(copy)]:
+            state.data[state.names[path]] = b"rot"
+        assert tokens(reopen(SimDisk(state), codec), "a") == [1]
+    folder = KeyFolder(DirectoryStore(disk))
+    assert all(len(g) == 1 for g in folder.generations().values())
+
+
+def test_erased_is_its_own_error(sealed: Archive, disk: SimDisk) -> None:
+    sealed.put([chat("a", [1])])
+    item = sealed.view.at(sealed.version("a", "acme").location)
+    sealed.erase("acme", "a")
+    sealed.view.refresh()
+    with pytest.raises(Erased):
+        sealed.keys.bits(item.context, item.record)
+
+
+def test_bytes_a_session_costs_sealed(codec: SegmentCodec) -> None:
+    sizes = []
+    for key in (None, RAW):
+        disk = SimDisk()
+        archive = Archive.create(DirectoryStore(disk), [codec], key=key)
+        archive.put([chat(f"s{n}", [n, n + 1]) for n in range(1000)])
+        sizes.append(archive.stat().pack_bytes)
+    print(f"sealed: {(sizes[1] - sizes[0]) / 1000:.2f} bytes a session more")
+    assert sizes[1] - sizes[0] <= 42 * 1000
