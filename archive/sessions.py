@@ -53,6 +53,7 @@ from pltz.plt_codec.errors import (
 from pltz.plt_codec.fallback import Fallback
 
 if TYPE_CHECKING:
+    from pltz.archive.keys import Secret
     from pltz.models.bundle import Bundle
     from pltz.models.tokenizer import BundleTokenizer
 
@@ -116,10 +117,12 @@ class SessionArchive:
         self._memos = [codec for codec in archive.codecs if isinstance(codec, Memo)]  # the model, plain bytes
 
     @classmethod
-    def create(cls, place: str | os.PathLike[str], bundles: Sequence[Bundle] = ()) -> SessionArchive:
-        """A new archive in a directory. Raises UsageError where there is one, StoreError."""
+    def create(
+        cls, place: str | os.PathLike[str], bundles: Sequence[Bundle] = (), *, key: Secret | None = None
+    ) -> SessionArchive:
+        """A new archive in a directory or bucket, sealed where a ``key`` is given. Raises UsageError where there is one, StoreError."""
         found = list(bundles) or [_default()]
-        return cls(Archive.create(place, codecs_of(found)), found)
+        return cls(Archive.create(place, codecs_of(found), key=key), found)
 
     @classmethod
     def open(
@@ -127,12 +130,13 @@ class SessionArchive:
         place: str | os.PathLike[str],
         bundles: Sequence[Bundle] = (),
         *,
+        key: Secret | None = None,
         device: str = "cpu",
         threads: int | None = None,
     ) -> SessionArchive:
-        """An archive, with the bundle that ships with pltz where none is given. Raises UsageError, FormatError."""
+        """An archive, with the bundle that ships with pltz where none is given. Raises UsageError, FormatError, KeyMismatch."""
         found = list(bundles) or [_default()]
-        return cls(Archive.open(place, codecs_of(found, device=device, threads=threads)), found)
+        return cls(Archive.open(place, codecs_of(found, device=device, threads=threads), key=key), found)
 
     # ---- in
 

@@ -34,14 +34,11 @@ DECODE_RECORDS = 256  # handed to a codec at once
 
 @dataclass
 class Report:
-<<<<<<< HEAD
-    """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``complete``: nothing was left out.
+    """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``unprotected``: packs without
+    parity; ``complete``: nothing was left out.
 
     ``cursor``: the last pack that was checked: a run that resumes from this report goes on behind it; ``bad``: segments that did not decode.
     """
-=======
-    """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``unprotected``: packs without parity; ``complete``: nothing was left out."""
->>>>>>> w-vault
 
     packs: int = 0
     records: int = 0
@@ -65,14 +62,8 @@ class Verifier:
 
     def __init__(self, archive: Archive, resume: Report | None = None):
         self.archive = archive
-<<<<<<< HEAD
-        self.view = View(archive.store)
-        self.report = resume or Report()
-=======
         self.view = View(archive.store, archive.keys)
-        self.report = Report()
-        self._bad: set[bytes] = set()  # segments of which no record decodes
->>>>>>> w-vault
+        self.report = resume or Report()
 
     def run(
         self,
@@ -109,14 +100,11 @@ class Verifier:
             else:
                 doubted.add(pack)
                 self._check_pack(pack, decode)
-<<<<<<< HEAD
             self.report.cursor = pack
             if progress:
                 progress(self.report)
-=======
         self._check_parity()
         self._check_copies()
->>>>>>> w-vault
         self._check_indexes(doubted)
         if doubted or not self.report.complete or not whole(swept):
             self._check_towers()

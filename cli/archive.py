@@ -12,9 +12,11 @@ COMMANDS = {
     "find": "pltz.cli.archive_list:find",
     "stat": "pltz.cli.archive_list:stat",
     "verify": "pltz.cli.archive_verify:verify",
+    "repair": "pltz.cli.archive_repair:repair",
     "forget": "pltz.cli.archive_forget:forget",
     "undelete": "pltz.cli.archive_forget:undelete",
     "collect": "pltz.cli.archive_forget:collect",
+    "erase": "pltz.cli.archive_erase:erase",
     "copy": "pltz.cli.archive_copy:copy",
     "export": "pltz.cli.archive_get:export",
 }
@@ -24,6 +26,6 @@ COMMANDS = {
 def archive() -> None:
     """Keep sessions in an archive: every version, shared prompts once, proved before it is acknowledged.
 
-    An archive is a directory. Sessions have a name, a tenant, tags and a history; putting a longer
+    An archive is a directory, or s3://bucket/prefix. Sessions have a name, a tenant, tags and a history; putting a longer
     version of a session adds its new turns alone.
     """

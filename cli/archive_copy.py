@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.cli import archive_options, options
+from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import choose, facts, line_of, open_sessions, show, tags_of
 from pltz.cli.groups import Command
 from pltz.cli.progress import Progress, wanted
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 @options.DEVICE
 @options.PROGRESS
 @archive_options.JSON_LINES
+@key_options
 def copy(
     place: str,
     to: str,
@@ -56,8 +58,8 @@ def copy(
     """
     from pltz.archive.transfer import copy as transfer
 
-    source = open_sessions(place, bundles, device, threads).archive
-    other = open_sessions(to, bundles, device, threads).archive
+    source = open_sessions(place, bundles, device, threads, perhaps_sealed=True).archive
+    other = open_sessions(to, bundles, device, threads, perhaps_sealed=True).archive
     if source.settings.archive == other.settings.archive:
         raise UsageError("DIR and TO are the same archive, or a file copy of it: name another one")
     chosen = list(choose(source, names, tenant, tags_of(tags), history=not last))

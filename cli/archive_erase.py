@@ -38,9 +38,6 @@ def erase(
     tenant: str,
     name: str | None,
     everything: bool,
-    key_file: str | None,
-    key_command: str | None,
-    passphrase: bool,
     dry_run: bool,
     yes: bool,
     as_json: bool,
@@ -54,7 +51,7 @@ def erase(
 
     if (name is None) != everything:
         raise UsageError("expected either --name NAME or --all")
-    opened = Archive.open(archive, [], key=secret(key_file, key_command, passphrase))
+    opened = Archive.open(archive, [], key=secret())
     if not (dry_run or yes):
         what = f"session {name!r}" if name is not None else "everything"
         click.confirm(f"Erase {what} of tenant {tenant!r}? This cannot be undone", abort=True, err=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.cli import archive_options
+from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import choose, facts, line_of, open_plain, show, tags_of
 from pltz.cli.groups import Command
 from pltz.cli.table import size
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 @click.option("--drop-last", is_flag=True, help="Let a policy forget a session's last version too.")
 @archive_options.DRY_RUN
 @archive_options.JSON_LINES
+@key_options
 def forget(
     place: str,
     names: tuple[str, ...],
@@ -118,6 +120,7 @@ def pick(versions: "list[Version]", number: int | None) -> "list[Version]":
 @archive_options.TENANT
 @archive_options.DRY_RUN
 @archive_options.JSON_LINES
+@key_options
 def undelete(
     place: str, names: tuple[str, ...], number: int | None, tenant: str, dry_run: bool, as_json: bool
 ) -> None:
@@ -159,6 +162,7 @@ def _forgotten(archive: "Archive", name: str, tenant: str) -> "list[Version]":
 )
 @archive_options.DRY_RUN
 @archive_options.JSON_LINES
+@key_options
 def collect(place: str, grace: str, dry_run: bool, as_json: bool) -> None:
     """Free the space of forgotten sessions and merge small packs, in two steps of two runs.
 

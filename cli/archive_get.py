@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.cli import archive_options, options
+from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import choose, open_sessions, tags_of
 from pltz.cli.decompress import FORMATS, render
 from pltz.cli.groups import Command
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 @options.FORCE
 @options.THREADS
 @options.DEVICE
+@key_options
 def get(
     place: str,
     names: tuple[str, ...],
@@ -100,6 +102,7 @@ def get(
 @options.DEVICE
 @options.PROGRESS
 @options.JSON
+@key_options
 def export(
     place: str,
     names: tuple[str, ...],

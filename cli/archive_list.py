@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.cli import archive_options
+from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import facts, line_of, open_plain, seconds_of, show, tags_of
 from pltz.cli.groups import Command
 from pltz.cli.table import pairs, size
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 @click.option("--history", is_flag=True, help="All versions, not only the last of each session.")
 @click.option("--forgotten", is_flag=True, help="Forgotten versions too.")
 @archive_options.JSON_LINES
+@key_options
 def ls(place: str, tenant: str | None, history: bool, forgotten: bool, as_json: bool) -> None:
     """List sessions by tenant and name, their last versions."""
     archive = open_plain(place)
@@ -45,6 +47,7 @@ def ls(place: str, tenant: str | None, history: bool, forgotten: bool, as_json: 
 @click.option("--since", metavar="DATE", help="Not older than this.")
 @click.option("--until", metavar="DATE", help="Older than this.")
 @archive_options.JSON_LINES
+@key_options
 def find(
     place: str,
     text: str,
@@ -65,6 +68,7 @@ def find(
 @click.command(cls=Command, examples=["pltz archive stat /data/cold", "pltz archive stat /data/cold --json"])
 @archive_options.DIR
 @archive_options.JSON_LINES
+@key_options
 def stat(place: str, as_json: bool) -> None:
     """Count what is in the archive: packs, indexes, records and bytes."""
     archive = open_plain(place)

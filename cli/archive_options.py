@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.cli.archive_key import secret
 from pltz.cli.options import Decorator
 from pltz.cli.output import write_text
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
+    from pltz.archive.keys import Secret
     from pltz.archive.sessions import SessionArchive
     from pltz.archive.view import Version
 
@@ -46,21 +48,39 @@ JSON_LINES: Decorator = click.option(
 
 
 def open_plain(place: str) -> "Archive":
-    """The archive at ``place``, without a bundle: to list, mark and clean. Raises UsageError, FormatError."""
-    from pltz.archive.archive import Archive
+    """The archive at ``place``, without a bundle: to list, mark and clean; a sealed one with the key that the command's options name.
 
-    return Archive.open(place, [])
+    Raises UsageError, FormatError, KeyMismatch.
+    """
+    return open_archive(place, secret())
 
 
 def open_sessions(
-    place: str, bundles: Iterable[str] = (), device: str = "cpu", threads: int | None = None
+    place: str,
+    bundles: Iterable[str] = (),
+    device: str = "cpu",
+    threads: int | None = None,
+    *,
+    perhaps_sealed: bool = False,
 ) -> "SessionArchive":
-    """The archive at ``place``, to put and get. Raises UsageError, FormatError, ModelError."""
+    """The archive at ``place``, to put and get. Raises UsageError, FormatError, ModelError, KeyMismatch.
+
+    perhaps_sealed: one that is not sealed is opened without the key, instead of being refused with it.
+    """
     from pltz.archive.sessions import SessionArchive
     from pltz.models.bundle import Bundle
 
-    open_plain(place)  # what is no archive is said before a bundle is loaded
-    return SessionArchive.open(place, [Bundle.load(b) for b in bundles], device=device, threads=threads)
+    found = open_archive(place, None)  # what is no archive is said before a bundle is loaded
+    key = secret() if found.settings.sealed or not perhaps_sealed else None
+    loaded = [Bundle.load(b) for b in bundles]
+    return SessionArchive.open(place, loaded, key=key, device=device, threads=threads)
+
+
+def open_archive(place: str, key: "Secret | None") -> "Archive":
+    """The archive at ``place``, without a bundle. Raises UsageError, FormatError, KeyMismatch."""
+    from pltz.archive.archive import Archive
+
+    return Archive.open(place, [], key=key)
 
 
 def tags_of(words: Iterable[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import click
 
 from pltz import api
 from pltz.cli import archive_options, options
+from pltz.cli.archive_key import key_options, secret
 from pltz.cli.archive_options import open_sessions, seconds_of, show, tags_of
 from pltz.cli.compress import FORMATS, read_sessions
 from pltz.cli.groups import Command
@@ -22,16 +23,40 @@ if TYPE_CHECKING:
     from pltz.models.target import Target
 
 
-@click.command(cls=Command, examples=["pltz archive init /data/cold", "pltz archive init ./cold --json"])
+@click.command(
+    cls=Command,
+    short_help="Make an empty archive.",
+    examples=[
+        "pltz archive init /data/cold",
+        "pltz archive init s3://bucket/cold --json",
+        "pltz archive init /data/sealed --key-file key --parity 10",
+    ],
+)
 @archive_options.DIR
+@click.option(
+    "--parity",
+    type=click.FloatRange(0, 100),
+    metavar="PERCENT",
+    help="Parity for repair; segments that many sessions need are kept twice beside it.  [default: 5]",
+)
 @archive_options.JSON_LINES
-def init(place: str, as_json: bool) -> None:
-    """Make an empty archive in DIR, which may exist but holds no archive."""
-    from pltz.archive.archive import Archive
+@key_options
+def init(place: str, parity: float | None, as_json: bool) -> None:
+    """Make an empty archive in DIR, which may exist but holds no archive.
 
-    made = Archive.create(place, [])
+    With a key (--key-file, --key-command, --passphrase) it is sealed: everything in it is encrypted, and sessions and
+    tenants can be erased for good. Without the key nothing in it can ever be read again: keep the key.
+    """
+    from pltz.archive.archive import Archive
+    from pltz.archive.parity import SHARE, SHARED
+
+    shares = (SHARE, SHARED) if parity is None else (round(10 * parity), SHARED if parity else 0)
+    key = secret(confirm=True)
+    made = Archive.create(place, [], key=key, parity=shares)
     identity = made.settings.archive.hex()
-    show({"archive": identity, "place": place}, f"{place}: archive {identity}, empty", as_json)
+    kind = "sealed" if key else "open"
+    facts = {"archive": identity, "place": place, "sealed": key is not None, "parity": list(shares)}
+    show(facts, f"{place}: archive {identity}, empty, {kind}", as_json)
 
 
 @click.command(
@@ -75,6 +100,7 @@ def init(place: str, as_json: bool) -> None:
 @options.DEVICE
 @options.PROGRESS
 @archive_options.JSON_LINES
+@key_options
 def put(
     place: str,
     inputs: tuple[str, ...],

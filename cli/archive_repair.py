@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 def repair(
     ctx: click.Context,
     archive: str,
-    key_file: str | None,
-    key_command: str | None,
-    passphrase: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -48,7 +45,7 @@ def repair(
     from pltz.archive.repair import Repairer
     from pltz.archive.store import open_store
 
-    key = secret(key_file, key_command, passphrase)
+    key = secret()
     store = open_store(archive)
     keys = (lambda settings: open_keys(store, settings, key)) if key else None
     done = Repairer(store, keys, dry_run=dry_run).run()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.cli import archive_options, options
+from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import facts, open_plain, open_sessions, printable, show
 from pltz.cli.groups import Command
 from pltz.cli.output import Output
@@ -52,6 +53,7 @@ MAX_STATE = 1 << 26  # bytes
 @options.PROGRESS
 @archive_options.JSON_LINES
 @click.pass_context
+@key_options
 def verify(
     ctx: click.Context,
     place: str,

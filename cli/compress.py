@@ -11,6 +11,7 @@ import click
 
 from pltz import api
 from pltz.cli import options
+from pltz.cli.archive_key import key_options
 from pltz.cli.groups import Command
 from pltz.cli.output import Output, write_text
 from pltz.cli.progress import Progress, wanted
@@ -65,6 +66,7 @@ FORMATS = ("auto", "openai", "sharegpt", "jsonl", "text", "ids")
 @options.DEVICE
 @options.PROGRESS
 @options.JSON
+@key_options
 def compress(
     inputs: tuple[str, ...],
     output: str | None,

@@ -9,6 +9,7 @@ import click
 
 from pltz import api
 from pltz.cli import options
+from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import open_sessions
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 @options.THREADS
 @options.DEVICE
 @options.JSON
+@key_options
 def thaw(
     file: str,
     index: int | None,
