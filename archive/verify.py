@@ -100,10 +100,10 @@ class Verifier:
             else:
                 doubted.add(pack)
                 self._check_pack(pack, decode)
+            self._check_parity(pack)
             self.report.cursor = pack
             if progress:
                 progress(self.report)
-        self._check_parity()
         self._check_copies()
         self._check_indexes(doubted)
         if doubted or not self.report.complete or not whole(swept):
@@ -199,29 +199,26 @@ class Verifier:
             self.report.bad.add(item.record.id)
         self._wrong("record", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
 
-    def _check_parity(self) -> None:
-        """Parity files that are there are sound. One that is not there is no damage: `unprotected` counts it."""
-        names = {n for n in self.view.store.list("parity") if PACK_NAME.fullmatch(n)}
-        packs = {p.hex() for p in self.view.packs}
-        staying = {p.hex() for p in set(self.view.packs) - self.view.condemned}
-        self.report.unprotected = len(staying - names) if self.archive.settings.parity[0] else 0
-        for name in sorted(names):
-            if name not in packs:
-                self._wrong("pack", name, "is gone, and its parity is left: see pltz archive repair")
-                continue
-            try:
-                parity = Parity.decode(self.view.store.view(f"parity/{name}"))
-                parity.verify()
-                if parity.pack.hex() != name:
-                    self._wrong("parity", name, "is that of another pack")
-            except FormatError as exc:
-                self._wrong("parity", name, str(exc))
-            except FileNotFoundError:
-                continue
+    def _check_parity(self, pack: bytes) -> None:
+        """Of a pack, if there is any: that there is none is no damage, and counted in the end."""
+        try:
+            parity = Parity.decode(self.view.store.view(f"parity/{pack.hex()}"))
+            parity.verify()
+            if parity.pack != pack:
+                self._wrong("parity", pack.hex(), "is that of another pack")
+        except FormatError as exc:
+            self._wrong("parity", pack.hex(), str(exc))
+        except FileNotFoundError:
+            return
 
     def _check_copies(self) -> None:
-        """Second copies of small files, and key files."""
+        """Packs and their parity go together; second copies of small files, and key files, are sound."""
         store = self.view.store
+        names = {bytes.fromhex(n) for n in store.list("parity") if PACK_NAME.fullmatch(n)}
+        if self.archive.settings.parity[0]:
+            self.report.unprotected = len(set(self.view.packs) - self.view.condemned - names)
+        for pack in sorted(names - set(self.view.packs)):
+            self._wrong("pack", pack.hex(), "is gone, and its parity is left: see pltz archive repair")
         for name in sorted(store.list("parity")):
             try:
                 data = store.read(f"parity/{name}", 0, 1 << 26)

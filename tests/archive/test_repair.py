@@ -16,7 +16,7 @@ from pltz.archive.pack import Damage, Pack
 from pltz.archive.plan import Plan
 from pltz.archive.repair import Repaired, Repairer
 from pltz.archive.simulate import SimDisk, State
-from pltz.archive.store import DirectoryStore
+from pltz.archive.store import DirectoryStore, Store
 from pltz.archive.writer import NewSession
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 from tests.archive.conftest import ZlibCodec
@@ -372,3 +372,17 @@ def test_any_damage_is_repaired_or_named(data: st.DataObject) -> None:
         assert same_files(disk, state)
         archive = Archive.open(DirectoryStore(disk), [ZlibCodec()])
         assert archive.verify(decode=True).sound
+
+
+def test_repair_over_each_store(store: Store) -> None:
+    archive = Archive.create(store, [ZlibCodec()])
+    archive.put([NewSession("a", [PROMPT, np.array([3] * 9)], shared=1)])
+    name = f"packs/{next(iter(store.list('packs')))}"
+    sound = store.read(name, 0, 1 << 20)
+    for hurt in (sound[:100], bytes(50) + sound[50:], None):
+        store.delete(name)
+        if hurt is not None:
+            store.put(name, hurt)
+        assert Repairer(store).run().restored == [name]
+        assert store.read(name, 0, 1 << 20) == sound
+    assert Archive.open(store, [ZlibCodec()]).verify(decode=True).sound

@@ -21,7 +21,7 @@ from pltz.archive.pack import Builder, Context, Damage, Pack
 from pltz.archive.record import Record
 from pltz.archive.seal import BITS, KEY, LEVELS, Tree, seal, unit_of, unseal
 from pltz.archive.simulate import SimDisk, State
-from pltz.archive.store import DirectoryStore
+from pltz.archive.store import DirectoryStore, Store
 from pltz.archive.writer import NewSession
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError, UsageError, VersionError
 
@@ -582,3 +582,16 @@ def test_bytes_a_session_costs_sealed(codec: SegmentCodec) -> None:
         sizes.append(archive.stat().pack_bytes)
     print(f"sealed: {(sizes[1] - sizes[0]) / 1000:.2f} bytes a session more")
     assert sizes[1] - sizes[0] <= 42 * 1000
+
+
+def test_sealed_and_erased_over_each_store(store: Store, codec: SegmentCodec) -> None:
+    archive = Archive.create(store, [codec], key=RAW)
+    archive.put([chat("a", [1, 2]), chat("b", [1, 2], [3])])
+    keys = set(store.list("keys"))
+    assert archive.erase("acme", "b").segments == 1
+    again = Archive.open(store, [codec], key=RAW)
+    assert tokens(again, "a") == [1, 2] and [v.name for v in again.ls()] == ["a"]
+    assert len(set(store.list("keys")) & keys) == 4  # the archive's and the base domain's, not the tenant's
+    assert again.verify(decode=True).sound
+    with pytest.raises(UsageError, match="already"):
+        Archive.create(store, [codec], key=RAW)
