@@ -279,7 +279,6 @@ static int coder_finish(Coder *c) {
         for (size_t i = size; up && i-- > 0 && ++all[i] == 0;) {} /* round up; stays below 1 */
         break;
     }
-    while (size && all[size - 1] == 0) size--;
     free(c->out);
     c->out = all;
     c->size = size;

@@ -222,3 +222,13 @@ def test_the_environment_names_the_kernel(monkeypatch: pytest.MonkeyPatch) -> No
     assert NativeCoder(model("small")).kernel == "plain"
     monkeypatch.delenv("PLTZ_KERNEL")
     assert NativeCoder(model("small")).kernel == kernels()[0]
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_a_code_value_of_zero_ends_as_the_reference_ends_it(lanes: int) -> None:
+    """Symbol 0 over and over keeps the range coder's lower end at 0: the trimmed end must not eat the words before it."""
+    weights = random_weights(5)
+    ids = np.zeros(60, np.int64)
+    native = NativeCoder(weights).encode([ids], lanes=lanes, steps=64)
+    reference = TokenCoder(TorchEngine(weights)).encode([ids], lanes=lanes, steps=64)
+    assert native[0].data == reference[0].data and len(native[0].data) > 9
