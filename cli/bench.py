@@ -4,7 +4,9 @@ import click
 
 from pltz.cli.groups import LazyGroup
 
+COMMANDS = {"codec": "pltz.cli.bench_codec:codec", "speed": "pltz.cli.bench_speed:speed"}
 
-@click.group(cls=LazyGroup, lazy={"codec": "pltz.cli.bench_codec:codec"})
+
+@click.group(cls=LazyGroup, lazy=COMMANDS)
 def bench() -> None:
     """Measure pltz against its peers on your own data."""

@@ -39,6 +39,7 @@ def test_the_commands_are_the_documented_ones() -> None:
         "bundle show",
         "bundle verify",
         "bench codec",
+        "bench speed",
         "demo",
     }
 
