@@ -95,6 +95,9 @@ def speed(
     loaded: Bundle = codec.bundle  # type: ignore[assignment]  # Codec.load gives a Bundle, the type says less
     stream, text_bytes = sample_tokens(codec)
     used = getattr(codec.coder, "threads", threads)
+    lengths = [
+        length(codec.coder, cut(stream, 1, n)) for n in LINEAR if n <= linear
+    ]  # before torch takes memory
     with Progress("measured", unit="tables", total=len(counts), shown=wanted(progress)) as bar:
         table = []
         for count in counts:
@@ -119,7 +122,7 @@ def speed(
         "macs_per_token": loaded.weights.shape.macs,
         "text_bytes_per_token": round(text_bytes, 3),
         "rows": table,
-        "linear": [length(codec.coder, cut(stream, 1, n)) for n in LINEAR if n <= linear],
+        "linear": lengths,
         "startup": start_times(loaded.path) if startup else None,
         "machine": machine.describe(codec.coder, device, used),
     }
