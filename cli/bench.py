@@ -4,9 +4,13 @@ import click
 
 from pltz.cli.groups import LazyGroup
 
+COMMANDS = {
+    "codec": "pltz.cli.bench_codec:codec",
+    "speed": "pltz.cli.bench_speed:speed",
+    "archive": "pltz.cli.bench_archive:archive",
+}
 
-@click.group(
-    cls=LazyGroup, lazy={"archive": "pltz.cli.bench_archive:archive", "codec": "pltz.cli.bench_codec:codec"}
-)
+
+@click.group(cls=LazyGroup, lazy=COMMANDS)
 def bench() -> None:
     """Measure pltz against its peers on your own data."""

@@ -42,6 +42,7 @@ def test_the_commands_are_the_documented_ones() -> None:
         "bundle verify",
         "bench archive",
         "bench codec",
+        "bench speed",
         "demo",
     }
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs the tests of the compiled engine on a build with AddressSanitizer and UndefinedBehaviorSanitizer (about a minute).
-# Needs gcc and an environment in which pytest finds pltz:   sh tests/plt_codec/sanitize.sh [pytest arguments]
+# Runs the tests of the compiled engine on a build with AddressSanitizer and UndefinedBehaviorSanitizer.
+# Needs gcc and an environment in which pytest finds pltz; test_sanitize.py runs it:   sh tests/plt_codec/sanitize.sh [pytest arguments]
 set -eu
 cd "$(dirname "$0")/../.."
 build=$(mktemp -d)

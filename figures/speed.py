@@ -1,0 +1,34 @@
+"""Draw speed.json, the last line of `pltz bench speed --linear N --json`, as speed.png: python figures/speed.py"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Left: tokens/s by sessions together. Right: microseconds a token by length of one session."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    rates, costs = figure.subplots(1, 2)
+    for way in ("encode", "decode"):
+        together = [str(row["sessions"]) for row in found["rows"]]
+        rates.plot(together, [row[f"{way}_tokens_per_s"] for row in found["rows"]], "o-", label=way)
+        lengths = [one["tokens"] for one in found["linear"]]
+        costs.plot(
+            lengths, [1e6 * one[f"{way}_s"] / one["tokens"] for one in found["linear"]], "o-", label=way
+        )
+    rates.set(xlabel="sessions side by side", ylabel="tokens/s")
+    costs.set(xlabel="tokens of one session", ylabel="µs a token", xscale="log")
+    for axes in (rates, costs):
+        axes.set_ylim(bottom=0)
+        axes.legend()
+    on = found["machine"]
+    figure.suptitle(f"{on['cpu']}, {on['threads']} thread(s), {on['engine']}", fontsize=9)
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    draw(json.loads((HERE / "speed.json").read_text("utf8")), HERE / "speed.png")

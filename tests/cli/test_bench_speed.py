@@ -1,0 +1,65 @@
+"""bench speed: the figures follow from each other, and what does not come back is no speed."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import Result
+
+from pltz.cli import bench_speed
+from pltz.plt_codec.errors import ModelError
+
+Run = Callable[..., Result]
+SMALL = ("--tokens", 70, "--lanes", 4, "--steps", 9, "--rounds", 1, "--threads", 1)
+
+
+def test_figures_follow_from_each_other(run: Run, tiny: Path) -> None:
+    done = run("bench", "speed", *SMALL, "--together", "1,3", "--linear", 1024)
+    assert done.exit_code == 0, done.output
+    *table, last = done.stdout.splitlines()
+    found = json.loads(last)
+    assert [(r["sessions"], r["decode_rows"]) for r in found["rows"]] == [(1, 4), (3, 12)]
+    for row in found["rows"]:
+        for way in ("encode", "decode"):
+            macs = row[f"{way}_tokens_per_s"] * found["macs_per_token"]
+            assert row[f"{way}_gmacs_per_s"] == pytest.approx(macs / 1e9, rel=0.05, abs=0.006)
+            assert 0 < row[f"{way}_over_int_mm"] and 0 < row[f"{way}_text_bytes_per_s"]
+    assert [one["tokens"] for one in found["linear"]] == [1024]
+    assert found["machine"]["engine"] and found["startup"] is None
+    assert sum(line.startswith("decode") for line in table) == 2
+
+
+def test_products_count_the_multiply_adds_of_the_model(tiny: Path) -> None:
+    from pltz.models.bundle import Bundle
+
+    weights = Bundle.load().weights
+    assert bench_speed.Products(weights, 8, "cpu").macs == 8 * weights.shape.macs
+
+
+def test_sessions_are_cut_from_different_places() -> None:
+    first, second = bench_speed.cut(np.arange(10), 2, 7)
+    assert first.tolist() == [0, 1, 2, 3, 4, 5, 6] and second.tolist() == [7, 8, 9, 0, 1, 2, 3]
+
+
+def test_a_session_that_does_not_come_back_has_no_speed() -> None:
+    sessions: Sequence[np.ndarray] = [np.arange(4)]
+    bench_speed.check(sessions, [np.arange(4)])
+    with pytest.raises(ModelError, match="no speed"):
+        bench_speed.check(sessions, [np.array([0, 1, 2, 4])])
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,x", "2,-1"])
+def test_wrong_counts_are_refused(run: Run, tiny: Path, text: str) -> None:
+    done = run("bench", "speed", "--together", text)
+    assert done.exit_code == 2 and "--together" in done.stderr
+
+
+def test_inspect_and_decompress_start_without_torch(tiny: Path) -> None:
+    native = pytest.importorskip("pltz.plt_codec.native")
+    if not native.available():
+        pytest.skip("the compiled engine was not built (no C compiler at install)")
+    found = bench_speed.start_times(tiny / "bundles/mini")
+    assert not found["inspect_loads_torch"] and not found["decompress_loads_torch"]
+    assert found["inspect_s"] > 0 and found["decompress_s"] > 0
