@@ -8,7 +8,7 @@ pack; segments that many sessions depend on stand in a second group with more pa
 a pack is known to be restored by its digest alone, so parity can be of no use but never of harm.
 
 The arithmetic is a table look-up a byte (`bytes.translate`) and an exclusive or: 460 MB/s with 5 parity rows on one core, where zfec
-reaches 390 and is not under our licence, liberasurecode 720 with a header of its own in every block, and reedsolo 1.
+reaches 390 and is not under our licence, and liberasurecode 720 with a header of its own in every block.
 """
 
 from __future__ import annotations
