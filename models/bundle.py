@@ -1,7 +1,7 @@
 """Decoder bundles: a folder with everything that decides a bit, and its fingerprint.
 
     bundle.json          format, contract, name, shape, and the size and BLAKE2b of each file below
-    weights-*.safetensors  the integers of NUMERICS.md
+    weights-*.safetensors  the integers of NUMERICS.md; with .zst at the end, compressed
     tokenizer.json.zst   byte-level BPE with classes
     dictionary.zst       the zstd dictionary of the fallback coder
     card.json, CARD.md   figures, data, licences (not part of the identity)
@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ import zstandard
 
 from pltz.models.tokenizer import BundleTokenizer
 from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError, VersionError
-from pltz.plt_codec.weights import CONTRACT, Shape, Weights
+from pltz.plt_codec.weights import CONTRACTS, Shape, Weights
 
 if TYPE_CHECKING:
     from pltz.plt_codec.cuda.coder import CudaCoder
@@ -39,6 +40,8 @@ DEFAULT = "mini"
 EMBEDDED = Path(__file__).resolve().parent / "bundles"
 ENGINE_VARIABLE = "PLTZ_ENGINE"
 MAX_FILE = 1 << 30  # bytes of one bundle file, unpacked
+PACKED = ".safetensors.zst"
+PART = 15_500_000  # bytes of weights in one file of a bundle, before compression
 
 
 @dataclass(frozen=True)
@@ -148,11 +151,11 @@ def _head(folder: Path) -> dict[str, Any]:
         shape, name, identity = dict(head["shape"]), str(head["name"]), str(head["id"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise ModelError(f"{folder / 'bundle.json'} is not a bundle description: {exc}") from exc
-    if found != (FORMAT, CONTRACT):
+    if found[0] != FORMAT or found[1] not in CONTRACTS:
         raise VersionError(
-            f"bundle {name}: expected format {FORMAT} and contract {CONTRACT}, found {found[0]} and {found[1]}: update pltz"
+            f"bundle {name}: expected format {FORMAT} and a contract of {CONTRACTS}, found {found[0]} and {found[1]}: update pltz"
         )
-    return {"files": files, "shape": shape, "name": name, "id": identity}
+    return {"files": files, "shape": shape, "name": name, "id": identity, "contract": found[1]}
 
 
 def _read(folder: Path, name: str, entry: tuple[int, str]) -> bytes:
@@ -186,9 +189,17 @@ def read_weights(folder: Path) -> Weights:
 
     head = _head(folder)
     tensors: dict[str, Any] = {}
-    for name in sorted(n for n in head["files"] if n.endswith(".safetensors")):
-        tensors |= load(_read(folder, name, head["files"][name]))
+    for name in _weight_files(head["files"]):
+        tensors |= load(_plain(name, _read(folder, name, head["files"][name])))
     return Weights(Shape(**head["shape"]), tensors)
+
+
+def _weight_files(names: Iterable[str]) -> list[str]:
+    return sorted(n for n in names if n.endswith((".safetensors", PACKED)))
+
+
+def _plain(name: str, data: bytes) -> bytes:
+    return _unpack(data) if name.endswith(PACKED) else data
 
 
 @functools.lru_cache(maxsize=4)
@@ -200,14 +211,16 @@ def _load(folder: Path) -> Bundle:
     files = {name: _read(folder, name, entry) for name, entry in head["files"].items()}
     tensors: dict[str, Any] = {}
     try:
-        for name in sorted(n for n in files if n.endswith(".safetensors")):
-            tensors |= load(files[name])
+        for name in _weight_files(files):
+            tensors |= load(_plain(name, files.pop(name)))
         shape = Shape(**head["shape"])
         tokenizer = BundleTokenizer(_unpack(files["tokenizer.json.zst"]))
         dictionary = _unpack(files["dictionary.zst"])
     except (safetensors.SafetensorError, KeyError, TypeError) as exc:
         raise ModelError(f"bundle {head['name']} is incomplete or damaged: {exc}") from exc
     weights = Weights(shape, tensors)
+    if weights.contract != head["contract"]:
+        raise ModelError(f"bundle {head['name']}: contract {head['contract']} with a shape of contract {weights.contract}")
     if tokenizer.size != shape.vocab:
         raise ModelError(
             f"bundle {head['name']}: the tokenizer has {tokenizer.size} ids, the model {shape.vocab}"
@@ -247,20 +260,32 @@ def bundle_id(weights: Weights, tokenizer: bytes, dictionary: bytes) -> bytes:
 
 
 def write_bundle(
-    folder: Path, name: str, weights: Weights, tokenizer_json: bytes, dictionary: bytes, card: dict[str, Any]
+    folder: Path,
+    name: str,
+    weights: Weights,
+    tokenizer_json: bytes,
+    dictionary: bytes,
+    card: dict[str, Any],
+    *,
+    packed: bool = False,
 ) -> None:
-    """Write a bundle folder. Weights go to files of at most 16 MB."""
+    """Write a bundle folder. Weights go to files of at most 16 MB; `packed`: compressed, for weights of few bits."""
     from safetensors.numpy import save
 
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = BundleTokenizer(tokenizer_json)
     parts: list[dict[str, Any]] = [{}]
     for key in sorted(weights.tensors):
-        if sum(t.nbytes for t in parts[-1].values()) + weights.tensors[key].nbytes > 15_500_000 and parts[-1]:
+        if sum(t.nbytes for t in parts[-1].values()) + weights.tensors[key].nbytes > PART and parts[-1]:
             parts.append({})
         parts[-1][key] = np.ascontiguousarray(weights.tensors[key])
     packer = zstandard.ZstdCompressor(level=22)
-    files = {f"weights-{i}.safetensors": save(part) for i, part in enumerate(parts)}
+    saved = [save(part) for part in parts]
+    if packed:  # level 1: weights hold no repeats, Huffman codes alone do best (4.14 bits a weight; level 9 takes 4.4)
+        entropy = zstandard.ZstdCompressor(level=1)
+        files = {f"weights-{i:02}{PACKED}": entropy.compress(part) for i, part in enumerate(saved)}
+    else:
+        files = {f"weights-{i}.safetensors": part for i, part in enumerate(saved)}
     files |= {
         "tokenizer.json.zst": packer.compress(tokenizer_json),
         "dictionary.zst": packer.compress(dictionary),

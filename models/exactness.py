@@ -26,7 +26,7 @@ import torch
 from pltz.models.bundle import Bundle
 from pltz.plt_codec.engine import Job, Memory, Stepper, TorchEngine
 from pltz.plt_codec.layout import LANE_MARK, Layout
-from pltz.plt_codec.weights import CLASS, CONTRACT, Weights, random_weights
+from pltz.plt_codec.weights import CLASS, Weights, random_weights
 
 Ints = npt.NDArray[np.int64]
 LAYOUTS = {"default": Layout(), "1 lane": Layout(1, 64), "4 lanes": Layout(4, 40), "16 lanes": Layout(16, 9)}
@@ -126,16 +126,12 @@ def models(bundle: str | None) -> dict[str, Callable[[], Weights]]:
         "random": lambda: random_weights(1, block=128, memory=48),
         "extreme": lambda: random_weights(2, extreme=True, block=128, memory=48),
         "wide": lambda: random_weights(
-            3,
-            vocab=16384,
-            d=192,
-            layers=2,
-            heads=6,
-            kv_heads=3,
-            head_dim=64,
-            hidden=1664,
-            block=128,
-            memory=48,
+            3, vocab=16384, d=192, layers=2, heads=6, kv_heads=3, head_dim=64, hidden=1664, block=128, memory=48
+        ),
+        "gated": lambda: random_weights(4, block=128, memory=48, gated=True),
+        "gated extreme": lambda: random_weights(5, extreme=True, block=128, memory=48, gated=True),
+        "gated wide": lambda: random_weights(
+            6, vocab=1024, d=576, layers=2, heads=9, kv_heads=3, head_dim=64, hidden=1536, block=128, memory=48, gated=True
         ),
     }
     if bundle:
@@ -175,8 +171,9 @@ def main() -> int:
     bad, begin = 0, time.time()
     for name, make in models(a.bundle).items():
         for title, layout in LAYOUTS.items():
-            case = f"contract {CONTRACT}, {name}, {title}"
-            found = measure(make(), layout, a.device, a.quick)
+            weights = make()
+            case = f"contract {weights.contract}, {name}, {title}"
+            found = measure(weights, layout, a.device, a.quick)
             if a.write and case not in golden and len(found) == 1:
                 golden[case] = next(iter(found))
             ok = found == {golden.get(case)}

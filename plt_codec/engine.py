@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.layout import Block
-from pltz.plt_codec.weights import CLASS, PRECISION, RESIDUAL_MAX, Weights
+from pltz.plt_codec.weights import CLASS, GATE_MAX, PRECISION, RESIDUAL_MAX, Weights
 
 EXACT = 1 << 24  # float32 holds all integers below
 QUERY_CHUNK = 1 << 22  # scores computed at once in the parallel pass
@@ -138,9 +138,14 @@ class TorchEngine:
         self.shift = rs(wide("shift.w") * wide("shift.m")[:, None], 16)
         self.classes, self.class_b = product("class", 127), wide("class.b")
         self.layers = [
-            (product(f"layer.{i}.qkv", 127), product(f"layer.{i}.out", 127), product(f"layer.{i}.up", 127), product(f"layer.{i}.down", 254))
+            (product(f"layer.{i}.qkv", 127), product(f"layer.{i}.out", 127), product(f"layer.{i}.up", 127), product(f"layer.{i}.down", 127 if s.gated else 254))
             for i in range(s.layers)
         ]  # fmt: skip
+        self.gates = [product(f"layer.{i}.gate", 127) for i in range(s.layers)] if s.gated else []
+        self.norm_in = [wide(f"layer.{i}.norm_in") if s.gated else None for i in range(s.layers)]
+        self.norm_mid = [wide(f"layer.{i}.norm_mid") if s.gated else None for i in range(s.layers)]
+        self.norm_out = wide("norm_out") if s.gated else None
+        self.act = wide("table.act") if s.gated else None
         self.heat = [wide(f"layer.{i}.heat").view(s.kv_heads, -1, 1, 1) for i in range(s.layers)]
         exp = wide("table.exp")
         e = torch.arange(1984, device=self.device)
@@ -167,14 +172,15 @@ class TorchEngine:
 
     # -- the pieces both passes share
 
-    def _norm(self, x: Tensor, gain: int) -> Tensor:
-        """(..., n) int64 -> (..., n) float32 integers within 127."""
+    def _norm(self, x: Tensor, gain: int, gains: Tensor | None = None) -> Tensor:
+        """(..., n) int64 -> (..., n) float32 integers within 127; `gains` (n,) in contract 2."""
         total = (x * x).sum(-1, keepdim=True)
         root = total.double().sqrt().long()
         root -= (root * root > total).long()
         root += ((root + 1) * (root + 1) <= total).long()
         scale = torch.div(gain << 32, root.clamp_(min=1), rounding_mode="floor")
-        return rs(x * scale, 40).clamp_(-127, 127).float()
+        y = rs(x * scale, 40) if gains is None else rs(rs(x * scale, 32).mul_(gains), 20)
+        return y.clamp_(-127, 127).float()
 
     def _enter(self, tokens: Tensor) -> Tensor:
         """(rows,) ids -> (rows, d) residual."""
@@ -189,11 +195,11 @@ class TorchEngine:
     def _heads(self, i: int, x: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """q (rows, heads, D), k, v (rows, kv_heads, D), float32 integers."""
         s, (cos, sin) = self.shape, turns
-        y = self.layers[i][0](self._norm(x, s.norm_gain)).view(len(x), -1, s.head_dim)
+        y = self.layers[i][0](self._norm(x, s.norm_gain, self.norm_in[i])).view(len(x), -1, s.head_dim)
         qk = y[:, : s.heads + s.kv_heads].clamp(-32767, 32767)
         a, b = qk.chunk(2, -1)
         qk = rs(torch.cat([a * cos - b * sin, a * sin + b * cos], -1), 14)
-        qk = self._norm(qk, s.head_gain)
+        qk = rs(qk, 7).clamp_(-127, 127).float() if s.gated else self._norm(qk, s.head_gain)
         return qk[:, : s.heads], qk[:, s.heads :], y[:, s.heads + s.kv_heads :].clamp(-127, 127).float()
 
     def _weigh(self, i: int, score: Tensor, hidden: Tensor | None = None) -> Tensor:
@@ -216,8 +222,14 @@ class TorchEngine:
         """Residual after attention output o (rows, heads * D) and the hidden layer."""
         _, out, up, down = self.layers[i]
         x = out(o).add_(x).clamp_(-RESIDUAL_MAX, RESIDUAL_MAX)
-        u = up(self._norm(x, self.shape.norm_gain)).clamp_(0, 255)
-        return down(rs(u.mul_(u), 8).float()).add_(x).clamp_(-RESIDUAL_MAX, RESIDUAL_MAX)
+        a = self._norm(x, self.shape.norm_gain, self.norm_mid[i])
+        if self.act is None:
+            u = up(a).clamp_(0, 255)
+            hidden = rs(u.mul_(u), 8)
+        else:
+            gate = self.gates[i](a).clamp_(-GATE_MAX, GATE_MAX).add_(GATE_MAX)
+            hidden = rs(self.act[gate].mul_(up(a).clamp_(-32767, 32767)), 16).clamp_(-127, 127)
+        return down(hidden.float()).add_(x).clamp_(-RESIDUAL_MAX, RESIDUAL_MAX)
 
     def _frequencies(self, logits: Tensor) -> Tensor:
         """(rows, n) int64 logits -> (rows, n) frequencies that sum to 2^24."""
@@ -232,7 +244,7 @@ class TorchEngine:
     @exactly
     def class_frequencies(self, x: Tensor) -> npt.NDArray[np.int64]:
         """(rows, d) residuals -> (rows, classes)."""
-        logits = self.classes(self._norm(x, self.shape.norm_gain)).add_(self.class_b)
+        logits = self.classes(self._norm(x, self.shape.norm_gain, self.norm_out)).add_(self.class_b)
         return self._frequencies(logits).cpu().numpy()
 
     @exactly
@@ -240,7 +252,7 @@ class TorchEngine:
         """(rows, d) residuals and their classes (rows,) -> (rows, 128)."""
         c = torch.from_numpy(np.asarray(classes, np.int64)).to(self.device)
         z = (x + self.shift[c]).clamp_(-RESIDUAL_MAX, RESIDUAL_MAX)
-        a = self._norm(z, self.shape.norm_gain)
+        a = self._norm(z, self.shape.norm_gain, self.norm_out)
         if len(a) <= GATHER_ROWS:
             dot = torch.bmm(self.members[c], a[:, :, None])[:, :, 0].long()
         else:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.layout import LANE_MARK, Block, Layout
-from pltz.plt_codec.weights import CLASS, PRECISION, RESIDUAL_MAX, Weights
+from pltz.plt_codec.weights import CLASS, GATE_MAX, PRECISION, RESIDUAL_MAX, Weights
 
 Ints = npt.NDArray[np.int64]
 
@@ -28,6 +28,13 @@ def norm(x: Ints, gain: int) -> Ints:
     root = max(1, isqrt(int((x * x).sum())))
     scale = (gain << 32) // root
     return np.clip(rs(x * scale, 40), -127, 127)
+
+
+def gained(x: Ints, gain: int, gains: Ints) -> Ints:
+    """NUMERICS.md, contract 2, "norm with gains"."""
+    root = max(1, isqrt(int((x * x).sum())))
+    unit = rs(x * ((gain << 32) // root), 32)
+    return np.clip(rs(unit * gains, 20), -127, 127)
 
 
 def cumulative(logits: Ints, exp: Ints) -> Ints:
@@ -58,7 +65,7 @@ class Oracle:
         for i in range(s.layers):
             queries = []
             for x, p in zip(xs, at, strict=True):
-                q, k, v = self._heads(i, norm(x, s.norm_gain), p)
+                q, k, v = self._heads(i, self._norm(x, f"layer.{i}.norm_in"), p)
                 queries.append(q)
                 keys[i].append(k)
                 values[i].append(v)
@@ -67,6 +74,11 @@ class Oracle:
                 for x, q in zip(xs, queries, strict=True)
             ]
         return xs
+
+    def _norm(self, x: Ints, gains: str) -> Ints:
+        if self.shape.gated:
+            return gained(x, self.shape.norm_gain, self.t[gains])
+        return norm(x, self.shape.norm_gain)
 
     def _product(self, name: str, a: Ints) -> Ints:
         return rs((self.t[name + ".w"] @ a) * self.t[name + ".m"], 24)
@@ -79,9 +91,8 @@ class Oracle:
         out = []
         for head in np.clip(y[: s.heads + s.kv_heads], -32767, 32767):
             a0, a1 = head[: s.head_dim // 2], head[s.head_dim // 2 :]
-            out.append(
-                norm(np.concatenate([rs(a0 * cos - a1 * sin, 14), rs(a0 * sin + a1 * cos, 14)]), s.head_gain)
-            )
+            turned = np.concatenate([rs(a0 * cos - a1 * sin, 14), rs(a0 * sin + a1 * cos, 14)])
+            out.append(np.clip(rs(turned, 7), -127, 127) if s.gated else norm(turned, s.head_gain))
         return (
             np.array(out[: s.heads]),
             np.array(out[s.heads :]),
@@ -103,13 +114,22 @@ class Oracle:
 
     def _join(self, i: int, x: Ints, o: Ints) -> Ints:
         x = np.clip(x + self._product(f"layer.{i}.out", o), -RESIDUAL_MAX, RESIDUAL_MAX)
-        u = np.clip(self._product(f"layer.{i}.up", norm(x, self.shape.norm_gain)), 0, 255)
-        out: Ints = np.clip(x + self._product(f"layer.{i}.down", rs(u * u, 8)), -RESIDUAL_MAX, RESIDUAL_MAX)
+        hidden = self._hidden(i, self._norm(x, f"layer.{i}.norm_mid"))
+        out: Ints = np.clip(x + self._product(f"layer.{i}.down", hidden), -RESIDUAL_MAX, RESIDUAL_MAX)
         return out
+
+    def _hidden(self, i: int, a: Ints) -> Ints:
+        u = self._product(f"layer.{i}.up", a)
+        if not self.shape.gated:
+            u = np.clip(u, 0, 255)
+            return rs(u * u, 8)
+        gate = np.clip(self._product(f"layer.{i}.gate", a), -GATE_MAX, GATE_MAX)
+        act = self.t["table.act"][gate + GATE_MAX]
+        return np.clip(rs(act * np.clip(u, -32767, 32767), 16), -127, 127)
 
     def class_frequencies(self, x: Ints) -> Ints:
         """(classes + 1,) cumulative."""
-        logits = self._product("class", norm(x, self.shape.norm_gain)) + self.t["class.b"]
+        logits = self._product("class", self._norm(x, "norm_out")) + self.t["class.b"]
         return cumulative(logits, self.t["table.exp"])
 
     def member_frequencies(self, x: Ints, c: int) -> Ints:
@@ -117,7 +137,7 @@ class Oracle:
         t = self.t
         z = np.clip(x + rs(t["shift.w"][c] * t["shift.m"][c], 16), -RESIDUAL_MAX, RESIDUAL_MAX)
         rows = slice(c * CLASS, (c + 1) * CLASS)
-        dot = t["embed.w"][rows] @ norm(z, self.shape.norm_gain)
+        dot = t["embed.w"][rows] @ self._norm(z, "norm_out")
         return cumulative(rs(dot * t["member.m"][rows], 24) + t["member.b"][rows], t["table.exp"])
 
     def sequence(

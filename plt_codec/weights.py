@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.errors import ModelError, VersionError
+from pltz.plt_codec.errors import ModelError
 
-CONTRACT = 1  # version of NUMERICS.md
+CONTRACTS = (1, 2)  # versions of NUMERICS.md that this build computes
 CLASS = 128  # tokens a class
 PRECISION = 24  # frequencies sum to 1 << PRECISION
 RESIDUAL_MAX = (1 << 22) - 1
+GATE_MAX = 511  # largest gate, contract 2
 Array = npt.NDArray[Any]
 
 
@@ -38,14 +39,19 @@ class Shape:
     memory: int
     norm_gain: int
     head_gain: int
+    gated: bool = False  # contract 2
 
     def __post_init__(self) -> None:
+        if not isinstance(self.gated, bool):
+            raise ModelError(f"bundle shape: gated must be true or false, got {self.gated!r}")
         for f in fields(self):
             value = getattr(self, f.name)
+            if f.name == "gated":
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
                 raise ModelError(f"bundle shape: {f.name} must be a positive whole number, got {value!r}")
         limits = {
-            "d": self.d <= 512,
+            "d": self.d <= (1024 if self.gated else 512),
             "layers": self.layers <= 64,
             "hidden": self.hidden <= 8192,
             "head_dim": self.head_dim <= 64 and self.head_dim % 2 == 0,
@@ -63,6 +69,11 @@ class Shape:
             )
 
     @property
+    def contract(self) -> int:
+        """Version of the numeric contract that computes this shape."""
+        return 2 if self.gated else 1
+
+    @property
     def classes(self) -> int:
         """Classes of the two-level vocabulary."""
         return self.vocab // CLASS
@@ -75,7 +86,7 @@ class Shape:
     @property
     def macs(self) -> int:
         """Multiply-adds a token outside attention, head included."""
-        layer = self.d * self.qkv + self.d * self.heads * self.head_dim + 2 * self.d * self.hidden
+        layer = self.d * (self.qkv + self.heads * self.head_dim + (3 if self.gated else 2) * self.hidden)
         return self.layers * layer + (self.classes + CLASS) * self.d
 
     def tensors(self) -> dict[str, tuple[type, tuple[int, ...]]]:
@@ -89,20 +100,24 @@ class Shape:
                 ("out", d, width),
                 ("up", self.hidden, d),
                 ("down", d, self.hidden),
-            ):
+            ) + ((("gate", self.hidden, d),) if self.gated else ()):
                 out[f"layer.{i}.{name}.w"] = (i8, (rows, columns))
                 out[f"layer.{i}.{name}.m"] = (i32, (rows,))
             out[f"layer.{i}.heat"] = (i32, (self.heads,))
+            if self.gated:
+                out |= {f"layer.{i}.norm_in": (i32, (d,)), f"layer.{i}.norm_mid": (i32, (d,))}
         out |= {"class.w": (i8, (g, d)), "class.m": (i32, (g,)), "class.b": (i32, (g,))}
         out |= {"shift.w": (i8, (g, d)), "shift.m": (i32, (g,))}
         out |= {"member.m": (i32, (v,)), "member.b": (i32, (v,))}
         out |= {"table.exp": (i32, (64,)), "table.cos": (i16, (1024,)), "table.sin": (i16, (1024,))}
         out["table.phase"] = (i32, (self.head_dim // 2,))
+        if self.gated:
+            out |= {"norm_out": (i32, (d,)), "table.act": (i16, (2 * GATE_MAX + 1,))}
         return out
 
     def to_dict(self) -> dict[str, int]:
-        """Plain dict for JSON."""
-        return asdict(self)
+        """Plain dict for JSON; `gated` only where it is set, so that a shape of contract 1 reads as it always did."""
+        return {k: v for k, v in asdict(self).items() if k != "gated" or v}
 
 
 @dataclass(frozen=True)
@@ -111,13 +126,8 @@ class Weights:
 
     shape: Shape
     tensors: Mapping[str, Array]
-    contract: int = CONTRACT
 
     def __post_init__(self) -> None:
-        if self.contract != CONTRACT:
-            raise VersionError(
-                f"this build knows numeric contract {CONTRACT}, the bundle needs {self.contract}: update pltz"
-            )
         want = self.shape.tensors()
         missing, extra = want.keys() - self.tensors.keys(), self.tensors.keys() - want.keys()
         if missing or extra:
@@ -138,6 +148,11 @@ class Weights:
         ):
             raise ModelError("head biases must stay below 2^24")
         self._check_tables()
+
+    @property
+    def contract(self) -> int:
+        """Version of the numeric contract."""
+        return self.shape.contract
 
     def _check_tables(self) -> None:
         exp = self.tensors["table.exp"]
@@ -169,6 +184,17 @@ def gains(d: int, head_dim: int) -> dict[str, int]:
     return {"norm_gain": round(20 * math.sqrt(d) * 256), "head_gain": round(24 * math.sqrt(head_dim) * 256)}
 
 
+def gated_gains(d: int) -> dict[str, int]:
+    """The same for contract 2, where gains are tensors and heads are not normalised."""
+    return {"norm_gain": round(math.sqrt(d) * 1024), "head_gain": 1}
+
+
+def act_table() -> Array:
+    """table.act of contract 2: SiLU of g / 32 in 2^-11, for g in -511..511."""
+    gate = [g / 32 for g in range(-GATE_MAX, GATE_MAX + 1)]
+    return np.array([round(2**11 * g / (1 + math.exp(-g))) for g in gate], np.int16)
+
+
 def random_weights(
     seed: int,
     *,
@@ -182,14 +208,17 @@ def random_weights(
     block: int = 256,
     memory: int = 64,
     extreme: bool = False,
+    gated: bool = False,
 ) -> Weights:
     """An untrained model, the same for a seed on every machine; `extreme` puts weights and multipliers at their limits."""
     raw = np.random.PCG64(seed)  # raw words only: their stream is fixed for all versions of numpy
     shape = Shape(
         vocab=vocab, d=d, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim, hidden=hidden,
-        block=block, memory=memory, **gains(d, head_dim),
+        block=block, memory=memory, gated=gated, **(gated_gains(d) if gated else gains(d, head_dim)),
     )  # fmt: skip
     out: dict[str, Array] = dict(tables(head_dim, 10000.0))
+    if gated:
+        out["table.act"] = act_table()
     for name, (dtype, size) in shape.tensors().items():
         if name in out:
             continue
@@ -225,6 +254,10 @@ def _multiplier_range(name: str, shape: Shape, extreme: bool) -> tuple[int, int]
         "up.m": typical * 64 // (20 * 30 * 8),
         "down.m": typical * 4096 // (16 * 30 * 8),
         "heat": 1600,
+        "norm_in": 20 << 10,
+        "norm_mid": 20 << 10,
+        "norm_out": 20 << 10,
+        "gate.m": typical * 32 // (20 * 30 * 8),
         "class.m": typical * 92 // (20 * 30 * 4),
         "shift.m": (1 << 28) // 127,
         "member.m": typical * 92 // (20 * 30 * 4),

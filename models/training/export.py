@@ -17,19 +17,22 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.models.training.net import A_SCALE, O_SCALE, QK_SCALE, U_SCALE, V_SCALE
-from pltz.plt_codec.weights import Shape, Weights, gains, tables
+from pltz.plt_codec.weights import Shape, Weights, act_table, gains, gated_gains, tables
 
 Floats = npt.NDArray[np.float64]
 OCTAVE = 64 / math.log(2)  # logit units a nat
 RESIDUAL = (
     256.0  # residual units of 1.0: trained residuals grow to a few thousand, the contract holds 2^22 units
 )
+Rows = tuple[npt.NDArray[np.int8], Floats]
 
 
-def rows(w: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
-    """int8 weights and the scale of each row; the same rounding as in training."""
+def rows(w: Floats, step: float = 0.0) -> Rows:
+    """int8 weights and the scale of each row; the same rounding as in training (net.weight_scale)."""
     w32 = w.astype(np.float32)
     scale = np.maximum(np.abs(w32).max(1, keepdims=True), np.float32(1e-8)) / np.float32(127)
+    if step:
+        scale = np.maximum(scale, np.float32(step) * np.sqrt(np.square(w32).mean(1, keepdims=True)))
     return np.clip(np.round(w32 / scale), -127, 127).astype(np.int8), scale[:, 0].astype(np.float64)
 
 
@@ -41,8 +44,44 @@ def integer(x: Floats, bits: int) -> npt.NDArray[np.int32]:
     return y.astype(np.int32)
 
 
+def export_gated(state: dict[str, Floats], config: dict[str, Any], rounded: dict[str, Rows] | None = None) -> Weights:
+    """The same for contract 2. `rounded`: matrices that are int8 and scales already, by name in `state`."""
+    d, width, done = config["d"], config["head_dim"], rounded or {}
+    sizes = ("vocab", "d", "layers", "heads", "kv_heads", "head_dim", "hidden", "block", "memory")
+    shape = Shape(**{k: config[k] for k in sizes}, gated=True, **gated_gains(d))
+    out: dict[str, npt.NDArray[Any]] = dict(tables(width, config["rope_base"])) | {"table.act": act_table()}
+    residual = 2.0**22 / config["residual_max"]
+
+    def matrix(name: str, to: str, unit: float | Floats, bits: int, step: float) -> Floats:
+        out[to + ".w"], scale = done[name] if name in done else rows(state[name], step)
+        out[to + ".m"] = integer(scale * unit, bits)
+        return scale
+
+    embed = matrix("embed", "embed", residual, 16, config["step"] / 2)
+    scale = math.exp(float(state["member_gain"])) / math.sqrt(d)
+    out["member.m"] = integer(embed * scale * OCTAVE, 24)
+    out["member.b"] = integer(state["member_bias"] * OCTAVE, 0)
+    matrix("classes", "class", OCTAVE, 24, 0.0)
+    out["class.b"] = integer(state["class_bias"] * OCTAVE, 0)
+    matrix("class_shift", "shift", residual, 16, 0.0)
+    out["norm_out"] = integer(state["norm_out"], 10)
+    values = (config["heads"] + config["kv_heads"]) * width
+    unit_qkv = np.where(np.arange(shape.qkv) < values, 128.0, 1.0)
+    units = {"qkv": unit_qkv, "out": residual, "gate": 1.0, "up": 1.0, "down": residual}
+    for i in range(config["layers"]):
+        block, here = f"blocks.{i}.", f"layer.{i}."
+        for name in ("norm_in", "norm_mid"):
+            out[here + name] = integer(state[block + name], 10)
+        out[here + "heat"] = integer(np.exp(state[block + "log_temperature"]) * OCTAVE, 16)
+        for name, unit in units.items():
+            matrix(f"{block}{name}.weight", here + name, unit, 24, config["step"])
+    return Weights(shape, out)
+
+
 def export(state: dict[str, Floats], config: dict[str, Any]) -> Weights:
     """Float state of training/net.py (float64 arrays) -> checked integer weights."""
+    if config.get("gated"):
+        return export_gated(state, config)
     d, width = config["d"], config["head_dim"]
     shape = Shape(
         **{

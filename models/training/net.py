@@ -23,6 +23,9 @@ QK_SCALE = 24.0  # int8 units per unit of a normalised query or key
 V_SCALE = 12.0  # int8 units per unit of a value
 O_SCALE = 24.0  # int8 units per unit of an attention output: twice V_SCALE, as the contract's shift has it
 U_SCALE = 64.0  # units of the hidden activation before squaring, clamped to 0..255; squared >> 8 after
+GATE_SCALE = 32.0  # gated: units of the gate, clamped to 511
+ACT_SCALE = 2048.0  # gated: units of the gate's function, int16
+LINEAR_SCALE = 32.0  # gated: units of the linear half of the hidden layer, int16
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,9 @@ class NetConfig:
     quant: bool = True
     memory: int = 1024
     block: int = 4096
+    gated: bool = False  # numeric contract 2: norms with gains, SiLU gate, queries and keys not normalised
+    step: float = 0.0  # gated: smallest step of a weight, in root mean squares of its row; what entropy coding of the weights saves
+    residual_max: float = 32768.0  # gated: the residual is clamped to it
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dict for JSON."""
@@ -52,9 +58,15 @@ def ste_round(x: Tensor) -> Tensor:
     return x + (x.round() - x).detach()
 
 
-def fake_weight(w: Tensor) -> Tensor:
+def weight_scale(w: Tensor, step: float) -> Tensor:
+    """Step of each row (output channel): the largest weight is at most 127, and a step is at least `step` root mean squares."""
+    scale = w.abs().amax(1, keepdim=True).clamp(min=1e-8) / 127
+    return torch.maximum(scale, step * w.square().mean(1, keepdim=True).sqrt()) if step else scale
+
+
+def fake_weight(w: Tensor, step: float = 0.0) -> Tensor:
     """int8 a row (output channel), symmetric, in float."""
-    scale = w.detach().abs().amax(1, keepdim=True).clamp(min=1e-8) / 127
+    scale = weight_scale(w.detach().float(), step)
     return w + ((w / scale).round() * scale - w).detach()
 
 
@@ -92,8 +104,8 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(n_out, n_in) * gain / math.sqrt(n_in))
 
-    def forward(self, x: Tensor, quant: bool) -> Tensor:
-        w = fake_weight(self.weight) if quant else self.weight
+    def forward(self, x: Tensor, quant: bool, step: float = 0.0) -> Tensor:
+        w = fake_weight(self.weight, step) if quant else self.weight
         return F.linear(x, w.to(x.dtype))
 
 
@@ -146,6 +158,64 @@ class Block(nn.Module):
         return self.join(x, o)
 
 
+def whole(x: Tensor, limit: float, quant: bool) -> Tensor:
+    """Round to whole numbers within the limit; float32 inside."""
+    return ste_round(x.float().clamp(-limit, limit)) if quant else x.float()
+
+
+class GatedBlock(nn.Module):
+    """A Llama block in the integers of contract 2. Activations are in units of the integers: gains and weights carry the scales."""
+
+    def __init__(self, cfg: NetConfig):
+        super().__init__()
+        self.cfg = cfg
+        qkv = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim
+        self.qkv = Linear(cfg.d, qkv, 1 / A_SCALE)
+        self.out = Linear(cfg.heads * cfg.head_dim, cfg.d, 0.1 / A_SCALE)
+        self.gate = Linear(cfg.d, cfg.hidden, GATE_SCALE / A_SCALE)
+        self.up = Linear(cfg.d, cfg.hidden, LINEAR_SCALE / A_SCALE)
+        self.down = Linear(cfg.hidden, cfg.d, 0.1)
+        self.norm_in = nn.Parameter(torch.full((cfg.d,), A_SCALE))
+        self.norm_mid = nn.Parameter(torch.full((cfg.d,), A_SCALE))
+        self.log_temperature = nn.Parameter(torch.full((cfg.heads,), math.log(1 / math.sqrt(cfg.head_dim))))
+
+    def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, H, N, D), k, v (B, K, N, D); q already carries the temperature."""
+        c = self.cfg
+        a = whole(unit(x) * self.norm_in, 127, c.quant).bfloat16()
+        y = self.qkv(a, c.quant, c.step).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
+        q, k, v = y.split([c.heads, c.kv_heads, c.kv_heads], 1)
+
+        def turn(z: Tensor) -> Tensor:
+            a, b = z.float().chunk(2, -1)
+            return whole(torch.cat([a * cos - b * sin, a * sin + b * cos], -1), 127, c.quant)
+
+        t = self.log_temperature.exp()[:, None, None]
+        return (turn(q) * t).bfloat16(), turn(k).bfloat16(), whole(v, 127, c.quant).bfloat16()
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The hidden layer's activations (B, N, F)."""
+        c = self.cfg
+        a = whole(unit(x) * self.norm_mid, 127, c.quant).bfloat16()
+        gate = whole(self.gate(a, c.quant, c.step), 511, c.quant) / GATE_SCALE
+        linear = whole(self.up(a, c.quant, c.step), 32767, c.quant) / LINEAR_SCALE
+        act = whole(F.silu(gate) * ACT_SCALE, 32767, c.quant) / ACT_SCALE
+        return whole(act * linear, 127, c.quant)
+
+    def join(self, x: Tensor, o: Tensor) -> Tensor:
+        """Add attention output and the hidden layer to the residual."""
+        c = self.cfg
+        o = whole(2 * o.transpose(1, 2).flatten(2), 127, c.quant).bfloat16()
+        x = (x + self.out(o, c.quant, c.step).float()).clamp(-c.residual_max, c.residual_max)
+        x = x + self.down(self.hidden(x).bfloat16(), c.quant, c.step).float()
+        return x.clamp(-c.residual_max, c.residual_max)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
+        q, k, v = self.heads(x, cos, sin)
+        o = flex_attention(q, k, v, block_mask=mask, scale=1.0, enable_gqa=True)
+        return self.join(x, o)
+
+
 class Net(nn.Module):
     """Token ids to the two levels' logits, in nats."""
 
@@ -153,7 +223,7 @@ class Net(nn.Module):
         super().__init__()
         self.cfg = cfg
         self.embed = nn.Parameter(torch.randn(cfg.vocab, cfg.d) / math.sqrt(cfg.d))
-        self.blocks = nn.ModuleList([Block(cfg) for _ in range(cfg.layers)])
+        self.blocks = nn.ModuleList([(GatedBlock if cfg.gated else Block)(cfg) for _ in range(cfg.layers)])
         self.classes = nn.Parameter(torch.zeros(cfg.vocab // 128, cfg.d))
         self.class_bias = nn.Parameter(torch.zeros(cfg.vocab // 128))
         self.member_bias = nn.Parameter(torch.zeros(cfg.vocab))
@@ -161,11 +231,14 @@ class Net(nn.Module):
             torch.zeros(cfg.vocab // 128, cfg.d)
         )  # added to the residual once the class is known
         self.member_gain = nn.Parameter(torch.zeros(()))
+        self.norm_out = nn.Parameter(torch.full((cfg.d,), A_SCALE)) if cfg.gated else None
         self.phases: Tensor
         self.register_buffer("phases", rope_phases(cfg), persistent=False)
 
     def table(self) -> Tensor:
         """The embedding as the integers have it, unit rows: (V, d) float32."""
+        if self.cfg.gated:
+            return fake_weight(self.embed, self.cfg.step / 2) if self.cfg.quant else self.embed
         e = self.embed * torch.rsqrt(self.embed.square().mean(1, keepdim=True) + 1e-12)
         return fake_weight(e) if self.cfg.quant else e
 
@@ -178,26 +251,35 @@ class Net(nn.Module):
             x = block(x, cos, sin, mask)
         return x, table
 
+    def last_norm(self, x: Tensor) -> Tensor:
+        """What the head's products are fed, (T, d) bfloat16."""
+        if self.norm_out is not None:
+            return whole(unit(x) * self.norm_out, 127, self.cfg.quant).bfloat16()
+        return fake_act(unit(x), A_SCALE, self.cfg.quant).bfloat16()
+
     def class_logits(self, x: Tensor) -> Tensor:
         """(T, classes) nats."""
-        h = fake_act(unit(x), A_SCALE, self.cfg.quant).bfloat16()
+        h = self.last_norm(x)
         w = fake_weight(self.classes) if self.cfg.quant else self.classes
         return (h @ w.t().bfloat16()).float() + self.class_bias
 
     def member_hidden(self, x: Tensor, cls: Tensor) -> Tensor:
         """(T, d) normalised residual that knows the class."""
         shift = fake_weight(self.class_shift) if self.cfg.quant else self.class_shift
-        return fake_act(unit(x + F.embedding(cls, shift)), A_SCALE, self.cfg.quant).bfloat16()
+        return self.last_norm(x + F.embedding(cls, shift))
 
-    def first_level(self, x: Tensor, cls: Tensor) -> Tensor:
-        """Nats of the class, (T,)."""
-        return F.cross_entropy(self.class_logits(x), cls, reduction="none")
-
-    def second_level(self, raw: Tensor, cls: Tensor, member: Tensor) -> Tensor:
-        """Nats of the member, (T,), from the plain products raw (T, 128)."""
+    def member_logits(self, raw: Tensor, cls: Tensor) -> Tensor:
+        """(T, 128) nats, from the plain products raw (T, 128)."""
         scale = self.member_gain.exp() / math.sqrt(self.cfg.d)
-        logits = raw.float() * scale + F.embedding(cls, self.member_bias.view(-1, 128))
-        return F.cross_entropy(logits, member, reduction="none")
+        return raw.float() * scale + F.embedding(cls, self.member_bias.view(-1, 128))
+
+    def levels(self, x: Tensor, table: Tensor, order: Tensor, cls: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of class and of member, (T, classes) and (T, 128), for the rows of x (T, d) in `order`, whose classes `cls` ascend."""
+        x = x[order]
+        ends = torch.bincount(cls, minlength=self.cfg.vocab // 128).cumsum(0).to(torch.int32)
+        rows = table.view(-1, 128, self.cfg.d).bfloat16()
+        raw = F.grouped_mm(self.member_hidden(x, cls), rows.transpose(1, 2), offs=ends)
+        return self.class_logits(x), self.member_logits(raw, cls)
 
     def losses(self, x: Tensor, table: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Nats of class and of member for each row of x (T, d), target (T,); rows whose target is -1 cost nothing."""
@@ -210,14 +292,20 @@ class Net(nn.Module):
             ce = F.cross_entropy(logits, target, reduction="none") * keep
             return ce, torch.zeros_like(ce)
         cls, order = torch.sort(target >> 7)
-        member, x = (target & 127)[order], x[order]
-        ends = torch.bincount(cls, minlength=self.cfg.vocab // 128).cumsum(0).to(torch.int32)
-        rows = table.view(-1, 128, self.cfg.d).bfloat16()
-        first = self.first_level(x, cls)
-        raw = F.grouped_mm(self.member_hidden(x, cls), rows.transpose(1, 2), offs=ends)
-        second = self.second_level(raw, cls, member)
+        classes, members = self.levels(x, table, order, cls)
+        first, second = nats(classes, cls), nats(members, (target & 127)[order])
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         return first[back] * keep, second[back] * keep
+
+
+def nats(logits: Tensor, target: Tensor) -> Tensor:
+    """Cross entropy of each row, (T,)."""
+    return F.cross_entropy(logits, target, reduction="none")
+
+
+def divergence(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Cross entropy of each row against the teacher's probabilities, (T,) nats."""
+    return -(F.softmax(teacher, -1) * F.log_softmax(logits, -1)).sum(-1)
 
 
 def visible(batch: dict[str, Tensor], memory: int) -> Any:

@@ -26,7 +26,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from pltz.models.bundle import read_weights
 from pltz.models.training.batches import KEYS, Sampler, default_lanes, lay
 from pltz.models.training.export import restore
-from pltz.models.training.net import Net, NetConfig, block_mask
+from pltz.models.training.net import Net, NetConfig, block_mask, divergence, nats
 
 
 def _worker(folder: str, options: dict[str, Any], rows: int, seed: int, queue: Any) -> None:
@@ -132,6 +132,64 @@ def evaluate(
     return out
 
 
+def gentle(net: Net, rate: float) -> torch.optim.Optimizer:
+    """AdamW for a net that starts from pretrained weights: each matrix moves in proportion to its own size, gains stay as they were equalised."""
+    groups: list[dict[str, Any]] = []
+    for name, q in net.named_parameters():
+        size = float(q.detach().float().square().mean().sqrt())
+        if "norm_" in name:
+            q.requires_grad_(False)
+        elif name.startswith("blocks") and q.ndim == 2:
+            groups.append({"params": [q], "lr": rate * size})
+        else:
+            lr = {"embed": 3 * rate * size, "classes": 1e-4, "class_shift": 0.02}.get(name, 2e-3)
+            groups.append({"params": [q], "lr": lr})
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+
+
+def compile_head(net: Net) -> None:
+    """Compile blocks and both levels of the head."""
+    for i, b in enumerate(net.blocks):
+        net.blocks[i] = cast(torch.nn.Module, torch.compile(b, dynamic=False))
+    for name in ("table", "class_logits", "member_hidden", "member_logits"):
+        setattr(net, name, torch.compile(getattr(net, name), dynamic=False))
+
+
+def load_teacher(folder: Path) -> Net:
+    """A trained net, frozen, on the GPU, compiled."""
+    net = Net(NetConfig(**json.loads((folder / "config.json").read_text())))
+    net.load_state_dict({k: v.float() for k, v in torch.load(folder / "net.pt", weights_only=True).items()})
+    net = net.cuda().eval().requires_grad_(False)
+    compile_head(net)
+    return net
+
+
+compiled_nats = torch.compile(nats, dynamic=False)
+compiled_divergence = torch.compile(divergence, dynamic=False)
+
+
+def distilled(
+    net: Net,
+    teacher: Net,
+    x: torch.Tensor,
+    table: torch.Tensor,
+    known: tuple[torch.Tensor, torch.Tensor],
+    target: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Nats of class, of member, and of both levels against the teacher's probabilities, (T,) each in the head's order.
+
+    x (T, d) and table are the student's, `known` the same of the teacher. Rows without a target cost nothing.
+    """
+    keep = target >= 0
+    cls, order = torch.sort(target.clamp(min=0).long() >> 7)
+    member, keep = (target.clamp(min=0).long() & 127)[order], keep[order]
+    with torch.no_grad():
+        sure = teacher.levels(known[0].flatten(0, 1), known[1], order, cls)
+    classes, members = net.levels(x, table, order, cls)
+    far = compiled_divergence(classes, sure[0]) + compiled_divergence(members, sure[1])
+    return compiled_nats(classes, cls) * keep, compiled_nats(members, member) * keep, far * keep
+
+
 def main() -> None:
     """Command line: see the head of this file."""
     p = argparse.ArgumentParser()
@@ -159,12 +217,19 @@ def main() -> None:
         "--until", type=float, help="stop after so many of the --seconds; go on later with --resume"
     )
     p.add_argument("--init", type=Path, help="start from the integer weights of a bundle, by folder")
+    p.add_argument("--start", type=Path, help="start from the float weights of a run or of transplant.py, by folder; its shape counts")
+    p.add_argument("--relative-lr", type=float, default=0.003, help="gated: AdamW's rate for a matrix, in root mean squares of it")
+    p.add_argument("--teacher", type=Path, help="run folder of a trained net with the same tokenizer")
+    p.add_argument("--teacher-share", type=float, default=0.6, help="of the loss: divergence from the teacher, the rest is the tokens' own")
+    p.add_argument("--warm", type=int, default=40, help="steps until the full rate")
     p.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     for field, value in NetConfig().to_dict().items():
         kind: Any = (lambda s: s == "1") if isinstance(value, bool) else type(value)
         p.add_argument("--" + field.replace("_", "-"), type=kind, default=value)
     a = p.parse_args()
     cfg = NetConfig(**{k: getattr(a, k) for k in NetConfig().to_dict()})
+    if a.start:
+        cfg = NetConfig(**json.loads((a.start / "config.json").read_text()))
     a.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(a.seed)
     torch.set_float32_matmul_precision("high")
@@ -184,43 +249,40 @@ def main() -> None:
     if a.init:
         state = {k: torch.from_numpy(np.asarray(v)).float() for k, v in restore(read_weights(a.init)).items()}
         net.load_state_dict(state)
+    if a.start:
+        net.load_state_dict(torch.load(a.start / "net.pt", weights_only=True))
     net = net.cuda()
+    teacher = load_teacher(a.teacher) if a.teacher else None
     matrices = [q for n, q in net.named_parameters() if n.startswith("blocks") and q.ndim == 2]
     tables = [net.embed]
     rest = [q for n, q in net.named_parameters() if q.ndim < 2 or n in ("classes", "class_shift")]
-    muon = torch.optim.Muon(matrices, lr=a.muon_lr, weight_decay=a.weight_decay, momentum=0.95, nesterov=True)
-    adam = torch.optim.AdamW(
-        [{"params": tables, "lr": a.adam_lr}, {"params": rest, "lr": a.adam_lr}],
-        betas=(0.9, 0.98),
-        weight_decay=0.0,
-        fused=True,
-    )
-    groups = [(g, g["lr"]) for o in (muon, adam) for g in o.param_groups]
+    if cfg.gated:
+        optimizers = [gentle(net, a.relative_lr)]
+    else:
+        optimizers = [
+            torch.optim.Muon(matrices, lr=a.muon_lr, weight_decay=a.weight_decay, momentum=0.95, nesterov=True),
+            torch.optim.AdamW(tables + rest, lr=a.adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+        ]
+    groups = [(g, g["lr"]) for o in optimizers for g in o.param_groups]
     elapsed, step, tokens = 0.0, 0, 0
     if a.resume:
         saved = torch.load(a.out / "resume.pt", map_location="cuda", weights_only=True)
         net.load_state_dict(saved["net"])
         rates = [lr for _, lr in groups]
-        muon.load_state_dict(saved["muon"])
-        adam.load_state_dict(saved["adam"])
-        groups = [
-            (g, lr) for g, lr in zip([g for o in (muon, adam) for g in o.param_groups], rates, strict=True)
-        ]
+        for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        groups = list(zip([g for o in optimizers for g in o.param_groups], rates, strict=True))
         elapsed, step, tokens = saved["elapsed"], saved["step"], saved["tokens"]
     mask_fn = torch.compile(create_block_mask, dynamic=False)
     torch._dynamo.config.cache_size_limit = 64
-    for i, b in enumerate(net.blocks):
-        net.blocks[i] = cast(torch.nn.Module, torch.compile(b, dynamic=False))
-    for name in ("table", "first_level", "member_hidden", "second_level"):
-        setattr(net, name, torch.compile(getattr(net, name), dynamic=False))
-    macs = cfg.layers * (cfg.d * cfg.head_dim * (2 * cfg.heads + 2 * cfg.kv_heads) + 2 * cfg.d * cfg.hidden)
-    macs += 256 * cfg.d if cfg.head == "two" else cfg.vocab * cfg.d
+    compile_head(net)
+    macs = sum(q.numel() for q in matrices) + (256 * cfg.d if cfg.head == "two" else cfg.vocab * cfg.d)
     print(
         f"{sum(q.numel() for q in net.parameters()) / 1e6:.2f} M parameters, {macs / 1e6:.2f} M multiply-adds a token",
         flush=True,
     )
     begin = clock = time.time()
-    first, warm = step, 40
+    first = step
     while True:
         if step == first + 12:  # the clock starts when everything is compiled
             torch.cuda.synchronize()
@@ -230,25 +292,32 @@ def main() -> None:
         share = now / a.seconds
         if now >= min(a.seconds, a.until or a.seconds):
             break
-        factor = min(1.0, (step + 1) / warm) * min(1.0, (1 - share) / a.decay)
+        factor = min(1.0, (step + 1) / a.warm) * min(1.0, (1 - share) / a.decay)
         for g, lr in groups:
             g["lr"] = lr * factor
         batch = feed.next()
-        x, table = net.body(batch["input"], batch["position"], block_mask(batch, cfg.memory, mask_fn))
+        mask = block_mask(batch, cfg.memory, mask_fn)
+        x, table = net.body(batch["input"], batch["position"], mask)
         target = batch["target"].flatten()
-        classes, members = net.losses(x.flatten(0, 1), table, target)
         count = (target >= 0).sum()
-        loss = (classes + members).sum() / count
+        if teacher:
+            with torch.no_grad():
+                known = teacher.body(batch["input"], batch["position"], mask)
+            classes, members, far = distilled(net, teacher, x.flatten(0, 1), table, known, target)
+            loss = ((1 - a.teacher_share) * (classes + members) + a.teacher_share * far).sum() / count
+        else:
+            classes, members = net.losses(x.flatten(0, 1), table, target)
+            loss = (classes + members).sum() / count
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(rest + tables, 1.0)
-        muon.step()
-        adam.step()
-        muon.zero_grad(set_to_none=True)
-        adam.zero_grad(set_to_none=True)
+        torch.nn.utils.clip_grad_norm_(net.parameters() if cfg.gated else rest + tables, 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         tokens += a.rows * a.row
         step += 1
         if step % 100 == 0:
-            bits, part = loss.item() / math.log(2), (classes.sum() / count).item() / math.log(2)
+            part = (classes.sum() / count).item() / math.log(2)
+            bits = part + (members.sum() / count).item() / math.log(2)
             rate = 100 * a.rows * a.row / (time.time() - clock) / 1e6
             print(
                 f"step {step:6d}  {now:6.0f} s  {bits:6.3f} bits/token (class {part:.3f})  {rate:.2f} M tokens/s",
@@ -262,8 +331,7 @@ def main() -> None:
     torch.save(
         {
             "net": state,
-            "muon": muon.state_dict(),
-            "adam": adam.state_dict(),
+            "optimizers": [o.state_dict() for o in optimizers],
             "elapsed": now,
             "step": step,
             "tokens": tokens,

@@ -34,10 +34,11 @@ def engine_sequence(engine: TorchEngine, tokens: Ints, layout: Layout) -> list[t
     return out
 
 
+@pytest.mark.parametrize("gated", [False, True], ids=["contract 1", "contract 2"])
 @pytest.mark.parametrize("extreme", [False, True], ids=["ordinary", "extreme"])
 @pytest.mark.parametrize("lanes, steps", [(None, None), (1, 32), (4, 8), (16, 2), (3, 5)])
-def test_engine_equals_oracle(extreme: bool, lanes: int | None, steps: int | None) -> None:
-    weights = random_weights(11, extreme=extreme, block=32, memory=10)
+def test_engine_equals_oracle(extreme: bool, lanes: int | None, steps: int | None, gated: bool) -> None:
+    weights = random_weights(11, extreme=extreme, block=32, memory=10, gated=gated)
     tokens = np.random.default_rng(5).integers(0, 512, 75)
     layout = Layout(lanes, steps)
     want = Oracle(weights).sequence(tokens, layout)

@@ -1,0 +1,222 @@
+"""Start a gated net from the weights of a pretrained Llama: its layers, and its embeddings carried over to the bundle's tokens.
+
+    python -m pltz.models.training.transplant --gguf SmolLM2-135M-Instruct.Q4_1.gguf --data data --out runs/init
+
+Three steps. `read` takes the layers out of a GGUF file (llama.cpp's order of rotary rows undone). `embeddings` gives each token of the bundle the mean
+of the pretrained vectors of the pieces that spell it: most are single pieces there too. `equalise` then runs the float net on training rows and moves
+factors between neighbouring matrices, without changing the function, until every activation that becomes an int8 fills its range: pretrained
+networks have a few channels a hundred times larger than the rest, which a common scale would spoil.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pltz.models.training import net as nets
+from pltz.models.training.batches import Sampler
+from pltz.models.training.net import A_SCALE, GatedBlock, Net, NetConfig, block_mask
+
+TENSORS = {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "attn_norm", "ffn_norm"}
+RANGE = 127.0
+
+
+def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], list[str]]:
+    """Tensors by GGUF name in float32, the shape, and the pieces of the vocabulary. Raises SystemExit where it is not a Llama."""
+    from gguf import GGUFReader, dequantize
+
+    reader = GGUFReader(str(path))
+    field = {k: v.contents() for k, v in reader.fields.items() if not k.startswith("tokenizer.ggml.merges")}
+    if field.get("general.architecture") != "llama":
+        raise SystemExit(f"{path}: expected a Llama, found {field.get('general.architecture')!r}")
+    tensors = {t.name: np.asarray(dequantize(t.data, t.tensor_type), np.float32) for t in reader.tensors}
+    heads, kv = int(field["llama.attention.head_count"]), int(field["llama.attention.head_count_kv"])
+    d, layers = int(field["llama.embedding_length"]), int(field["llama.block_count"])
+    for i in range(layers):
+        for name, n in (("attn_q", heads), ("attn_k", kv)):
+            w = tensors[f"blk.{i}.{name}.weight"]
+            halves = w.reshape(n, -1, 2, w.shape[1]).swapaxes(1, 2)  # llama.cpp interleaves what a rotation turns together
+            tensors[f"blk.{i}.{name}.weight"] = halves.reshape(w.shape)
+    shape = {
+        "d": d, "layers": layers, "heads": heads, "kv_heads": kv, "head_dim": d // heads,
+        "hidden": int(field["llama.feed_forward_length"]), "rope_base": float(field["llama.rope.freq_base"]),
+    }  # fmt: skip
+    return tensors, shape, list(field["tokenizer.ggml.tokens"])
+
+
+def embeddings(tokens: list[str], pieces: list[str], vectors: np.ndarray) -> tuple[np.ndarray, float]:
+    """(len(tokens), d) start vectors, and the share of tokens that are one piece. Both vocabularies spell bytes the GPT-2 way."""
+    number = {piece: i for i, piece in enumerate(pieces)}
+    longest = max(map(len, pieces))
+    out, single = np.empty((len(tokens), vectors.shape[1]), np.float32), 0
+    for i, token in enumerate(tokens):
+        found, at = [], 0
+        while at < len(token):
+            end = next((e for e in range(min(len(token), at + longest), at, -1) if token[at:e] in number), None)
+            if end is None:
+                break
+            found.append(number[token[at:end]])
+            at = end
+        single += len(found) == 1
+        out[i] = vectors[found].mean(0) if found and at == len(token) else vectors.mean(0)
+    return out, single / len(tokens)
+
+
+def transplant(path: Path, tokens: list[str], options: dict[str, Any]) -> Net:
+    """A float net with the pretrained layers; `options` as NetConfig."""
+    tensors, shape, pieces = read(path)
+    cfg = NetConfig(**{**options, **shape, "vocab": len(tokens), "gated": True, "quant": False})
+    net = Net(cfg)
+    special = {"<|system|>": "system", "<|user|>": "user", "<|assistant|>": "assistant", "<|lane|>": "<|im_start|>"}
+    table, share = embeddings([special.get(t, t) for t in tokens], pieces, tensors["token_embd.weight"])
+    print(f"{share:.1%} of the tokens are one piece of the pretrained vocabulary", flush=True)
+    state: dict[str, np.ndarray] = {"embed": table, "norm_out": A_SCALE * tensors["output_norm.weight"]}
+    state["classes"] = table.reshape(-1, 128, cfg.d).mean(1) / A_SCALE
+    state["member_gain"] = np.array(math.log(math.sqrt(cfg.d) / A_SCALE), np.float32)
+    for i in range(cfg.layers):
+        t = {name: tensors[f"blk.{i}.{name}.weight"] for name in TENSORS}
+        here = f"blocks.{i}."
+        state[here + "norm_in"], state[here + "norm_mid"] = A_SCALE * t["attn_norm"], A_SCALE * t["ffn_norm"]
+        state[here + "qkv.weight"] = np.concatenate([t["attn_q"], t["attn_k"], t["attn_v"]]) / A_SCALE
+        state[here + "gate.weight"] = t["ffn_gate"] * nets.GATE_SCALE / A_SCALE
+        state[here + "up.weight"] = t["ffn_up"] * nets.LINEAR_SCALE / A_SCALE
+        state[here + "out.weight"], state[here + "down.weight"] = t["attn_output"] / 2, t["ffn_down"]
+    missing, extra = net.load_state_dict({k: torch.from_numpy(np.asarray(v, np.float32)) for k, v in state.items()}, strict=False)
+    assert not extra, extra
+    print("started anew:", ", ".join(m for m in missing if "temperature" not in m), flush=True)
+    return net
+
+
+class Observer:
+    """Largest and mean square value of each channel at every rounding, in the order of `net.whole` calls."""
+
+    def __init__(self) -> None:
+        self.peak: list[Tensor] = []
+        self.square: list[Tensor] = []
+        self.at = 0
+
+    def __call__(self, x: Tensor, limit: float, quant: bool) -> Tensor:
+        flat = x.detach().float().transpose(1, 2).flatten(0, 1).flatten(1) if x.ndim == 4 else x.detach().float().flatten(0, -2)
+        peak, square = flat.abs().amax(0), flat.square().mean(0)
+        if self.at == len(self.peak):
+            self.peak.append(peak)
+            self.square.append(square)
+        else:
+            self.peak[self.at] = torch.maximum(self.peak[self.at], peak)
+            self.square[self.at] += square
+        self.at += 1
+        return x.float()
+
+    def limits(self, batches: int, most: float) -> list[Tensor]:
+        """What should become the largest integer, for each rounding and channel: the peak, at most `most` root mean squares."""
+        pairs = zip(self.peak, self.square, strict=True)
+        return [torch.minimum(p, most * (s / batches).sqrt()).clamp(min=1e-6) for p, s in pairs]
+
+
+CALLS = 10  # roundings of a block: norm_in, q, k, v, o, norm_mid, gate, linear, act, hidden
+
+
+@torch.no_grad()
+def equalise(net: Net, batches: list[dict[str, Tensor]], most: float = 16.0) -> None:
+    """Fill the int8 ranges on these batches; the function stays the same (`net.cfg.quant` is off)."""
+    observer, rounding = Observer(), nets.whole
+    nets.whole = observer
+    try:
+        for batch in batches:
+            observer.at = 0
+            x, _ = net.body(batch["input"], batch["position"], block_mask(batch, net.cfg.memory))
+            net.last_norm(x.flatten(0, 1))
+    finally:
+        nets.whole = rounding
+    limits = observer.limits(len(batches), most)
+    for i, block in enumerate(net.blocks):
+        assert isinstance(block, GatedBlock)
+        _equalise_block(block, limits[CALLS * i : CALLS * (i + 1)])
+    last = RANGE / limits[-1].max()  # the table is tied: one factor for all channels
+    assert net.norm_out is not None
+    net.norm_out *= last
+    net.classes /= last
+    net.member_gain -= last.log()
+
+
+def _equalise_block(block: GatedBlock, limits: list[Tensor]) -> None:
+    c = block.cfg
+    norm_in, q, k, v, o, norm_mid, _, linear, _, hidden = limits
+    group, half = c.heads // c.kv_heads, c.head_dim // 2
+    for norm, limit, readers in ((block.norm_in, norm_in, [block.qkv]), (block.norm_mid, norm_mid, [block.gate, block.up])):
+        norm *= RANGE / limit
+        for reader in readers:
+            reader.weight *= limit / RANGE
+    # rotated pairs keep one factor; keys are shared by a group of query heads; query times key changes by a constant a head
+    q_pair = q.view(c.kv_heads, group, 2, half).amax((1, 2))
+    k_pair = k.view(c.kv_heads, 2, half).amax(1)
+    times = RANGE**2 / (q_pair * k_pair).amax(1, keepdim=True)  # (kv_heads, 1)
+    k_factor = (times * q_pair / k_pair).sqrt().minimum(RANGE / k_pair)
+    q_factor = times / k_factor
+    rows_q = q_factor[:, None, None].expand(-1, group, 2, -1).reshape(-1)
+    rows_k = k_factor[:, None].expand(-1, 2, -1).reshape(-1)
+    o_group = o.view(c.kv_heads, group, c.head_dim).amax(1)  # 2 p v, before the factor
+    rows_v = (RANGE / v.view(c.kv_heads, -1)).minimum(RANGE / o_group).reshape(-1)
+    block.qkv.weight *= torch.cat([rows_q, rows_k, rows_v])[:, None]
+    block.log_temperature -= times.log().expand(-1, group).reshape(-1)
+    block.out.weight /= rows_v.view(c.kv_heads, 1, -1).expand(-1, group, -1).reshape(1, -1)
+    factor = (RANGE / hidden).minimum(32000.0 / linear)  # `linear` was seen in its int16 units
+    block.up.weight *= factor[:, None]
+    block.down.weight /= factor
+
+
+def main() -> None:
+    """Command line: see the head of this file."""
+    p = argparse.ArgumentParser()
+    p.add_argument("--gguf", type=Path, required=True)
+    p.add_argument("--data", type=Path, required=True, help="prepared folder: tokenizer.json and training rows")
+    p.add_argument("--step", type=float, default=0.28)
+    p.add_argument("--memory", type=int, default=1024)
+    p.add_argument("--batches", type=int, default=8)
+    p.add_argument("--rows", type=int, default=4)
+    p.add_argument("--row", type=int, default=4096)
+    p.add_argument("--out", type=Path, required=True)
+    a = p.parse_args()
+    vocab = json.loads((a.data / "tokenizer.json").read_text())["model"]["vocab"]
+    tokens = sorted(vocab, key=lambda t: int(vocab[t]))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    net = transplant(a.gguf, tokens, {"step": a.step, "memory": a.memory}).to(device)
+    sampler = Sampler(a.data, row=a.row, block=4096, power=0.85, text_share=0.2, seed=5)
+    batches = []
+    for _ in range(a.batches):
+        rows = sampler.rows(a.rows)
+        batches.append({k: torch.from_numpy(v).to(device) for k, v in rows.items()})
+    report(net, batches[:1], "float")
+    equalise(net, batches)
+    report(net, batches[:1], "equalised")
+    for step in (0.0, a.step):
+        net.cfg = replace(net.cfg, quant=True, step=step)
+        for block in net.blocks:
+            block.cfg = net.cfg  # type: ignore[assignment]
+        report(net, batches[:1], f"rounded, steps of {step} root mean squares")
+    a.out.mkdir(parents=True, exist_ok=True)
+    torch.save({k: v.detach().cpu() for k, v in net.state_dict().items()}, a.out / "net.pt")
+    (a.out / "config.json").write_text(json.dumps(net.cfg.to_dict(), indent=1))
+
+
+@torch.no_grad()
+def report(net: Net, batches: list[dict[str, Tensor]], title: str) -> None:
+    """Print bits a token of both levels."""
+    for batch in batches:
+        x, table = net.body(batch["input"], batch["position"], block_mask(batch, net.cfg.memory))
+        target = batch["target"].flatten()
+        first, second = net.losses(x.flatten(0, 1), table, target)
+        count = (target >= 0).sum() * math.log(2)
+        print(f"{title}: {float(first.sum() / count):.3f} + {float(second.sum() / count):.3f} bits a token", flush=True)
+
+
+if __name__ == "__main__":
+    main()
