@@ -84,9 +84,12 @@ class Job:
 
 
 class Product:
-    """x -> rs((w @ x) * m, 24), exact."""
+    """x -> rs((w @ x) * m, bits), exact; |x| <= largest."""
 
-    def __init__(self, w: npt.NDArray[np.int8], m: npt.NDArray[np.int32], largest: int, device: torch.device):
+    def __init__(
+        self, w: npt.NDArray[np.int8], m: npt.NDArray[np.int32], largest: int, device: torch.device, bits: int = 24
+    ):
+        self.bits = bits
         pieces = 1
         while any(
             np.abs(part.astype(np.int64)).sum(1).max() * largest >= EXACT
@@ -108,7 +111,7 @@ class Product:
                 (torch.nn.functional.linear(x, w).long() for x, w in parts),
                 torch.zeros((), dtype=torch.int64, device=a.device),
             )
-        return rs(y.mul_(self.multiplier), 24)
+        return rs(y.mul_(self.multiplier), self.bits)
 
 
 class TorchEngine:
@@ -130,7 +133,8 @@ class TorchEngine:
             return torch.from_numpy(weights[name].astype(np.int64)).to(self.device)
 
         def product(name: str, largest: int) -> Product:
-            return Product(weights[name + ".w"], weights[name + ".m"], largest, self.device)
+            bits = 20 if s.gated and name.endswith((".out", ".down")) else 24
+            return Product(weights[name + ".w"], weights[name + ".m"], largest, self.device, bits)
 
         self.embed_m, self.member_m, self.member_b = wide("embed.m"), wide("member.m"), wide("member.b")
         self.embed = torch.from_numpy(weights["embed.w"]).to(self.device)

@@ -80,8 +80,8 @@ class Oracle:
             return gained(x, self.shape.norm_gain, self.t[gains])
         return norm(x, self.shape.norm_gain)
 
-    def _product(self, name: str, a: Ints) -> Ints:
-        return rs((self.t[name + ".w"] @ a) * self.t[name + ".m"], 24)
+    def _product(self, name: str, a: Ints, bits: int = 24) -> Ints:
+        return rs((self.t[name + ".w"] @ a) * self.t[name + ".m"], bits)
 
     def _heads(self, i: int, a: Ints, p: int) -> tuple[Ints, Ints, Ints]:
         s = self.shape
@@ -113,9 +113,10 @@ class Oracle:
         return np.concatenate(out)
 
     def _join(self, i: int, x: Ints, o: Ints) -> Ints:
-        x = np.clip(x + self._product(f"layer.{i}.out", o), -RESIDUAL_MAX, RESIDUAL_MAX)
+        bits = 20 if self.shape.gated else 24
+        x = np.clip(x + self._product(f"layer.{i}.out", o, bits), -RESIDUAL_MAX, RESIDUAL_MAX)
         hidden = self._hidden(i, self._norm(x, f"layer.{i}.norm_mid"))
-        out: Ints = np.clip(x + self._product(f"layer.{i}.down", hidden), -RESIDUAL_MAX, RESIDUAL_MAX)
+        out: Ints = np.clip(x + self._product(f"layer.{i}.down", hidden, bits), -RESIDUAL_MAX, RESIDUAL_MAX)
         return out
 
     def _hidden(self, i: int, a: Ints) -> Ints:

@@ -67,14 +67,14 @@ def export_gated(state: dict[str, Floats], config: dict[str, Any], rounded: dict
     out["norm_out"] = integer(state["norm_out"], 10)
     values = (config["heads"] + config["kv_heads"]) * width
     unit_qkv = np.where(np.arange(shape.qkv) < values, 128.0, 1.0)
-    units = {"qkv": unit_qkv, "out": residual, "gate": 1.0, "up": 1.0, "down": residual}
+    units = {"qkv": (unit_qkv, 24), "out": (residual, 20), "gate": (1.0, 24), "up": (1.0, 24), "down": (residual, 20)}
     for i in range(config["layers"]):
         block, here = f"blocks.{i}.", f"layer.{i}."
         for name in ("norm_in", "norm_mid"):
             out[here + name] = integer(state[block + name], 10)
         out[here + "heat"] = integer(np.exp(state[block + "log_temperature"]) * OCTAVE, 16)
-        for name, unit in units.items():
-            matrix(f"{block}{name}.weight", here + name, unit, 24, config["step"])
+        for name, (unit, bits) in units.items():
+            matrix(f"{block}{name}.weight", here + name, unit, bits, config["step"])
     return Weights(shape, out)
 
 
