@@ -103,19 +103,60 @@ TARGET static void vnni_mix(const int8_t *values, int n, int dv, const void *sha
     for (int i = 0; i < queries * dv; i++) mixed[i] += high[i] * 256 + low[i];
 }
 
-/* See kernel_plain.c for what the clamp may do. */
-TARGET static void rescale(int32_t *acc, const int32_t *offset, const int32_t *m, int n) {
+/* 16 sums, scaled: rs((acc + offset) * m, 24). See kernel_plain.c for the clamp; `odd`: m of the odd channels, in even places. */
+INLINE __m512i rescale(const int narrow, __m512i acc, __m512i offset, __m512i m, __m512i odd) {
     const __m512i half = _mm512_set1_epi64(1 << 23), most = _mm512_set1_epi64(1 << 30), least = _mm512_set1_epi64(-(1 << 30));
-    for (int i = 0; i < n; i += 16) {
-        const __m512i dot = _mm512_add_epi32(_mm512_loadu_si512(acc + i), _mm512_loadu_si512(offset + i));
-        const __m512i scale = _mm512_loadu_si512(m + i);
-        __m512i even = _mm512_mul_epi32(dot, scale);
-        __m512i odd = _mm512_mul_epi32(_mm512_srli_epi64(dot, 32), _mm512_srli_epi64(scale, 32));
-        even = _mm512_srai_epi64(_mm512_add_epi64(even, half), 24);
-        odd = _mm512_srai_epi64(_mm512_add_epi64(odd, half), 24);
-        even = _mm512_max_epi64(_mm512_min_epi64(even, most), least);
-        odd = _mm512_max_epi64(_mm512_min_epi64(odd, most), least);
-        _mm512_storeu_si512(acc + i, _mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32)));
+    const __m512i dot = _mm512_add_epi32(acc, offset);
+    __m512i a = _mm512_add_epi64(_mm512_mul_epi32(dot, m), half);
+    __m512i b = _mm512_add_epi64(_mm512_mul_epi32(_mm512_srli_epi64(dot, 32), odd), half);
+    if (narrow) return _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(a, 24), _mm512_slli_epi64(b, 8));
+    a = _mm512_max_epi64(_mm512_min_epi64(_mm512_srai_epi64(a, 24), most), least);
+    b = _mm512_max_epi64(_mm512_min_epi64(_mm512_srai_epi64(b, 24), most), least);
+    return _mm512_mask_blend_epi32(0xaaaa, a, _mm512_slli_epi64(b, 32));
+}
+
+INLINE __m512i between(__m512i a, int low, int high) {
+    return _mm512_max_epi32(_mm512_min_epi32(a, _mm512_set1_epi32(high)), _mm512_set1_epi32(low));
+}
+
+/* One output of 16 channels; `at`: how far from the product's first one. */
+INLINE void put(const Output kind, const Product *p, size_t at, __m512i y, __m512i bias) {
+    if (kind == TO_QKV) {
+        const __m256i halves = _mm512_cvtsepi32_epi16(y);
+        _mm256_storeu_si256((__m256i *)(p->qkv + at), _mm256_max_epi16(halves, _mm256_set1_epi16(-32767)));
+    } else if (kind == TO_RESIDUAL) {
+        y = _mm512_add_epi32(y, _mm512_loadu_si512(p->x + at));
+        _mm512_storeu_si512(p->x + at, between(y, -RESIDUAL_MAX, RESIDUAL_MAX));
+    } else if (kind == TO_HIDDEN) {
+        y = between(y, 0, 255);
+        y = _mm512_srli_epi32(_mm512_add_epi32(_mm512_mullo_epi16(y, y), _mm512_set1_epi32(128)), 8); /* below 2^16 */
+        _mm_storeu_si128((__m128i *)(p->hidden + at), _mm512_cvtepi32_epi8(y));
+    } else {
+        _mm512_storeu_si512(p->x + at, _mm512_add_epi32(y, bias));
+    }
+}
+
+INLINE void finish_as(const int narrow, const Output kind, const Product *given, const int32_t *sums) {
+    const Product copy = *given, *p = &copy; /* no store can change it, as far as the compiler sees */
+    for (int b = 0; b < p->blocks * 16; b += 16) {
+        const int channel = p->block * 16 + b;
+        const __m512i offset = _mm512_loadu_si512(p->matrix->offset + channel), m = _mm512_loadu_si512(p->matrix->m + channel);
+        const __m512i odd = _mm512_srli_epi64(m, 32), bias = kind == TO_LOGITS ? _mm512_loadu_si512(p->bias + b) : m;
+        for (int r = 0; r < p->rows; r++) {
+            const __m512i y = rescale(narrow, _mm512_loadu_si512(sums + r * p->blocks * 16 + b), offset, m, odd);
+            put(kind, p, r * p->out_stride + b, y, bias);
+        }
+    }
+}
+
+#define OWN_FINISH 1
+TARGET static void finish(const Product *p, int32_t *sums) {
+    const int narrow = p->matrix->narrow;
+    switch (p->kind) {
+    case TO_QKV: narrow ? finish_as(1, TO_QKV, p, sums) : finish_as(0, TO_QKV, p, sums); break;
+    case TO_RESIDUAL: narrow ? finish_as(1, TO_RESIDUAL, p, sums) : finish_as(0, TO_RESIDUAL, p, sums); break;
+    case TO_HIDDEN: narrow ? finish_as(1, TO_HIDDEN, p, sums) : finish_as(0, TO_HIDDEN, p, sums); break;
+    case TO_LOGITS: narrow ? finish_as(1, TO_LOGITS, p, sums) : finish_as(0, TO_LOGITS, p, sums); break;
     }
 }
 

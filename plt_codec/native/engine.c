@@ -82,6 +82,7 @@ static int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 static int pack(Matrix *out, const int8_t *w, const int32_t *m, int n, int k, int centre) {
     out->n = n;
+    out->narrow = 1;
     out->k = k;
     out->blocks = round_up(n, 16) / 16;
     out->stride = round_up(k, 64);
@@ -93,10 +94,13 @@ static int pack(Matrix *out, const int8_t *w, const int32_t *m, int n, int k, in
     for (int c = 0; c < n; c++) {
         int8_t *to = out->w + (size_t)(c / 16) * 16 * out->stride + (c % 16) * 4;
         int32_t sum = 0;
+        int64_t size = 0;
         for (int i = 0; i < k; i++) {
             to[(i / 4) * 64 + i % 4] = w[(size_t)c * k + i];
             sum += w[(size_t)c * k + i];
+            size += abs(w[(size_t)c * k + i]);
         }
+        if (size * 255 * m[c] >> 24 >= 1 << 30) out->narrow = 0; /* inputs lie in -127..127 or 0..254; below 2^60 */
         out->sum[c] = sum;
         out->offset[c] = -centre * sum;
         out->m[c] = m[c];
@@ -575,6 +579,8 @@ static void stage_attend(void *context, int item, int thread) {
         a.heat[n] = (uint32_t)m->layer[b->layer].heat[head];
         a.out[n] = b->o + (size_t)(piece->row + row) * m->layer[0].out.stride + head * m->head_dim;
     }
+    const Share *next = item + b->pool.threads < b->shares ? share + b->pool.threads : share; /* of this thread, likely */
+    a.next = keys_of(m, b->piece[next->piece].session, b->layer, next->head);
     m->kernel->attend(&a, &b->scratch[thread]);
 }
 
@@ -728,19 +734,29 @@ static int collect(Batch *b, Session *s) {
             b->row_piece[b->rows] = b->pieces;
         }
     }
-    for (int head = 0; head < b->m->kv_heads; head++) {
-        const int queries = piece->rows * b->m->group;
-        for (int first = 0; first < queries; first += QUERIES) {
-            const int n = queries - first < QUERIES ? queries - first : QUERIES;
-            b->share[b->shares++] = (Share){b->pieces, head, first, n};
-        }
-    }
     b->pieces++;
     return 1;
 }
 
+/* Cuts attention into work items: as many queries of a key head together as a kernel takes, since they share the way of keys
+ * and values through the caches, but fewer where threads would stay without work. */
+static void cut_shares(Batch *b) {
+    const Model *m = b->m;
+    const int whole = b->rows * m->group / QUERIES * m->kv_heads;
+    const int most = b->threads > 1 && whole < 4 * b->threads ? QUERIES / 2 : QUERIES;
+    b->shares = 0;
+    for (int n = 0; n < b->pieces; n++) {
+        const int queries = b->piece[n].rows * m->group;
+        for (int head = 0; head < m->kv_heads; head++) {
+            for (int first = 0; first < queries; first += most) {
+                b->share[b->shares++] = (Share){n, head, first, queries - first < most ? queries - first : most};
+            }
+        }
+    }
+}
+
 static int collect_all(Batch *b) {
-    b->rows = b->pieces = b->shares = 0;
+    b->rows = b->pieces = 0;
     for (int n = 0; n < b->actives; n++) collect(b, b->active[n]);
     while (b->next < b->count) {
         Session *s = &b->sessions[b->next];
@@ -752,6 +768,7 @@ static int collect_all(Batch *b) {
         if (start_session(b)) return NO_MEMORY;
         collect(b, s);
     }
+    cut_shares(b);
     return 0;
 }
 
@@ -890,7 +907,7 @@ static int make_room(Batch *b, int keys) {
     const size_t rows = ROWS + ROW_PAD, half = (size_t)m->head_dim / 2;
     b->symbols = round_up(m->classes > CLASS ? m->classes : CLASS, 16);
     b->qkv_stride = m->layer[0].qkv.blocks * 16;
-    b->share = grab(((size_t)ROWS * m->group / QUERIES + ROWS) * m->kv_heads * sizeof(Share));
+    b->share = grab(((size_t)ROWS * m->group / (QUERIES / 2) + ROWS) * m->kv_heads * sizeof(Share));
     b->x = grab(rows * m->width * sizeof(int32_t));
     b->z = grab(rows * m->width * sizeof(int32_t));
     b->logits = grab(rows * b->symbols * sizeof(int32_t));

@@ -8,12 +8,13 @@ TARGET static inline int32_t clamp32(int32_t a, int32_t low, int32_t high) {
     return a < low ? low : a > high ? high : a;
 }
 
-TARGET static void multiply(const Product *p, Scratch *s) {
+#if !defined(OWN_FINISH)
+/* Sums -> outputs. */
+TARGET static void finish(const Product *p, int32_t *sums) {
     const Matrix *w = p->matrix;
     const int n = p->blocks * 16, first = p->block * 16;
-    tile(w->w + (size_t)first * w->stride, w->sum + first, p->blocks, w->stride / 4, p->a, w->stride, p->rows, s->acc);
     for (int r = 0; r < p->rows; r++) {
-        int32_t *restrict acc = s->acc + r * n;
+        int32_t *restrict acc = sums + r * n;
         rescale(acc, w->offset + first, w->m + first, n);
         switch (p->kind) {
         case TO_QKV: {
@@ -41,6 +42,14 @@ TARGET static void multiply(const Product *p, Scratch *s) {
         }
         }
     }
+}
+#endif
+
+TARGET static void multiply(const Product *p, Scratch *s) {
+    const Matrix *w = p->matrix;
+    const int first = p->block * 16;
+    tile(w->w + (size_t)first * w->stride, w->sum + first, p->blocks, w->stride / 4, p->a, w->stride, p->rows, s->acc);
+    finish(p, s->acc);
 }
 
 /* NUMERICS.md, "norm", with y + 128 in a byte. The products run in doubles and are exact: x t and its sum with 2^39 are
@@ -90,6 +99,10 @@ TARGET static void turn(const int16_t *restrict y, const int16_t *restrict cos, 
  *     p = (w t + 2^23) >> 24 = (w a + c) >> 15,  c = (w b >> 9) + 2^14 = (w (2^7 b) >> 16) + 2^14 < 2^16,
  * and with w a = 2^16 h + l:  p = 2 h + ((l + c) >> 15), where (l + c) >> 1 is an average of 16-bit numbers,
  * (l + (c - 1) + 1) >> 1, which machines compute without overflow. */
+static inline uint32_t share_scale(uint32_t sum) {
+    return sum == 1u << 15 ? (1u << 25) - 257 : (uint32_t)((UINT64_C(1) << 40) / sum);
+}
+
 TARGET static void attend(const Attention *a, Scratch *s) {
     const int queries = a->queries, d = a->d, dv = a->dv;
     int most = 0;
@@ -109,7 +122,7 @@ TARGET static void attend(const Attention *a, Scratch *s) {
     for (int r = 0; r < queries; r++) {
         const uint32_t sum = weigh(s->score + r * s->pitch, a->limit[r], highest[r], a->heat[r], a->weight, a->weights,
                                    s->weight + r * s->pitch);
-        t[r] = sum == 1u << 15 ? (1u << 25) - 257 : (uint32_t)((UINT64_C(1) << 40) / sum);
+        t[r] = share_scale(sum);
         memset(s->weight + r * s->pitch + a->limit[r], 0, (size_t)(padded - a->limit[r]) * sizeof(uint16_t));
         memset(s->mixed + r * dv, 0, (size_t)dv * sizeof(int32_t));
     }
