@@ -17,6 +17,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "kernel.h"
 #include "pool.h"
@@ -27,7 +28,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { INTERFACE = 2 }; /* of the exported functions: raised together with native.INTERFACE, so that a stale build is seen */
+enum { INTERFACE = 3 }; /* of the exported functions: raised together with native.INTERFACE, so that a stale build is seen */
 
 EXPORT int pltz_interface(void) { return INTERFACE; }
 
@@ -444,6 +445,9 @@ typedef struct {
     uint32_t cumulative, frequency;
 } Interval;
 
+/* What time is counted for; native.STAGES names them in this order. */
+enum { IN_LAYERS, IN_ATTENTION, IN_HEAD, IN_FREQUENCIES, IN_CODER, IN_REST, STAGES };
+
 typedef struct Batch {
     const Model *m;
     int decoding, count, threads;
@@ -452,8 +456,9 @@ typedef struct Batch {
     int actives, next; /* sessions under way; the next one to start */
     int failed;        /* session that is SPENT */
     size_t cache_bytes;
+    int64_t spent[STAGES], mark; /* ns; since when the next stage counts */
     /* the iteration */
-    int layer, rows, pieces, shares, tiles;
+    int layer, level, rows, pieces, shares, tiles;
     Piece piece[ROWS];
     Share *share;
     Product product;           /* under way */
@@ -471,6 +476,19 @@ typedef struct Batch {
     Scratch *scratch;
     Pool pool;
 } Batch;
+
+static int64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Counts the time since the last lap for a stage. */
+static void lap(Batch *b, int stage) {
+    const int64_t then = b->mark;
+    b->mark = now();
+    b->spent[stage] += b->mark - then;
+}
 
 static int32_t clamp_residual(int64_t a) {
     return (int32_t)(a > RESIDUAL_MAX ? RESIDUAL_MAX : a < -RESIDUAL_MAX ? -RESIDUAL_MAX : a);
@@ -609,7 +627,7 @@ static Interval interval(const uint32_t *sums, uint32_t ratio, int n, int i) {
 
 static uint32_t *sums_of(Batch *b, int row) { return b->sums + (size_t)row * (b->symbols + 16); }
 
-/* Frequencies of the classes of some rows. */
+/* Logits of the classes of some rows. */
 static void stage_class(void *context, int item, int thread) {
     Batch *b = context;
     const Model *m = b->m;
@@ -627,15 +645,23 @@ static void stage_class(void *context, int item, int thread) {
         };
         m->kernel->multiply(&p, &b->scratch[thread]);
     }
-    for (int r = first; r < end; r++, logits += b->symbols) {
-        b->ratio[r] = frequencies(m, logits, m->classes, sums_of(b, r));
-        if (!b->decoding && b->class[r] >= 0) {
-            b->interval[0][r] = interval(sums_of(b, r), b->ratio[r], m->classes, b->class[r]);
-        }
+}
+
+/* Frequencies of the classes (b->level 0) or members (1) of some rows. An encoder knows what a row predicts, b->token by now. */
+static void stage_frequencies(void *context, int item, int thread) {
+    Batch *b = context;
+    const Model *m = b->m;
+    const int n = b->level ? CLASS : m->classes;
+    (void)thread;
+    for (int r = item * FEW; r < last_row(b, item, FEW); r++) {
+        if (b->class[r] < 0) continue;
+        b->ratio[r] = frequencies(m, b->logits + (size_t)r * b->symbols, n, sums_of(b, r));
+        if (b->decoding) continue;
+        b->interval[b->level][r] = interval(sums_of(b, r), b->ratio[r], n, b->level ? b->token[r] % CLASS : b->class[r]);
     }
 }
 
-/* Frequencies of the members of one row, its class known. In an encoder b->token holds what the row predicts by now. */
+/* Logits of the members of one row, its class known. */
 static void stage_member(void *context, int item, int thread) {
     Batch *b = context;
     const Model *m = b->m;
@@ -653,10 +679,16 @@ static void stage_member(void *context, int item, int thread) {
         .kind = TO_LOGITS, .x = logits, .bias = m->member_b + c * CLASS, .out_stride = (size_t)b->symbols,
     };
     m->kernel->multiply(&p, &b->scratch[thread]);
-    b->ratio[item] = frequencies(m, logits, CLASS, sums_of(b, item));
-    if (!b->decoding) {
-        b->interval[1][item] = interval(sums_of(b, item), b->ratio[item], CLASS, b->token[item] % CLASS);
-    }
+}
+
+/* Frequencies of the next symbol of every row: its class (level 0) or, that known, its member (1). */
+static void predict(Batch *b, int level) {
+    b->level = level;
+    if (level) pool_for(&b->pool, stage_member, b, b->rows);
+    else pool_for(&b->pool, stage_class, b, (b->rows + HEAD_ROWS - 1) / HEAD_ROWS);
+    lap(b, IN_HEAD);
+    pool_for(&b->pool, stage_frequencies, b, (b->rows + FEW - 1) / FEW);
+    lap(b, IN_FREQUENCIES);
 }
 
 /* All layers for the rows of the iteration: their residuals end up in b->x, their keys and values in the caches. */
@@ -671,12 +703,15 @@ static void forward(Batch *b) {
         pool_for(&b->pool, stage_norm, b, few);
         multiply_all(b, (Product){.matrix = &l->qkv, .a = b->a, .kind = TO_QKV, .qkv = b->y, .out_stride = (size_t)b->qkv_stride});
         pool_for(&b->pool, stage_heads, b, few);
+        lap(b, IN_LAYERS);
         pool_for(&b->pool, stage_attend, b, b->shares);
+        lap(b, IN_ATTENTION);
         multiply_all(b, (Product){.matrix = &l->out, .a = b->o, .kind = TO_RESIDUAL, .x = b->x, .out_stride = width});
         pool_for(&b->pool, stage_norm, b, few);
         multiply_all(b, (Product){.matrix = &l->up, .a = b->a, .kind = TO_HIDDEN, .hidden = b->h, .out_stride = (size_t)l->down.stride});
         multiply_all(b, (Product){.matrix = &l->down, .a = b->h, .kind = TO_RESIDUAL, .x = b->x, .out_stride = width});
     }
+    lap(b, IN_LAYERS);
 }
 
 /* ---------------------------------------------------------------- iterations */
@@ -796,8 +831,8 @@ static int decode_symbol(Batch *b, Session *s, int row, int n) {
 
 static int decode_rows(Batch *b) {
     const Model *m = b->m;
-    pool_for(&b->pool, stage_class, b, (b->rows + HEAD_ROWS - 1) / HEAD_ROWS);
     for (int level = 0; level < 2; level++) {
+        predict(b, level);
         for (int n = 0; n < b->pieces; n++) {
             const Piece *p = &b->piece[n];
             for (int r = p->row; r < p->row + p->rows && b->class[r] >= 0; r++) {
@@ -811,7 +846,7 @@ static int decode_rows(Batch *b) {
                 return SPENT; /* symbols worth more bits than the frame has: it claims too many tokens */
             }
         }
-        if (!level) pool_for(&b->pool, stage_member, b, b->rows);
+        lap(b, IN_CODER);
     }
     return 0;
 }
@@ -820,8 +855,8 @@ static int encode_rows(Batch *b) {
     for (int r = 0; r < b->rows; r++) {
         if (b->class[r] >= 0) b->token[r] = (int32_t)b->piece[b->row_piece[r]].session->tokens[b->at[r]];
     }
-    pool_for(&b->pool, stage_class, b, (b->rows + HEAD_ROWS - 1) / HEAD_ROWS);
-    pool_for(&b->pool, stage_member, b, b->rows);
+    predict(b, 0);
+    predict(b, 1);
     for (int n = 0; n < b->pieces; n++) {
         const Piece *p = &b->piece[n];
         Session *s = p->session;
@@ -835,6 +870,7 @@ static int encode_rows(Batch *b) {
             }
         }
     }
+    lap(b, IN_CODER);
     return 0;
 }
 
@@ -875,12 +911,15 @@ static void pool_thread(void *context, int on) {
 EXPORT int64_t pltz_run(Batch *b, int64_t budget) {
     int64_t done = 0, got = 0;
     pool_start(&b->pool, b->threads, pool_thread, b);
+    b->mark = now();
     while (done < budget) {
         if ((got = collect_all(b)) < 0 || !b->rows) break;
+        lap(b, IN_REST);
         forward(b);
         if ((got = b->decoding ? decode_rows(b) : encode_rows(b)) < 0) break;
         if ((got = advance(b)) < 0) break;
         done += got;
+        lap(b, IN_REST);
     }
     pool_stop(&b->pool);
     return got < 0 ? got : done;
@@ -981,6 +1020,9 @@ EXPORT Batch *pltz_open(const Model *m, const Request *requests, int count, int 
     }
     return b;
 }
+
+/* Where the time went so far: ns of STAGES. */
+EXPORT void pltz_spent(const Batch *b, int64_t *out) { memcpy(out, b->spent, sizeof b->spent); }
 
 /* Which session an error SPENT is about. */
 EXPORT int pltz_failed(const Batch *b) { return b->failed; }
