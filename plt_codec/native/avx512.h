@@ -143,6 +143,7 @@ INLINE void finish_as(const int narrow, const Output kind, const Product *given,
         const __m512i offset = _mm512_loadu_si512(p->matrix->offset + channel), m = _mm512_loadu_si512(p->matrix->m + channel);
         const __m512i odd = _mm512_srli_epi64(m, 32), bias = kind == TO_LOGITS ? _mm512_loadu_si512(p->bias + b) : m;
         for (int r = 0; r < p->rows; r++) {
+            _mm_prefetch((const char *)p->next + (size_t)(b * 4 + r) * 64, _MM_HINT_T1); /* a line at a time: more would wait */
             const __m512i y = rescale(narrow, _mm512_loadu_si512(sums + r * p->blocks * 16 + b), offset, m, odd);
             put(kind, p, r * p->out_stride + b, y, bias);
         }

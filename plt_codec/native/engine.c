@@ -540,6 +540,8 @@ static void stage_multiply(void *context, int item, int thread) {
     if (p.kind == TO_QKV) p.qkv += out;
     if (p.kind == TO_RESIDUAL) p.x += out;
     if (p.kind == TO_HIDDEN) p.hidden += out;
+    const int later = (item + b->pool.threads) / b->tiles * GROUP; /* of this thread, likely */
+    p.next = p.matrix->w + (size_t)(later < p.matrix->blocks ? later : block) * 16 * p.matrix->stride;
     b->m->kernel->multiply(&p, &b->scratch[thread]);
 }
 
@@ -641,7 +643,7 @@ static void stage_class(void *context, int item, int thread) {
         const Product p = {
             .matrix = &m->class, .block = block, .blocks = m->class.blocks - block < 8 ? m->class.blocks - block : 8,
             .a = b->a + (size_t)first * m->class.stride, .rows = end - first, .kind = TO_LOGITS, .x = logits + block * 16,
-            .bias = m->class_b + block * 16, .out_stride = (size_t)b->symbols,
+            .bias = m->class_b + block * 16, .out_stride = (size_t)b->symbols, .next = m->class.w,
         };
         m->kernel->multiply(&p, &b->scratch[thread]);
     }
@@ -677,6 +679,7 @@ static void stage_member(void *context, int item, int thread) {
     const Product p = {
         .matrix = &m->member, .block = c * 8, .blocks = 8, .a = b->a + (size_t)item * m->member.stride, .rows = 1,
         .kind = TO_LOGITS, .x = logits, .bias = m->member_b + c * CLASS, .out_stride = (size_t)b->symbols,
+        .next = m->member.w,
     };
     m->kernel->multiply(&p, &b->scratch[thread]);
 }

@@ -55,6 +55,7 @@ typedef struct {
     uint8_t *hidden;          /* TO_HIDDEN: rs(u * u, 8), u clamped to 0..255 */
     const int32_t *bias;      /* TO_LOGITS: of the first channel on */
     size_t out_stride;        /* elements a row of the output; output pointers stand at the first channel */
+    const int8_t *next;       /* weights likely wanted next */
 } Product;
 
 typedef struct {
