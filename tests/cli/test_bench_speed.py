@@ -25,10 +25,15 @@ def test_figures_follow_from_each_other(run: Run, tiny: Path) -> None:
         for way in ("encode", "decode"):
             macs = row[f"{way}_tokens_per_s"] * found["macs_per_token"]
             assert row[f"{way}_gmacs_per_s"] == pytest.approx(macs / 1e9, rel=0.05, abs=0.006)
-            assert 0 < row[f"{way}_over_int_mm"] and 0 < row[f"{way}_text_bytes_per_s"]
+            assert 0 < row[f"{way}_over_int_mm"] < row[f"{way}_with_attention_over_int_mm"]
+            assert 0 < row[f"{way}_text_bytes_per_s"]
+            if (split := row[f"{way}_us_per_token"]) is not None:
+                total = 1e6 / row[f"{way}_tokens_per_s"]
+                assert 0 < split["layers"] < total and 0.3 * total < sum(split.values()) <= 1.01 * total
     assert [one["tokens"] for one in found["linear"]] == [1024]
     assert found["machine"]["engine"] and found["startup"] is None
-    assert sum(line.startswith("decode") for line in table) == 2
+    split = all(row["decode_us_per_token"] for row in found["rows"])
+    assert sum(line.startswith("decode") for line in table) == (4 if split else 2)
 
 
 def test_products_count_the_multiply_adds_of_the_model(tiny: Path) -> None:
@@ -36,6 +41,21 @@ def test_products_count_the_multiply_adds_of_the_model(tiny: Path) -> None:
 
     weights = Bundle.load().weights
     assert bench_speed.Products(weights, 8, "cpu").macs == 8 * weights.shape.macs
+
+
+def test_multiply_adds_of_attention_are_those_of_the_keys_seen() -> None:
+    """Held against a count position by position, over blocks with a memory."""
+    from pltz.plt_codec.layout import Layout
+    from pltz.plt_codec.weights import random_weights
+
+    shape, keys, old = random_weights(0, block=64, memory=20).shape, 0, 0
+    for block in Layout(4, 16).blocks(150, 64):
+        keys += sum(block.lanes * (old + (s + 1) * block.lanes) for s in range(block.steps))
+        old = 20
+    assert (
+        bench_speed.attention_macs(shape, 150, 4, 16)
+        == 2 * keys * shape.layers * shape.heads * shape.head_dim
+    )
 
 
 def test_sessions_are_cut_from_different_places() -> None:
