@@ -9,6 +9,7 @@ import pytest
 from click.testing import Result
 
 from pltz.cli import bench_speed
+from pltz.cli.products import Products
 from pltz.plt_codec.errors import ModelError
 
 Run = Callable[..., Result]
@@ -40,7 +41,7 @@ def test_products_count_the_multiply_adds_of_the_model(tiny: Path) -> None:
     from pltz.models.bundle import Bundle
 
     weights = Bundle.load().weights
-    assert bench_speed.Products(weights, 8, "cpu").macs == 8 * weights.shape.macs
+    assert Products(weights, 8, "cpu").macs == 8 * weights.shape.macs
 
 
 def test_multiply_adds_of_attention_are_those_of_the_keys_seen() -> None:
