@@ -50,6 +50,7 @@ print("torch" in sys.modules, file=sys.stderr)"""
         "pltz bench speed",
         "pltz bench speed --threads 1 --together 1,4,16 --json",
         "pltz bench speed --linear 1048576 --startup",
+        "pltz bench speed --llama --threads 2",
     ],
 )
 @click.option(
@@ -67,6 +68,11 @@ print("torch" in sys.modules, file=sys.stderr)"""
     default=0,
     help="Time one session of 1 k, 4 k, ... up to N tokens.",
 )
+@click.option(
+    "--llama",
+    is_flag=True,
+    help="Time llama.cpp too, token by token on a session of --tokens; needs pltz[llama].",
+)
 @click.option("--startup", is_flag=True, help="Time `pltz inspect` and `pltz decompress` as processes.")
 @options.BUNDLE
 @options.THREADS
@@ -80,6 +86,7 @@ def speed(
     together: str,
     rounds: int,
     linear: int,
+    llama: bool,
     startup: bool,
     bundle: str | None,
     threads: int | None,
@@ -126,6 +133,9 @@ def speed(
         "text_bytes_per_token": round(text_bytes, 3),
         "rows": table,
         "linear": lengths,
+        "llama": against_llama(codec.coder, loaded.weights, cut(stream, 1, tokens), rounds, used)
+        if llama
+        else None,
         "startup": start_times(loaded.path) if startup else None,
         "machine": machine.describe(codec.coder, device, used),
     }
@@ -275,6 +285,34 @@ def length(coder: "Coder", sessions: "Sequence[np.ndarray[Any, Any]]") -> dict[s
     }
 
 
+def against_llama(
+    coder: "Coder",
+    weights: "Weights",
+    sessions: "Sequence[np.ndarray[Any, Any]]",
+    rounds: int,
+    threads: int | None,
+) -> dict[str, Any] | str:
+    """llama.cpp over one session, before and after our decoding of it in the default layout; or why not."""
+    from pltz.cli import llama_peer
+
+    if missing := llama_peer.missing():
+        return f"llama.cpp: not measured, {' and '.join(missing)} not installed (pip install 'pltz[llama]')"
+    found = llama_peer.measure(weights, sessions[0], threads or 1)
+    items = frame_items(coder.encode(sessions), sessions)
+    seconds = []
+    for _ in range(rounds):
+        spent, decoded = timed(partial(coder.decode, items))
+        check(sessions, decoded)
+        seconds.append(spent)
+    again = llama_peer.measure(weights, sessions[0], threads or 1)
+    found = max(found, again, key=lambda one: one["tokens_per_s"])
+    ours = len(sessions[0]) / min(seconds)
+    return found | {
+        "our_tokens_per_s": round(ours, 1),
+        "ours_over_theirs": round(ours / found["tokens_per_s"], 1),
+    }
+
+
 def peak_bytes() -> int | None:
     """Most memory this process has had resident; None where the system does not say."""
     try:
@@ -342,6 +380,8 @@ def as_text(result: dict[str, Any]) -> str:
     if result["linear"]:
         head = ["tokens of one session", "encode us/token", "decode us/token", "peak memory"]
         parts.append(render(head, [length_cells(found) for found in result["linear"]]))
+    if found := result["llama"]:
+        parts.append(found if isinstance(found, str) else llama_line(found, result["tokens_per_session"]))
     if result["startup"]:
         found = result["startup"]
         parts += [
@@ -350,6 +390,15 @@ def as_text(result: dict[str, Any]) -> str:
             for name in ("inspect", "decompress")
         ]
     return "\n\n".join(parts)
+
+
+def llama_line(found: dict[str, Any], tokens: int) -> str:
+    """What llama.cpp reached, and we."""
+    return (
+        f"llama.cpp (llama-cpp-python {found['version']}, Q8_0, {found['threads']} threads) passes a session of "
+        f"{tokens:,} tokens at {found['tokens_per_s']:,.0f} tokens/s one by one; decoded in the default layout at "
+        f"{found['our_tokens_per_s']:,.0f}, {found['ours_over_theirs']:.1f} times that"
+    )
 
 
 def stage_table(rows: list[dict[str, Any]]) -> list[str]:
