@@ -143,7 +143,7 @@ INLINE void finish_as(const int narrow, const Output kind, const Product *given,
         const __m512i offset = _mm512_loadu_si512(p->matrix->offset + channel), m = _mm512_loadu_si512(p->matrix->m + channel);
         const __m512i odd = _mm512_srli_epi64(m, 32), bias = kind == TO_LOGITS ? _mm512_loadu_si512(p->bias + b) : m;
         for (int r = 0; r < p->rows; r++) {
-            _mm_prefetch((const char *)p->next + (size_t)(b * 4 + r) * 64, _MM_HINT_T1); /* a line at a time: more would wait */
+            _mm_prefetch((const char *)p->next + (size_t)(b / 16 * p->rows + r) * 64, _MM_HINT_T1); /* a line at a time: more would wait */
             const __m512i y = rescale(narrow, _mm512_loadu_si512(sums + r * p->blocks * 16 + b), offset, m, odd);
             put(kind, p, r * p->out_stride + b, y, bias);
         }
@@ -158,6 +158,53 @@ TARGET static void finish(const Product *p, int32_t *sums) {
     case TO_RESIDUAL: narrow ? finish_as(1, TO_RESIDUAL, p, sums) : finish_as(0, TO_RESIDUAL, p, sums); break;
     case TO_HIDDEN: narrow ? finish_as(1, TO_HIDDEN, p, sums) : finish_as(0, TO_HIDDEN, p, sums); break;
     case TO_LOGITS: narrow ? finish_as(1, TO_LOGITS, p, sums) : finish_as(0, TO_LOGITS, p, sums); break;
+    }
+}
+
+INLINE __mmask16 first_of(int n) { return (__mmask16)(n >= 16 ? 0xffff : n <= 0 ? 0 : (1 << n) - 1); }
+
+#define OWN_NORM 1
+TARGET static uint64_t squares(const int32_t *x, int n) {
+    __m512i total = _mm512_setzero_si512();
+    for (int i = 0; i < n; i += 16) {
+        const __m512i v = _mm512_maskz_loadu_epi32(first_of(n - i), x + i), odd = _mm512_srli_epi64(v, 32);
+        total = _mm512_add_epi64(total, _mm512_add_epi64(_mm512_mul_epi32(v, v), _mm512_mul_epi32(odd, odd)));
+    }
+    return (uint64_t)_mm512_reduce_add_epi64(total);
+}
+
+/* rs(x t, 40) of 8 numbers: exact, fused or not; see kernel_body.h. */
+INLINE __m256i scaled(__m256i x, __m512d scale) {
+    return _mm512_cvttpd_epi32(_mm512_fmadd_pd(_mm512_cvtepi32_pd(x), scale, _mm512_set1_pd(4096.5)));
+}
+
+TARGET static void scale_to_bytes(const int32_t *x, int n, uint64_t t, uint8_t *out) {
+    const __m512d scale = _mm512_set1_pd((double)t * 0x1p-40);
+    for (int i = 0; i < n; i += 16) {
+        const __mmask16 some = first_of(n - i);
+        const __m512i v = _mm512_maskz_loadu_epi32(some, x + i);
+        const __m256i low = scaled(_mm512_castsi512_si256(v), scale), high = scaled(_mm512_extracti64x4_epi64(v, 1), scale);
+        const __m512i y = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+        const __m512i bytes = _mm512_sub_epi32(between(y, 4096 - 127, 4096 + 127), _mm512_set1_epi32(4096 - 128));
+        _mm512_mask_cvtepi32_storeu_epi8(out + i, some, bytes);
+    }
+}
+
+/* Pairs (a, b) of 16 bits in 32 times (cos, -sin) and (sin, cos). */
+TARGET static void rotate(const int16_t *y, const int16_t *cos, const int16_t *sin, int half, int32_t *z) {
+    const __m512i round = _mm512_set1_epi32(8192);
+    for (int i = 0; i < half; i += 16) {
+        const __mmask16 some = first_of(half - i);
+        const __m512i a = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, y + i));
+        const __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, y + half + i));
+        const __m512i c = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, cos + i));
+        const __m256i s = _mm256_maskz_loadu_epi16(some, sin + i);
+        const __m512i minus = _mm512_cvtepu16_epi32(_mm256_sub_epi16(_mm256_setzero_si256(), s));
+        const __m512i ab = _mm512_or_si512(a, _mm512_slli_epi32(b, 16));
+        const __m512i first = _mm512_madd_epi16(ab, _mm512_or_si512(c, _mm512_slli_epi32(minus, 16)));
+        const __m512i second = _mm512_madd_epi16(ab, _mm512_or_si512(_mm512_cvtepu16_epi32(s), _mm512_slli_epi32(c, 16)));
+        _mm512_mask_storeu_epi32(z + i, some, _mm512_srai_epi32(_mm512_add_epi32(first, round), 14));
+        _mm512_mask_storeu_epi32(z + half + i, some, _mm512_srai_epi32(_mm512_add_epi32(second, round), 14));
     }
 }
 

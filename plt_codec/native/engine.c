@@ -35,6 +35,7 @@ EXPORT int pltz_interface(void) { return INTERFACE; }
 enum {
     ROWS = 512,                /* rows of an iteration */
     HEAD_ROWS = 8,             /* rows whose classes are multiplied together */
+    SPARES = 64,               /* caches kept for the next sessions */
     FEW = 4,                   /* rows of an elementwise work item */
     DEFAULT_STEPS = 512,       /* layout.MAX_STEPS */
     DEFAULT_LANES = 16,        /* layout.FULL_LANES */
@@ -445,6 +446,11 @@ typedef struct {
     uint32_t cumulative, frequency;
 } Interval;
 
+typedef struct { /* memory of a session that ended */
+    uint8_t *at;
+    size_t bytes;
+} Spare;
+
 /* What time is counted for; native.STAGES names them in this order. */
 enum { IN_LAYERS, IN_ATTENTION, IN_HEAD, IN_FREQUENCIES, IN_CODER, IN_REST, STAGES };
 
@@ -456,6 +462,8 @@ typedef struct Batch {
     int actives, next; /* sessions under way; the next one to start */
     int failed;        /* session that is SPENT */
     size_t cache_bytes;
+    Spare spare[SPARES];
+    int spares;
     int64_t spent[STAGES], mark; /* ns; since when the next stage counts */
     /* the iteration */
     int layer, level, rows, pieces, shares, tiles;
@@ -719,9 +727,24 @@ static void forward(Batch *b) {
 
 /* ---------------------------------------------------------------- iterations */
 
+/* Memory for the keys and values of a session: what one that ended left, if that is large enough (long sessions go first, so
+ * it mostly is), since fresh pages cost some 2 % of the time. What was in it is never read as a key: a
+ * query sees what was written after. */
+static void take_cache(Batch *b, Session *s) {
+    for (int i = 0; i < b->spares; i++) {
+        if (b->spare[i].bytes < s->cache_bytes) continue;
+        s->cache = b->spare[i].at;
+        s->cache_bytes = b->spare[i].bytes;
+        b->spare[i] = b->spare[--b->spares];
+        return;
+    }
+    while (b->spares) free(b->spare[--b->spares].at);
+    s->cache = grab(s->cache_bytes);
+}
+
 static int start_session(Batch *b) {
     Session *s = &b->sessions[b->next];
-    s->cache = grab(s->cache_bytes);
+    take_cache(b, s);
     if (!s->cache) return NO_MEMORY;
     b->cache_bytes += s->cache_bytes;
     b->active[b->actives++] = s;
@@ -730,7 +753,8 @@ static int start_session(Batch *b) {
 }
 
 static void end_session(Batch *b, Session *s) {
-    free(s->cache);
+    if (b->spares < SPARES) b->spare[b->spares++] = (Spare){s->cache, s->cache_bytes};
+    else free(s->cache);
     s->cache = 0;
     b->cache_bytes -= s->cache_bytes;
 }
@@ -934,6 +958,7 @@ EXPORT void pltz_close(Batch *b) {
         free(b->sessions[i].cache);
         free(b->sessions[i].coder.out);
     }
+    while (b->spares) free(b->spare[--b->spares].at);
     for (int i = 0; b->scratch && i < b->threads; i++) {
         free(b->scratch[i].score);
         free(b->scratch[i].weight);

@@ -106,6 +106,27 @@ TARGET static void attend_here(const Attention *a, Scratch *s) {
     if (a->dp != 64 || a->queries <= 2 || !attend_low(a, s)) attend(a, s);
 }
 
+/* A product in pieces of 32 rows and 2 blocks, each finished while its sums are near. */
+TARGET static void multiply_here(const Product *p, Scratch *s) {
+    const size_t stride = (size_t)p->matrix->stride;
+    for (int r = 0; r < p->rows; r += 32) {
+        for (int b = 0; b < p->blocks; b += 2) {
+            const size_t out = r * p->out_stride + b * 16;
+            Product piece = *p;
+            piece.block += b;
+            piece.blocks = p->blocks - b < 2 ? 1 : 2;
+            piece.rows = p->rows - r < 32 ? p->rows - r : 32;
+            piece.a += r * stride;
+            if (p->kind == TO_QKV) piece.qkv += out;
+            else if (p->kind == TO_HIDDEN) piece.hidden += out;
+            else piece.x += out;
+            if (p->kind == TO_LOGITS) piece.bias += b * 16;
+            piece.next += ((size_t)r * p->blocks + b * 32) * 64; /* a line an output of 16 channels: see finish_as */
+            multiply(&piece, s);
+        }
+    }
+}
+
 /* The processor has it and the kernel of the system grants the state of its tiles to this process. */
 static int supported(void) {
 #if defined(__linux__) && defined(SYS_arch_prctl)
@@ -138,5 +159,5 @@ TARGET static void begin(void) {
 
 TARGET static void end(void) { _tile_release(); }
 
-const Kernel pltz_amx = {"amx", supported, begin, end, multiply, norm, turn, attend_here};
+const Kernel pltz_amx = {"amx", supported, begin, end, multiply_here, norm, turn, attend_here};
 #endif
