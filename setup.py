@@ -13,7 +13,7 @@ SOURCES = (
     "kernel_amx",
     "kernel_neon",
 )
-HEADERS = ("kernel", "kernel_body", "avx512", "pool")
+HEADERS = ("kernel", "kernel_body", "avx512", "amx_attend", "pool")
 FLAGS = ["-O3", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
 EXTRA = os.environ.get("PLTZ_CFLAGS", "").split()
 

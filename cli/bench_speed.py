@@ -1,7 +1,8 @@
 """``pltz bench speed``: tokens a second, next to the rate that torch's int8 matrix product reaches on the same shapes.
 
 What counts: the multiply-adds of the weight matrices, `Shape.macs` a token (layers and both levels of the head). Attention
-is work on top that the product does not do; it is left out of our rate, so the ratio is lower than a ratio of all work.
+is work on top that the product does not do: it is left out of the rate, and a second ratio takes it in (`attention_macs`).
+Where the time goes is what the coder itself counts, by stage; a coder that does not count shows none.
 How: coding and products take turns in one process, on the same threads, and the best of the rounds counts for each, since
 what else runs on a machine only slows. Every decoded token is compared. Ends with one line of JSON.
 """
@@ -21,6 +22,7 @@ import click
 from pltz.cli import machine, options
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text
+from pltz.cli.products import Products, TorchThreads
 from pltz.cli.progress import Progress, wanted
 from pltz.cli.table import render, size
 from pltz.plt_codec.errors import ModelError, UsageError
@@ -30,11 +32,11 @@ if TYPE_CHECKING:
 
     from pltz.models.bundle import Bundle
     from pltz.models.codec import Codec, Coder
-    from pltz.plt_codec.weights import Weights
+    from pltz.plt_codec.weights import Shape, Weights
 
+WAYS = ("encode", "decode")
 ENCODE_ROWS = 4096  # of the products that encoding is held against
 LINEAR = tuple(1 << n for n in range(10, 21, 2))  # tokens, 1 k to 1 M
-WINDOW = 0.4  # seconds of products between two rounds of coding
 STARTS = 5  # processes started, the fastest counts
 COMMAND = """import sys
 from pltz.cli.main import cli
@@ -48,6 +50,7 @@ print("torch" in sys.modules, file=sys.stderr)"""
         "pltz bench speed",
         "pltz bench speed --threads 1 --together 1,4,16 --json",
         "pltz bench speed --linear 1048576 --startup",
+        "pltz bench speed --llama --threads 2",
     ],
 )
 @click.option(
@@ -65,6 +68,11 @@ print("torch" in sys.modules, file=sys.stderr)"""
     default=0,
     help="Time one session of 1 k, 4 k, ... up to N tokens.",
 )
+@click.option(
+    "--llama",
+    is_flag=True,
+    help="Time llama.cpp too, token by token on a session of --tokens; needs pltz[llama].",
+)
 @click.option("--startup", is_flag=True, help="Time `pltz inspect` and `pltz decompress` as processes.")
 @options.BUNDLE
 @options.THREADS
@@ -78,6 +86,7 @@ def speed(
     together: str,
     rounds: int,
     linear: int,
+    llama: bool,
     startup: bool,
     bundle: str | None,
     threads: int | None,
@@ -88,7 +97,8 @@ def speed(
     """Measure how fast tokens are coded, against the int8 matrix product of torch on the same shapes.
 
     Sessions are cut from the sample sessions that ship with pltz. The ratio is our multiply-adds a second over
-    those of torch._int_mm with the same rows and threads; attention does not count as work.
+    those of torch._int_mm with the same rows and threads, once without and once with those of attention. Where the
+    engine counts it, a second table says where the time goes, in microseconds a token.
     """
     counts = numbers(together)
     codec = options.load_codec(bundle, device, threads)
@@ -110,7 +120,7 @@ def speed(
             )
             bar.add(1)
     for found in table:
-        for way in ("encode", "decode"):
+        for way in WAYS:
             found[f"{way}_text_bytes_per_s"] = round(found[f"{way}_tokens_per_s"] * text_bytes, 1)
     result: dict[str, Any] = {
         "benchmark": "speed",
@@ -123,6 +133,9 @@ def speed(
         "text_bytes_per_token": round(text_bytes, 3),
         "rows": table,
         "linear": lengths,
+        "llama": against_llama(codec.coder, loaded.weights, cut(stream, 1, tokens), rounds, used)
+        if llama
+        else None,
         "startup": start_times(loaded.path) if startup else None,
         "machine": machine.describe(codec.coder, device, used),
     }
@@ -176,91 +189,65 @@ def row(
     rows = lanes * len(sessions)
     tokens = sum(map(len, sessions))
     products = {"decode": Products(weights, rows, device), "encode": Products(weights, ENCODE_ROWS, device)}
+    attention = sum(attention_macs(weights.shape, len(s), lanes, steps) for s in sessions)
     best: dict[str, float] = {}
+    stages: dict[str, dict[str, float] | None] = {}
 
-    def keep(name: str, seconds: float) -> None:
-        best[name] = min(seconds, best.get(name, seconds))
+    def code(way: str, call: Callable[[], Any]) -> Any:
+        seconds, result, spent = counted(coder, call)
+        if seconds < best.get(way, float("inf")):
+            best[way], stages[way] = seconds, spent
+        return result
 
     for _ in range(rounds):
-        seconds, encoded = timed(lambda: coder.encode(sessions, lanes=lanes, steps=steps))
-        keep("encode", seconds)
-        items = frame_items(encoded, sessions)
-        seconds, decoded = timed(partial(coder.decode, items))
-        keep("decode", seconds)
-        check(sessions, decoded)
+        encoded = code("encode", lambda: coder.encode(sessions, lanes=lanes, steps=steps))
+        check(sessions, code("decode", partial(coder.decode, frame_items(encoded, sessions))))
         with TorchThreads(threads):
             for way, product in products.items():
-                keep(f"{way}_product", product.seconds())
-    out: dict[str, Any] = {"decode_rows": rows, "encode_rows": ENCODE_ROWS}
+                best[f"{way}_product"] = min(product.seconds(), best.get(f"{way}_product", float("inf")))
+    out: dict[str, Any] = {}
     for way, product in products.items():
         ours = weights.shape.macs * tokens / best[way]
         theirs = product.macs / best[f"{way}_product"]
+        spent = stages[way]
         out |= {
+            f"{way}_rows": product.rows,
             f"{way}_tokens_per_s": round(tokens / best[way], 1),
             f"{way}_gmacs_per_s": round(ours / 1e9, 2),
             f"{way}_int_mm_gmacs_per_s": round(theirs / 1e9, 2),
             f"{way}_over_int_mm": round(ours / theirs, 3),
+            f"{way}_with_attention_over_int_mm": round((ours + attention / best[way]) / theirs, 3),
+            f"{way}_us_per_token": None
+            if spent is None
+            else {stage: round(1e6 * found / tokens, 3) for stage, found in spent.items()},
         }
     return out
 
 
-class Products:
-    """The weight matrices of a model as `torch._int_mm` takes them, times ``rows`` rows of random int8.
+def attention_macs(shape: "Shape", tokens: int, lanes: int, steps: int) -> int:
+    """Multiply-adds of attention over a session: scores and values of the keys that each position sees.
 
-    The matrices are those of the model, each in memory of its own as in use; of two orders in memory (by rows, by
-    columns) the faster counts. ``macs``: multiply-adds of one pass.
+    >>> from pltz.plt_codec.weights import random_weights
+    >>> shape = random_weights(0).shape  # 2 layers, 4 heads of 16 dimensions
+    >>> attention_macs(shape, 6, 2, 3) // (2 * 2 * 4 * 16)  # two lanes of three steps: 2 * (2 + 4 + 6) keys
+    24
     """
+    from pltz.plt_codec.layout import Layout
 
-    def __init__(self, weights: "Weights", rows: int, device: str) -> None:
-        import torch
-
-        shape, found = weights.shape, []
-        for i in range(shape.layers):
-            found += [weights[f"layer.{i}.{name}.w"] for name in ("qkv", "out", "up", "down")]
-        found += [weights["class.w"], weights["embed.w"][:128]]  # the members of one class
-        self.macs = rows * sum(w.size for w in found)
-        by_columns = [torch.tensor(w, device=device).t() for w in found]  # (k, n) seen, (n, k) stored
-        self._orders = [by_columns, [w.contiguous() for w in by_columns]]
-        self._inputs = {
-            k: torch.randint(-127, 128, (rows, k), dtype=torch.int8, device=device)
-            for k in {w.shape[0] for w in by_columns}
-        }
-        self._device = device
-
-    def seconds(self) -> float:
-        """Seconds of one pass, in the better order."""
-        return min(self._mean(order) for order in self._orders)
-
-    def _mean(self, matrices: "Sequence[Any]") -> float:
-        """Seconds of a pass over `WINDOW`: as long as coding takes, so that other work on the machine slows both."""
-        import torch
-
-        passes, start = 0, time.perf_counter()
-        while (spent := time.perf_counter() - start) < WINDOW:
-            for w in matrices:
-                torch._int_mm(self._inputs[w.shape[0]], w)
-            if self._device != "cpu":
-                torch.cuda.synchronize()
-            passes += 1
-        return spent / passes
+    keys = old = 0
+    for block in Layout(lanes, steps).blocks(tokens, shape.block):
+        seen = block.lanes * block.steps * (block.steps + 1) // 2
+        keys += block.lanes * (old * block.steps + seen)
+        old = min(shape.memory, block.tokens)
+    return 2 * keys * shape.layers * shape.heads * shape.head_dim
 
 
-class TorchThreads:
-    """Run torch on as many threads as the coder, then as before."""
-
-    def __init__(self, threads: int | None) -> None:
-        self._threads = threads
-
-    def __enter__(self) -> None:
-        import torch
-
-        self._before = torch.get_num_threads()
-        torch.set_num_threads(self._threads or self._before)
-
-    def __exit__(self, *_: object) -> None:
-        import torch
-
-        torch.set_num_threads(self._before)
+def counted(coder: "Coder", call: Callable[[], Any]) -> tuple[float, Any, dict[str, float] | None]:
+    """Seconds and result of a call, and the seconds that the coder counts for each stage of it."""
+    before = dict(getattr(coder, "spent", None) or {})
+    seconds, result = timed(call)
+    after = getattr(coder, "spent", None)
+    return seconds, result, after and {stage: after[stage] - before[stage] for stage in after}
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -295,6 +282,34 @@ def length(coder: "Coder", sessions: "Sequence[np.ndarray[Any, Any]]") -> dict[s
         "encode_s": round(encode_s, 4),
         "decode_s": round(decode_s, 4),
         "peak_bytes": peak_bytes(),
+    }
+
+
+def against_llama(
+    coder: "Coder",
+    weights: "Weights",
+    sessions: "Sequence[np.ndarray[Any, Any]]",
+    rounds: int,
+    threads: int | None,
+) -> dict[str, Any] | str:
+    """llama.cpp over one session, before and after our decoding of it in the default layout; or why not."""
+    from pltz.cli import llama_peer
+
+    if missing := llama_peer.missing():
+        return f"llama.cpp: not measured, {' and '.join(missing)} not installed (pip install 'pltz[llama]')"
+    found = llama_peer.measure(weights, sessions[0], threads or 1)
+    items = frame_items(coder.encode(sessions), sessions)
+    seconds = []
+    for _ in range(rounds):
+        spent, decoded = timed(partial(coder.decode, items))
+        check(sessions, decoded)
+        seconds.append(spent)
+    again = llama_peer.measure(weights, sessions[0], threads or 1)
+    found = max(found, again, key=lambda one: one["tokens_per_s"])
+    ours = len(sessions[0]) / min(seconds)
+    return found | {
+        "our_tokens_per_s": round(ours, 1),
+        "ours_over_theirs": round(ours / found["tokens_per_s"], 1),
     }
 
 
@@ -346,9 +361,10 @@ def as_text(result: dict[str, Any]) -> str:
             f"{found[f'{way}_gmacs_per_s']:,.1f}",
             f"{found[f'{way}_int_mm_gmacs_per_s']:,.1f}",
             f"{found[f'{way}_over_int_mm']:.2f}",
+            f"{found[f'{way}_with_attention_over_int_mm']:.2f}",
         ]
         for found in result["rows"]
-        for way in ("encode", "decode")
+        for way in WAYS
     ]
     on = result["machine"]
     setting = (
@@ -357,12 +373,15 @@ def as_text(result: dict[str, Any]) -> str:
     )
     parts = [
         setting,
-        render(["", "sessions", "rows", "tokens/s", "text", "Gmac/s", "_int_mm", "ratio"], lines),
-        "rows: of the products the rate is held against. ratio: our multiply-adds over theirs, attention not counted.",
+        render(["", "sessions", "rows", "tokens/s", "text", "Gmac/s", "_int_mm", "ratio", "all"], lines),
+        "rows: of the products the rate is held against. ratio: our multiply-adds over theirs; all: with attention's.",
+        *stage_table(result["rows"]),
     ]
     if result["linear"]:
         head = ["tokens of one session", "encode us/token", "decode us/token", "peak memory"]
         parts.append(render(head, [length_cells(found) for found in result["linear"]]))
+    if found := result["llama"]:
+        parts.append(found if isinstance(found, str) else llama_line(found, result["tokens_per_session"]))
     if result["startup"]:
         found = result["startup"]
         parts += [
@@ -373,7 +392,29 @@ def as_text(result: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def llama_line(found: dict[str, Any], tokens: int) -> str:
+    """What llama.cpp reached, and we."""
+    return (
+        f"llama.cpp (llama-cpp-python {found['version']}, Q8_0, {found['threads']} threads) passes a session of "
+        f"{tokens:,} tokens at {found['tokens_per_s']:,.0f} tokens/s one by one; decoded in the default layout at "
+        f"{found['our_tokens_per_s']:,.0f}, {found['ours_over_theirs']:.1f} times that"
+    )
+
+
+def stage_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Where the time goes, if the coder counts it."""
+    counted = [(way, found) for found in rows for way in WAYS if found[f"{way}_us_per_token"]]
+    if not counted:
+        return []
+    stages = list(counted[0][1][f"{counted[0][0]}_us_per_token"])
+    lines = [
+        [way, str(found["sessions"]), *(f"{found[f'{way}_us_per_token'][stage]:.2f}" for stage in stages)]
+        for way, found in counted
+    ]
+    return [render(["us/token", "sessions", *stages], lines)]
+
+
 def length_cells(found: dict[str, Any]) -> list[str]:
     """One line of the table of lengths."""
-    each = [f"{1e6 * found[f'{way}_s'] / found['tokens']:.1f}" for way in ("encode", "decode")]
+    each = [f"{1e6 * found[f'{way}_s'] / found['tokens']:.1f}" for way in WAYS]
     return [f"{found['tokens']:,}", *each, size(found["peak_bytes"]) if found["peak_bytes"] else "-"]

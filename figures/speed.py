@@ -8,11 +8,11 @@ HERE = Path(__file__).parent
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Left: tokens/s by sessions together. Right: microseconds a token by length of one session."""
+    """Tokens/s by sessions together; microseconds a token by stage; by length of one session."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.5), layout="constrained")
-    rates, costs = figure.subplots(1, 2)
+    figure = Figure(figsize=(12, 3.5), layout="constrained")
+    rates, stages, costs = figure.subplots(1, 3)
     for way in ("encode", "decode"):
         together = [str(row["sessions"]) for row in found["rows"]]
         rates.plot(together, [row[f"{way}_tokens_per_s"] for row in found["rows"]], "o-", label=way)
@@ -20,9 +20,20 @@ def draw(found: dict[str, Any], path: Path) -> None:
         costs.plot(
             lengths, [1e6 * one[f"{way}_s"] / one["tokens"] for one in found["linear"]], "o-", label=way
         )
+    bars = [
+        (f"{way}\n{row['sessions']}", row[f"{way}_us_per_token"])
+        for way in ("encode", "decode")
+        for row in found["rows"]
+    ]
+    floor = [0.0] * len(bars)
+    for stage in bars[0][1]:
+        height = [split[stage] for _, split in bars]
+        stages.bar([name for name, _ in bars], height, bottom=floor, label=stage)
+        floor = [a + b for a, b in zip(floor, height, strict=True)]
+    stages.set(ylabel="µs a token")
     rates.set(xlabel="sessions side by side", ylabel="tokens/s")
     costs.set(xlabel="tokens of one session", ylabel="µs a token", xscale="log")
-    for axes in (rates, costs):
+    for axes in (rates, stages, costs):
         axes.set_ylim(bottom=0)
         axes.legend()
     on = found["machine"]

@@ -16,12 +16,13 @@ under zstd with a long window; opaque content (images) has no tokens at all.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol, cast
 
 import numpy.typing as npt
 
@@ -35,6 +36,7 @@ from pltz.plt_codec.errors import (
     CorruptError,
     ModelError,
     OpaqueContentError,
+    PltzError,
     TokenizerMismatch,
     VersionError,
 )
@@ -46,10 +48,13 @@ if TYPE_CHECKING:
     from pltz.plt_codec.item import Encoded, FrameItem
 
 BATCH_TOKENS = 1 << 20  # coded side by side; bounds memory, large enough to keep any engine busy
-GROUP = 64  # sessions tokenised in one call
+GROUP = 64  # sessions tokenised in one call, fewer where they are long:
+GROUP_BYTES = 1 << 22  # of content, or one session
+BATCH_FILES = 4096  # opened together
 ID_BYTES = 4  # bytes an id counts for in `content_bytes`
 
 Progress = Callable[[int], None]
+OnError = Literal["raise", "return"]
 Tokens = npt.NDArray[Any]  # (T,) integers
 
 
@@ -110,25 +115,12 @@ class TokenBridge(Protocol):
 
 @dataclass(frozen=True)
 class _Draft:
-    """A session on its way into a frame. ``tokens`` None: it has none and goes to the fallback."""
+    """Session ``number`` on its way into a frame. ``tokens`` None: it has none and goes to the fallback."""
 
+    number: int
     session: Session
     tokens: Ids | None
     patch: bytes = b""
-
-
-@dataclass
-class _Batch:
-    """Drafts to be coded side by side; the first one is session ``start`` of the file."""
-
-    start: int
-    drafts: list[_Draft] = field(default_factory=list)
-    tokens: int = 0
-
-    def add(self, drafts: Iterable[_Draft]) -> None:
-        for draft in drafts:
-            self.drafts.append(draft)
-            self.tokens += 0 if draft.tokens is None else len(draft.tokens)
 
 
 class Codec:
@@ -223,73 +215,131 @@ class Codec:
             TokenizerMismatch: ids without a bridge that are not ids of the bundle.
             ModelError: a frame did not decode to what was encoded.
         """
-        foreign = bridge is not None and not bridge.identity
-        header = Header(
-            contract=self.bundle.contract,
-            bundle_id=self.bundle.id,
-            tokenizer_fingerprint=bridge.fingerprint if bridge is not None and foreign else None,
-            target_fingerprint=target_fingerprint,
-        )
-        writer = Writer(sink, header)
-        for batch in self._batches(sessions, bridge if foreign else None, keep_opaque):
-            frames = self._encode(batch, lanes, steps, None if verify else progress)
-            self._verify(batch, frames, bridge if foreign else None, verify, progress)
-            for frame in frames:
-                writer.add(frame)
+        writer = Writer(sink, self._header(bridge, target_fingerprint))
+        bridge = None if bridge is None or bridge.identity else bridge
+        for drafts in self._batches(sessions, bridge, keep_opaque):
+            for frame in self._frames(drafts, lanes, steps, bridge, verify, progress):
+                writer.add(_sound(frame))
         writer.finish()
         return len(writer)
 
+    def compress_many(
+        self,
+        sessions: Iterable[Session | PltzError],
+        *,
+        lanes: int | None = None,
+        steps: int | None = None,
+        bridge: TokenBridge | None = None,
+        target_fingerprint: bytes | None = None,
+        verify: bool = True,
+        keep_opaque: bool = False,
+        errors: OnError = "raise",
+        progress: Progress | None = None,
+    ) -> Iterator[bytes | Any]:
+        """A .pltz file for each session, in their order, coded side by side as in one file.
+
+        Sessions are read as they are needed, a batch ahead; memory is bounded by a batch and its largest session. The
+        engine starts a batch's long sessions first and puts the next one in where one ends.
+
+        Args:
+            sessions: any iterable. An exception among them is passed on as the result of its place.
+            errors: "raise" the first error, which names its session, or "return" it, a PltzError, in the place of the file.
+            lanes, steps, bridge, target_fingerprint, verify, keep_opaque, progress: as in `compress_into`.
+
+        Raises: as `compress_into`, with errors="return" only what is about no single session.
+        """
+        header = self._header(bridge, target_fingerprint)
+        bridge = None if bridge is None or bridge.identity else bridge
+        for drafts in self._batches(sessions, bridge, keep_opaque):
+            for frame in self._frames(drafts, lanes, steps, bridge, verify, progress):
+                if errors == "return" and not isinstance(frame, Frame):
+                    yield frame
+                else:
+                    sink = io.BytesIO()
+                    writer = Writer(sink, header)
+                    writer.add(_sound(frame))
+                    writer.finish()
+                    yield sink.getvalue()
+
+    def _header(self, bridge: TokenBridge | None, target_fingerprint: bytes | None) -> Header:
+        return Header(
+            contract=self.bundle.contract,
+            bundle_id=self.bundle.id,
+            tokenizer_fingerprint=None if bridge is None or bridge.identity else bridge.fingerprint,
+            target_fingerprint=target_fingerprint,
+        )
+
     def _batches(
-        self, sessions: Iterable[Session], bridge: TokenBridge | None, keep_opaque: bool
-    ) -> Iterator[_Batch]:
-        """All sessions as drafts, in batches of about BATCH_TOKENS tokens."""
-        batch = _Batch(0)
-        remaining = iter(sessions)
-        while group := list(itertools.islice(remaining, GROUP)):
-            batch.add(self._drafts(group, batch.start + len(batch.drafts), bridge, keep_opaque))
-            if batch.tokens >= BATCH_TOKENS:
+        self, sessions: Iterable[Session | PltzError], bridge: TokenBridge | None, keep_opaque: bool
+    ) -> Iterator[list[_Draft | PltzError]]:
+        """All sessions tokenised, in lists of about BATCH_TOKENS tokens; one that cannot be coded is the error that says so."""
+        batch: list[_Draft | PltzError] = []
+        start = tokens = 0
+        for group in _groups(sessions):
+            for draft in self._drafts(group, start, bridge, keep_opaque):
+                batch.append(draft)
+                tokens += len(draft.tokens) if isinstance(draft, _Draft) and draft.tokens is not None else 0
+            start += len(group)
+            if tokens >= BATCH_TOKENS:
                 yield batch
-                batch = _Batch(batch.start + len(batch.drafts))
-        if batch.drafts:
+                batch, tokens = [], 0
+        if batch:
             yield batch
 
     def _drafts(
-        self, group: list[Session], start: int, bridge: TokenBridge | None, keep_opaque: bool
-    ) -> list[_Draft]:
+        self, group: list[Session | PltzError], start: int, bridge: TokenBridge | None, keep_opaque: bool
+    ) -> list[_Draft | PltzError]:
         """Tokenise a group in one call; where that fails, one by one, to name the session that cannot be coded."""
-        bridged = bridge is not None and any(session.kind == "ids" for session in group)
-        if not bridged:
+        good = [session for session in group if isinstance(session, Session)]
+        if len(good) == len(group) and not (bridge and any(session.kind == "ids" for session in good)):
             try:
-                tokens = transcript.to_tokens_many(group, self.bundle.tokenizer)
-                return [_Draft(*pair) for pair in zip(group, tokens, strict=True)]
+                tokens = transcript.to_tokens_many(good, self.bundle.tokenizer)
+                return [_Draft(*found) for found in zip(itertools.count(start), good, tokens)]
             except (ContentError, TokenizerMismatch):
                 pass
-        drafts = []
-        for i, session in enumerate(group, start):
+        drafts: list[_Draft | PltzError] = []
+        for number, session in enumerate(group, start):
             try:
-                drafts.append(self._draft(session, bridge, keep_opaque))
-            except (ContentError, TokenizerMismatch) as exc:
-                raise type(exc)(f"session {i}: {exc}") from exc
+                if isinstance(session, PltzError):
+                    raise session
+                drafts.append(self._draft(number, session, bridge, keep_opaque))
+            except PltzError as exc:
+                drafts.append(_named("session", number, exc))
         return drafts
 
-    def _draft(self, session: Session, bridge: TokenBridge | None, keep_opaque: bool) -> _Draft:
+    def _draft(self, number: int, session: Session, bridge: TokenBridge | None, keep_opaque: bool) -> _Draft:
         if session.kind == "ids" and bridge is not None:
-            return _Draft(session, *bridge.to_bundle(session.value))
+            return _Draft(number, session, *bridge.to_bundle(session.value))
         try:
-            return _Draft(session, transcript.to_tokens(session, self.bundle.tokenizer))
+            return _Draft(number, session, transcript.to_tokens(session, self.bundle.tokenizer))
         except OpaqueContentError:
             if not keep_opaque:
                 raise
-        return _Draft(session, None)
+        return _Draft(number, session, None)
+
+    def _frames(
+        self,
+        drafts: list[_Draft | PltzError],
+        lanes: int | None,
+        steps: int | None,
+        bridge: TokenBridge | None,
+        verify: bool,
+        progress: Progress | None,
+    ) -> list[Frame | PltzError]:
+        """The shorter frame of each draft, found to give the session back; an error is passed on."""
+        good = [draft for draft in drafts if isinstance(draft, _Draft)]
+        coded = self._encode(good, lanes, steps, None if verify else progress)
+        changed = self._changed(good, coded, bridge, verify, progress)
+        frames = iter(changed.get(draft.number, frame) for draft, frame in zip(good, coded, strict=True))
+        return [next(frames) if isinstance(draft, _Draft) else draft for draft in drafts]
 
     def _encode(
-        self, batch: _Batch, lanes: int | None, steps: int | None, progress: Progress | None
+        self, drafts: list[_Draft], lanes: int | None, steps: int | None, progress: Progress | None
     ) -> list[Frame]:
-        """The shorter frame of each draft."""
-        sequences = [draft.tokens for draft in batch.drafts if draft.tokens is not None]
+        sequences = [draft.tokens for draft in drafts if draft.tokens is not None]
         encoded = iter(self.coder.encode(sequences, lanes=lanes, steps=steps, progress=progress))
         frames = []
-        for draft in batch.drafts:
+        for draft in drafts:
             plain = self._fallback_frame(draft.session)
             coded = None if draft.tokens is None else _model_frame(draft, draft.tokens, next(encoded))
             by_model = coded is not None and coded.fits and len(coded.encode()) <= len(plain.encode())
@@ -302,27 +352,31 @@ class Codec:
         check = content_check(kind, len(content), content)
         return Frame(kind, len(content), check, self._fallback.compress(content))
 
-    def _verify(
+    def _changed(
         self,
-        batch: _Batch,
+        drafts: list[_Draft],
         frames: list[Frame],
         bridge: TokenBridge | None,
         model_too: bool,
         progress: Progress | None,
-    ) -> None:
-        """Decode frames and compare whole sessions; fallback frames always, they cost next to nothing."""
-        chosen = [i for i, frame in enumerate(frames) if model_too or not frame.kind.by_model]
-        tokens = self._decode([frames[i] for i in chosen], progress)
-        for i, ids in zip(chosen, tokens, strict=True):
-            number, session = batch.start + i, batch.drafts[i].session
+    ) -> dict[int, ModelError]:
+        """Decode frames and compare whole sessions; by number, those that changed.
+
+        Fallback frames are looked at always, they cost next to nothing.
+        """
+        chosen = [pair for pair in zip(drafts, frames, strict=True) if model_too or not pair[1].kind.by_model]
+        tokens = self._decode([frame for _, frame in chosen], progress)
+        found = {}
+        for (draft, frame), ids in zip(chosen, tokens, strict=True):
             try:
-                changed = session.difference(self._restore(frames[i], ids, number, bridge))
+                changed = draft.session.difference(self._restore(frame, ids, draft.number, bridge))
             except CorruptError as exc:
                 changed = str(exc)
             if changed:
-                raise ModelError(
-                    f"session {number} does not come back from its frame ({changed}): nothing was kept"
+                found[draft.number] = ModelError(
+                    f"session {draft.number} does not come back from its frame ({changed}): nothing was kept"
                 )
+        return found
 
     # ---- bytes -> sessions
 
@@ -361,6 +415,89 @@ class Codec:
             for frame, ids, number in zip(frames[part], tokens, numbers[part], strict=True):
                 sessions.append(self._restore(frame, ids, number, bridge))
         return sessions
+
+    def decompress_many(
+        self,
+        files: Iterable[bytes | PltzError],
+        *,
+        bridge: TokenBridge | None = None,
+        errors: OnError = "raise",
+        progress: Progress | None = None,
+    ) -> Iterator[list[Session] | Any]:
+        """The sessions of each .pltz file, in the order of the files, decoded side by side.
+
+        Files are read as they are needed, a batch ahead; memory is bounded by a batch and its largest file.
+
+        Args:
+            files: any iterable of whole files. An exception among them is passed on as the result of its place.
+            errors: "raise" the first error, which names its file, or "return" it, a PltzError, in the place of the sessions.
+            bridge, progress: as in `decompress`.
+
+        Raises: as `decompress`.
+        """
+        for number, result in enumerate(self._decompressed(files, bridge, progress)):
+            if not isinstance(result, PltzError):
+                yield result
+            elif errors == "return":
+                yield _named("file", number, result)
+            else:
+                raise _named("file", number, result)
+
+    def _decompressed(
+        self, files: Iterable[bytes | PltzError], bridge: TokenBridge | None, progress: Progress | None
+    ) -> Iterator[list[Session] | PltzError]:
+        batch: list[tuple[Reader | PltzError, list[Frame]]] = []
+        tokens = size = 0
+        for file in files:
+            opened = self._opened(file, bridge)
+            more = sum(frame.count for frame in opened[1] if frame.kind.by_model)
+            if tokens + more > BATCH_TOKENS or size >= GROUP_BYTES or len(batch) >= BATCH_FILES:
+                yield from self._together(batch, bridge, progress)
+                batch, tokens, size = [], 0, 0
+            batch.append(opened)
+            tokens += more
+            size += 0 if isinstance(file, PltzError) else len(file)
+        yield from self._together(batch, bridge, progress)
+
+    def _opened(
+        self, file: bytes | PltzError, bridge: TokenBridge | None
+    ) -> tuple[Reader | PltzError, list[Frame]]:
+        """A file and all its frames, or what is wrong with it."""
+        try:
+            if isinstance(file, PltzError):
+                raise file
+            reader = Reader(file)
+            self.check(reader.header)
+            frames = [reader.frame(i) for i in range(len(reader))]
+            for frame in frames:
+                _check_tokenizer(reader.header, frame.kind, bridge)
+        except PltzError as exc:
+            return exc, []
+        return reader, frames
+
+    def _together(
+        self,
+        batch: list[tuple[Reader | PltzError, list[Frame]]],
+        bridge: TokenBridge | None,
+        progress: Progress | None,
+    ) -> Iterator[list[Session] | PltzError]:
+        """Decode the files of a batch by one call; a single one, or where that fails, one by one, which finds the damaged."""
+        foreign = None if bridge is None or bridge.identity else bridge
+        tokens: Iterator[Tokens | None] | None = None
+        if len(batch) > 1:
+            with contextlib.suppress(CorruptError):
+                tokens = iter(self._decode([frame for _, frames in batch for frame in frames], progress))
+        for reader, frames in batch:
+            try:
+                if isinstance(reader, PltzError):
+                    raise reader
+                if tokens is None:
+                    yield self.decompress(reader, bridge=bridge, progress=progress)
+                else:
+                    ids = [next(tokens) for _ in frames]
+                    yield [self._restore(*found, foreign) for found in zip(frames, ids, itertools.count())]
+            except PltzError as exc:
+                yield exc
 
     def token_ids(self, reader: Reader, index: int, *, bridge: TokenBridge | None = None) -> Ids:
         """What a target is prefilled with to make session ``index`` hot again, (T,) int32.
@@ -453,6 +590,33 @@ def _text_bytes(content: Any) -> int:
         return len(content.encode("utf-8", "surrogatepass"))
     parts = content if isinstance(content, list) else []
     return sum(_text_bytes(part.get("text")) for part in parts if isinstance(part, dict))
+
+
+def _groups(sessions: Iterable[Session | PltzError]) -> Iterator[list[Session | PltzError]]:
+    """Runs of at most GROUP sessions and about GROUP_BYTES of content."""
+    group: list[Session | PltzError] = []
+    size = 0
+    for session in sessions:
+        group.append(session)
+        size += content_bytes(session) if isinstance(session, Session) else 0
+        if len(group) == GROUP or size >= GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _named(what: str, number: int, error: PltzError) -> PltzError:
+    """The same error with the number of what it is about in front."""
+    named = type(error)(f"{what} {number}: {error}")
+    named.__cause__ = error
+    return named
+
+
+def _sound(frame: Frame | PltzError) -> Frame:
+    if isinstance(frame, PltzError):
+        raise frame
+    return frame
 
 
 def _parts(frames: Sequence[Frame]) -> Iterator[slice]:

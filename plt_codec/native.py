@@ -13,6 +13,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,7 +27,7 @@ from pltz.plt_codec.weights import Weights
 
 KERNEL_VARIABLE = "PLTZ_KERNEL"  # environment: the kernel to use where the caller names none
 LIBRARY_VARIABLE = "PLTZ_NATIVE"  # environment: another build of the C sources, say one with sanitizers
-INTERFACE = 2  # of the functions that engine.c exports
+INTERFACE = 3  # of the functions that engine.c exports
 SLICE = 1 << 12  # tokens coded in one C call, between two reports of progress
 MAX_THREADS = 64
 DEFAULT_THREADS = 16  # at most, where the caller names no number: a step of a few lanes has no work for more
@@ -34,6 +35,7 @@ TENSORS = (
     "embed.w", "embed.m", "class.w", "class.m", "class.b", "shift.w", "shift.m", "member.m", "member.b",
     "table.exp", "table.cos", "table.sin", "table.phase",
 )  # fmt: skip
+STAGES = ("layers", "attention", "head", "frequencies", "coder", "rest")  # in the order of engine.c
 LAYER_TENSORS = ("qkv.w", "qkv.m", "out.w", "out.m", "up.w", "up.m", "down.w", "down.m", "heat")
 
 
@@ -74,6 +76,7 @@ def _library() -> ctypes.CDLL | None:
         ("pltz_run", int64, [pointer, int64]),
         ("pltz_frame", pointer, [pointer, int32, pointer, pointer]),
         ("pltz_failed", ctypes.c_int, [pointer]),
+        ("pltz_spent", None, [pointer, pointer]),
         ("pltz_close", None, [pointer]),
     ):
         function = getattr(library, name)
@@ -100,6 +103,9 @@ class NativeCoder:
     threads: how many to use (None: one for each processor of this process, up to 16). kernel: one of `kernels()` (None:
     the environment variable PLTZ_KERNEL, else the best). Neither changes a bit. Raises UsageError for a kernel that does
     not run here or where the engine is not available, ModelError where memory does not suffice.
+
+    ``spent``: seconds of all calls so far by stage (STAGES): embedding, norms and products of the layers; attention;
+    products of the head; frequencies; range coder; what is left.
     """
 
     def __init__(self, weights: Weights, threads: int | None = None, kernel: str | None = None):
@@ -112,8 +118,9 @@ class NativeCoder:
             raise UsageError(f"expected at least 1 thread, got {threads}")
         self.shape = weights.shape
         self.threads = min(MAX_THREADS, threads or min(DEFAULT_THREADS, _processors()))
+        self.spent = dict.fromkeys(STAGES, 0.0)
         self.kernel = _choose(kernel or os.environ.get(KERNEL_VARIABLE) or None)
-        self._library = library
+        self._library, self._lock = library, threading.Lock()
         names = [
             *TENSORS,
             *(f"layer.{i}.{name}" for i in range(weights.shape.layers) for name in LAYER_TENSORS),
@@ -187,7 +194,16 @@ class NativeCoder:
                     progress(done)
             return [] if decoding else [_frame(library, batch, i) for i in place]
         finally:
+            self._count(batch)
             library.pltz_close(batch)
+
+    def _count(self, batch: int) -> None:
+        """Add where the time of a batch went."""
+        found = (ctypes.c_int64 * len(STAGES))()
+        self._library.pltz_spent(batch, found)
+        with self._lock:
+            for stage, ns in zip(STAGES, found, strict=True):
+                self.spent[stage] += ns / 1e9
 
 
 class _Side:

@@ -17,7 +17,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pltz.api import SessionFile, compress, decompress, open, thaw
+    from pltz.api import (
+        SessionFile,
+        compress,
+        compress_many,
+        decompress,
+        decompress_many,
+        open,
+        thaw,
+    )
     from pltz.models.bundle import Bundle
     from pltz.models.codec import Codec
     from pltz.models.session import Session
@@ -39,7 +47,15 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
-    "pltz.api": ("SessionFile", "compress", "decompress", "open", "thaw"),
+    "pltz.api": (
+        "SessionFile",
+        "compress",
+        "compress_many",
+        "decompress",
+        "decompress_many",
+        "open",
+        "thaw",
+    ),
     "pltz.models.bundle": ("Bundle",),
     "pltz.models.codec": ("Codec",),
     "pltz.models.session": ("Session",),
@@ -78,7 +94,9 @@ __all__ = [
     "VersionError",
     "__version__",
     "compress",
+    "compress_many",
     "decompress",
+    "decompress_many",
     "open",
     "thaw",
 ]

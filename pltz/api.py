@@ -1,4 +1,4 @@
-"""The functions behind the names of `pltz`: compress, decompress, open, thaw.
+"""The functions behind the names of `pltz`: compress, decompress, open, thaw, and compress and decompress for many.
 
 Each takes what a user has at hand (values, paths, bytes) and leaves the work to `pltz.models.codec` and
 `pltz.archive.thaw`. A bundle, a target or a tokenizer may be named or given loaded; loading one takes longer than coding
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
+from pltz.plt_codec.errors import ContentError, PltzError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pltz.archive.view import Version
     from pltz.models.bridge import Bridge
     from pltz.models.bundle import Bundle
-    from pltz.models.codec import Codec
+    from pltz.models.codec import Codec, OnError
     from pltz.models.session import Session
     from pltz.models.target import Target
     from pltz.plt_codec.container import Info, Reader
@@ -76,16 +76,87 @@ def compress(
     """
     codec = _codec(bundle, device, threads)
     found: Iterable[Session] = as_sessions(sessions, format)
-    fingerprint = None
-    bridge = None if tokenizer is None else _bridge(_tokenizer_json(tokenizer), codec)
-    if target is not None:
-        if tokenizer is not None:
-            raise UsageError("a target brings its own tokenizer: leave tokenizer out")
-        model = _target(target)
-        bridge = _bridge(model.tokenizer_json, codec)
-        fingerprint = model.fingerprint
+    model, partner = _freezing_for(target, tokenizer, codec)
+    if model is not None:
         found = (as_seen_by(model, session) for session in found)
-    return codec.compress(found, bridge=bridge, target_fingerprint=fingerprint, **options)
+    return codec.compress(found, **partner, **options)
+
+
+def compress_many(
+    sessions: object,
+    *,
+    bundle: Path_ | Bundle | Codec | None = None,
+    target: Path_ | Target | None = None,
+    tokenizer: Path_ | bytes | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    format: str = "auto",
+    errors: OnError = "raise",
+    **options: Any,
+) -> Iterator[bytes | Any]:
+    """Freeze each session into a .pltz file of its own: the files, in the order of the sessions.
+
+    One by one they would leave the engine mostly idle: here some hundred are coded side by side, long ones first, and
+    where one ends the next goes in. Memory stays bounded however many there are (a batch of about a million tokens and
+    the largest session), so ``sessions`` may be an endless generator. `compress` makes one file of all.
+
+    Args:
+        errors: "raise" the first error, which names its session by number, or "return" it, a PltzError, in the place of
+            the file.
+        the others: as in `compress`.
+
+    Raises: as `compress`.
+
+    >>> import pltz
+    >>> one, bad, two = pltz.compress_many(["one", 2.0, "two"], errors="return")
+    >>> bad
+    UsageError('session 1: expected a flat sequence of integer ids, found 0-d float64')
+    >>> [file[0].value for file in pltz.decompress_many([one, two])]
+    [b'one', b'two']
+    """
+    codec = _codec(bundle, device, threads)
+    model, partner = _freezing_for(target, tokenizer, codec)
+    found = (_attempt(item, model) for item in _items(sessions, format))
+    return codec.compress_many(found, **partner, errors=errors, **options)
+
+
+def decompress_many(
+    files: Iterable[Path_ | bytes],
+    *,
+    bundle: Path_ | Bundle | Codec | None = None,
+    target: Path_ | Target | None = None,
+    tokenizer: Path_ | bytes | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    errors: OnError = "raise",
+) -> Iterator[list[Session] | Any]:
+    """The sessions of many .pltz files: a list for each file, in their order, decoded side by side.
+
+    Memory stays bounded however many there are, by a batch of about a million tokens and the largest file; to read
+    single sessions of a large file, `open` it.
+
+    Args:
+        files: paths or bytes, from any iterable.
+        bundle: of all the files; None: the one that ships with pltz.
+        errors: "raise" the first error, which names its file by number, or "return" it, a PltzError, in the place
+            of the sessions.
+        target, tokenizer, device, threads: as in `decompress`.
+
+    Raises: as `decompress`.
+    """
+    codec = _codec(bundle, device, threads)
+    if target is not None and tokenizer is not None:
+        raise UsageError("a target brings its own tokenizer: leave tokenizer out")
+    of = (
+        _target_tokenizer(target)
+        if target is not None
+        else None
+        if tokenizer is None
+        else _tokenizer_json(tokenizer)
+    )
+    return codec.decompress_many(
+        map(_file_bytes, files), bridge=None if of is None else _bridge(of, codec), errors=errors
+    )
 
 
 def decompress(
@@ -423,6 +494,51 @@ def as_session(item: object) -> Session:
     if isinstance(item, dict) or (isinstance(item, list) and any(isinstance(part, dict) for part in item)):
         return Session("chat", item)
     return Session("ids", item)
+
+
+def _items(source: object, format: str) -> Iterable[object]:
+    """What `as_sessions` takes, each item still as the user gave it where that is possible."""
+    from pltz.models.session import Session
+
+    whole = isinstance(source, str | bytes | bytearray | memoryview | Session | dict)
+    if whole or hasattr(source, "read") or isinstance(source, os.PathLike) or _is_messages(source):
+        return as_sessions(source, format)
+    if not isinstance(source, Iterable):
+        raise UsageError(f"expected sessions, a path or bytes, found {type(source).__name__}")
+    return source
+
+
+def _attempt(item: object, model: Target | None) -> Session | PltzError:
+    """One session as ``model`` sees it, if there is one; or why it cannot be."""
+    try:
+        session = as_session(item)
+        return session if model is None else as_seen_by(model, session)
+    except PltzError as exc:
+        return exc
+
+
+def _file_bytes(file: Path_ | bytes) -> bytes | PltzError:
+    if isinstance(file, bytes):
+        return file
+    try:
+        return Path(file).read_bytes()
+    except OSError as exc:
+        return UsageError(f"cannot read {os.fspath(file)}: {exc.strerror or exc}")
+
+
+def _freezing_for(
+    target: Path_ | Target | None, tokenizer: Path_ | bytes | None, codec: Codec
+) -> tuple[Target | None, dict[str, Any]]:
+    """The target and what a codec is told of it, or of the tokenizer."""
+    if target is None:
+        return None, {"bridge": None if tokenizer is None else _bridge(_tokenizer_json(tokenizer), codec)}
+    if tokenizer is not None:
+        raise UsageError("a target brings its own tokenizer: leave tokenizer out")
+    model = _target(target)
+    return model, {
+        "bridge": _bridge(model.tokenizer_json, codec),
+        "target_fingerprint": model.fingerprint,
+    }
 
 
 def _is_messages(value: object) -> bool:

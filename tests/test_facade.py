@@ -261,3 +261,38 @@ def test_thaw_of_ids_is_the_ids_for_their_target_alone(codec: Codec, kin: Any, s
 
 def test_as_session_takes_lone_surrogates() -> None:
     assert api.as_session("\ud800").value == b"\xed\xa0\x80"
+
+
+# ---- many
+
+
+def test_many_go_through_and_the_bad_ones_are_in_their_places(codec: Codec, tmp_path: Path) -> None:
+    given = [CHAT, 2.5, "text", CHAT["messages"]]
+    files = list(pltz.compress_many((item for item in given), bundle=codec, errors="return"))
+    assert isinstance(files[1], errors.UsageError | errors.ContentError)
+    assert str(files[1]).startswith("session 1: ")
+    with pytest.raises(type(files[1]), match="session 1: "):
+        list(pltz.compress_many(given, bundle=codec))
+    good = [file for file in files if isinstance(file, bytes)]
+    for number, file in enumerate(good):
+        (tmp_path / f"{number}.pltz").write_bytes(file)
+    paths = [tmp_path / "0.pltz", tmp_path / "missing.pltz", tmp_path / "2.pltz"]
+    first, missing, last = pltz.decompress_many(iter(paths), bundle=codec, errors="return")
+    assert first == [Session("chat", CHAT)] and last == [Session("chat", CHAT["messages"])]
+    assert isinstance(missing, errors.UsageError) and "missing.pltz" in str(missing)
+
+
+def test_one_session_is_one_of_many(codec: Codec) -> None:
+    assert len(list(pltz.compress_many(CHAT, bundle=codec))) == 1
+    assert len(list(pltz.compress_many(CHAT["messages"], bundle=codec))) == 1
+    with pytest.raises(errors.UsageError, match="expected sessions"):
+        list(pltz.compress_many(7, bundle=codec))
+
+
+def test_many_for_a_target(codec: Codec, kin: Any) -> None:
+    (file,) = pltz.compress_many([CHAT], bundle=codec, target=kin)
+    assert isinstance(file, bytes) and Reader(file).header.target_fingerprint == kin.fingerprint
+    ((session,),) = [found for found in pltz.decompress_many([file], bundle=codec, target=kin)]
+    assert session.value.tolist() == kin.render(CHAT)
+    with pytest.raises(errors.UsageError, match="own tokenizer"):
+        pltz.decompress_many([file], bundle=codec, target=kin, tokenizer=b"{}")

@@ -103,19 +103,108 @@ TARGET static void vnni_mix(const int8_t *values, int n, int dv, const void *sha
     for (int i = 0; i < queries * dv; i++) mixed[i] += high[i] * 256 + low[i];
 }
 
-/* See kernel_plain.c for what the clamp may do. */
-TARGET static void rescale(int32_t *acc, const int32_t *offset, const int32_t *m, int n) {
+/* 16 sums, scaled: rs((acc + offset) * m, 24). See kernel_plain.c for the clamp; `odd`: m of the odd channels, in even places. */
+INLINE __m512i rescale(const int narrow, __m512i acc, __m512i offset, __m512i m, __m512i odd) {
     const __m512i half = _mm512_set1_epi64(1 << 23), most = _mm512_set1_epi64(1 << 30), least = _mm512_set1_epi64(-(1 << 30));
+    const __m512i dot = _mm512_add_epi32(acc, offset);
+    __m512i a = _mm512_add_epi64(_mm512_mul_epi32(dot, m), half);
+    __m512i b = _mm512_add_epi64(_mm512_mul_epi32(_mm512_srli_epi64(dot, 32), odd), half);
+    if (narrow) return _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(a, 24), _mm512_slli_epi64(b, 8));
+    a = _mm512_max_epi64(_mm512_min_epi64(_mm512_srai_epi64(a, 24), most), least);
+    b = _mm512_max_epi64(_mm512_min_epi64(_mm512_srai_epi64(b, 24), most), least);
+    return _mm512_mask_blend_epi32(0xaaaa, a, _mm512_slli_epi64(b, 32));
+}
+
+INLINE __m512i between(__m512i a, int low, int high) {
+    return _mm512_max_epi32(_mm512_min_epi32(a, _mm512_set1_epi32(high)), _mm512_set1_epi32(low));
+}
+
+/* One output of 16 channels; `at`: how far from the product's first one. */
+INLINE void put(const Output kind, const Product *p, size_t at, __m512i y, __m512i bias) {
+    if (kind == TO_QKV) {
+        const __m256i halves = _mm512_cvtsepi32_epi16(y);
+        _mm256_storeu_si256((__m256i *)(p->qkv + at), _mm256_max_epi16(halves, _mm256_set1_epi16(-32767)));
+    } else if (kind == TO_RESIDUAL) {
+        y = _mm512_add_epi32(y, _mm512_loadu_si512(p->x + at));
+        _mm512_storeu_si512(p->x + at, between(y, -RESIDUAL_MAX, RESIDUAL_MAX));
+    } else if (kind == TO_HIDDEN) {
+        y = between(y, 0, 255);
+        y = _mm512_srli_epi32(_mm512_add_epi32(_mm512_mullo_epi16(y, y), _mm512_set1_epi32(128)), 8); /* below 2^16 */
+        _mm_storeu_si128((__m128i *)(p->hidden + at), _mm512_cvtepi32_epi8(y));
+    } else {
+        _mm512_storeu_si512(p->x + at, _mm512_add_epi32(y, bias));
+    }
+}
+
+INLINE void finish_as(const int narrow, const Output kind, const Product *given, const int32_t *sums) {
+    const Product copy = *given, *p = &copy; /* no store can change it, as far as the compiler sees */
+    for (int b = 0; b < p->blocks * 16; b += 16) {
+        const int channel = p->block * 16 + b;
+        const __m512i offset = _mm512_loadu_si512(p->matrix->offset + channel), m = _mm512_loadu_si512(p->matrix->m + channel);
+        const __m512i odd = _mm512_srli_epi64(m, 32), bias = kind == TO_LOGITS ? _mm512_loadu_si512(p->bias + b) : m;
+        for (int r = 0; r < p->rows; r++) {
+            _mm_prefetch((const char *)p->next + (size_t)(b / 16 * p->rows + r) * 64, _MM_HINT_T1); /* a line at a time: more would wait */
+            const __m512i y = rescale(narrow, _mm512_loadu_si512(sums + r * p->blocks * 16 + b), offset, m, odd);
+            put(kind, p, r * p->out_stride + b, y, bias);
+        }
+    }
+}
+
+#define OWN_FINISH 1
+TARGET static void finish(const Product *p, int32_t *sums) {
+    const int narrow = p->matrix->narrow;
+    switch (p->kind) {
+    case TO_QKV: narrow ? finish_as(1, TO_QKV, p, sums) : finish_as(0, TO_QKV, p, sums); break;
+    case TO_RESIDUAL: narrow ? finish_as(1, TO_RESIDUAL, p, sums) : finish_as(0, TO_RESIDUAL, p, sums); break;
+    case TO_HIDDEN: narrow ? finish_as(1, TO_HIDDEN, p, sums) : finish_as(0, TO_HIDDEN, p, sums); break;
+    case TO_LOGITS: narrow ? finish_as(1, TO_LOGITS, p, sums) : finish_as(0, TO_LOGITS, p, sums); break;
+    }
+}
+
+INLINE __mmask16 first_of(int n) { return (__mmask16)(n >= 16 ? 0xffff : n <= 0 ? 0 : (1 << n) - 1); }
+
+#define OWN_NORM 1
+TARGET static uint64_t squares(const int32_t *x, int n) {
+    __m512i total = _mm512_setzero_si512();
     for (int i = 0; i < n; i += 16) {
-        const __m512i dot = _mm512_add_epi32(_mm512_loadu_si512(acc + i), _mm512_loadu_si512(offset + i));
-        const __m512i scale = _mm512_loadu_si512(m + i);
-        __m512i even = _mm512_mul_epi32(dot, scale);
-        __m512i odd = _mm512_mul_epi32(_mm512_srli_epi64(dot, 32), _mm512_srli_epi64(scale, 32));
-        even = _mm512_srai_epi64(_mm512_add_epi64(even, half), 24);
-        odd = _mm512_srai_epi64(_mm512_add_epi64(odd, half), 24);
-        even = _mm512_max_epi64(_mm512_min_epi64(even, most), least);
-        odd = _mm512_max_epi64(_mm512_min_epi64(odd, most), least);
-        _mm512_storeu_si512(acc + i, _mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32)));
+        const __m512i v = _mm512_maskz_loadu_epi32(first_of(n - i), x + i), odd = _mm512_srli_epi64(v, 32);
+        total = _mm512_add_epi64(total, _mm512_add_epi64(_mm512_mul_epi32(v, v), _mm512_mul_epi32(odd, odd)));
+    }
+    return (uint64_t)_mm512_reduce_add_epi64(total);
+}
+
+/* rs(x t, 40) of 8 numbers: exact, fused or not; see kernel_body.h. */
+INLINE __m256i scaled(__m256i x, __m512d scale) {
+    return _mm512_cvttpd_epi32(_mm512_fmadd_pd(_mm512_cvtepi32_pd(x), scale, _mm512_set1_pd(4096.5)));
+}
+
+TARGET static void scale_to_bytes(const int32_t *x, int n, uint64_t t, uint8_t *out) {
+    const __m512d scale = _mm512_set1_pd((double)t * 0x1p-40);
+    for (int i = 0; i < n; i += 16) {
+        const __mmask16 some = first_of(n - i);
+        const __m512i v = _mm512_maskz_loadu_epi32(some, x + i);
+        const __m256i low = scaled(_mm512_castsi512_si256(v), scale), high = scaled(_mm512_extracti64x4_epi64(v, 1), scale);
+        const __m512i y = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+        const __m512i bytes = _mm512_sub_epi32(between(y, 4096 - 127, 4096 + 127), _mm512_set1_epi32(4096 - 128));
+        _mm512_mask_cvtepi32_storeu_epi8(out + i, some, bytes);
+    }
+}
+
+/* Pairs (a, b) of 16 bits in 32 times (cos, -sin) and (sin, cos). */
+TARGET static void rotate(const int16_t *y, const int16_t *cos, const int16_t *sin, int half, int32_t *z) {
+    const __m512i round = _mm512_set1_epi32(8192);
+    for (int i = 0; i < half; i += 16) {
+        const __mmask16 some = first_of(half - i);
+        const __m512i a = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, y + i));
+        const __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, y + half + i));
+        const __m512i c = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, cos + i));
+        const __m256i s = _mm256_maskz_loadu_epi16(some, sin + i);
+        const __m512i minus = _mm512_cvtepu16_epi32(_mm256_sub_epi16(_mm256_setzero_si256(), s));
+        const __m512i ab = _mm512_or_si512(a, _mm512_slli_epi32(b, 16));
+        const __m512i first = _mm512_madd_epi16(ab, _mm512_or_si512(c, _mm512_slli_epi32(minus, 16)));
+        const __m512i second = _mm512_madd_epi16(ab, _mm512_or_si512(_mm512_cvtepu16_epi32(s), _mm512_slli_epi32(c, 16)));
+        _mm512_mask_storeu_epi32(z + i, some, _mm512_srai_epi32(_mm512_add_epi32(first, round), 14));
+        _mm512_mask_storeu_epi32(z + half + i, some, _mm512_srai_epi32(_mm512_add_epi32(second, round), 14));
     }
 }
 

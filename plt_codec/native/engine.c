@@ -17,6 +17,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "kernel.h"
 #include "pool.h"
@@ -27,13 +28,14 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { INTERFACE = 2 }; /* of the exported functions: raised together with native.INTERFACE, so that a stale build is seen */
+enum { INTERFACE = 3 }; /* of the exported functions: raised together with native.INTERFACE, so that a stale build is seen */
 
 EXPORT int pltz_interface(void) { return INTERFACE; }
 
 enum {
     ROWS = 512,                /* rows of an iteration */
     HEAD_ROWS = 8,             /* rows whose classes are multiplied together */
+    SPARES = 64,               /* caches kept for the next sessions */
     FEW = 4,                   /* rows of an elementwise work item */
     DEFAULT_STEPS = 512,       /* layout.MAX_STEPS */
     DEFAULT_LANES = 16,        /* layout.FULL_LANES */
@@ -82,6 +84,7 @@ static int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 static int pack(Matrix *out, const int8_t *w, const int32_t *m, int n, int k, int centre) {
     out->n = n;
+    out->narrow = 1;
     out->k = k;
     out->blocks = round_up(n, 16) / 16;
     out->stride = round_up(k, 64);
@@ -93,10 +96,13 @@ static int pack(Matrix *out, const int8_t *w, const int32_t *m, int n, int k, in
     for (int c = 0; c < n; c++) {
         int8_t *to = out->w + (size_t)(c / 16) * 16 * out->stride + (c % 16) * 4;
         int32_t sum = 0;
+        int64_t size = 0;
         for (int i = 0; i < k; i++) {
             to[(i / 4) * 64 + i % 4] = w[(size_t)c * k + i];
             sum += w[(size_t)c * k + i];
+            size += abs(w[(size_t)c * k + i]);
         }
+        if (size * 255 * m[c] >> 24 >= 1 << 30) out->narrow = 0; /* inputs lie in -127..127 or 0..254; below 2^60 */
         out->sum[c] = sum;
         out->offset[c] = -centre * sum;
         out->m[c] = m[c];
@@ -440,6 +446,14 @@ typedef struct {
     uint32_t cumulative, frequency;
 } Interval;
 
+typedef struct { /* memory of a session that ended */
+    uint8_t *at;
+    size_t bytes;
+} Spare;
+
+/* What time is counted for; native.STAGES names them in this order. */
+enum { IN_LAYERS, IN_ATTENTION, IN_HEAD, IN_FREQUENCIES, IN_CODER, IN_REST, STAGES };
+
 typedef struct Batch {
     const Model *m;
     int decoding, count, threads;
@@ -448,8 +462,11 @@ typedef struct Batch {
     int actives, next; /* sessions under way; the next one to start */
     int failed;        /* session that is SPENT */
     size_t cache_bytes;
+    Spare spare[SPARES];
+    int spares;
+    int64_t spent[STAGES], mark; /* ns; since when the next stage counts */
     /* the iteration */
-    int layer, rows, pieces, shares, tiles;
+    int layer, level, rows, pieces, shares, tiles;
     Piece piece[ROWS];
     Share *share;
     Product product;           /* under way */
@@ -467,6 +484,19 @@ typedef struct Batch {
     Scratch *scratch;
     Pool pool;
 } Batch;
+
+static int64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Counts the time since the last lap for a stage. */
+static void lap(Batch *b, int stage) {
+    const int64_t then = b->mark;
+    b->mark = now();
+    b->spent[stage] += b->mark - then;
+}
 
 static int32_t clamp_residual(int64_t a) {
     return (int32_t)(a > RESIDUAL_MAX ? RESIDUAL_MAX : a < -RESIDUAL_MAX ? -RESIDUAL_MAX : a);
@@ -518,6 +548,8 @@ static void stage_multiply(void *context, int item, int thread) {
     if (p.kind == TO_QKV) p.qkv += out;
     if (p.kind == TO_RESIDUAL) p.x += out;
     if (p.kind == TO_HIDDEN) p.hidden += out;
+    const int later = (item + b->pool.threads) / b->tiles * GROUP; /* of this thread, likely */
+    p.next = p.matrix->w + (size_t)(later < p.matrix->blocks ? later : block) * 16 * p.matrix->stride;
     b->m->kernel->multiply(&p, &b->scratch[thread]);
 }
 
@@ -575,6 +607,8 @@ static void stage_attend(void *context, int item, int thread) {
         a.heat[n] = (uint32_t)m->layer[b->layer].heat[head];
         a.out[n] = b->o + (size_t)(piece->row + row) * m->layer[0].out.stride + head * m->head_dim;
     }
+    const Share *next = item + b->pool.threads < b->shares ? share + b->pool.threads : share; /* of this thread, likely */
+    a.next = keys_of(m, b->piece[next->piece].session, b->layer, next->head);
     m->kernel->attend(&a, &b->scratch[thread]);
 }
 
@@ -603,7 +637,7 @@ static Interval interval(const uint32_t *sums, uint32_t ratio, int n, int i) {
 
 static uint32_t *sums_of(Batch *b, int row) { return b->sums + (size_t)row * (b->symbols + 16); }
 
-/* Frequencies of the classes of some rows. */
+/* Logits of the classes of some rows. */
 static void stage_class(void *context, int item, int thread) {
     Batch *b = context;
     const Model *m = b->m;
@@ -617,19 +651,27 @@ static void stage_class(void *context, int item, int thread) {
         const Product p = {
             .matrix = &m->class, .block = block, .blocks = m->class.blocks - block < 8 ? m->class.blocks - block : 8,
             .a = b->a + (size_t)first * m->class.stride, .rows = end - first, .kind = TO_LOGITS, .x = logits + block * 16,
-            .bias = m->class_b + block * 16, .out_stride = (size_t)b->symbols,
+            .bias = m->class_b + block * 16, .out_stride = (size_t)b->symbols, .next = m->class.w,
         };
         m->kernel->multiply(&p, &b->scratch[thread]);
     }
-    for (int r = first; r < end; r++, logits += b->symbols) {
-        b->ratio[r] = frequencies(m, logits, m->classes, sums_of(b, r));
-        if (!b->decoding && b->class[r] >= 0) {
-            b->interval[0][r] = interval(sums_of(b, r), b->ratio[r], m->classes, b->class[r]);
-        }
+}
+
+/* Frequencies of the classes (b->level 0) or members (1) of some rows. An encoder knows what a row predicts, b->token by now. */
+static void stage_frequencies(void *context, int item, int thread) {
+    Batch *b = context;
+    const Model *m = b->m;
+    const int n = b->level ? CLASS : m->classes;
+    (void)thread;
+    for (int r = item * FEW; r < last_row(b, item, FEW); r++) {
+        if (b->class[r] < 0) continue;
+        b->ratio[r] = frequencies(m, b->logits + (size_t)r * b->symbols, n, sums_of(b, r));
+        if (b->decoding) continue;
+        b->interval[b->level][r] = interval(sums_of(b, r), b->ratio[r], n, b->level ? b->token[r] % CLASS : b->class[r]);
     }
 }
 
-/* Frequencies of the members of one row, its class known. In an encoder b->token holds what the row predicts by now. */
+/* Logits of the members of one row, its class known. */
 static void stage_member(void *context, int item, int thread) {
     Batch *b = context;
     const Model *m = b->m;
@@ -645,12 +687,19 @@ static void stage_member(void *context, int item, int thread) {
     const Product p = {
         .matrix = &m->member, .block = c * 8, .blocks = 8, .a = b->a + (size_t)item * m->member.stride, .rows = 1,
         .kind = TO_LOGITS, .x = logits, .bias = m->member_b + c * CLASS, .out_stride = (size_t)b->symbols,
+        .next = m->member.w,
     };
     m->kernel->multiply(&p, &b->scratch[thread]);
-    b->ratio[item] = frequencies(m, logits, CLASS, sums_of(b, item));
-    if (!b->decoding) {
-        b->interval[1][item] = interval(sums_of(b, item), b->ratio[item], CLASS, b->token[item] % CLASS);
-    }
+}
+
+/* Frequencies of the next symbol of every row: its class (level 0) or, that known, its member (1). */
+static void predict(Batch *b, int level) {
+    b->level = level;
+    if (level) pool_for(&b->pool, stage_member, b, b->rows);
+    else pool_for(&b->pool, stage_class, b, (b->rows + HEAD_ROWS - 1) / HEAD_ROWS);
+    lap(b, IN_HEAD);
+    pool_for(&b->pool, stage_frequencies, b, (b->rows + FEW - 1) / FEW);
+    lap(b, IN_FREQUENCIES);
 }
 
 /* All layers for the rows of the iteration: their residuals end up in b->x, their keys and values in the caches. */
@@ -665,19 +714,37 @@ static void forward(Batch *b) {
         pool_for(&b->pool, stage_norm, b, few);
         multiply_all(b, (Product){.matrix = &l->qkv, .a = b->a, .kind = TO_QKV, .qkv = b->y, .out_stride = (size_t)b->qkv_stride});
         pool_for(&b->pool, stage_heads, b, few);
+        lap(b, IN_LAYERS);
         pool_for(&b->pool, stage_attend, b, b->shares);
+        lap(b, IN_ATTENTION);
         multiply_all(b, (Product){.matrix = &l->out, .a = b->o, .kind = TO_RESIDUAL, .x = b->x, .out_stride = width});
         pool_for(&b->pool, stage_norm, b, few);
         multiply_all(b, (Product){.matrix = &l->up, .a = b->a, .kind = TO_HIDDEN, .hidden = b->h, .out_stride = (size_t)l->down.stride});
         multiply_all(b, (Product){.matrix = &l->down, .a = b->h, .kind = TO_RESIDUAL, .x = b->x, .out_stride = width});
     }
+    lap(b, IN_LAYERS);
 }
 
 /* ---------------------------------------------------------------- iterations */
 
+/* Memory for the keys and values of a session: what one that ended left, if that is large enough (long sessions go first, so
+ * it mostly is), since fresh pages cost some 2 % of the time. What was in it is never read as a key: a
+ * query sees what was written after. */
+static void take_cache(Batch *b, Session *s) {
+    for (int i = 0; i < b->spares; i++) {
+        if (b->spare[i].bytes < s->cache_bytes) continue;
+        s->cache = b->spare[i].at;
+        s->cache_bytes = b->spare[i].bytes;
+        b->spare[i] = b->spare[--b->spares];
+        return;
+    }
+    while (b->spares) free(b->spare[--b->spares].at);
+    s->cache = grab(s->cache_bytes);
+}
+
 static int start_session(Batch *b) {
     Session *s = &b->sessions[b->next];
-    s->cache = grab(s->cache_bytes);
+    take_cache(b, s);
     if (!s->cache) return NO_MEMORY;
     b->cache_bytes += s->cache_bytes;
     b->active[b->actives++] = s;
@@ -686,7 +753,8 @@ static int start_session(Batch *b) {
 }
 
 static void end_session(Batch *b, Session *s) {
-    free(s->cache);
+    if (b->spares < SPARES) b->spare[b->spares++] = (Spare){s->cache, s->cache_bytes};
+    else free(s->cache);
     s->cache = 0;
     b->cache_bytes -= s->cache_bytes;
 }
@@ -728,19 +796,29 @@ static int collect(Batch *b, Session *s) {
             b->row_piece[b->rows] = b->pieces;
         }
     }
-    for (int head = 0; head < b->m->kv_heads; head++) {
-        const int queries = piece->rows * b->m->group;
-        for (int first = 0; first < queries; first += QUERIES) {
-            const int n = queries - first < QUERIES ? queries - first : QUERIES;
-            b->share[b->shares++] = (Share){b->pieces, head, first, n};
-        }
-    }
     b->pieces++;
     return 1;
 }
 
+/* Cuts attention into work items: as many queries of a key head together as a kernel takes, since they share the way of keys
+ * and values through the caches, but fewer where threads would stay without work. */
+static void cut_shares(Batch *b) {
+    const Model *m = b->m;
+    const int whole = b->rows * m->group / QUERIES * m->kv_heads;
+    const int most = b->threads > 1 && whole < 4 * b->threads ? QUERIES / 2 : QUERIES;
+    b->shares = 0;
+    for (int n = 0; n < b->pieces; n++) {
+        const int queries = b->piece[n].rows * m->group;
+        for (int head = 0; head < m->kv_heads; head++) {
+            for (int first = 0; first < queries; first += most) {
+                b->share[b->shares++] = (Share){n, head, first, queries - first < most ? queries - first : most};
+            }
+        }
+    }
+}
+
 static int collect_all(Batch *b) {
-    b->rows = b->pieces = b->shares = 0;
+    b->rows = b->pieces = 0;
     for (int n = 0; n < b->actives; n++) collect(b, b->active[n]);
     while (b->next < b->count) {
         Session *s = &b->sessions[b->next];
@@ -752,6 +830,7 @@ static int collect_all(Batch *b) {
         if (start_session(b)) return NO_MEMORY;
         collect(b, s);
     }
+    cut_shares(b);
     return 0;
 }
 
@@ -779,8 +858,8 @@ static int decode_symbol(Batch *b, Session *s, int row, int n) {
 
 static int decode_rows(Batch *b) {
     const Model *m = b->m;
-    pool_for(&b->pool, stage_class, b, (b->rows + HEAD_ROWS - 1) / HEAD_ROWS);
     for (int level = 0; level < 2; level++) {
+        predict(b, level);
         for (int n = 0; n < b->pieces; n++) {
             const Piece *p = &b->piece[n];
             for (int r = p->row; r < p->row + p->rows && b->class[r] >= 0; r++) {
@@ -794,7 +873,7 @@ static int decode_rows(Batch *b) {
                 return SPENT; /* symbols worth more bits than the frame has: it claims too many tokens */
             }
         }
-        if (!level) pool_for(&b->pool, stage_member, b, b->rows);
+        lap(b, IN_CODER);
     }
     return 0;
 }
@@ -803,8 +882,8 @@ static int encode_rows(Batch *b) {
     for (int r = 0; r < b->rows; r++) {
         if (b->class[r] >= 0) b->token[r] = (int32_t)b->piece[b->row_piece[r]].session->tokens[b->at[r]];
     }
-    pool_for(&b->pool, stage_class, b, (b->rows + HEAD_ROWS - 1) / HEAD_ROWS);
-    pool_for(&b->pool, stage_member, b, b->rows);
+    predict(b, 0);
+    predict(b, 1);
     for (int n = 0; n < b->pieces; n++) {
         const Piece *p = &b->piece[n];
         Session *s = p->session;
@@ -818,6 +897,7 @@ static int encode_rows(Batch *b) {
             }
         }
     }
+    lap(b, IN_CODER);
     return 0;
 }
 
@@ -858,12 +938,15 @@ static void pool_thread(void *context, int on) {
 EXPORT int64_t pltz_run(Batch *b, int64_t budget) {
     int64_t done = 0, got = 0;
     pool_start(&b->pool, b->threads, pool_thread, b);
+    b->mark = now();
     while (done < budget) {
         if ((got = collect_all(b)) < 0 || !b->rows) break;
+        lap(b, IN_REST);
         forward(b);
         if ((got = b->decoding ? decode_rows(b) : encode_rows(b)) < 0) break;
         if ((got = advance(b)) < 0) break;
         done += got;
+        lap(b, IN_REST);
     }
     pool_stop(&b->pool);
     return got < 0 ? got : done;
@@ -875,6 +958,7 @@ EXPORT void pltz_close(Batch *b) {
         free(b->sessions[i].cache);
         free(b->sessions[i].coder.out);
     }
+    while (b->spares) free(b->spare[--b->spares].at);
     for (int i = 0; b->scratch && i < b->threads; i++) {
         free(b->scratch[i].score);
         free(b->scratch[i].weight);
@@ -890,7 +974,7 @@ static int make_room(Batch *b, int keys) {
     const size_t rows = ROWS + ROW_PAD, half = (size_t)m->head_dim / 2;
     b->symbols = round_up(m->classes > CLASS ? m->classes : CLASS, 16);
     b->qkv_stride = m->layer[0].qkv.blocks * 16;
-    b->share = grab(((size_t)ROWS * m->group / QUERIES + ROWS) * m->kv_heads * sizeof(Share));
+    b->share = grab(((size_t)ROWS * m->group / (QUERIES / 2) + ROWS) * m->kv_heads * sizeof(Share));
     b->x = grab(rows * m->width * sizeof(int32_t));
     b->z = grab(rows * m->width * sizeof(int32_t));
     b->logits = grab(rows * b->symbols * sizeof(int32_t));
@@ -964,6 +1048,9 @@ EXPORT Batch *pltz_open(const Model *m, const Request *requests, int count, int 
     }
     return b;
 }
+
+/* Where the time went so far: ns of STAGES. */
+EXPORT void pltz_spent(const Batch *b, int64_t *out) { memcpy(out, b->spent, sizeof b->spent); }
 
 /* Which session an error SPENT is about. */
 EXPORT int pltz_failed(const Batch *b) { return b->failed; }

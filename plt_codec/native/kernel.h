@@ -23,7 +23,7 @@ enum {
     RESIDUAL_MAX = (1 << 22) - 1,
     SYMBOL_STEPS = 1984,   /* entries of the symbols' exponent table */
     KEY_STEPS = 1024,      /* entries of the keys' exponent table */
-    QUERIES = 16,          /* queries that attend together */
+    QUERIES = 32,          /* queries that attend together */
     KEY_PAD = 64,          /* room for keys is a multiple of this */
     CHUNK = 256,           /* keys whose weights are spread over values at once */
     GROUP = 4,             /* channel blocks a work item multiplies */
@@ -38,6 +38,7 @@ typedef struct {
     int8_t *w;
     int32_t *offset, *m; /* (blocks * 16): see above; multiplier */
     int32_t *sum;        /* (blocks * 16): sum of w, for kernels that multiply u - 128 */
+    int narrow;          /* no input makes a scaled sum 2^30 or more: it needs no clamp in 64 bits */
 } Matrix;
 
 typedef enum { TO_QKV, TO_RESIDUAL, TO_HIDDEN, TO_LOGITS } Output;
@@ -54,6 +55,7 @@ typedef struct {
     uint8_t *hidden;          /* TO_HIDDEN: rs(u * u, 8), u clamped to 0..255 */
     const int32_t *bias;      /* TO_LOGITS: of the first channel on */
     size_t out_stride;        /* elements a row of the output; output pointers stand at the first channel */
+    const int8_t *next;       /* weights likely wanted next */
 } Product;
 
 typedef struct {
@@ -66,12 +68,13 @@ typedef struct {
     uint8_t *out[QUERIES];      /* d bytes each, value + 128 */
     const uint16_t *weight;     /* (64) rs(table.exp, 5) */
     const uint32_t *weights;    /* (KEY_STEPS) the whole table */
+    const uint8_t *next;        /* keys likely wanted next */
 } Attention;
 
 typedef struct {
     int32_t acc[TILE * GROUP * 16];                      /* also 16 rows of 8 blocks */
     uint16_t shares[QUERIES * CHUNK];                    /* attention weights, two bytes each, as share() lays them */
-    int32_t mixed[QUERIES * LANES];
+    int32_t mixed[2 * QUERIES * HEAD_WIDTH];
     int32_t *score;                                      /* (QUERIES, pitch) */
     uint16_t *weight;                                    /* (QUERIES, pitch) */
     size_t pitch;

@@ -10,9 +10,9 @@
 
 #if defined(PLTZ_X86)
 #if defined(__clang__)
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile,amx-int8")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,amx-tile,amx-int8")))
 #else
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile,amx-int8,prefer-vector-width=512")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,amx-tile,amx-int8,prefer-vector-width=512")))
 #endif
 #include "avx512.h"
 
@@ -96,71 +96,36 @@ TARGET static void tile(const int8_t *w, const int32_t *sum, int blocks, int qua
     }
 }
 
-TARGET static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
-    if (dp != 64 || queries <= 2) {
-        vnni_scores(keys, n, q, dp, queries, score, pitch);
-        return;
-    }
-    LOAD(4, q, 64);
-    for (int k = 0; k < n; k += 64, keys += 4096) {
-        _tile_zero(0);
-        LOAD(6, keys, 64);
-        _tile_dpbsud(0, 4, 6);
-        _tile_zero(1);
-        LOAD(7, keys + 1024, 64);
-        _tile_dpbsud(1, 4, 7);
-        _tile_zero(2);
-        LOAD(5, keys + 2048, 64);
-        _tile_dpbsud(2, 4, 5);
-        _tile_zero(3);
-        LOAD(6, keys + 3072, 64);
-        _tile_dpbsud(3, 4, 6);
-        STORE(0, score + k, pitch * 4);
-        STORE(1, score + k + 16, pitch * 4);
-        STORE(2, score + k + 32, pitch * 4);
-        STORE(3, score + k + 48, pitch * 4);
-    }
-}
-
-TARGET static void mix(const int8_t *values, int n, int dv, const void *shares, int queries, int32_t *mixed) {
-    const uint8_t *high = shares, *low = high + QUERIES * CHUNK;
-    _Alignas(64) int32_t sums[4][16 * 16]; /* high and low of two blocks of dimensions */
-    if (dv % 32 || queries <= 2) {
-        vnni_mix(values, n, dv, shares, queries, mixed);
-        return;
-    }
-    for (int i = 0; i < dv; i += 32) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        for (int k = 0; k < n; k += 64) {
-            const int8_t *v = values + (size_t)k * dv + i * 4;
-            LOAD(4, high + k, CHUNK);
-            LOAD(6, v, (size_t)dv * 4);
-            _tile_dpbusd(0, 4, 6);
-            LOAD(5, low + k, CHUNK);
-            _tile_dpbusd(1, 5, 6);
-            LOAD(7, v + 64, (size_t)dv * 4);
-            _tile_dpbusd(2, 4, 7);
-            _tile_dpbusd(3, 5, 7);
-        }
-        STORE(0, sums[0], 64);
-        STORE(1, sums[1], 64);
-        STORE(2, sums[2], 64);
-        STORE(3, sums[3], 64);
-        for (int r = 0; r < queries; r++) {
-            for (int b = 0; b < 2; b++) {
-                int32_t *to = mixed + r * dv + i + b * 16;
-                const __m512i top = _mm512_load_si512(sums[b * 2] + r * 16), bottom = _mm512_load_si512(sums[b * 2 + 1] + r * 16);
-                const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(top, 8), bottom);
-                _mm512_storeu_si512(to, _mm512_add_epi32(_mm512_loadu_si512(to), sum));
-            }
-        }
-    }
-}
-
+#define scores vnni_scores
+#define mix vnni_mix
 #include "kernel_body.h"
+
+#include "amx_attend.h"
+
+TARGET static void attend_here(const Attention *a, Scratch *s) {
+    if (a->dp != 64 || a->queries <= 2 || !attend_low(a, s)) attend(a, s);
+}
+
+/* A product in pieces of 32 rows and 2 blocks, each finished while its sums are near. */
+TARGET static void multiply_here(const Product *p, Scratch *s) {
+    const size_t stride = (size_t)p->matrix->stride;
+    for (int r = 0; r < p->rows; r += 32) {
+        for (int b = 0; b < p->blocks; b += 2) {
+            const size_t out = r * p->out_stride + b * 16;
+            Product piece = *p;
+            piece.block += b;
+            piece.blocks = p->blocks - b < 2 ? 1 : 2;
+            piece.rows = p->rows - r < 32 ? p->rows - r : 32;
+            piece.a += r * stride;
+            if (p->kind == TO_QKV) piece.qkv += out;
+            else if (p->kind == TO_HIDDEN) piece.hidden += out;
+            else piece.x += out;
+            if (p->kind == TO_LOGITS) piece.bias += b * 16;
+            piece.next += ((size_t)r * p->blocks + b * 32) * 64; /* a line an output of 16 channels: see finish_as */
+            multiply(&piece, s);
+        }
+    }
+}
 
 /* The processor has it and the kernel of the system grants the state of its tiles to this process. */
 static int supported(void) {
@@ -168,7 +133,8 @@ static int supported(void) {
     unsigned a, b, c, d;
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl") ||
-        !__builtin_cpu_supports("avx512vnni") || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d >> 24 & 3) != 3) {
+        !__builtin_cpu_supports("avx512vnni") || !__builtin_cpu_supports("avx512vbmi") ||
+        !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d >> 24 & 3) != 3) {
         return 0;
     }
     return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */) == 0;
@@ -193,5 +159,5 @@ TARGET static void begin(void) {
 
 TARGET static void end(void) { _tile_release(); }
 
-const Kernel pltz_amx = {"amx", supported, begin, end, multiply, norm, turn, attend};
+const Kernel pltz_amx = {"amx", supported, begin, end, multiply_here, norm, turn, attend_here};
 #endif

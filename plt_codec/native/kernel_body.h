@@ -8,12 +8,13 @@ TARGET static inline int32_t clamp32(int32_t a, int32_t low, int32_t high) {
     return a < low ? low : a > high ? high : a;
 }
 
-TARGET static void multiply(const Product *p, Scratch *s) {
+#if !defined(OWN_FINISH)
+/* Sums -> outputs. */
+TARGET static void finish(const Product *p, int32_t *sums) {
     const Matrix *w = p->matrix;
     const int n = p->blocks * 16, first = p->block * 16;
-    tile(w->w + (size_t)first * w->stride, w->sum + first, p->blocks, w->stride / 4, p->a, w->stride, p->rows, s->acc);
     for (int r = 0; r < p->rows; r++) {
-        int32_t *restrict acc = s->acc + r * n;
+        int32_t *restrict acc = sums + r * n;
         rescale(acc, w->offset + first, w->m + first, n);
         switch (p->kind) {
         case TO_QKV: {
@@ -42,15 +43,35 @@ TARGET static void multiply(const Product *p, Scratch *s) {
         }
     }
 }
+#endif
+
+TARGET static void multiply(const Product *p, Scratch *s) {
+    const Matrix *w = p->matrix;
+    const int first = p->block * 16;
+    tile(w->w + (size_t)first * w->stride, w->sum + first, p->blocks, w->stride / 4, p->a, w->stride, p->rows, s->acc);
+    finish(p, s->acc);
+}
+
+/* NUMERICS.md, "norm": t for a sum of squares. */
+TARGET static uint64_t scale_for(uint64_t total, uint32_t gain) {
+    uint64_t root = (uint64_t)sqrt((double)total);
+    while (root * root > total) root--;
+    while ((root + 1) * (root + 1) <= total) root++;
+    return ((uint64_t)gain << 32) / (root ? root : 1);
+}
+
+#if !defined(OWN_NORM)
+/* sum of squares of n integers */
+TARGET static uint64_t squares(const int32_t *restrict x, int n) {
+    uint64_t total = 0;
+    for (int i = 0; i < n; i++) total += (uint64_t)((int64_t)x[i] * x[i]);
+    return total;
+}
 
 /* NUMERICS.md, "norm", with y + 128 in a byte. The products run in doubles and are exact: x t and its sum with 2^39 are
  * integers below 2^53 (|x t| <= gain << 32 < 2^50), 2^-40 is a power of two, and 4096 * 2^40 = 2^52 more keeps the sum
  * below 2^53; so (int) cuts the exact value, which is positive, and floors it. */
-TARGET static void scale_to_bytes(const int32_t *restrict x, int n, uint64_t total, uint32_t gain, uint8_t *restrict out) {
-    uint64_t root = (uint64_t)sqrt((double)total);
-    while (root * root > total) root--;
-    while ((root + 1) * (root + 1) <= total) root++;
-    const uint64_t t = ((uint64_t)gain << 32) / (root ? root : 1);
+TARGET static void scale_to_bytes(const int32_t *restrict x, int n, uint64_t t, uint8_t *restrict out) {
     const double scale = (double)t * 0x1p-40;
     for (int i = 0; i < n; i++) {
         int32_t y = (int32_t)((double)x[i] * scale + 4096.5) - 4096;
@@ -58,25 +79,26 @@ TARGET static void scale_to_bytes(const int32_t *restrict x, int n, uint64_t tot
     }
 }
 
-TARGET static void norm(const int32_t *restrict x, int n, uint32_t gain, uint8_t *restrict out) {
-    uint64_t total = 0;
-    for (int i = 0; i < n; i++) total += (uint64_t)((int64_t)x[i] * x[i]);
-    scale_to_bytes(x, n, total, gain, out);
-}
-
 /* |y| < 2^15 and |cos|, |sin| <= 2^14: the sums stay below 2^30 + 2^13. */
-TARGET static void turn(const int16_t *restrict y, const int16_t *restrict cos, const int16_t *restrict sin, int d,
-                        uint32_t gain, uint8_t *restrict out) {
-    int32_t z[HEAD_WIDTH] = {0};
-    const int half = d / 2;
-    uint64_t total = 0;
+TARGET static void rotate(const int16_t *restrict y, const int16_t *restrict cos, const int16_t *restrict sin, int half,
+                          int32_t *restrict z) {
     for (int i = 0; i < half; i++) {
         const int32_t a = y[i], b = y[i + half], c = cos[i], s = sin[i];
         z[i] = (a * c - b * s + 8192) >> 14;
         z[i + half] = (a * s + b * c + 8192) >> 14;
     }
-    for (int i = 0; i < d; i++) total += (uint64_t)((int64_t)z[i] * z[i]);
-    scale_to_bytes(z, d, total, gain, out);
+}
+#endif
+
+TARGET static void norm(const int32_t *restrict x, int n, uint32_t gain, uint8_t *restrict out) {
+    scale_to_bytes(x, n, scale_for(squares(x, n), gain), out);
+}
+
+TARGET static void turn(const int16_t *restrict y, const int16_t *restrict cos, const int16_t *restrict sin, int d,
+                        uint32_t gain, uint8_t *restrict out) {
+    int32_t z[HEAD_WIDTH] = {0};
+    rotate(y, cos, sin, d / 2, z);
+    norm(z, d, gain, out);
 }
 
 /* Attention of up to QUERIES queries over one cache of keys and values.
@@ -90,6 +112,10 @@ TARGET static void turn(const int16_t *restrict y, const int16_t *restrict cos, 
  *     p = (w t + 2^23) >> 24 = (w a + c) >> 15,  c = (w b >> 9) + 2^14 = (w (2^7 b) >> 16) + 2^14 < 2^16,
  * and with w a = 2^16 h + l:  p = 2 h + ((l + c) >> 15), where (l + c) >> 1 is an average of 16-bit numbers,
  * (l + (c - 1) + 1) >> 1, which machines compute without overflow. */
+static inline uint32_t share_scale(uint32_t sum) {
+    return sum == 1u << 15 ? (1u << 25) - 257 : (uint32_t)((UINT64_C(1) << 40) / sum);
+}
+
 TARGET static void attend(const Attention *a, Scratch *s) {
     const int queries = a->queries, d = a->d, dv = a->dv;
     int most = 0;
@@ -109,7 +135,7 @@ TARGET static void attend(const Attention *a, Scratch *s) {
     for (int r = 0; r < queries; r++) {
         const uint32_t sum = weigh(s->score + r * s->pitch, a->limit[r], highest[r], a->heat[r], a->weight, a->weights,
                                    s->weight + r * s->pitch);
-        t[r] = sum == 1u << 15 ? (1u << 25) - 257 : (uint32_t)((UINT64_C(1) << 40) / sum);
+        t[r] = share_scale(sum);
         memset(s->weight + r * s->pitch + a->limit[r], 0, (size_t)(padded - a->limit[r]) * sizeof(uint16_t));
         memset(s->mixed + r * dv, 0, (size_t)dv * sizeof(int32_t));
     }

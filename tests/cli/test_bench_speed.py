@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from pltz.cli import bench_speed
+from pltz.cli import bench_speed, llama_peer
+from pltz.cli.products import Products
 from pltz.plt_codec.errors import ModelError
 
 Run = Callable[..., Result]
@@ -25,17 +26,37 @@ def test_figures_follow_from_each_other(run: Run, tiny: Path) -> None:
         for way in ("encode", "decode"):
             macs = row[f"{way}_tokens_per_s"] * found["macs_per_token"]
             assert row[f"{way}_gmacs_per_s"] == pytest.approx(macs / 1e9, rel=0.05, abs=0.006)
-            assert 0 < row[f"{way}_over_int_mm"] and 0 < row[f"{way}_text_bytes_per_s"]
+            assert 0 < row[f"{way}_over_int_mm"] < row[f"{way}_with_attention_over_int_mm"]
+            assert 0 < row[f"{way}_text_bytes_per_s"]
+            if (split := row[f"{way}_us_per_token"]) is not None:
+                total = 1e6 / row[f"{way}_tokens_per_s"]
+                assert 0 < split["layers"] < sum(split.values()) <= 1.01 * total
     assert [one["tokens"] for one in found["linear"]] == [1024]
     assert found["machine"]["engine"] and found["startup"] is None
-    assert sum(line.startswith("decode") for line in table) == 2
+    split = all(row["decode_us_per_token"] for row in found["rows"])
+    assert sum(line.startswith("decode") for line in table) == (4 if split else 2)
 
 
 def test_products_count_the_multiply_adds_of_the_model(tiny: Path) -> None:
     from pltz.models.bundle import Bundle
 
     weights = Bundle.load().weights
-    assert bench_speed.Products(weights, 8, "cpu").macs == 8 * weights.shape.macs
+    assert Products(weights, 8, "cpu").macs == 8 * weights.shape.macs
+
+
+def test_multiply_adds_of_attention_are_those_of_the_keys_seen() -> None:
+    """Held against a count position by position, over blocks with a memory."""
+    from pltz.plt_codec.layout import Layout
+    from pltz.plt_codec.weights import random_weights
+
+    shape, keys, old = random_weights(0, block=64, memory=20).shape, 0, 0
+    for block in Layout(4, 16).blocks(150, 64):
+        keys += sum(block.lanes * (old + (s + 1) * block.lanes) for s in range(block.steps))
+        old = 20
+    assert (
+        bench_speed.attention_macs(shape, 150, 4, 16)
+        == 2 * keys * shape.layers * shape.heads * shape.head_dim
+    )
 
 
 def test_sessions_are_cut_from_different_places() -> None:
@@ -63,3 +84,38 @@ def test_inspect_and_decompress_start_without_torch(tiny: Path) -> None:
     found = bench_speed.start_times(tiny / "bundles/mini")
     assert not found["inspect_loads_torch"] and not found["decompress_loads_torch"]
     assert found["inspect_s"] > 0 and found["decompress_s"] > 0
+
+
+def test_llama_is_left_out_with_a_clear_line(run: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_peer, "PACKAGES", {"no_such_module": "no-such-package"})
+    done = run("bench", "speed", *SMALL, "--together", "1", "--llama")
+    assert done.exit_code == 0, done.output
+    assert "llama.cpp: not measured, no-such-package not installed" in done.stdout
+    assert json.loads(done.stdout.splitlines()[-1])["llama"].startswith("llama.cpp: not measured")
+
+
+def test_llama_is_measured_where_it_is(run: Run, tiny: Path) -> None:
+    if missing := llama_peer.missing():
+        pytest.skip(f"{missing} not installed")
+    done = run("bench", "speed", *SMALL, "--together", "1", "--llama")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout.splitlines()[-1])["llama"]
+    assert found["tokens_per_s"] > 0
+    assert found["ours_over_theirs"] == pytest.approx(
+        found["our_tokens_per_s"] / found["tokens_per_s"], rel=0.05
+    )
+    assert f"{found['our_tokens_per_s']:,.0f}" in done.stdout
+
+
+def test_the_export_holds_the_matrices(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    from pltz.plt_codec.weights import random_weights
+
+    weights = random_weights(0, d=64, hidden=128)
+    llama_peer.write_gguf(tmp_path / "model.gguf", weights)
+    found = {t.name: t for t in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    assert len(found) == 2 + 8 * weights.shape.layers
+    for name, want in (("token_embd", weights["embed.w"]), ("blk.1.ffn_down", weights["layer.1.down.w"])):
+        tensor = found[f"{name}.weight"]
+        got = gguf.quants.dequantize(tensor.data, tensor.tensor_type) * 64 * want.shape[1] ** 0.5
+        assert got.shape == want.shape and np.abs(got - want).max() < 1

@@ -1,0 +1,80 @@
+"""The int8 matrix product of torch on the shapes of a model: what the speed of coding is held against."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pltz.plt_codec.weights import Weights
+
+WINDOW = 0.4  # seconds of products between two rounds of coding
+CUDA_ROWS = 32  # torch._int_mm on CUDA takes more than 16
+
+
+class Products:
+    """The weight matrices of a model as `torch._int_mm` takes them, times ``rows`` rows of random int8.
+
+    The matrices are those of the model, each in memory of its own as in use; of two orders in memory (by rows, by
+    columns) the faster counts. ``rows``: as many as the product takes, where that is more; ``macs``: multiply-adds of
+    one pass.
+    """
+
+    def __init__(self, weights: "Weights", rows: int, device: str) -> None:
+        import torch
+
+        self.rows = rows = max(rows, 1 if device == "cpu" else CUDA_ROWS)
+        shape, found = weights.shape, []
+        for i in range(shape.layers):
+            found += [weights[f"layer.{i}.{name}.w"] for name in ("qkv", "out", "up", "down")]
+        found += [weights["class.w"], weights["embed.w"][:128]]  # the members of one class
+        self.macs = rows * sum(w.size for w in found)
+        by_columns = [torch.tensor(w, device=device).t() for w in found]  # (k, n) seen, (n, k) stored
+        self._orders = [by_columns, [w.contiguous() for w in by_columns]]
+        self._inputs = {
+            k: torch.randint(-127, 128, (rows, k), dtype=torch.int8, device=device)
+            for k in {w.shape[0] for w in by_columns}
+        }
+        self._device = device
+
+    def seconds(self) -> float:
+        """Seconds of one pass, in the better order of those that the device takes."""
+        found, refused = [], None
+        for order in self._orders:
+            try:
+                found.append(self._mean(order))
+            except RuntimeError as exc:  # an order that this device's library lacks
+                refused = exc
+        if refused is not None and not found:
+            raise refused
+        return min(found)
+
+    def _mean(self, matrices: "Sequence[Any]") -> float:
+        """Seconds of a pass over `WINDOW`: as long as coding takes, so that other work on the machine slows both."""
+        import torch
+
+        passes, start = 0, time.perf_counter()
+        while (spent := time.perf_counter() - start) < WINDOW:
+            for w in matrices:
+                torch._int_mm(self._inputs[w.shape[0]], w)
+            if self._device != "cpu":
+                torch.cuda.synchronize()
+            passes += 1
+        return spent / passes
+
+
+class TorchThreads:
+    """Run torch on as many threads as the coder, then as before."""
+
+    def __init__(self, threads: int | None) -> None:
+        self._threads = threads
+
+    def __enter__(self) -> None:
+        import torch
+
+        self._before = torch.get_num_threads()
+        torch.set_num_threads(self._threads or self._before)
+
+    def __exit__(self, *_: object) -> None:
+        import torch
+
+        torch.set_num_threads(self._before)
