@@ -84,11 +84,11 @@ class Bundle:
     @staticmethod
     def find(bundle_id: bytes) -> Bundle:
         """The embedded bundle with this id. Raises BundleMismatch where there is none."""
-        known = {name: Bundle.load(name) for name in Bundle.names()}
-        for bundle in known.values():
-            if bundle.id == bundle_id:
-                return bundle
-        have = ", ".join(f"{n} {b.id.hex()}" for n, b in known.items())
+        known = {name: str(_head(EMBEDDED / name)["id"]) for name in Bundle.names()}
+        for name, identity in known.items():
+            if identity == bundle_id.hex():
+                return Bundle.load(name)  # none but the one wanted
+        have = ", ".join(f"{name} {identity}" for name, identity in known.items())
         raise BundleMismatch(
             f"frozen with bundle {bundle_id.hex()}, which is not here (have {have}): pass its folder with --bundle"
         )

@@ -126,12 +126,31 @@ def models(bundle: str | None) -> dict[str, Callable[[], Weights]]:
         "random": lambda: random_weights(1, block=128, memory=48),
         "extreme": lambda: random_weights(2, extreme=True, block=128, memory=48),
         "wide": lambda: random_weights(
-            3, vocab=16384, d=192, layers=2, heads=6, kv_heads=3, head_dim=64, hidden=1664, block=128, memory=48
+            3,
+            vocab=16384,
+            d=192,
+            layers=2,
+            heads=6,
+            kv_heads=3,
+            head_dim=64,
+            hidden=1664,
+            block=128,
+            memory=48,
         ),
         "gated": lambda: random_weights(4, block=128, memory=48, gated=True),
         "gated extreme": lambda: random_weights(5, extreme=True, block=128, memory=48, gated=True),
         "gated wide": lambda: random_weights(
-            6, vocab=1024, d=576, layers=2, heads=9, kv_heads=3, head_dim=64, hidden=1536, block=128, memory=48, gated=True
+            6,
+            vocab=1024,
+            d=576,
+            layers=2,
+            heads=9,
+            kv_heads=3,
+            head_dim=64,
+            hidden=1536,
+            block=128,
+            memory=48,
+            gated=True,
         ),
     }
     if bundle:

@@ -84,12 +84,9 @@ class Job:
 
 
 class Product:
-    """x -> rs((w @ x) * m, bits), exact; |x| <= largest."""
+    """x -> rs((w @ x) * m, 24), exact; |x| <= largest."""
 
-    def __init__(
-        self, w: npt.NDArray[np.int8], m: npt.NDArray[np.int32], largest: int, device: torch.device, bits: int = 24
-    ):
-        self.bits = bits
+    def __init__(self, w: npt.NDArray[np.int8], m: npt.NDArray[np.int32], largest: int, device: torch.device):
         pieces = 1
         while any(
             np.abs(part.astype(np.int64)).sum(1).max() * largest >= EXACT
@@ -111,7 +108,7 @@ class Product:
                 (torch.nn.functional.linear(x, w).long() for x, w in parts),
                 torch.zeros((), dtype=torch.int64, device=a.device),
             )
-        return rs(y.mul_(self.multiplier), self.bits)
+        return rs(y.mul_(self.multiplier), 24)
 
 
 class TorchEngine:
@@ -133,8 +130,7 @@ class TorchEngine:
             return torch.from_numpy(weights[name].astype(np.int64)).to(self.device)
 
         def product(name: str, largest: int) -> Product:
-            bits = 20 if s.gated and name.endswith((".out", ".down")) else 24
-            return Product(weights[name + ".w"], weights[name + ".m"], largest, self.device, bits)
+            return Product(weights[name + ".w"], weights[name + ".m"], largest, self.device)
 
         self.embed_m, self.member_m, self.member_b = wide("embed.m"), wide("member.m"), wide("member.b")
         self.embed = torch.from_numpy(weights["embed.w"]).to(self.device)
@@ -235,6 +231,10 @@ class TorchEngine:
             hidden = rs(self.act[gate].mul_(up(a).clamp_(-32767, 32767)), 16).clamp_(-127, 127)
         return down(hidden.float()).add_(x).clamp_(-RESIDUAL_MAX, RESIDUAL_MAX)
 
+    def _bounded(self, logits: Tensor) -> Tensor:
+        """Contract 2 bounds products; elsewhere what follows bounds them further."""
+        return logits.clamp_(-(1 << 30), 1 << 30) if self.shape.gated else logits
+
     def _frequencies(self, logits: Tensor) -> Tensor:
         """(rows, n) int64 logits -> (rows, n) frequencies that sum to 2^24."""
         n = logits.shape[1]
@@ -248,7 +248,8 @@ class TorchEngine:
     @exactly
     def class_frequencies(self, x: Tensor) -> npt.NDArray[np.int64]:
         """(rows, d) residuals -> (rows, classes)."""
-        logits = self.classes(self._norm(x, self.shape.norm_gain, self.norm_out)).add_(self.class_b)
+        logits = self._bounded(self.classes(self._norm(x, self.shape.norm_gain, self.norm_out)))
+        logits.add_(self.class_b)
         return self._frequencies(logits).cpu().numpy()
 
     @exactly
@@ -268,7 +269,7 @@ class TorchEngine:
                 rows = order[begin : begin + count]
                 dot[rows] = (a[rows] @ self.members[number].T).long()
                 begin += count
-        logits = rs(dot.mul_(self.member_m.view(-1, CLASS)[c]), 24).add_(self.member_b.view(-1, CLASS)[c])
+        logits = self._bounded(rs(dot.mul_(self.member_m.view(-1, CLASS)[c]), 24)).add_(self.member_b.view(-1, CLASS)[c])
         return self._frequencies(logits).cpu().numpy()
 
     # -- all positions at once

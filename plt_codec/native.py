@@ -15,6 +15,7 @@ import importlib.util
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ from pltz.plt_codec.weights import Weights
 
 KERNEL_VARIABLE = "PLTZ_KERNEL"  # environment: the kernel to use where the caller names none
 LIBRARY_VARIABLE = "PLTZ_NATIVE"  # environment: another build of the C sources, say one with sanitizers
-INTERFACE = 3  # of the functions that engine.c exports
+INTERFACE = 4  # of the functions that engine.c exports
 SLICE = 1 << 12  # tokens coded in one C call, between two reports of progress
 MAX_THREADS = 64
 DEFAULT_THREADS = 16  # at most, where the caller names no number: a step of a few lanes has no work for more
@@ -37,6 +38,8 @@ TENSORS = (
 )  # fmt: skip
 STAGES = ("layers", "attention", "head", "frequencies", "coder", "rest")  # in the order of engine.c
 LAYER_TENSORS = ("qkv.w", "qkv.m", "out.w", "out.m", "up.w", "up.m", "down.w", "down.m", "heat")
+GATED_TENSORS = ("norm_out", "table.act")  # contract 2: more
+GATED_LAYER_TENSORS = ("gate.w", "gate.m", "norm_in", "norm_mid")
 
 
 class _Request(ctypes.Structure):
@@ -125,9 +128,12 @@ class NativeCoder:
             *TENSORS,
             *(f"layer.{i}.{name}" for i in range(weights.shape.layers) for name in LAYER_TENSORS),
         ]
+        if weights.shape.gated:
+            names += GATED_TENSORS
+            names += (f"layer.{i}.{name}" for i in range(weights.shape.layers) for name in GATED_LAYER_TENSORS)
         self._tensors = [np.ascontiguousarray(weights[name]) for name in names]  # C reads some in place
         pointers = (ctypes.c_void_p * len(names))(*(t.ctypes.data for t in self._tensors))
-        sizes = list(weights.shape.to_dict().values())
+        sizes = [int(getattr(weights.shape, f.name)) for f in fields(weights.shape)]
         self._model: int | None = library.pltz_model_new(
             (ctypes.c_int32 * len(sizes))(*sizes), pointers, self.kernel.encode()
         )

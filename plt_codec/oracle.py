@@ -80,8 +80,9 @@ class Oracle:
             return gained(x, self.shape.norm_gain, self.t[gains])
         return norm(x, self.shape.norm_gain)
 
-    def _product(self, name: str, a: Ints, bits: int = 24) -> Ints:
-        return rs((self.t[name + ".w"] @ a) * self.t[name + ".m"], bits)
+    def _product(self, name: str, a: Ints) -> Ints:
+        y = rs((self.t[name + ".w"] @ a) * self.t[name + ".m"], 24)
+        return np.clip(y, -(1 << 30), 1 << 30) if self.shape.gated else y
 
     def _heads(self, i: int, a: Ints, p: int) -> tuple[Ints, Ints, Ints]:
         s = self.shape
@@ -113,10 +114,9 @@ class Oracle:
         return np.concatenate(out)
 
     def _join(self, i: int, x: Ints, o: Ints) -> Ints:
-        bits = 20 if self.shape.gated else 24
-        x = np.clip(x + self._product(f"layer.{i}.out", o, bits), -RESIDUAL_MAX, RESIDUAL_MAX)
+        x = np.clip(x + self._product(f"layer.{i}.out", o), -RESIDUAL_MAX, RESIDUAL_MAX)
         hidden = self._hidden(i, self._norm(x, f"layer.{i}.norm_mid"))
-        out: Ints = np.clip(x + self._product(f"layer.{i}.down", hidden, bits), -RESIDUAL_MAX, RESIDUAL_MAX)
+        out: Ints = np.clip(x + self._product(f"layer.{i}.down", hidden), -RESIDUAL_MAX, RESIDUAL_MAX)
         return out
 
     def _hidden(self, i: int, a: Ints) -> Ints:
@@ -138,8 +138,10 @@ class Oracle:
         t = self.t
         z = np.clip(x + rs(t["shift.w"][c] * t["shift.m"][c], 16), -RESIDUAL_MAX, RESIDUAL_MAX)
         rows = slice(c * CLASS, (c + 1) * CLASS)
-        dot = t["embed.w"][rows] @ self._norm(z, "norm_out")
-        return cumulative(rs(dot * t["member.m"][rows], 24) + t["member.b"][rows], t["table.exp"])
+        y = rs((t["embed.w"][rows] @ self._norm(z, "norm_out")) * t["member.m"][rows], 24)
+        if self.shape.gated:
+            y = np.clip(y, -(1 << 30), 1 << 30)
+        return cumulative(y + t["member.b"][rows], t["table.exp"])
 
     def sequence(
         self, tokens: npt.NDArray[np.integer], layout: Layout, context: Sequence[int] = ()

@@ -44,13 +44,22 @@ def integer(x: Floats, bits: int) -> npt.NDArray[np.int32]:
     return y.astype(np.int32)
 
 
-def export_gated(state: dict[str, Floats], config: dict[str, Any], rounded: dict[str, Rows] | None = None) -> Weights:
+def export_gated(
+    state: dict[str, Floats], config: dict[str, Any], rounded: dict[str, Rows] | None = None
+) -> Weights:
     """The same for contract 2. `rounded`: matrices that are int8 and scales already, by name in `state`."""
     d, width, done = config["d"], config["head_dim"], rounded or {}
     sizes = ("vocab", "d", "layers", "heads", "kv_heads", "head_dim", "hidden", "block", "memory")
     shape = Shape(**{k: config[k] for k in sizes}, gated=True, **gated_gains(d))
     out: dict[str, npt.NDArray[Any]] = dict(tables(width, config["rope_base"])) | {"table.act": act_table()}
-    residual = 2.0**22 / config["residual_max"]
+    reach = [
+        done[k][1] if k in done else rows(v, config["step"])[1]
+        for k, v in (state | done).items()
+        if k.endswith(("down.weight", "out.weight"))
+    ]
+    residual = min(
+        2.0**22 / config["residual_max"], 127.0 / max(float(r.max()) for r in reach)
+    )  # multipliers stay below 2^31
 
     def matrix(name: str, to: str, unit: float | Floats, bits: int, step: float) -> Floats:
         out[to + ".w"], scale = done[name] if name in done else rows(state[name], step)
@@ -67,14 +76,14 @@ def export_gated(state: dict[str, Floats], config: dict[str, Any], rounded: dict
     out["norm_out"] = integer(state["norm_out"], 10)
     values = (config["heads"] + config["kv_heads"]) * width
     unit_qkv = np.where(np.arange(shape.qkv) < values, 128.0, 1.0)
-    units = {"qkv": (unit_qkv, 24), "out": (residual, 20), "gate": (1.0, 24), "up": (1.0, 24), "down": (residual, 20)}
+    units = {"qkv": unit_qkv, "out": residual, "gate": 1.0, "up": 1.0, "down": residual}
     for i in range(config["layers"]):
         block, here = f"blocks.{i}.", f"layer.{i}."
         for name in ("norm_in", "norm_mid"):
             out[here + name] = integer(state[block + name], 10)
         out[here + "heat"] = integer(np.exp(state[block + "log_temperature"]) * OCTAVE, 16)
-        for name, (unit, bits) in units.items():
-            matrix(f"{block}{name}.weight", here + name, unit, bits, config["step"])
+        for name, unit in units.items():
+            matrix(f"{block}{name}.weight", here + name, unit, 24, config["step"])
     return Weights(shape, out)
 
 

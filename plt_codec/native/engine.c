@@ -28,7 +28,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { INTERFACE = 3 }; /* of the exported functions: raised together with native.INTERFACE, so that a stale build is seen */
+enum { INTERFACE = 4 }; /* of the exported functions: raised together with native.INTERFACE, so that a stale build is seen */
 
 EXPORT int pltz_interface(void) { return INTERFACE; }
 
@@ -61,12 +61,12 @@ static void *grab(size_t bytes) {
 /* ---------------------------------------------------------------- model */
 
 typedef struct {
-    Matrix qkv, out, up, down;
-    const int32_t *heat;
+    Matrix qkv, out, gate, up, down;
+    const int32_t *heat, *norm_in, *norm_mid; /* gate and norms: contract 2 */
 } Layer;
 
 typedef struct {
-    int vocab, d, layers, heads, kv_heads, head_dim, hidden, block, memory;
+    int vocab, d, layers, heads, kv_heads, head_dim, hidden, block, memory, gated;
     uint32_t norm_gain, head_gain;
     int classes, group, dp, dv, width; /* width: residuals a row, rounded up */
     const Kernel *kernel;
@@ -74,8 +74,9 @@ typedef struct {
     Matrix class, member;
     const int8_t *embed_w, *shift_w;
     const int32_t *embed_m, *shift_m, *phase;
-    const int16_t *cos, *sin;
-    int32_t *class_b, *member_b;
+    const int16_t *cos, *sin, *act;
+    const int32_t *norm_out;
+    int32_t *class_b, *member_b, *zeros;
     uint16_t key_weight[64];
     uint32_t key_weights[KEY_STEPS], symbol_weights[SYMBOL_STEPS];
 } Model;
@@ -122,6 +123,7 @@ EXPORT void pltz_model_free(Model *m) {
     for (int i = 0; m->layer && i < m->layers; i++) {
         unpack(&m->layer[i].qkv);
         unpack(&m->layer[i].out);
+        unpack(&m->layer[i].gate);
         unpack(&m->layer[i].up);
         unpack(&m->layer[i].down);
     }
@@ -130,6 +132,7 @@ EXPORT void pltz_model_free(Model *m) {
     free(m->layer);
     free(m->class_b);
     free(m->member_b);
+    free(m->zeros);
     free(m);
 }
 
@@ -171,8 +174,24 @@ static void fill_tables(Model *m, const int32_t *exp) {
     for (int e = 0; e < SYMBOL_STEPS; e++) m->symbol_weights[e] = (uint32_t)exp[e & 63] >> (e >> 6);
 }
 
-/* shape: the 11 numbers of weights.Shape, in its order. tensors: the 13 of the whole model, then 9 a layer, in the order
- * read here; they were checked by weights.Weights and stay alive as long as the model. NULL: no memory or no such kernel. */
+/* What contract 2 has more of: the norm before the head and the gate's function, then gate and two norms a layer. */
+static int read_gated(Model *m, const void *const *tensors) {
+    m->norm_out = tensors[0];
+    m->act = tensors[1];
+    m->zeros = grab((size_t)round_up(m->hidden, 16) * sizeof(int32_t));
+    int bad = !m->zeros;
+    for (int i = 0; !bad && i < m->layers; i++) {
+        const void *const *t = tensors + 2 + 4 * i;
+        Layer *l = &m->layer[i];
+        bad = pack(&l->gate, t[0], t[1], m->hidden, m->d, 128);
+        l->norm_in = t[2];
+        l->norm_mid = t[3];
+    }
+    return bad;
+}
+
+/* shape: the 12 numbers of weights.Shape, in its order. tensors: the 13 of the whole model, then 9 a layer, in the order
+ * read here, and for contract 2 behind them 2 of the model and 4 a layer; they were checked by weights.Weights and stay alive as long as the model. NULL: no memory or no such kernel. */
 EXPORT Model *pltz_model_new(const int32_t *shape, const void *const *tensors, const char *kernel) {
     Model *m = calloc(1, sizeof *m);
     if (!m) return 0;
@@ -187,6 +206,7 @@ EXPORT Model *pltz_model_new(const int32_t *shape, const void *const *tensors, c
     m->memory = shape[8];
     m->norm_gain = (uint32_t)shape[9];
     m->head_gain = (uint32_t)shape[10];
+    m->gated = shape[11];
     m->classes = m->vocab / CLASS;
     m->group = m->heads / m->kv_heads;
     m->dp = round_up(m->head_dim, 4);
@@ -211,9 +231,10 @@ EXPORT Model *pltz_model_new(const int32_t *shape, const void *const *tensors, c
         const void *const *t = tensors + 13 + 9 * i;
         Layer *l = &m->layer[i];
         bad = pack(&l->qkv, t[0], t[1], qkv, m->d, 128) || pack(&l->out, t[2], t[3], m->d, inner, 128) ||
-              pack(&l->up, t[4], t[5], m->hidden, m->d, 128) || pack(&l->down, t[6], t[7], m->d, m->hidden, 0);
+              pack(&l->up, t[4], t[5], m->hidden, m->d, 128) || pack(&l->down, t[6], t[7], m->d, m->hidden, m->gated ? 128 : 0);
         l->heat = t[8];
     }
+    if (m->gated) bad = bad || read_gated(m, tensors + 13 + 9 * m->layers);
     if (bad) {
         pltz_model_free(m);
         return 0;
@@ -474,6 +495,8 @@ typedef struct Batch {
     int64_t at[ROWS];
     int row_piece[ROWS];
     int32_t *x, *z, *logits;   /* (ROWS, width); (ROWS, symbols) */
+    int32_t *gates, *linear;   /* (ROWS, hidden rounded up): contract 2 */
+    const int32_t *gains;      /* of the norm under way */
     uint8_t *a, *o, *h;
     int16_t *y, *cos, *sin;    /* (ROWS, qkv); (ROWS, head_dim / 2) */
     int8_t *q;                 /* (kv_heads, ROWS * group, dp) */
@@ -507,9 +530,12 @@ static int last_row(const Batch *b, int item, int size) {
     return end < b->rows ? end : b->rows;
 }
 
-static void norm_row(Batch *b, const int32_t *x, int row) {
+/* The norm of a residual, with these gains in contract 2. */
+static void norm_row(Batch *b, const int32_t *x, const int32_t *gains, int row) {
     const Model *m = b->m;
-    m->kernel->norm(x, m->d, m->norm_gain, b->a + (size_t)row * m->class.stride);
+    uint8_t *a = b->a + (size_t)row * m->class.stride;
+    if (m->gated) m->kernel->gained(x, m->d, m->norm_gain, gains, a);
+    else m->kernel->norm(x, m->d, m->norm_gain, a);
 }
 
 /* Embedding and rotary angles. p * phase is needed modulo 2^20 only. */
@@ -533,7 +559,7 @@ static void stage_enter(void *context, int item, int thread) {
 static void stage_norm(void *context, int item, int thread) {
     Batch *b = context;
     (void)thread;
-    for (int r = item * FEW; r < last_row(b, item, FEW); r++) norm_row(b, b->x + (size_t)r * b->m->width, r);
+    for (int r = item * FEW; r < last_row(b, item, FEW); r++) norm_row(b, b->x + (size_t)r * b->m->width, b->gains, r);
 }
 
 static void stage_multiply(void *context, int item, int thread) {
@@ -548,6 +574,7 @@ static void stage_multiply(void *context, int item, int thread) {
     if (p.kind == TO_QKV) p.qkv += out;
     if (p.kind == TO_RESIDUAL) p.x += out;
     if (p.kind == TO_HIDDEN) p.hidden += out;
+    if (p.kind == TO_LOGITS) p.x += out; /* the bias is 0 for all channels */
     const int later = (item + b->pool.threads) / b->tiles * GROUP; /* of this thread, likely */
     p.next = p.matrix->w + (size_t)(later < p.matrix->blocks ? later : block) * 16 * p.matrix->stride;
     b->m->kernel->multiply(&p, &b->scratch[thread]);
@@ -556,6 +583,11 @@ static void stage_multiply(void *context, int item, int thread) {
 static void multiply_all(Batch *b, Product p) {
     b->product = p;
     pool_for(&b->pool, stage_multiply, b, b->tiles * ((p.matrix->blocks + GROUP - 1) / GROUP));
+}
+
+static void turn(const Model *m, const int16_t *y, const int16_t *cos, const int16_t *sin, uint8_t *out) {
+    if (m->gated) m->kernel->turn_only(y, cos, sin, m->head_dim, out);
+    else m->kernel->turn(y, cos, sin, m->head_dim, m->head_gain, out);
 }
 
 /* Queries, keys and values of some rows: turned, normed, put where attention finds them. */
@@ -572,12 +604,12 @@ static void stage_heads(void *context, int item, int thread) {
         uint8_t turned[HEAD_WIDTH] = {0}; /* up to dp: queries are 0 there */
         for (int h = 0; h < m->heads; h++, y += d) {
             int8_t *q = b->q + ((size_t)(h / m->group) * ROWS * m->group + (size_t)r * m->group + h % m->group) * m->dp;
-            m->kernel->turn(y, cos, sin, d, m->head_gain, turned);
+            turn(m, y, cos, sin, turned);
             for (int i = 0; i < d; i++) q[i] = (int8_t)(turned[i] - 128);
         }
         for (int h = 0; h < m->kv_heads; h++, y += d) {
             uint8_t *key = key_at(m, keys_of(m, s, b->layer, h), slot);
-            m->kernel->turn(y, cos, sin, d, m->head_gain, turned);
+            turn(m, y, cos, sin, turned);
             for (int i = 0; i < m->dp / 4; i++) memcpy(key + i * 64, turned + i * 4, 4);
         }
         for (int h = 0; h < m->kv_heads; h++, y += d) {
@@ -646,7 +678,7 @@ static void stage_class(void *context, int item, int thread) {
     int most = -1;
     for (int r = first; r < end; r++) most = b->class[r] > most ? b->class[r] : most;
     if (most < 0) return; /* rows of a context */
-    for (int r = first; r < end; r++) norm_row(b, b->x + (size_t)r * m->width, r);
+    for (int r = first; r < end; r++) norm_row(b, b->x + (size_t)r * m->width, m->norm_out, r);
     for (int block = 0; block < m->class.blocks; block += 8) {
         const Product p = {
             .matrix = &m->class, .block = block, .blocks = m->class.blocks - block < 8 ? m->class.blocks - block : 8,
@@ -683,7 +715,7 @@ static void stage_member(void *context, int item, int thread) {
     for (int i = 0; i < m->d; i++) {
         z[i] = clamp_residual(x[i] + ((m->shift_w[(size_t)c * m->d + i] * scale + (1 << 15)) >> 16));
     }
-    norm_row(b, z, item);
+    norm_row(b, z, m->norm_out, item);
     const Product p = {
         .matrix = &m->member, .block = c * 8, .blocks = 8, .a = b->a + (size_t)item * m->member.stride, .rows = 1,
         .kind = TO_LOGITS, .x = logits, .bias = m->member_b + c * CLASS, .out_stride = (size_t)b->symbols,
@@ -702,6 +734,33 @@ static void predict(Batch *b, int level) {
     lap(b, IN_FREQUENCIES);
 }
 
+static void stage_gate(void *context, int item, int thread) {
+    Batch *b = context;
+    const Model *m = b->m;
+    const size_t from = (size_t)m->layer[0].gate.blocks * 16, to = (size_t)m->layer[0].down.stride;
+    (void)thread;
+    for (int r = item * FEW; r < last_row(b, item, FEW); r++) {
+        m->kernel->gate(b->gates + r * from, b->linear + r * from, m->hidden, m->act, b->h + r * to);
+    }
+}
+
+static void norm_all(Batch *b, const int32_t *gains) {
+    b->gains = gains;
+    pool_for(&b->pool, stage_norm, b, (b->rows + FEW - 1) / FEW);
+}
+
+/* The hidden layer's activations of all rows, b->a to b->h. */
+static void hidden_all(Batch *b, const Layer *l) {
+    if (!b->m->gated) {
+        multiply_all(b, (Product){.matrix = &l->up, .a = b->a, .kind = TO_HIDDEN, .hidden = b->h, .out_stride = (size_t)l->down.stride});
+        return;
+    }
+    const size_t stride = (size_t)l->gate.blocks * 16;
+    multiply_all(b, (Product){.matrix = &l->gate, .a = b->a, .kind = TO_LOGITS, .x = b->gates, .bias = b->m->zeros, .out_stride = stride});
+    multiply_all(b, (Product){.matrix = &l->up, .a = b->a, .kind = TO_LOGITS, .x = b->linear, .bias = b->m->zeros, .out_stride = stride});
+    pool_for(&b->pool, stage_gate, b, (b->rows + FEW - 1) / FEW);
+}
+
 /* All layers for the rows of the iteration: their residuals end up in b->x, their keys and values in the caches. */
 static void forward(Batch *b) {
     const Model *m = b->m;
@@ -711,15 +770,15 @@ static void forward(Batch *b) {
     for (b->layer = 0; b->layer < m->layers; b->layer++) {
         const Layer *l = &m->layer[b->layer];
         const size_t width = (size_t)m->width;
-        pool_for(&b->pool, stage_norm, b, few);
+        norm_all(b, l->norm_in);
         multiply_all(b, (Product){.matrix = &l->qkv, .a = b->a, .kind = TO_QKV, .qkv = b->y, .out_stride = (size_t)b->qkv_stride});
         pool_for(&b->pool, stage_heads, b, few);
         lap(b, IN_LAYERS);
         pool_for(&b->pool, stage_attend, b, b->shares);
         lap(b, IN_ATTENTION);
         multiply_all(b, (Product){.matrix = &l->out, .a = b->o, .kind = TO_RESIDUAL, .x = b->x, .out_stride = width});
-        pool_for(&b->pool, stage_norm, b, few);
-        multiply_all(b, (Product){.matrix = &l->up, .a = b->a, .kind = TO_HIDDEN, .hidden = b->h, .out_stride = (size_t)l->down.stride});
+        norm_all(b, l->norm_mid);
+        hidden_all(b, l);
         multiply_all(b, (Product){.matrix = &l->down, .a = b->h, .kind = TO_RESIDUAL, .x = b->x, .out_stride = width});
     }
     lap(b, IN_LAYERS);
@@ -963,7 +1022,7 @@ EXPORT void pltz_close(Batch *b) {
         free(b->scratch[i].score);
         free(b->scratch[i].weight);
     }
-    void *const all[] = {b->sessions, b->active, b->share, b->x, b->z, b->logits, b->a, b->o, b->h,
+    void *const all[] = {b->sessions, b->active, b->share, b->x, b->z, b->logits, b->gates, b->linear, b->a, b->o, b->h,
                          b->y, b->cos, b->sin, b->q, b->sums, b->scratch};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);
     free(b);
@@ -982,13 +1041,15 @@ static int make_room(Batch *b, int keys) {
     b->a = grab(rows * m->class.stride);
     b->o = grab(rows * m->layer[0].out.stride);
     b->h = grab(rows * m->layer[0].down.stride);
+    b->gates = grab(m->gated ? rows * m->layer[0].gate.blocks * 16 * sizeof(int32_t) : 0);
+    b->linear = grab(m->gated ? rows * m->layer[0].gate.blocks * 16 * sizeof(int32_t) : 0);
     b->y = grab(rows * b->qkv_stride * sizeof(int16_t));
     b->cos = grab(rows * half * sizeof(int16_t));
     b->sin = grab(rows * half * sizeof(int16_t));
     b->q = grab((rows * m->group + QUERIES) * m->kv_heads * m->dp);
     b->scratch = grab((size_t)b->threads * sizeof(Scratch));
     if (!b->share || !b->x || !b->z || !b->logits || !b->sums || !b->a || !b->o || !b->h || !b->y || !b->cos || !b->sin ||
-        !b->q || !b->scratch) {
+        !b->q || !b->scratch || !b->gates || !b->linear) {
         return NO_MEMORY;
     }
     for (int i = 0; i < b->threads; i++) {

@@ -30,6 +30,7 @@ enum {
     TILE = 64,             /* rows a work item multiplies */
     ROW_PAD = 16,          /* rows that a kernel may read past the last one */
     HEAD_WIDTH = 64,       /* most dimensions of a head */
+    GATE_MAX = 511,        /* largest gate; the table of its function goes from -GATE_MAX on */
 };
 
 typedef struct {
@@ -90,6 +91,10 @@ typedef struct {
     /* A pair of half heads turned and normed: y (d) -> out (d) value + 128. */
     void (*turn)(const int16_t *y, const int16_t *cos, const int16_t *sin, int d, uint32_t gain, uint8_t *out);
     void (*attend)(const Attention *, Scratch *);
+    /* Contract 2. Norm with gains; a head turned, not normed; gate and linear half -> hidden layer, value + 128. */
+    void (*gained)(const int32_t *x, int n, uint32_t gain, const int32_t *gains, uint8_t *out);
+    void (*turn_only)(const int16_t *y, const int16_t *cos, const int16_t *sin, int d, uint8_t *out);
+    void (*gate)(const int32_t *gate, const int32_t *linear, int n, const int16_t *act, uint8_t *out);
 } Kernel;
 
 extern const Kernel pltz_plain;

@@ -159,5 +159,5 @@ TARGET static void begin(void) {
 
 TARGET static void end(void) { _tile_release(); }
 
-const Kernel pltz_amx = {"amx", supported, begin, end, multiply_here, norm, turn, attend_here};
+const Kernel pltz_amx = {"amx", supported, begin, end, multiply_here, norm, turn, attend_here, gained, turn_only, gate};
 #endif

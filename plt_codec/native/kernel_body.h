@@ -152,3 +152,38 @@ TARGET static void attend(const Attention *a, Scratch *s) {
         for (int i = 0; i < d; i++) out[i] = (uint8_t)(clamp32((mixed[i] + (1 << 14)) >> 15, -127, 127) + 128);
     }
 }
+
+/* Contract 2, "norm with gains". Both products run in doubles and are exact, as above: z = rs(x t, 32) with |x t| < 2^50, offset to be
+ * positive by 2^20 2^32; then |z g| < 2^49, offset by 2^30 2^20. Cutting a positive number floors it. */
+TARGET static void gained(const int32_t *restrict x, int n, uint32_t gain, const int32_t *restrict gains, uint8_t *restrict out) {
+    uint64_t total = 0;
+    for (int i = 0; i < n; i++) total += (uint64_t)((int64_t)x[i] * x[i]);
+    const double scale = (double)scale_for(total, gain) * 0x1p-32;
+    for (int i = 0; i < n; i++) {
+        const int32_t z = (int32_t)((double)x[i] * scale + 1048576.5) - 1048576;
+        const int32_t y = (int32_t)((double)z * (double)gains[i] * 0x1p-20 + 1073741824.5) - 1073741824;
+        out[i] = (uint8_t)(clamp32(y, -127, 127) + 128);
+    }
+}
+
+/* As rotate(), the sums divided by 2^7 once more and clamped to a byte. */
+TARGET static void turn_only(const int16_t *restrict y, const int16_t *restrict cos, const int16_t *restrict sin, int d,
+                             uint8_t *restrict out) {
+    const int half = d / 2;
+    for (int i = 0; i < half; i++) {
+        const int32_t a = y[i], b = y[i + half], c = cos[i], s = sin[i];
+        const int32_t first = (a * c - b * s + 8192) >> 14, second = (a * s + b * c + 8192) >> 14;
+        out[i] = (uint8_t)(clamp32((first + 64) >> 7, -127, 127) + 128);
+        out[i + half] = (uint8_t)(clamp32((second + 64) >> 7, -127, 127) + 128);
+    }
+}
+
+/* |act| < 2^15, |linear| < 2^15 once clamped: products fit 32 bits. */
+TARGET static void gate(const int32_t *restrict gates, const int32_t *restrict linear, int n, const int16_t *restrict act,
+                        uint8_t *restrict out) {
+    for (int i = 0; i < n; i++) {
+        const int32_t a = act[clamp32(gates[i], -GATE_MAX, GATE_MAX) + GATE_MAX];
+        const int32_t h = (a * clamp32(linear[i], -32767, 32767) + (1 << 15)) >> 16;
+        out[i] = (uint8_t)(clamp32(h, -127, 127) + 128);
+    }
+}

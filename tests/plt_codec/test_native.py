@@ -55,6 +55,38 @@ SHAPES = {
     "silent": {},
     "extreme": {"extreme": True},
     "extreme, wide": {"extreme": True, "d": 512, "head_dim": 64, "hidden": 1000, "layers": 1, "block": 128},
+    "gated": {"gated": True},
+    "gated, odd": {
+        "gated": True,
+        "vocab": 384,
+        "d": 50,
+        "heads": 6,
+        "kv_heads": 2,
+        "head_dim": 10,
+        "hidden": 75,
+        "block": 100,
+        "memory": 37,
+    },
+    "gated, extreme": {"gated": True, "extreme": True},
+    "gated, wide": {
+        "gated": True,
+        "d": 576,
+        "heads": 9,
+        "kv_heads": 3,
+        "head_dim": 64,
+        "hidden": 416,
+        "layers": 1,
+        "block": 128,
+    },
+    "gated, widest": {
+        "gated": True,
+        "extreme": True,
+        "d": 1024,
+        "head_dim": 64,
+        "hidden": 600,
+        "layers": 1,
+        "block": 128,
+    },
 }
 LAYOUTS = [(None, None), (1, 40), (4, 16), (16, 9), (3, 7), (64, 2)]
 LENGTHS = (0, 1, 2, 3, 15, 64, 65, 100, 259, 333)
