@@ -94,7 +94,8 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.train_from_iterator(
         (m["content"] for s in sample_sessions()[:30] for m in s.value["messages"]), trainer
     )
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+    wrap: Any = transformers.PreTrainedTokenizerFast
+    fast = wrap(tokenizer_object=tokenizer, eos_token="<|im_end|>")
     fast.chat_template = TEMPLATE
     fast.save_pretrained(folder)
     torch.manual_seed(3)
