@@ -55,16 +55,16 @@ def find(tokens: Tokens) -> list[Copy]:
     while (place := int(np.searchsorted(starts, end))) < len(starts):
         at = int(starts[place])
         length, distance = _longest(tokens, earlier, at, distance)
-        if length >= LEAST:
-            found.append(Copy(at - end, length, distance))
-            end = at + length
-        else:  # equal hashes of different runs
-            starts = np.delete(starts, place)
+        found.append(Copy(at - end, length, distance))
+        end = at + length
     return found
 
 
 def _earlier(tokens: Tokens) -> npt.NDArray[np.int64]:
-    """For each start of a run of LEAST tokens the last place before it whose run has the same hash, -1 for none."""
+    """For each start of a run of LEAST tokens the last place before it where the run stood too, -1 for none.
+
+    Of runs with one hash only neighbours are compared, so a run may be missed, but none is found that does not match.
+    """
     if len(tokens) <= LEAST:
         return np.zeros(0, np.int64)
     hashes = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(BASE)
@@ -75,8 +75,12 @@ def _earlier(tokens: Tokens) -> npt.NDArray[np.int64]:
         factor, width = factor * factor & MASK, 2 * width
     order = np.argsort(hashes, kind="stable")
     same = hashes[order[1:]] == hashes[order[:-1]]
+    first, second = order[:-1][same], order[1:][same]
+    equal = np.ones(len(first), bool)
+    for i in range(LEAST):
+        equal &= tokens[first + i] == tokens[second + i]
     earlier = np.full(len(hashes), -1, np.int64)
-    earlier[order[1:][same]] = order[:-1][same]
+    earlier[second[equal]] = first[equal]
     return earlier
 
 
@@ -100,7 +104,10 @@ def _match(tokens: Tokens, first: int, second: int) -> int:
     """How many tokens from `first` on are those from `second` on."""
     length, piece = 0, PIECE
     while True:
-        a, b = tokens[first + length : first + length + piece], tokens[second + length : second + length + piece]
+        a, b = (
+            tokens[first + length : first + length + piece],
+            tokens[second + length : second + length + piece],
+        )
         differ = np.flatnonzero(a[: len(b)] != b)
         if len(differ):
             return length + int(differ[0])
