@@ -47,16 +47,19 @@ def record(session: Session, file: str) -> Record:
     stem = Path(file).name.split(".")[0] or "stdin"
     source = value["id"].rsplit("-", 1)[0] if isinstance(value.get("id"), str) else stem
     stated = value.get("license", value.get("licence", ""))
-    if session.kind == "text":
+    if plain(session).kind == "text":
         source = TEXT + source
     return Record(source, session, stated if isinstance(stated, str) else "")
 
 
 def plain(session: Session) -> Session:
-    """A record's chat without what is about the record (id, licence, ...): the messages alone, as they are served."""
+    """A record's chat or text without what is about the record (id, licence, ...): the messages alone, as they are served."""
     value = session.value
-    if session.kind == "chat" and isinstance(value, dict) and isinstance(value.get("messages"), list):
-        return Session("chat", {"messages": value["messages"]})
+    if session.kind == "chat" and isinstance(value, dict):
+        if isinstance(value.get("messages"), list):
+            return Session("chat", {"messages": value["messages"]})
+        if isinstance(value.get("text"), str) and "conversations" not in value:
+            return Session("text", value["text"].encode("utf8", "surrogatepass"))
     return session
 
 
@@ -93,6 +96,7 @@ def read(path: Path) -> Iterator[Record]:
 
 def texts(session: Session) -> list[str]:
     """The texts of a session, for a tokenizer to learn from."""
+    session = plain(session)
     if session.kind == "text":
         return [session.value.decode("utf8", "ignore")]
     if session.kind == "ids":
@@ -109,7 +113,7 @@ def sample(records: Iterable[Record], limit: int) -> Iterator[Session]:
     """Sessions in order, each source up to `limit` content bytes."""
     used: dict[str, int] = {}
     for source, session, _ in records:
-        size = content_bytes(session)
+        size = content_bytes(plain(session))
         if used.get(source, 0) + size <= limit:
             used[source] = used.get(source, 0) + size
             yield session
@@ -136,7 +140,7 @@ class Streams:
                     f.write(ids.astype("<u2").tobytes())
                     offsets.append(offsets[-1] + len(ids))
                     source.append(self._number(label))
-                    sizes.append(content_bytes(session))
+                    sizes.append(content_bytes(plain(session)))
         np.save(self.folder / f"{name}.offsets.npy", np.array(offsets, np.int64))
         np.save(self.folder / f"{name}.source.npy", np.array(source, np.uint8))
         np.save(self.folder / f"{name}.bytes.npy", np.array(sizes, np.int64))

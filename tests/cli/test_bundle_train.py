@@ -9,6 +9,7 @@ import pytest
 from click.testing import Result
 
 from pltz.datasets.loaders import sample_path
+from pltz.models.training.records import Record
 
 Run = Callable[..., Result]
 
@@ -125,6 +126,43 @@ def test_train_eval_compress_decompress(run: Run, project: Path) -> None:
     by = {row["source"]: row for row in found["sources"]}
     assert by["text:notes"]["content_bytes"] == 360 and by["text:notes"]["sessions"] == 1
     assert sum(row["pltz_bytes"] for row in by.values()) == pytest.approx(found["file_bytes"], abs=1)
+
+
+def test_a_run_that_dies_goes_on(project: Path) -> None:
+    """Cut off where each stage begins and ends, and started again each time: every run gets further, and the bundle is whole."""
+    from pltz.cli import bundle_eval, bundle_train, options
+    from pltz.models.bundle import Bundle
+    from pltz.models.training import pipeline, settings
+
+    (project / "tiny.toml").write_text(CONFIG.format(steps=2))
+    found, output = settings.load(project / "tiny.toml"), project / "mine"
+    lines, runs = list[str](), 0
+
+    class Cut(BaseException):
+        pass
+
+    def tell(line: str) -> None:
+        text = line.split("s  ", 1)[1]
+        lines.append(text)
+        if text not in lines[:-1] and (text.endswith(": begins") or ": done in" in text):
+            raise Cut
+
+    def measure(bundle: Path, records: list[Record], limit: int) -> dict[str, object]:
+        return bundle_eval.measured(options.load_codec(str(bundle), "cpu", 1), records, limit, shown=False)
+
+    def run() -> pipeline.Run:
+        return pipeline.Run(output, project / "work", bundle_train.read, measure, "cpu", False, tell)
+
+    while runs < 200:
+        runs += 1
+        assert not output.exists() or Bundle.load(output).id
+        try:
+            card = pipeline.train(found, run())
+            break
+        except Cut:
+            continue
+    assert runs > 20 and card["id"] == Bundle.load(output).id.hex()
+    assert sum(line.startswith("split: done in") for line in lines) <= 2
 
 
 def test_another_bundle_is_not_replaced_unasked(run: Run, tiny: Path, project: Path) -> None:

@@ -65,6 +65,11 @@ def test_the_example_is_a_configuration_and_names_every_key(tmp_path: Path) -> N
     assert found.student == plain and found.tokenizer == settings.TokenizerSettings()
 
 
+def test_the_kept_configurations_are_configurations() -> None:
+    kept = sorted(Path(settings.__file__).parent.glob("*.toml"))
+    assert [path.stem for path in kept] == [settings.load(path).name for path in kept] and kept
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -164,6 +169,15 @@ def test_streams_leave_out_what_no_tokens_spell(tmp_path: Path, tiny_tokenizer: 
     assert sessions == 1 and out.skipped == 2 and list(out.sources) == ["text:f"]
     ids = np.fromfile(tmp_path / "train.bin", np.uint16)
     assert len(ids) == tokens and tiny_tokenizer.decode(ids.astype(np.int32)) == b"hello"
+
+
+def test_a_record_of_a_text_is_that_text() -> None:
+    found = records.record(
+        Session("chat", {"id": "book-7", "text": "caf\u00e9", "licence": "MIT"}), "x.jsonl"
+    )
+    assert (found.source, found.licence) == ("text:book", "MIT")
+    assert records.plain(found.session) == Session("text", "caf\u00e9".encode())
+    assert records.texts(found.session) == ["caf\u00e9"]
 
 
 # ---- vocabularies of targets

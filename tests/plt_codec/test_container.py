@@ -53,7 +53,8 @@ def frames(draw: st.DrawFn) -> Frame:
     steps = None if lanes is None else draw(st.integers(1, 16384 // lanes))
     patch = draw(st.binary(max_size=200)) if kind is Kind.IDS else b""
     count = draw(st.integers(0, MAX_TOKENS_PER_BYTE * (len(data) + 1)))
-    return Frame(kind, count, draw(checks), data, lanes, steps, patch)
+    copies = draw(st.binary(max_size=40))
+    return Frame(kind, count, draw(checks), data, lanes, steps, patch, copies)
 
 
 def text(content: bytes) -> Frame:
