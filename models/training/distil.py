@@ -14,6 +14,7 @@ What a target cannot say is left to the data: roles and other specials of the bu
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ from torch import Tensor
 from pltz.models import bridge, transcript
 from pltz.models.target import Target
 from pltz.models.tokenizer import SPECIALS, BundleTokenizer
-from pltz.models.training.fit import Batch, mask_of
+from pltz.models.training.fit import Batch, compile_net
 from pltz.models.training.net import Net
 from pltz.models.training.vocabulary import counterparts, covered
 from pltz.plt_codec.errors import ContentError, ModelError
@@ -55,15 +56,16 @@ def against(net: Net, x: Tensor, table: Tensor, first: Tensor, classes: Tensor, 
 
 
 class NetTeacher:
-    """A trained net of the same vocabulary."""
+    """A trained net of the same vocabulary, block and memory."""
 
     def __init__(self, net: Net, device: str) -> None:
         self.net = net.to(device).eval().requires_grad_(False)
+        if device.startswith("cuda"):
+            compile_net(self.net)
 
-    def loss(self, net: Net, x: Tensor, table: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss(self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any) -> tuple[Tensor, Tensor]:
         """Nats (T,) to learn by, and which rows have them (T,) bool."""
         with torch.no_grad():
-            mask = mask_of(batch, self.net.cfg.memory)
             y, own = self.net.body(batch["input"], batch["position"], mask)
             y = y.flatten(0, 1)
             first = self.net.class_logits(y).softmax(-1)
@@ -86,7 +88,7 @@ class TargetTeacher:
         known = torch.from_numpy(self.spelling.single).to(target.device)
         self.columns, self.unknown = known.clamp(min=0), known < 0
 
-    def loss(self, net: Net, x: Tensor, table: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss(self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any) -> tuple[Tensor, Tensor]:
         """Nats (T,) to learn by, and which rows have them (T,) bool."""
         with torch.no_grad():
             first, classes, second, known = self._said(batch, net.cfg.vocab)

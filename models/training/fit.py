@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -27,6 +28,7 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from pltz.models.training.batches import KEYS, Sampler
 from pltz.models.training.net import Net, block_mask, visible
 from pltz.models.training.stages import Say, sync
+from pltz.plt_codec.errors import ModelError, UsageError
 
 Batch = dict[str, Tensor]
 CHECKPOINT = "resume.pt"
@@ -39,8 +41,8 @@ UNTIMED = 12  # first steps of a process on a GPU, in which it compiles
 class Teaching(Protocol):
     """What a teacher says of a batch (distil.py)."""
 
-    def loss(self, net: Net, x: Tensor, table: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Nats (T,) to learn by, and which rows have them (T,) bool."""
+    def loss(self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any) -> tuple[Tensor, Tensor]:
+        """Nats (T,) to learn by, and which rows have them (T,) bool; `mask`: what each position of the batch sees."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,10 @@ def fit(
 
     Returns:
         steps, tokens, seconds and the mean bits a token of the last steps.
+
+    Raises:
+        UsageError: the loss is no number any more.
+        ModelError: a damaged checkpoint.
     """
     torch.manual_seed(plan.seed)
     net = net.to(device)
@@ -98,8 +104,6 @@ def fit(
         trainer.run(batches, path, say)
     trainer.save(path)
     torch.save(trainer.state(), folder / "net.pt")
-    if not math.isfinite(trainer.bits):
-        raise FloatingPointError(f"training left the numbers after {trainer.step} steps: lower the rates")
     return {
         "steps": trainer.step,
         "tokens": trainer.step * plan.rows * plan.row,
@@ -120,7 +124,9 @@ class _Trainer:
         muon = torch.optim.Muon(
             matrices, lr=plan.muon_rate, weight_decay=plan.weight_decay, momentum=0.95, nesterov=True
         )
-        adam = torch.optim.AdamW(self.rest, lr=plan.adam_rate, betas=(0.9, 0.98), weight_decay=0.0)
+        adam = torch.optim.AdamW(
+            self.rest, lr=plan.adam_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=self.gpu
+        )
         self.optimisers: tuple[Any, Any] = (muon, adam)
         self.rates = (plan.muon_rate, plan.adam_rate)
         self.mask: Any = create_block_mask
@@ -132,23 +138,21 @@ class _Trainer:
     def resume(self, path: Path, say: Say) -> None:
         """Go on from a checkpoint, if there is one."""
         if path.is_file():
-            saved = torch.load(path, map_location=self.device, weights_only=True)
-            self.net.load_state_dict(saved["net"])
-            for optimiser, state in zip(self.optimisers, saved["optimisers"], strict=True):
-                optimiser.load_state_dict(state)
-            self.step, self.elapsed, self.bits = saved["step"], saved["elapsed"], saved["bits"]
+            try:
+                saved = torch.load(path, map_location=self.device, weights_only=True)
+                self.net.load_state_dict(saved["net"])
+                for optimiser, state in zip(self.optimisers, saved["optimisers"], strict=True):
+                    optimiser.load_state_dict(state)
+                self.step, self.elapsed, self.bits = saved["step"], saved["elapsed"], saved["bits"]
+            except (RuntimeError, ValueError, KeyError, EOFError, UnpicklingError) as exc:
+                raise ModelError(
+                    f"the checkpoint {path} is damaged: remove its folder and run again"
+                ) from exc
             say(f"  goes on after step {self.step}, {self.elapsed:.0f} s of training")
         if self.gpu:
-            self._compile()
-
-    def _compile(self) -> None:
-        torch.set_float32_matmul_precision("high")
-        torch._dynamo.config.cache_size_limit = 64
-        self.mask = torch.compile(create_block_mask, dynamic=False)
-        for i, block in enumerate(self.net.blocks):
-            self.net.blocks[i] = cast(torch.nn.Module, torch.compile(block, dynamic=False))
-        for name in ("table", "first_level", "member_hidden", "second_level"):
-            setattr(self.net, name, torch.compile(getattr(self.net, name), dynamic=False))
+            torch.set_float32_matmul_precision("high")
+            self.mask = torch.compile(create_block_mask, dynamic=False)
+            compile_net(self.net)
 
     def run(self, batches: Iterator[Batch], path: Path, say: Say) -> None:
         """Steps until the budget is used."""
@@ -170,6 +174,9 @@ class _Trainer:
                 self.bits = float(torch.stack(sums).mean()) / math.log(2)
                 rate = (self.step - told_step) * self.plan.rows * self.plan.row / max(now - told, 1e-9)
                 say(self._line(rate))
+                if not math.isfinite(self.bits):
+                    path.unlink(missing_ok=True)  # it may be as bad
+                    raise UsageError(f"training left the numbers after {self.step} steps: lower its rates")
                 sums, told, told_step = [], now, self.step
             if now - saved >= max(CHECKPOINT_EVERY, cost * CHECKPOINT_SHARE):
                 self.save(path)
@@ -187,14 +194,15 @@ class _Trainer:
         for optimiser, rate in zip(self.optimisers, self.rates, strict=True):
             for group in optimiser.param_groups:
                 group["lr"] = rate * factor
-        x, table = self.net.body(batch["input"], batch["position"], self._mask(batch))
+        mask = mask_of(batch, self.net.cfg.memory, self.mask)
+        x, table = self.net.body(batch["input"], batch["position"], mask)
         target = batch["target"].flatten()
         first, second = self.net.losses(x.flatten(0, 1), table, target)
         nats = first + second
         count = (target >= 0).sum()
         loss = nats.sum() / count
         if self.teacher is not None:
-            said, known = self.teacher.loss(self.net, x.flatten(0, 1), table, batch)
+            said, known = self.teacher.loss(self.net, x.flatten(0, 1), table, batch, mask)
             share = self.plan.share * known
             loss = ((1 - share) * nats + share * said).sum() / count
         loss.backward()
@@ -203,9 +211,6 @@ class _Trainer:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         return nats.detach().sum() / count
-
-    def _mask(self, batch: Batch) -> Any:
-        return mask_of(batch, self.net.cfg.memory, self.mask)
 
     def save(self, path: Path) -> None:
         """A checkpoint, whole or not at all."""
@@ -222,6 +227,15 @@ class _Trainer:
         )
         sync(part)
         os.replace(part, path)
+
+
+def compile_net(net: Net) -> None:
+    """Compile what takes the time, in place; FlexAttention would hold all scores at once without."""
+    torch._dynamo.config.cache_size_limit = 64
+    for i, block in enumerate(net.blocks):
+        net.blocks[i] = cast(torch.nn.Module, torch.compile(block, dynamic=False))
+    for name in ("table", "first_level", "member_hidden", "second_level"):
+        setattr(net, name, torch.compile(getattr(net, name), dynamic=False))
 
 
 def mask_of(batch: Batch, memory: int, compiled: Any = create_block_mask) -> Any:

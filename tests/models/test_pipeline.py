@@ -357,6 +357,18 @@ def test_a_net_learns_and_a_checkpoint_goes_on(
     assert steps == [0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11] and report["steps"] == 12
 
 
+def test_training_that_cannot_go_on_says_so(streams: Path, tmp_path: Path) -> None:
+    (tmp_path / "resume.pt").write_bytes(b"PK\x03\x04 torn")
+    with pytest.raises(ModelError, match="checkpoint"):
+        fit.fit(Net(TINY), tmp_path, plan(), SAMPLING, streams, "cpu", no_say)
+    (tmp_path / "resume.pt").unlink()
+    net = Net(TINY)
+    with torch.no_grad():
+        net.embed.fill_(torch.nan)
+    with pytest.raises(UsageError, match="rates"):
+        fit.fit(net, tmp_path, plan(report_every=0.0), SAMPLING, streams, "cpu", no_say)
+
+
 def test_the_rate_falls_to_zero_and_warms_up() -> None:
     falling, steady = plan(steps=100), plan(steps=100, falls=False)
     assert falling.factor(0, 0.0) == pytest.approx(0.1) and falling.factor(99, 0.0) == pytest.approx(0.01)
