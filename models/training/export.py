@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.models.training.net import A_SCALE, O_SCALE, QK_SCALE, U_SCALE, V_SCALE
+from pltz.plt_codec.errors import ModelError
 from pltz.plt_codec.weights import Shape, Weights, gains, tables
 
 Floats = npt.NDArray[np.float64]
@@ -37,7 +38,7 @@ def integer(x: Floats, bits: int) -> npt.NDArray[np.int32]:
     """round(x * 2^bits) as int32; refuses what does not fit."""
     y = np.round(x * 2.0**bits)
     if np.abs(y).max() >= 2**31:
-        raise SystemExit(f"a multiplier of {np.abs(x).max():.3g} does not fit 31 bits at 2^-{bits}")
+        raise ModelError(f"a multiplier of {np.abs(x).max():.3g} does not fit 31 bits at 2^-{bits}")
     return y.astype(np.int32)
 
 

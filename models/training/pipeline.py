@@ -147,17 +147,20 @@ class _Pipeline:
         return self.work.stage("split", key, build)
 
     def _parts(self) -> Iterator[tuple[str, Record]]:
-        """Every record and the part it belongs to."""
+        """Every record and the part it belongs to; what stands in a file of its own for validation or test is not trained on."""
         d = self.s.data
         given = {"validation": d.validation, "test": d.test}
-        for name in d.files:
-            for session in self.run.read(name):
-                part = records.part_of(session, d.held_out)
-                yield "train" if given.get(part) else part, records.record(session, name)
+        apart: set[bytes] = set()
         for part, names in given.items():
             for name in names:
                 for session in self.run.read(name):
+                    apart.add(records.fingerprint(session))
                     yield part, records.record(session, name)
+        for name in d.files:
+            for session in self.run.read(name):
+                if records.fingerprint(session) not in apart:
+                    part = records.part_of(session, d.held_out)
+                    yield "train" if given.get(part) else part, records.record(session, name)
 
     def tokenizer(self, split: Path) -> Path:
         """tokenizer.json in the bundle's form."""
@@ -206,44 +209,52 @@ class _Pipeline:
         return self.work.stage("write", key, build, resumes=True)
 
     def _written(self, split: Path, done: int) -> Iterator[bytes]:
-        """The sessions that are still to be written, one line of JSON each."""
+        """The sessions that are still to be written, one line of JSON each; chats that the target's template refuses are passed over."""
         teacher, target = self._teacher_settings(), self.target()
-        rng = random.Random(self.s.seed)
-        made = 0
-        prompts: list[list[Any]] = []
-        for record in records.read(split / "train.zst"):
-            turns = records.plain(record.session).value
-            messages = turns.get("messages", []) if isinstance(turns, dict) else []
-            at = [
-                i
-                for i, m in enumerate(messages)
-                if isinstance(m, dict) and m.get("role") == "assistant" and i
-            ]
-            if at:
-                prompts.append(messages[: rng.choice(at)])
-        if not prompts:
-            raise UsageError("[teacher] write: no training chat has an assistant's turn to write anew")
+        prompts = self._prompts(split)
+        made = refused = 0
         while made < teacher.write:
-            messages = prompts[made % len(prompts)]
+            messages = prompts[(made + refused) % len(prompts)]
+            try:
+                ids = target.render({"messages": messages}, add_generation_prompt=True)
+            except ContentError:
+                refused += 1
+                if refused >= len(prompts) and not made:
+                    raise
+                continue
             torch.manual_seed(self.s.seed * 1_000_003 + made)
             made += 1
-            if made <= done:
-                continue
-            text = _reply(target, messages, teacher.write_tokens)
-            value = {"messages": [*messages, {"role": "assistant", "content": text}]}
-            yield Session("chat", value).to_json_line()
+            if made > done:
+                text = _reply(target, ids, teacher.write_tokens)
+                value = {"messages": [*messages, {"role": "assistant", "content": text}]}
+                yield Session("chat", value).to_json_line()
+
+    def _prompts(self, split: Path) -> list[list[Any]]:
+        """The messages before a random assistant's turn of each training chat that has one, in random order."""
+        rng = random.Random(self.s.seed)
+        found: list[list[Any]] = []
+        for record in records.read(split / "train.zst"):
+            value = records.plain(record.session).value
+            messages = value.get("messages", []) if isinstance(value, dict) else []
+            roles = [m.get("role") if isinstance(m, dict) else None for m in messages]
+            if turns := [i for i, role in enumerate(roles) if role == "assistant" and i]:
+                found.append(messages[: rng.choice(turns)])
+        if not found:
+            raise UsageError("[teacher] write: no training chat has an assistant's turn to write anew")
+        rng.shuffle(found)
+        return found
 
     def streams(self, split: Path, tokenizer: Path, written: Path | None) -> Path:
         """Token streams of train and validation sessions."""
-        key = [split.name, tokenizer.name, written.name if written else None, self.s.tokenizer.kind]
+        named = bool(self.s.teacher and self.s.teacher.target)
+        key = [split.name, tokenizer.name, written.name if written else None]
+        key.append(digest(self.target_json().hex()) if named else None)
 
         def build(folder: Path) -> None:
             raw = (tokenizer / "tokenizer.json").read_bytes()
             (folder / "tokenizer.json").write_bytes(raw)
             bundle = BundleTokenizer(raw)
-            spell = None
-            if self.s.teacher and self.s.teacher.target:
-                spell = Bridge(self.target_json(), bundle).spell
+            spell = Bridge(self.target_json(), bundle).spell if named else None
             out = records.Streams(folder, bundle, spell)
             for name, part in (("train", "train"), ("val", "validation")):
                 sessions, tokens = out.add(
@@ -598,9 +609,8 @@ def can_teach(target: str, bundle: str) -> bool:
     return covered(Bundle.load(bundle).tokenizer, tokenizer_json_of(resolve(target)))
 
 
-def _reply(target: Target, messages: list[Any], most: int) -> str:
-    """What a target says next, drawn from its probabilities."""
-    ids = target.render({"messages": messages}, add_generation_prompt=True)
+def _reply(target: Target, ids: list[int], most: int) -> str:
+    """What a target says after some ids, drawn from its probabilities."""
     if target.max_positions is not None:
         ids = ids[-max(1, target.max_positions - most) :]
     given = torch.tensor([ids], device=target.device)

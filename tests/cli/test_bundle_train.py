@@ -165,6 +165,38 @@ def test_a_run_that_dies_goes_on(project: Path) -> None:
     assert sum(line.startswith("split: done in") for line in lines) <= 2
 
 
+def test_held_out_files_are_not_trained_on(run: Run, project: Path) -> None:
+    """Sessions of a test file of its own leave the training set, though they stand in its file too."""
+    import zstandard
+
+    lines = sample_path().read_text("utf8").splitlines(True)
+    for name, part in (("v", lines[:10]), ("t", lines[10:30])):
+        (project / f"{name}.jsonl").write_text("".join(part), "utf8")
+    config = CONFIG.format(steps=1).replace("held_out = 0.2", 'validation = ["v.jsonl"]\ntest = ["t.jsonl"]')
+    (project / "tiny.toml").write_text(config.replace("order_steps = 2", "order_steps = 0"))
+    call = (
+        "bundle",
+        "train",
+        "--config",
+        project / "tiny.toml",
+        "--output",
+        project / "b",
+        "--device",
+        "cpu",
+    )
+    done = run(*call, "--quiet")
+    assert done.exit_code == 0, done.output
+    split = next((project / "b.work").glob("split-*"))
+    counts = {
+        part: zstandard.ZstdDecompressor()
+        .stream_reader((split / f"{part}.zst").open("rb"))
+        .read()
+        .count(b"\n")
+        for part in ("train", "validation", "test")
+    }
+    assert counts == {"train": 170, "validation": 10, "test": 20}
+
+
 def test_another_bundle_is_not_replaced_unasked(run: Run, tiny: Path, project: Path) -> None:
     shutil.copytree(tiny / "bundles/mini", project / "mine")
     config = project / "tiny.toml"
@@ -179,6 +211,12 @@ def test_another_bundle_is_not_replaced_unasked(run: Run, tiny: Path, project: P
 
 
 def test_data_that_cannot_do(run: Run, project: Path) -> None:
+    many = CONFIG.format(steps=1).replace("vocabulary = 512", "vocabulary = 65408")
+    (project / "tiny.toml").write_text(many)
+    done = run(
+        "bundle", "train", "--config", project / "tiny.toml", "--output", project / "b", "--device", "cpu"
+    )
+    assert done.exit_code == 2 and "give more text" in done.stderr
     (project / "sessions.jsonl").write_text('{"messages": []}\n')
     done = run(
         "bundle", "train", "--config", project / "tiny.toml", "--output", project / "b", "--device", "cpu"
