@@ -331,10 +331,8 @@ class Codec:
         for i, (tokens, one) in enumerate(zip(sequences, whole, strict=True)):
             taken = copies.find(tokens)
             packed = copies.pack(taken) if taken else b""
-            share = sum(copy.length for copy in taken) / max(len(tokens), 1)
-            if len(packed) < share * len(
-                one.data
-            ):  # worth a try, if repeats cost what all tokens cost in the mean
+            mean = len(one.data) / max(len(tokens), 1)  # bytes a token; a repeat costs the model well below it
+            if 2 * len(packed) < mean * sum(copy.length for copy in taken):
                 found[i] = copies.literals(tokens, taken), packed
         if not found:
             return {}
