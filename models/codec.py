@@ -331,7 +331,7 @@ class Codec:
         for i, (tokens, one) in enumerate(zip(sequences, whole, strict=True)):
             taken = copies.find(tokens)
             packed = copies.pack(taken) if taken else b""
-            mean = len(one.data) / max(len(tokens), 1)  # bytes a token; a repeat costs the model well below it
+            mean = len(one.data) / max(len(tokens), 1)  # bytes a token; repeats cost the model less
             if 2 * len(packed) < mean * sum(copy.length for copy in taken):
                 found[i] = copies.literals(tokens, taken), packed
         if not found:
