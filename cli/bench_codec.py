@@ -22,6 +22,7 @@ from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.cli.measure import Cost
+    from pltz.models.codec import Codec
 
 
 @click.command(
@@ -83,13 +84,33 @@ def codec(
     others, missing = peers.build([name for name in peer_names.split(",") if name], loaded.bundle.zstd_dict)
     if missing:
         click.echo(f"not measured, not installed (pip install 'pltz[bench]'): {', '.join(missing)}", err=True)
-    sessions = [record.session for record in records]
-    run = measure.run(loaded, sessions, lanes=lanes, steps=steps, shown=shown)
-    sizes = [peer_sizes(peer, records, shown) for peer in others]
     result = {
         "benchmark": "codec",
         "data": data or "sample sessions",
         "limit_bytes": limit_bytes,
+        **figures(loaded, records, others, lanes=lanes, steps=steps, shown=shown),
+        "peers_missing": missing,
+        "machine": machine.describe(loaded.coder, device, threads),
+    }
+    if not as_json:
+        write_text(as_text(result) + "\n")
+    write_text(json.dumps(result))
+
+
+def figures(
+    loaded: "Codec",
+    records: Sequence[Record],
+    others: Sequence[Peer],
+    *,
+    lanes: int | None = None,
+    steps: int | None = None,
+    shown: bool = False,
+) -> dict[str, Any]:
+    """What the codec and its peers make of records, decoded back and compared; sources stand together in ``records``."""
+    sessions = [record.session for record in records]
+    run = measure.run(loaded, sessions, lanes=lanes, steps=steps, shown=shown)
+    sizes = [peer_sizes(peer, records, shown) for peer in others]
+    return {
         "bundle": loaded.bundle.id.hex(),
         "layout": {"lanes": lanes, "steps": steps},
         **rows(records, run.costs, sizes),
@@ -97,12 +118,7 @@ def codec(
         "encode_tokens_per_s": round(run.tokens / run.encode_s, 1),
         "decode_tokens_per_s": round(run.decoded_tokens / run.decode_s, 1),
         "peers": {found.peer.name: found.about() for found in sizes},
-        "peers_missing": missing,
-        "machine": machine.describe(loaded.coder, device, threads),
     }
-    if not as_json:
-        write_text(as_text(result) + "\n")
-    write_text(json.dumps(result))
 
 
 @dataclass(frozen=True)
@@ -123,10 +139,10 @@ def peer_sizes(peer: Peer, records: Sequence[Record], shown: bool) -> PeerSizes:
     """Run a peer over all sessions in each rendering, and keep the one with the smaller total."""
     found: dict[str, list[int]] = {}
     with Progress(peer.name, unit="sessions", total=len(records) * len(peers.RENDERINGS), shown=shown) as bar:
-        for name, rendering in peers.RENDERINGS.items():
+        for name in peers.RENDERINGS:
             found[name] = []
             for record in records:
-                found[name].append(peer.size(rendering(record.session.value["messages"])))
+                found[name].append(peer.size(peers.rendered(record.session, name)))
                 bar.add(1)
     totals = {name: sum(sizes) for name, sizes in found.items()}
     best = min(totals, key=lambda name: totals[name])

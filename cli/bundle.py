@@ -1,4 +1,4 @@
-"""``pltz bundle``: the decoder bundles at hand. list, show and verify."""
+"""``pltz bundle``: the decoder bundles at hand, and new ones. list, show and verify are here, the others one a file."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.cli import options
-from pltz.cli.groups import Command, Group
+from pltz.cli.groups import Command, LazyGroup
 from pltz.cli.output import write_text
 from pltz.cli.table import pairs, render, size
 
@@ -17,12 +17,22 @@ if TYPE_CHECKING:
 NAME = click.argument("name", metavar="[NAME|DIR]", required=False)
 
 
-@click.group(cls=Group)
+COMMANDS = {
+    "list": "pltz.cli.bundle:list_",
+    "show": "pltz.cli.bundle:show",
+    "verify": "pltz.cli.bundle:verify",
+    "eval": "pltz.cli.bundle_eval:evaluate",
+    "train": "pltz.cli.bundle_train:train",
+    "distill": "pltz.cli.bundle_distill:distill",
+}
+
+
+@click.group(cls=LazyGroup, lazy=COMMANDS)
 def bundle() -> None:
-    """List, show and verify decoder bundles."""
+    """List, show, verify and measure decoder bundles; train one on your own sessions."""
 
 
-@bundle.command("list", cls=Command, examples=["pltz bundle list", "pltz bundle list --json"])
+@click.command("list", cls=Command, examples=["pltz bundle list", "pltz bundle list --json"])
 @options.JSON
 def list_(as_json: bool) -> None:
     """List the bundles that ship with pltz."""
@@ -36,7 +46,7 @@ def list_(as_json: bool) -> None:
     write_text(render(["bundle", "id", "contract", "vocabulary", "size"], rows))
 
 
-@bundle.command(cls=Command, examples=["pltz bundle show", "pltz bundle show ./my-bundle --json"])
+@click.command(cls=Command, examples=["pltz bundle show", "pltz bundle show ./my-bundle --json"])
 @NAME
 @options.JSON
 def show(name: str | None, as_json: bool) -> None:
@@ -48,7 +58,7 @@ def show(name: str | None, as_json: bool) -> None:
     write_text(json.dumps(found, ensure_ascii=False) if as_json else as_text(found, loaded.path))
 
 
-@bundle.command(cls=Command, examples=["pltz bundle verify", "pltz bundle verify mini"])
+@click.command(cls=Command, examples=["pltz bundle verify", "pltz bundle verify mini"])
 @NAME
 @options.JSON
 def verify(name: str | None, as_json: bool) -> None:

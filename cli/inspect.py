@@ -73,12 +73,13 @@ def entry(number: int, frame: "Frame", length: int, block: int | None) -> dict[s
         "plain_bytes": None if frame.kind.by_model else frame.count,
         "bytes": length,
         "patch_bytes": len(frame.patch),
+        "copied_tokens": frame.count - frame.coded if frame.kind.by_model else None,
         "blocks": None,
         "lanes": None,
         "steps": None,
     }
     if frame.kind.by_model and (block or frame.lanes):
-        blocks = list(Layout(frame.lanes, frame.steps).blocks(frame.count, block or 0))
+        blocks = list(Layout(frame.lanes, frame.steps).blocks(frame.coded, block or 0))
         found["blocks"] = len(blocks)
         found["lanes"] = max((b.lanes for b in blocks), default=0)
         found["steps"] = sum(b.steps for b in blocks)
@@ -107,6 +108,7 @@ def overview(reader: "Reader", sessions: list[dict[str, Any]]) -> dict[str, Any]
         "sessions": len(reader),
         "kinds": dict(Counter(found["kind"] for found in sessions)),
         "tokens": sum(found["tokens"] or 0 for found in sessions),
+        "copied_tokens": sum(found["copied_tokens"] or 0 for found in sessions),
         "blocks": sum(found["blocks"] or 0 for found in sessions),
         "most_lanes": max((found["lanes"] or 0 for found in sessions), default=0),
         "most_steps": max((found["steps"] or 0 for found in sessions), default=0),
@@ -128,7 +130,10 @@ def as_text(result: dict[str, Any]) -> str:
         ("tokenizer", result["tokenizer"] or "the bundle's"),
         ("target", result["target"] or "any"),
         ("sessions", f"{result['sessions']:,}: {kinds}"),
-        ("tokens", f"{result['tokens']:,} coded by the model, in {result['blocks']:,} blocks"),
+        (
+            "tokens",
+            f"{result['tokens'] - result['copied_tokens']:,} coded by the model, in {result['blocks']:,} blocks; {result['copied_tokens']:,} copied",
+        ),
         ("layout", f"at most {result['most_lanes']} lanes and {result['most_steps']:,} steps a session"),
         (
             "bytes",

@@ -13,41 +13,9 @@ from pltz.cli.progress import Progress
 from pltz.plt_codec.errors import ModelError
 
 if TYPE_CHECKING:
-    from pltz.models.codec import Codec, Coder
-    from pltz.models.codec import Progress as Report
+    from pltz.models.codec import Codec, Coded
     from pltz.models.session import Session
-    from pltz.models.tokenizer import Ids
     from pltz.plt_codec.container import Reader
-    from pltz.plt_codec.item import Encoded, FrameItem
-
-
-class Recorder:
-    """A token coder that keeps what the one beneath said of each sequence: tokens, ideal bits, bytes."""
-
-    def __init__(self, coder: "Coder") -> None:
-        self.coder = coder
-        self.tokens: list[int] = []
-        self.ideal_bits: list[float] = []
-        self.coded_bytes: list[int] = []
-
-    def encode(
-        self,
-        sequences: "Sequence[Ids]",
-        *,
-        lanes: int | None = None,
-        steps: int | None = None,
-        progress: "Report | None" = None,
-    ) -> "Sequence[Encoded]":
-        """Encode, and keep the figures."""
-        encoded = self.coder.encode(sequences, lanes=lanes, steps=steps, progress=progress)
-        self.tokens += [len(sequence) for sequence in sequences]
-        self.ideal_bits += [one.ideal_bits for one in encoded]
-        self.coded_bytes += [len(one.data) for one in encoded]
-        return encoded
-
-    def decode(self, items: "Sequence[FrameItem]", *, progress: "Report | None" = None) -> "Sequence[Ids]":
-        """Decode; nothing to keep."""
-        return self.coder.decode(items, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -55,8 +23,8 @@ class Cost:
     """What one session costs."""
 
     tokens: int
-    ideal_bits: float  # the model's own code length
-    coded_bytes: int  # the model's frame, whether it was the shorter one or not
+    ideal_bits: float  # the model's own code length, and the copies
+    coded_bytes: int  # the model's bytes and the copies, whether they were the shortest or not
     frame_bytes: int  # the frame in the file
     file_bytes: float  # the frame and its share of everything else
     by_model: bool  # False: the fallback was shorter
@@ -98,27 +66,31 @@ def run(
     from pltz.models.codec import Codec
     from pltz.plt_codec.container import Reader
 
-    recorder = Recorder(codec.coder)
-    measured = Codec(codec.bundle, recorder)
+    coded: list[Coded] = []
+    measured = Codec(codec.bundle, codec.coder, coded.append)
     start = time.perf_counter()
     with Progress("encode", unit="tokens", shown=shown) as bar:
         data = measured.compress(sessions, lanes=lanes, steps=steps, verify=False, progress=bar.add)
     middle = time.perf_counter()
-    with Progress("decode", unit="tokens", total=sum(recorder.tokens), shown=shown) as bar:
+    with Progress("decode", unit="tokens", total=sum(one.tokens for one in coded), shown=shown) as bar:
         back = measured.decompress(data, progress=bar.add)
     end = time.perf_counter()
     for number, (before, after) in enumerate(zip(sessions, back, strict=True)):
         if changed := before.difference(after):
             raise ModelError(f"session {number} came back changed ({changed}): no figure of this run holds")
-    return Run(data, costs(Reader(data), recorder), middle - start, end - middle)
+    return Run(data, costs(Reader(data), coded), middle - start, end - middle)
 
 
-def costs(reader: "Reader", recorder: Recorder) -> list[Cost]:
-    """What each session of a file costs; the recorder saw its sessions in the same order."""
+def costs(reader: "Reader", coded: "Sequence[Coded]") -> list[Cost]:
+    """What each session of a file costs; ``coded`` is what the model made of them, in the same order.
+
+    The bits of copies are no choice of the model: they count as they are in its code length.
+    """
     share = reader.overhead / max(len(reader), 1)
     found = []
-    for i in range(len(reader)):
+    for i, one in enumerate(coded):
         info = reader.info(i)
-        figures = (recorder.tokens[i], recorder.ideal_bits[i], recorder.coded_bytes[i])
-        found.append(Cost(*figures, info.size, info.size + share, info.kind.by_model))
+        taken = len(one.copies)
+        ideal, size = one.encoded.ideal_bits + 8 * taken, len(one.encoded.data) + taken
+        found.append(Cost(one.tokens, ideal, size, info.size, info.size + share, info.kind.by_model))
     return found

@@ -21,11 +21,14 @@ import json
 import lzma
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zstandard
 
 from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.models.session import Session
 
 NAMES = ("zstd", "zstd+dict", "brotli", "xz", "ppmd")
 ROLE_BYTES = {"system": 1, "user": 2, "assistant": 3, "tool": 4, "developer": 5, "function": 6}
@@ -71,7 +74,8 @@ def lean(messages: Sequence[dict[str, Any]]) -> bytes:
     out = bytearray()
     for message in messages:
         content = message.get("content")
-        if list(message) != ["role", "content"] or message["role"] not in ROLE_BYTES:
+        role = message.get("role")
+        if list(message) != ["role", "content"] or not isinstance(role, str) or role not in ROLE_BYTES:
             return compact(messages)
         if not isinstance(content, str) or any(chr(code) in content for code in ROLE_BYTES.values()):
             return compact(messages)
@@ -87,6 +91,16 @@ def compact(messages: Sequence[dict[str, Any]]) -> bytes:
 
 
 RENDERINGS: dict[str, Callable[[Sequence[dict[str, Any]]], bytes]] = {"lean": lean, "json": compact}
+
+
+def rendered(session: "Session", name: str) -> bytes:
+    """A session in one of the renderings; one that is not messages alone is its own plain bytes in each of them."""
+    value = session.value
+    if session.kind == "chat" and isinstance(value, dict) and list(value) == ["messages"]:
+        messages = value["messages"]
+        if isinstance(messages, list) and all(isinstance(m, dict) and "role" in m for m in messages):
+            return RENDERINGS[name](messages)
+    return session.to_bytes()
 
 
 def build(names: Sequence[str], dictionary: bytes) -> tuple[list[Peer], list[str]]:

@@ -220,7 +220,9 @@ def _load(folder: Path) -> Bundle:
         raise ModelError(f"bundle {head['name']} is incomplete or damaged: {exc}") from exc
     weights = Weights(shape, tensors)
     if weights.contract != head["contract"]:
-        raise ModelError(f"bundle {head['name']}: contract {head['contract']} with a shape of contract {weights.contract}")
+        raise ModelError(
+            f"bundle {head['name']}: contract {head['contract']} with a shape of contract {weights.contract}"
+        )
     if tokenizer.size != shape.vocab:
         raise ModelError(
             f"bundle {head['name']}: the tokenizer has {tokenizer.size} ids, the model {shape.vocab}"

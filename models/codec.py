@@ -1,13 +1,14 @@
 """Codec: sessions to the bytes of a .pltz file and back, every frame decoded before it is acknowledged.
 
-    session --transcript, bridge--> bundle tokens --model--> frame
-            --plain bytes, zstd-------------------> frame      the shorter of the two goes into the file
+    session --transcript, bridge--> bundle tokens ------------------> model--> frame
+                                                  --repeats cut out-> model--> frame    the shortest goes into the file
+            --plain bytes, zstd----------------------------------------------> frame
 
 What: `Codec` joins a bundle (tokenizer, dictionary, id), a token coder (the model's engine) and the container.
 How: sessions are taken in batches, since the engine is fast only when many sequences run side by side; with ``verify``
 each model frame is decoded again and the whole session compared before the bytes are handed out.
-Why two methods: the model sees some thousand tokens back, so a log that repeats itself over hundreds of kilobytes is smaller
-under zstd with a long window; opaque content (images) has no tokens at all.
+Why three methods: the model sees some thousand tokens back, so what a log of hundreds of kilobytes repeats is taken out as copies
+(plt_codec/copies.py); what the model does not know at all zstd may code shorter; opaque content (images) has no tokens at all.
 
     codec = Codec.load()
     data = codec.compress([Session("text", b"hello")])
@@ -29,6 +30,7 @@ import numpy.typing as npt
 from pltz.models import transcript
 from pltz.models.session import Kind as SessionKind
 from pltz.models.session import Session
+from pltz.plt_codec import copies
 from pltz.plt_codec.container import Frame, Header, Kind, Reader, Writer, content_check
 from pltz.plt_codec.errors import (
     BundleMismatch,
@@ -51,6 +53,7 @@ BATCH_TOKENS = 1 << 20  # coded side by side; bounds memory, large enough to kee
 GROUP = 64  # sessions tokenised in one call, fewer where they are long:
 GROUP_BYTES = 1 << 22  # of content, or one session
 BATCH_FILES = 4096  # opened together
+COPIES_FIELDS = 3  # bytes at most, below 16 kB of copies: head and length
 ID_BYTES = 4  # bytes an id counts for in `content_bytes`
 
 Progress = Callable[[int], None]
@@ -114,6 +117,20 @@ class TokenBridge(Protocol):
 
 
 @dataclass(frozen=True)
+class Coded:
+    """What the model made of a session of ``tokens`` tokens: all of them, or those that ``copies`` left over."""
+
+    tokens: int
+    encoded: Encoded
+    copies: bytes = b""
+
+    @property
+    def size(self) -> int:
+        """Bytes of both, and of the fields that say so."""
+        return len(self.encoded.data) + (len(self.copies) + COPIES_FIELDS if self.copies else 0)
+
+
+@dataclass(frozen=True)
 class _Draft:
     """Session ``number`` on its way into a frame. ``tokens`` None: it has none and goes to the fallback."""
 
@@ -129,11 +146,13 @@ class Codec:
     Args:
         bundle: tokenizer, dictionary and identity.
         coder: the token coder over this bundle's engine.
+        note: told what the model made of each session that has tokens, in order; its frame may be the fallback's all the same.
     """
 
-    def __init__(self, bundle: Parts, coder: Coder) -> None:
+    def __init__(self, bundle: Parts, coder: Coder, note: Callable[[Coded], None] | None = None) -> None:
         self.bundle = bundle
         self.coder = coder
+        self._note = note
         self._fallback = Fallback(bundle.zstd_dict)
 
     @classmethod
@@ -336,15 +355,44 @@ class Codec:
     def _encode(
         self, drafts: list[_Draft], lanes: int | None, steps: int | None, progress: Progress | None
     ) -> list[Frame]:
+        """The shortest frame of each draft."""
         sequences = [draft.tokens for draft in drafts if draft.tokens is not None]
-        encoded = iter(self.coder.encode(sequences, lanes=lanes, steps=steps, progress=progress))
+        whole = self.coder.encode(sequences, lanes=lanes, steps=steps, progress=progress)
+        cut = self._cut(sequences, whole, lanes, steps)
+        best = iter([cut.get(i, Coded(len(sequences[i]), one)) for i, one in enumerate(whole)])
         frames = []
         for draft in drafts:
             plain = self._fallback_frame(draft.session)
-            coded = None if draft.tokens is None else _model_frame(draft, draft.tokens, next(encoded))
-            by_model = coded is not None and coded.fits and len(coded.encode()) <= len(plain.encode())
-            frames.append(coded if coded is not None and by_model else plain)
+            if draft.tokens is None:
+                frames.append(plain)
+                continue
+            coded = next(best)
+            frame = _model_frame(draft, draft.tokens, coded)
+            by_model = frame.fits and len(frame.encode()) <= len(plain.encode())
+            frames.append(frame if by_model else plain)
+            if self._note:
+                self._note(coded)
         return frames
+
+    def _cut(
+        self, sequences: list[Ids], whole: Sequence[Encoded], lanes: int | None, steps: int | None
+    ) -> dict[int, Coded]:
+        """By number, the sequences that are shorter with their long repeats taken out."""
+        found: dict[int, tuple[Ids, bytes]] = {}
+        for i, (tokens, one) in enumerate(zip(sequences, whole, strict=True)):
+            taken = copies.find(tokens)
+            packed = copies.pack(taken) if taken else b""
+            mean = len(one.data) / max(len(tokens), 1)  # bytes a token; repeats cost the model less
+            if 2 * len(packed) < mean * sum(copy.length for copy in taken):
+                found[i] = copies.literals(tokens, taken), packed
+        if not found:
+            return {}
+        encoded = self.coder.encode([rest for rest, _ in found.values()], lanes=lanes, steps=steps)
+        cut = {
+            i: Coded(len(sequences[i]), one, packed)
+            for (i, (_, packed)), one in zip(found.items(), encoded, strict=True)
+        }
+        return {i: coded for i, coded in cut.items() if coded.size < len(whole[i].data)}
 
     def _fallback_frame(self, session: Session) -> Frame:
         content = session.to_bytes()
@@ -541,9 +589,12 @@ class Codec:
         """Bundle tokens of each model frame, by one call of the coder; None for a fallback frame."""
         from pltz.plt_codec.item import FrameItem
 
-        items = [FrameItem(f.data, f.count, f.lanes, f.steps) for f in frames if f.kind.by_model]
+        items = [FrameItem(f.data, f.coded, f.lanes, f.steps) for f in frames if f.kind.by_model]
         decoded = iter(self.coder.decode(items, progress=progress) if items else [])
-        return [next(decoded) if frame.kind.by_model else None for frame in frames]
+        return [
+            copies.expand(next(decoded), frame.unpacked()) if frame.kind.by_model else None
+            for frame in frames
+        ]
 
     def _restore(
         self, frame: Frame, tokens: Tokens | None, number: int, bridge: TokenBridge | None
@@ -630,11 +681,12 @@ def _parts(frames: Sequence[Frame]) -> Iterator[slice]:
     yield slice(start, len(frames))
 
 
-def _model_frame(draft: _Draft, tokens: Tokens, encoded: Encoded) -> Frame:
+def _model_frame(draft: _Draft, tokens: Tokens, coded: Coded) -> Frame:
     kind = Kind[draft.session.kind.upper()]
     content = draft.session.value if kind is Kind.IDS else tokens
     check = content_check(kind, len(tokens), content)
-    return Frame(kind, len(tokens), check, encoded.data, encoded.lanes, encoded.steps, draft.patch)
+    one = coded.encoded
+    return Frame(kind, len(tokens), check, one.data, one.lanes, one.steps, draft.patch, coded.copies)
 
 
 def _check_content(frame: Frame, content: bytes | Tokens, number: int) -> None:

@@ -36,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec import columns
+from pltz.plt_codec.copies import Copy, unpack
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, UsageError, VersionError
 from pltz.plt_codec.layout import MAX_BLOCK, MAX_LANES
 from pltz.plt_codec.varint import read_varint, write_varint
@@ -57,6 +58,7 @@ KIND_RESERVED = 6
 KIND_EXTENDED = 7
 EXTENDED_LAYOUT = 1 << 3
 EXTENDED_PATCH = 1 << 4
+EXTENDED_COPIES = 1 << 6
 
 MAX_COUNT = (1 << 29) - 1  # tokens or bytes of a session
 MAX_U32 = (1 << 32) - 1
@@ -162,6 +164,7 @@ class Frame:
         data: the coded bytes.
         lanes, steps: layout of every block, where it is not the default; model kinds only.
         patch: the bridge's patch; kind IDS only.
+        copies: what was taken out of the tokens before they were coded (`copies.pack`); model kinds only.
     """
 
     kind: Kind
@@ -171,11 +174,21 @@ class Frame:
     lanes: int | None = None
     steps: int | None = None
     patch: bytes = b""
+    copies: bytes = b""
 
     @property
     def extended(self) -> bool:
         """Whether the file needs more than ``data`` and the index for it."""
-        return bool(self.patch) or self.lanes is not None or self.steps is not None
+        return bool(self.patch or self.copies) or self.lanes is not None or self.steps is not None
+
+    @property
+    def coded(self) -> int:
+        """Tokens in ``data``: all but those of copies. Raises CorruptError where the copies cannot be."""
+        return self.count - sum(copy.length for copy in self.unpacked())
+
+    def unpacked(self) -> list[Copy]:
+        """The copies, checked. Raises CorruptError where they cannot be those of this frame."""
+        return unpack(self.copies, self.count) if self.copies else []
 
     @property
     def fits(self) -> bool:
@@ -205,6 +218,11 @@ class Frame:
                 raise UsageError(f"only sessions of ids can have a patch, not {self.kind.session}")
             head |= EXTENDED_PATCH
             body += write_varint(len(self.patch)) + self.patch
+        if self.copies:
+            if not self.kind.by_model:
+                raise UsageError("only frames coded by the model can have copies")
+            head |= EXTENDED_COPIES
+            body += write_varint(len(self.copies)) + self.copies
         return bytes([head]) + body + self.data
 
 
@@ -470,10 +488,11 @@ def _decode_extended(frame: Frame) -> Frame:
     """Undo `Frame.encode` for a frame whose ``data`` is still the whole extended form."""
     data, kind = frame.data, frame.kind
     flags = data[0] & ~KIND_EXTENDED
-    if flags & ~(EXTENDED_LAYOUT | EXTENDED_PATCH):
+    if flags & ~(EXTENDED_LAYOUT | EXTENDED_PATCH | EXTENDED_COPIES):
         raise VersionError(f"unknown extension {data[0]:#04x} of a frame: use a newer pltz")
     patched, layout = bool(flags & EXTENDED_PATCH), bool(flags & EXTENDED_LAYOUT)
-    if not flags or (layout and not kind.by_model) or (patched and kind != Kind.IDS):
+    by_model = bool(flags & (EXTENDED_LAYOUT | EXTENDED_COPIES))
+    if not flags or (by_model and not kind.by_model) or (patched and kind != Kind.IDS):
         raise CorruptError(f"an extended frame cannot start with {data[0]:#04x}: the file is damaged")
     offset = 1
     lanes = steps = None
@@ -482,14 +501,21 @@ def _decode_extended(frame: Frame) -> Frame:
         steps, offset = read_varint(data, offset)
         if not _layout_fits(lanes, steps):
             raise CorruptError(f"{lanes} lanes by {steps} steps are over the limit: the file is damaged")
-    patch = b""
+    patch = taken = b""
     if patched:
-        size, offset = read_varint(data, offset)
-        patch = data[offset : offset + size]
-        offset += size
-        if not size or offset > len(data):
-            raise CorruptError(f"a patch of {size} bytes does not fit its frame: the file is damaged")
-    return Frame(kind, frame.count, frame.check, data[offset:], lanes, steps, patch)
+        patch, offset = _sized(data, offset, "a patch")
+    if flags & EXTENDED_COPIES:
+        taken, offset = _sized(data, offset, "copies")
+    return Frame(kind, frame.count, frame.check, data[offset:], lanes, steps, patch, taken)
+
+
+def _sized(data: bytes, offset: int, what: str) -> tuple[bytes, int]:
+    """A field of a frame that is not empty and has its length before it; the offset after it."""
+    size, offset = read_varint(data, offset)
+    end = offset + size
+    if not size or end > len(data):
+        raise CorruptError(f"{what} of {size} bytes cannot be in its frame: the file is damaged")
+    return data[offset:end], end
 
 
 def _layout_fits(lanes: int, steps: int) -> bool:

@@ -269,7 +269,9 @@ class TorchEngine:
                 rows = order[begin : begin + count]
                 dot[rows] = (a[rows] @ self.members[number].T).long()
                 begin += count
-        logits = self._bounded(rs(dot.mul_(self.member_m.view(-1, CLASS)[c]), 24)).add_(self.member_b.view(-1, CLASS)[c])
+        logits = self._bounded(rs(dot.mul_(self.member_m.view(-1, CLASS)[c]), 24)).add_(
+            self.member_b.view(-1, CLASS)[c]
+        )
         return self._frequencies(logits).cpu().numpy()
 
     # -- all positions at once

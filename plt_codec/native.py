@@ -130,7 +130,9 @@ class NativeCoder:
         ]
         if weights.shape.gated:
             names += GATED_TENSORS
-            names += (f"layer.{i}.{name}" for i in range(weights.shape.layers) for name in GATED_LAYER_TENSORS)
+            names += (
+                f"layer.{i}.{name}" for i in range(weights.shape.layers) for name in GATED_LAYER_TENSORS
+            )
         self._tensors = [np.ascontiguousarray(weights[name]) for name in names]  # C reads some in place
         pointers = (ctypes.c_void_p * len(names))(*(t.ctypes.data for t in self._tensors))
         sizes = [int(getattr(weights.shape, f.name)) for f in fields(weights.shape)]

@@ -1,16 +1,18 @@
 """What tests share: a small tokenizer of the bundle's shape, trained on the sample sessions.
 
 Asked for as a fixture: ``tiny_tokenizer`` is a BundleTokenizer of 1024 ids, ``tiny_tokenizer_json(size)``
-the bytes of one of any size. Files named conftest.py cannot be imported in pytest's importlib mode.
+the bytes of one of any size, ``foreign`` the folder of a tiny model with a tokenizer of its own. Files named conftest.py cannot be imported in pytest's importlib mode.
 """
 
 import json
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from pltz.datasets import sample_sessions
 from pltz.models.tokenizer import SPECIALS, BundleTokenizer
@@ -21,6 +23,11 @@ settings.load_profile("pltz")
 WORDS = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 
@@ -65,3 +72,41 @@ def tiny_tokenizer_json() -> Callable[..., bytes]:
 def tiny_tokenizer(tiny_tokenizer_json: Callable[..., bytes]) -> BundleTokenizer:
     """A BundleTokenizer of 1024 ids."""
     return BundleTokenizer(tiny_tokenizer_json())
+
+
+@pytest.fixture(scope="session")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random llama with a byte-level BPE of its own, special tokens and a ChatML template."""
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("foreign")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(
+        (m["content"] for s in sample_sessions()[:30] for m in s.value["messages"]), trainer
+    )
+    wrap: Any = transformers.PreTrainedTokenizerFast
+    fast = wrap(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(
+        vocab_size=600,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=2048,
+    )
+    auto: Any = transformers.AutoModelForCausalLM
+    auto.from_config(config).save_pretrained(folder)
+    return folder

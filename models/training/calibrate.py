@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,9 @@ from pltz.models.bundle import Bundle, write_bundle
 from pltz.models.tokenizer import Ids
 from pltz.models.training.layouts import sessions
 from pltz.models.transcript import to_tokens_many
-from pltz.plt_codec.native import NativeCoder
+from pltz.plt_codec.engine import TorchEngine
+from pltz.plt_codec.frame import TokenCoder
+from pltz.plt_codec.native import NativeCoder, available
 from pltz.plt_codec.weights import Weights
 
 FACTORS = (0.86, 0.90, 0.94, 0.97, 1.03)
@@ -41,9 +44,31 @@ def scaled(weights: Weights, names: list[str], factor: float) -> Weights:
     return Weights(weights.shape, {**weights.tensors, **changed})
 
 
+def coder(weights: Weights) -> NativeCoder | TokenCoder:
+    """The fastest coder this machine has."""
+    return NativeCoder(weights) if available() else TokenCoder(TorchEngine(weights))
+
+
 def cost(weights: Weights, tokens: list[Ids]) -> float:
     """Ideal code length in bits."""
-    return sum(e.ideal_bits for e in NativeCoder(weights).encode(tokens))
+    return sum(e.ideal_bits for e in coder(weights).encode(tokens))
+
+
+def calibrate(
+    weights: Weights, tokens: list[Ids], say: Callable[[str], None] = print
+) -> tuple[Weights, dict[str, dict[str, float]]]:
+    """The weights with the best factor for each group, and bits a token by group and factor."""
+    count, best = max(1, sum(map(len, tokens))), cost(weights, tokens)
+    report: dict[str, dict[str, float]] = {"before": {"1.0": round(best / count, 4)}}
+    for title, names in groups(weights.shape.layers).items():
+        found = {factor: cost(scaled(weights, names, factor), tokens) for factor in FACTORS}
+        report[title] = {str(f): round(bits / count, 4) for f, bits in found.items()}
+        factor = min(found, key=lambda f: found[f])
+        if found[factor] < best:
+            best, weights = found[factor], scaled(weights, names, factor)
+        say(f"{title} {report[title]} now {best / count:.4f} bits a token")
+    report["after"] = {"1.0": round(best / count, 4)}
+    return weights, report
 
 
 def main() -> None:
@@ -56,18 +81,9 @@ def main() -> None:
     a = p.parse_args()
     bundle = Bundle.load(a.bundle)
     tokens = to_tokens_many(sessions(a.data, a.limit), bundle.tokenizer)
-    count, weights = sum(map(len, tokens)), bundle.weights
-    best = cost(weights, tokens)
-    report: dict[str, dict[str, float]] = {"before": {"1.0": round(best / count, 4)}}
-    for title, names in groups(weights.shape.layers).items():
-        found = {factor: cost(scaled(weights, names, factor), tokens) for factor in FACTORS}
-        report[title] = {str(f): round(bits / count, 4) for f, bits in found.items()}
-        factor = min(found, key=lambda f: found[f])
-        if found[factor] < best:
-            best, weights = found[factor], scaled(weights, names, factor)
-        print(title, report[title], "now", round(best / count, 4), "bits a token", flush=True)
+    weights, report = calibrate(bundle.weights, tokens)
     write_bundle(a.out, bundle.name, weights, bundle.tokenizer.json, bundle.zstd_dict, bundle.card)
-    print(json.dumps({"tokens": count, "bits_per_token": report}))
+    print(json.dumps({"tokens": sum(map(len, tokens)), "bits_per_token": report}))
 
 
 if __name__ == "__main__":

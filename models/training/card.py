@@ -5,6 +5,8 @@
 
 training.json records the runs: what train.py printed last of each, and what was done after. Every figure of the card comes from these two files and the bundle itself;
 sizes are of sessions that were decoded back and compared. The data's sources and licences are in sources.json.
+
+That is for the bundles that ship. `own_card` and `own_markdown` are for those of `pltz bundle train` (pipeline.py), from its settings and stages.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pltz.models.bundle import Bundle
+from pltz.plt_codec.weights import Weights
 
 SOURCES = Path(__file__).with_name("sources.json")
 LICENCE = "CC-BY-SA-4.0"
@@ -106,8 +109,7 @@ def as_markdown(c: dict[str, Any]) -> str:
         "## Limits",
         "",
         "Trained on English chats mostly, some code and documents, few other languages: on other text it degrades, and pltz falls back to zstd with the bundle's",
-        "dictionary where that is shorter. Long logs that repeat themselves beyond two blocks are the fallback's. Part of the training data is offensive or wrong; the",
-        "model writes nothing by itself.",
+        "dictionary where that is shorter. Part of the training data is offensive or wrong; the model writes nothing by itself.",
         "",
         "## Licence and data",
         "",
@@ -120,6 +122,107 @@ def as_markdown(c: dict[str, Any]) -> str:
         "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def own_card(
+    head: dict[str, Any],
+    weights: Weights,
+    settings: dict[str, Any],
+    facts: dict[str, Any],
+    training: dict[str, Any],
+    figures: dict[str, Any],
+) -> dict[str, Any]:
+    """The card of a bundle that `pltz bundle train` made, as JSON.
+
+    Args:
+        head: its bundle.json. settings: the whole configuration. facts: sessions and licences by source.
+        training: what each training stage reported. figures: of the test sessions.
+    """
+    told = settings["card"]["sources"]
+    sources = [
+        {
+            "source": source,
+            "sessions": found["sessions"],
+            "licence": ", ".join(found["licences"] or [told.get(source, "not stated")]),
+        }
+        for source, found in sorted(facts.items())
+    ]
+    return {
+        "name": head["name"],
+        "id": head["id"],
+        "contract": head["contract"],
+        "licence": settings["card"]["licence"],
+        "about": settings["card"]["about"],
+        "shape": head["shape"],
+        "multiply_adds_a_token": weights.shape.macs,
+        "training": training,
+        "settings": settings,
+        "test": figures,
+        "data": sources,
+    }
+
+
+def own_markdown(c: dict[str, Any]) -> str:
+    """That card for people."""
+    s, test = c["shape"], c["test"]
+    rows = [
+        f"| {r['source']} | {r['sessions']:,} | {r['content_bytes']:,} | {r['pltz_bytes']:,.0f} | {r['bits_per_byte']} | {r['bits_per_token']} | "
+        f"{_rate(r, 'zstd+dict')} | {r['fallback_sessions']} |"
+        for r in [*test["sources"], test["total"]]
+    ]
+    runs = [
+        f"- {name}: {r['steps']:,} steps, {r['tokens']:,} tokens, {r['seconds']:,.0f} seconds, {r['parameters'] / 1e6:.2f} M parameters, "
+        f"{r['bits_per_token']} bits a token at the end (training data, float model)"
+        for name, r in c["training"].items()
+        if "steps" in r
+    ]
+    teacher = c["settings"]["teacher"]
+    if teacher:
+        who = f"the target {teacher['target']}" if teacher["target"] else "a larger net of its own"
+        runs.append(
+            f"- teacher: {who}, {teacher['share']} of the loss"
+            + (f"; it wrote {teacher['write']} turns" if teacher["write"] else "")
+        )
+    return "\n".join([
+        f"# Bundle `{c['name']}`",
+        "",
+        f"Id `{c['id']}`, numeric contract {c['contract']}, licence: {c['licence']}. {c['about']}".strip(),
+        "",
+        "## Model",
+        "",
+        f"Width {s['d']}, {s['layers']} layers, {s['heads']} query and {s['kv_heads']} key heads of {s['head_dim']}, hidden {s['hidden']}, vocabulary {s['vocab']:,}, blocks of",
+        f"{s['block']} tokens, memory {s['memory']}; {c['multiply_adds_a_token'] / 1e6:.2f} M multiply-adds a token outside attention. Weights int8.",
+        "",
+        "## Training",
+        "",
+        *runs,
+        "",
+        "The settings are in card.json.",
+        "",
+        "## Test",
+        "",
+        f"Held-out sessions, at most {test['limit_bytes']:,} bytes of content a source, each decodable alone, all bytes of a .pltz file counted, decoded back and compared.",
+        "",
+        "| source | sessions | content bytes | pltz bytes | bits a byte | bits a token | zstd -19 + dictionary | by fallback |",
+        "|---|---|---|---|---|---|---|---|",
+        *rows,
+        "",
+        "## Data",
+        "",
+        "| source | sessions (train, validation, test) | licence |",
+        "|---|---|---|",
+        *(
+            f"| {d['source']} | {', '.join(str(d['sessions'].get(part, 0)) for part in ('train', 'validation', 'test'))} | {d['licence']} |"
+            for d in c["data"]
+        ),
+        "",
+    ])  # fmt: skip
+
+
+def _rate(r: dict[str, Any], peer: str) -> str:
+    """Bits a byte of a peer, - where it was not measured."""
+    size = r["peer_bytes"].get(peer)
+    return f"{8 * size / r['content_bytes']:.3f}" if size is not None and r["content_bytes"] else "-"
 
 
 def main() -> None:

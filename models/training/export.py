@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.models.training.net import A_SCALE, O_SCALE, QK_SCALE, U_SCALE, V_SCALE
+from pltz.plt_codec.errors import ModelError
 from pltz.plt_codec.weights import Shape, Weights, act_table, gains, gated_gains, tables
 
 Floats = npt.NDArray[np.float64]
@@ -24,6 +25,7 @@ OCTAVE = 64 / math.log(2)  # logit units a nat
 RESIDUAL = (
     256.0  # residual units of 1.0: trained residuals grow to a few thousand, the contract holds 2^22 units
 )
+SIZES = ("vocab", "d", "layers", "heads", "kv_heads", "head_dim", "hidden", "block", "memory")
 Rows = tuple[npt.NDArray[np.int8], Floats]
 
 
@@ -40,7 +42,7 @@ def integer(x: Floats, bits: int) -> npt.NDArray[np.int32]:
     """round(x * 2^bits) as int32; refuses what does not fit."""
     y = np.round(x * 2.0**bits)
     if np.abs(y).max() >= 2**31:
-        raise SystemExit(f"a multiplier of {np.abs(x).max():.3g} does not fit 31 bits at 2^-{bits}")
+        raise ModelError(f"a multiplier of {np.abs(x).max():.3g} does not fit 31 bits at 2^-{bits}")
     return y.astype(np.int32)
 
 
@@ -49,14 +51,10 @@ def export_gated(
 ) -> Weights:
     """The same for contract 2. `rounded`: matrices that are int8 and scales already, by name in `state`."""
     d, width, done = config["d"], config["head_dim"], rounded or {}
-    sizes = ("vocab", "d", "layers", "heads", "kv_heads", "head_dim", "hidden", "block", "memory")
-    shape = Shape(**{k: config[k] for k in sizes}, gated=True, **gated_gains(d))
+    shape = Shape(**{k: config[k] for k in SIZES} | gated_gains(d), gated=True)
     out: dict[str, npt.NDArray[Any]] = dict(tables(width, config["rope_base"])) | {"table.act": act_table()}
-    reach = [
-        done[k][1] if k in done else rows(v, config["step"])[1]
-        for k, v in (state | done).items()
-        if k.endswith(("down.weight", "out.weight"))
-    ]
+    writers = [f"blocks.{i}.{name}.weight" for i in range(config["layers"]) for name in ("out", "down")]
+    reach = [done[k][1] if k in done else rows(state[k], config["step"])[1] for k in writers]
     residual = min(
         2.0**22 / config["residual_max"], 127.0 / max(float(r.max()) for r in reach)
     )  # multipliers stay below 2^31
@@ -92,13 +90,7 @@ def export(state: dict[str, Floats], config: dict[str, Any]) -> Weights:
     if config.get("gated"):
         return export_gated(state, config)
     d, width = config["d"], config["head_dim"]
-    shape = Shape(
-        **{
-            k: config[k]
-            for k in ("vocab", "d", "layers", "heads", "kv_heads", "head_dim", "hidden", "block", "memory")
-        },
-        **gains(d, width),
-    )
+    shape = Shape(**{k: config[k] for k in SIZES} | gains(d, width))
     out: dict[str, npt.NDArray[Any]] = dict(tables(width, config["rope_base"]))
     unit = state["embed"] / np.sqrt((state["embed"] ** 2).mean(1, keepdims=True) + 1e-12)
     out["embed.w"], embed = rows(unit)

@@ -154,7 +154,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
         q, k, v = self.heads(x, cos, sin)
-        o = flex_attention(q, k, v, block_mask=mask, scale=1.0, enable_gqa=True)
+        if isinstance(mask, Tensor):  # on a CPU, where FlexAttention has no backward
+            o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0, enable_gqa=True)
+        else:
+            o = flex_attention(q, k, v, block_mask=mask, scale=1.0, enable_gqa=True)
         return self.join(x, o)
 
 

@@ -30,6 +30,8 @@ from typing import Any
 import numpy as np
 import zstandard
 
+from pltz.plt_codec.errors import UsageError
+
 SPECIALS = (
     ["lane", "system", "user", "assistant", "tool", "message", "meta", "sharegpt", "list", "text"]
     + ["developer", "function", "r12", "r13", "r14", "r15"]
@@ -88,7 +90,7 @@ def train_tokenizer(texts: list[str], vocab: int) -> Any:
     raw = json.loads(tok.to_str())
     bare = raw["model"]["vocab"]
     if len(bare) != vocab - len(SPECIALS):
-        raise SystemExit(f"expected {vocab - len(SPECIALS)} learned tokens, got {len(bare)}: give more text")
+        raise UsageError(f"expected {vocab - len(SPECIALS)} learned tokens, got {len(bare)}: give more text")
     shifted = {piece: i + len(SPECIALS) for piece, i in bare.items()}
     raw["model"]["vocab"] = {f"<|{name}|>": i for i, name in enumerate(SPECIALS)} | shifted
     raw["added_tokens"] = []

@@ -217,10 +217,24 @@ def main() -> None:
         "--until", type=float, help="stop after so many of the --seconds; go on later with --resume"
     )
     p.add_argument("--init", type=Path, help="start from the integer weights of a bundle, by folder")
-    p.add_argument("--start", type=Path, help="start from the float weights of a run or of transplant.py, by folder; its shape counts")
-    p.add_argument("--relative-lr", type=float, default=0.003, help="gated: AdamW's rate for a matrix, in root mean squares of it")
+    p.add_argument(
+        "--start",
+        type=Path,
+        help="start from the float weights of a run or of transplant.py, by folder; its shape counts",
+    )
+    p.add_argument(
+        "--relative-lr",
+        type=float,
+        default=0.003,
+        help="gated: AdamW's rate for a matrix, in root mean squares of it",
+    )
     p.add_argument("--teacher", type=Path, help="run folder of a trained net with the same tokenizer")
-    p.add_argument("--teacher-share", type=float, default=0.6, help="of the loss: divergence from the teacher, the rest is the tokens' own")
+    p.add_argument(
+        "--teacher-share",
+        type=float,
+        default=0.6,
+        help="of the loss: divergence from the teacher, the rest is the tokens' own",
+    )
     p.add_argument("--warm", type=int, default=40, help="steps until the full rate")
     p.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     for field, value in NetConfig().to_dict().items():
@@ -260,7 +274,9 @@ def main() -> None:
         optimizers = [gentle(net, a.relative_lr)]
     else:
         optimizers = [
-            torch.optim.Muon(matrices, lr=a.muon_lr, weight_decay=a.weight_decay, momentum=0.95, nesterov=True),
+            torch.optim.Muon(
+                matrices, lr=a.muon_lr, weight_decay=a.weight_decay, momentum=0.95, nesterov=True
+            ),
             torch.optim.AdamW(tables + rest, lr=a.adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
         ]
     groups = [(g, g["lr"]) for o in optimizers for g in o.param_groups]

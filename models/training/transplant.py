@@ -25,7 +25,17 @@ from pltz.models.training import net as nets
 from pltz.models.training.batches import Sampler
 from pltz.models.training.net import A_SCALE, GatedBlock, Net, NetConfig, block_mask
 
-TENSORS = {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "attn_norm", "ffn_norm"}
+TENSORS = {
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+    "attn_norm",
+    "ffn_norm",
+}
 RANGE = 127.0
 
 
@@ -43,7 +53,9 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], list[str]]:
     for i in range(layers):
         for name, n in (("attn_q", heads), ("attn_k", kv)):
             w = tensors[f"blk.{i}.{name}.weight"]
-            halves = w.reshape(n, -1, 2, w.shape[1]).swapaxes(1, 2)  # llama.cpp interleaves what a rotation turns together
+            halves = w.reshape(n, -1, 2, w.shape[1]).swapaxes(
+                1, 2
+            )  # llama.cpp interleaves what a rotation turns together
             tensors[f"blk.{i}.{name}.weight"] = halves.reshape(w.shape)
     shape = {
         "d": d, "layers": layers, "heads": heads, "kv_heads": kv, "head_dim": d // heads,
@@ -60,7 +72,9 @@ def embeddings(tokens: list[str], pieces: list[str], vectors: np.ndarray) -> tup
     for i, token in enumerate(tokens):
         found, at = [], 0
         while at < len(token):
-            end = next((e for e in range(min(len(token), at + longest), at, -1) if token[at:e] in number), None)
+            end = next(
+                (e for e in range(min(len(token), at + longest), at, -1) if token[at:e] in number), None
+            )
             if end is None:
                 break
             found.append(number[token[at:end]])
@@ -75,7 +89,12 @@ def transplant(path: Path, tokens: list[str], options: dict[str, Any]) -> Net:
     tensors, shape, pieces = read(path)
     cfg = NetConfig(**{**options, **shape, "vocab": len(tokens), "gated": True, "quant": False})
     net = Net(cfg)
-    special = {"<|system|>": "system", "<|user|>": "user", "<|assistant|>": "assistant", "<|lane|>": "<|im_start|>"}
+    special = {
+        "<|system|>": "system",
+        "<|user|>": "user",
+        "<|assistant|>": "assistant",
+        "<|lane|>": "<|im_start|>",
+    }
     table, share = embeddings([special.get(t, t) for t in tokens], pieces, tensors["token_embd.weight"])
     print(f"{share:.1%} of the tokens are one piece of the pretrained vocabulary", flush=True)
     state: dict[str, np.ndarray] = {"embed": table, "norm_out": A_SCALE * tensors["output_norm.weight"]}
@@ -89,7 +108,9 @@ def transplant(path: Path, tokens: list[str], options: dict[str, Any]) -> Net:
         state[here + "gate.weight"] = t["ffn_gate"] * nets.GATE_SCALE / A_SCALE
         state[here + "up.weight"] = t["ffn_up"] * nets.LINEAR_SCALE / A_SCALE
         state[here + "out.weight"], state[here + "down.weight"] = t["attn_output"] / 2, t["ffn_down"]
-    missing, extra = net.load_state_dict({k: torch.from_numpy(np.asarray(v, np.float32)) for k, v in state.items()}, strict=False)
+    missing, extra = net.load_state_dict(
+        {k: torch.from_numpy(np.array(v, np.float32)) for k, v in state.items()}, strict=False
+    )
     assert not extra, extra
     print("started anew:", ", ".join(m for m in missing if "temperature" not in m), flush=True)
     return net
@@ -104,7 +125,11 @@ class Observer:
         self.at = 0
 
     def __call__(self, x: Tensor, limit: float, quant: bool) -> Tensor:
-        flat = x.detach().float().transpose(1, 2).flatten(0, 1).flatten(1) if x.ndim == 4 else x.detach().float().flatten(0, -2)
+        flat = (
+            x.detach().float().transpose(1, 2).flatten(0, 1).flatten(1)
+            if x.ndim == 4
+            else x.detach().float().flatten(0, -2)
+        )
         peak, square = flat.abs().amax(0), flat.square().mean(0)
         if self.at == len(self.peak):
             self.peak.append(peak)
@@ -142,19 +167,22 @@ def equalise(net: Net, batches: list[dict[str, Tensor]], most: float = 16.0) -> 
         _equalise_block(block, limits[CALLS * i : CALLS * (i + 1)])
     last = RANGE / limits[-1].max()  # the table is tied: one factor for all channels
     assert net.norm_out is not None
-    net.norm_out *= last
-    net.classes /= last
-    net.member_gain -= last.log()
+    net.norm_out.mul_(last)
+    net.classes.div_(last)
+    net.member_gain.sub_(last.log())
 
 
 def _equalise_block(block: GatedBlock, limits: list[Tensor]) -> None:
     c = block.cfg
     norm_in, q, k, v, o, norm_mid, _, linear, _, hidden = limits
     group, half = c.heads // c.kv_heads, c.head_dim // 2
-    for norm, limit, readers in ((block.norm_in, norm_in, [block.qkv]), (block.norm_mid, norm_mid, [block.gate, block.up])):
-        norm *= RANGE / limit
+    for norm, limit, readers in (
+        (block.norm_in, norm_in, [block.qkv]),
+        (block.norm_mid, norm_mid, [block.gate, block.up]),
+    ):
+        norm.mul_(RANGE / limit)
         for reader in readers:
-            reader.weight *= limit / RANGE
+            reader.weight.mul_(limit / RANGE)
     # rotated pairs keep one factor; keys are shared by a group of query heads; query times key changes by a constant a head
     q_pair = q.view(c.kv_heads, group, 2, half).amax((1, 2))
     k_pair = k.view(c.kv_heads, 2, half).amax(1)
@@ -165,19 +193,21 @@ def _equalise_block(block: GatedBlock, limits: list[Tensor]) -> None:
     rows_k = k_factor[:, None].expand(-1, 2, -1).reshape(-1)
     o_group = o.view(c.kv_heads, group, c.head_dim).amax(1)  # 2 p v, before the factor
     rows_v = (RANGE / v.view(c.kv_heads, -1)).minimum(RANGE / o_group).reshape(-1)
-    block.qkv.weight *= torch.cat([rows_q, rows_k, rows_v])[:, None]
-    block.log_temperature -= times.log().expand(-1, group).reshape(-1)
-    block.out.weight /= rows_v.view(c.kv_heads, 1, -1).expand(-1, group, -1).reshape(1, -1)
+    block.qkv.weight.mul_(torch.cat([rows_q, rows_k, rows_v])[:, None])
+    block.log_temperature.sub_(times.log().expand(-1, group).reshape(-1))
+    block.out.weight.div_(rows_v.view(c.kv_heads, 1, -1).expand(-1, group, -1).reshape(1, -1))
     factor = (RANGE / hidden).minimum(32000.0 / linear)  # `linear` was seen in its int16 units
-    block.up.weight *= factor[:, None]
-    block.down.weight /= factor
+    block.up.weight.mul_(factor[:, None])
+    block.down.weight.div_(factor)
 
 
 def main() -> None:
     """Command line: see the head of this file."""
     p = argparse.ArgumentParser()
     p.add_argument("--gguf", type=Path, required=True)
-    p.add_argument("--data", type=Path, required=True, help="prepared folder: tokenizer.json and training rows")
+    p.add_argument(
+        "--data", type=Path, required=True, help="prepared folder: tokenizer.json and training rows"
+    )
     p.add_argument("--step", type=float, default=0.28)
     p.add_argument("--memory", type=int, default=1024)
     p.add_argument("--batches", type=int, default=8)
@@ -215,7 +245,10 @@ def report(net: Net, batches: list[dict[str, Tensor]], title: str) -> None:
         target = batch["target"].flatten()
         first, second = net.losses(x.flatten(0, 1), table, target)
         count = (target >= 0).sum() * math.log(2)
-        print(f"{title}: {float(first.sum() / count):.3f} + {float(second.sum() / count):.3f} bits a token", flush=True)
+        print(
+            f"{title}: {float(first.sum() / count):.3f} + {float(second.sum() / count):.3f} bits a token",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ are the real ones.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -214,6 +214,58 @@ def test_progress_counts_each_token_once(codec: Codec, bundle: FakeBundle) -> No
     assert sum(seen) == tokens
 
 
+# ---- copies
+
+
+def test_long_repeats_are_coded_once(codec: Codec) -> None:
+    """A log that says the same again, in every kind: fewer bytes than the tokens alone, and the same session."""
+    rng = np.random.default_rng(0)
+    page = max((m["content"] for s in sample_sessions() for m in s.value["messages"]), key=len)[:1500]
+    sessions = [
+        Session("text", f"{page}\nthen\n{page}\nand\n{page}".encode()),
+        chat(page, "Again.", page),
+        Session("ids", np.tile(rng.integers(40, 1000, 500), 3)),
+    ]
+    frozen = codec.compress(sessions)
+    reader = Reader(frozen)
+    for i in range(3):
+        frame = reader.frame(i)
+        assert frame.copies and frame.coded < 0.6 * frame.count and frame.kind.by_model
+    assert codec.decompress(frozen) == sessions
+    assert codec.decompress(reader, [1]) == [sessions[1]]
+    laid = codec.compress(sessions, lanes=2, steps=64)
+    assert Reader(laid).frame(0).lanes == 2 and codec.decompress(laid) == sessions
+
+
+def test_copies_and_a_patch_stand_in_one_frame(
+    codec: Codec, foreign: Bridge, tiny_tokenizer_json: Callable[..., bytes]
+) -> None:
+    text = max((m["content"] for s in sample_sessions() for m in s.value["messages"]), key=len)[:1500]
+    ids = np.tile(foreign_ids(tiny_tokenizer_json, text).value, 2)
+    cut = [foreign_ids(tiny_tokenizer_json, letter).value for letter in "the"]  # not as a tokenizer would
+    session = Session("ids", np.concatenate([ids, *cut]))
+    frozen = codec.compress([session], bridge=foreign)
+    frame = Reader(frozen).frame(0)
+    assert frame.copies and frame.patch
+    assert codec.decompress(frozen, bridge=foreign) == [session]
+
+
+def test_copies_that_cannot_be_are_refused(codec: Codec, bundle: FakeBundle) -> None:
+    """Damaged copies end in CorruptError, by their own rules or by the content check; never in another session."""
+    session = Session("ids", np.tile(np.arange(40, 140), 4))
+    header = Header(bundle.contract, bundle.id)
+    frame = Reader(codec.compress([session])).frame(0)
+    assert codec.decompress(pack(header, [frame])) == [session]
+    for i in range(len(frame.copies)):
+        for bit in range(8):
+            bad = bytearray(frame.copies)
+            bad[i] ^= 1 << bit
+            with pytest.raises(CorruptError):
+                codec.decompress(pack(header, [replace(frame, copies=bytes(bad))]))
+    with pytest.raises(CorruptError):
+        codec.decompress(pack(header, [replace(frame, copies=b"")]))
+
+
 # ---- ids and bridges
 
 
@@ -411,7 +463,7 @@ def test_token_ids_do_not_depend_on_the_method(codec: Codec, bundle: FakeBundle)
     reader = Reader(
         codec.compress([repeated, PROSE, Session("text", b"ab" * 2000), Session("ids", [33, 34])])
     )
-    assert {reader.info(i).kind for i in (0, 2)} == {Kind.CHAT_FALLBACK, Kind.TEXT_FALLBACK}
+    assert reader.info(0).kind is Kind.CHAT_FALLBACK and reader.frame(2).copies
     expected = [repeated, PROSE, Session("text", b"ab" * 2000), Session("ids", [33, 34])]
     for i, session in enumerate(expected):
         assert np.array_equal(codec.token_ids(reader, i), transcript.to_tokens(session, bundle.tokenizer))

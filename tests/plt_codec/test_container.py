@@ -53,7 +53,8 @@ def frames(draw: st.DrawFn) -> Frame:
     steps = None if lanes is None else draw(st.integers(1, 16384 // lanes))
     patch = draw(st.binary(max_size=200)) if kind is Kind.IDS else b""
     count = draw(st.integers(0, MAX_TOKENS_PER_BYTE * (len(data) + 1)))
-    return Frame(kind, count, draw(checks), data, lanes, steps, patch)
+    copies = draw(st.binary(max_size=40))
+    return Frame(kind, count, draw(checks), data, lanes, steps, patch, copies)
 
 
 def text(content: bytes) -> Frame:
@@ -71,6 +72,7 @@ def read_all(data: bytes) -> list[Frame]:
     reader = Reader(data)
     found = list(reader)
     reader.verify()
+    assert all(0 <= frame.coded <= frame.count for frame in found)
     return found
 
 
@@ -212,6 +214,7 @@ def test_golden_good_files_are_read_as_meant() -> None:
     raw = struct.pack("<II", 1, 70000)
     kept = Frame(Kind.IDS_FALLBACK, 8, content_check(Kind.IDS_FALLBACK, 8, raw), raw)
     packed = bytes.fromhex("55000018616261010026a96e08")
+    pair, other = [400, 401] * 17, [8, 9] * 17
     expected = {
         "no-sessions": [],
         "one-text": [stored],
@@ -220,6 +223,21 @@ def test_golden_good_files_are_read_as_meant() -> None:
             Frame(Kind.CHAT, 3, chat.check, chat.data, 4, 128),
             Frame(Kind.IDS, 1, nine, b"\x10", patch=b"\xaa\xbb"),
             Frame(Kind.IDS, 1, nine, b"\x10", 4, 5, b"\xcc"),
+        ],
+        "copies": [
+            Frame(
+                Kind.CHAT, 35, content_check(Kind.CHAT, 35, ids(*pair, 2)), b"\x81\x42", copies=b"\1\3\2\0\2"
+            ),
+            Frame(
+                Kind.IDS,
+                35,
+                content_check(Kind.IDS, 35, ids(*other, 1)),
+                b"\x10",
+                4,
+                5,
+                b"\xcc",
+                b"\1\3\2\0\2",
+            ),
         ],
         "fingerprints": [own],
         "target-alone": [own],

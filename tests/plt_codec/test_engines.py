@@ -50,7 +50,7 @@ def changed(weights: Weights, **tensors: np.ndarray) -> Weights:
 @cache
 def model(case: str) -> Weights:
     """A model with heads of 64 dimensions at one of the edges."""
-    weights = random_weights(7, **HEADS, extreme=case == "saturated")
+    weights = random_weights(7, extreme=case == "saturated", **HEADS)  # type: ignore[arg-type]
     t = weights.tensors
     if case == "all logits equal":  # multipliers and biases of the head at 0
         heads = ("class__m", "class__b", "member__m", "member__b")

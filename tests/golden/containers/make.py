@@ -86,12 +86,16 @@ LAYOUT = (7, 3, b"\x08\x04\x80\x01\x81\x42", ids(2, 300, 301))
 PATCHED = (7, 1, b"\x12\x02\xaa\xbb\x10", ids(9))
 HUNDRED: list[Entry] = [(4, 1, bytes([i]), bytes([i])) for i in range(100)]
 BOTH = (7, 1, b"\x1a\x04\x05\x01\xcc\x10", ids(9))
+ONE_COPY = b"\x01\x03\x02\x00\x02"  # 2 literals, then 32 tokens from 2 before
+COPIED = (7, 35, b"\x40\x05" + ONE_COPY + b"\x81\x42", ids(*[400, 401] * 17, 2))
+ALL_THREE = (7, 35, b"\x5a\x04\x05\x01\xcc\x05" + ONE_COPY + b"\x10", ids(*[8, 9] * 17, 1))
 
 GOOD = {
     "good-no-sessions": build([]),
     "good-one-text": build([TEXT_STORED]),
     "good-every-kind": build([CHAT, TEXT, IDS, CHAT_STORED, TEXT_STORED, IDS_STORED]),
     "good-extended": build([LAYOUT, PATCHED, BOTH]),
+    "good-copies": build([COPIED, ALL_THREE]),
     "good-fingerprints": build([IDS], head=header(flags=3)),
     "good-target-alone": build([IDS], head=header(flags=2)),
     "good-packed-text": build([TEXT_PACKED, TEXT]),
@@ -163,6 +167,11 @@ BAD = {
     "bad-extended-cut-varint": build([(7, 3, b"\x08\x04\x80", b"")]),
     "bad-patch-beyond-frame": build([(7, 1, b"\x12\x09\xaa", b"")]),
     "bad-patch-empty": build([(7, 1, b"\x12\x00\xaa", b"")]),
+    "bad-copies-beyond-frame": build([(7, 35, b"\x40\x08" + ONE_COPY + b"\x81\x42", b"")]),
+    "bad-copies-empty": build([(7, 35, b"\x40\x00\x81\x42", b"")]),
+    "bad-copies-of-fallback": build([(7, 35, b"\x43\x05" + ONE_COPY + b"[]", b"")]),
+    "bad-copies-beyond-count": build([(7, 33, b"\x40\x05" + ONE_COPY + b"\x81\x42", b"")]),
+    "bad-copies-from-nothing": build([(7, 35, b"\x40\x05\x01\x03\x02\x00\x03\x81\x42", b"")]),
     "bad-reserved-kind": build([(6, 1, b"z", b"")]),
 }
 

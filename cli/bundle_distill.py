@@ -1,0 +1,185 @@
+"""``pltz bundle distill``: a bundle for a target, from a user's own sessions: `pltz bundle train` with the settings made from options."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pltz.cli import bundle_train, options
+from pltz.cli.groups import Command
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.models.training.settings import Settings
+
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"d": 64, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 32, "hidden": 256},
+    "small": {"d": 256, "layers": 5, "heads": 4, "kv_heads": 2, "head_dim": 64, "hidden": 1024},
+    "mini": {},  # the defaults of `Student`
+}
+FINISH = 0.4  # share of the budget in which the rate falls
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "pltz bundle distill --target ./my-model --data chats.jsonl --output my-bundle --seconds 1800",
+        "pltz bundle distill --target ./my-model --data chats/ --output my-bundle --tokenizer bundle --write 500",
+    ],
+)
+@click.option(
+    "--target", required=True, metavar="MODEL", help="The model to learn from: a folder, or a hub name."
+)
+@click.option(
+    "--data",
+    "files",
+    required=True,
+    multiple=True,
+    metavar="SESSIONS",
+    help="Your sessions: files or folders, in any form `pltz compress` reads (repeatable).",
+)
+@click.option("--output", required=True, metavar="DIR", help="Folder for the bundle.")
+@click.option(
+    "--tokenizer",
+    type=click.Choice(["target", "bundle"]),
+    default="target",
+    show_default=True,
+    help="Whose vocabulary the bundle speaks.",
+)
+@options.BUNDLE
+@click.option(
+    "--size",
+    type=click.Choice(list(SIZES)),
+    default="mini",
+    show_default=True,
+    help="Shape of the student, where it does not start from a bundle.",
+)
+@click.option("--seconds", type=click.FloatRange(min=1), metavar="S", help="Training time.  [default: 1800]")
+@click.option("--steps", type=click.IntRange(min=2), metavar="N", help="Training steps, instead of a time.")
+@click.option("--rows", type=click.IntRange(min=1), default=16, show_default=True, help="Rows of a batch.")
+@click.option("--row", type=click.IntRange(min=64), default=8192, show_default=True, help="Tokens of a row.")
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1),
+    default=0.5,
+    show_default=True,
+    help="What the target's probabilities count beside your sessions.",
+)
+@click.option(
+    "--write",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Let the target write the next turn of N of your chats, as more training data.",
+)
+@click.option(
+    "--write-tokens",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Tokens of such a turn.",
+)
+@click.option("--name", default="distilled", show_default=True, help="Name of the bundle.")
+@click.option(
+    "--licence", default="not stated", show_default=True, help="Licence of the bundle, for its card."
+)
+@bundle_train.WORK
+@bundle_train.DEVICE
+@bundle_train.THREADS
+@bundle_train.FORCE
+@bundle_train.QUIET
+@options.JSON
+def distill(
+    output: str,
+    work: str | None,
+    device: str,
+    threads: int | None,
+    force: bool,
+    quiet: bool,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
+    """Distil a bundle from any Hugging Face causal LM on your own sessions.
+
+    With the target's tokenizer (byte-level BPE of at most 65,536 ids) the student learns the target's probabilities, token by token, beside the
+    sessions themselves. With the bundle's tokenizer it starts from the bundle's weights and learns the sessions, and with --write
+    turns that the target wrote; where both vocabularies are one, as with the target that ships with pltz, it has all of it.
+
+    A tenth of the sessions is held out for temperatures and for the figures of the card. A run that was killed goes on where it was.
+    """
+    found = settings_of(**chosen)
+    if not quiet:
+        click.echo(method(found), err=True)
+    bundle_train.report(bundle_train.run(found, output, work, device, threads, force, quiet), output, as_json)
+
+
+def settings_of(
+    target: str,
+    files: tuple[str, ...],
+    tokenizer: str,
+    bundle: str | None,
+    size: str,
+    seconds: float | None,
+    steps: int | None,
+    rows: int,
+    row: int,
+    share: float,
+    write: int,
+    write_tokens: int,
+    name: str,
+    licence: str,
+) -> "Settings":
+    """The settings of `pltz bundle train` that the options stand for.
+
+    Raises:
+        UsageError: options that do not go together.
+        ModelError: there is no such target.
+    """
+    from pltz.models.bundle import DEFAULT, Bundle
+    from pltz.models.training import pipeline, settings
+
+    if steps and seconds:
+        raise UsageError("--steps and --seconds exclude each other")
+    base = bundle or DEFAULT
+    teachable = pipeline.can_teach(target, base)
+    from_bundle = tokenizer == "bundle" or teachable
+    shape: dict[str, Any] = dict(SIZES[size])
+    if from_bundle:
+        known = Bundle.load(base).weights.shape.to_dict()
+        shape = {key: value for key, value in known.items() if key not in ("vocab", "norm_gain", "head_gain")}
+    total: dict[str, Any] = {"steps": steps} if steps else {"seconds": seconds or 1800.0}
+    first = {key: type(value)((1 - FINISH) * value) for key, value in total.items()}
+    last = {key: value - first[key] for key, value in total.items()}
+    gentle: dict[str, Any] = {"muon_rate": 0.004, "adam_rate": 0.001, "start": base} if from_bundle else {}
+    return settings.Settings(
+        name=name,
+        data=settings.Data(files=tuple(str(Path(file).resolve()) for file in files)),
+        tokenizer=settings.TokenizerSettings(kind="bundle" if from_bundle else "target", bundle=base),
+        teacher=settings.Teacher(
+            target=target,
+            share=share if teachable or not from_bundle else 0.0,
+            write=write,
+            write_tokens=write_tokens,
+        ),
+        student=settings.Student(rows=rows, row=row, **shape, **first, **gentle),
+        finish=settings.Finish(**last),
+        card=settings.Card(licence=licence, about=f"Distilled from {Path(target).name}."),
+    )
+
+
+def method(found: "Settings") -> str:
+    """In a sentence, what the student learns from."""
+    teacher = found.teacher
+    parts = ["your sessions"]
+    if teacher and teacher.share:
+        parts.append(f"the target's probabilities ({teacher.share:g} of the loss)")
+    if teacher and teacher.write:
+        parts.append(f"{teacher.write} turns the target writes")
+    own = (
+        "the target's tokenizer"
+        if found.tokenizer.kind == "target"
+        else f"the tokenizer of bundle {found.tokenizer.bundle}"
+    )
+    begin = f", starting from {found.student.start}" if found.student.start else ""
+    return f"learns from {', '.join(parts)}; with {own}{begin}"

@@ -1,0 +1,109 @@
+"""``pltz bundle eval``: what a bundle makes of any data, by real decoding.
+
+The measuring is that of ``pltz bench codec``; what differs is what it takes: any files that ``pltz compress`` reads, not records alone, and
+one peer, zstd with the bundle's own dictionary, which is what the bundle has to beat.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pltz.cli import bench_codec, corpus, machine, options, peers
+from pltz.cli.corpus import Record
+from pltz.cli.groups import Command
+from pltz.cli.output import write_text
+from pltz.cli.progress import wanted
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.models.codec import Codec
+    from pltz.models.training.records import Record as Loaded
+
+NO_LIMIT = 1 << 62  # bytes
+
+
+@click.command(
+    "eval",
+    cls=Command,
+    examples=[
+        "pltz bundle eval mini --data chats.jsonl",
+        "pltz bundle eval ./my-bundle --data chats/ --data notes.txt --limit-bytes 300000 --json",
+    ],
+)
+@click.argument("name", metavar="BUNDLE")
+@click.option(
+    "--data",
+    "files",
+    multiple=True,
+    metavar="FILE|DIR",
+    help="Sessions, in any form `pltz compress` reads (repeatable).  [default: the sample sessions]",
+)
+@click.option(
+    "--limit-bytes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Content bytes a source, at most.  [default: all]",
+)
+@options.THREADS
+@options.DEVICE
+@options.PROGRESS
+@options.JSON
+def evaluate(
+    name: str,
+    files: tuple[str, ...],
+    limit_bytes: int | None,
+    threads: int | None,
+    device: str,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Measure a bundle (by name or folder) on your own data: every byte of the .pltz file, every session decoded back.
+
+    A source is the id of a record up to its last "-", else the name of the file. Of a record with "messages" these alone are coded.
+    Next to it stands zstd -19 with the bundle's dictionary, each session alone, without magic numbers, checksums or lengths.
+    """
+    loaded = options.load_codec(name, device, threads)
+    limit = NO_LIMIT if limit_bytes is None else limit_bytes
+    result = {
+        "benchmark": "bundle eval",
+        "data": list(files) or ["sample sessions"],
+        **measured(loaded, read(files), limit, shown=wanted(progress)),
+        "limit_bytes": limit_bytes,
+        "machine": machine.describe(loaded.coder, device, threads),
+    }
+    if as_json:
+        write_text(json.dumps(result))
+    else:
+        write_text(bench_codec.as_text(result))
+
+
+def measured(loaded: "Codec", found: "Iterable[Loaded]", limit: int, *, shown: bool) -> dict[str, Any]:
+    """The figures of a codec on records, at most ``limit`` content bytes a source; see `bench_codec.figures`.
+
+    Raises:
+        UsageError: no session is that short.
+    """
+    from pltz.models.codec import content_bytes
+
+    records = corpus.select((Record(r.source, r.session, content_bytes(r.session)) for r in found), limit)
+    if not records:
+        raise UsageError(f"no session of at most {limit} content bytes: give more data, or a higher limit")
+    others, _ = peers.build(["zstd+dict"], loaded.bundle.zstd_dict)
+    return {"limit_bytes": limit, **bench_codec.figures(loaded, records, others, shown=shown)}
+
+
+def read(files: Iterable[str]) -> "Iterator[Loaded]":
+    """The sessions of files, with their sources; the sample sessions where there are no files.
+
+    Raises:
+        UsageError: nothing there, or not what its name says.
+    """
+    from pltz.datasets.loaders import load, sample_path
+    from pltz.models.training import records
+
+    for file in list(files) or [str(sample_path())]:
+        for session in load(file):
+            found = records.record(session, file)
+            yield found._replace(session=records.plain(session))

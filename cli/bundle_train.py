@@ -1,0 +1,150 @@
+"""``pltz bundle train``: a bundle from your own sessions, by one configuration file.
+
+The work is in ``pltz.models.training.pipeline``; here are the command, the reading of files and the measuring it asks for.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pltz.cli import options
+from pltz.cli.groups import Command
+from pltz.cli.output import write_text
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.models.session import Session
+    from pltz.models.training.records import Record
+    from pltz.models.training.settings import Settings
+
+OUTPUT = click.option("--output", metavar="DIR", help="Folder for the bundle.")
+WORK = click.option(
+    "--work",
+    metavar="DIR",
+    help="Folder for what the stages leave; a run goes on from it.  [default: OUTPUT.work]",
+)
+DEVICE = click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Where to train; auto is a GPU where there is one.",
+)
+THREADS = click.option(
+    "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads of training.  [default: torch's]"
+)
+FORCE = click.option("--force", is_flag=True, help="Replace the bundle in the output folder.")
+QUIET = click.option("--quiet", is_flag=True, help="No progress on stderr; the log has it all the same.")
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "pltz bundle train --example > mine.toml",
+        "pltz bundle train --config mine.toml --output my-bundle",
+        "pltz bundle train --config mine.toml --output my-bundle --device cpu --work scratch --json",
+    ],
+)
+@click.option("--config", metavar="FILE", help="The configuration, in TOML.")
+@click.option("--example", is_flag=True, help="Print a configuration with a word on every key, and stop.")
+@OUTPUT
+@WORK
+@DEVICE
+@THREADS
+@FORCE
+@QUIET
+@options.JSON
+def train(
+    config: str | None,
+    example: bool,
+    output: str | None,
+    work: str | None,
+    device: str,
+    threads: int | None,
+    force: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Train a bundle: tokenizer, teacher, student, rounding, calibration, export, held-out figures, card.
+
+    Stages leave their results in the work folder, named by what decides them: a run that was killed goes on where it was, and after a
+    change of the configuration only what it touches is done again. The work folder may be removed when the bundle is there.
+    """
+    from pltz.models.training import settings
+
+    if example:
+        write_text(settings.EXAMPLE)
+        return
+    if config is None or output is None:
+        raise UsageError("expected --config FILE and --output DIR (--example prints a configuration)")
+    found = settings.load(Path(config))
+    report(run(found, output, work, device, threads, force, quiet), output, as_json)
+
+
+def run(
+    found: "Settings",
+    output: str,
+    work: str | None,
+    device: str,
+    threads: int | None,
+    force: bool,
+    quiet: bool,
+) -> dict[str, Any]:
+    """Run the pipeline; the card. Raises what `pipeline.train` raises."""
+    import torch
+
+    from pltz.models.training import pipeline
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("expected a GPU that torch can use, found none: use --device cpu")
+
+    def measure(bundle: Path, records: "list[Record]", limit: int) -> dict[str, Any]:
+        from pltz.cli import bundle_eval, machine
+
+        codec = options.load_codec(str(bundle), "cpu", threads)
+        figures = bundle_eval.measured(codec, records, limit, shown=not quiet)
+        return {**figures, "machine": machine.describe(codec.coder, "cpu", threads)}
+
+    target = Path(output)
+    return pipeline.train(
+        found,
+        pipeline.Run(
+            output=target,
+            work=Path(work) if work else target.with_name(target.name + ".work"),
+            read=read,
+            measure=measure,
+            device=device,
+            force=force,
+            tell=(lambda line: None) if quiet else (lambda line: click.echo(line, err=True)),
+        ),
+    )
+
+
+def read(name: str) -> "Iterator[Session]":
+    """The sessions of a file or folder. Raises UsageError."""
+    from pltz.datasets.loaders import load
+
+    return load(name)
+
+
+def report(card: dict[str, Any], output: str, as_json: bool) -> None:
+    """What came of it, on stdout."""
+    total = card["test"]["total"]
+    if as_json:
+        keys = ("content_bytes", "bits_per_byte", "bits_per_token", "peer_bytes", "pltz_bytes")
+        test = {key: total[key] for key in keys}
+        write_text(json.dumps({"output": output, "name": card["name"], "id": card["id"], "test": test}))
+        return
+    peer = total["peer_bytes"].get("zstd+dict")
+    beside = f" (zstd with its dictionary: {8 * peer / total['content_bytes']:.3f})" if peer else ""
+    write_text(
+        f"{output}: bundle {card['name']} {card['id']}\n"
+        f"held-out sessions, {total['content_bytes']:,} bytes: {total['bits_per_byte']:.3f} bits a byte{beside}"
+    )

@@ -1,0 +1,221 @@
+"""Teachers: what a larger model says of the student's batches, and the student's loss against it.
+
+Two kinds. `NetTeacher` is a net of our own with more parameters, on the same tokens in the same lanes. `TargetTeacher` is a Hugging Face
+causal LM whose vocabulary has the student's pieces: each session of a batch is put together again in its own order, spelt for the target (roles as its
+chat template spells them), run through it, and the probabilities of each token go to where the student predicts that token.
+
+The loss is the cross-entropy against the teacher's probabilities, which differs from the Kullback-Leibler divergence by a constant. The head has two levels, so
+    KL = KL(classes) + sum over classes of p(class) KL(members | class),
+and the sum is estimated, without bias, by one class drawn from the teacher's classes: 128 probabilities a token go on instead of the whole vocabulary's.
+
+What a target cannot say is left to the data: roles and other specials of the bundle, and first tokens with nothing before them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pltz.models import bridge, transcript
+from pltz.models.target import Target
+from pltz.models.tokenizer import SPECIALS, BundleTokenizer
+from pltz.models.training.fit import Batch, compile_net
+from pltz.models.training.net import Net
+from pltz.models.training.vocabulary import counterparts, covered
+from pltz.plt_codec.errors import ContentError, ModelError
+from pltz.plt_codec.weights import CLASS
+
+Ints = npt.NDArray[np.int64]
+PADDED = 16384  # tokens in one pass of a target, padding included
+ROWS = 4096  # positions whose probabilities over the whole vocabulary are held at once
+FIRST_ESCAPE = SPECIALS.index("x0")
+
+
+def member_logits(net: Net, x: Tensor, table: Tensor, classes: Tensor) -> Tensor:
+    """(T, 128) nats of the members of a class for each row of x (T, d), classes (T,)."""
+    order = torch.argsort(classes)
+    ends = torch.bincount(classes, minlength=net.cfg.vocab // CLASS).cumsum(0).to(torch.int32)
+    rows = table.view(-1, CLASS, net.cfg.d).bfloat16()
+    raw = F.grouped_mm(net.member_hidden(x[order], classes[order]), rows.transpose(1, 2), offs=ends)
+    back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    scale = net.member_gain.exp() / math.sqrt(net.cfg.d)
+    return raw.float()[back] * scale + F.embedding(classes, net.member_bias.view(-1, CLASS))
+
+
+def against(net: Net, x: Tensor, table: Tensor, first: Tensor, classes: Tensor, second: Tensor) -> Tensor:
+    """Cross-entropy in nats (T,) against p(class) `first` (T, C) and p(member | classes) `second` (T, 128)."""
+    upper = -(first * F.log_softmax(net.class_logits(x), -1)).sum(-1)
+    lower = -(second * F.log_softmax(member_logits(net, x, table, classes), -1)).sum(-1)
+    return upper + lower
+
+
+class NetTeacher:
+    """A trained net of the same vocabulary, block and memory."""
+
+    def __init__(self, net: Net, device: str) -> None:
+        self.net = net.to(device).eval().requires_grad_(False)
+        if device.startswith("cuda"):
+            compile_net(self.net)
+
+    def loss(self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any) -> tuple[Tensor, Tensor]:
+        """Nats (T,) to learn by, and which rows have them (T,) bool."""
+        with torch.no_grad():
+            y, own = self.net.body(batch["input"], batch["position"], mask)
+            y = y.flatten(0, 1)
+            first = self.net.class_logits(y).softmax(-1)
+            classes = torch.multinomial(first, 1)[:, 0]
+            second = member_logits(self.net, y, own, classes).softmax(-1)
+        return against(net, x, table, first, classes, second), batch["target"].flatten() >= 0
+
+
+class TargetTeacher:
+    """A Hugging Face causal LM. Raises ModelError where its vocabulary lacks pieces of the student's."""
+
+    def __init__(self, target: Target, tokenizer: BundleTokenizer, temperature: float = 1.0) -> None:
+        if not covered(tokenizer, target.tokenizer_json):
+            raise ModelError(
+                "the target's vocabulary lacks pieces of the bundle's tokenizer, so its probabilities cannot be taken over: "
+                'use the target\'s tokenizer ([tokenizer] kind = "target"), or let the target write text (share = 0, write = N)'
+            )
+        self.target, self.temperature = target, temperature
+        self.spelling = Spelling(target, tokenizer)
+        known = torch.from_numpy(self.spelling.single).to(target.device)
+        self.columns, self.unknown = known.clamp(min=0), known < 0
+
+    def loss(self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any) -> tuple[Tensor, Tensor]:
+        """Nats (T,) to learn by, and which rows have them (T,) bool."""
+        with torch.no_grad():
+            first, classes, second, known = self._said(batch, net.cfg.vocab)
+        return against(net, x, table, first, classes, second), known
+
+    def _said(self, batch: Batch, vocab: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """p(class), a class drawn from it, p(member | class), and where there are any, for each flat position of a batch."""
+        device = batch["target"].device
+        count = batch["target"].numel()
+        first = torch.zeros(count, vocab // CLASS, device=device)
+        classes = torch.zeros(count, dtype=torch.long, device=device)
+        second = torch.zeros(count, CLASS, device=device)
+        known = torch.zeros(count, dtype=torch.bool, device=device)
+        for ids, slots, places in self._passes(batch):
+            logits = self.target.model(
+                input_ids=torch.from_numpy(ids).to(device), use_cache=False
+            ).logits.flatten(0, 1)
+            for begin in range(0, len(slots), ROWS):
+                at = torch.from_numpy(slots[begin : begin + ROWS]).to(device)
+                rows = (
+                    logits[torch.from_numpy(places[begin : begin + ROWS]).to(device)].float()
+                    / self.temperature
+                )
+                p = (
+                    rows[:, self.columns]
+                    .masked_fill_(self.unknown, -math.inf)
+                    .softmax(-1)
+                    .view(len(at), -1, CLASS)
+                )
+                by_class = p.sum(-1)
+                drawn = torch.multinomial(by_class, 1)[:, 0]
+                members = p[torch.arange(len(at), device=device), drawn]
+                first[at], classes[at], known[at] = by_class, drawn, True
+                second[at] = members / members.sum(-1, keepdim=True)
+        return first, classes, second, known
+
+    def _passes(self, batch: Batch) -> list[tuple[Ints, Ints, Ints]]:
+        """Passes of the target: ids (B, L), flat positions of the student, flat rows of the target's logits."""
+        found = sorted(self._sessions(batch), key=lambda one: len(one[0]))
+        passes, group = [], list[tuple[Ints, Ints, Ints]]()
+        for one in found:
+            if group and (len(group) + 1) * len(one[0]) > PADDED:
+                passes.append(_padded(group))
+                group = []
+            group.append(one)
+        return [*passes, _padded(group)] if group else passes
+
+    def _sessions(self, batch: Batch) -> list[tuple[Ints, Ints, Ints]]:
+        """Each session of a batch: the target's ids, flat positions, and for each the row of logits that predicts its token."""
+        target, position, doc = (
+            batch[k].cpu().numpy().astype(np.int64) for k in ("target", "position", "doc")
+        )
+        width, found = target.shape[1], []
+        for row in range(len(target)):
+            used = np.flatnonzero(target[row] >= 0)
+            for number in np.unique(doc[row, used]):
+                slots = used[doc[row, used] == number]
+                order = slots[np.argsort(position[row, slots], kind="stable")]
+                whole = np.flatnonzero(
+                    np.diff(position[row, order]) != 1
+                )  # a grid cut at the end of a row has holes
+                order = order[: whole[0] + 1] if len(whole) else order
+                ids, places = self.spelling.spell(target[row, order])
+                limit = self.target.max_positions or len(ids)
+                good = (places > 0) & (places < limit)
+                if good.any():
+                    found.append((ids[:limit], row * width + order[good], places[good] - 1))
+        return found
+
+
+def _padded(group: list[tuple[Ints, Ints, Ints]]) -> tuple[Ints, Ints, Ints]:
+    length = max(len(ids) for ids, _, _ in group)
+    ids = np.zeros((len(group), length), np.int64)
+    for i, (one, _, _) in enumerate(group):
+        ids[i, : len(one)] = one
+    slots = np.concatenate([slots for _, slots, _ in group])
+    places = np.concatenate([i * length + places for i, (_, _, places) in enumerate(group)])
+    return ids, slots, places
+
+
+class Spelling:
+    """Bundle tokens as a target reads them: pieces one by one, escapes as its marks, roles as its chat template has them.
+
+    `single` (bundle ids,): the target's id of a bundle token that stands for one, else -1.
+    """
+
+    def __init__(self, target: Target, tokenizer: BundleTokenizer) -> None:
+        self.single = counterparts(tokenizer, target.tokenizer_json)
+        marks = bridge.slot_order(bridge.Target(target.tokenizer_json))[: bridge.SLOTS]
+        self.single[FIRST_ESCAPE : FIRST_ESCAPE + len(marks)] = marks
+        self.single[self.single >= target.vocab_size] = -1
+        begin = getattr(target.tokenizer, "bos_token_id", None)
+        self.begin = [int(begin)] if begin is not None else []
+        self.opening = {i: head(target, role, None) for i, role in transcript.ROLES.items()}
+        self.turning = {
+            i: head(target, role, "user" if role != "user" else "assistant")
+            for i, role in transcript.ROLES.items()
+        }
+
+    def spell(self, tokens: Ints) -> tuple[Ints, Ints]:
+        """The target's ids of bundle tokens (n,), and where each one with a single id stands in them, -1 for the others."""
+        roles = np.flatnonzero(np.isin(tokens, list(self.turning)))
+        heads = [self.opening[int(tokens[i])] if i == 0 else self.turning[int(tokens[i])] for i in roles]
+        length = (self.single[tokens] >= 0).astype(np.int64)
+        length[roles] = [len(ids) for ids in heads]
+        start = [] if len(roles) and roles[0] == 0 else self.begin
+        places = len(start) + np.cumsum(length) - length
+        ids = np.zeros(len(start) + int(length.sum()), np.int64)
+        ids[: len(start)] = start
+        plain = (self.single[tokens] >= 0) & ~np.isin(tokens, list(self.turning))
+        ids[places[plain]] = self.single[tokens[plain]]
+        for i, inside in zip(roles, heads, strict=True):
+            ids[places[i] : places[i] + len(inside)] = inside
+        return ids, np.where(plain, places, -1)
+
+
+def head(target: Target, role: str, after: str | None) -> list[int]:
+    """What the target's chat template writes before a message of a role: the first one, or one after a message of `after`.
+
+    Where the template refuses such a chat, or the target has none: a line that names the role.
+    """
+    text, other = "\u0394content\u0394", "\u0394before\u0394"
+    messages = [*([{"role": after, "content": other}] if after else []), {"role": role, "content": text}]
+    try:
+        shown = target.decode(target.render({"messages": messages}))
+        found = shown[: shown.index(text)]
+        found = found[found.index(other) + len(other) :] if after else found
+    except (ContentError, ModelError, ValueError):
+        found = ("\n\n" if after else "") + f"{role}:\n"
+    return target.tokenize(found)

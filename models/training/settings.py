@@ -1,0 +1,313 @@
+"""One configuration file for a whole training run: TOML to checked settings.
+
+Every table is a dataclass here; its fields are the keys, their defaults what a key left out means. A key that is not known, or a value
+of the wrong kind, is refused by name. Paths are taken from the folder of the file. `EXAMPLE` is a complete file with a word on each key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pltz.plt_codec.errors import UsageError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Data:
+    """`[data]`: the sessions, and how training draws from them."""
+
+    files: tuple[str, ...] = ()  # files and folders, any format `pltz compress` reads
+    validation: tuple[str, ...] = ()  # files of their own; none: a share of `files`
+    test: tuple[str, ...] = ()  # likewise
+    held_out: float = 0.1  # share of the sessions in `files` kept for validation and test, half each
+    text_share: float = 0.2  # share of the tokens that plain texts get, where there are chats too
+    power: float = 0.85  # a source of size n is drawn as n^power
+    most: float = 2.0  # but at most so many times its share
+    augment: float = 0.05  # share of chats rewritten (augment.py)
+    prefix: float = 0.1  # share of sessions whose beginning is a context
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """`[tokenizer]`: where the vocabulary comes from."""
+
+    kind: str = "train"  # train; bundle: that of `bundle`; target: that of the teacher's target
+    vocabulary: int = 16384  # train: ids, a multiple of 128
+    bundle: str = "mini"  # bundle: a name or a folder
+    sample_bytes: int = 4_000_000  # train: at most so many bytes a source
+    order_steps: int = (
+        300  # train: steps of the quick model whose embeddings put ids into classes; 0: no order
+    )
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """`[teacher]`: whose probabilities the student learns beside the data. Without the table there is none."""
+
+    target: str = ""  # a Hugging Face causal LM (folder, name, hub name); empty: a larger net of our own
+    share: float = 0.5  # of the loss, where the teacher has a say
+    temperature: float = 1.0
+    write: int = 0  # sessions whose next turn the target writes, as more training data
+    write_tokens: int = 256  # tokens of such a turn, at most
+    d: int = 512  # own net: as for the student
+    layers: int = 12
+    heads: int = 8
+    kv_heads: int = 4
+    head_dim: int = 64
+    hidden: int = 2048
+    steps: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Student:
+    """`[student]`: shape and training of the model that ships."""
+
+    d: int = 384
+    layers: int = 7
+    heads: int = 6
+    kv_heads: int = 3
+    head_dim: int = 64
+    hidden: int = 1664
+    block: int = 4096
+    memory: int = 1024
+    start: str = ""  # a bundle of the same tokenizer and shape to start from; empty: random weights
+    rounding: bool = True  # the integers' roundings in the loop from the first step; else in the finish alone
+    steps: int = 0  # how long: either steps
+    seconds: float = 0.0  # or seconds
+    rows: int = 16  # rows a batch
+    row: int = 8192  # tokens a row
+    muon_rate: float = 0.02
+    adam_rate: float = 0.004
+    weight_decay: float = 0.03
+
+
+@dataclass(frozen=True)
+class Finish:
+    """`[finish]`: the last part of training, roundings in the loop, the rate falling to zero."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    rate: float = 1.0  # of the student's rates, at the beginning
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """`[calibrate]`: temperatures fitted on validation sessions with the integer engine."""
+
+    limit_bytes: int = 20_000  # content bytes a source; 0: no calibration
+
+
+@dataclass(frozen=True)
+class Dictionary:
+    """`[dictionary]`: the zstd dictionary of the fallback coder."""
+
+    bytes: int = 1 << 20
+    sample_bytes: int = 10_000_000  # at most so many bytes a source
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """`[evaluate]`: held-out figures by real decoding, for the card."""
+
+    limit_bytes: int = 300_000  # content bytes a source
+
+
+@dataclass(frozen=True)
+class Card:
+    """`[card]`: what people are told of the bundle."""
+
+    licence: str = "not stated"
+    about: str = ""  # a sentence or two
+    sources: dict[str, str] = field(default_factory=dict)  # source -> licence, where the records do not say
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The whole file."""
+
+    name: str = "bundle"
+    seed: int = 1
+    data: Data = field(default_factory=Data)
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
+    teacher: Teacher | None = None
+    student: Student = field(default_factory=Student)
+    finish: Finish = field(default_factory=Finish)
+    calibrate: Calibrate = field(default_factory=Calibrate)
+    dictionary: Dictionary = field(default_factory=Dictionary)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    card: Card = field(default_factory=Card)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be done. Raises UsageError."""
+        kinds = ("train", "bundle", "target")
+        if self.tokenizer.kind not in kinds:
+            raise UsageError(
+                f"[tokenizer] kind: expected one of {', '.join(kinds)}, found {self.tokenizer.kind!r}"
+            )
+        if not self.data.files:
+            raise UsageError("[data] files: expected at least one file or folder, found none")
+        if not 0 < self.data.held_out < 1 and not (self.data.validation and self.data.test):
+            raise UsageError(f"[data] held_out: expected a share between 0 and 1, found {self.data.held_out}")
+        _one_budget("student", self.student)
+        _one_budget("finish", self.finish)
+        if self.tokenizer.kind == "target" and not (self.teacher and self.teacher.target):
+            raise UsageError('[tokenizer] kind "target" needs a [teacher] with a target')
+        if self.teacher and self.teacher.write and not self.teacher.target:
+            raise UsageError("[teacher] write: only a target can write, and none is named")
+        if self.teacher and not self.teacher.target:
+            _one_budget("teacher", self.teacher)
+        if self.tokenizer.vocabulary % 128 or not 384 <= self.tokenizer.vocabulary <= 1 << 16:
+            raise UsageError(
+                f"[tokenizer] vocabulary: expected a multiple of 128 from 384 to 65,536, found {self.tokenizer.vocabulary}"
+            )
+        if not (self.name and Path(self.name).name == self.name):
+            raise UsageError(f"name: expected a plain name, found {self.name!r}")
+
+
+def _one_budget(table: str, part: Student | Finish | Teacher) -> None:
+    if (part.steps > 0) == (part.seconds > 0):
+        raise UsageError(
+            f"[{table}] expected either steps or seconds above 0, found {part.steps} and {part.seconds:g}"
+        )
+
+
+def load(path: Path) -> Settings:
+    """The settings of a file, paths made absolute. Raises UsageError."""
+    try:
+        tree = tomllib.loads(path.read_text("utf8"))
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError(f"{path}: cannot be read ({exc})") from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise UsageError(f"{path}: expected TOML: {exc}") from exc
+    settings = _made(Settings, tree, "")
+    base = path.resolve().parent
+    data: dict[str, Any] = {
+        name: tuple(str(base / Path(file).expanduser()) for file in getattr(settings.data, name))
+        for name in ("files", "validation", "test")
+    }
+    changes: dict[str, Any] = {"data": dataclasses.replace(settings.data, **data)}
+    if settings.teacher and settings.teacher.target and (base / settings.teacher.target).is_dir():
+        target = str(base / settings.teacher.target)
+        changes["teacher"] = dataclasses.replace(settings.teacher, target=target)
+    return dataclasses.replace(settings, **changes)
+
+
+def _made(kind: type[T], tree: dict[str, Any], table: str) -> T:
+    """A dataclass from a TOML table."""
+    hints = typing.get_type_hints(kind)
+    unknown = sorted(set(tree) - set(hints))
+    if unknown:
+        raise UsageError(f"{_place(table, unknown[0])}: no such key; expected some of {', '.join(hints)}")
+    return kind(**{key: _value(hints[key], value, _place(table, key)) for key, value in tree.items()})
+
+
+def _place(table: str, key: str) -> str:
+    return f"[{table}] {key}" if table else key
+
+
+def _value(hint: Any, value: Any, place: str) -> Any:
+    """One value as its field wants it."""
+    if isinstance(hint, types.UnionType):
+        hint = typing.get_args(hint)[0]
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, dict):
+            return _made(hint, value, place)
+    elif hint is float and type(value) in (int, float):
+        return float(value)
+    elif typing.get_origin(hint) is tuple:
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+    elif typing.get_origin(hint) is dict:
+        if isinstance(value, dict) and all(isinstance(item, str) for item in value.values()):
+            return value
+    elif type(value) is hint:
+        return value
+    wanted = getattr(hint, "__name__", str(hint)) if not typing.get_origin(hint) else str(hint)
+    raise UsageError(f"{place}: expected {wanted}, found {value!r}")
+
+
+EXAMPLE = """\
+# pltz bundle train --config this-file --output my-bundle
+# Every key may be left out but files and the budgets; what stands here is the default unless it says otherwise.
+
+name = "mine"                 # the bundle's name
+seed = 1
+
+[data]
+files = ["chats.jsonl"]       # no default. Files and folders, in any format that pltz compress reads
+validation = []               # files of their own for calibration; none: half of what is held out
+test = []                     # files of their own for the card's figures; none: the other half
+held_out = 0.1                # share of the sessions that training never sees, chosen by content: copies stay together
+text_share = 0.2              # share of the tokens that plain texts get beside chats
+power = 0.85                  # a source of n tokens is drawn as n^power,
+most = 2.0                    # but at most at twice its share: small sources are not learnt by heart
+augment = 0.05                # share of chats rewritten into other forms (templates, ShareGPT, keys)
+prefix = 0.1                  # share of sessions whose beginning is a context of the rest
+
+[tokenizer]
+kind = "train"                # or "bundle": that of the bundle below; or "target": that of the teacher's target
+vocabulary = 16384            # a multiple of 128, at most 65536
+bundle = "mini"
+sample_bytes = 4_000_000      # at most so many bytes a source to learn it from
+order_steps = 300             # steps of a quick first model; its embeddings say which ids share a class
+
+# [teacher]                   # whose probabilities the student learns beside the data. No table: none
+# target = ""                 # a folder with a Hugging Face causal LM. Empty: a larger net of our own, trained first
+# share = 0.5                 # of the loss, where the teacher has a say
+# temperature = 1.0
+# write = 0                   # training chats whose next turn the target writes anew, as more data
+# write_tokens = 256
+# d = 512                     # shape and budget of our own net
+# layers = 12
+# heads = 8
+# kv_heads = 4
+# head_dim = 64
+# hidden = 2048
+# seconds = 1200
+
+[student]
+d = 384                       # at most 512
+layers = 7
+heads = 6
+kv_heads = 3
+head_dim = 64                 # at most 64
+hidden = 1664
+block = 4096                  # tokens that see each other, and
+memory = 1024                 # how many of the block before they see
+start = ""                    # a bundle of the same tokenizer and shape to go on from
+rounding = true               # round as the integers will from the first step on; false: in the finish alone
+seconds = 700                 # no default: seconds, or steps
+rows = 16                     # a batch is rows times row tokens
+row = 8192
+muon_rate = 0.02
+adam_rate = 0.004
+weight_decay = 0.03
+
+[finish]                      # rounding in the loop, the rate falling to zero
+seconds = 700                 # no default: seconds, or steps
+rate = 1.0                    # of the student's rates, at its beginning
+
+[calibrate]
+limit_bytes = 20_000          # validation bytes a source for fitting temperatures; 0: none
+
+[dictionary]                  # of the fallback coder (zstd)
+bytes = 1_048_576
+sample_bytes = 10_000_000     # at most so many bytes a source
+
+[evaluate]
+limit_bytes = 300_000         # test bytes a source for the card's figures
+
+[card]
+licence = "not stated"        # of the bundle
+about = ""
+[card.sources]                # licence of each source whose records do not say
+# chats = "CC-BY-4.0"
+"""

@@ -1,0 +1,131 @@
+"""A bundle tokenizer out of a target's: the same pieces and merges, in the form models/tokenizer.py holds bundles to.
+
+Why: a student that shares its target's vocabulary can learn the target's probabilities token by token, and ids frozen for that target need no
+patch. What changes: the bundle's 32 specials come first; the target's own specials go (the bridge's escapes stand for them); pieces
+that nothing can spell (`<|fill-N|>`) round the size up to a multiple of 128, for the two-level head; what would lose bytes (a normaliser, a prefix
+space) goes, and where the target has one, ids of such texts cost a patch.
+
+Only byte-level BPE can do this (GPT-2, Llama 3, Qwen, SmolLM, ...). SentencePiece and WordPiece tokenizers cannot spell every byte
+string in pieces of bytes and are refused, as are vocabularies over 65,536 ids: the bundle's own tokenizer and the bridge serve those.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.models.tokenizer import CLASS, SPECIALS, BundleTokenizer, _byte_alphabet
+from pltz.plt_codec.errors import ModelError
+
+MAX_VOCABULARY = 1 << 16  # the contract's
+INSTEAD = "train with the bundle's tokenizer instead, and the bridge"
+_NAMES = [f"<|{name}|>" for name in SPECIALS]
+
+
+def from_target(tokenizer_json: bytes) -> bytes:
+    """The JSON of a bundle tokenizer with the pieces of a target's tokenizer.json.
+
+    Raises ModelError where the target's tokenizer cannot be one.
+    """
+    try:
+        tree: dict[str, Any] = json.loads(tokenizer_json)
+        model = tree["model"]
+        kind, vocab, merges = model["type"], model["vocab"], model["merges"]
+        added = {token["content"]: bool(token.get("special")) for token in tree.get("added_tokens") or []}
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise ModelError(
+            f"expected a byte-level BPE tokenizer, found another kind ({exc!r}): {INSTEAD}"
+        ) from exc
+    if (
+        kind != "BPE"
+        or not isinstance(vocab, dict)
+        or not isinstance(merges, list)
+        or model.get("byte_fallback")
+    ):
+        raise ModelError(
+            f"expected a byte-level BPE tokenizer, found {kind} without byte-level pieces: {INSTEAD}"
+        )
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        raise ModelError(f"expected plain byte-level pieces, found word prefixes or suffixes: {INSTEAD}")
+    pairs = [merge.split(" ") if isinstance(merge, str) else list(merge) for merge in merges]
+    pairs = [pair for pair in pairs if "".join(pair) not in _NAMES]
+    used = {part for pair in pairs for part in (*pair, "".join(pair))}
+    alphabet = set(_byte_alphabet())
+    kept = [
+        piece
+        for piece, _ in sorted(vocab.items(), key=lambda item: item[1])
+        if piece and set(piece) <= alphabet and piece not in _NAMES and (piece in used or piece not in added)
+    ]
+    missing = alphabet - {piece for piece in kept if len(piece) == 1}
+    if missing:
+        raise ModelError(f"expected a piece for each of the 256 bytes, {len(missing)} are missing: {INSTEAD}")
+    pieces = _filled([*_NAMES, *kept])
+    if len(pieces) > MAX_VOCABULARY:
+        raise ModelError(f"expected at most {MAX_VOCABULARY} ids, found {len(pieces)}: {INSTEAD}")
+    made = {
+        **tree,
+        **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor")),
+        "added_tokens": [],
+        "pre_tokenizer": _without_prefix_space(tree.get("pre_tokenizer")),
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": False,
+            "use_regex": False,
+        },
+        "model": {
+            "type": "BPE",
+            **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
+            **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
+            "vocab": {piece: i for i, piece in enumerate(pieces)},
+            "merges": pairs,
+        },
+    }
+    data = json.dumps(made, ensure_ascii=False).encode()
+    try:
+        BundleTokenizer(data)
+    except ModelError as exc:
+        raise ModelError(f"the target's tokenizer does not give every text back ({exc}): {INSTEAD}") from exc
+    return data
+
+
+def _filled(pieces: list[str]) -> list[str]:
+    """The pieces and as many that no text produces as make a multiple of 128."""
+    known, number = set(pieces), 0
+    while len(pieces) % CLASS:
+        name, number = f"<|fill-{number}|>", number + 1
+        if name not in known:
+            pieces.append(name)
+    return pieces
+
+
+def _without_prefix_space(node: Any) -> Any:
+    """A pre-tokenizer that adds nothing to a text."""
+    if isinstance(node, dict):
+        changed = {key: _without_prefix_space(value) for key, value in node.items()}
+        return changed | ({"add_prefix_space": False} if "add_prefix_space" in node else {})
+    return [_without_prefix_space(item) for item in node] if isinstance(node, list) else node
+
+
+def counterparts(bundle: BundleTokenizer, tokenizer_json: bytes) -> npt.NDArray[np.int64]:
+    """(bundle ids,): the target's id of the same piece, -1 where it has none (specials, fillers)."""
+    theirs = json.loads(tokenizer_json)["model"]["vocab"]
+    mine = json.loads(bundle.json)["model"]["vocab"]
+    theirs = theirs if isinstance(theirs, dict) else {}
+    out = np.full(bundle.size, -1, np.int64)
+    for piece, i in mine.items():
+        if i >= len(SPECIALS):
+            out[i] = theirs.get(piece, -1)
+    return out
+
+
+def covered(bundle: BundleTokenizer, tokenizer_json: bytes) -> bool:
+    """Whether the target has every piece that the bundle's tokenizer can produce: then probabilities can be taken over."""
+    pieces = json.loads(bundle.json)["model"]["vocab"]
+    known = counterparts(bundle, tokenizer_json)
+    return all(
+        known[i] >= 0 for piece, i in pieces.items() if i >= len(SPECIALS) and not piece.startswith("<|fill-")
+    )

@@ -1,0 +1,183 @@
+"""Long repeats of a token sequence taken out as copies, so that the model codes each of them once. Spec: FORMAT.md, "Copies".
+
+What: `find` splits a sequence into literals and copies of what stands before them; `pack` and `unpack` are the copies' bytes; `literals` and
+`expand` take them out and put them back. Why: the model sees one block and the end of the one before, so what an agent's log repeats from
+further back is coded as if it were new, and what it does see it still pays for token by token.
+
+How: hashes of all runs of LEAST tokens by doubling, sorted, so each position knows the place before it where its run stood last; from left to
+right the longest of a few such places is taken. Time is that of the sort; nothing in Python runs for each token, only for each copy.
+
+    >>> import numpy as np
+    >>> tokens = np.concatenate([np.arange(50), [7], np.arange(50)])
+    >>> copies = find(tokens)
+    >>> copies, len(literals(tokens, copies))
+    ([Copy(gap=51, length=50, distance=51)], 51)
+    >>> bool((expand(literals(tokens, copies), unpack(pack(copies), 101)) == tokens).all())
+    True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.fallback import Fallback
+from pltz.plt_codec.varint import MAX_BYTES, read_varint, write_varint
+
+LEAST = 32  # tokens of a copy
+PLACES = 8  # earlier places tried for a copy
+PIECE = 64  # tokens compared at once, doubled while they match
+BASE = 0x9E3779B97F4A7C15  # of the polynomial hash, odd
+MASK = (1 << 64) - 1
+
+Tokens = npt.NDArray[Any]  # (T,) integers
+
+
+class Copy(NamedTuple):
+    """`gap` literals after the copy before, then `length` tokens that stood `distance` tokens before; it may overlap itself."""
+
+    gap: int
+    length: int
+    distance: int
+
+
+def find(tokens: Tokens) -> list[Copy]:
+    """Copies of a sequence (T,), in order; none where nothing of LEAST tokens repeats."""
+    earlier = _earlier(tokens)
+    starts = np.flatnonzero(earlier >= 0)
+    found: list[Copy] = []
+    end = distance = 0
+    while (place := int(np.searchsorted(starts, end))) < len(starts):
+        at = int(starts[place])
+        length, distance = _longest(tokens, earlier, at, distance)
+        found.append(Copy(at - end, length, distance))
+        end = at + length
+    return found
+
+
+def _earlier(tokens: Tokens) -> npt.NDArray[np.int64]:
+    """For each start of a run of LEAST tokens the last place before it where the run stood too, -1 for none.
+
+    Of runs with one hash only neighbours are compared, so a run may be missed, but none is found that does not match.
+    """
+    if len(tokens) <= LEAST:
+        return np.zeros(0, np.int64)
+    hashes = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(BASE)
+    hashes ^= hashes >> np.uint64(29)
+    factor, width = BASE, 1
+    while width < LEAST:
+        hashes = hashes[:-width] * np.uint64(factor) + hashes[width:]
+        factor, width = factor * factor & MASK, 2 * width
+    order = np.argsort(hashes, kind="stable")
+    same = hashes[order[1:]] == hashes[order[:-1]]
+    first, second = order[:-1][same], order[1:][same]
+    equal = np.ones(len(first), bool)
+    for i in range(LEAST):
+        equal &= tokens[first + i] == tokens[second + i]
+    earlier = np.full(len(hashes), -1, np.int64)
+    earlier[second[equal]] = first[equal]
+    return earlier
+
+
+def _longest(tokens: Tokens, earlier: npt.NDArray[np.int64], at: int, before: int) -> tuple[int, int]:
+    """Length and distance of the longest match at a place; the distance of the copy before wins where it is as long."""
+    best = (0, 0)
+    if 0 < before <= at:
+        best = (_match(tokens, at - before, at), before)
+    place = int(earlier[at])
+    for _ in range(PLACES):
+        if place < 0:
+            break
+        length = _match(tokens, place, at)
+        if length > best[0]:
+            best = (length, at - place)
+        place = int(earlier[place])
+    return best
+
+
+def _match(tokens: Tokens, first: int, second: int) -> int:
+    """How many tokens from `first` on are those from `second` on."""
+    length, piece = 0, PIECE
+    while True:
+        a, b = (
+            tokens[first + length : first + length + piece],
+            tokens[second + length : second + length + piece],
+        )
+        differ = np.flatnonzero(a[: len(b)] != b)
+        if len(differ):
+            return length + int(differ[0])
+        length += len(b)
+        if len(b) < piece:
+            return length
+        piece *= 2
+
+
+def literals(tokens: Tokens, copies: Sequence[Copy]) -> Tokens:
+    """What is left of a sequence without its copies."""
+    kept, end = [], 0
+    for gap, length, _ in copies:
+        kept.append(tokens[end : end + gap])
+        end += gap + length
+    return np.concatenate([*kept, tokens[end:]])
+
+
+def expand(rest: Tokens, copies: Sequence[Copy]) -> Tokens:
+    """The sequence of literals and checked copies (`unpack`)."""
+    out = np.empty(len(rest) + sum(copy.length for copy in copies), rest.dtype)
+    taken = end = 0
+    for gap, length, distance in copies:
+        out[end : end + gap] = rest[taken : taken + gap]
+        taken, end = taken + gap, end + gap
+        done = 0
+        while done < length:  # a copy that overlaps itself doubles what it has
+            part = min(length - done, distance + done)
+            out[end + done : end + done + part] = out[end - distance : end - distance + part]
+            done += part
+        end += length
+    out[end:] = rest[taken:]
+    return out
+
+
+def pack(copies: Sequence[Copy]) -> bytes:
+    """The bytes of copies, at least one."""
+    before, distances = 0, []
+    for copy in copies:
+        distances.append(0 if copy.distance == before else copy.distance)
+        before = copy.distance
+    columns = chain((c.gap for c in copies), (c.length - LEAST for c in copies), distances)
+    raw = b"".join(map(write_varint, columns))
+    return write_varint(len(copies)) + write_varint(len(raw)) + Fallback().compress(raw)
+
+
+def unpack(data: bytes, tokens: int) -> list[Copy]:
+    """The copies that `pack` wrote, for a sequence of so many tokens.
+
+    Raises:
+        CorruptError: bytes that no copies of such a sequence have.
+    """
+    count, offset = read_varint(data, 0)
+    size, offset = read_varint(data, offset)
+    if not 0 < count * LEAST <= tokens or not 3 * count <= size <= 3 * MAX_BYTES * count:
+        raise CorruptError(f"{count} copies in {size} bytes do not fit {tokens} tokens: the file is damaged")
+    raw = Fallback().decompress(data[offset:], size)
+    values, offset = [], 0
+    for _ in range(3 * count):
+        value, offset = read_varint(raw, offset)
+        values.append(value)
+    if offset != size:
+        raise CorruptError("expected nothing after the last copy, found more: the file is damaged")
+    found: list[Copy] = []
+    end = distance = 0
+    for gap, length, far in zip(values[:count], values[count : 2 * count], values[2 * count :], strict=True):
+        distance = far or distance
+        end += gap
+        if not 0 < distance <= end or end + length + LEAST > tokens:
+            raise CorruptError(f"a copy of token {end} goes beyond its sequence: the file is damaged")
+        found.append(Copy(gap, length + LEAST, distance))
+        end += length + LEAST
+    return found

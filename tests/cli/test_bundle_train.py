@@ -1,0 +1,358 @@
+"""bundle train, distill and eval: from sessions to a bundle that codes, by the command line."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from pltz.datasets.loaders import sample_path
+from pltz.models.training.records import Record
+
+Run = Callable[..., Result]
+
+CONFIG = """
+name = "tiny"
+[data]
+files = ["sessions.jsonl"]
+held_out = 0.2
+augment = 0.5
+[tokenizer]
+vocabulary = 512
+order_steps = 2
+[student]
+d = 32
+layers = 1
+heads = 2
+kv_heads = 1
+head_dim = 16
+hidden = 32
+memory = 64
+steps = {steps}
+rows = 1
+row = 256
+[finish]
+steps = {steps}
+[calibrate]
+limit_bytes = 3000
+[dictionary]
+bytes = 2000
+[evaluate]
+limit_bytes = 5000
+[card]
+licence = "CC-BY-SA-4.0"
+"""
+TEACHER = """
+[teacher]
+d = 48
+layers = 2
+heads = 2
+kv_heads = 1
+head_dim = 24
+hidden = 64
+steps = 10
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with the sample sessions and a configuration."""
+    shutil.copy(sample_path(), tmp_path / "sessions.jsonl")
+    (tmp_path / "tiny.toml").write_text(CONFIG.format(steps=4))
+    return tmp_path
+
+
+def test_example_is_what_the_library_has(run: Run) -> None:
+    from pltz.models.training.settings import EXAMPLE
+
+    assert run("bundle", "train", "--example").stdout == EXAMPLE
+
+
+def test_train_needs_a_configuration_and_an_output(run: Run, tmp_path: Path) -> None:
+    done = run("bundle", "train")
+    assert done.exit_code == 2 and "--config" in done.stderr
+    done = run("bundle", "train", "--config", tmp_path / "none.toml", "--output", tmp_path / "b")
+    assert done.exit_code == 2 and "none.toml" in done.stderr
+
+
+def test_train_eval_compress_decompress(run: Run, project: Path) -> None:
+    """The whole way, on a CPU: a bundle out of the sample, its card, figures, and sessions through it."""
+    output, config = project / "mine", project / "tiny.toml"
+    call = ("bundle", "train", "--config", config, "--output", output, "--device", "cpu", "--threads", 1)
+    done = run(*call, "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["id"] == json.loads((output / "bundle.json").read_text())["id"]
+    assert told["test"]["pltz_bytes"] > 0 and "student: done" in done.stderr
+    log = (project / "mine.work" / "log.txt").read_text()
+    assert all(f"{stage}: done in" in log for stage in ("split", "order", "finish", "calibrate", "evaluate"))
+
+    card = json.loads((output / "card.json").read_text())
+    assert card["licence"] == "CC-BY-SA-4.0" and card["test"]["sources"]
+    assert {d["source"]: d["licence"] for d in card["data"]}["taskmaster3"].startswith("CC-BY-4.0")
+    assert card["id"] in (output / "CARD.md").read_text()
+    assert all(str(project) not in (output / name).read_text() for name in ("card.json", "CARD.md"))
+
+    assert run("bundle", "verify", output).exit_code == 0
+    again = run(*call)  # nothing is done twice, and what is there is right
+    assert again.exit_code == 0 and "is this bundle already" in again.stderr
+    assert "begins" not in again.stderr
+
+    chats = project / "some.jsonl"
+    chats.write_text("".join(sample_path().read_text("utf8").splitlines(True)[:3]), "utf8")
+    packed, back = project / "some.pltz", project / "back.jsonl"
+    assert run("compress", chats, "-o", packed, "--bundle", output).exit_code == 0
+    assert run("decompress", packed, "-o", back, "--bundle", output).exit_code == 0
+    assert [json.loads(a) for a in back.open()] == [json.loads(a) for a in chats.open()]
+
+    (project / "notes.txt").write_text("plain words\n" * 30)
+    done = run(
+        "bundle",
+        "eval",
+        output,
+        "--data",
+        chats,
+        "--data",
+        project / "notes.txt",
+        "--limit-bytes",
+        9000,
+        "--json",
+    )
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["bundle"] == card["id"] and found["peers"]["zstd+dict"]["settings"].startswith("level 19")
+    by = {row["source"]: row for row in found["sources"]}
+    assert by["text:notes"]["content_bytes"] == 360 and by["text:notes"]["sessions"] == 1
+    assert sum(row["pltz_bytes"] for row in by.values()) == pytest.approx(found["file_bytes"], abs=1)
+
+
+def test_a_run_that_dies_goes_on(project: Path) -> None:
+    """Cut off where each stage begins and ends, and started again each time: every run gets further, and the bundle is whole."""
+    from pltz.cli import bundle_eval, bundle_train, options
+    from pltz.models.bundle import Bundle
+    from pltz.models.training import pipeline, settings
+
+    (project / "tiny.toml").write_text(CONFIG.format(steps=2))
+    found, output = settings.load(project / "tiny.toml"), project / "mine"
+    lines, runs = list[str](), 0
+
+    class Cut(BaseException):
+        pass
+
+    def tell(line: str) -> None:
+        text = line.split("s  ", 1)[1]
+        lines.append(text)
+        if text not in lines[:-1] and (text.endswith(": begins") or ": done in" in text):
+            raise Cut
+
+    def measure(bundle: Path, records: list[Record], limit: int) -> dict[str, object]:
+        return bundle_eval.measured(options.load_codec(str(bundle), "cpu", 1), records, limit, shown=False)
+
+    def run() -> pipeline.Run:
+        return pipeline.Run(output, project / "work", bundle_train.read, measure, "cpu", False, tell)
+
+    while runs < 200:
+        runs += 1
+        assert not output.exists() or Bundle.load(output).id
+        try:
+            card = pipeline.train(found, run())
+            break
+        except Cut:
+            continue
+    assert runs > 20 and card["id"] == Bundle.load(output).id.hex()
+    assert sum(line.startswith("split: done in") for line in lines) <= 2
+
+
+def test_held_out_files_are_not_trained_on(run: Run, project: Path) -> None:
+    """Sessions of a test file of its own leave the training set, though they stand in its file too."""
+    import zstandard
+
+    lines = sample_path().read_text("utf8").splitlines(True)
+    for name, part in (("v", lines[:10]), ("t", lines[10:30])):
+        (project / f"{name}.jsonl").write_text("".join(part), "utf8")
+    config = CONFIG.format(steps=1).replace("held_out = 0.2", 'validation = ["v.jsonl"]\ntest = ["t.jsonl"]')
+    (project / "tiny.toml").write_text(config.replace("order_steps = 2", "order_steps = 0"))
+    call = (
+        "bundle",
+        "train",
+        "--config",
+        project / "tiny.toml",
+        "--output",
+        project / "b",
+        "--device",
+        "cpu",
+    )
+    done = run(*call, "--quiet")
+    assert done.exit_code == 0, done.output
+    split = next((project / "b.work").glob("split-*"))
+    counts = {
+        part: zstandard.ZstdDecompressor()
+        .stream_reader((split / f"{part}.zst").open("rb"))
+        .read()
+        .count(b"\n")
+        for part in ("train", "validation", "test")
+    }
+    assert counts == {"train": 170, "validation": 10, "test": 20}
+
+
+def test_another_bundle_is_not_replaced_unasked(run: Run, tiny: Path, project: Path) -> None:
+    shutil.copytree(tiny / "bundles/mini", project / "mine")
+    config = project / "tiny.toml"
+    config.write_text(CONFIG.format(steps=1).replace("order_steps = 2", "order_steps = 0"))
+    call = ("bundle", "train", "--config", config, "--output", project / "mine", "--device", "cpu", "--quiet")
+    done = run(*call)
+    assert done.exit_code == 2 and "holds another bundle" in done.stderr
+    assert run("bundle", "verify", project / "mine").exit_code == 0
+    assert json.loads((project / "mine/bundle.json").read_text())["name"] == "mini"
+    assert run(*call, "--force").exit_code == 0
+    assert json.loads((project / "mine/bundle.json").read_text())["name"] == "tiny"
+
+
+def test_data_that_cannot_do(run: Run, project: Path) -> None:
+    many = CONFIG.format(steps=1).replace("vocabulary = 512", "vocabulary = 65408")
+    (project / "tiny.toml").write_text(many)
+    done = run(
+        "bundle", "train", "--config", project / "tiny.toml", "--output", project / "b", "--device", "cpu"
+    )
+    assert done.exit_code == 2 and "give more text" in done.stderr
+    (project / "sessions.jsonl").write_text('{"messages": []}\n')
+    done = run(
+        "bundle", "train", "--config", project / "tiny.toml", "--output", project / "b", "--device", "cpu"
+    )
+    assert done.exit_code == 2 and "no session for" in done.stderr and not (project / "b").exists()
+    done = run("bundle", "eval", "mini", "--data", project / "absent.jsonl")
+    assert done.exit_code == 2 and "absent.jsonl" in done.stderr
+
+
+def test_distill_with_the_targets_probabilities(run: Run, tiny: Path, project: Path) -> None:
+    """The embedded target (a tiny one here) speaks the bundle's vocabulary: probabilities, written turns, the bundle's weights."""
+    call = (
+        "bundle",
+        "distill",
+        "--target",
+        tiny / "targets/mini-llama",
+        "--data",
+        project / "sessions.jsonl",
+    )
+    small = ("--steps", 5, "--rows", 1, "--row", 256, "--write", 2, "--write-tokens", 8, "--device", "cpu")
+    done = run(*call, *small, "--output", project / "d", "--json")
+    assert done.exit_code == 0, done.output
+    assert "starting from mini" in done.stderr and "probabilities" in done.stderr
+    card = json.loads((project / "d/card.json").read_text())
+    assert card["settings"]["teacher"]["share"] == 0.5 and card["shape"]["vocab"] == 1024
+    written = next((project / "d.work").glob("write-*/written.jsonl")).read_text().splitlines()
+    assert len(written) == 2 and json.loads(written[0])["messages"][-1]["role"] == "assistant"
+    packed = project / "x.pltz"
+    assert (
+        run("compress", sample_path(), "-o", packed, "--bundle", project / "d", "--no-progress").exit_code
+        == 0
+    )
+
+
+def test_distill_in_the_targets_own_tokenizer(run: Run, foreign: Path, project: Path) -> None:
+    """A target with another vocabulary: the student speaks it, and ids frozen for that target need no patch."""
+    call = ("bundle", "distill", "--target", foreign, "--data", project / "sessions.jsonl", "--size", "tiny")
+    small = ("--steps", 5, "--rows", 1, "--row", 256, "--device", "cpu", "--output", project / "d")
+    done = run(*call, *small)
+    assert done.exit_code == 0, done.output
+    assert "with the target's tokenizer" in done.stderr
+    card = json.loads((project / "d/card.json").read_text())
+    assert card["shape"]["vocab"] % 128 == 0 and card["settings"]["teacher"]["target"] == foreign.name
+    packed, chats = project / "x.pltz", project / "few.jsonl"
+    chats.write_text("".join(sample_path().read_text("utf8").splitlines(True)[:3]), "utf8")
+    done = run("compress", chats, "-o", packed, "--bundle", project / "d", "--target", foreign)
+    assert done.exit_code == 0, done.output
+    back = run(
+        "decompress", packed, "-o", project / "ids.jsonl", "--bundle", project / "d", "--target", foreign
+    )
+    assert back.exit_code == 0, back.output
+
+
+def test_distill_with_the_bundles_tokenizer_learns_text(
+    run: Run, tiny: Path, foreign: Path, project: Path
+) -> None:
+    """No common vocabulary: the target writes turns, its probabilities have no say."""
+    call = (
+        "bundle",
+        "distill",
+        "--target",
+        foreign,
+        "--data",
+        project / "sessions.jsonl",
+        "--tokenizer",
+        "bundle",
+    )
+    small = (
+        "--steps",
+        5,
+        "--rows",
+        1,
+        "--row",
+        256,
+        "--device",
+        "cpu",
+        "--output",
+        project / "d",
+        "--write",
+        1,
+    )
+    done = run(*call, *small, "--write-tokens", 4)
+    assert done.exit_code == 0, done.output
+    assert "probabilities" not in done.stderr and "1 turns the target writes" in done.stderr
+    assert json.loads((project / "d/card.json").read_text())["settings"]["teacher"]["share"] == 0.0
+
+
+@pytest.mark.slow
+def test_distill_from_the_embedded_target(run: Run, project: Path) -> None:
+    """The bundle and the target that ship, as they are; some 20 seconds."""
+    lines = sample_path().read_text("utf8").splitlines(True)
+    (project / "sessions.jsonl").write_text("".join(lines[:60]), "utf8")
+    call = ("bundle", "distill", "--target", "mini-llama", "--data", project / "sessions.jsonl")
+    small = (
+        "--steps",
+        3,
+        "--rows",
+        1,
+        "--row",
+        256,
+        "--device",
+        "cpu",
+        "--threads",
+        1,
+        "--output",
+        project / "d",
+    )
+    done = run(*call, *small, "--json")
+    assert done.exit_code == 0, done.output
+    test = json.loads(done.stdout.splitlines()[-1])["test"]
+    assert test["pltz_bytes"] < 0.75 * test["peer_bytes"]["zstd+dict"]
+
+
+def test_distill_refuses_what_it_cannot_do(run: Run, tiny: Path, project: Path) -> None:
+    common = ("--data", project / "sessions.jsonl", "--output", project / "d")
+    done = run("bundle", "distill", "--target", project, *common)
+    assert done.exit_code == 6 and done.stderr.startswith("error: ")
+    both = ("--steps", 5, "--seconds", 5)
+    done = run("bundle", "distill", "--target", tiny / "targets/mini-llama", *common, *both)
+    assert done.exit_code == 2 and "exclude each other" in done.stderr
+
+
+def test_train_with_a_teacher_of_its_own(run: Run, project: Path) -> None:
+    """A larger net first, then a student that learns its probabilities; with so few steps only that it runs and improves."""
+    (project / "tiny.toml").write_text(CONFIG.format(steps=30) + TEACHER)
+    call = (
+        "bundle",
+        "train",
+        "--config",
+        project / "tiny.toml",
+        "--output",
+        project / "mine",
+        "--device",
+        "cpu",
+    )
+    assert run(*call, "--quiet").exit_code == 0
+    training = json.loads((project / "mine/card.json").read_text())["training"]
+    assert training["teacher"]["parameters"] > training["student"]["parameters"]
+    assert training["finish"]["bits_per_token"] < training["student"]["bits_per_token"] < 9.5

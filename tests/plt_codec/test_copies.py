@@ -1,0 +1,155 @@
+"""Copies: what is taken out comes back, in linear time; bytes that no copies have are refused by name."""
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pltz.plt_codec import copies
+from pltz.plt_codec.copies import LEAST, Copy, expand, find, literals, pack, unpack
+from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.fallback import Fallback
+from pltz.plt_codec.varint import write_varint
+
+Ids = npt.NDArray[np.int64]
+
+
+def there_and_back(tokens: Ids) -> list[Copy]:
+    found = find(tokens)
+    rest = literals(tokens, found)
+    assert len(rest) + sum(copy.length for copy in found) == len(tokens)
+    if found:
+        assert all(copy.length >= LEAST for copy in found)
+        assert unpack(pack(found), len(tokens)) == found
+    assert (expand(rest, found) == tokens).all()
+    return found
+
+
+@st.composite
+def repetitive(draw: st.DrawFn) -> Ids:
+    """Sequences made of a few pieces, some of them again and again, a few tokens changed."""
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
+    pieces = [
+        rng.integers(0, draw(st.sampled_from([1, 2, 1000])), n)
+        for n in draw(st.lists(st.integers(0, 90), max_size=5))
+    ]
+    order = draw(st.lists(st.integers(0, 4), max_size=12))
+    whole = np.concatenate([np.zeros(0, np.int64), *(pieces[i] for i in order if i < len(pieces))]).astype(
+        np.int64
+    )
+    for at in draw(st.lists(st.integers(0, 400), max_size=4)):
+        if at < len(whole):
+            whole[at] = 5
+    return whole
+
+
+@given(repetitive())
+@example(np.zeros(0, np.int64))
+@example(np.zeros(LEAST, np.int64))
+@example(np.zeros(LEAST + 1, np.int64))
+@example(np.zeros(5000, np.int64))
+@example(np.tile(np.arange(7), 40))
+def test_what_is_taken_out_comes_back(tokens: Ids) -> None:
+    there_and_back(tokens)
+
+
+def test_the_longest_of_several_places_is_taken() -> None:
+    page = np.random.default_rng(0).integers(0, 9999, 400)
+    tokens = np.concatenate([page, [1], page[:60], [2], page])
+    found = there_and_back(tokens)
+    assert found == [Copy(401, 60, 401), Copy(1, 400, 462)]
+
+
+def test_a_run_is_one_copy_of_itself() -> None:
+    assert there_and_back(np.full(3000, 9)) == [Copy(1, 2999, 1)]
+    assert there_and_back(np.tile([1, 2, 3], 500)) == [Copy(3, 1497, 3)]
+
+
+def test_an_edit_keeps_the_distance() -> None:
+    """After a changed token the text goes on as before: the second copy's distance costs a zero."""
+    page = np.random.default_rng(0).integers(0, 9999, 400)
+    changed = page.copy()
+    changed[200] = 10_000
+    found = there_and_back(np.concatenate([page, changed]))
+    assert found == [Copy(400, 200, 400), Copy(1, 199, 400)]
+    assert len(pack(found)) <= 12
+
+
+def test_equal_hashes_of_different_runs_are_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "BASE", 0)  # every hash is 0
+    tokens = np.random.default_rng(0).integers(0, 9999, 300)
+    assert find(tokens) == []
+    there_and_back(np.tile(tokens, 2))
+
+
+def test_time_is_linear() -> None:
+    """A million tokens of the worst kinds, within seconds: a quadratic search would take hours."""
+    rng = np.random.default_rng(0)
+    page = rng.integers(0, 9999, 1000)
+    noisy = np.tile(page, 1000)
+    noisy[rng.integers(0, len(noisy), 5000)] = 10_000
+    for tokens in (np.zeros(1_000_000, np.int64), noisy, rng.integers(0, 2, 1_000_000)):
+        start = time.monotonic()
+        found = find(tokens)
+        assert (expand(literals(tokens, found), found) == tokens).all()
+        assert time.monotonic() - start < 30
+
+
+# ---- hostile bytes
+
+
+def packed(
+    gaps: list[int], lengths: list[int], distances: list[int], *, count: int | None = None, tail: bytes = b""
+) -> bytes:
+    """Copies written by hand; lengths less LEAST."""
+    raw = b"".join(map(write_varint, [*gaps, *lengths, *distances])) + tail
+    head = write_varint(len(gaps) if count is None else count)
+    return head + write_varint(len(raw)) + Fallback().compress(raw)
+
+
+GOOD = ([40, 3], [0, 8], [40, 0])
+
+
+def test_copies_by_hand() -> None:
+    assert unpack(packed(*GOOD), 200) == [Copy(40, 32, 40), Copy(3, 40, 40)]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"",
+        b"\x01",
+        packed([], [], []),
+        packed(*GOOD)[:-1],
+        packed(*GOOD) + b"\x00",
+        packed(*GOOD, tail=b"\x00"),
+        packed(*GOOD, count=3),
+        packed(*GOOD, count=1),
+        packed([0], [0], [1]),  # nothing stands before it
+        packed([40], [0], [0]),  # no copy before it
+        packed([40], [0], [41]),
+        packed([40], [129], [40]),  # 40 + 161 tokens of 200
+        packed([169], [0], [1]),
+        packed([40] * 7, [0] * 7, [1] * 7),  # 7 copies of 32 do not fit 200
+        packed([1 << 31], [0], [1]),
+        packed([40], [(1 << 32) - 1], [1]),
+        b"\x01\xff\xff\xff\xff\x0f\x00",  # 4 GB of columns
+    ],
+    ids=range(17),
+)
+def test_bytes_that_no_copies_have_are_refused(bad: bytes) -> None:
+    with pytest.raises(CorruptError):
+        unpack(bad, 200)
+
+
+@given(st.binary(max_size=60), st.integers(0, 3000))
+def test_any_bytes_are_copies_or_refused(data: bytes, tokens: int) -> None:
+    try:
+        found = unpack(data, tokens)
+    except CorruptError:
+        return
+    left = tokens - sum(copy.length for copy in found)
+    assert left > 0 and len(expand(np.arange(left), found)) == tokens
