@@ -200,9 +200,9 @@ class TokenArchive:
         if last:
             yield last
         for version in self._versions(item.tenant, item.name):
-            if version.time == item.time and not (last and version.id == last.version.id):
-                if tower := self._tower(version, codec):
-                    yield tower
+            known = last is not None and version.id == last.version.id
+            if version.time == item.time and not known and (tower := self._tower(version, codec)):
+                yield tower
 
     def _has(self, tower: Tower, item: TokenItem, ids: Tokens) -> bool:
         version = tower.version

@@ -110,7 +110,9 @@ class Backlog:
 
     def refuse(self, segment: Segment, frame: Frame) -> None:
         """Lay an entry aside that the archive cannot take; durable when it returns. Raises OSError."""
-        self._aside(segment.name.aside(frame.start, "refused"), segment.name.frames(frame.start, [frame.body]))
+        self._aside(
+            segment.name.aside(frame.start, "refused"), segment.name.frames(frame.start, [frame.body])
+        )
 
     def finish(self, segment: Segment) -> bool:
         """Delete a segment that is archived, what is damaged in it laid aside. False where it is still written. Raises OSError.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class Entry:
     def _steps(self) -> list[int]:
         """The prefixes as distances. Raises ContentError."""
         ends = [0, *self.prefixes]
-        steps = [b - a for a, b in zip(ends, ends[1:], strict=False)]
+        steps = [b - a for a, b in itertools.pairwise(ends)]
         if len(steps) > MAX_PREFIXES or any(step <= 0 for step in steps) or ends[-1] > len(self.ids):
             raise ContentError(
                 f"expected at most {MAX_PREFIXES} ascending prefixes within {len(self.ids)} tokens"
@@ -79,12 +80,10 @@ class Entry:
         if len(body) - at != 4 * count or time >= 1 << 40:
             raise CorruptError(f"expected {count} tokens in {len(body) - at} bytes: damaged")
         ids = np.frombuffer(body, "<u4", count, at)
-        if count and int(ids.max()) > MAX_TOKENS or (prefixes and prefixes[-1] > count):
+        if (count and int(ids.max()) > MAX_TOKENS) or (prefixes and prefixes[-1] > count):
             raise CorruptError("a token id or a prefix of an entry is out of range: damaged")
         tenant, name, base, parent = texts
-        return cls(
-            name, ids, time, tenant, tokenizer, target, unpack_labels(labels), prefixes, base, parent
-        )
+        return cls(name, ids, time, tenant, tokenizer, target, unpack_labels(labels), prefixes, base, parent)
 
 
 class Sized(NamedTuple):

@@ -73,7 +73,9 @@ class Name:
         """Frames of bodies, the first at offset ``at``."""
         parts: list[bytes] = []
         for body in bodies:
-            parts.append(FRAME.pack(MARK, len(body), self._check(at, body)) + body + bytes(-len(body) % ALIGN))
+            parts.append(
+                FRAME.pack(MARK, len(body), self._check(at, body)) + body + bytes(-len(body) % ALIGN)
+            )
             at += len(parts[-1])
         return b"".join(parts)
 
@@ -84,7 +86,9 @@ class Name:
     def done_of(self, rows: bytes) -> int:
         """The offset up to which the segment is archived, by the bytes of its `.done`."""
         offsets = (ROW.unpack_from(rows, at)[0] for at in range(0, len(rows) - ROW.size + 1, ROW.size))
-        return max((o for n, o in enumerate(offsets) if rows[ROW.size * n :][: ROW.size] == self.row(o)), default=0)
+        return max(
+            (o for n, o in enumerate(offsets) if rows[ROW.size * n :][: ROW.size] == self.row(o)), default=0
+        )
 
     def _check(self, at: int, body: bytes | memoryview) -> bytes:
         return _hash(PLACE.pack(self.owner, self.number, at), len(body).to_bytes(4, "little"), body)

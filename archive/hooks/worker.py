@@ -26,7 +26,7 @@ from pltz.archive.hooks.tokenizers import Tokenizers
 from pltz.archive.identity import NONE
 from pltz.archive.io import Disk, OsDisk
 from pltz.archive.token_archive import TokenArchive, TokenItem
-from pltz.plt_codec.errors import PltzError, UsageError
+from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.keys import Secret
@@ -36,6 +36,7 @@ BATCH_TOKENS = 1 << 18  # of one commit
 BATCH_ENTRIES = 1024
 POLL = 0.05  # seconds between looks at a lock that another worker has
 BACKOFF = 0.5, 60.0  # seconds until a failed pass is tried again: at first, at most
+KEPT = 1000  # refusals told in full
 WORKER_LOCK = "worker.lock"
 
 Pending = tuple[Frame, Entry]
@@ -44,8 +45,9 @@ Pending = tuple[Frame, Entry]
 @dataclass
 class Drained:
     """What went from a journal to an archive. ``stored``: entries that became a version; ``unchanged``: those the archive had already; ``frozen``:
-    bytes of new segments; ``refused``: (tenant, name, reason) of entries laid aside; ``damaged``: bytes that were no entries, laid aside;
-    ``left``: bytes not archived, of segments that could not be read; ``busy``: another worker had the journal; ``failure``: why it stopped."""
+    bytes of new segments, of ``raw`` bytes of ids; ``rejected``: entries laid aside, and ``refused``: (tenant, name, reason) of the last of them;
+    ``damaged``: bytes that were no entries, laid aside; ``left``: bytes of segments of a newer version, left alone; ``until``: time of the last entry
+    archived; ``busy``: another worker had the journal; ``failure``: why it stopped."""
 
     stored: int = 0
     unchanged: int = 0
@@ -53,15 +55,17 @@ class Drained:
     raw: int = 0
     frozen: int = 0
     commits: int = 0
+    rejected: int = 0
     refused: list[tuple[str, str, str]] = field(default_factory=list)
     damaged: int = 0
     left: int = 0
+    until: int = 0
     busy: bool = False
     failure: str = ""
 
     @property
     def entries(self) -> int:
-        return self.stored + self.unchanged + len(self.refused)
+        return self.stored + self.unchanged + self.rejected
 
     def as_fields(self) -> dict[str, Any]:
         """As JSON."""
@@ -93,7 +97,9 @@ class Worker:
         self._archive: TokenArchive | None = None
         self._progress = progress or (lambda done: None)
 
-    def once(self, *, wait: float = 0.0, until: float | None = None, stop: Callable[[], bool] = lambda: False) -> Drained:
+    def once(
+        self, *, wait: float = 0.0, until: float | None = None, stop: Callable[[], bool] = lambda: False
+    ) -> Drained:
         """Archive what is there now. ``wait``: seconds for another worker to end; ``until``: monotonic time to stop at, between commits.
 
         Raises StoreError, WriterFailed, Fenced, OSError: what is marked is archived, the rest stays; KeyMismatch, FormatError, ModelError
@@ -120,7 +126,7 @@ class Worker:
             try:
                 self.once(stop=lambda: stop(0))
                 self.done.failure, delay, pause = "", idle, BACKOFF[0]
-            except Exception as exc:  # whatever it is, the tokens are safe where they are
+            except Exception as exc:  # noqa: BLE001  # whatever it is, the tokens are safe where they are
                 self.done.failure, delay = f"{type(exc).__name__}: {exc}", pause
                 pause = min(2 * pause, longest)
                 self._progress(self.done)
@@ -166,15 +172,18 @@ class Worker:
             self._put([entry for _, entry in batch])
         except (ArchiveError, OSError, MemoryError):
             raise
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001
             if len(batch) > 1:
                 for pending in batch:
                     self._commit(segment, [pending])
                 return
             [(frame, entry)] = batch
             self.backlog.refuse(segment, frame)
+            self.done.rejected += 1
             self.done.refused.append((entry.tenant, entry.name, f"{type(exc).__name__}: {exc}"))
+            del self.done.refused[:-KEPT]
         self.backlog.mark(segment, batch[-1][0].end)
+        self.done.until = max(self.done.until, batch[-1][1].time)
         self._progress(self.done)
 
     def _put(self, entries: Sequence[Entry]) -> None:
@@ -226,7 +235,9 @@ def drain(
     if not isinstance(journal, str | os.PathLike):
         raise UsageError("expected the directory of a journal")
     if not Path(journal).is_dir():
-        raise UsageError(f"no journal at {os.fspath(journal)}: expected the directory that the hook was opened with")
+        raise UsageError(
+            f"no journal at {os.fspath(journal)}: expected the directory that the hook was opened with"
+        )
 
     def open_archive() -> TokenArchive:
         if isinstance(archive, TokenArchive):
@@ -235,7 +246,11 @@ def drain(
 
     disk = OsDisk(journal)
     worker = Worker(
-        Backlog(disk, FileLocks(journal)), Tokenizers(disk), open_archive, batch_tokens=batch_tokens, progress=progress
+        Backlog(disk, FileLocks(journal)),
+        Tokenizers(disk),
+        open_archive,
+        batch_tokens=batch_tokens,
+        progress=progress,
     )
     until = None if max_seconds is None else time.monotonic() + max_seconds
     return worker.once(wait=wait, until=until)
