@@ -531,6 +531,16 @@ class EvictionHook:
         self.close()
 
 
+class _Bytes(NamedTuple):
+    """An array of ids, (T,), as bytes."""
+
+    data: bytes
+    dtype: np.dtype[Any]
+
+    def __len__(self) -> int:
+        return len(self.data) // self.dtype.itemsize
+
+
 class _Refused(Exception):
     """An eviction that is not taken, and why."""
 
@@ -540,7 +550,10 @@ class _Refused(Exception):
 
 
 def _copied(ids: Any) -> tuple[Any, int]:
-    """A copy of token ids that the caller cannot change, and its bytes. What it costs is a copy of memory: no id is looked at."""
+    """A copy of token ids that the caller cannot change, and its bytes. What it costs is a copy of memory: no id is looked at.
+
+    An array is copied by ``tobytes``, which keeps the interpreter: ``copy`` would let go of it, and may wait 5 ms to have it back.
+    """
     if isinstance(ids, list | tuple):
         return tuple(ids), LIST_ITEM * len(ids)
     if hasattr(ids, "detach"):  # torch, which is not imported for this
@@ -551,14 +564,13 @@ def _copied(ids: Any) -> tuple[Any, int]:
         raise _Refused("not token ids")
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise _Refused("not token ids")
-    copy = ids.copy()
-    return copy, copy.nbytes
+    return _Bytes(ids.tobytes(), ids.dtype), ids.nbytes
 
 
 def _entry(one: Eviction, tokenizer: bytes) -> Entry:
     """The journal's entry of an eviction. Raises ContentError, UsageError, and what numpy raises for ids that are none."""
     try:
-        ids = np.asarray(one.ids)
+        ids = np.frombuffer(*one.ids) if isinstance(one.ids, _Bytes) else np.asarray(one.ids)
     except (ValueError, OverflowError) as exc:
         raise UsageError("expected token ids") from exc
     ends: list[int] = []
