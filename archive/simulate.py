@@ -102,7 +102,7 @@ class SimDisk:
     def append(self, path: str, data: bytes) -> None:
         inode = self._inode(path)
         self._count()
-        self.seen.data[inode] += data
+        self.seen.data[inode] = self.seen.data.get(inode, b"") + data
         self._change(Change("bytes", path, inode))
 
     def sync_file(self, path: str) -> None:

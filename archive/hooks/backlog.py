@@ -27,14 +27,15 @@ OWNER_LOCK = re.compile(r"[0-9a-f]{32}\.lock")
 
 @dataclass
 class Segment:
-    """A segment as it was found. ``closed``: nobody appends to it; ``done``: the offset up to which it is archived; ``damage``: bytes that
+    """A segment as it was found. ``closed``: nobody appends to it; ``done``: the offset up to which it is archived, by the
+    ``marks`` bytes of its `.done`; ``damage``: bytes that
     are no frames, found by `Backlog.read`; ``newer``: of a newer version, left alone."""
 
     name: Name
     size: int
     closed: bool
     done: int
-    read: int = 0
+    marks: int
     damage: list[Gap] = field(default_factory=list)
     newer: str = ""
 
@@ -67,7 +68,8 @@ class Backlog:
         found = []
         for name in names:
             closed = name.owner not in living or name != last[name.owner]
-            found.append(Segment(name, files[name.journal], closed, self._done(name, files)))
+            marks = files.get(name.done, 0)
+            found.append(Segment(name, files[name.journal], closed, self._done(name, marks), marks))
         return found
 
     def read(self, segment: Segment) -> Iterator[tuple[Frame, Entry]]:
@@ -100,13 +102,14 @@ class Backlog:
         """Say, durably, that all up to ``offset`` is archived. Raises OSError."""
         if offset <= segment.done:
             return
-        name, row = segment.name, segment.name.row(offset)
+        name = segment.name
+        row = bytes(-segment.marks % ROW.size) + name.row(offset)  # after one that was cut off
         try:
             self.disk.append(name.done, row)
         except FileNotFoundError:
             self.disk.write_new(name.done, row)
         self.disk.sync_file(name.done)
-        segment.done = offset
+        segment.done, segment.marks = offset, segment.marks + len(row)
 
     def refuse(self, segment: Segment, frame: Frame) -> None:
         """Lay an entry aside that the archive cannot take; durable when it returns. Raises OSError."""
@@ -161,8 +164,7 @@ class Backlog:
             [file for file in files if file.endswith(".damaged")],
         )
 
-    def _done(self, name: Name, files: Mapping[str, int]) -> int:
-        size = files.get(name.done, 0)
+    def _done(self, name: Name, size: int) -> int:
         start = max(0, size - MAX_DONE) // ROW.size * ROW.size
         try:
             return name.done_of(self.disk.read(name.done, start, MAX_DONE + ROW.size)) if size else 0
