@@ -15,29 +15,34 @@ from pltz.archive.hooks.entry import Entry
 from pltz.archive.hooks.lock import Lock
 from pltz.archive.hooks.tokenizers import Tokenizers
 from pltz.archive.hooks.worker import Worker
-from pltz.archive.io import Disk
+from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
 from pltz.archive.token_archive import TokenArchive
 
 
 class MemoryLocks:
-    """Locks of one simulated machine: a crash frees all, with a new object."""
+    """Locks of one simulated machine: a crash frees all, with a new object. Their files are on its disk, at once and for good."""
 
-    def __init__(self) -> None:
+    def __init__(self, disk: SimDisk) -> None:
+        self.disk = disk
         self.held: set[str] = set()
 
     def take(self, name: str) -> Lock | None:
         if name in self.held:
             return None
         self.held.add(name)
+        if name not in self.disk.seen.names:
+            inode = 1 + max([*self.disk.seen.data, *self.disk.durable.data, 0])
+            for state in (self.disk.seen, self.disk.durable):
+                state.names[name], state.data[inode] = inode, b""
         return SimpleNamespace(free=lambda: self.held.discard(name))
 
 
 class Bench:
     """A disk with an archive and a journal in one root: both keep to their own names."""
 
-    def __init__(self, disk: Disk, codec: SegmentCodec, locks: MemoryLocks | None = None) -> None:
-        self.disk, self.codec, self.locks = disk, codec, locks or MemoryLocks()
+    def __init__(self, disk: SimDisk, codec: SegmentCodec) -> None:
+        self.disk, self.codec, self.locks = disk, codec, MemoryLocks(disk)
         self.backlog = Backlog(disk, self.locks)
 
     def archive(self) -> TokenArchive:
@@ -59,7 +64,7 @@ def entry(name: str, count: int, seed: int = 0, time: int = 1_000_000_000, **opt
 
 
 @pytest.fixture
-def bench(disk: Disk, codec: SegmentCodec) -> Bench:
+def bench(disk: SimDisk, codec: SegmentCodec) -> Bench:
     """On a simulated disk, with an empty archive."""
     Archive.create(DirectoryStore(disk), [codec])
     return Bench(disk, codec)
