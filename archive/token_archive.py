@@ -254,11 +254,12 @@ class TokenArchive:
         *,
         salt: str | bytes | None = None,
     ) -> TokenSession:
-        """A session: its last version that is not forgotten, or version ``number``.
+        """A session: its last version that is not forgotten, or version ``number``, whoever put it until now.
 
         Raises NotFound, LostError (it is damaged), BundleMismatch (its bundle or tokenizer is not among those given), ContentError (it
         is not one of token ids).
         """
+        self.archive.view.refresh()  # a worker puts new versions all the time
         tower = self.archive.get(name, tenant_of(tenant, salt), number)
         if KINDS[tower.version.kind] != "ids":
             raise ContentError(

@@ -60,6 +60,16 @@ def test_a_session_that_grew_adds_what_is_new(cold: TokenArchive) -> None:
     assert np.array_equal(cold.get("a").ids, more) and np.array_equal(cold.get("a", number=1).ids, ids(50))
 
 
+def test_a_reader_sees_what_others_put_since_it_looked(
+    tmp_path: Path, cold: TokenArchive, bundle: Bundle
+) -> None:
+    put(cold, "a", ids(50))
+    reader = TokenArchive.open(tmp_path / "cold", bundle=bundle)
+    assert np.array_equal(reader.get("a").ids, ids(50))
+    put(cold, "a", ids(70))
+    assert np.array_equal(reader.get("a").ids, ids(70))
+
+
 def test_a_session_that_went_back_shares_what_it_can(cold: TokenArchive) -> None:
     put(cold, "a", ids(50))
     put(cold, "a", np.concatenate([ids(50), ids(30, 9)]))
