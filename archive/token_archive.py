@@ -174,13 +174,16 @@ class TokenArchive:
             TokenizerMismatch: a tokenizer that was not given.
             StoreError, WriterFailed, Fenced: as `Archive.put`.
         """
-        done: list[Put] = []
+        return list(self.put_each(items))
+
+    def put_each(self, items: Sequence[TokenItem]) -> Iterator[Put]:
+        """`put`, one after the other: what was yielded is durable, whatever is raised after it."""
         for batch in _batches(items):
             self.archive.view.refresh()
             drafts = [self._draft(item) for item in batch]
             receipts = iter(self.archive.put([draft for draft in drafts if draft]))
-            done += [Put(i, next(receipts) if d else None) for i, d in zip(batch, drafts, strict=True)]
-        return done
+            for item, draft in zip(batch, drafts, strict=True):
+                yield Put(item, next(receipts) if draft else None)
 
     def _draft(self, item: TokenItem) -> NewSession | None:
         """An item cut into segments; None where the archive has it."""

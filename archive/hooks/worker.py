@@ -13,11 +13,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pltz.archive.errors import ArchiveError
 from pltz.archive.hooks.backlog import Backlog, Segment
 from pltz.archive.hooks.entry import Entry
 from pltz.archive.hooks.lock import FileLocks, Lock
@@ -25,8 +25,8 @@ from pltz.archive.hooks.segment import Frame
 from pltz.archive.hooks.tokenizers import Tokenizers
 from pltz.archive.identity import NONE
 from pltz.archive.io import Disk, OsDisk
-from pltz.archive.token_archive import TokenArchive, TokenItem
-from pltz.plt_codec.errors import UsageError
+from pltz.archive.token_archive import Put, TokenArchive, TokenItem
+from pltz.plt_codec.errors import ContentError, ModelError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.keys import Secret
@@ -38,6 +38,11 @@ POLL = 0.05  # seconds between looks at a lock that another worker has
 BACKOFF = 0.5, 60.0  # seconds until a failed pass is tried again: at first, at most
 KEPT = 1000  # refusals told in full
 WORKER_LOCK = "worker.lock"
+REFUSED = (
+    ContentError,
+    TokenizerMismatch,
+    UsageError,
+)  # said of an entry, where other errors are the archive's
 
 Pending = tuple[Frame, Entry]
 
@@ -168,38 +173,45 @@ class Worker:
 
     def _commit(self, segment: Segment, batch: Sequence[Pending]) -> None:
         """Archive a batch and mark it; what cannot be archived is laid aside."""
+        archive = self._opened()
+        rest = list(batch)
         try:
-            self._put([entry for _, entry in batch])
-        except (ArchiveError, OSError, MemoryError):
-            raise
-        except Exception as exc:  # noqa: BLE001
-            if len(batch) > 1:
-                for pending in batch:
+            for put in self._put(archive, [entry for _, entry in batch]):
+                rest.pop(0)
+                self._count(put)
+        except REFUSED as exc:
+            if len(rest) > 1:
+                for pending in rest:
                     self._commit(segment, [pending])
                 return
-            [(frame, entry)] = batch
+            [(frame, entry)] = rest
             self.backlog.refuse(segment, frame)
             self.done.rejected += 1
             self.done.refused.append((entry.tenant, entry.name, f"{type(exc).__name__}: {exc}"))
             del self.done.refused[:-KEPT]
         self.backlog.mark(segment, batch[-1][0].end)
+        self.done.commits += 1
         self.done.until = max(self.done.until, batch[-1][1].time)
         self._progress(self.done)
 
-    def _put(self, entries: Sequence[Entry]) -> None:
+    def _opened(self) -> TokenArchive:
         if self._archive is None:
             self._archive = self._open()
-        archive = self._archive
+        return self._archive
+
+    def _put(self, archive: TokenArchive, entries: Sequence[Entry]) -> Iterator[Put]:
         for tokenizer in {entry.tokenizer for entry in entries} - {NONE}:
             if not archive.knows(tokenizer) and (found := self.tokenizers.get(tokenizer)) is not None:
-                archive.add(found)
-        for put in archive.put([as_item(entry) for entry in entries]):
-            self.done.unchanged += put.unchanged
-            self.done.stored += not put.unchanged
-            self.done.tokens += len(put.item.ids)
-            self.done.raw += 4 * len(put.item.ids)
-            self.done.frozen += put.size
-        self.done.commits += 1
+                with suppress(ModelError):  # then its entries are refused
+                    archive.add(found)
+        return archive.put_each([as_item(entry) for entry in entries])
+
+    def _count(self, put: Put) -> None:
+        self.done.unchanged += put.unchanged
+        self.done.stored += not put.unchanged
+        self.done.tokens += len(put.item.ids)
+        self.done.raw += 4 * len(put.item.ids)
+        self.done.frozen += put.size
 
 
 def as_item(entry: Entry) -> TokenItem:

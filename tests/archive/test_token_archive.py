@@ -118,9 +118,10 @@ def test_salts_share_nothing_and_find_nothing(cold: TokenArchive) -> None:
         assert done and done.new == 2
     put(cold, "t", ids(30), tenant=tenant_of("acme", "one"))
     assert np.array_equal(cold.get("t", "acme", salt="one").ids, ids(30))
-    for salt in (None, "two", b"other"):
+    others: list[str | bytes | None] = [None, "two", b"other"]
+    for other in others:
         with pytest.raises(NotFound):
-            cold.get("t", "acme", salt=salt)
+            cold.get("t", "acme", salt=other)
     assert tenant_of("acme", "one") == tenant_of("acme", b"one") != tenant_of("acm", "one")
     with pytest.raises(UsageError):
         tenant_of(tenant_of("acme", "one"), "one")

@@ -42,8 +42,11 @@ def test_the_commands_are_the_documented_ones() -> None:
         "bundle verify",
         "bench archive",
         "bench codec",
+        "bench hook",
         "bench speed",
         "demo",
+        "hook drain",
+        "hook status",
     }
 
 

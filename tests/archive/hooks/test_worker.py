@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz.archive.errors import ArchiveError
 from pltz.archive.hooks.backlog import Backlog
 from pltz.archive.hooks.hook import EvictionHook, HookSettings, WorkerKind
 from pltz.archive.hooks.lock import FileLocks
@@ -158,6 +159,20 @@ def test_one_bad_entry_does_not_hold_up_a_batch(bench: Bench) -> None:
     )
     done = bench.worker().once()
     assert (done.stored, done.rejected) == (4, 1) and len(bench.versions()) == 4
+
+
+def test_an_archive_that_is_not_there_refuses_nothing(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
+    """What is wrong with the archive is no entry's fault: all stays where it is, and goes there when it is back."""
+    with EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK) as hook:
+        hook.on_evict("a", ids(1))
+        hook.flush(10)
+    with pytest.raises(UsageError, match="no archive"):
+        drain(tmp_path / "j", tmp_path / "nowhere", bundle=bundle)
+    cold.joinpath("packs").rename(cold / "elsewhere")
+    with pytest.raises(ArchiveError):
+        drain(tmp_path / "j", cold, bundle=bundle)
+    cold.joinpath("elsewhere").rename(cold / "packs")
+    assert drain(tmp_path / "j", cold, bundle=bundle).stored == 1
 
 
 def test_there_must_be_a_journal(tmp_path: Path, cold: Path) -> None:
