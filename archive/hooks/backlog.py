@@ -29,7 +29,7 @@ OWNER_LOCK = re.compile(r"[0-9a-f]{32}\.lock")
 class Segment:
     """A segment as it was found. ``closed``: nobody appends to it; ``done``: the offset up to which it is archived, by the
     ``marks`` bytes of its `.done`; ``damage``: bytes that
-    are no frames, found by `Backlog.read`; ``newer``: of a newer version, left alone."""
+    are no frames, found by `Backlog.read`; ``aside``: how many were laid aside; ``newer``: of a newer version, left alone."""
 
     name: Name
     size: int
@@ -37,6 +37,7 @@ class Segment:
     done: int
     marks: int
     damage: list[Gap] = field(default_factory=list)
+    aside: int = 0
     newer: str = ""
 
 
@@ -99,9 +100,10 @@ class Backlog:
                 segment.damage.append(piece)
 
     def mark(self, segment: Segment, offset: int) -> None:
-        """Say, durably, that all up to ``offset`` is archived. Raises OSError."""
+        """Say, durably, that all up to ``offset`` is archived; damage before it is laid aside first. Raises OSError."""
         if offset <= segment.done:
             return
+        self._lay_aside(segment, offset)
         name = segment.name
         row = bytes(-segment.marks % ROW.size) + name.row(offset)  # after one that was cut off
         try:
@@ -124,10 +126,7 @@ class Backlog:
         """
         if not segment.closed or segment.newer:
             return False
-        if segment.damage:
-            data = self.disk.view(segment.name.journal)
-            for gap in segment.damage:
-                self._aside(segment.name.aside(gap.start, "damaged"), bytes(data[gap.start : gap.end]))
+        self._lay_aside(segment, segment.size)
         for file in (segment.name.journal, segment.name.done):
             try:
                 self.disk.unlink(file)
@@ -179,6 +178,14 @@ class Backlog:
         if lock:
             lock.free()
         return lock is None
+
+    def _lay_aside(self, segment: Segment, offset: int) -> None:
+        """Copy what is damaged before an offset to files of its own."""
+        for gap in [gap for gap in segment.damage if gap.end <= offset]:
+            data = self.disk.read(segment.name.journal, gap.start, gap.end - gap.start)
+            self._aside(segment.name.aside(gap.start, "damaged"), data)
+            segment.damage.remove(gap)
+            segment.aside += len(data)
 
     def _aside(self, file: str, data: bytes) -> None:
         try:

@@ -22,12 +22,14 @@ from __future__ import annotations
 
 import atexit
 import logging
+import operator
 import os
 import threading
 import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -273,7 +275,7 @@ class EvictionHook:
         """
         try:
             if os.getpid() != self._pid:
-                return 0
+                return self._refuse_forked()
             if multimodal or has_embeds:
                 return self._refuse("multimodal" if multimodal else "prompt embeddings")
             if adapter is not None and (adapter is True or adapter is False or not adapter):
@@ -333,6 +335,13 @@ class EvictionHook:
             self.counts.refused[reason] = known + 1
         if not known:
             self._signals.put(None)  # the flusher logs it
+        return 0
+
+    def _refuse_forked(self) -> int:
+        """In a child there is no flusher, and the lock may be held for good: counted and logged without either."""
+        self.counts.refused["forked"] = known = self.counts.refused.get("forked", 0) + 1
+        if known == 1:
+            log.warning("evictions are refused: this process was forked from the hook's; open one here")
         return 0
 
     def durable(self, ticket: int) -> bool:
@@ -573,22 +582,28 @@ def _entry(one: Eviction, tokenizer: bytes) -> Entry:
         ids = np.frombuffer(*one.ids) if isinstance(one.ids, _Bytes) else np.asarray(one.ids)
     except (ValueError, OverflowError) as exc:
         raise UsageError("expected token ids") from exc
-    ends: list[int] = []
-    for end in one.prefixes:
-        if isinstance(end, int) and (ends[-1] if ends else 0) < end <= len(ids):
-            ends.append(end)
     tenant, target = tenant_of(one.tenant, one.salt), target_of(one.target, one.adapter)
     if not one.session or not all(isinstance(t, str) for t in (one.session, tenant, one.base, one.parent)):
         raise UsageError("expected the name of a session, and of its tenant, base and parent")
     return Entry(
         one.session,
         ids,
-        one.time,
+        int(one.time),
         tenant,
         tokenizer,
         target,
         one.tags,
-        tuple(ends[:MAX_PREFIXES]),
+        _ends(one.prefixes, len(ids)),
         one.base,
         one.parent,
     )
+
+
+def _ends(prefixes: tuple[Any, ...], length: int) -> tuple[int, ...]:
+    """The prefixes that fit, ascending: they are hints."""
+    ends: list[int] = []
+    for end in prefixes:
+        with suppress(TypeError):
+            if (ends[-1] if ends else 0) < operator.index(end) <= length:
+                ends.append(operator.index(end))
+    return tuple(ends[:MAX_PREFIXES])

@@ -154,9 +154,8 @@ class Worker:
             if segment.newer:
                 self.done.left += segment.size
                 self.done.failure = segment.newer
-            damaged = sum(gap.end - gap.start for gap in segment.damage)
-            if self.backlog.finish(segment):
-                self.done.damaged += damaged
+            self.backlog.finish(segment)
+            self.done.damaged += segment.aside
         self.backlog.tidy()
 
     def _batches(self, segment: Segment) -> Iterator[list[Pending]]:

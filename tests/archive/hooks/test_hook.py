@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -192,7 +194,7 @@ def test_salt_and_adapter_are_told_apart(open_hook: Opened) -> None:
 
 def test_wrong_prefixes_are_left_out(open_hook: Opened) -> None:
     hook = open_hook()
-    hook.on_evict("a", [1, 2, 3], prefixes=(0, 2, 1, 9, "x", 3))  # type: ignore[arg-type]
+    hook.on_evict("a", [1, 2, 3], prefixes=(0, np.int64(2), 1, 9, "x", 3))  # type: ignore[arg-type]
     hook.flush(10)
     assert entries(hook)[0].prefixes == (2, 3)
 
@@ -314,9 +316,20 @@ def test_a_fork_refuses(open_hook: Opened) -> None:
     hook = open_hook()
     child = os.fork()
     if not child:
-        os._exit(hook.on_evict("a", [1]))
+        os._exit(hook.on_evict("a", [1]) + 2 * (hook.counts.refused != {"forked": 1}))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert hook.on_evict("a", [1]) == 1 and hook.flush(10)
+
+
+def test_a_process_that_ends_leaves_nothing_behind_in_memory(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pltz.archive.hooks.hook import EvictionHook, HookSettings;"
+        "hook = EvictionHook.open(sys.argv[1], worker='none', settings=HookSettings(flush_seconds=60));"
+        "[hook.on_evict(f's{n}', [n]) for n in range(50)]"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "j")], check=True, timeout=60)
+    backlog = Backlog(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j"))
+    assert [e.name for s in backlog.segments() for _, e in backlog.read(s)] == [f"s{n}" for n in range(50)]
 
 
 def test_two_processes_share_a_directory(open_hook: Opened, tmp_path: Path) -> None:

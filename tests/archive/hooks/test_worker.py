@@ -122,16 +122,24 @@ def test_drain_takes_what_a_living_process_has_written_and_leaves_its_file(
     assert not Backlog(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).segments()
 
 
-def test_damage_in_the_journal_is_laid_aside_and_told(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
-    with EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK) as hook:
-        for n in range(3):
-            hook.on_evict(f"s{n}", ids(n))
-        hook.flush(10)
+@pytest.mark.parametrize("living", [False, True])
+def test_damage_in_the_journal_is_laid_aside_and_told(
+    tmp_path: Path, cold: Path, bundle: Bundle, living: bool
+) -> None:
+    hook = EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK)
+    for n in range(3):
+        hook.on_evict(f"s{n}", ids(n))
+    hook.flush(10)
+    if not living:
+        hook.close()
     [file] = (tmp_path / "j").glob("*.journal")
     data = bytearray(file.read_bytes())
     data[300] ^= 255
     file.write_bytes(data)
     done = drain(tmp_path / "j", cold, bundle=bundle)
+    if living:
+        hook.close()
+        assert drain(tmp_path / "j", cold, bundle=bundle).damaged == 0
     assert done.stored == 2 and 0 < done.damaged < 300
     [aside] = (tmp_path / "j").glob("*.damaged")
     assert aside.read_bytes() in bytes(data) and len(aside.read_bytes()) == done.damaged
