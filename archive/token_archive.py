@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from pltz.archive import identity
 from pltz.archive.archive import Archive, Tower
 from pltz.archive.codec import BundleCodec
 from pltz.archive.errors import NotFound
-from pltz.archive.identity import NONE, TENANT, Tokens
+from pltz.archive.identity import BASE, NONE, SIZE, TENANT, Tokens
 from pltz.archive.sessions import MAX_TOWER, base_of, common
 from pltz.archive.view import Version
 from pltz.archive.writer import KINDS, NewSession, Receipt
@@ -45,8 +46,11 @@ if TYPE_CHECKING:
     from pltz.models.bundle import Bundle
 
 MAX_SEGMENT = 65536  # tokens: any number of them may be one byte (FORMAT.md, "Limits")
+RECENT = 1 << 22  # tokens of sessions put last, kept in memory
 SALT_SIZE = 16  # bytes of the digest that stands for a salt
 SALTED = "#salt="  # between a tenant and the digest of a salt
+
+Segments = list[tuple[bytes, Tokens]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +94,7 @@ class TokenSession:
 
     ids: Tokens
     version: Version
-    segments: list[tuple[bytes, Tokens]]
+    segments: Segments
 
     @property
     def target(self) -> bytes | None:
@@ -108,6 +112,7 @@ class TokenArchive:
     def __init__(self, archive: Archive, bundle: Bundle, *, device: str = "cpu", threads: int | None = None):
         self.archive, self.bundle = archive, bundle
         self._options = device, threads
+        self._recent = Recent(RECENT)
         self._numbers = {NONE: 0, bundle.tokenizer.fingerprint: 0}  # tokenizer -> codec
 
     @classmethod
@@ -183,7 +188,28 @@ class TokenArchive:
             drafts = [self._draft(item) for item in batch]
             receipts = iter(self.archive.put([draft for draft in drafts if draft]))
             for item, draft in zip(batch, drafts, strict=True):
-                yield Put(item, next(receipts) if draft else None)
+                receipt = next(receipts) if draft else None
+                if draft and receipt:
+                    self._remember(draft, receipt)
+                yield Put(item, receipt)
+
+    def _remember(self, draft: NewSession, receipt: Receipt) -> None:
+        """The segments of what was just put, so that the session's next version is not compared with a decoding of all of it."""
+        keys = self.archive.keys
+        own, base = (
+            keys.domain(TENANT, draft.tenant),
+            keys.domain(BASE, draft.base) if draft.shared else NONE,
+        )
+        segments: Segments = []
+        parent = NONE
+        for number, row in enumerate(draft.segments):
+            domain = base if number < draft.shared else own
+            parent = keys.segment_digest(domain, self.archive.codecs[draft.codec].tokenizer, parent, row)[
+                :SIZE
+            ]
+            segments.append((parent, row))
+        if parent == receipt.leaf:
+            self._recent.add(receipt.version, segments)
 
     def _draft(self, item: TokenItem) -> NewSession | None:
         """An item cut into segments; None where the archive has it."""
@@ -242,6 +268,8 @@ class TokenArchive:
     def _tower(self, version: Version, codec: int) -> Tower | None:
         if (version.tokenizer, KINDS[version.kind]) != (self.archive.codecs[codec].tokenizer, "ids"):
             return None
+        if (segments := self._recent.get(version.id)) is not None:
+            return Tower(version, segments)
         try:
             return self.archive.tower(version)
         except (NotFound, FormatError, BundleMismatch):
@@ -269,6 +297,29 @@ class TokenArchive:
                 f"session {name!r} is a {KINDS[tower.version.kind]}, not token ids: get it with SessionArchive"
             )
         return TokenSession(tower.tokens, tower.version, tower.segments)
+
+
+class Recent:
+    """Segments of versions, the last ones used, of at most so many tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        self._room = tokens
+        self._known: OrderedDict[bytes, Segments] = OrderedDict()
+
+    def add(self, version: bytes, segments: Segments) -> None:
+        """Remember a version's segments."""
+        self._room += _tokens(self._known.pop(version, []))
+        self._known[version] = segments
+        self._room -= _tokens(segments)
+        while self._room < 0:
+            _, oldest = self._known.popitem(last=False)
+            self._room += _tokens(oldest)
+
+    def get(self, version: bytes) -> Segments | None:
+        """The segments, None where they are not remembered."""
+        if version in self._known:
+            self._known.move_to_end(version)
+        return self._known.get(version)
 
 
 def tenant_of(tenant: str, salt: str | bytes | None = None) -> str:
@@ -305,6 +356,10 @@ def _data(name: str | bytes, what: str) -> bytes:
     if not isinstance(name, str | bytes):
         raise UsageError(f"expected a {what} as str or bytes, got {type(name).__name__}")
     return name.encode("utf-8", "surrogatepass") if isinstance(name, str) else name
+
+
+def _tokens(segments: Segments) -> int:
+    return sum(len(row) for _, row in segments)
 
 
 def _batches(items: Sequence[TokenItem]) -> Iterator[list[TokenItem]]:

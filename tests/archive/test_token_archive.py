@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pltz.archive.errors import NotFound
 from pltz.archive.sessions import Item, SessionArchive
-from pltz.archive.token_archive import MAX_SEGMENT, Put, TokenArchive, TokenItem, tenant_of
+from pltz.archive.token_archive import MAX_SEGMENT, Put, Recent, Segments, TokenArchive, TokenItem, tenant_of
 from pltz.models.bundle import Bundle, write_bundle
 from pltz.models.session import Session
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
@@ -58,6 +58,31 @@ def test_a_session_that_grew_adds_what_is_new(cold: TokenArchive) -> None:
     assert grown and (grown.new, grown.number) == (1, 2)
     assert lengths(cold, "a") == [130, 30]
     assert np.array_equal(cold.get("a").ids, more) and np.array_equal(cold.get("a", number=1).ids, ids(50))
+
+
+def test_a_session_that_grows_is_not_decoded_again(
+    cold: TokenArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cold, "a", ids(50), prefixes=(80,), base="b")
+    with monkeypatch.context() as patched:
+        patched.setattr(type(cold.archive), "tower", lambda self, version: pytest.fail("decoded"))
+        grown = put(cold, "a", np.append(ids(50), ids(9))).receipt
+        assert grown and grown.new == 1
+        assert put(cold, "a", np.append(ids(50), ids(9))).unchanged
+    assert lengths(cold, "a") == [80, 50, 89]
+
+
+def test_few_sessions_are_kept_in_memory() -> None:
+    recent = Recent(10)
+    rows: dict[bytes, Segments] = {bytes([n]): [(b"", np.zeros(4, np.int64))] for n in range(3)}
+    recent.add(b"\0", rows[b"\0"])
+    recent.add(b"\1", rows[b"\1"])
+    assert recent.get(b"\0") is rows[b"\0"]
+    recent.add(b"\2", rows[b"\2"])
+    assert [recent.get(bytes([n])) is not None for n in range(3)] == [True, False, True]
+    more: Segments = [(b"", np.zeros(11, np.int64))]
+    recent.add(b"\2", more)
+    assert [recent.get(bytes([n])) for n in range(3)] == [None, None, None]
 
 
 def test_a_reader_sees_what_others_put_since_it_looked(
