@@ -178,9 +178,8 @@ class EvictionHook:
         self._pid = os.getpid()
         self._opened = disk.now()
         self._queue: deque[Eviction] = deque()
-        self._lock = (
-            threading.RLock()
-        )  # held for a few statements; reentrant, for an eviction may come out of a finalizer
+        # Held for a few statements at a time; reentrant, for an eviction may come out of a finalizer.
+        self._lock = threading.RLock()
         self._memory = 0  # bytes of evictions not durable
         self._last = 0  # ticket
         self._durable = 0  # all tickets up to here are, but for the holes
@@ -232,9 +231,13 @@ class EvictionHook:
         disk, locks = OsDisk(root), FileLocks(root)
         spec = tokenizer if isinstance(tokenizer, bytes | None) else Path(tokenizer).read_bytes()
         named = Tokenizers(disk).keep(spec) if spec is not None else NONE
-        starting = start(worker, root, archive, bundle, key, chosen) if archive is not None else None
         hook = cls(disk, locks, tokenizer=named, target=target or NONE, settings=chosen)
-        hook.background = starting
+        if archive is not None:
+            try:
+                hook.background = start(worker, root, archive, bundle, key, chosen)
+            except BaseException:
+                hook.close()
+                raise
         return hook
 
     # ---- the serving loop's side
@@ -493,7 +496,9 @@ class EvictionHook:
             "queued": queued,
             "memory_bytes": memory,
         }
-        found |= {"failures": self.counts.failures, "failure": self.failure, "error": self._error}
+        ended = not (self._flusher.is_alive() or self._closing)
+        failure = "the thread that writes ended: see the log" if ended else self.failure
+        found |= {"failures": self.counts.failures, "failure": failure, "error": self._error}
         return {**found, "lag_seconds": lag, "journal": held, "worker": worker}
 
     def metrics(self) -> HookCollector:

@@ -392,6 +392,7 @@ def test_settings_are_checked(options: dict[str, Any]) -> None:
 def test_opening_says_what_is_wrong(tmp_path: Path, codec: SegmentCodec) -> None:
     with pytest.raises(UsageError, match="no archive"):
         EvictionHook.open(tmp_path / "j", tmp_path / "cold")
+    assert Backlog(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).status().living == 0
     with pytest.raises(UsageError, match="worker"):
         EvictionHook.open(tmp_path / "j", worker="none", archive=tmp_path / "cold")
     with pytest.raises(UsageError, match="16 bytes"):
