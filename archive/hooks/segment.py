@@ -32,6 +32,7 @@ PLACE = struct.Struct(f"<{SIZE}sIQ")
 ROW = struct.Struct("<Q8s")
 ALIGN = 8
 WORK = 4  # times the file's bytes are hashed at most, looking for frames
+CHUNK = 1 << 17  # words looked at together
 LOOK = 64  # bytes hashed, that a look at a place counts as
 NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{8})\.journal")
 
@@ -159,7 +160,11 @@ def _frame(name: Name, data: bytes | memoryview, at: int, work: int) -> tuple[Fr
 def _marks(data: bytes | memoryview) -> npt.NDArray[np.int64]:
     """Offsets at which a frame may begin, ascending."""
     words = np.frombuffer(data, "<u8", len(data) // ALIGN)
-    return np.flatnonzero(words & 0xFFFFFFFF == int.from_bytes(MARK, "little")) * ALIGN
+    mark = int.from_bytes(MARK, "little")
+    found = [
+        at + np.flatnonzero(words[at : at + CHUNK] & 0xFFFFFFFF == mark) for at in range(0, len(words), CHUNK)
+    ]
+    return np.concatenate([np.zeros(0, np.int64), *found]) * ALIGN
 
 
 def _hash(*parts: bytes | memoryview) -> bytes:

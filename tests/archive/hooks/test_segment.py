@@ -87,6 +87,13 @@ def test_entries_after_damage_are_found() -> None:
     assert frames(bytes(data)) == [rows[0], *rows[2:]]
 
 
+def test_entries_after_much_damage_are_found() -> None:
+    rows = [bytes([n]) * 100 for n in range(3)]
+    noise = np.random.default_rng(0).bytes(3 << 20)
+    at = HEAD_SIZE + len(noise)
+    assert frames(NAME.head() + noise + NAME.frames(at, rows)) == rows
+
+
 def test_a_frame_of_another_place_does_not_hold() -> None:
     """Old blocks that a file system gives back: right in themselves, but not here."""
     one, two = NAME.frames(HEAD_SIZE, [b"first"]), NAME.frames(HEAD_SIZE + 24, [b"second"])
