@@ -234,7 +234,7 @@ def test_kill_9_loses_nothing_that_was_reported_durable(tmp_path: Path, cold: Pa
         )
         assert server.stdout is not None
         durable.append(int(server.stdout.readline()))
-        time.sleep(dice.uniform(0.2, 2.0))
+        time.sleep(dice.uniform(0.5, 3.5))
         os.killpg(server.pid, signal.SIGKILL)  # the worker, too
         durable += [int(line) for line in server.stdout.read().split("\n")[:-1]]
         server.wait()
