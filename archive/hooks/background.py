@@ -4,8 +4,8 @@ The process is this module run by the same Python (`python -m pltz.archive.hooks
 what it did goes out on stdout, one line a commit, and it ends after its commit when stdin closes: when the hook is closed, or dies. One that dies
 is started again, later each time. Both run at low priority.
 
-Which one: a thread shares the interpreter, and each commit's Python holds up the serving loop for up to 5 ms at a time (`sys.setswitchinterval`); `pltz
-bench hook` measures both.
+Which one: a thread shares the interpreter, so its Python may hold up the serving loop, for up to 5 ms at a time (`sys.setswitchinterval`); a process
+cannot. `pltz bench hook` measures both; in figures/hook.json, from two busy cores, they are not told apart, so the process is the default for what it cannot do.
 """
 
 from __future__ import annotations
