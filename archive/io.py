@@ -32,6 +32,9 @@ class Disk(Protocol):
     def overwrite(self, path: str, data: bytes) -> None:
         """Write over the bytes of a file that is there, in place. Nothing is durable yet."""
 
+    def append(self, path: str, data: bytes) -> None:
+        """Write after the last byte of a file that is there. Nothing is durable yet."""
+
     def sync_file(self, path: str) -> None:
         """Make a file's bytes durable."""
 
@@ -81,6 +84,13 @@ class OsDisk:
 
     def overwrite(self, path: str, data: bytes) -> None:
         with (self.root / path).open("r+b", buffering=0) as file:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) or 0 :]
+
+    def append(self, path: str, data: bytes) -> None:
+        handle = os.open(self.root / path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        with open(handle, "ab", buffering=0) as file:
             rest = memoryview(data)
             while rest:
                 rest = rest[file.write(rest) or 0 :]

@@ -215,7 +215,7 @@ class SessionArchive:
         known: list[int] = []
         if before and before.tower.version.tokenizer == self.archive.codecs[codec].tokenizer:
             same = base == before.base or not (shared or before.shared)
-            known = _common(before.tower, tokens) if same else []  # else a base moves, and all ids above it
+            known = common(before.tower, tokens) if same else []  # else a base moves, and all ids above it
             if len(known) < before.shared:
                 known = []
             elif before.shared:
@@ -390,7 +390,7 @@ def _content(plain: Plain) -> bytes:
     return state.digest()
 
 
-def _common(tower: Tower, tokens: Tokens) -> list[int]:
+def common(tower: Tower, tokens: Tokens) -> list[int]:
     """Where the segments of a tower end, as far as the tokens begin with them."""
     cuts: list[int] = []
     at = 0

@@ -2,7 +2,7 @@
 
 `SimDisk` keeps, beside what a running process sees, what is durable and the list of changes that are not: bytes of files until
 `sync_file`, names until `sync_directory` of their folder. `crashes` gives every state a power cut may leave at this moment: every
-subset of the pending changes in every order that matters, with each unsynced file absent, empty, half written, of zeros, or whole. POSIX promises no more, and
+subset of the pending changes in every order that matters, with what is unsynced of each file absent, half written, of zeros, or whole. POSIX promises no more, and
 file systems have been seen to do each of these.
 
     disk = SimDisk()
@@ -99,6 +99,12 @@ class SimDisk:
         self.seen.data[inode] = bytes(data)
         self._change(Change("bytes", path, inode))
 
+    def append(self, path: str, data: bytes) -> None:
+        inode = self._inode(path)
+        self._count()
+        self.seen.data[inode] = self.seen.data.get(inode, b"") + data
+        self._change(Change("bytes", path, inode))
+
     def sync_file(self, path: str) -> None:
         inode = self._inode(path)
         self._count()
@@ -173,8 +179,11 @@ class SimDisk:
                 del state.names[change.path]
         else:
             whole = self.seen.data[change.inode]
-            kept = {"half": whole[: len(whole) // 2], "zeros": bytes(len(whole)), "kept": whole}
-            state.data[change.inode] = kept[outcome]
+            safe = state.data.get(change.inode, b"")
+            safe = safe if whole.startswith(safe) else b""  # what was synced and appended to is not in danger
+            rest = whole[len(safe) :]
+            kept = {"half": rest[: len(rest) // 2], "zeros": bytes(len(rest)), "kept": rest}
+            state.data[change.inode] = safe + kept[outcome]
 
     def _inode(self, path: str) -> int:
         if path not in self.seen.names:

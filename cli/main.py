@@ -10,6 +10,7 @@ COMMANDS = {
     "inspect": "pltz.cli.inspect:inspect",
     "thaw": "pltz.cli.thaw:thaw",
     "archive": "pltz.cli.archive:archive",
+    "hook": "pltz.cli.hook:hook",
     "bundle": "pltz.cli.bundle:bundle",
     "bench": "pltz.cli.bench:bench",
     "demo": "pltz.cli.demo:demo",

@@ -7,11 +7,14 @@ from types import ModuleType
 
 import pytest
 
-from pltz.archive import codec, identity, index, io, pack, plan, record, settings
+from pltz.archive import codec, identity, index, io, pack, plan, record, settings, token_archive
+from pltz.archive.hooks import entry
 
 
 @pytest.mark.parametrize(
-    "module", [codec, identity, index, io, pack, plan, record, settings], ids=lambda m: m.__name__
+    "module",
+    [codec, entry, identity, index, io, pack, plan, record, settings, token_archive],
+    ids=lambda m: m.__name__,
 )
 def test_examples(module: ModuleType) -> None:
     result = doctest.testmod(module)

@@ -45,8 +45,11 @@ def test_the_commands_are_the_documented_ones() -> None:
         "bundle distill",
         "bench archive",
         "bench codec",
+        "bench hook",
         "bench speed",
         "demo",
+        "hook drain",
+        "hook status",
     }
 
 

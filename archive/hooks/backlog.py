@@ -1,0 +1,204 @@
+"""Backlog: the reading side of the eviction journal: what is not archived yet, and how it goes. Spec: FORMAT.md, "Write order", 3 to 7.
+
+    backlog = Backlog(disk, locks)
+    for segment in backlog.segments():
+        for frame, entry in backlog.read(segment): ...          # in order
+        backlog.mark(segment, frame.end)                        # archived up to here
+        backlog.finish(segment)                                 # deleted, if nobody appends to it any more
+
+Segments of living processes are read as far as they are written; those of dead ones are adopted. One worker at a time marks and deletes: `worker.lock`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pltz.archive.hooks.entry import Entry
+from pltz.archive.hooks.lock import Locks
+from pltz.archive.hooks.segment import HEAD_SIZE, ROW, Frame, Gap, Name, scan
+from pltz.archive.io import Disk
+from pltz.plt_codec.errors import CorruptError, VersionError
+
+MAX_DONE = 1 << 24  # bytes at the end of a .done that are read
+OWNER_LOCK = re.compile(r"[0-9a-f]{32}\.lock")
+
+
+@dataclass
+class Segment:
+    """A segment as it was found. ``closed``: nobody appends to it; ``done``: the offset up to which it is archived, by the
+    ``marks`` bytes of its `.done`; ``damage``: bytes that
+    are no frames, found by `Backlog.read`; ``aside``: how many were laid aside; ``newer``: of a newer version, left alone."""
+
+    name: Name
+    size: int
+    closed: bool
+    done: int
+    marks: int
+    damage: list[Gap] = field(default_factory=list)
+    aside: int = 0
+    newer: str = ""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a journal directory holds. ``waiting``: bytes that are not archived; ``living``: processes that write to it; ``refused``,
+    ``damaged``: files laid aside."""
+
+    segments: int
+    bytes: int
+    waiting: int
+    living: int
+    refused: list[str]
+    damaged: list[str]
+
+
+class Backlog:
+    """See the head of this file."""
+
+    def __init__(self, disk: Disk, locks: Locks) -> None:
+        self.disk, self.locks = disk, locks
+
+    def segments(self) -> list[Segment]:
+        """Segments that are there, those of each owner in order. Raises OSError."""
+        files = dict(self.disk.names(""))
+        names = sorted(name for file in files if (name := Name.parse(file)))
+        last = {name.owner: name for name in names}
+        living = {owner for owner in last if self._locked(f"{owner.hex()}.lock", files)}
+        found = []
+        for name in names:
+            closed = name.owner not in living or name != last[name.owner]
+            marks = files.get(name.done, 0)
+            found.append(Segment(name, files[name.journal], closed, self._done(name, marks), marks))
+        return found
+
+    def read(self, segment: Segment) -> Iterator[tuple[Frame, Entry]]:
+        """Entries that are not archived yet, in order. A frame that holds and is no entry counts as damage. Raises OSError."""
+        try:
+            data = self.disk.view(segment.name.journal)
+        except FileNotFoundError:  # another worker was here
+            return
+        segment.size = len(data)
+        segment.damage = []
+        try:
+            yield from self._entries(segment, data)
+        except VersionError as exc:
+            segment.newer = str(exc)
+
+    def _entries(self, segment: Segment, data: memoryview) -> Iterator[tuple[Frame, Entry]]:
+        start = segment.done if segment.done <= len(data) else 0
+        for piece in scan(segment.name, data, start):
+            if isinstance(piece, Frame):
+                try:
+                    entry = Entry.decode(piece.body)
+                except CorruptError:
+                    segment.damage.append(Gap(piece.start, piece.end, False))
+                    continue
+                yield piece, entry
+            elif not piece.last or segment.closed:
+                segment.damage.append(piece)
+
+    def mark(self, segment: Segment, offset: int) -> None:
+        """Say, durably, that all up to ``offset`` is archived; damage before it is laid aside first. Raises OSError."""
+        if offset <= segment.done:
+            return
+        self._lay_aside(segment, offset)
+        name = segment.name
+        row = bytes(-segment.marks % ROW.size) + name.row(offset)  # after one that was cut off
+        try:
+            self.disk.append(name.done, row)
+        except FileNotFoundError:
+            self.disk.write_new(name.done, row)
+        self.disk.sync_file(name.done)
+        segment.done, segment.marks = offset, segment.marks + len(row)
+
+    def refuse(self, segment: Segment, frame: Frame) -> None:
+        """Lay an entry aside that the archive cannot take; durable when it returns. Raises OSError."""
+        self._aside(
+            segment.name.aside(frame.start, "refused"), segment.name.frames(frame.start, [frame.body])
+        )
+
+    def finish(self, segment: Segment) -> bool:
+        """Delete a segment that is archived, what is damaged in it laid aside. False where it is still written. Raises OSError.
+
+        Only after all that `read` gave was marked.
+        """
+        if not segment.closed or segment.newer:
+            return False
+        self._lay_aside(segment, segment.size)
+        for file in (segment.name.journal, segment.name.done):
+            try:
+                self.disk.unlink(file)
+            except FileNotFoundError:
+                pass
+        self.disk.sync_directory("")
+        return True
+
+    def tidy(self) -> None:
+        """Take away what dead owners left beside their segments. Raises OSError."""
+        files = dict(self.disk.names(""))
+        segments = {name for file in files if (name := Name.parse(file))}
+        owners = {name.owner.hex() for name in segments}
+        for file in files:
+            stem, _, kind = file.rpartition(".")
+            if kind == "done" and (name := Name.parse(f"{stem}.journal")) and name not in segments:
+                self._unlink(file)
+            if OWNER_LOCK.fullmatch(file) and stem not in owners and (lock := self.locks.take(file)):
+                self._unlink(file)
+                lock.free()
+
+    def status(self) -> Status:
+        """What the directory holds, without reading entries. Raises OSError."""
+        found = self.segments()
+        files = dict(sorted(self.disk.names("")))
+        waiting = sum(max(0, s.size - max(s.done, HEAD_SIZE)) for s in found)
+        living = [file for file in files if OWNER_LOCK.fullmatch(file) and self._locked(file, files)]
+        return Status(
+            len(found),
+            sum(s.size for s in found),
+            waiting,
+            len(living),
+            [file for file in files if file.endswith(".refused")],
+            [file for file in files if file.endswith(".damaged")],
+        )
+
+    def _done(self, name: Name, size: int) -> int:
+        start = max(0, size - MAX_DONE) // ROW.size * ROW.size
+        try:
+            return name.done_of(self.disk.read(name.done, start, MAX_DONE + ROW.size)) if size else 0
+        except FileNotFoundError:  # another worker was here
+            return 0
+
+    def _locked(self, file: str, files: Mapping[str, int]) -> bool:
+        """Whether a living process holds a lock."""
+        if file not in files:
+            return False
+        lock = self.locks.take(file)
+        if lock:
+            lock.free()
+        return lock is None
+
+    def _lay_aside(self, segment: Segment, offset: int) -> None:
+        """Copy what is damaged before an offset to files of its own."""
+        for gap in [gap for gap in segment.damage if gap.end <= offset]:
+            data = self.disk.read(segment.name.journal, gap.start, gap.end - gap.start)
+            self._aside(segment.name.aside(gap.start, "damaged"), data)
+            segment.damage.remove(gap)
+            segment.aside += len(data)
+
+    def _aside(self, file: str, data: bytes) -> None:
+        try:
+            self.disk.write_new(file, data)
+        except FileExistsError:  # of a worker that was killed here
+            if bytes(self.disk.view(file)) != data:
+                self.disk.unlink(file)
+                self.disk.write_new(file, data)
+        self.disk.sync_file(file)
+        self.disk.sync_directory("")
+
+    def _unlink(self, file: str) -> None:
+        try:
+            self.disk.unlink(file)
+        except FileNotFoundError:
+            pass

@@ -1,0 +1,75 @@
+"""Lock: who owns a file of the journal directory. flock, so that a lock goes with the process, however it dies.
+
+    lock = FileLocks("/run/journal").take("worker.lock")      # None: another process has it
+    lock.free()
+
+A lock file may be unlinked by whoever holds it. So `take` checks that the file it locked is still the one of that name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Protocol
+
+
+class Lock(Protocol):
+    """A lock that is held."""
+
+    def free(self) -> None:
+        """Let go of it."""
+
+
+class Locks(Protocol):
+    """Locks by name."""
+
+    def take(self, name: str) -> Lock | None:
+        """The lock, None where another has it; never waits. Raises OSError."""
+
+
+class FileLocks:
+    """Locks on files of a directory."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+
+    def take(self, name: str) -> FileLock | None:
+        """See `Locks.take`. The file is created where there is none."""
+        path = self.root / name
+        while True:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is(handle, path):
+                    return FileLock(handle)
+            except BlockingIOError:
+                os.close(handle)
+                return None
+            except BaseException:
+                os.close(handle)
+                raise
+            os.close(handle)
+
+
+class FileLock:
+    """A file that is open and locked."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def free(self) -> None:
+        """Let go of it; twice is fine."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+
+def _is(handle: int, path: Path) -> bool:
+    """Whether an open file is still the one of that name."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(handle)
+    return (found.st_ino, found.st_dev) == (mine.st_ino, mine.st_dev)

@@ -1,0 +1,65 @@
+"""Tokenizers: the tokenizer.json files that a journal's entries name, in the journal's directory, by their fingerprints. Spec: FORMAT.md, "Files".
+
+So that whoever drains a journal needs nothing but its directory, whichever models filled it.
+"""
+
+from __future__ import annotations
+
+import json
+
+from pltz.archive.io import Disk
+from pltz.plt_codec.errors import ModelError
+
+MAX_SIZE = 1 << 28  # bytes
+
+
+class Tokenizers:
+    """See the head of this file."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+
+    def keep(self, tokenizer: bytes) -> bytes:
+        """Keep a tokenizer.json, durably; its fingerprint. Raises ModelError where it is none, OSError."""
+        from pltz.models.bridge import Target
+
+        name = Target(tokenizer).fingerprint
+        file = f"{name.hex()}.tokenizer"
+        if self._read(file) != tokenizer and self.get(name) is None:
+            temporary = f"{self.disk.random(16).hex()}.tmp"
+            self.disk.write_new(temporary, tokenizer)
+            self.disk.sync_file(temporary)
+            try:
+                self.disk.link(temporary, file)
+            except FileExistsError:  # by another process, meanwhile, or damaged
+                if self.get(name) is None:
+                    self.disk.unlink(file)
+                    self.disk.link(temporary, file)
+            self.disk.unlink(temporary)
+        self.disk.sync_directory("")
+        return name
+
+    def get(self, name: bytes) -> bytes | None:
+        """The tokenizer.json of that fingerprint, None where there is none that holds. Raises OSError."""
+        found = self._read(f"{name.hex()}.tokenizer")
+        try:
+            return found if found is not None and _fingerprint(found) == name else None
+        except ModelError:
+            return None
+
+    def _read(self, file: str) -> bytes | None:
+        try:
+            return self.disk.read(file, 0, MAX_SIZE)
+        except FileNotFoundError:
+            return None
+
+
+def _fingerprint(tokenizer: bytes) -> bytes:
+    """Raises ModelError."""
+    from pltz.models.bridge import fingerprint
+
+    try:
+        spec = json.loads(tokenizer)
+        return fingerprint(spec)
+    except (ValueError, AttributeError, RecursionError) as exc:
+        raise ModelError("expected the JSON of a tokenizer") from exc

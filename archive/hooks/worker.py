@@ -1,0 +1,267 @@
+"""Worker: from the journal to the archive, in batches; an entry goes only when it is stored, decoded back and compared.
+
+    done = drain("/run/journal", "/data/cold")         # all that is there now, once
+    Worker(backlog, open_archive).run(stop)            # until told otherwise: the hook's own, in a thread or a process
+
+One worker a journal at a time: who has `worker.lock`. A batch that the archive cannot take is put entry by entry, and the one to blame laid
+aside (`.refused`) and reported, so that it holds up nobody. Where the archive itself fails (full, unreachable), everything stays where it is and is
+tried again later.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pltz.archive.hooks.backlog import Backlog, Segment
+from pltz.archive.hooks.entry import Entry
+from pltz.archive.hooks.lock import FileLocks, Lock
+from pltz.archive.hooks.segment import Frame
+from pltz.archive.hooks.tokenizers import Tokenizers
+from pltz.archive.identity import NONE
+from pltz.archive.io import Disk, OsDisk
+from pltz.archive.token_archive import Put, TokenArchive, TokenItem
+from pltz.plt_codec.errors import ContentError, ModelError, TokenizerMismatch, UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.keys import Secret
+    from pltz.models.bundle import Bundle
+
+BATCH_TOKENS = 1 << 18  # of one commit
+BATCH_ENTRIES = 1024
+POLL = 0.05  # seconds between looks at a lock that another worker has
+BACKOFF = 0.5, 60.0  # seconds until a failed pass is tried again: at first, at most
+KEPT = 1000  # refusals told in full
+WORKER_LOCK = "worker.lock"
+REFUSED = (
+    ContentError,
+    TokenizerMismatch,
+    UsageError,
+)  # said of an entry, where other errors are the archive's
+
+Pending = tuple[Frame, Entry]
+
+
+@dataclass
+class Drained:
+    """What went from a journal to an archive. ``stored``: entries that became a version; ``unchanged``: those the archive had already; ``frozen``:
+    bytes of new segments, of ``raw`` bytes of ids; ``rejected``: entries laid aside, and ``refused``: (tenant, name, reason) of the last of them;
+    ``damaged``: bytes that were no entries, laid aside; ``left``: bytes of segments of a newer version, left alone; ``until``: time of the last entry
+    archived; ``busy``: another worker had the journal; ``failure``: why it stopped."""
+
+    stored: int = 0
+    unchanged: int = 0
+    tokens: int = 0
+    raw: int = 0
+    frozen: int = 0
+    commits: int = 0
+    rejected: int = 0
+    refused: list[tuple[str, str, str]] = field(default_factory=list)
+    damaged: int = 0
+    left: int = 0
+    until: int = 0
+    busy: bool = False
+    failure: str = ""
+
+    @property
+    def entries(self) -> int:
+        return self.stored + self.unchanged + self.rejected
+
+    def as_fields(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"entries": self.entries, **asdict(self)}
+
+
+class Worker:
+    """See the head of this file.
+
+    Args:
+        open_archive: gives the archive; called when it is first needed, and again after a failure.
+        tokenizers: where the tokenizers that entries name are.
+        batch_tokens: of one commit, at most, but for a single session of more.
+        progress: called after each commit with all that was done so far.
+    """
+
+    def __init__(
+        self,
+        backlog: Backlog,
+        tokenizers: Tokenizers,
+        open_archive: Callable[[], TokenArchive],
+        *,
+        batch_tokens: int = BATCH_TOKENS,
+        progress: Callable[[Drained], None] | None = None,
+    ) -> None:
+        self.backlog, self.tokenizers, self.batch_tokens = backlog, tokenizers, batch_tokens
+        self.done = Drained()
+        self._open = open_archive
+        self._archive: TokenArchive | None = None
+        self._progress = progress or (lambda done: None)
+
+    def once(
+        self, *, wait: float = 0.0, until: float | None = None, stop: Callable[[], bool] = lambda: False
+    ) -> Drained:
+        """Archive what is there now. ``wait``: seconds for another worker to end; ``until``: monotonic time to stop at, between commits.
+
+        Raises StoreError, WriterFailed, Fenced, OSError: what is marked is archived, the rest stays; KeyMismatch, FormatError, ModelError
+        where the archive cannot be opened.
+        """
+        lock = self._take(wait)
+        self.done.busy = lock is None
+        if lock is None:
+            return self.done
+        try:
+            self._pass(lambda: stop() or (until is not None and time.monotonic() >= until))
+        except BaseException:
+            self._archive = None  # a writer that failed writes no more
+            raise
+        finally:
+            lock.free()
+        return self.done
+
+    def run(self, stop: Callable[[float], bool], *, idle: float = 0.2) -> None:
+        """Archive for as long as ``stop(seconds)``, which waits that long, is false. Failures are kept in `done` and tried again."""
+        pause, longest = BACKOFF
+        while True:
+            before = self.done.entries
+            try:
+                self.once(stop=lambda: stop(0))
+                self.done.failure, delay, pause = "", idle, BACKOFF[0]
+            except Exception as exc:  # noqa: BLE001  # whatever it is, the tokens are safe where they are
+                self.done.failure, delay = f"{type(exc).__name__}: {exc}", pause
+                pause = min(2 * pause, longest)
+                self._progress(self.done)
+            if stop(0 if self.done.entries != before and not self.done.failure else delay):
+                return
+
+    def _take(self, wait: float) -> Lock | None:
+        end = time.monotonic() + wait
+        while (lock := self.backlog.locks.take(WORKER_LOCK)) is None and time.monotonic() < end:
+            time.sleep(POLL)
+        return lock
+
+    def _pass(self, stop: Callable[[], bool]) -> None:
+        self.done.left = 0
+        for segment in self.backlog.segments():
+            for batch in self._batches(segment):
+                if stop():
+                    return
+                self._commit(segment, batch)
+            if segment.newer:
+                self.done.left += segment.size
+                self.done.failure = segment.newer
+            self.backlog.finish(segment)
+            self.done.damaged += segment.aside
+        self.backlog.tidy()
+
+    def _batches(self, segment: Segment) -> Iterator[list[Pending]]:
+        batch: list[Pending] = []
+        tokens = 0
+        for frame, entry in self.backlog.read(segment):
+            if batch and (tokens + len(entry.ids) > self.batch_tokens or len(batch) >= BATCH_ENTRIES):
+                yield batch
+                batch, tokens = [], 0
+            batch.append((frame, entry))
+            tokens += len(entry.ids)
+        if batch:
+            yield batch
+
+    def _commit(self, segment: Segment, batch: Sequence[Pending]) -> None:
+        """Archive a batch and mark it; what cannot be archived is laid aside."""
+        archive = self._opened()
+        rest = list(batch)
+        try:
+            for put in self._put(archive, [entry for _, entry in batch]):
+                rest.pop(0)
+                self._count(put)
+        except REFUSED as exc:
+            if len(rest) > 1:
+                for pending in rest:
+                    self._commit(segment, [pending])
+                return
+            [(frame, entry)] = rest
+            self.backlog.refuse(segment, frame)
+            self.done.rejected += 1
+            self.done.refused.append((entry.tenant, entry.name, f"{type(exc).__name__}: {exc}"))
+            del self.done.refused[:-KEPT]
+        self.backlog.mark(segment, batch[-1][0].end)
+        self.done.commits += 1
+        self.done.until = max(self.done.until, batch[-1][1].time)
+        self._progress(self.done)
+
+    def _opened(self) -> TokenArchive:
+        if self._archive is None:
+            self._archive = self._open()
+        return self._archive
+
+    def _put(self, archive: TokenArchive, entries: Sequence[Entry]) -> Iterator[Put]:
+        for tokenizer in {entry.tokenizer for entry in entries} - {NONE}:
+            if not archive.knows(tokenizer) and (found := self.tokenizers.get(tokenizer)) is not None:
+                with suppress(ModelError):  # then its entries are refused
+                    archive.add(found)
+        return archive.put_each([as_item(entry) for entry in entries])
+
+    def _count(self, put: Put) -> None:
+        self.done.unchanged += put.unchanged
+        self.done.stored += not put.unchanged
+        self.done.tokens += len(put.item.ids)
+        self.done.raw += 4 * len(put.item.ids)
+        self.done.frozen += put.size
+
+
+def as_item(entry: Entry) -> TokenItem:
+    """A journal's entry as the archive takes it."""
+    target = entry.target if any(entry.target) else None
+    fields = entry.tokenizer, entry.labels, target, entry.time, entry.prefixes, entry.base, entry.parent
+    return TokenItem(entry.name, entry.ids, entry.tenant, *fields)
+
+
+def drain(
+    journal: str | os.PathLike[str] | Disk,
+    archive: str | os.PathLike[str] | TokenArchive,
+    *,
+    bundle: Bundle | str | os.PathLike[str] | None = None,
+    key: Secret | None = None,
+    threads: int | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+    max_seconds: float | None = None,
+    wait: float = 60.0,
+    progress: Callable[[Drained], None] | None = None,
+) -> Drained:
+    """Freeze what a journal holds now: of dead processes all, of living ones what they have written so far.
+
+    May be killed anywhere and run again; two at once do no harm.
+
+    Args:
+        archive: where to; a path or URL is opened when there is something to put.
+        max_seconds: stop after the commit in which they pass.
+        wait: seconds for the worker of a serving process to end its pass; then ``busy``.
+
+    Raises UsageError where there is no journal or archive, StoreError, WriterFailed, Fenced, OSError; what was done until then stays.
+    """
+    if not isinstance(journal, str | os.PathLike):
+        raise UsageError("expected the directory of a journal")
+    if not Path(journal).is_dir():
+        raise UsageError(
+            f"no journal at {os.fspath(journal)}: expected the directory that the hook was opened with"
+        )
+
+    def open_archive() -> TokenArchive:
+        if isinstance(archive, TokenArchive):
+            return archive
+        return TokenArchive.open(archive, bundle=bundle, key=key, threads=threads)
+
+    disk = OsDisk(journal)
+    worker = Worker(
+        Backlog(disk, FileLocks(journal)),
+        Tokenizers(disk),
+        open_archive,
+        batch_tokens=batch_tokens,
+        progress=progress,
+    )
+    until = None if max_seconds is None else time.monotonic() + max_seconds
+    return worker.once(wait=wait, until=until)

@@ -1,0 +1,391 @@
+"""Sessions as the token ids a served model saw, in an archive: put by id, back id for id.
+
+    cold = TokenArchive.open("/data/cold", tokenizers=[tokenizer_json])
+    cold.put([TokenItem("chat-7", ids, tenant="acme", target=target.fingerprint, prefixes=(len(system_ids),))])
+    cold.get("chat-7", tenant="acme").ids            # the same ids, for one prefill
+
+Where `sessions.SessionArchive` keeps what people wrote, this keeps what a KV cache was computed from. Ids of the bundle's own vocabulary are coded as they
+are, others by way of the bridge (`bridged.BridgedCodec`).
+
+A session is cut where its last version (or that of its parent) was cut, as far as it begins with the same ids; then at its prefixes; so a session that
+grew adds what is new, and sessions with one system prompt store it once. One that is in the archive already, the same ids, labels and
+target, is not put again: neither after its last version nor after a version of the same second, which is how a journal's replay after a crash does no harm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pltz.archive import identity
+from pltz.archive.archive import Archive, Tower
+from pltz.archive.codec import BundleCodec
+from pltz.archive.errors import NotFound
+from pltz.archive.identity import BASE, NONE, SIZE, TENANT, Tokens
+from pltz.archive.sessions import MAX_TOWER, base_of, common
+from pltz.archive.view import Version
+from pltz.archive.writer import KINDS, NewSession, Receipt
+from pltz.plt_codec.errors import (
+    BundleMismatch,
+    ContentError,
+    FormatError,
+    TokenizerMismatch,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from pltz.archive.codec import SegmentCodec
+    from pltz.archive.keys import Secret
+    from pltz.models.bundle import Bundle
+
+MAX_SEGMENT = 65536  # tokens: any number of them may be one byte (FORMAT.md, "Limits")
+RECENT = 1 << 22  # tokens of sessions put last, kept in memory
+SALT_SIZE = 16  # bytes of the digest that stands for a salt
+SALTED = "#salt="  # between a tenant and the digest of a salt
+
+Segments = list[tuple[bytes, Tokens]]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenItem:
+    """A session to put. ``ids``: (T,) of ``tokenizer`` (fingerprint, 16 bytes; zeros: the bundle's own); ``tenant``: see `tenant_of`; ``target``: fingerprint of the weights, see
+    `target_of`; ``prefixes``: token counts at which shared beginnings end; ``base``: name under which the first of them is shared
+    with all tenants; ``parent``: session it was forked from; ``time``: seconds since 1970, None is now."""
+
+    name: str
+    ids: Tokens
+    tenant: str = "default"
+    tokenizer: bytes = NONE
+    labels: Mapping[str, str] = field(default_factory=dict)
+    target: bytes | None = None
+    time: int | None = None
+    prefixes: tuple[int, ...] = ()
+    base: str = ""
+    parent: str = ""
+
+
+@dataclass(frozen=True)
+class Put:
+    """What became of an item. ``receipt``: None where the archive had it already; ``size``: bytes of its new segments."""
+
+    item: TokenItem
+    receipt: Receipt | None
+
+    @property
+    def size(self) -> int:
+        return self.receipt.size if self.receipt else 0
+
+    @property
+    def unchanged(self) -> bool:
+        return self.receipt is None or self.receipt.unchanged
+
+
+@dataclass(frozen=True)
+class TokenSession:
+    """A session as it was put. ``ids``: (T,) int64; ``target``: fingerprint it was served with, None where it was not said;
+    ``segments``: (id, ids) from the root to the leaf."""
+
+    ids: Tokens
+    version: Version
+    segments: Segments
+
+    @property
+    def target(self) -> bytes | None:
+        return self.version.target if any(self.version.target) else None
+
+
+class TokenArchive:
+    """An open archive of token ids. Make one with `open`.
+
+    Args:
+        archive: opened with the bundle's codec first.
+        bundle: what codes.
+    """
+
+    def __init__(self, archive: Archive, bundle: Bundle, *, device: str = "cpu", threads: int | None = None):
+        self.archive, self.bundle = archive, bundle
+        self._options = device, threads
+        self._recent = Recent(RECENT)
+        self._numbers = {NONE: 0, bundle.tokenizer.fingerprint: 0}  # tokenizer -> codec
+
+    @classmethod
+    def open(
+        cls,
+        place: str | os.PathLike[str],
+        tokenizers: Sequence[bytes] = (),
+        bundle: Bundle | str | os.PathLike[str] | None = None,
+        *,
+        key: Secret | None = None,
+        create: bool = False,
+        device: str = "cpu",
+        threads: int | None = None,
+    ) -> TokenArchive:
+        """An archive in a directory or bucket.
+
+        Args:
+            tokenizers: tokenizer.json of the targets, as bytes; the bundle's own needs none.
+            create: make the archive if there is none.
+
+        Raises UsageError where there is none, FormatError, KeyMismatch, ModelError, StoreError.
+        """
+        from pltz.models.bundle import Bundle
+
+        loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
+        codecs: list[SegmentCodec] = [BundleCodec(loaded, device=device, threads=threads)]
+        try:
+            archive = Archive.open(place, codecs, key=key)
+        except UsageError:
+            if not create:
+                raise
+            archive = Archive.create(place, codecs, key=key)
+        made = cls(archive, loaded, device=device, threads=threads)
+        for tokenizer in tokenizers:
+            made.add(tokenizer)
+        return made
+
+    def add(self, tokenizer: bytes) -> bytes:
+        """Know another tokenizer, by its tokenizer.json; its fingerprint. Raises ModelError."""
+        from pltz.archive.bridged import BridgedCodec
+        from pltz.models.bridge import Bridge
+
+        bridge = Bridge(tokenizer, self.bundle.tokenizer)
+        if bridge.fingerprint not in self._numbers:
+            if bridge.identity:
+                self._numbers[bridge.fingerprint] = 0
+            else:
+                device, threads = self._options
+                self.archive.codecs.append(BridgedCodec(self.bundle, bridge, device=device, threads=threads))
+                self._numbers[bridge.fingerprint] = len(self.archive.codecs) - 1
+        return bridge.fingerprint
+
+    def knows(self, tokenizer: bytes) -> bool:
+        """Whether ids of a tokenizer can be put."""
+        return tokenizer in self._numbers
+
+    # ---- in
+
+    def put(self, items: Sequence[TokenItem]) -> list[Put]:
+        """Freeze sessions; each is durable, and was decoded and compared, when this returns. One commit for each time a name comes again.
+
+        Raises:
+            ContentError: ids that are not its tokenizer's, or what the archive does not take; nothing of that commit was stored.
+            TokenizerMismatch: a tokenizer that was not given.
+            StoreError, WriterFailed, Fenced: as `Archive.put`.
+        """
+        return list(self.put_each(items))
+
+    def put_each(self, items: Sequence[TokenItem]) -> Iterator[Put]:
+        """`put`, one after the other: what was yielded is durable, whatever is raised after it."""
+        for batch in _batches(items):
+            self.archive.view.refresh()
+            drafts = [self._draft(item) for item in batch]
+            receipts = iter(self.archive.put([draft for draft in drafts if draft]))
+            for item, draft in zip(batch, drafts, strict=True):
+                receipt = next(receipts) if draft else None
+                if draft and receipt:
+                    self._remember(draft, receipt)
+                yield Put(item, receipt)
+
+    def _remember(self, draft: NewSession, receipt: Receipt) -> None:
+        """The segments of what was just put, so that the session's next version is not compared with a decoding of all of it."""
+        keys = self.archive.keys
+        own, base = (
+            keys.domain(TENANT, draft.tenant),
+            keys.domain(BASE, draft.base) if draft.shared else NONE,
+        )
+        segments: Segments = []
+        parent = NONE
+        for number, row in enumerate(draft.segments):
+            domain = base if number < draft.shared else own
+            parent = keys.segment_digest(domain, self.archive.codecs[draft.codec].tokenizer, parent, row)[
+                :SIZE
+            ]
+            segments.append((parent, row))
+        if parent == receipt.leaf:
+            self._recent.add(receipt.version, segments)
+
+    def _draft(self, item: TokenItem) -> NewSession | None:
+        """An item cut into segments; None where the archive has it."""
+        if item.tokenizer not in self._numbers:
+            raise TokenizerMismatch(
+                f"session {item.name!r} has ids of tokenizer {item.tokenizer.hex()}, whose tokenizer.json was not given"
+            )
+        codec = self._numbers[item.tokenizer]
+        ids = identity.checked(item.ids)
+        last = self._last(item.tenant, item.name, codec)
+        if any(self._has(tower, item, ids) for tower in self._repeated(item, codec, last)):
+            return None
+        return self._cut(item, codec, ids, last or self._last(item.tenant, item.parent, codec))
+
+    def _repeated(self, item: TokenItem, codec: int, last: Tower | None) -> Iterator[Tower]:
+        """Versions that an item may repeat: the last one, and those of the item's second."""
+        if last:
+            yield last
+        for version in self._versions(item.tenant, item.name):
+            known = last is not None and version.id == last.version.id
+            if version.time == item.time and not known and (tower := self._tower(version, codec)):
+                yield tower
+
+    def _has(self, tower: Tower, item: TokenItem, ids: Tokens) -> bool:
+        version = tower.version
+        same = version.target == (item.target or NONE) and version.labels == dict(item.labels)
+        return same and np.array_equal(tower.tokens, ids)
+
+    def _cut(self, item: TokenItem, codec: int, ids: Tokens, before: Tower | None) -> NewSession:
+        """The segments: those of ``before`` that the ids begin with, then up to each prefix, then the rest."""
+        shared, base = (0, item.base or None)
+        known: list[int] = []
+        if before and len(before.segments) <= MAX_TOWER:
+            known = common(before, ids)
+            shared, name = base_of(self.archive, before)
+            base = item.base or name
+            if len(known) < shared or (item.base and name != item.base):
+                known, shared = [], 0
+        ends = [end for end in item.prefixes if 0 < end <= len(ids)]
+        if not shared and base and ends and not known:
+            shared = 1
+        cuts = sorted({*known, *(end for end in ends if not known or end > known[-1]), len(ids)} - {0})
+        rows = _short(ids, cuts, exact=len(known))
+        shared = _count(rows, cuts[shared - 1]) if shared else 0
+        options = shared, base or "base", item.labels, "ids", item.target, item.time, codec
+        return NewSession(item.name, rows, item.tenant, *options)
+
+    def _last(self, tenant: str, name: str, codec: int) -> Tower | None:
+        """The last version of a session that can be built on."""
+        versions = [v for v in self._versions(tenant, name) if not v.forgotten] if name else []
+        return self._tower(versions[-1], codec) if versions else None
+
+    def _versions(self, tenant: str, name: str) -> list[Version]:
+        return self.archive.view.versions(self.archive.keys.domain(TENANT, tenant), name)
+
+    def _tower(self, version: Version, codec: int) -> Tower | None:
+        if (version.tokenizer, KINDS[version.kind]) != (self.archive.codecs[codec].tokenizer, "ids"):
+            return None
+        if (segments := self._recent.get(version.id)) is not None:
+            return Tower(version, segments)
+        try:
+            return self.archive.tower(version)
+        except (NotFound, FormatError, BundleMismatch):
+            return None
+
+    # ---- out
+
+    def get(
+        self,
+        name: str,
+        tenant: str = "default",
+        number: int | None = None,
+        *,
+        salt: str | bytes | None = None,
+    ) -> TokenSession:
+        """A session: its last version that is not forgotten, or version ``number``, whoever put it until now.
+
+        Raises NotFound, LostError (it is damaged), BundleMismatch (its bundle or tokenizer is not among those given), ContentError (it
+        is not one of token ids).
+        """
+        self.archive.view.refresh()  # a worker puts new versions all the time
+        tower = self.archive.get(name, tenant_of(tenant, salt), number)
+        if KINDS[tower.version.kind] != "ids":
+            raise ContentError(
+                f"session {name!r} is a {KINDS[tower.version.kind]}, not token ids: get it with SessionArchive"
+            )
+        return TokenSession(tower.tokens, tower.version, tower.segments)
+
+
+class Recent:
+    """Segments of versions, the last ones used, of at most so many tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        self._room = tokens
+        self._known: OrderedDict[bytes, Segments] = OrderedDict()
+
+    def add(self, version: bytes, segments: Segments) -> None:
+        """Remember a version's segments."""
+        self._room += _tokens(self._known.pop(version, []))
+        self._known[version] = segments
+        self._room -= _tokens(segments)
+        while self._room < 0:
+            _, oldest = self._known.popitem(last=False)
+            self._room += _tokens(oldest)
+
+    def get(self, version: bytes) -> Segments | None:
+        """The segments, None where they are not remembered."""
+        if version in self._known:
+            self._known.move_to_end(version)
+        return self._known.get(version)
+
+
+def tenant_of(tenant: str, salt: str | bytes | None = None) -> str:
+    """The archive's tenant for a tenant's sessions under a salt: nothing is shared between salts, and none is found without its own.
+
+    A salt is meant not to be guessed, so only its digest is kept.
+
+    >>> tenant_of("acme"), tenant_of("acme", "s3cret")[:10]
+    ('acme', 'acme#salt=')
+    """
+    if salt is None or salt in ("", b""):
+        return tenant
+    if SALTED in tenant:
+        raise UsageError(f"expected a tenant without a salt, found one with {SALTED}")
+    key = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass")).digest()
+    named = hashlib.blake2b(_data(salt, "salt"), digest_size=SALT_SIZE, person=b"pltz salt", key=key)
+    return f"{tenant}{SALTED}{named.hexdigest()}"
+
+
+def target_of(target: bytes | None, adapter: str | bytes | None = None) -> bytes:
+    """The fingerprint to keep for a target with an adapter (its name, or 16 bytes of its own): the KV is that of both. Zeros: not said.
+
+    >>> target_of(None).hex() == "00" * 16, target_of(bytes(16), "lora-1") == target_of(bytes(16), "lora-2")
+    (True, False)
+    """
+    if adapter is None:
+        return target or NONE
+    kind = bytes([isinstance(adapter, str)])
+    return identity.digest(b"pltz adapter", target or NONE, kind, _data(adapter, "adapter"))
+
+
+def _data(name: str | bytes, what: str) -> bytes:
+    """Raises UsageError."""
+    if not isinstance(name, str | bytes):
+        raise UsageError(f"expected a {what} as str or bytes, got {type(name).__name__}")
+    return name.encode("utf-8", "surrogatepass") if isinstance(name, str) else name
+
+
+def _tokens(segments: Segments) -> int:
+    return sum(len(row) for _, row in segments)
+
+
+def _batches(items: Sequence[TokenItem]) -> Iterator[list[TokenItem]]:
+    """Commits: a name comes once in each, for its second version builds on the first; so does a session's parent."""
+    batch: list[TokenItem] = []
+    names: set[tuple[str, str]] = set()
+    for item in items:
+        if {(item.tenant, item.name), (item.tenant, item.parent)} & names:
+            yield batch
+            batch, names = [], set()
+        batch.append(item)
+        names.add((item.tenant, item.name))
+    if batch:
+        yield batch
+
+
+def _short(ids: Tokens, cuts: Sequence[int], exact: int) -> list[Tokens]:
+    """The segments that end at the cuts; those after the first ``exact`` in pieces of MAX_SEGMENT at most."""
+    rows: list[Tokens] = []
+    for number, (start, end) in enumerate(itertools.pairwise([0, *cuts])):
+        step = end - start if number < exact else MAX_SEGMENT
+        rows += [ids[at : min(at + step, end)] for at in range(start, end, step)]
+    return rows
+
+
+def _count(rows: Sequence[Tokens], end: int) -> int:
+    """How many segments, from the root, reach to token ``end``."""
+    ends = list(itertools.accumulate(len(row) for row in rows))
+    return ends.index(end) + 1

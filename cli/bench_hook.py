@@ -1,0 +1,183 @@
+"""``pltz bench hook``: what the eviction hook costs a serving loop, with its worker in a process, in a thread, and without one.
+
+Ends with one line of JSON that holds every figure, and what it was measured on.
+"""
+
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pltz.cli import machine
+from pltz.cli.groups import Command
+from pltz.cli.output import write_text
+from pltz.cli.table import render
+
+if TYPE_CHECKING:
+    from pltz.archive.hooks.hook import EvictionHook
+    from pltz.models.tokenizer import Ids
+
+LENGTHS = 512, 4096, 32768  # tokens of an eviction
+KINDS = "none", "thread", "process"
+STEP = 0.002  # seconds of work between evictions, about a decode step
+BUSY = 1 << 16  # tokens that wait for the worker before anything is measured
+BATCH = 1 << 14  # tokens of a commit: many of them, so that the worker is seen in all it does
+PATIENCE = 60.0  # seconds for a worker's first commit
+
+
+@click.command(
+    cls=Command,
+    examples=["pltz bench hook", "pltz bench hook --calls 2000 --where /data", "pltz bench hook --json"],
+)
+@click.option(
+    "--calls",
+    type=click.IntRange(min=20),
+    default=400,
+    show_default=True,
+    metavar="N",
+    help="Evictions a row.",
+)
+@click.option(
+    "--where",
+    metavar="DIR",
+    help="Disk of the journal, by a folder on it.  [default: the folder for temporary files]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the line of JSON only.")
+def hook(calls: int, where: str | None, as_json: bool) -> None:
+    """Measure the eviction hook: time of on_evict, of the loop's own steps beside the worker, and until tokens are durable.
+
+    A loop computes for 2 ms and evicts a session, over and over, while the worker is archiving. Sessions are the samples that come with pltz,
+    repeated to length, as a list of Python integers and as a numpy array. Beside each eviction a bare copy of the ids is timed, which is the least
+    that it could be: on a busy machine its 99th percentile shows how busy. A step's time shows what the worker takes from the loop; with no
+    worker, it is the loop alone.
+    """
+    rows = [row for kind in KINDS for row in measured(kind, calls, where)]
+    on = machine.describe(None, "cpu", 1)
+    result = {"benchmark": "hook", "calls": calls, "rows": rows, "cpus": os.cpu_count()}
+    result |= {"load": round(os.getloadavg()[0], 2), "machine": on}
+    if not as_json:
+        write_text(as_text(rows) + "\n")
+    write_text(json.dumps(result))
+
+
+def measured(kind: str, calls: int, where: str | None) -> list[dict[str, Any]]:
+    """The rows of one kind of worker."""
+    from pltz.archive.hooks.hook import EvictionHook, HookSettings
+    from pltz.archive.token_archive import TokenArchive
+
+    with tempfile.TemporaryDirectory(prefix="pltz-bench-", dir=where) as name:
+        cold = None if kind == "none" else Path(name) / "cold"
+        if cold:
+            TokenArchive.open(cold, create=True)
+        settings = HookSettings(batch_tokens=BATCH)
+        made = EvictionHook.open(Path(name) / "journal", cold, worker=kind, settings=settings)  # type: ignore[arg-type]
+        try:
+            if cold:
+                keep_busy(made)
+            return [row(made, kind, length, form, calls) for length in LENGTHS for form in ("list", "numpy")]
+        finally:
+            made.close(2.0)
+
+
+def keep_busy(hook: "EvictionHook") -> None:
+    """Give the worker something to do, and wait until it does it."""
+    for number in range(BUSY * 16 // 4096):  # more than it can do while it is measured
+        hook.on_evict(f"busy/{number}", tokens(4096, number))
+    end = time.monotonic() + PATIENCE
+    while not hook.status()["worker"].get("commits") and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def row(hook: "EvictionHook", kind: str, length: int, form: str, calls: int) -> dict[str, Any]:
+    """One measurement, in microseconds and milliseconds."""
+    import numpy as np
+
+    array = tokens(length, 0)
+    given: Any = array.tolist() if form == "list" else array
+    before, slept = list(hook.counts.latency), hook.counts.latency_sum
+    evictions, used, copies, steps = [], [], [], []
+    for number in range(calls):
+        steps.append(work())
+        start, cpu = time.perf_counter(), time.thread_time()
+        hook.on_evict(f"{length}/{number}", given)
+        used.append(time.thread_time() - cpu)
+        evictions.append(time.perf_counter() - start)
+        copies.append(copy(given))
+    hook.flush(PATIENCE)
+    counts = np.array(hook.counts.latency) - np.array(before)
+    p50, p99, worst = (1e6 * float(np.quantile(evictions, q)) for q in (0.5, 0.99, 1.0))
+    return {
+        "worker": kind,
+        "tokens": length,
+        "form": form,
+        "p50_us": round(p50, 1),
+        "p99_us": round(p99, 1),
+        "max_us": round(worst, 1),
+        "cpu_p99_us": round(1e6 * float(np.quantile(used, 0.99)), 1),
+        "copy_p50_us": round(1e6 * float(np.quantile(copies, 0.5)), 1),
+        "copy_p99_us": round(1e6 * float(np.quantile(copies, 0.99)), 1),
+        "step_p50_ms": round(1e3 * float(np.quantile(steps, 0.5)), 2),
+        "step_p99_ms": round(1e3 * float(np.quantile(steps, 0.99)), 2),
+        "durable_mean_ms": round(1e3 * (hook.counts.latency_sum - slept) / max(1, int(counts.sum())), 1),
+        "refused": sum(hook.counts.refused.values()),
+    }
+
+
+def copy(ids: Any) -> float:
+    """The bound: a copy of the ids and nothing else, after a step of its own; the seconds that passed."""
+    work()
+    start = time.perf_counter()
+    tuple(ids) if isinstance(ids, list) else ids.tobytes()
+    return time.perf_counter() - start
+
+
+def work() -> float:
+    """A step of a serving loop that is all Python: as much as takes STEP seconds of CPU; the seconds that passed."""
+    start, used = time.perf_counter(), time.thread_time()
+    while time.thread_time() - used < STEP:
+        sum(range(200))
+    return time.perf_counter() - start
+
+
+def tokens(length: int, number: int) -> "Ids":
+    """Token ids of a sample session, (length,), beginning elsewhere for each number."""
+    import numpy as np
+
+    return np.resize(np.roll(_samples(), -997 * number), length)
+
+
+def _samples() -> "Ids":
+    import numpy as np
+
+    from pltz.datasets import sample_sessions
+    from pltz.models.bundle import Bundle
+    from pltz.models.transcript import to_tokens_many
+
+    if not _CACHE:
+        _CACHE.append(np.concatenate(to_tokens_many(sample_sessions()[:50], Bundle.load().tokenizer)))
+    return _CACHE[0]
+
+
+_CACHE: "list[Ids]" = []
+
+
+def as_text(rows: list[dict[str, Any]]) -> str:
+    """What was found, for people."""
+    keys = [
+        "p50_us",
+        "p99_us",
+        "max_us",
+        "cpu_p99_us",
+        "copy_p50_us",
+        "copy_p99_us",
+        "step_p50_ms",
+        "step_p99_ms",
+        "durable_mean_ms",
+    ]
+    head = ["worker, tokens", *(key.replace("_", " ") for key in keys)]
+    names = [f"{r['worker']}, {r['tokens']} as {r['form']}" for r in rows]
+    return render(head, [[name, *(f"{r[k]:,}" for k in keys)] for name, r in zip(names, rows, strict=True)])

@@ -1,0 +1,147 @@
+"""``pltz hook``: the journal of the eviction hook, looked at and emptied. See archive/hooks/hook.py."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pltz.cli import options
+from pltz.cli.archive_key import key_options, secret
+from pltz.cli.groups import Command, Group
+from pltz.cli.output import write_text
+from pltz.cli.progress import Progress, wanted
+from pltz.cli.table import pairs, size
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.hooks.backlog import Status
+    from pltz.archive.hooks.worker import Drained
+
+
+@click.group(cls=Group)
+def hook() -> None:
+    """The journal that a serving process's eviction hook writes: what waits in it, and putting it into an archive.
+
+    A serving process opens the hook from Python (docs/transformers.md) and has a worker of its own; these commands are for looking on, and for what a
+    process left behind that is not started again.
+    """
+
+
+@hook.command(
+    cls=Command,
+    short_help="Say what a journal holds.",
+    examples=["pltz hook status /run/journal", "pltz hook status /run/journal --json"],
+)
+@click.argument("journal", metavar="DIR")
+@options.JSON
+def status(journal: str, as_json: bool) -> None:
+    """Say what the journal in DIR holds: bytes not archived yet, processes that write to it, what was laid aside."""
+    from pltz.archive.hooks.backlog import Backlog
+    from pltz.archive.hooks.lock import FileLocks
+    from pltz.archive.io import OsDisk
+
+    if not Path(journal).is_dir():
+        raise UsageError(f"no journal at {journal}: expected the directory that the hook was opened with")
+    found = Backlog(OsDisk(journal), FileLocks(journal)).status()
+    write_text(json.dumps(asdict(found)) if as_json else _status_text(found))
+
+
+@hook.command(
+    cls=Command,
+    short_help="Put what a journal holds into an archive.",
+    examples=[
+        "pltz hook drain /run/journal --archive /data/cold",
+        "pltz hook drain /run/journal --archive s3://bucket/cold --max-seconds 600 --json",
+    ],
+)
+@click.argument("journal", metavar="DIR")
+@click.option("--archive", "place", metavar="ARCHIVE", required=True, help="Archive to put it into.")
+@click.option(
+    "--max-seconds",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Stop after the commit in which S seconds pass.",
+)
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds for the worker of a serving process to end its pass.",
+)
+@options.BUNDLE
+@options.THREADS
+@options.PROGRESS
+@options.JSON
+@key_options
+@click.pass_context
+def drain(
+    ctx: click.Context,
+    journal: str,
+    place: str,
+    max_seconds: float | None,
+    wait: float,
+    bundle: str | None,
+    threads: int | None,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Put what the journal in DIR holds into an archive: of dead processes all, of living ones what they have written so far.
+
+    An entry goes from the journal when it is durable in the archive, decoded back and compared. May be killed anywhere and run
+    again. Exits with 7 where another worker had the journal all the time, or something had to be left; with 5 where the archive cannot take an
+    entry, which is laid aside in DIR.
+    """
+    from pltz.archive.hooks.worker import Drained
+    from pltz.archive.hooks.worker import drain as run
+
+    with Progress("drain", unit="sessions", shown=wanted(progress)) as bar:
+        shown = 0
+
+        def say(done: Drained) -> None:
+            nonlocal shown
+            bar.add(done.entries - shown)
+            shown = done.entries
+
+        done = run(
+            journal,
+            place,
+            bundle=bundle,
+            key=secret(),
+            threads=threads,
+            max_seconds=max_seconds,
+            wait=wait,
+            progress=say,
+        )
+    write_text(json.dumps(done.as_fields()) if as_json else _drained_text(done))
+    if done.busy or done.left:
+        ctx.exit(7)
+    if done.rejected:
+        ctx.exit(5)
+
+
+def _status_text(found: "Status") -> str:
+    lines = [
+        ("not archived", size(found.waiting)),
+        ("files", f"{found.segments}, {size(found.bytes)}"),
+        ("processes", f"{found.living} writing"),
+    ]
+    lines += [("refused", name) for name in found.refused]
+    lines += [("damaged", name) for name in found.damaged]
+    return pairs(lines, "")
+
+
+def _drained_text(done: "Drained") -> str:
+    if done.busy:
+        return "another worker has this journal: nothing done"
+    lines = [
+        f"{done.stored} sessions stored, {done.unchanged} there already",
+        f"{done.tokens} tokens, {size(done.raw)} of ids in {size(done.frozen)}",
+    ]
+    lines += [f"refused: {name!r} of tenant {tenant!r}: {why}" for tenant, name, why in done.refused]
+    lines += [f"{size(done.damaged)} of the journal were damaged, laid aside"] if done.damaged else []
+    lines += [f"{size(done.left)} left: {done.failure}"] if done.left else []
+    return "\n".join(lines)

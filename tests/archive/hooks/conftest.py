@@ -1,0 +1,70 @@
+"""A small archive of token ids, locks and entries for the hook's tests. The codec is zlib (tests/archive/conftest.py): exact, quick, no weights."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.hooks.backlog import Backlog
+from pltz.archive.hooks.entry import Entry
+from pltz.archive.hooks.lock import Lock
+from pltz.archive.hooks.tokenizers import Tokenizers
+from pltz.archive.hooks.worker import Worker
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import DirectoryStore
+from pltz.archive.token_archive import TokenArchive
+
+
+class MemoryLocks:
+    """Locks of one simulated machine: a crash frees all, with a new object. Their files are on its disk, at once and for good."""
+
+    def __init__(self, disk: SimDisk) -> None:
+        self.disk = disk
+        self.held: set[str] = set()
+
+    def take(self, name: str) -> Lock | None:
+        if name in self.held:
+            return None
+        self.held.add(name)
+        if name not in self.disk.seen.names:
+            inode = 1 + max([*self.disk.seen.data, *self.disk.durable.data, 0])
+            for state in (self.disk.seen, self.disk.durable):
+                state.names[name], state.data[inode] = inode, b""
+        return SimpleNamespace(free=lambda: self.held.discard(name))
+
+
+class Bench:
+    """A disk with an archive and a journal in one root: both keep to their own names."""
+
+    def __init__(self, disk: SimDisk, codec: SegmentCodec) -> None:
+        self.disk, self.codec, self.locks = disk, codec, MemoryLocks(disk)
+        self.backlog = Backlog(disk, self.locks)
+
+    def archive(self) -> TokenArchive:
+        bundle: Any = SimpleNamespace(tokenizer=SimpleNamespace(fingerprint=self.codec.tokenizer))
+        return TokenArchive(Archive.open(DirectoryStore(self.disk), [self.codec]), bundle)
+
+    def worker(self, **options: Any) -> Worker:
+        return Worker(self.backlog, Tokenizers(self.disk), self.archive, **options)
+
+    def versions(self) -> list[tuple[str, list[int]]]:
+        """(name, ids) of every version in the archive, oldest first."""
+        found = self.archive().archive
+        return [(v.name, found.tower(v).tokens.tolist()) for v in found.ls(history=True)]
+
+
+def entry(name: str, count: int, seed: int = 0, time: int = 1_000_000_000, **options: Any) -> Entry:
+    """``count`` ids, of which fewer are a prefix of more."""
+    return Entry(name, np.random.default_rng(seed).integers(0, 1000, 64)[:count], time, **options)
+
+
+@pytest.fixture
+def bench(disk: SimDisk, codec: SegmentCodec) -> Bench:
+    """On a simulated disk, with an empty archive."""
+    Archive.create(DirectoryStore(disk), [codec])
+    return Bench(disk, codec)

@@ -1,0 +1,40 @@
+"""The serving loop of examples/ with real transformers: sessions that were evicted and thawed go on as if they had never left."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pltz.archive.token_archive import TokenArchive
+from pltz.models.target import Target
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "transformers_serving.py"
+
+
+@pytest.fixture
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("transformers_serving", EXAMPLE)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # for its dataclasses
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_an_evicted_session_goes_on_as_one_that_stayed(example: ModuleType, tmp_path: Path) -> None:
+    target = Target.load(
+        "mini-llama", dtype="float32"
+    )  # in bfloat16 a tie may go either way, however the prefill is cut
+    found = example.run(target, tmp_path, hot=1, sessions=3, turns=3, length=16)
+    assert found["same"] and found["replies"] == 9
+    assert (found["evictions"], found["thaws"]) == (8, 6) and found["refused"] == {}
+    cold = TokenArchive.open(tmp_path / "cold")
+    first, second = (cold.get(f"customer/{n}", number=1) for n in (0, 1))
+    assert first.segments[0][0] == second.segments[0][0]  # one system prompt
+    assert first.target == target.fingerprint
+    assert found["archive_bytes"] * 50 < found["kv_bytes"]

@@ -1,0 +1,249 @@
+"""From the journal to the archive by the real worker: in this process, in a thread, in a process of its own; killed and gone on with."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pltz.archive.errors import ArchiveError
+from pltz.archive.hooks.backlog import Backlog
+from pltz.archive.hooks.hook import EvictionHook, HookSettings, WorkerKind
+from pltz.archive.hooks.lock import FileLocks
+from pltz.archive.hooks.segment import Name
+from pltz.archive.hooks.worker import WORKER_LOCK, drain
+from pltz.archive.io import OsDisk
+from pltz.archive.token_archive import TokenArchive
+from pltz.models.bundle import Bundle, write_bundle
+from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.weights import random_weights
+from tests.archive.hooks.conftest import Bench, entry
+from tests.models.test_bridge import PAGE, target
+
+QUICK = HookSettings(flush_seconds=0.005)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[[int], bytes]) -> Bundle:
+    folder = tmp_path_factory.mktemp("bundle")
+    weights = random_weights(5, vocab=1024, block=128, memory=32)
+    write_bundle(folder, "tiny", weights, tiny_tokenizer_json(1024), b"", {})
+    return Bundle.load(folder)
+
+
+@pytest.fixture
+def cold(tmp_path: Path, bundle: Bundle) -> Path:
+    TokenArchive.open(tmp_path / "cold", bundle=bundle, create=True)
+    return tmp_path / "cold"
+
+
+def ids(seed: int, count: int = 40) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(0, 1000, count)
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_evictions_reach_the_archive(tmp_path: Path, cold: Path, bundle: Bundle, kind: WorkerKind) -> None:
+    with EvictionHook.open(tmp_path / "j", cold, bundle=bundle, worker=kind, settings=QUICK) as hook:
+        for n in range(5):
+            hook.on_evict(f"s{n}", ids(n), tags={"n": str(n)})
+            hook.on_evict(f"s{n}", np.append(ids(n), ids(9)))
+        assert hook.settle(60)
+        found = TokenArchive.open(cold, bundle=bundle)
+        for n in range(5):
+            assert np.array_equal(found.get(f"s{n}", number=1).ids, ids(n))
+            assert np.array_equal(found.get(f"s{n}").ids, np.append(ids(n), ids(9)))
+        assert hook.status()["journal"]["waiting"] == 0
+        deadline = time.monotonic() + 10
+        while hook.status()["worker"]["stored"] < 10 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        worker = hook.status()["worker"]
+        assert (worker["stored"], worker["tokens"], worker["raw"]) == (10, 600, 2400) and worker["frozen"] > 0
+    drain(tmp_path / "j", cold, bundle=bundle)
+    assert [p.name for p in (tmp_path / "j").iterdir()] == [WORKER_LOCK]
+
+
+def test_a_worker_process_that_dies_is_started_again(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
+    with EvictionHook.open(tmp_path / "j", cold, bundle=bundle, settings=QUICK) as hook:
+        background: Any = hook.background
+        os.kill(background.pid, signal.SIGKILL)
+        hook.on_evict("a", ids(1))
+        assert hook.settle(60)
+        assert hook.status()["worker"]["restarts"] == 1
+    assert np.array_equal(TokenArchive.open(cold, bundle=bundle).get("a").ids, ids(1))
+
+
+def test_ids_of_a_served_model_with_another_tokenizer(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
+    """Whoever drains the journal finds the tokenizer in it."""
+    spec = target("byte-level").to_str().encode()
+    tokens = target("byte-level").encode(PAGE, add_special_tokens=False).ids
+    with EvictionHook.open(tmp_path / "j", worker="none", tokenizer=spec, settings=QUICK) as hook:
+        hook.on_evict("a", tokens, target=bytes(range(16)))
+        hook.on_evict("bad", [10**6])
+        assert hook.flush(10)
+    done = drain(tmp_path / "j", cold, bundle=bundle)
+    assert (
+        (done.stored, done.rejected) == (1, 1) and done.refused[0][1] == "bad" and "10" in done.refused[0][2]
+    )
+    found = TokenArchive.open(cold, [spec], bundle).get("a")
+    assert found.ids.tolist() == tokens and found.target == bytes(range(16))
+    again = drain(tmp_path / "j", cold, bundle=bundle)
+    assert again.entries == 0 and Backlog(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).status().refused
+
+
+def test_drain_waits_for_the_worker_then_says_it_is_busy(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
+    with EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK) as hook:
+        hook.on_evict("a", ids(1))
+        hook.flush(10)
+    lock = FileLocks(tmp_path / "j").take(WORKER_LOCK)
+    assert lock and drain(tmp_path / "j", cold, bundle=bundle, wait=0.1).busy
+    lock.free()
+    assert drain(tmp_path / "j", cold, bundle=bundle, wait=0).stored == 1
+
+
+def test_drain_takes_what_a_living_process_has_written_and_leaves_its_file(
+    tmp_path: Path, cold: Path, bundle: Bundle
+) -> None:
+    with EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK) as hook:
+        for n in range(3):
+            hook.on_evict(f"s{n}", ids(n))
+            hook.flush(10)
+            assert drain(tmp_path / "j", cold, bundle=bundle).stored == 1
+        assert len(hook.backlog.segments()) == 1 and hook.status()["journal"]["waiting"] == 0
+    assert drain(tmp_path / "j", cold, bundle=bundle).entries == 0
+    assert not Backlog(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).segments()
+
+
+@pytest.mark.parametrize("living", [False, True])
+def test_damage_in_the_journal_is_laid_aside_and_told(
+    tmp_path: Path, cold: Path, bundle: Bundle, living: bool
+) -> None:
+    hook = EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK)
+    for n in range(3):
+        hook.on_evict(f"s{n}", ids(n))
+    hook.flush(10)
+    if not living:
+        hook.close()
+    [file] = (tmp_path / "j").glob("*.journal")
+    data = bytearray(file.read_bytes())
+    data[300] ^= 255
+    file.write_bytes(data)
+    done = drain(tmp_path / "j", cold, bundle=bundle)
+    if living:
+        hook.close()
+        assert drain(tmp_path / "j", cold, bundle=bundle).damaged == 0
+    assert done.stored == 2 and 0 < done.damaged < 300
+    [aside] = (tmp_path / "j").glob("*.damaged")
+    assert aside.read_bytes() in bytes(data) and len(aside.read_bytes()) == done.damaged
+    assert not list((tmp_path / "j").glob("*.journal"))
+
+
+def test_a_newer_journal_is_left_alone(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
+    from pltz.archive.hooks.segment import HEAD, _hash
+
+    name = Name(bytes(16), 0)
+    head = HEAD.pack(b"pltzjrnl", 2, 0, 0, name.owner)
+    (tmp_path / "j").mkdir()
+    (tmp_path / "j" / name.journal).write_bytes(head + _hash(head) + b"what is to come")
+    done = drain(tmp_path / "j", cold, bundle=bundle)
+    assert done.left == 55 and "newer" in done.failure and (tmp_path / "j" / name.journal).exists()
+
+
+def test_one_bad_entry_does_not_hold_up_a_batch(bench: Bench) -> None:
+    from pltz.archive.hooks.journal import Journal
+
+    journal = Journal(bench.disk, bench.locks)
+    good = [entry(f"s{n}", 10, n) for n in range(4)]
+    journal.append(
+        [e.encode() for e in (*good[:2], entry("bad", 5, tokenizer=b"unknown tokenize"), *good[2:])]
+    )
+    done = bench.worker().once()
+    assert (done.stored, done.rejected) == (4, 1) and len(bench.versions()) == 4
+
+
+def test_an_archive_that_is_not_there_refuses_nothing(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
+    """What is wrong with the archive is no entry's fault: all stays where it is, and goes there when it is back."""
+    with EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK) as hook:
+        hook.on_evict("a", ids(1))
+        hook.flush(10)
+    with pytest.raises(UsageError, match="no archive"):
+        drain(tmp_path / "j", tmp_path / "nowhere", bundle=bundle)
+    cold.joinpath("packs").rename(cold / "elsewhere")
+    with pytest.raises(ArchiveError):
+        drain(tmp_path / "j", cold, bundle=bundle)
+    cold.joinpath("elsewhere").rename(cold / "packs")
+    assert drain(tmp_path / "j", cold, bundle=bundle).stored == 1
+
+
+def test_there_must_be_a_journal(tmp_path: Path, cold: Path) -> None:
+    with pytest.raises(UsageError, match="no journal"):
+        drain(tmp_path / "nothing", cold)
+
+
+SERVER = """
+import sys, time
+from pltz.archive.hooks.hook import EvictionHook, HookSettings
+from tests.archive.hooks.test_worker import evicted
+journal, cold, bundle, start = *sys.argv[1:4], int(sys.argv[4])
+settings = HookSettings(flush_seconds=0.002, segment_bytes=2000, batch_tokens=1000)
+hook = EvictionHook.open(journal, cold, bundle=bundle, settings=settings)
+waiting = []
+for n in range(start, start + 1000):
+    waiting.append((hook.on_evict(*evicted(n)), n))
+    time.sleep(0.01)
+    while waiting and hook.durable(waiting[0][0]):
+        print(waiting.pop(0)[1], flush=True)
+"""
+
+
+def evicted(n: int) -> tuple[str, list[int]]:
+    """The n-th eviction of all: each session comes three times, longer each time."""
+    return f"s{n // 3}", ids(n // 3)[: 20 + n % 3 * 10].tolist()
+
+
+@pytest.mark.slow
+def test_kill_9_loses_nothing_that_was_reported_durable(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
+    """A serving process and its worker are killed, at any moment, over and over; the next one goes on with what they left."""
+    dice = random.Random(1)
+    durable: list[int] = []
+    root = str(Path(__file__).parents[3])
+    for run in range(5):
+        command = [
+            sys.executable,
+            "-c",
+            SERVER,
+            str(tmp_path / "j"),
+            str(cold),
+            str(bundle.path),
+            str(999 * run),
+        ]
+        server = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": root},
+        )
+        assert server.stdout is not None
+        durable.append(int(server.stdout.readline()))
+        time.sleep(dice.uniform(0.5, 3.5))
+        os.killpg(server.pid, signal.SIGKILL)  # the worker, too
+        durable += [int(line) for line in server.stdout.read().split("\n")[:-1]]
+        server.wait()
+    left = drain(tmp_path / "j", cold, bundle=bundle)
+    assert not left.busy and not left.rejected
+    found = TokenArchive.open(cold, bundle=bundle)
+    for name in {evicted(n)[0] for n in durable}:
+        stored = [tuple(found.archive.tower(v).tokens.tolist()) for v in found.archive.history(name)]
+        wanted = {tuple(evicted(n)[1]) for n in durable if evicted(n)[0] == name}
+        assert wanted <= set(stored) and len(stored) == len(set(stored))
+    print(f"{len(durable)} durable, {left.entries} of them left to the last drain")
+    assert len(durable) > 100 and not Backlog(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).segments()

@@ -1,0 +1,80 @@
+"""pltz hook and pltz bench hook, on a tiny bundle: what a journal holds is said, and goes to an archive; exit codes tell."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from pltz.archive.hooks.hook import EvictionHook, HookSettings
+from pltz.archive.hooks.lock import FileLocks
+from pltz.cli import bench_hook
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def journal(tiny: Path, tmp_path: Path) -> Path:
+    """Three evictions of a process that ended, one of them with ids that no tokenizer has."""
+    folder = tmp_path / "journal"
+    with EvictionHook.open(folder, worker="none", settings=HookSettings(flush_seconds=0.005)) as hook:
+        for name, ids in (("a", [1, 2, 3]), ("a", [1, 2, 3, 4]), ("bad", [99999])):
+            assert hook.on_evict(name, ids, tenant="acme")
+        assert hook.flush(10)
+    return folder
+
+
+def test_status_then_drain_then_nothing(run: Run, journal: Path, tmp_path: Path) -> None:
+    cold = tmp_path / "cold"
+    assert run("archive", "init", cold).exit_code == 0
+    held = json.loads(run("hook", "status", journal, "--json").output)
+    assert held["segments"] == 1 and held["waiting"] > 100 and held["living"] == 0
+    done = run("hook", "drain", journal, "--archive", cold, "--json")
+    found = json.loads(done.output)
+    assert (found["stored"], found["rejected"], found["entries"], done.exit_code) == (2, 1, 3, 5)
+    assert found["refused"][0][:2] == ["acme", "bad"]
+    text = run("hook", "status", journal).output
+    assert "not archived  0 B" in text and ".refused" in text
+    got = run("archive", "get", cold, "a", "--tenant", "acme")
+    assert json.loads(got.output) == [1, 2, 3, 4]
+    again = run("hook", "drain", journal, "--archive", cold)
+    assert again.exit_code == 0 and "0 sessions stored" in again.output
+
+
+def test_a_busy_journal(run: Run, journal: Path, tmp_path: Path) -> None:
+    assert run("archive", "init", tmp_path / "cold").exit_code == 0
+    lock = FileLocks(journal).take("worker.lock")
+    assert lock
+    done = run("hook", "drain", journal, "--archive", tmp_path / "cold", "--wait", "0")
+    lock.free()
+    assert done.exit_code == 7 and "another worker" in done.output
+
+
+@pytest.mark.parametrize("command", ["status", "drain"])
+def test_there_must_be_a_journal_and_an_archive(
+    run: Run, tmp_path: Path, journal: Path, command: str
+) -> None:
+    options = ["--archive", tmp_path / "cold"] if command == "drain" else []
+    done = run("hook", command, tmp_path / "nothing", *options)
+    assert done.exit_code == 2 and "no journal" in done.output
+    if options:
+        assert run("hook", "drain", journal, *options).exit_code == 2
+
+
+def test_bench_hook_on_a_small_run(
+    run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_hook, "LENGTHS", (64,))
+    monkeypatch.setattr(bench_hook, "BUSY", 1 << 10)
+    monkeypatch.setattr(bench_hook, "_CACHE", [])
+    done = run("bench", "hook", "--calls", "20", "--where", tmp_path)
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.output.strip().splitlines()[-1])
+    assert [(row["worker"], row["form"]) for row in result["rows"]] == [
+        (worker, form) for worker in ("none", "thread", "process") for form in ("list", "numpy")
+    ]
+    for row in result["rows"]:
+        assert 0 < row["p50_us"] <= row["p99_us"] <= row["max_us"] and row["refused"] == 0
+        assert row["step_p50_ms"] >= 1e3 * bench_hook.STEP and row["durable_mean_ms"] > 0
+    assert not list(tmp_path.glob("pltz-bench-*"))
