@@ -134,7 +134,9 @@ class LlamaServer:
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Tokens:
         """(T,) ids of a chat by the model's own template, ready for its answer. Raises ContentError, ModelError."""
-        reply = _object(self._call("/apply-template", {"messages": list(messages), **options}), "/apply-template")
+        reply = _object(
+            self._call("/apply-template", {"messages": list(messages), **options}), "/apply-template"
+        )
         return self.tokenize(str(reply.get("prompt", "")))
 
     # ---- serving
@@ -150,11 +152,20 @@ class LlamaServer:
         Raises ContentError: the prompt does not fit the context; ModelError: the server fails.
         """
         ids = self.tokenize(prompt) if isinstance(prompt, str) else self._ids(prompt, "the prompt")
-        body = {**options, "prompt": ids.tolist(), "id_slot": slot, "cache_prompt": True, "return_tokens": True, "stream": False}
+        body = {
+            **options,
+            "prompt": ids.tolist(),
+            "id_slot": slot,
+            "cache_prompt": True,
+            "return_tokens": True,
+            "stream": False,
+        }
         reply = _object(self._call("/completion", body), "/completion")
         new = self._ids(reply.get("tokens"), "/completion")
         if len(new) != reply.get("tokens_predicted"):
-            raise ModelError(f"expected {reply.get('tokens_predicted')} tokens of the answer, found {len(new)}: their ids are not known")
+            raise ModelError(
+                f"expected {reply.get('tokens_predicted')} tokens of the answer, found {len(new)}: their ids are not known"
+            )
         return Completion(
             np.concatenate([ids, new]),
             len(new),
@@ -189,7 +200,9 @@ class LlamaServer:
         body = {"prompt": array.tolist(), "id_slot": slot, "n_predict": 0, "cache_prompt": True}
         reply = _object(self._call("/completion", body), "/completion")
         if reply.get("truncated") or reply.get("tokens_evaluated") != len(array):
-            raise ContentError(f"expected {len(array)} tokens in the slot, found {reply.get('tokens_evaluated')}: its context (-c) is too short")
+            raise ContentError(
+                f"expected {len(array)} tokens in the slot, found {reply.get('tokens_evaluated')}: its context (-c) is too short"
+            )
         timings = reply.get("timings")
         prefill = timings.get("prompt_ms") if isinstance(timings, dict) else None
         return Hot(
@@ -222,7 +235,9 @@ class LlamaServer:
             with suppress(OSError):
                 path.unlink()
         if len(ids) != saved:
-            raise ModelError(f"expected the {saved} tokens that the server saved, found {len(ids)} in its slot file")
+            raise ModelError(
+                f"expected the {saved} tokens that the server saved, found {len(ids)} in its slot file"
+            )
         return ids
 
     def erase(self, slot: int) -> int:
@@ -256,10 +271,14 @@ class LlamaServer:
         if array.ndim == 1 and not array.size:
             return np.zeros(0, np.int64)
         if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise ContentError(f"expected token ids from {where}, found {type(value).__name__} of {array.dtype}")
+            raise ContentError(
+                f"expected token ids from {where}, found {type(value).__name__} of {array.dtype}"
+            )
         low, high = int(array.min()), int(array.max())
         if low < 0 or high >= self.vocab_size:
-            raise ContentError(f"expected ids from 0 to {self.vocab_size - 1} in {where}, found {low if low < 0 else high}: of another tokenizer")
+            raise ContentError(
+                f"expected ids from 0 to {self.vocab_size - 1} in {where}, found {low if low < 0 else high}: of another tokenizer"
+            )
         return array.astype(np.int64)
 
     def _call(self, path: str, body: object = None) -> object:
@@ -275,7 +294,9 @@ class LlamaServer:
                 raise ContentError(f"llama-server refuses {path}: {said}") from exc
             raise ModelError(f"llama-server answers {exc.code} to {path}: {said}") from exc
         except (OSError, ValueError) as exc:  # no connection, a timeout, no HTTP
-            raise ModelError(f"no answer from llama-server at {self.url}: {getattr(exc, 'reason', exc)}") from exc
+            raise ModelError(
+                f"no answer from llama-server at {self.url}: {getattr(exc, 'reason', exc)}"
+            ) from exc
 
 
 def fingerprint_gguf(path: str | Path) -> bytes:
@@ -314,7 +335,9 @@ def _message(error: urllib.error.HTTPError) -> str:
 
 def _object(value: object, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ModelError(f"expected an object from {path}, found {type(value).__name__}: is this llama-server?")
+        raise ModelError(
+            f"expected an object from {path}, found {type(value).__name__}: is this llama-server?"
+        )
     return value
 
 

@@ -19,10 +19,14 @@ def check_served(frozen_for: bytes | None, target: bytes | None, adapter: str | 
     """
     if frozen_for is None:
         if adapter is not None:
-            raise TargetMismatch(f"expected no adapter, as when this session was frozen, found {adapter!r}: switch it off")
+            raise TargetMismatch(
+                f"expected no adapter, as when this session was frozen, found {adapter!r}: switch it off"
+            )
     elif frozen_for != target_of(target, adapter):
         if target is None:
-            raise UsageError("cannot tell whether these weights are those of the session: name the model that is served")
+            raise UsageError(
+                "cannot tell whether these weights are those of the session: name the model that is served"
+            )
         with_ = f" with adapter {adapter!r}" if adapter is not None else " without an adapter"
         try:
             check_target(frozen_for, target_of(target, adapter))

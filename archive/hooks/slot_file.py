@@ -21,7 +21,14 @@ from typing import BinaryIO
 import numpy as np
 
 from pltz.archive.identity import Tokens
-from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, OpaqueContentError, UsageError, VersionError
+from pltz.plt_codec.errors import (
+    ContentError,
+    CorruptError,
+    FormatError,
+    OpaqueContentError,
+    UsageError,
+    VersionError,
+)
 
 Path = str | os.PathLike[str]
 
@@ -76,7 +83,9 @@ def _unpack(words: Tokens, path: str) -> Tokens:
     if not 0 <= count <= len(words) - 4:
         raise CorruptError(f"{path}: expected at most {len(words) - 4} tokens, found {count}: damaged")
     if words[3 + count] != 0:
-        raise OpaqueContentError(f"{path}: the slot holds {words[3 + count]} images or sounds, which token ids do not bring back")
+        raise OpaqueContentError(
+            f"{path}: the slot holds {words[3 + count]} images or sounds, which token ids do not bring back"
+        )
     if len(words) != 4 + count:
         raise CorruptError(f"{path}: expected {4 + count} words, found {len(words)}: damaged")
     return words[3 : 3 + count]
@@ -88,5 +97,7 @@ def _checked(ids: Tokens, vocab_size: int | None, path: str) -> Tokens:
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or (vocab_size is not None and high >= vocab_size):
         bad = low if low < 0 else high
-        raise CorruptError(f"{path}: expected ids from 0 to {(vocab_size or 1 << 31) - 1}, found {bad}: damaged, or of another model")
+        raise CorruptError(
+            f"{path}: expected ids from 0 to {(vocab_size or 1 << 31) - 1}, found {bad}: damaged, or of another model"
+        )
     return ids

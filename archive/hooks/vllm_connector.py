@@ -23,6 +23,7 @@ This module is loaded by vLLM (0.32 was tried) and imports it; nothing else in p
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,14 +53,16 @@ SETTINGS = {"journal", "archive", "worker", "tokenizer", "target", "tenant", "un
 logger = init_logger("vllm.pltz")  # below "vllm", which is what vLLM shows
 
 
-class Nothing(KVConnectorMetadata):
+class Nothing(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is in an environment of its own
     """The scheduler has nothing to say to the workers."""
 
 
-class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM is in an environment of its own
+class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Gives each finished request to the eviction hook. Loads and saves no KV: only its scheduler half does anything."""
 
-    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._hook: EvictionHook | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -98,11 +101,15 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # v
         except Exception:  # a request of a shape this code does not know
             logger.exception("pltz: request %s is not archived", request.request_id)
 
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
         """None from outside: a session comes back as a prompt."""
         return 0, False
 
-    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
         """Nothing to do."""
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
@@ -112,8 +119,8 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # v
     def shutdown(self) -> None:
         """Make durable what is under way."""
         if self._hook is not None:
-            logger.info("pltz: %s", self._hook.status())
             self._hook.close()
+            logger.info("pltz: %s", json.dumps(self._hook.status()))
             self._hook = None
 
     # ---- the workers' half: no KV moves
@@ -136,9 +143,11 @@ def open_hook(settings: dict[str, Any], model: Any) -> EvictionHook:
     from pltz.archive.hooks.hook import EvictionHook
 
     if unknown := sorted(settings.keys() - SETTINGS):
-        raise UsageError(f"expected {', '.join(sorted(SETTINGS))} in kv_connector_extra_config, found {unknown[0]!r}")
+        raise UsageError(
+            f"expected {', '.join(sorted(SETTINGS))} in kv_connector_extra_config, found {unknown[0]!r}"
+        )
     if not settings.get("journal"):
-        raise UsageError("name a directory for the journal: kv_connector_extra_config {\"journal\": ...}")
+        raise UsageError('name a directory for the journal: kv_connector_extra_config {"journal": ...}')
     place = settings.get("archive")
     return EvictionHook.open(
         settings["journal"],
@@ -152,7 +161,9 @@ def open_hook(settings: dict[str, Any], model: Any) -> EvictionHook:
 def _tokenizer(named: str | None, model: Any) -> Path:
     path = Path(named) if named else Path(model.tokenizer) / "tokenizer.json"
     if not path.is_file():
-        raise UsageError(f"expected a tokenizer.json at {path}, found none: name it (kv_connector_extra_config \"tokenizer\")")
+        raise UsageError(
+            f'expected a tokenizer.json at {path}, found none: name it (kv_connector_extra_config "tokenizer")'
+        )
     return path
 
 

@@ -55,7 +55,11 @@ def evicted(request: Request, *, tenant: str = "default", unnamed: bool = False)
     """
     own = (request.kv_transfer_params or {}).get(KEY)
     own = own if isinstance(own, Mapping) else {}
-    name = own.get("session") or getattr(request, "session_id", None) or (request.request_id if unnamed else None)
+    name = (
+        own.get("session")
+        or getattr(request, "session_id", None)
+        or (request.request_id if unnamed else None)
+    )
     if not name or request.sampling_params is None or request.status.name in FAILED:
         return None
     lora = request.lora_request
@@ -96,4 +100,6 @@ def prompt(
     if not any_target:
         check_served(frozen_for, target, lora)
     tokens = [int(i) for i in ids]
-    return Prompt(prompt_token_ids=tokens) if salt is None else Prompt(prompt_token_ids=tokens, cache_salt=salt)
+    return (
+        Prompt(prompt_token_ids=tokens) if salt is None else Prompt(prompt_token_ids=tokens, cache_salt=salt)
+    )

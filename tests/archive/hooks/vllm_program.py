@@ -1,6 +1,6 @@
 """A real vLLM with the connector: serves, freezes, goes cold, thaws. Run by test_vllm_live.py in vLLM's own environment.
 
-    python -m tests.archive.hooks.vllm_program MODEL_FOLDER LORA_FOLDER JOURNAL ARCHIVE RESULT.json
+python -m tests.archive.hooks.vllm_program MODEL_FOLDER LORA_FOLDER JOURNAL ARCHIVE RESULT.json
 """
 
 from __future__ import annotations
@@ -14,16 +14,22 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.inputs import EmbedsPrompt, TokensPrompt
 from vllm.lora.request import LoRARequest
+from vllm.v1.request import Request, RequestStatus
 
-from pltz.archive.errors import NotFound
-from pltz.archive.hooks.vllm_request import prompt
+from pltz.archive.hooks.vllm_request import evicted, prompt
 from pltz.archive.hooks.worker import drain
 from pltz.archive.token_archive import TokenArchive
+from pltz.datasets import sample_sessions
 from pltz.models.checkpoint import fingerprint_of
 from pltz.plt_codec.errors import PltzError
 
-TEXT = "<|user|>Tell me a long story about a dog, a house by the sea and the people who came to see it. " * 8 + "<|assistant|>"
 BEFORE, AFTER = 48, 48  # tokens of the answer before the freeze, and after the thaw
+
+
+def page() -> str:
+    """A prompt of a few hundred tokens, from the sessions that ship with pltz."""
+    texts = [message["content"] for session in sample_sessions()[:8] for message in session.value["messages"]]
+    return f"<|user|>{' '.join(texts)[:2500]}<|assistant|>"
 
 
 def sampling(tokens: int, **session: str) -> Any:
@@ -31,7 +37,9 @@ def sampling(tokens: int, **session: str) -> Any:
     return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, extra_args=extra)
 
 
-def serve(llm: LLM, ids: list[int], tokens: int, *, salt: str | None = None, lora: Any = None, **session: str) -> tuple[list[int], int]:
+def serve(
+    llm: LLM, ids: list[int], tokens: int, *, salt: str | None = None, lora: Any = None, **session: str
+) -> tuple[list[int], int]:
     """The answer to a prompt, and how many tokens of the prompt were hot."""
     request = TokensPrompt(prompt_token_ids=ids)
     if salt is not None:
@@ -46,6 +54,14 @@ def refusal(call: Any) -> str:
     except PltzError as exc:
         return type(exc).__name__
     return ""
+
+
+def finished(images: list[Any], **session: str) -> Any:
+    """A request as the scheduler hands it over."""
+    made = Request("cmpl-1", [5, 6, 7], sampling(4, **session), None, mm_features=images)
+    made.status = RequestStatus.FINISHED_STOPPED
+    made.append_output_token_ids([8])
+    return made
 
 
 def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
@@ -69,7 +85,7 @@ def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
             "kv_connector_extra_config": settings,
         },
     )
-    ids = llm.get_tokenizer().encode(TEXT, add_special_tokens=False)
+    ids = llm.get_tokenizer().encode(page(), add_special_tokens=False)
     style = LoRARequest("style", 1, lora)
     target = fingerprint_of(model)
     out: dict[str, Any] = {}
@@ -90,7 +106,12 @@ def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
     cold = TokenArchive.open(place, create=True)
     drained = drain(journal, cold)
     found = cold.get("chat", "acme", salt="of acme")
-    out["frozen"] = {"tokens": len(found.ids), "bytes": drained.frozen, "entries": drained.entries, "raw": drained.raw}
+    out["frozen"] = {
+        "tokens": len(found.ids),
+        "bytes": drained.frozen,
+        "entries": drained.entries,
+        "raw": drained.raw,
+    }
     out["ids"] = found.ids.tolist() == [*ids, *half]
     out["target"] = found.target == target
     out["styled"] = cold.get("styled", "acme").ids.tolist() == [*ids, *styled]
@@ -107,8 +128,18 @@ def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
     out["cold"] = int(reply.num_cached_tokens or 0)
     again, out["thawed"] = serve(llm, found.ids.tolist(), AFTER, salt="of acme")
     _, out["beta's"] = serve(llm, found.ids.tolist(), 1, salt="of beta")
-    out |= {"hot": hot, "same": again == whole[BEFORE:], "same before": half == whole[:BEFORE], "prompt": len(ids)}
+    out |= {
+        "hot": hot,
+        "same": again == whole[BEFORE:],
+        "same before": half == whole[:BEFORE],
+        "prompt": len(ids),
+    }
+    image = evicted(finished([object()], session="seen"))
+    unnamed = evicted(finished([]), unnamed=True)
+    out["multimodal"] = image is not None and image["multimodal"] and image["session"] == "seen"
+    out["unnamed"] = evicted(finished([])) is None and unnamed is not None and list(unnamed["token_ids"]) == [5, 6, 7, 8]
     Path(result).write_text(json.dumps(out))
+    llm.llm_engine.engine_core.shutdown()  # the connector then logs what it counted
 
 
 if __name__ == "__main__":
