@@ -44,6 +44,7 @@ def test_the_commands_are_the_documented_ones() -> None:
         "bench codec",
         "bench speed",
         "demo",
+        *(f"llama {name}" for name in ("freeze", "import", "thaw")),
     }
 
 

@@ -18,12 +18,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from pltz.archive.hooks.hook import EvictionHook
 from pltz.archive.hooks.llama_server import LlamaServer, fingerprint_gguf
 from pltz.archive.hooks.slot_file import read_slot_ids
 from pltz.archive.hooks.worker import drain
 from pltz.archive.token_archive import TokenArchive
+from pltz.cli.main import cli
 from pltz.models.target import Target
 from pltz.plt_codec.errors import ContentError, ModelError, TargetMismatch, UsageError
 from tests.archive.hooks.llama_process import running
@@ -212,6 +214,13 @@ def story(server: LlamaServer) -> np.ndarray[Any, Any]:
     return server.render([{"role": "user", "content": content}])
 
 
+def command(*words: str) -> Any:
+    """What ``pltz llama ...`` prints as JSON."""
+    done = CliRunner().invoke(cli, ["llama", *words])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
@@ -296,3 +305,23 @@ class TestLive:
             answer = {"role": "assistant", "content": "Täglich.\n\n  3141 times"}
             chat = [{"role": "system", "content": "Be kind."}, *MESSAGES, answer, *MESSAGES]
             assert server.render(chat).tolist() == target.render(chat, add_generation_prompt=True)
+
+    def test_the_commands(self, models: dict[str, Path], tmp_path: Path) -> None:
+        """pltz llama freeze, import, thaw, with the archive and the bundle that ship."""
+        tokenizer = str(tmp_path / "tokenizer.json")
+        Path(tokenizer).write_bytes(Target.load("mini-llama").tokenizer_json)
+        TokenArchive.open(tmp_path / "cold", create=True)
+        options = ["--archive", str(tmp_path / "cold"), "--tokenizer", tokenizer, "--json"]
+        with started(models, tmp_path) as server:
+            done = server.complete(story(server), slot=0, n_predict=8, **GREEDY)
+            server._call("/slots/0?action=save", {"filename": "kept.bin"})
+            slots = ["--slot", "0", "--slots", str(tmp_path)]
+            frozen = command("freeze", server.url, "chat-7", *slots, *options)
+            again = command("import", str(tmp_path / "kept.bin"), *options)
+            assert frozen["frozen"][0]["tokens"] == again["frozen"][0]["tokens"] == len(done.ids) - 1
+            server.erase(0)
+            hot = command("thaw", server.url, "chat-7", "--slot", "0", *options)
+            assert (hot["slot"], hot["tokens"], hot["cached"]) == (0, len(done.ids) - 1, 0)
+            assert command("thaw", server.url, "kept", "--slot", "0", *options)["cached"] == len(done.ids) - 2
+        found = TokenArchive.open(tmp_path / "cold").get("kept")
+        assert found.ids.tolist() == done.ids[:-1].tolist() and found.target is None
