@@ -65,6 +65,7 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._hook: EvictionHook | None = None
+        self._failed = 0
         if role == KVConnectorRole.SCHEDULER:
             settings = dict(vllm_config.kv_transfer_config.kv_connector_extra_config)
             self._tenant = str(settings.get("tenant", "default"))
@@ -98,8 +99,10 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             found = evicted(request, tenant=self._tenant, unnamed=self._unnamed)
             if found is not None:
                 self._hook.on_evict(**found)
-        except Exception:  # a request of a shape this code does not know
-            logger.exception("pltz: request %s is not archived", request.request_id)
+        except Exception:  # what a client wrote, or a request of a shape this code does not know
+            self._failed += 1
+            if self._failed == 1:
+                logger.exception("pltz: request %s is not archived", request.request_id)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -120,7 +123,7 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Make durable what is under way."""
         if self._hook is not None:
             self._hook.close()
-            logger.info("pltz: %s", json.dumps(self._hook.status()))
+            logger.info("pltz: %s", json.dumps(self._hook.status() | {"failed": self._failed}))
             self._hook = None
 
     # ---- the workers' half: no KV moves

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from pltz.archive.hooks.served import check_served
+from pltz.archive.token_archive import SALTED
+from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -52,6 +54,8 @@ def evicted(request: Request, *, tenant: str = "default", unnamed: bool = False)
     Args:
         tenant: of requests that name none.
         unnamed: take requests without a session name under their own id.
+
+    Raises UsageError: it names a tenant as only a salt can make one.
     """
     own = (request.kv_transfer_params or {}).get(KEY)
     own = own if isinstance(own, Mapping) else {}
@@ -62,17 +66,20 @@ def evicted(request: Request, *, tenant: str = "default", unnamed: bool = False)
     )
     if not name or request.sampling_params is None or request.status.name in FAILED:
         return None
-    lora = request.lora_request
+    who = str(own.get("tenant") or tenant)
+    if SALTED in who:
+        raise UsageError(f"request {request.request_id} names a tenant with {SALTED}: give the salt itself")
+    lora, prefixes = request.lora_request, own.get("prefixes")
     return Evicted(
         session=str(name),
         token_ids=request.all_token_ids[:],
-        tenant=str(own.get("tenant") or tenant),
+        tenant=who,
         salt=request.cache_salt,
         adapter=None if lora is None else lora.lora_name,
         multimodal=bool(request.mm_features),
         has_embeds=request.prompt_embeds is not None,
-        prefixes=own.get("prefixes") or (),
-        base=own.get("base"),
+        prefixes=prefixes if isinstance(prefixes, list) else (),
+        base=None if request.cache_salt else own.get("base"),  # a base is shared with all, a salt with none
     )
 
 

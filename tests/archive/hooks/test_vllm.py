@@ -20,7 +20,7 @@ from pltz.archive.errors import NotFound
 from pltz.archive.hooks.hook import EvictionHook
 from pltz.archive.hooks.vllm_request import evicted, prompt
 from pltz.archive.hooks.worker import drain
-from pltz.archive.token_archive import TokenArchive, target_of
+from pltz.archive.token_archive import TokenArchive, target_of, tenant_of
 from pltz.models.checkpoint import resolve
 from pltz.plt_codec.errors import TargetMismatch, UsageError
 from tests.archive.hooks.served_models import write_peft_lora
@@ -108,18 +108,42 @@ def test_a_salt_never_crosses_tenants_nor_is_it_kept(tmp_path: Path) -> None:
             assert found is not None and hook.on_evict(**found)
     assert drain(tmp_path / "journal", cold).stored == 3
     assert cold.get("of acme s", "acme", salt="s3cret").ids.tolist() == IDS
-    for name, tenant, salt in (
+    others: list[tuple[str, str, str | None]] = [
         ("of acme s", "acme", None),
         ("of acme s", "acme", "another"),
         ("of acme s", "beta", "s3cret"),
         ("of beta s", "acme", "s3cret"),
-    ):
+    ]
+    for name, whose, with_salt in others:
         with pytest.raises(NotFound):
-            cold.get(name, tenant, salt=salt)
+            cold.get(name, whose, salt=with_salt)
     segments = [{s for s, _ in cold.archive.tower(v).segments} for v in cold.archive.ls()]
     assert len(set.union(*segments)) == sum(map(len, segments)) == 3  # the same ids, and nothing shared
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or b"s3cret" not in path.read_bytes()
+
+
+def test_a_client_cannot_share_under_a_salt_nor_pass_for_another() -> None:
+    shared = {"pltz": {"session": "chat", "base": "everyone's", "prefixes": [8]}}
+    salted, plain = (
+        evicted(request(kv_transfer_params=shared, cache_salt="s")),
+        evicted(request(kv_transfer_params=shared)),
+    )
+    assert salted is not None and plain is not None
+    assert (salted["base"], plain["base"]) == (None, "everyone's")
+    forged = {"pltz": {"session": "chat", "tenant": tenant_of("acme", "s3cret")}}
+    with pytest.raises(UsageError, match="give the salt"):
+        evicted(request(kv_transfer_params=forged))
+
+
+@pytest.mark.parametrize("prefixes", [7, "x", {"a": 1}, [None], [10**9], [-1]])
+def test_odd_hints_of_a_client_lose_no_session_and_stop_nothing(tmp_path: Path, prefixes: Any) -> None:
+    found = evicted(request(kv_transfer_params={"pltz": {"session": "chat", "prefixes": prefixes}}))
+    with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
+        assert found is not None and hook.on_evict(**found)
+    cold = TokenArchive.open(tmp_path / "cold", create=True)
+    assert drain(tmp_path / "journal", cold).stored == 1
+    assert cold.get("chat").ids.tolist() == IDS
 
 
 def test_a_prompt_is_the_ids_and_the_salt() -> None:
