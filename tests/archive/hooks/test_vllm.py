@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -201,8 +200,7 @@ def test_a_real_vllm_freezes_at_the_finish_and_thaws_by_ids(tmp_path: Path) -> N
         ("beta", "chat"),
     ]
     assert out["ids"] and out["styled"] and out["target"]
-    counted = re.search(r"pltz: (\{.*\})", done.stdout + done.stderr)
-    assert counted and json.loads(counted[1])["refused"] == {"prompt embeddings": 1}
+    assert "evictions are refused: prompt embeddings" in done.stdout + done.stderr
     assert (out["other salt"], out["no salt"], out["adapter left out"]) == (
         "NotFound",
         "NotFound",

@@ -139,7 +139,6 @@ def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
     out["multimodal"] = image is not None and image["multimodal"] and image["session"] == "seen"
     out["unnamed"] = evicted(finished([])) is None and unnamed is not None and list(unnamed["token_ids"]) == [5, 6, 7, 8]
     Path(result).write_text(json.dumps(out))
-    llm.llm_engine.engine_core.shutdown()  # the connector then logs what it counted
 
 
 if __name__ == "__main__":
