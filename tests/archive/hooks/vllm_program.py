@@ -137,7 +137,9 @@ def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
     image = evicted(finished([object()], session="seen"))
     unnamed = evicted(finished([]), unnamed=True)
     out["multimodal"] = image is not None and image["multimodal"] and image["session"] == "seen"
-    out["unnamed"] = evicted(finished([])) is None and unnamed is not None and list(unnamed["token_ids"]) == [5, 6, 7, 8]
+    out["unnamed"] = (
+        evicted(finished([])) is None and unnamed is not None and list(unnamed["token_ids"]) == [5, 6, 7, 8]
+    )
     Path(result).write_text(json.dumps(out))
 
 
