@@ -11,6 +11,7 @@ COMMANDS = {
     "thaw": "pltz.cli.thaw:thaw",
     "archive": "pltz.cli.archive:archive",
     "hook": "pltz.cli.hook:hook",
+    "llama": "pltz.cli.llama:llama",
     "bundle": "pltz.cli.bundle:bundle",
     "bench": "pltz.cli.bench:bench",
     "demo": "pltz.cli.demo:demo",

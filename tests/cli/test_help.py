@@ -50,6 +50,7 @@ def test_the_commands_are_the_documented_ones() -> None:
         "demo",
         "hook drain",
         "hook status",
+        *(f"llama {name}" for name in ("freeze", "import", "thaw")),
     }
 
 

@@ -1,0 +1,34 @@
+"""Whether an archived session belongs to what a server serves: weights and adapter, as the hook keeps them (`token_archive.target_of`)."""
+
+from __future__ import annotations
+
+from pltz.archive.thaw import check_target
+from pltz.archive.token_archive import target_of
+from pltz.plt_codec.errors import TargetMismatch, UsageError
+
+
+def check_served(frozen_for: bytes | None, target: bytes | None, adapter: str | bytes | None) -> None:
+    """Refuse to thaw into other weights or another adapter than a session was frozen under.
+
+    Args:
+        frozen_for: `token_archive.TokenSession.target`; None: it was said of neither.
+        target: fingerprint of the weights that are served; None: not known.
+        adapter: that is at work; None: there is none.
+
+    Raises TargetMismatch; UsageError: it cannot be told, since ``target`` is not known.
+    """
+    if frozen_for is None:
+        if adapter is not None:
+            raise TargetMismatch(
+                f"expected no adapter, as when this session was frozen, found {adapter!r}: switch it off"
+            )
+    elif frozen_for != target_of(target, adapter):
+        if target is None:
+            raise UsageError(
+                "cannot tell whether these weights are those of the session: name the model that is served"
+            )
+        with_ = f" with adapter {adapter!r}" if adapter is not None else " without an adapter"
+        try:
+            check_target(frozen_for, target_of(target, adapter))
+        except TargetMismatch as exc:
+            raise TargetMismatch(f"{exc} (served here: {target.hex()}{with_})") from exc

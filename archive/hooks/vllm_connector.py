@@ -1,0 +1,182 @@
+"""A vLLM KV connector that archives sessions when their requests finish: by their token ids, no KV is copied.
+
+    vllm serve MODEL --kv-transfer-config '{"kv_connector": "PltzConnector", "kv_role": "kv_both",
+        "kv_connector_module_path": "pltz.archive.hooks.vllm_connector",
+        "kv_connector_extra_config": {"journal": "/var/lib/pltz/journal"}}'
+
+Why at the finish of a request and not at eviction: vLLM tells a connector nothing of evictions, and its events name full blocks only, so the
+tail of a session would be lost. At the finish the scheduler has every id of it, and the hook takes them in microseconds. Coming back is a
+request with these ids as prompt (`vllm_request.prompt`): vLLM's own prefill and prefix cache do the rest.
+
+Settings (kv_connector_extra_config):
+
+    journal     directory of the hook's journal (needed)
+    archive     where a worker puts sessions at once; without it they stay in the journal until ``pltz hook drain``
+    worker      "process", "thread" or "none"; where an archive is named, "process" unless said otherwise
+    tokenizer   tokenizer.json of the model; without it, that in the folder of the model's tokenizer
+    target      32 hex digits, fingerprint of the weights; without it that of the model's folder; "" for none
+    tenant      of requests that name none ("default")
+    unnamed     true: archive requests that name no session under their request id
+
+This module is loaded by vLLM (0.32 was tried) and imports it; nothing else in pltz does.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.logger import init_logger
+
+from pltz.archive.hooks.vllm_request import evicted
+from pltz.models.checkpoint import fingerprint_of
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+    from pltz.archive.hooks.hook import EvictionHook
+
+SETTINGS = {"journal", "archive", "worker", "tokenizer", "target", "tenant", "unnamed"}
+
+logger = init_logger("vllm.pltz")  # below "vllm", which is what vLLM shows
+
+
+class Nothing(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is in an environment of its own
+    """The scheduler has nothing to say to the workers."""
+
+
+class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Gives each finished request to the eviction hook. Loads and saves no KV: only its scheduler half does anything."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._hook: EvictionHook | None = None
+        self._failed = 0
+        if role == KVConnectorRole.SCHEDULER:
+            settings = dict(vllm_config.kv_transfer_config.kv_connector_extra_config)
+            self._tenant = str(settings.get("tenant", "default"))
+            self._unnamed = bool(settings.get("unnamed", False))
+            self._hook = open_hook(settings, vllm_config.model_config)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """No KV is handed on, so nothing is lost by a preemption."""
+        return False
+
+    # ---- the scheduler's half
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Archive it. Its blocks are free at once: what is kept are ids."""
+        self._archive(request)
+        return False, None
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """As `request_finished_all_groups`, where vLLM runs without hybrid memory."""
+        self._archive(request)
+        return False, None
+
+    def _archive(self, request: Request) -> None:
+        """Never raises: the serving loop comes first."""
+        if self._hook is None:
+            return
+        try:
+            found = evicted(request, tenant=self._tenant, unnamed=self._unnamed)
+            if found is not None:
+                self._hook.on_evict(**found)
+        except Exception:  # what a client wrote, or a request of a shape this code does not know
+            self._failed += 1
+            if self._failed == 1:
+                logger.exception("pltz: request %s is not archived", request.request_id)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """None from outside: a session comes back as a prompt."""
+        return 0, False
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        """Nothing to do."""
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """Nothing to say."""
+        return Nothing()
+
+    def shutdown(self) -> None:
+        """Make durable what is under way."""
+        if self._hook is not None:
+            self._hook.close()
+            logger.info("pltz: %s", json.dumps(self._hook.status() | {"failed": self._failed}))
+            self._hook = None
+
+    # ---- the workers' half: no KV moves
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Nothing to do."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to do."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing to do."""
+
+    def wait_for_save(self) -> None:
+        """Nothing to do."""
+
+
+def open_hook(settings: dict[str, Any], model: Any) -> EvictionHook:
+    """The hook that the settings describe, for vLLM's ``model_config``. Raises UsageError, ModelError: vLLM then does not start."""
+    from pltz.archive.hooks.hook import EvictionHook
+
+    if unknown := sorted(settings.keys() - SETTINGS):
+        raise UsageError(
+            f"expected {', '.join(sorted(SETTINGS))} in kv_connector_extra_config, found {unknown[0]!r}"
+        )
+    if not settings.get("journal"):
+        raise UsageError('name a directory for the journal: kv_connector_extra_config {"journal": ...}')
+    place = settings.get("archive")
+    return EvictionHook.open(
+        settings["journal"],
+        place,
+        tokenizer=_tokenizer(settings.get("tokenizer"), model),
+        target=_target(settings.get("target"), model),
+        worker=settings.get("worker", "process" if place else "none"),
+    )
+
+
+def _tokenizer(named: str | None, model: Any) -> Path:
+    path = Path(named) if named else Path(model.tokenizer) / "tokenizer.json"
+    if not path.is_file():
+        raise UsageError(
+            f'expected a tokenizer.json at {path}, found none: name it (kv_connector_extra_config "tokenizer")'
+        )
+    return path
+
+
+def _target(named: str | None, model: Any) -> bytes | None:
+    if named is None:
+        return fingerprint_of(model.model) if Path(model.model).is_dir() else None
+    try:
+        found = bytes.fromhex(named)
+    except ValueError:
+        found = b"?"
+    if len(found) not in (0, 16):
+        raise UsageError(f"expected 32 hex digits as target, found {named!r}")
+    return found or None

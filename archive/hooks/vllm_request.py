@@ -1,0 +1,112 @@
+"""What of a vLLM request goes to the archive, and how an archived session is asked for again. Imports no vLLM (`vllm_connector` does).
+
+A client, or better the gateway before it, names the session in the request, beside vLLM's own ``cache_salt``:
+
+    {"prompt": [...], "cache_salt": "s3cret", "kv_transfer_params": {"pltz": {"session": "chat-7", "tenant": "acme"}}}
+
+``prefixes`` and ``base`` may stand there, too: how many tokens are a shared beginning, and its name (`hook.EvictionHook.on_evict`). Without a
+name, vLLM's own ``session_id`` is taken. vLLM shares KV among requests of equal salt only, and so does the archive: the salt goes to the
+hook, and nothing is found or shared across salts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypedDict
+
+from pltz.archive.hooks.served import check_served
+from pltz.archive.token_archive import SALTED
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from pltz.archive.identity import Tokens
+
+KEY = "pltz"  # of what is ours in kv_transfer_params
+FAILED = ("FINISHED_ERROR", "FINISHED_IGNORED")  # ends of requests that were not served
+
+
+class Evicted(TypedDict, total=False):
+    """The arguments of `hook.EvictionHook.on_evict`."""
+
+    session: str
+    token_ids: Sequence[int]
+    tenant: str
+    salt: str | None
+    adapter: str | None
+    multimodal: bool
+    has_embeds: bool
+    prefixes: Sequence[int]
+    base: str | None
+
+
+class Prompt(TypedDict, total=False):
+    """A prompt as ``LLM.generate`` and ``POST /v1/completions`` take it (there the ids are called ``prompt``)."""
+
+    prompt_token_ids: list[int]
+    cache_salt: str
+
+
+def evicted(request: Request, *, tenant: str = "default", unnamed: bool = False) -> Evicted | None:
+    """What of a finished request goes to the hook; None: nothing (no name, no generation, not served).
+
+    Args:
+        tenant: of requests that name none.
+        unnamed: take requests without a session name under their own id.
+
+    Raises UsageError: it names a tenant as only a salt can make one.
+    """
+    own = (request.kv_transfer_params or {}).get(KEY)
+    own = own if isinstance(own, Mapping) else {}
+    name = (
+        own.get("session")
+        or getattr(request, "session_id", None)
+        or (request.request_id if unnamed else None)
+    )
+    if not name or request.sampling_params is None or request.status.name in FAILED:
+        return None
+    who = str(own.get("tenant") or tenant)
+    if SALTED in who:
+        raise UsageError(f"request {request.request_id} names a tenant with {SALTED}: give the salt itself")
+    lora, prefixes = request.lora_request, own.get("prefixes")
+    return Evicted(
+        session=str(name),
+        token_ids=request.all_token_ids[:],
+        tenant=who,
+        salt=request.cache_salt,
+        adapter=None if lora is None else lora.lora_name,
+        multimodal=bool(request.mm_features),
+        has_embeds=request.prompt_embeds is not None,
+        prefixes=prefixes if isinstance(prefixes, list) else (),
+        base=None if request.cache_salt else own.get("base"),  # a base is shared with all, a salt with none
+    )
+
+
+def prompt(
+    ids: Tokens,
+    *,
+    salt: str | None = None,
+    frozen_for: bytes | None = None,
+    target: bytes | None = None,
+    lora: str | None = None,
+    any_target: bool = False,
+) -> Prompt:
+    """The prompt that makes a session hot again: send it with ``max_tokens=1``, or with the ids of its next turn added, as that turn.
+
+    Args:
+        ids: (T,) of the session, `TokenSession.ids`.
+        salt: with which it was frozen and found.
+        frozen_for: `TokenSession.target`: weights and adapter it was frozen under; None: it was not said.
+        target: fingerprint of the weights that are served; None: not known.
+        lora: name of the LoRA adapter that the request will have.
+        any_target: whatever weights and adapters are at work.
+
+    Raises TargetMismatch: it was frozen for others; UsageError: ``target`` is needed to tell.
+    """
+    if not any_target:
+        check_served(frozen_for, target, lora)
+    tokens = [int(i) for i in ids]
+    return (
+        Prompt(prompt_token_ids=tokens) if salt is None else Prompt(prompt_token_ids=tokens, cache_salt=salt)
+    )

@@ -1,0 +1,224 @@
+"""``pltz llama``: sessions of llama.cpp's llama-server to an archive and back, by token ids. See archive/hooks/llama_server.py."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pltz.cli.archive_key import key_options, secret
+from pltz.cli.archive_options import TENANT, VERSION
+from pltz.cli.groups import Command, Group
+from pltz.cli.options import BUNDLE, JSON, THREADS, Decorator
+from pltz.cli.output import write_text
+from pltz.cli.table import pairs, size
+from pltz.plt_codec.errors import ContentError, FormatError, UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.hooks.llama_server import LlamaServer
+    from pltz.archive.identity import Tokens
+    from pltz.archive.token_archive import Put, TokenArchive
+
+URL: Decorator = click.argument("url", metavar="URL")
+NAME: Decorator = click.argument("name", metavar="NAME")
+TOKENIZER: Decorator = click.option(
+    "--tokenizer", metavar="FILE", required=True, help="tokenizer.json of the model that is served."
+)
+MODEL: Decorator = click.option(
+    "--model", metavar="GGUF", help="The file that is served.  [default: where the server says it is]"
+)
+API_KEY: Decorator = click.option(
+    "--api-key", metavar="KEY", envvar="PLTZ_LLAMA_API_KEY", help="What the server was started with."
+)
+
+
+def archive_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The archive and what it is opened with: ``place``, ``tokenizer``, ``bundle``, ``threads``, the key's options, ``tenant``."""
+    place = click.option("--archive", "place", metavar="ARCHIVE", required=True, help="The archive.")
+    for option in (key_options, THREADS, BUNDLE, TENANT, TOKENIZER, place):
+        command = option(command)
+    return command
+
+
+@click.group(cls=Group)
+def llama() -> None:
+    """Sessions of llama.cpp's llama-server: to an archive and back, by their token ids, over its HTTP API.
+
+    URL is that of a running server, such as http://127.0.0.1:8080. From Python: docs/llama-server.md.
+    """
+
+
+@llama.command(
+    cls=Command,
+    short_help="Put what a slot of a server holds into an archive.",
+    examples=[
+        "pltz llama freeze http://127.0.0.1:8080 chat-7 --slot 0 --slots /tmp/slots --archive /data/cold --tokenizer tokenizer.json",
+    ],
+)
+@URL
+@NAME
+@click.option("--slot", type=click.IntRange(min=0), required=True, metavar="N", help="Slot that holds it.")
+@click.option(
+    "--slots", metavar="DIR", required=True, help="The server's --slot-save-path, as seen from here."
+)
+@archive_options
+@MODEL
+@API_KEY
+@JSON
+def freeze(
+    url: str,
+    name: str,
+    slot: int,
+    slots: str,
+    place: str,
+    tokenizer: str,
+    tenant: str,
+    bundle: str | None,
+    threads: int | None,
+    model: str | None,
+    api_key: str | None,
+    as_json: bool,
+) -> None:
+    """Put what a slot holds into an archive, as session NAME.
+
+    The server saves the slot, its token ids are read, the file is removed; the slot stays as it is. The token sampled last is not in a slot
+    yet. Weights and LoRA adapters that are served now are kept with it, and asked for when it is thawed.
+    """
+    from pltz.archive.token_archive import target_of
+
+    server = _server(url, model, api_key)
+    cold = _open(place, tokenizer, bundle, threads)
+    ids = server.slot_ids(slot, slots)
+    _report([_put(cold, tokenizer, name, tenant, ids, target_of(server.target, server.adapter))], [], as_json)
+
+
+@llama.command(
+    cls=Command,
+    short_help="Bring a session back into a slot of a server.",
+    examples=[
+        "pltz llama thaw http://127.0.0.1:8080 chat-7 --slot 0 --archive /data/cold --tokenizer tokenizer.json"
+    ],
+)
+@URL
+@NAME
+@click.option(
+    "--slot", type=int, default=-1, metavar="N", help="Slot to fill.  [default: the server's choice]"
+)
+@click.option("--any-target", is_flag=True, help="Whatever weights and adapters are served.")
+@archive_options
+@VERSION
+@MODEL
+@API_KEY
+@JSON
+def thaw(
+    url: str,
+    name: str,
+    slot: int,
+    any_target: bool,
+    place: str,
+    tokenizer: str,
+    tenant: str,
+    bundle: str | None,
+    threads: int | None,
+    number: int | None,
+    model: str | None,
+    api_key: str | None,
+    as_json: bool,
+) -> None:
+    """Bring session NAME back into a slot: one prefill of its ids, nothing sampled. The next request that begins with them finds them hot."""
+    server = _server(url, model, api_key)
+    found = _open(place, tokenizer, bundle, threads).get(name, tenant, number)
+    hot = server.thaw(found.ids, slot=slot, frozen_for=found.target, any_target=any_target)
+    report = {"slot": hot.slot, "tokens": hot.tokens, "cached": hot.cached}
+    times = {"prefill_ms": round(hot.prefill_ms, 1), "total_ms": round(hot.total_ms, 1)}
+    if as_json:
+        write_text(json.dumps(report | times))
+    else:
+        write_text(
+            f"slot {hot.slot}: {hot.tokens:,} tokens hot, {hot.cached:,} were before; prefill {hot.prefill_ms:,.0f} ms"
+        )
+
+
+@llama.command(
+    "import",
+    cls=Command,
+    short_help="Put the sessions in slot files into an archive.",
+    examples=["pltz llama import chat-7.bin chat-8.bin --archive /data/cold --tokenizer tokenizer.json"],
+)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@archive_options
+@JSON
+def import_(
+    files: tuple[str, ...],
+    place: str,
+    tokenizer: str,
+    tenant: str,
+    bundle: str | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Put the sessions in slot files of llama-server (its --slot-save-path) into an archive, each under the name of its file without the ending.
+
+    Only their token ids are read, and nothing is changed. A slot file does not say which weights it is of, so they are not checked when it is
+    thawed. A file that cannot be read is reported and the others go on; the exit code is then 3 or 5.
+    """
+    from pltz.archive.hooks.slot_file import read_slot_ids
+
+    cold = _open(place, tokenizer, bundle, threads)
+    puts: list[Put] = []
+    failures: list[tuple[str, FormatError | ContentError]] = []
+    for file in files:
+        try:
+            puts.append(_put(cold, tokenizer, Path(file).stem, tenant, read_slot_ids(file), None))
+        except (FormatError, ContentError) as exc:
+            failures.append((file, exc))
+    _report(puts, [(file, str(exc)) for file, exc in failures], as_json)
+    if failures:
+        click.get_current_context().exit(failures[0][1].exit_code)
+
+
+def _server(url: str, model: str | None, api_key: str | None) -> "LlamaServer":
+    from pltz.archive.hooks.llama_server import LlamaServer
+
+    return LlamaServer(url, model=model, api_key=api_key)
+
+
+def _open(place: str, tokenizer: str, bundle: str | None, threads: int | None) -> "TokenArchive":
+    from pltz.archive.token_archive import TokenArchive
+
+    return TokenArchive.open(place, [_read(tokenizer)], bundle, key=secret(), threads=threads)
+
+
+def _put(
+    cold: "TokenArchive", tokenizer: str, name: str, tenant: str, ids: "Tokens", target: bytes | None
+) -> "Put":
+    from pltz.archive.token_archive import TokenItem
+
+    item = TokenItem(name, ids, tenant, cold.add(_read(tokenizer)), target=target)
+    return cold.put([item])[0]
+
+
+def _read(tokenizer: str) -> bytes:
+    try:
+        return Path(tokenizer).read_bytes()
+    except OSError as exc:
+        raise UsageError(f"cannot read {tokenizer}: {exc.strerror or exc}") from exc
+
+
+def _report(puts: "list[Put]", failures: list[tuple[str, str]], as_json: bool) -> None:
+    frozen = [
+        {"name": p.item.name, "tokens": len(p.item.ids), "bytes": p.size, "unchanged": p.unchanged}
+        for p in puts
+    ]
+    if as_json:
+        write_text(json.dumps({"frozen": frozen, "failed": [{"file": f, "error": e} for f, e in failures]}))
+    elif puts:
+        write_text(pairs([(p.item.name, _line(p)) for p in puts]))
+    for file, error in failures:
+        click.echo(f"error: {error if file in error else f'{file}: {error}'}", err=True)
+
+
+def _line(put: "Put") -> str:
+    tokens = f"{len(put.item.ids):,} tokens"
+    return f"{tokens}, in the archive already" if put.unchanged else f"{tokens} in {size(put.size)}"

@@ -1,0 +1,82 @@
+"""Freeze a session of a running llama-server and bring it back: by token ids, through the archive. See docs/llama-server.md.
+
+    llama-server -m MODEL.gguf --slot-save-path /tmp/slots/
+    python examples/llama_server.py http://127.0.0.1:8080 TOKENIZER.json --slots /tmp/slots
+
+Prints one JSON line: sizes, times, and whether the session goes on as if nothing had been.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+from pltz.archive.hooks.hook import EvictionHook
+from pltz.archive.hooks.llama_server import LlamaServer
+from pltz.archive.hooks.worker import drain
+from pltz.archive.token_archive import TokenArchive
+from pltz.datasets import sample_sessions
+
+GREEDY = {"temperature": 0, "ignore_eos": True}  # so that two runs can be compared
+
+
+def prompt(server: LlamaServer, tokens: int) -> list[int]:
+    """A chat of about so many tokens, from the sessions that ship with pltz, in the model's own template."""
+    texts = [message["content"] for session in sample_sessions() for message in session.value["messages"]]
+    ids = server.render([{"role": "user", "content": "\n".join(texts)[: 6 * tokens]}])
+    return [int(i) for i in [*ids[: tokens - 8], *ids[-8:]]]
+
+
+def main(url: str, tokenizer: Path, slots: Path | None, tokens: int, folder: Path) -> None:
+    server = LlamaServer(url)
+    ids = prompt(server, tokens)
+    whole = server.complete(ids, slot=1, n_predict=64, **GREEDY)  # what it would have said, for comparison
+    half = server.complete(ids, slot=0, n_predict=32, **GREEDY)
+
+    # The session goes cold: its ids to the hook, from there to the archive, and the slot is free for others.
+    with EvictionHook.open(folder / "journal", worker="none", tokenizer=tokenizer) as hook:
+        hook.on_evict("chat-7", half.ids, tenant="acme", target=server.target, adapter=half.adapter)
+    cold = TokenArchive.open(folder / "archive", [tokenizer.read_bytes()], create=True)
+    frozen = drain(folder / "journal", cold)
+    kv = slot_bytes(server, slots) if slots else None
+    server.erase(0)
+
+    # It is asked for again: decode, one prefill, and on it goes.
+    start = time.perf_counter()
+    found = cold.get("chat-7", "acme")
+    decoded = time.perf_counter()
+    hot = server.thaw(found.ids, slot=0, frozen_for=found.target)
+    rest = server.complete(found.ids, slot=0, n_predict=32, **GREEDY)
+    report = {
+        "tokens": len(found.ids),
+        "frozen_bytes": frozen.frozen,
+        "slot_file_bytes": kv,
+        "decode_ms": round(1e3 * (decoded - start), 1),
+        "prefill_ms": round(hot.prefill_ms, 1),
+        "thaw_ms": round(1e3 * (decoded - start) + hot.total_ms, 1),
+        "hot_for_next": rest.cached,
+        "goes_on_the_same": rest.ids.tolist() == whole.ids.tolist(),
+    }
+    print(json.dumps(report))
+
+
+def slot_bytes(server: LlamaServer, folder: Path) -> int:
+    """What the server's own slot file of the same session takes."""
+    server._call("/slots/0?action=save", {"filename": "example.bin"})
+    size = (folder / "example.bin").stat().st_size
+    (folder / "example.bin").unlink()
+    return size
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("url")
+    parser.add_argument("tokenizer", type=Path, help="the model's tokenizer.json")
+    parser.add_argument("--slots", type=Path, help="the server's --slot-save-path, to compare sizes")
+    parser.add_argument("--tokens", type=int, default=1000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        main(options.url, options.tokenizer, options.slots, options.tokens, Path(folder))
