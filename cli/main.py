@@ -10,6 +10,7 @@ COMMANDS = {
     "inspect": "pltz.cli.inspect:inspect",
     "thaw": "pltz.cli.thaw:thaw",
     "archive": "pltz.cli.archive:archive",
+    "nightly": "pltz.cli.nightly:nightly",
     "bundle": "pltz.cli.bundle:bundle",
     "bench": "pltz.cli.bench:bench",
     "demo": "pltz.cli.demo:demo",

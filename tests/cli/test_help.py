@@ -37,6 +37,7 @@ def test_the_commands_are_the_documented_ones() -> None:
         "inspect",
         "thaw",
         *(f"archive {name}" for name in ARCHIVE.split()),
+        "nightly",
         "bundle list",
         "bundle show",
         "bundle verify",

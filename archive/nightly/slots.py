@@ -1,0 +1,63 @@
+"""Sessions in slot files of llama.cpp's ``llama-server`` (``POST /slots/ID?action=save``): their token ids, read only.
+
+A session is called after its file, and each file holds one. The file does not say which tokenizer its ids belong to, so the
+configuration has to: ``tokenizer = "bundle"`` for ids of the bundle itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pltz.archive.nightly.naming import Naming
+from pltz.archive.nightly.shard import SHARD_SESSIONS, Bad, Entry, Shard
+from pltz.archive.sessions import Item
+from pltz.models.session import Session
+from pltz.plt_codec.errors import PltzError, UsageError
+
+
+@dataclass(frozen=True)
+class SlotSource:
+    """See the head of this file. ``suffix``: of the files that are slots; "" is all."""
+
+    name: str
+    path: str
+    naming: Naming = field(default_factory=Naming)
+    suffix: str = ".bin"
+    kind = "slots"
+    repeats = False
+
+    def settings(self) -> list[Any]:
+        return [self.kind, *self.naming.settings()]
+
+    def shards(self, number: int) -> Iterator[Shard]:
+        root = Path(self.path)
+        if not root.is_dir():
+            raise UsageError(f"expected a folder of slot files, found none at {self.path}")
+        names = sorted(e.name for e in os.scandir(root) if e.name.endswith(self.suffix) and e.is_file())
+        for start in range(0, len(names), SHARD_SESSIONS):
+            row = names[start : start + SHARD_SESSIONS]
+            yield Shard(number, row[0] + (f" and {len(row) - 1} more" if len(row) > 1 else ""), tuple(row))
+
+    def entries(self, shard: Shard) -> Iterator[Entry | Bad]:
+        read_slot_ids = importlib.import_module("pltz.archive.hooks.slot_file").read_slot_ids
+        for name in shard.parts:
+            path = Path(self.path, name)
+            try:
+                since = path.stat().st_mtime
+                ids = read_slot_ids(path)
+            except FileNotFoundError:
+                continue
+            except (PltzError, OSError) as exc:
+                yield Bad(name, str(exc), name.removesuffix(self.suffix))
+                continue
+            yield Entry(name, name.removesuffix(self.suffix), ids.astype("<i4").tobytes(), since=since)
+
+    def item(self, entry: Entry) -> Item:
+        return self.naming.item(entry, Session("ids", np.frombuffer(entry.raw, "<i4")))
