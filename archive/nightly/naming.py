@@ -45,8 +45,20 @@ class Naming:
         time = entry.time
         if self.time_key is not None:
             time = moment(_member(session, self.time_key), self.time_key)
+        for word in (name, tenant):
+            if word is None or not _is_text(word):
+                raise ContentError(f"expected a name and a tenant in Unicode, found {word!r}"[:200])
         assert name is not None
         return Item(name, session, tenant, dict(self.tags), self.base, target, time)
+
+
+def _is_text(word: str) -> bool:
+    """Whether a word has no lone surrogates: JSON may, names in an archive may not."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def moment(value: Any, what: str) -> int:
