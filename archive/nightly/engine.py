@@ -1,6 +1,6 @@
 """Engines: who freezes the shards. Each gives the tallies as they come, with at most a few shards on their way at a time.
 
-    inline     this process
+    (none)     this process: `freeze.Freezer` is all there is to it
     processes  ``workers`` processes of this machine, each its own writer of the archive
     ray        tasks of a Ray cluster (`ray_engine.py`)
 
@@ -28,13 +28,6 @@ AHEAD = 2  # shards on their way for each process
 _freezer: Freezer | None = None  # of this process, where it is one of a pool
 
 
-def inline(config: Config, run: int, shards: Iterable[Shard]) -> Iterator[Tally]:
-    """In this process."""
-    freezer = Freezer(config, run)
-    for shard in shards:
-        yield freezer.freeze(shard)
-
-
 def processes(config: Config, run: int, shards: Iterable[Shard]) -> Iterator[Tally]:
     """In ``config.workers`` processes."""
     lost: list[Shard] = []
@@ -47,11 +40,8 @@ def processes(config: Config, run: int, shards: Iterable[Shard]) -> Iterator[Tal
         again: list[Shard] = []
         yield from _pool(config, run, iter([shard]), 1, again)
         if again:
-            yield Tally(
-                failures=[
-                    f"{shard.place}: the process that froze it died, twice: it is left for the next run"
-                ]
-            )
+            words = f"{shard.place}: the process that froze it died, twice: it is left for the next run"
+            yield Tally(shard.source, failures=[words])
 
 
 def _pool(
@@ -64,7 +54,8 @@ def _pool(
         try:
             while True:
                 while len(running) < AHEAD * workers and (shard := next(shards, None)):
-                    running[pool.submit(_freeze, shard)] = shard
+                    lost.append(shard)  # until the pool has it
+                    running[pool.submit(_freeze, shard)] = lost.pop()
                 if not running:
                     return False
                 for future in wait(running, return_when=FIRST_COMPLETED).done:

@@ -70,7 +70,7 @@ class Freezer:
         dry_run: look, parse and count, and write nothing.
     """
 
-    def __init__(self, config: Config, run: int, *, dry_run: bool = False) -> None:
+    def __init__(self, config: Config, run: int = 0, *, dry_run: bool = False) -> None:
         self.config, self.run, self.dry_run = config, run, dry_run
         self.state = State(config.state)
         self.bundles = [Bundle.load(name) for name in config.bundles or (None,)]
@@ -86,14 +86,11 @@ class Freezer:
     def freeze(self, shard: Shard) -> Tally:
         """All of a shard that is new or changed. What stops it is in the tally, not raised."""
         start = time.monotonic()
-        source, tally = self.config.sources[shard.source], Tally()
+        source, tally = self.config.sources[shard.source], Tally(shard.source)
         try:
             if isinstance(source, JournalSource):
-                tally = (
-                    Tally()
-                    if self.dry_run
-                    else source.drain(self.config.archive, self.bundles[0], self._secret)
-                )
+                if not self.dry_run:
+                    tally.add(source.drain(self.config.archive, self.bundles[0], self._secret))
             else:
                 _Shard(self, source, tally).freeze(shard)
         except (PltzError, OSError) as exc:

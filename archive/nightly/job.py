@@ -25,7 +25,6 @@ from pltz.archive.nightly.freeze import Freezer
 from pltz.archive.nightly.receipt import Ledger
 from pltz.archive.nightly.report import FORMAT, VERSION, Reports
 from pltz.archive.nightly.shard import Shard
-from pltz.archive.nightly.state import State
 from pltz.archive.nightly.tally import LISTED, Tally
 from pltz.archive.retention import expired
 from pltz.archive.view import Version
@@ -36,6 +35,7 @@ LEAST_PACKS = 8  # of a sample
 FORGET = 4096  # versions in one commit
 
 Seen = Callable[[Tally], None]
+Freeze = Callable[[int, Iterable[Shard]], Iterator[Tally]]  # (run, shards) -> a tally each
 
 
 def run(
@@ -57,28 +57,28 @@ def run(
         UsageError, FormatError, KeyMismatch, StoreError: the archive or the state folder cannot be opened; nothing was done.
         Busy: another run has the state folder.
     """
+    work = _engine(config, how, address)
     job = _Job(config, dry_run, seen)
     if dry_run:
-        return job.run(lambda shards: map(Freezer(config, 0, dry_run=True).freeze, shards))
+        return job.run(0, lambda _, shards: map(job.freezer.freeze, shards))
     job.state.make()
     with job.state.lock():
         job.state.tidy()
         reports = Reports(job.state, config.keep_reports)
-        job.number = 1 + max(job.state.refresh(Ledger()).run, reports.run)
-        report = job.run(lambda shards: _frozen(config, job.number, shards, how, address))
+        number = 1 + max(job.state.refresh(Ledger()).run, reports.run)
+        report = job.run(number, work or (lambda _, shards: map(job.freezer.freeze, shards)))
         reports.write(report)
     return report
 
 
-def _frozen(
-    config: Config, number: int, shards: Iterable[Shard], how: str, address: str | None
-) -> Iterator[Tally]:
+def _engine(config: Config, how: str, address: str | None) -> Freeze | None:
+    """Who freezes: None is this process. Raises UsageError where Ray is not installed."""
     if how == "ray":
         from pltz.archive.nightly import ray_engine
 
-        return ray_engine.frozen(config, number, shards, address)
-    work = engine.inline if config.workers == 1 else engine.processes
-    return work(config, number, shards)
+        ray_engine.load()
+        return lambda run, shards: ray_engine.frozen(config, run, shards, address)
+    return None if config.workers == 1 else lambda run, shards: engine.processes(config, run, shards)
 
 
 class _Job:
@@ -86,14 +86,15 @@ class _Job:
 
     def __init__(self, config: Config, dry_run: bool, seen: Seen | None) -> None:
         self.config, self.dry_run, self.seen = config, dry_run, seen
-        self.state = State(config.state)
-        self.number = 0
         self.failures: list[str] = []
         self.steps: dict[str, float] = {}  # seconds
         self._open()  # what is no archive is said before anything is done
+        self.freezer = Freezer(config, dry_run=dry_run)
+        self.state = self.freezer.state
 
-    def run(self, freeze: Callable[[Iterable[Shard]], Iterator[Tally]]) -> dict[str, Any]:
+    def run(self, number: int, freeze: Freeze) -> dict[str, Any]:
         start, clock = time.time(), time.monotonic()
+        self.freezer.run = number
         tallies = self._timed("freeze", lambda: self._freeze(freeze))
         total = Tally()
         for tally in tallies:
@@ -109,7 +110,7 @@ class _Job:
         return {
             "format": FORMAT,
             "version": VERSION,
-            "run": self.number,
+            "run": number,
             "dry_run": self.dry_run,
             "started": round(start, 3),
             "seconds": round(time.monotonic() - clock, 3),
@@ -136,22 +137,22 @@ class _Job:
             return DAMAGED
         return REFUSED if total.refused else 0
 
-    def _freeze(self, freeze: Callable[[Iterable[Shard]], Iterator[Tally]]) -> list[Tally]:
-        """A tally for each source; sources one after the other, so that one that fails does not stop the rest."""
-        tallies = []
-        for number, source in enumerate(self.config.sources):
-            tally = Tally()
-            start = time.monotonic()
-            try:
-                for part in freeze(source.shards(number)):
-                    tally.add(part)
-                    if self.seen:
-                        self.seen(part)
-            except (PltzError, OSError) as exc:
-                tally.failures.append(f"source {source.name!r}: {exc}")
-            tally.seconds = time.monotonic() - start  # of the clock, not of all workers together
-            tallies.append(tally)
+    def _freeze(self, freeze: Freeze) -> list[Tally]:
+        """A tally for each source; their seconds are those of all workers together."""
+        tallies = [Tally(number) for number in range(len(self.config.sources))]
+        for part in freeze(self.freezer.run, self._shards(tallies)):
+            tallies[part.source].add(part)
+            if self.seen:
+                self.seen(part)
         return tallies
+
+    def _shards(self, tallies: list[Tally]) -> Iterator[Shard]:
+        """Of all sources; one that cannot be read does not stop the others."""
+        for number, source in enumerate(self.config.sources):
+            try:
+                yield from source.shards(number)
+            except (PltzError, OSError) as exc:
+                tallies[number].failures.append(f"source {source.name!r}: {exc}")
 
     def _settle(self, total: Tally) -> None:
         """After a run that met everything: one receipt, nothing pending, the quarantine as it is now."""
@@ -193,7 +194,7 @@ class _Job:
     def _verified(self) -> dict[str, Any]:
         wanted = self.config.verify
         assert wanted is not None
-        archive = Freezer(self.config, self.number).open().archive
+        archive = self.freezer.open().archive
         share = max(wanted.share, min(1.0, LEAST_PACKS / max(1, len(archive.view.packs))))
         found = archive.verify(decode=True, fraction=share, max_seconds=wanted.max_seconds)
         return {

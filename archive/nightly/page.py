@@ -36,7 +36,7 @@ svg { max-width: 100%; height: auto }
 <p class="state {{ 'good' if now.exit_code == 0 else 'bad' }}">{{ verdict }}</p>
 <table>
 <tr><th>source</th><th>met</th><th>known</th><th>frozen</th><th>refused</th><th>content</th><th>frozen to</th><th>ratio</th><th>seconds</th></tr>
-{% for s in now.sources + [dict(now.totals, name="all", kind="", seconds=now.steps.freeze)] -%}
+{% for s in now.sources + [dict(now.totals, name="all", kind="")] -%}
 <tr><td>{{ s.name }}{{ " (" + s.kind + ")" if s.kind }}</td><td>{{ "{:,}".format(s.seen) }}</td><td>{{ "{:,}".format(s.known) }}</td>
 <td>{{ "{:,}".format(s.frozen) }}</td><td>{{ "{:,}".format(s.refused) }}</td><td>{{ size(s.bytes) }}</td><td>{{ size(s.frozen_bytes) }}</td>
 <td>{{ s.ratio if s.ratio is not none else "" }}</td><td>{{ "{:,.1f}".format(s.seconds) }}</td></tr>

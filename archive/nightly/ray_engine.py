@@ -19,15 +19,21 @@ AHEAD = 2  # shards on their way for each actor
 TRIES = 2  # of a shard whose actor died
 
 
+def load() -> Any:
+    """The library. Raises UsageError where it is not installed."""
+    try:
+        import ray
+    except ImportError as exc:
+        raise UsageError("--engine ray needs Ray: pip install 'pltz[ray]'") from exc
+    return ray
+
+
 def frozen(config: Config, run: int, shards: Iterable[Shard], address: str | None) -> Iterator[Tally]:
     """Tallies as they come. ``address``: of the cluster; None is the one of RAY_ADDRESS, else one on this machine.
 
     Raises UsageError where there is no Ray.
     """
-    try:
-        import ray
-    except ImportError as exc:
-        raise UsageError("--engine ray needs Ray: pip install 'pltz[ray]'") from exc
+    ray = load()
     started = not ray.is_initialized()
     if started:
         try:
@@ -65,4 +71,6 @@ def _result(ray: Any, task: Any, shard: Shard) -> Tally:
         return tally
     except ray.exceptions.RayError as exc:
         why = str(exc).strip().splitlines()[-1:] or [type(exc).__name__]
-        return Tally(failures=[f"{shard.place}: Ray says: {why[0]}: it is left for the next run"])
+        return Tally(
+            shard.source, failures=[f"{shard.place}: Ray says: {why[0]}: it is left for the next run"]
+        )

@@ -28,9 +28,10 @@ class Tally:
 
     seen = known + frozen + refused, of which ``unchanged`` were new to the job and turned out to be in the archive as they are.
     ``bytes``: of what was frozen, as it lay in the source; ``frozen_bytes``: of the new bitstrings; ``lag``: from a session's
-    last change to its being durable, summed over the ``lagged`` sessions of which both are known.
+    last change to its being durable, summed over the ``lagged`` sessions of which both are known. ``source``: its number.
     """
 
+    source: int = 0
     seen: int = 0
     known: int = 0
     frozen: int = 0
@@ -52,6 +53,8 @@ class Tally:
     def add(self, other: Tally) -> None:
         """Take another's counts in."""
         for name, value in vars(other).items():
+            if name == "source":
+                continue
             if name == "lag_max":
                 self.lag_max = max(self.lag_max, value)
             elif name == "refusals":
@@ -78,7 +81,7 @@ class Tally:
     def facts(self) -> dict[str, Any]:
         """For a report: ratio is content to frozen, lag in the mean."""
         facts = asdict(self)
-        for name in ("refusals", "quarantine", "failures", "lag"):
+        for name in ("source", "refusals", "quarantine", "failures", "lag"):
             del facts[name]
         facts["seconds"], facts["lag_max"] = round(self.seconds, 3), round(self.lag_max, 3)
         facts["lag_mean"] = round(self.lag / self.lagged, 3) if self.lagged else None

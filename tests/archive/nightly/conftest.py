@@ -16,7 +16,9 @@ from pltz.models.bundle import Bundle
 
 
 @pytest.fixture(scope="session")
-def bundle_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Path:
+def bundle_folder(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]
+) -> Path:
     from pltz.models.bundle import write_bundle
     from pltz.plt_codec.weights import random_weights
 

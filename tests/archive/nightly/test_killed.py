@@ -43,8 +43,8 @@ def logs(
 ) -> Nightly:
     """Names that come again with more turns, a bad line, lines called by their place, and a retention rule."""
     monkeypatch.setattr(freeze, "BATCH_SESSIONS", 8)
-    nightly.sources += '[[source]]\nkind = "jsonl"\nname = "places"\npath = "places"\n'
-    nightly.rest = '[[retention]]\nkeep_last = 2\n[collect]\ngrace = "7d"\n'
+    nightly.sources += '[[source]]\nkind = "jsonl"\nname = "places"\npath = "places"\ntags = { p = "y" }\n'
+    nightly.rest = '[[retention]]\nkeep_last = 1\ntags = { p = "y" }\n[collect]\ngrace = "7d"\n'
     for turns in (1, 2, 3):
         data = make_lines(make_chat(n, turns) for n in range(6))
         nightly.write(f"chats/{turns}.jsonl", data + (b"not JSON\n" if turns == 2 else b""))
@@ -93,7 +93,7 @@ def check_kills(logs: Nightly, start: int, stride: int) -> int:
     whole = copy(logs, "whole")
     whole.run()
     wanted = whole.content()
-    assert sorted(map(len, wanted.values())) == [1] * 9 + [2] * 6
+    assert sorted(map(len, wanted.values())) == [1] * 9 + [3] * 6
     call = start
     while True:
         hurt = copy(logs, str(call))
@@ -110,7 +110,7 @@ def check_kills(logs: Nightly, start: int, stride: int) -> int:
 
 
 def test_killed_and_run_again_it_ends_the_same(logs: Nightly) -> None:
-    assert check_kills(logs, 9, 67) >= 2
+    assert check_kills(logs, 23, 67) >= 2
 
 
 @pytest.mark.slow
@@ -148,7 +148,9 @@ def test_two_runs_at_once_do_no_harm(logs: Nightly) -> None:
     whole = copy(logs, "whole")
     whole.run()
     command = [sys.executable, "-c", RUN, str(logs.file)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
     results = [process.communicate(timeout=120) for process in both]
     codes = sorted(process.returncode for process in both)
     assert codes in ([0, 0], [0, 1]), results
@@ -162,11 +164,14 @@ def test_two_jobs_with_one_archive_at_once(logs: Nightly, make_chat: Any, make_l
     from pltz.archive.sessions import SessionArchive
 
     other = logs.write(
-        "other.toml", (logs.head.replace('"state"', '"state2"') + '[[source]]\nkind = "jsonl"\npath = "more"\n').encode()
+        "other.toml",
+        (logs.head.replace('"state"', '"state2"') + '[[source]]\nkind = "jsonl"\npath = "more"\n').encode(),
     )
     logs.write("more/b.jsonl", make_lines(map(make_chat, range(40))))
     command = [sys.executable, "-c", RUN]
-    both = [subprocess.Popen([*command, str(f)], stdout=subprocess.PIPE, text=True) for f in (logs.file, other)]
+    both = [
+        subprocess.Popen([*command, str(f)], stdout=subprocess.PIPE, text=True) for f in (logs.file, other)
+    ]
     assert sorted(process.communicate(timeout=120)[0].strip() for process in both) == ["0", "5"]
     content = logs.content()
     assert {("default", f"b/{n}") for n in range(1, 41)} <= set(content) and len(content) == 40 + 15
