@@ -120,11 +120,9 @@ class _Shard:
             known = self.ledger.last([row.key for row in batch])
             fresh = [row for row, value in zip(batch, known, strict=True) if value != row.value]
             self.tally.known += len(batch) - len(fresh)
-            if self.source.repeats:  # a line that is there twice is put once
-                self.tally.known += len(fresh) - len(
-                    fresh := list({row.value: row for row in fresh[::-1]}.values())[::-1]
-                )
             pairs = [(row, item) for row in fresh if (item := self._item(row)) is not None]
+            if self.source.repeats:
+                pairs = self._once(pairs)
             if self.freezer.dry_run:
                 self._count(pairs)
             elif pairs:
@@ -146,6 +144,14 @@ class _Shard:
         except OF_THE_SESSION as exc:
             self._blame(row, entry.name, entry.tenant, exc)
             return None
+
+    def _once(self, pairs: list[tuple[Row, Item]]) -> list[tuple[Row, Item]]:
+        """Lines that are there twice, once: where they are met first."""
+        first: dict[bytes, tuple[Row, Item]] = {}
+        for row, item in pairs:
+            first.setdefault(row.value, (row, item))
+        self.tally.known += len(pairs) - len(first)
+        return list(first.values())
 
     def _count(self, pairs: list[tuple[Row, Item]]) -> None:
         for row, _ in pairs:

@@ -60,11 +60,11 @@ def test_what_changed_is_a_new_version_and_what_moved_is_known(
 def test_a_log_that_repeats_a_name_gives_its_versions_in_order(
     nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
 ) -> None:
-    nightly.write("chats/1.jsonl", make_lines([make_chat(7), make_chat(7, 2), make_chat(7, 2)]))
+    nightly.write("chats/1.jsonl", make_lines(make_chat(7, n) for n in (1, 2, 2, 1)))
     nightly.write("chats/2.jsonl", make_lines([make_chat(7, 3)]))
-    assert nightly.counts() == (3, 1, 0, 0)
+    assert nightly.counts() == (3, 2, 0, 0)
     assert nightly.content() == {("default", "chat-7"): [json.dumps(make_chat(7, n)) for n in (1, 2, 3)]}
-    assert nightly.counts() == (0, 4, 0, 0)
+    assert nightly.counts() == (0, 5, 0, 0)
 
 
 def test_lines_without_a_name_are_called_after_their_place(nightly: Nightly) -> None:
