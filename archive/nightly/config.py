@@ -20,7 +20,7 @@ from pltz.archive.nightly.journal import JournalSource
 from pltz.archive.nightly.jsonl import JsonlSource
 from pltz.archive.nightly.naming import Naming
 from pltz.archive.nightly.shard import Source
-from pltz.archive.nightly.slots import SlotSource
+from pltz.archive.nightly.slots import BUNDLE, SlotSource
 from pltz.archive.nightly.state import check_place
 from pltz.archive.retention import Policy, seconds
 from pltz.plt_codec.errors import UsageError
@@ -88,7 +88,7 @@ query = "SELECT id AS name, body AS session, tenant, updated AS time FROM chats"
 # [[source]]                      # slot files of llama.cpp's server
 # kind = "slots"
 # path = "/data/slots"
-# tokenizer = "bundle"            # whose ids they are
+# tokenizer = "tokenizer.json"    # of the model that the server has; or "bundle"
 
 # [[source]]                      # the journal of the eviction hook
 # kind = "journal"
@@ -226,17 +226,14 @@ def _source(table: _Table, number: int) -> Source | JournalSource:
     hints = typing.get_type_hints(SOURCES[kind])
     values: dict[str, Any] = {"name": table.get("name", str, f"{kind}-{number}")}
     for key in fields & set(table.values):
-        values[key] = table.path(key) if key == "path" else table.get(key, hints[key])
+        is_path = key == "path" or (key == "tokenizer" and table.get(key, str) != BUNDLE)
+        values[key] = table.path(key) if is_path else table.get(key, hints[key])
     if "max_bytes" in values and not 1 <= values["max_bytes"] <= 1 << 30:
         raise UsageError(f"{table.where}: expected max_bytes of 1 to {1 << 30}, found {values['max_bytes']}")
     if any(f.name == "naming" for f in dataclasses.fields(SOURCES[kind])):
         allowed = NAMING if kind == "jsonl" else NAMING - BY_COLUMN
         naming = {key: table.get(key, str) for key in (allowed - {"tags"}) & set(table.values)}
         values["naming"] = Naming(**naming, tags=table.words("tags"))
-    if kind == "slots" and table.get("tokenizer", str) != "bundle":
-        raise UsageError(
-            f'{table.where}: expected tokenizer = "bundle": ids of other tokenizers come by the journal of the eviction hook'
-        )
     table.end()
     return typing.cast(Source, SOURCES[kind](**values))
 

@@ -26,7 +26,8 @@ from pltz.archive.errors import Fenced, NotFound
 from pltz.archive.nightly.config import Config
 from pltz.archive.nightly.journal import JournalSource
 from pltz.archive.nightly.receipt import Ledger
-from pltz.archive.nightly.shard import Bad, Entry, Namer, Shard, Source
+from pltz.archive.nightly.shard import Bad, Entry, Namer, Putter, Shard, Source
+from pltz.archive.nightly.slots import SlotSource
 from pltz.archive.nightly.state import State
 from pltz.archive.nightly.tally import Refused, Tally
 from pltz.archive.sessions import Item, SessionArchive, Stored, codecs_of
@@ -109,6 +110,9 @@ class _Shard:
     def __init__(self, freezer: Freezer, source: Source, tally: Tally) -> None:
         self.freezer, self.source, self.tally = freezer, source, tally
         self.cold = freezer.open()
+        self.putter: Putter = self.cold
+        if isinstance(source, SlotSource):
+            self.putter = source.into(self.cold, freezer.bundles[0])
         self.namer = Namer(self.cold.archive.settings.archive, source)
         self.ledger = freezer.ledger()
         self.doubted = Ledger()
@@ -199,7 +203,7 @@ class _Shard:
         for tries in range(TRIES):
             try:
                 opaque = self.freezer.config.keep_opaque
-                for stored in self.cold.put([item for _, item in pairs[done:]], keep_opaque=opaque):
+                for stored in self.putter.put([item for _, item in pairs[done:]], keep_opaque=opaque):
                     yield pairs[done][0], stored
                     done += 1
                 return

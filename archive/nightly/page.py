@@ -138,7 +138,7 @@ def _plots(reports: Sequence[Report], environment: Environment) -> Any:
     try:
         import matplotlib
         from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
+        from matplotlib.ticker import EngFormatter, MaxNLocator
     except ImportError:
         return ""
     runs = [report["run"] for report in reports]
@@ -176,8 +176,10 @@ def _plots(reports: Sequence[Report], environment: Environment) -> Any:
         ]
         _line(held, runs, sizes)
         held.set_title("bytes of the archive")
+        for axes in (content, held):
+            axes.yaxis.set_major_formatter(EngFormatter())
         for axes in figure.axes:
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, 1.05 * max(axes.get_ylim()[1], 1e-9))
             axes.set_xlabel("run")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         data = io.StringIO()

@@ -11,11 +11,11 @@ kept by what it is (`receipt.py`), so files may be split, joined and moved.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pltz.archive.sessions import Item
+from pltz.archive.sessions import Item, Stored
 
 SHARD_BYTES = 16 << 20  # about
 SHARD_SESSIONS = 4096  # files, or rows
@@ -79,6 +79,13 @@ class Source(Protocol):
 
     def item(self, entry: Entry) -> Item:
         """An entry as a session to put. Raises UsageError, ContentError, FormatError."""
+
+
+class Putter(Protocol):
+    """Where sessions go: what `SessionArchive.put` does."""
+
+    def put(self, items: Iterable[Item], *, keep_opaque: bool = False) -> Iterator[Stored]:
+        """Freeze sessions; what is yielded is durable."""
 
 
 class Namer:

@@ -39,6 +39,8 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
     assert [s.kind for s in found.sources] == ["jsonl", "sqlite", "postgres", "slots", "journal"]
     kinds = [type(s) for s in found.sources]
     assert kinds == [JsonlSource, SqliteSource, PostgresSource, SlotSource, JournalSource]
+    slots = found.sources[3]
+    assert isinstance(slots, SlotSource) and slots.tokenizer == "/jobs/tokenizer.json"
     assert found.retention[0].policy.drop_last and found.workers == 4 and found.keep_opaque
     assert set(tomllib.loads("\n".join(lines))) >= {
         "archive",
@@ -71,7 +73,7 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
         (HEAD + SOURCE + "max_bytes = 0", "expected max_bytes of 1 to"),
         (HEAD + SOURCE + 'name = "a"\n' + SOURCE + 'name = "a"', "two sources are called 'a'"),
         (HEAD + '[[source]]\nkind = "sqlite"\npath = "a"\nquery = "q"\nname_key = "id"', "nothing is called 'name_key'"),
-        (HEAD + '[[source]]\nkind = "slots"\npath = "a"\ntokenizer = "gpt2"', 'expected tokenizer = "bundle"'),
+        (HEAD + '[[source]]\nkind = "slots"\npath = "a"', "a source of kind slots needs 'tokenizer'"),
         (HEAD + SOURCE + "[[retention]]", "a policy needs a rule"),
         (HEAD + SOURCE + '[[retention]]\nkeep_within = "soon"', "expected a duration"),
         (HEAD + SOURCE + "[collect]\ngrace = 7", "expected a string as grace"),

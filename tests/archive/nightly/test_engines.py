@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pltz.archive.nightly import config, job, jsonl
+from pltz.archive.sessions import SessionArchive
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.archive.conftest import S3Server
     from tests.archive.nightly.conftest import Nightly
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
@@ -51,6 +53,27 @@ def test_two_processes(many: Nightly, make_chat: Callable[..., dict[str, Any]]) 
     assert many.counts(seen=tallies.append) == (60, 0, 6, 5)
     assert len(tallies) >= 6
     check(many, {("default", f"chat-{n}"): [json.dumps(make_chat(n))] for n in range(60)})
+
+
+@pytest.mark.slow
+def test_a_bucket(
+    many: Nightly,
+    make_chat: Callable[..., dict[str, Any]],
+    s3: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The archive lies in a bucket, two processes write, and the state is a folder."""
+    for name, value in s3.options.items():
+        monkeypatch.setenv("AWS_ENDPOINT_URL" if name == "endpoint" else f"AWS_{name.upper()}", value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    url = s3.place().url
+    cold = SessionArchive.create(url, many.bundles)
+    many.head = many.head.replace('"cold"', f'"{url}"') + "workers = 2\n"
+    many.rest = "[verify]\n[collect]\n"
+    assert many.counts() == (60, 0, 6, 5)
+    assert many.counts() == (0, 60, 6, 5)
+    assert cold.get("chat-7").value == make_chat(7) and len(list(cold.archive.ls())) == 60
 
 
 @pytest.mark.slow

@@ -231,3 +231,44 @@ def test_slot_files_are_read_when_their_reader_is_there(nightly: Nightly) -> Non
     assert nightly.counts() == (1, 0, 1, 5)
     assert nightly.content() == {("default", "one"): [json.dumps(ids.tolist())]}
     assert nightly.counts() == (0, 1, 1, 5)
+
+
+def test_slot_files_of_another_tokenizer(nightly: Nightly, tiny_tokenizer_json: Callable[..., bytes]) -> None:
+    pytest.importorskip("pltz.archive.hooks.slot_file")
+    tokens = pytest.importorskip("pltz.archive.token_archive")
+    other = tiny_tokenizer_json(1500)
+    nightly.write("tokenizer.json", other)
+    ids = np.arange(40, 1400, 3)
+    for n in range(3):
+        words = np.array([0x67677371, 3, len(ids) - n], "<u4").tobytes() + ids[n:].astype("<i4").tobytes()
+        nightly.write(f"slots/{n}.bin", words)
+    nightly.sources = '[[source]]\nkind = "slots"\npath = "slots"\ntokenizer = "tokenizer.json"\n'
+    assert nightly.counts() == (3, 0, 0, 0)
+    assert nightly.counts() == (0, 3, 0, 0)
+    cold = tokens.TokenArchive.open(nightly.root / "cold", [other], nightly.bundles[0])
+    assert cold.get("1").ids.tolist() == ids[1:].tolist()
+    words = np.array([0x67677371, 3, 2], "<u4").tobytes() + np.array([5, 1_000_000], "<i4").tobytes()
+    nightly.write("slots/bad.bin", words)  # no id of this tokenizer
+    assert nightly.counts() == (0, 3, 1, 5)
+
+
+def test_the_journal_of_the_hook(nightly: Nightly) -> None:
+    hooks = pytest.importorskip("pltz.archive.hooks.hook")
+    tokens = pytest.importorskip("pltz.archive.token_archive")
+    journal = nightly.root / "journal"
+    rows = {f"evicted-{n}": np.arange(40, 40 + 100 * (n + 1)) % 1000 + 32 for n in range(5)}
+    with hooks.EvictionHook.open(
+        journal, nightly.root / "cold", bundle=nightly.bundles[0].path, worker="none"
+    ) as hook:
+        tickets = [hook.on_evict(name, ids % 1024, tenant="acme") for name, ids in rows.items()]
+        assert all(tickets) and hook.flush(10)
+    nightly.sources = '[[source]]\nkind = "journal"\npath = "journal"\n'
+    assert nightly.counts(dry_run=True) == (0, 0, 0, 0)
+    assert nightly.counts() == (5, 0, 0, 0)
+    assert nightly.counts() == (0, 0, 0, 0)
+    cold = tokens.TokenArchive.open(nightly.root / "cold", bundle=nightly.bundles[0])
+    for name, ids in rows.items():
+        assert cold.get(name, tenant="acme").ids.tolist() == (ids % 1024).tolist()
+    nightly.sources = '[[source]]\nkind = "journal"\npath = "nowhere"\n'
+    report = nightly.run()
+    assert report["exit_code"] == 7 and "journal" in report["failures"][0]
