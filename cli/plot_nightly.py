@@ -22,6 +22,13 @@ def growth(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
         counts = [row["sessions"] for row in mine]
         label = "a night with new sessions" if night == "new" else "a night with nothing new"
         memory.plot(counts, [row["peak_memory_mb"] for row in mine], style, marker="o", label=label)
+        memory.plot(
+            counts,
+            [row["freeze_peak_memory_mb"] for row in mine],
+            ":",
+            marker=".",
+            label=f"{label}: freezing",
+        )
         speed.plot(counts, [row["per_s"] for row in mine], style, marker="o", label=label)
     memory.set(xscale="log", xlabel="sessions in the source", ylabel="peak memory, MB")
     speed.set(xscale="log", yscale="log", xlabel="sessions in the source", ylabel="sessions a second")

@@ -41,8 +41,8 @@ from pltz.plt_codec.errors import (
     UsageError,
 )
 
-BATCH_SESSIONS = 1024
-BATCH_BYTES = 4 << 20
+BATCH_SESSIONS = 256  # of one commit: they are decoded side by side before it, which is what takes memory
+BATCH_BYTES = 1 << 20
 TRIES = 5  # of a commit that a collector overtook
 PERSON = b"pltz refused"
 OF_THE_SESSION = (

@@ -12,6 +12,7 @@ done now: run it again. Where several hold, the last of these.
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import time
@@ -87,7 +88,7 @@ class _Job:
     def __init__(self, config: Config, dry_run: bool, seen: Seen | None) -> None:
         self.config, self.dry_run, self.seen = config, dry_run, seen
         self.failures: list[str] = []
-        self.steps: dict[str, float] = {}  # seconds
+        self.steps: dict[str, dict[str, float]] = {}
         self._open()  # what is no archive is said before anything is done
         self.freezer = Freezer(config, dry_run=dry_run)
         self.state = self.freezer.state
@@ -217,9 +218,13 @@ class _Job:
         return Archive.open(self.config.archive, [], key=self.config.secret())
 
     def _timed(self, name: str, work: Callable[[], Any]) -> Any:
-        start = time.monotonic()
+        start, spent = time.monotonic(), _cpu_seconds()
         result = work()
-        self.steps[name] = round(time.monotonic() - start, 3)
+        self.steps[name] = {
+            "seconds": round(time.monotonic() - start, 3),
+            "cpu_seconds": round(_cpu_seconds() - spent, 3),
+            "peak_memory_mb": peak_memory(),  # so far
+        }
         return result
 
     def _step(self, name: str, work: Callable[[], Any]) -> Any:
@@ -229,6 +234,11 @@ class _Job:
         except (PltzError, OSError) as exc:
             self.failures.append(f"{name}: {exc}")
             return None
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of those it waited for."""
+    return sum(os.times()[:4])
 
 
 def peak_memory() -> float:

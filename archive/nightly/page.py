@@ -160,7 +160,7 @@ def _plots(reports: Sequence[Report], environment: Environment) -> Any:
         _line(ratio, runs, [total["ratio"] for total in totals])
         ratio.set_title("ratio, content to frozen")
         rates = [
-            t["frozen"] / s if (s := r["steps"]["freeze"]) and t["frozen"] else None
+            t["frozen"] / s if (s := r["steps"]["freeze"]["seconds"]) and t["frozen"] else None
             for r, t in zip(reports, totals, strict=True)
         ]
         _line(speed, runs, rates)

@@ -29,7 +29,7 @@ def test_the_bench_measures_nights(
             and row["per_s"] > 0
             and (row["ratio"] is None) == (row["night"] == "known")
         )
-    assert result["put_without_the_job_per_s"] > 0 and plot.read_bytes().startswith(b"<?xml")
+    assert result["put_without_the_job"]["per_s"] > 0 and plot.read_bytes().startswith(b"<?xml")
     assert "bundle mini: new" in done.stdout
 
 

@@ -24,6 +24,8 @@ from pltz.archive.nightly.shard import Entry
 from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.archive.nightly.conftest import Nightly
 
 
@@ -257,9 +259,7 @@ def test_the_journal_of_the_hook(nightly: Nightly) -> None:
     tokens = pytest.importorskip("pltz.archive.token_archive")
     journal = nightly.root / "journal"
     rows = {f"evicted-{n}": np.arange(40, 40 + 100 * (n + 1)) % 1000 + 32 for n in range(5)}
-    with hooks.EvictionHook.open(
-        journal, nightly.root / "cold", bundle=nightly.bundles[0].path, worker="none"
-    ) as hook:
+    with hooks.EvictionHook.open(journal, bundle=nightly.bundles[0].path, worker="none") as hook:
         tickets = [hook.on_evict(name, ids % 1024, tenant="acme") for name, ids in rows.items()]
         assert all(tickets) and hook.flush(10)
     nightly.sources = '[[source]]\nkind = "journal"\npath = "journal"\n'
