@@ -11,7 +11,7 @@ import os
 import tomllib
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +147,6 @@ class Config:
     grace: int | None = None  # seconds; None: nothing is collected
     verify: Verify | None = None
     keep_reports: int = 400
-    text: str = field(default="", repr=False)
 
     def secret(self) -> Secret | None:
         """What opens a sealed archive. Raises UsageError."""
@@ -205,7 +204,6 @@ def parse(text: str, folder: Path) -> Config:
         seconds(collect.get("grace", str, "1d")) if collect else None,
         _verify(verify) if verify else None,
         report.number("keep", 400, 1, 1 << 20) if report else 400,
-        text,
     )
     if config.key_file and config.key_command:
         raise UsageError("key_file and key_command exclude each other")

@@ -35,6 +35,7 @@ from pltz.models.bundle import Bundle
 from pltz.plt_codec.errors import (
     BundleMismatch,
     ContentError,
+    CorruptError,
     FormatError,
     PltzError,
     TokenizerMismatch,
@@ -45,12 +46,7 @@ BATCH_SESSIONS = 256  # of one commit: they are decoded side by side before it, 
 BATCH_BYTES = 1 << 20
 TRIES = 5  # of a commit that a collector overtook
 PERSON = b"pltz refused"
-OF_THE_SESSION = (
-    ContentError,
-    TokenizerMismatch,
-    UsageError,
-    FormatError,
-)  # what one session can be blamed for
+OF_THE_SESSION = (ContentError, TokenizerMismatch, UsageError, CorruptError)  # what one session is blamed for
 
 
 @dataclass(frozen=True)
@@ -76,12 +72,12 @@ class Freezer:
         self.state = State(config.state)
         self.bundles = [Bundle.load(name) for name in config.bundles or (None,)]
         self._codecs = codecs_of(self.bundles, device=config.device, threads=config.threads)
-        self._secret = config.secret()
+        self.secret = config.secret()
         self._ledger = Ledger()
 
     def open(self) -> SessionArchive:
         """The archive, as it is now. Raises UsageError, KeyMismatch, StoreError."""
-        archive = Archive.open(self.config.archive, self._codecs, key=self._secret)
+        archive = Archive.open(self.config.archive, self._codecs, key=self.secret)
         return SessionArchive(archive, self.bundles)
 
     def freeze(self, shard: Shard) -> Tally:
@@ -91,7 +87,7 @@ class Freezer:
         try:
             if isinstance(source, JournalSource):
                 if not self.dry_run:
-                    tally.add(source.drain(self.config.archive, self.bundles[0], self._secret))
+                    tally.add(source.drain(self.config.archive, self.bundles[0], self.secret))
             else:
                 _Shard(self, source, tally).freeze(shard)
         except (PltzError, OSError) as exc:
@@ -145,7 +141,7 @@ class _Shard:
         entry = row.entry
         try:
             return self.source.item(entry)
-        except OF_THE_SESSION as exc:
+        except (*OF_THE_SESSION, FormatError) as exc:
             self._blame(row, entry.name, entry.tenant, exc)
             return None
 

@@ -89,9 +89,9 @@ class _Job:
         self.config, self.dry_run, self.seen = config, dry_run, seen
         self.failures: list[str] = []
         self.steps: dict[str, dict[str, float]] = {}
-        self._open()  # what is no archive is said before anything is done
         self.freezer = Freezer(config, dry_run=dry_run)
         self.state = self.freezer.state
+        self._open()  # what is no archive is said before anything is done
 
     def run(self, number: int, freeze: Freeze) -> dict[str, Any]:
         start, clock = time.time(), time.monotonic()
@@ -215,7 +215,7 @@ class _Job:
 
     def _open(self) -> Archive:
         """The archive, without a bundle."""
-        return Archive.open(self.config.archive, [], key=self.config.secret())
+        return Archive.open(self.config.archive, [], key=self.freezer.secret)
 
     def _timed(self, name: str, work: Callable[[], Any]) -> Any:
         start, spent = time.monotonic(), _cpu_seconds()

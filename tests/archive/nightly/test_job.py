@@ -11,12 +11,12 @@ import pytest
 import zstandard
 
 from pltz.archive.archive import Archive
-from pltz.archive.errors import StoreError
+from pltz.archive.errors import Fenced, StoreError
 from pltz.archive.nightly import freeze
 from pltz.archive.nightly.state import Busy
 from pltz.archive.sessions import Memo, SessionArchive
 from pltz.models.bundle import Bundle
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.errors import PltzError, UsageError, VersionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -232,7 +232,11 @@ def test_a_lost_state_folder_changes_nothing_in_the_archive(
     assert nightly.content() == before
 
 
-def test_a_full_disk_ends_a_shard_and_the_next_run_goes_on(
+@pytest.mark.parametrize(
+    "error", [StoreError("the disk is full"), VersionError("a newer pack: the disk is full")]
+)
+def test_what_is_no_fault_of_a_session_ends_a_shard_and_the_next_run_goes_on(
+    error: PltzError,
     nightly: Nightly,
     make_chat: Callable[..., dict[str, Any]],
     make_lines: Callable[..., bytes],
@@ -245,14 +249,38 @@ def test_a_full_disk_ends_a_shard_and_the_next_run_goes_on(
     def full(self: Archive, sessions: Any) -> Any:
         calls.append(len(sessions))
         if len(calls) == 2:
-            raise StoreError("the disk is full")
+            raise error
         return real(self, sessions)
 
     monkeypatch.setattr(Archive, "put", full)
     report = nightly.run()
     assert report["exit_code"] == 7 and "the disk is full" in report["failures"][0]
-    assert report["totals"]["frozen"] == 3
+    assert (report["totals"]["frozen"], report["refused"]) == (3, [])
     assert nightly.counts() == (6, 3, 0, 0)
+
+
+def test_a_commit_that_a_collector_overtook_is_put_again(
+    nightly: Nightly,
+    make_chat: Callable[..., dict[str, Any]],
+    make_lines: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(4))))
+    real, calls = Archive.put, []
+
+    def overtaken(self: Archive, sessions: Any) -> Any:
+        calls.append(1)
+        if len(calls) <= patience:
+            raise Fenced("a collector went on without this writer")
+        return real(self, sessions)
+
+    monkeypatch.setattr(Archive, "put", overtaken)
+    patience = 100
+    report = nightly.run()
+    assert report["exit_code"] == 7 and "Fenced" in report["failures"][0] and len(calls) == freeze.TRIES
+    calls.clear()
+    patience = 2
+    assert nightly.counts() == (4, 0, 0, 0) and len(calls) == 3
 
 
 def test_what_is_no_archive_is_said_before_anything_is_done(nightly: Nightly) -> None:

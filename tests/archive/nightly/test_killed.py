@@ -115,7 +115,7 @@ def test_killed_and_run_again_it_ends_the_same(logs: Nightly) -> None:
 
 @pytest.mark.slow
 def test_killed_at_many_calls_of_the_system(logs: Nightly) -> None:
-    assert check_kills(logs, 1, 11) >= 15
+    assert check_kills(logs, 1, 17) >= 10
 
 
 @pytest.mark.slow
@@ -126,15 +126,15 @@ def test_killed_at_any_time_with_two_workers(logs: Nightly) -> None:
     dice = random.Random(6)
     logs.head += "workers = 2\n"
     logs.sources = logs.sources.replace('name_key = "id"', 'name_key = "id"\nordered = true')
-    file, kills, limit = str(logs.file), 0, 1.0
+    file, kills, limit = str(logs.file), 0, 0.4
     for _ in range(40):
         process = subprocess.Popen([sys.executable, "-c", RUN, file], stdout=subprocess.PIPE, text=True)
         try:
-            out, _ = process.communicate(timeout=limit + dice.random())
+            out, _ = process.communicate(timeout=limit * (1 + dice.random()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            kills, limit = kills + 1, limit * 1.1
+            kills, limit = kills + 1, limit * 1.35
             continue
         if process.returncode == 0 and out.strip() == "5":
             break
