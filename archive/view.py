@@ -238,10 +238,12 @@ class View:
     def histories(self) -> Iterator[list[Version]]:
         """The versions of each session, oldest first; one session at a time, so that a large catalogue takes little memory.
 
-        In the order of session keys. Raises CorruptError where an index is damaged.
+        In the order of session keys.
         """
         packs = sorted(self.packs)
         starts = {pack: number << PACK_BITS for number, pack in enumerate(packs)}
+        for index in self._lookups():
+            self._guard(index, lambda i: i.columns(SESSIONS))  # a damaged one is dropped
         keys, places = gather(self._lookups(), SESSIONS, starts)
         bounds = [*np.flatnonzero(np.diff(keys, prepend=keys[:1] - np.uint64(1))).tolist(), len(keys)]
         for begin, end in itertools.pairwise(bounds):
