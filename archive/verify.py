@@ -9,6 +9,7 @@ decode    (on request) every segment decodes to tokens whose hash is its id
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -268,7 +269,7 @@ class Verifier:
     def _check_towers(self) -> None:
         """Which versions can be thawed."""
         whole: dict[bytes, bool] = {NONE: True}
-        for version in self.view.all_versions():
+        for version in itertools.chain.from_iterable(self.view.histories()):
             chain: list[bytes] = []
             at = version.leaf
             while at not in whole:

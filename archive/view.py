@@ -7,6 +7,7 @@ Everything wrong that was met is in ``problems``, once.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from pltz.archive.index import (
     Location,
     Lookup,
     MemoryIndex,
+    gather,
     key_of_session,
     keys_in,
     keys_of,
@@ -38,6 +40,7 @@ from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 T = TypeVar("T")
 
 OPEN_PACKS = 256  # headers and tables kept
+PACK_BITS = 30  # of an address: a pack is at most 2^30 bytes
 NAME = re.compile(r"[0-9a-f]{32}")
 PLAN_NAME = re.compile(r"[0-9a-f]{16}")
 
@@ -231,6 +234,24 @@ class View:
                 self._guard(index, lambda i: [at for _, at in i.entries(SESSIONS) if at.pack in self.packs])
             )
         return self._distinct((item for item in map(self._maybe, sorted(places)) if item), [])
+
+    def histories(self) -> Iterator[list[Version]]:
+        """The versions of each session, oldest first; one session at a time, so that a large catalogue takes little memory.
+
+        In the order of session keys.
+        """
+        packs = sorted(self.packs)
+        starts = {pack: number << PACK_BITS for number, pack in enumerate(packs)}
+        for index in self._lookups():
+            self._guard(index, lambda i: i.columns(SESSIONS))  # a damaged one is dropped
+        keys, places = gather(self._lookups(), SESSIONS, starts)
+        bounds = [*np.flatnonzero(np.diff(keys, prepend=keys[:1] - np.uint64(1))).tolist(), len(keys)]
+        for begin, end in itertools.pairwise(bounds):
+            at = [divmod(place, 1 << PACK_BITS) for place in places[begin:end].tolist()]
+            found = (self._maybe(Location(packs[number], offset)) for number, offset in at)
+            versions = self._distinct((item for item in found if item), [])
+            for _, rows in itertools.groupby(versions, key=lambda v: (v.tenant, v.name)):
+                yield list(rows)
 
     def state(self, version: bytes) -> tuple[int, int]:
         """(verb, counter) that holds for a version; (RESTORE, 0) where no mark was made."""

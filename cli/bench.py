@@ -9,6 +9,7 @@ COMMANDS = {
     "speed": "pltz.cli.bench_speed:speed",
     "archive": "pltz.cli.bench_archive:archive",
     "hook": "pltz.cli.bench_hook:hook",
+    "nightly": "pltz.cli.bench_nightly:nightly",
 }
 
 

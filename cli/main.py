@@ -12,6 +12,7 @@ COMMANDS = {
     "archive": "pltz.cli.archive:archive",
     "hook": "pltz.cli.hook:hook",
     "llama": "pltz.cli.llama:llama",
+    "nightly": "pltz.cli.nightly:nightly",
     "bundle": "pltz.cli.bundle:bundle",
     "bench": "pltz.cli.bench:bench",
     "demo": "pltz.cli.demo:demo",

@@ -12,7 +12,7 @@
 ``auto``: .jsonl and .ndjson are JSONL, .json is one JSON document, .npy is ids, the suffixes in
 ``TEXT_SUFFIXES`` are text. Anything else (standard input, bytes, other suffixes) is JSONL if its first line
 is a JSON object or list and more lines follow, a document if the whole is a JSON object or list, text if not.
-A .zst suffix is unpacked first, as is zstd data of no telling name. A folder is all regular files inside it,
+A .zst or .gz suffix is unpacked first, as is such data of no telling name. A folder is all regular files inside it,
 in the order of their paths.
 
 A JSON document that is a list of messages is one session, a list of ints is ids, any other list of objects
@@ -33,7 +33,7 @@ from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 
-from pltz.datasets.source import ZSTD_MAGIC, Readable, Source
+from pltz.datasets.source import GZIP_MAGIC, ZSTD_MAGIC, Readable, Source
 from pltz.models.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError
 
@@ -137,11 +137,14 @@ def _file(path: Path, format: Format, max_bytes: int) -> Iterator[Session]:
 def _sessions(source: Source, format: Format, suffixes: list[str] | None = None) -> Iterator[Session]:
     """The sessions of one source: unpack, settle the format, read."""
     suffixes = [suffix.lower() for suffix in suffixes or []]
-    packed = suffixes[-1:] == [".zst"]
+    packed = suffixes[-1:] in ([".zst"], [".gz"])
     suffix = "".join((suffixes[:-1] if packed else suffixes)[-1:])
     told = suffix in _SUFFIXES or suffix in TEXT_SUFFIXES
-    if packed or (not told and format != "text" and source.peek(4) == ZSTD_MAGIC):
+    look = not packed and not told and format != "text"
+    if suffixes[-1:] == [".zst"] or (look and source.peek(4) == ZSTD_MAGIC):
         source.unpack()
+    elif suffixes[-1:] == [".gz"] or (look and source.peek(2) == GZIP_MAGIC):
+        source.gunzip()
     yield from _READERS[_kind(source, format, suffix)](source, format)
 
 

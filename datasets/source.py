@@ -1,10 +1,11 @@
-"""A source: bytes from a path, a stream or memory, unpacked on the way if they are zstd, read by line.
+"""A source: bytes from a path, a stream or memory, unpacked on the way if they are zstd or gzip, read by line.
 
 Nothing is read before it is asked for and no line or file grows past ``limit`` bytes in memory, so a few
-kilobytes of zstd that unpack to terabytes end in an error, not in the out-of-memory killer. A zstd stream
+kilobytes of zstd that unpack to terabytes end in an error, not in the out-of-memory killer. A stream
 that stops in the middle of a frame is an error too, never a shorter file.
 """
 
+import zlib
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -13,6 +14,7 @@ import zstandard
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+GZIP_MAGIC = b"\x1f\x8b"
 WINDOW = 1 << 31  # bytes: the largest zstd window (--long=31)
 CHUNK = 1 << 18  # bytes of a plain read
 PACKED_CHUNK = 512  # bytes of packed input a step: each 4 of them may unpack to 128 KiB
@@ -44,6 +46,19 @@ class Source:
         """From here on the bytes are zstd: give what they unpack to, all frames one after the other."""
         packed = self._drain()
         self._blocks = _unpack(packed, self.name)
+
+    def gunzip(self) -> None:
+        """From here on the bytes are gzip: give what they unpack to, all members one after the other."""
+        packed = self._drain()
+        self._blocks = _gunzip(packed, self.name)
+
+    def skip(self) -> None:
+        """Drop what is left of a line that `line` found too long."""
+        while (end := self._ahead.find(b"\n", self._start)) < 0:
+            self._start = len(self._ahead)
+            if not self._more():
+                return
+        self._start = end + 1
 
     def line(self) -> bytes | None:
         """The next line with its line end, None at the end. Raises UsageError past the limit."""
@@ -132,3 +147,28 @@ def _unpack(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
                 whole = frame.eof
     if not whole:
         raise CorruptError(f"{name}: the zstd data stops in the middle of a frame")
+
+
+def _gunzip(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """The contents of one or more gzip members; zeros may pad the last one."""
+    member = zlib.decompressobj(31)
+    whole = False  # the last member is complete, so the data may end here
+    for block in blocks:
+        piece = block.lstrip(b"\0") if whole else block
+        more = bool(piece)
+        while more:
+            if member.eof:
+                member = zlib.decompressobj(31)
+            try:
+                data = member.decompress(piece, CHUNK)
+            except zlib.error as exc:
+                raise CorruptError(f"{name}: expected gzip data: {exc}") from exc
+            if data:
+                yield data
+            whole = member.eof
+            piece = member.unused_data.lstrip(b"\0") if whole else member.unconsumed_tail
+            more = bool(piece) or (
+                not whole and len(data) == CHUNK
+            )  # there may be more to come of what it took in
+    if not whole:
+        raise CorruptError(f"{name}: the gzip data stops before its end")

@@ -13,7 +13,7 @@ PACKAGES = ("plt_codec", "models", "archive", "datasets", "cli")
 MAY_IMPORT = {
     "plt_codec": {"plt_codec"},
     "models": {"models", "plt_codec"},
-    "archive": {"archive", "models", "plt_codec"},
+    "archive": {"archive", "datasets", "models", "plt_codec"},
     "datasets": {"datasets", "models", "plt_codec"},
     "cli": {"cli", "archive", "datasets", "models", "plt_codec", "api"},
 }

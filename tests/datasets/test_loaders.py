@@ -1,5 +1,6 @@
 """Sessions come out of the files people have, and a file that is not what it says is named with its line."""
 
+import gzip
 import io
 import json
 import os
@@ -64,6 +65,10 @@ CASES: list[tuple[str, bytes, list[Session]]] = [
         [chat(HI), Session("text", b'{"a":1,"a":2}'), chat(YO)],
     ),
     ("a.JSONL.ZST", zstandard.compress(lines(HI, YO)), [chat(HI), chat(YO)]),
+    ("a.jsonl.gz", gzip.compress(lines(HI)) + gzip.compress(lines(YO)), [chat(HI), chat(YO)]),
+    ("a.txt.gz", gzip.compress(b"hello"), [Session("text", b"hello")]),
+    ("a.data", gzip.compress(lines(HI, YO)), [chat(HI), chat(YO)]),
+    ("a.txt", gzip.compress(b"hello", mtime=0), [Session("text", gzip.compress(b"hello", mtime=0))]),
     ("a.json", json.dumps(HI, indent=2).encode(), [chat(HI)]),
     ("a.json", json.dumps([HI, GPT], indent=1).encode(), [chat(HI), chat(GPT)]),
     ("a.json", json.dumps(HI["messages"]).encode(), [chat(HI["messages"])]),
@@ -190,6 +195,8 @@ BAD: list[tuple[str, Format, bytes, type[PltzError], str]] = [
     ("a.npy", "auto", npy(np.array([None, {}])), UsageError, "for object of shape"),
     ("a.npy", "openai", npy(np.arange(2)), UsageError, "use --format ids"),
     ("a.jsonl.zst", "auto", b"not zstd", CorruptError, "expected zstd data"),
+    ("a.jsonl.gz", "auto", b"not gzip", CorruptError, "expected gzip data"),
+    ("a.jsonl.gz", "auto", gzip.compress(lines(HI) * 99)[:-3], CorruptError, "stops before its end"),
     ("a.jsonl.zst", "auto", zstandard.compress(lines(HI) * 99)[:-3], CorruptError, "middle of a frame"),
 ]
 

@@ -1,5 +1,6 @@
 """Bytes come in order and whole, whatever the size of the reads, and no further than the limit."""
 
+import gzip
 import io
 
 import pytest
@@ -7,7 +8,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pltz.datasets.source import Source
+from pltz.datasets.source import CHUNK, Source
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 LIMIT = 1 << 20  # bytes
@@ -61,6 +62,52 @@ def test_frames_of_zstd_follow_each_other(parts: list[bytes], size: int) -> None
     opened.peek(4)
     opened.unpack()
     assert opened.rest() == b"".join(parts)
+
+
+@given(
+    parts=st.lists(st.binary(max_size=2000), min_size=1, max_size=4),
+    size=st.integers(1, 700),
+    pad=st.integers(0, 9),
+)
+def test_members_of_gzip_follow_each_other(parts: list[bytes], size: int, pad: int) -> None:
+    packed = b"".join(gzip.compress(part) for part in parts) + bytes(pad)
+    opened = Source(Dribble(packed, size), "here", LIMIT)
+    opened.peek(2)
+    opened.gunzip()
+    assert opened.rest() == b"".join(parts)
+
+
+def test_gzip_that_unpacks_to_much_comes_in_pieces_and_is_whole() -> None:
+    data = bytes(3 * CHUNK) + b"end" + bytes(CHUNK - 258)
+    opened = Source(Dribble(gzip.compress(data), 5), "here", 1 << 30)
+    opened.gunzip()
+    assert opened.rest() == data
+    bomb = Source(io.BytesIO(gzip.compress(bytes(1 << 26))), "here", LIMIT)
+    bomb.gunzip()
+    with pytest.raises(UsageError, match="expected a file of at most"):
+        bomb.rest()
+
+
+def test_every_cut_of_a_member_is_damage() -> None:
+    packed = gzip.compress(bytes(range(256)) * 20)
+    for cut in range(len(packed)):
+        opened = source(packed[:cut])
+        opened.gunzip()
+        with pytest.raises(CorruptError, match="here"):
+            opened.rest()
+
+
+def test_a_line_that_is_too_long_can_be_skipped() -> None:
+    opened = Source(Dribble(b"a\n" + b"b" * 4000 + b"\nc\n" + b"d" * 2000, 7), "here", 1000)
+    assert opened.line() == b"a\n"
+    with pytest.raises(UsageError):
+        opened.line()
+    opened.skip()
+    assert opened.line() == b"c\n"
+    with pytest.raises(UsageError):
+        opened.line()
+    opened.skip()
+    assert opened.line() is None
 
 
 def test_every_cut_of_a_frame_is_damage() -> None:

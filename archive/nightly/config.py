@@ -1,0 +1,325 @@
+"""The configuration of a nightly job: a TOML file, checked as a whole before anything is done.
+
+Every table is a frozen dataclass; a key that none of them knows is an error, and so is a value of another type. Relative paths are
+those below the configuration's own folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pltz.archive.nightly.database import PostgresSource, SqliteSource
+from pltz.archive.nightly.journal import JournalSource
+from pltz.archive.nightly.jsonl import JsonlSource
+from pltz.archive.nightly.naming import Naming
+from pltz.archive.nightly.shard import Source
+from pltz.archive.nightly.slots import BUNDLE, SlotSource
+from pltz.archive.nightly.state import check_place
+from pltz.archive.retention import Policy, seconds
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.keys import Secret
+
+SOURCES: dict[str, Any] = {
+    "jsonl": JsonlSource,
+    "sqlite": SqliteSource,
+    "postgres": PostgresSource,
+    "slots": SlotSource,
+    "journal": JournalSource,
+}
+NAMING = {f.name for f in dataclasses.fields(Naming)}
+BY_COLUMN = {"name_key", "tenant_key", "time_key"}  # of no use where a row or file says it
+REQUIRED = {
+    "jsonl": {"path"},
+    "sqlite": {"path", "query"},
+    "postgres": {"dsn", "query"},
+    "slots": {"path", "tokenizer"},
+    "journal": {"path"},
+}
+TYPES = {
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "a table",
+    list: "a list",
+}
+
+EXAMPLE = """\
+# pltz nightly --config nightly.toml
+# Relative paths are those below this file's folder.
+
+archive = "/data/cold"            # or "s3://bucket/prefix"; make it first: pltz archive init /data/cold
+state = "/var/lib/pltz/nightly"   # a folder: receipts, quarantine, reports, the lock
+# key_file = "/etc/pltz/key"      # of a sealed archive; or key_command = "my-vault print pltz"
+# bundles = ["mini"]              # the first one codes; default: the one that ships with pltz
+# workers = 4                     # processes; with --engine ray: shards at once
+# threads = 1                     # of each process
+# keep_opaque = true              # keep sessions with images or audio, as plain bytes
+
+[[source]]                        # JSONL: a file, or every .jsonl, .ndjson (and .gz, .zst of them) below a folder
+kind = "jsonl"
+path = "chats"
+tenant = "acme"                   # or tenant_key = "customer": a key of each session's object
+name_key = "id"                   # without it a session is called FILE/LINE
+# time_key = "updated"            # seconds since 1970, or 2026-01-31T12:00
+# tags = { from = "chats" }
+# base = "support"                # share system prompts under this name with all tenants
+# ordered = true                  # with workers: versions of one name lie in several files
+
+[[source]]                        # SQLite, a row a session: columns name and session, perhaps tenant and time
+kind = "sqlite"
+path = "app.db"
+query = "SELECT id AS name, body AS session, tenant, updated AS time FROM chats"
+
+# [[source]]                      # PostgreSQL (pip install 'pltz[postgres]')
+# kind = "postgres"
+# dsn = "service=chats"           # passwords: ~/.pgpass or the environment
+# query = "SELECT id AS name, body AS session, updated AS time FROM chats"
+
+# [[source]]                      # slot files of llama.cpp's server
+# kind = "slots"
+# path = "/data/slots"
+# tokenizer = "tokenizer.json"    # of the model that the server has; or "bundle"
+
+# [[source]]                      # the journal of the eviction hook
+# kind = "journal"
+# path = "/var/lib/pltz/journal"
+
+[[retention]]                     # a version stays if any rule keeps it; several tables: each for its tenant
+keep_last = 3
+keep_within = "90d"
+# tenant = "acme"                 # default: all tenants
+# tags = { trial = "yes" }        # only versions with these tags may go
+# drop_last = true                # a session's last version may go too
+
+[collect]                         # frees what was forgotten, in two runs
+grace = "7d"
+
+[verify]                          # a sample is read and decoded every night
+share = 0.02                      # of the packs, but 8 at least
+max_seconds = 600
+
+[report]
+keep = 400                        # of the last reports
+"""
+
+
+@dataclass(frozen=True)
+class Retention:
+    """A policy, and whose versions it is about."""
+
+    policy: Policy
+    tenant: str | None = None
+
+
+@dataclass(frozen=True)
+class Verify:
+    """``share``: of the packs, 0 to 1."""
+
+    share: float = 0.02
+    max_seconds: int = 600
+
+
+@dataclass(frozen=True)
+class Config:
+    """A job. Make one with `load` or `parse`."""
+
+    archive: str
+    state: str
+    sources: tuple[Source | JournalSource, ...]
+    bundles: tuple[str, ...] = ()
+    key_file: str | None = None
+    key_command: str | None = None
+    workers: int = 1
+    threads: int | None = None
+    device: str = "cpu"
+    keep_opaque: bool = False
+    retention: tuple[Retention, ...] = ()
+    grace: int | None = None  # seconds; None: nothing is collected
+    verify: Verify | None = None
+    keep_reports: int = 400
+
+    def secret(self) -> Secret | None:
+        """What opens a sealed archive. Raises UsageError."""
+        from pltz.archive.keys import Secret
+
+        if self.key_file is not None:
+            return Secret.file(self.key_file)
+        return None if self.key_command is None else Secret.command(self.key_command)
+
+
+def load(path: str | os.PathLike[str]) -> Config:
+    """The configuration in a file. Raises UsageError, which says where."""
+    try:
+        data = Path(path).read_bytes()
+        text = data.decode()
+    except OSError as exc:
+        raise UsageError(f"cannot read the configuration {os.fspath(path)}: {exc.strerror or exc}") from exc
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"{os.fspath(path)}: expected UTF-8, found byte 0x{data[exc.start]:02x}") from exc
+    try:
+        return parse(text, Path(path).resolve().parent)
+    except UsageError as exc:
+        raise UsageError(f"{os.fspath(path)}: {exc}") from exc
+
+
+def parse(text: str, folder: Path) -> Config:
+    """A configuration from TOML. ``folder``: of relative paths. Raises UsageError."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise UsageError(f"expected TOML: {exc}") from exc
+    top = _Table(table, "the top level", folder)
+    archive, state = top.path("archive"), top.path("state")
+    check_place(state)
+    sources = tuple(_source(t, n) for n, t in enumerate(top.tables("source"), 1))
+    if not sources:
+        raise UsageError("expected at least one [[source]]")
+    names = [source.name for source in sources]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UsageError(f"two sources are called {min(twice)!r}: give them different names")
+    collect, verify, report = top.table("collect"), top.table("verify"), top.table("report")
+    key_file = top.path("key_file", None)
+    config = Config(
+        archive,
+        state,
+        sources,
+        tuple(top.strings("bundles")),
+        key_file,
+        top.get("key_command", str, None),
+        top.number("workers", 1, 1, 1024),
+        top.number("threads", None, 1, 1024),
+        top.get("device", str, "cpu"),
+        top.get("keep_opaque", bool, False),
+        tuple(_retention(t) for t in top.tables("retention")),
+        seconds(collect.get("grace", str, "1d")) if collect else None,
+        _verify(verify) if verify else None,
+        report.number("keep", 400, 1, 1 << 20) if report else 400,
+    )
+    if config.key_file and config.key_command:
+        raise UsageError("key_file and key_command exclude each other")
+    for part in (top, collect, verify, report):
+        if part:
+            part.end()
+    return config
+
+
+def _source(table: _Table, number: int) -> Source | JournalSource:
+    """A [[source]]. Raises UsageError."""
+    kind = table.get("kind", str)
+    if kind not in SOURCES:
+        raise UsageError(f"{table.where}: expected a kind of {', '.join(SOURCES)}, found {kind!r}")
+    if missing := sorted(REQUIRED[kind] - set(table.values)):
+        raise UsageError(f"{table.where}: a source of kind {kind} needs {missing[0]!r}")
+    fields = {f.name for f in dataclasses.fields(SOURCES[kind])} - {"name", "naming"}
+    hints = typing.get_type_hints(SOURCES[kind])
+    values: dict[str, Any] = {"name": table.get("name", str, f"{kind}-{number}")}
+    for key in fields & set(table.values):
+        is_path = key == "path" or (key == "tokenizer" and table.get(key, str) != BUNDLE)
+        values[key] = table.path(key) if is_path else table.get(key, hints[key])
+    if "max_bytes" in values and not 1 <= values["max_bytes"] <= 1 << 30:
+        raise UsageError(f"{table.where}: expected max_bytes of 1 to {1 << 30}, found {values['max_bytes']}")
+    if any(f.name == "naming" for f in dataclasses.fields(SOURCES[kind])):
+        allowed = NAMING if kind == "jsonl" else NAMING - BY_COLUMN
+        naming = {key: table.get(key, str) for key in (allowed - {"tags"}) & set(table.values)}
+        values["naming"] = Naming(**naming, tags=table.words("tags"))
+    table.end()
+    return typing.cast(Source, SOURCES[kind](**values))
+
+
+def _retention(table: _Table) -> Retention:
+    within = table.get("keep_within", str, None)
+    policy = Policy(
+        table.number("keep_last", None, 1, 1 << 31),
+        None if within is None else seconds(within),
+        table.words("tags"),
+        table.get("drop_last", bool, False),
+    )
+    tenant = table.get("tenant", str, None)
+    table.end()
+    return Retention(policy, tenant)
+
+
+def _verify(table: _Table) -> Verify:
+    share = table.get("share", float, Verify.share)
+    if not 0 <= share <= 1:
+        raise UsageError(f"{table.where}: expected a share of 0 to 1, found {share}")
+    return Verify(share, table.number("max_seconds", Verify.max_seconds, 1, 1 << 31))
+
+
+NEEDED: Any = object()
+
+
+class _Table:
+    """A table of the file whose keys are taken one by one, so that what nobody took can be named."""
+
+    def __init__(self, values: Mapping[str, Any], where: str, folder: Path) -> None:
+        self.values, self.where, self.folder = values, where, folder
+        self._taken: set[str] = set()
+
+    def get(self, key: str, kind: type, default: Any = NEEDED) -> Any:
+        """A value of a type. Raises UsageError."""
+        self._taken.add(key)
+        if key not in self.values:
+            if default is NEEDED:
+                raise UsageError(f"{self.where}: expected {key} = {TYPES[kind]}, found none")
+            return default
+        value = self.values[key]
+        fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
+        if not fits or (isinstance(value, bool) and kind is not bool):
+            raise UsageError(f"{self.where}: expected {TYPES[kind]} as {key}, found {value!r}"[:200])
+        return value
+
+    def number(self, key: str, default: int | None, least: int, most: int) -> Any:
+        """A whole number within limits. Raises UsageError."""
+        value = self.get(key, int, default)
+        if value is not None and not least <= value <= most:
+            raise UsageError(f"{self.where}: expected {key} of {least} to {most}, found {value}")
+        return value
+
+    def path(self, key: str, default: Any = NEEDED) -> Any:
+        """A path, or a URL as it is."""
+        value = self.get(key, str, default)
+        if value is default or "://" in value:
+            return value
+        if not value:
+            raise UsageError(f"{self.where}: expected a path as {key}, found an empty one")
+        return str(self.folder / Path(value).expanduser())
+
+    def strings(self, key: str) -> list[str]:
+        values = self.get(key, list, [])
+        if not all(isinstance(value, str) for value in values):
+            raise UsageError(f"{self.where}: expected a list of strings as {key}, found {values!r}"[:200])
+        return typing.cast(list[str], values)
+
+    def words(self, key: str) -> dict[str, str]:
+        """A table of strings."""
+        values = self.get(key, dict, {})
+        if not all(isinstance(value, str) for value in values.values()):
+            raise UsageError(f"{self.where}: expected strings in {key}, found {values!r}"[:200])
+        return dict(values)
+
+    def table(self, key: str) -> _Table | None:
+        value = self.get(key, dict, None)
+        return None if value is None else _Table(value, f"[{key}]", self.folder)
+
+    def tables(self, key: str) -> list[_Table]:
+        values = self.get(key, list, [])
+        if not all(isinstance(value, dict) for value in values):
+            raise UsageError(f"expected tables [[{key}]]")
+        return [_Table(v, f"[[{key}]] {n}", self.folder) for n, v in enumerate(values, 1)]
+
+    def end(self) -> None:
+        """Raises UsageError where a key is left that nobody took."""
+        if left := sorted(set(self.values) - self._taken):
+            known = ", ".join(sorted(self._taken))
+            raise UsageError(f"{self.where}: nothing is called {left[0]!r} here; there is {known}")

@@ -1,0 +1,209 @@
+"""Sessions in a database, by a query: SQLite (the standard library) or PostgreSQL (psycopg, extra ``postgres``). Read only.
+
+The query gives a row a session, with the columns
+
+    name       what it is called; a row a name
+    session    JSON, as text, bytes or the database's own JSON type
+    tenant     optional
+    time       optional: seconds since 1970, ISO 8601 or the database's own type
+
+    SELECT id AS name, body AS session, updated AS time FROM chats WHERE updated < now() - interval '1 day'
+    SELECT chat AS name, json_object('messages', json_group_array(json_object('role', role, 'content', content))) AS session
+    FROM (SELECT * FROM messages ORDER BY chat, number) GROUP BY chat
+
+It is asked twice: for the names, to cut them into ranges, and for the rows of each range. Nothing is loaded as a whole: rows stream.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pltz.archive.nightly.naming import Naming, moment
+from pltz.archive.nightly.shard import SHARD_SESSIONS, Bad, Entry, Shard
+from pltz.archive.sessions import Item
+from pltz.models.session import Session
+from pltz.plt_codec.errors import ContentError, UsageError
+
+COLUMNS = ("name", "session", "tenant", "time")
+AT_ONCE = 256  # rows fetched
+
+Row = Sequence[Any]
+Quote = Callable[[Any], str]
+Ask = Callable[[str], tuple[list[str], Iterator[Row]]]  # SQL -> (columns, rows)
+
+
+@dataclass(frozen=True)
+class DatabaseSource:
+    """What both databases share. ``max_bytes``: of a session."""
+
+    name: str
+    query: str
+    naming: Naming = field(default_factory=Naming)
+    max_bytes: int = 64 << 20
+    repeats = False
+    kind = "database"
+
+    def settings(self) -> list[Any]:
+        return ["rows", *self.naming.settings()]
+
+    def shards(self, number: int) -> Iterator[Shard]:
+        with self._opened() as (ask, _):
+            self._check(ask(f"SELECT * FROM ({self._sql}) AS sessions LIMIT 0")[0])
+            last = None
+            for count, (name, *_) in enumerate(
+                ask(f"SELECT name FROM ({self._sql}) AS sessions WHERE name IS NOT NULL ORDER BY name")[1], 1
+            ):
+                if count % SHARD_SESSIONS == 0 and name != last:
+                    yield Shard(number, f"names from {last!r}" if last is not None else "all", (last, name))
+                    last = name
+            yield Shard(number, f"names from {last!r}" if last is not None else "all", (last, None))
+
+    def entries(self, shard: Shard) -> Iterator[Entry | Bad]:
+        low, high = shard.parts
+        with self._opened() as (ask, quote):
+            limits = [f"name >= {quote(low)}"] if low is not None else []
+            limits += [f"name < {quote(high)}"] if high is not None else []
+            where = " AND ".join(limits) or "1 = 1"
+            if low is None:
+                where = f"({where}) OR name IS NULL"
+            columns, rows = ask(f"SELECT * FROM ({self._sql}) AS sessions WHERE {where} ORDER BY name")
+            for row in rows:
+                yield self._entry(dict(zip(columns, row, strict=True)))
+
+    def _entry(self, row: dict[str, Any]) -> Entry | Bad:
+        name = row["name"]
+        if not isinstance(name, str | int | uuid.UUID) or isinstance(name, bool) or name == "":
+            return Bad(f"row {name!r}", "expected a string or number as name")
+        where = f"row {str(name)[:80]!r}"
+        data = row["session"]
+        raw = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+        if isinstance(raw, memoryview):
+            raw = bytes(raw)
+        if not isinstance(raw, bytes):
+            return Bad(where, f"expected JSON as session, found {type(data).__name__}", str(name))
+        if len(raw) > self.max_bytes:
+            why = f"expected a session of at most {self.max_bytes} bytes, found {len(raw)}"
+            return Bad(where, why, str(name), len(raw))
+        try:
+            time = None if row.get("time") is None else moment(row["time"], "time")
+        except ContentError as exc:
+            return Bad(where, str(exc), str(name), len(raw))
+        tenant = row.get("tenant")
+        return Entry(where, str(name), raw, None if tenant is None else str(tenant), time, time)
+
+    def item(self, entry: Entry) -> Item:
+        return self.naming.item(entry, Session.from_json_line(entry.raw))
+
+    @property
+    def _sql(self) -> str:
+        return self.query.strip().rstrip(";")
+
+    def _check(self, columns: list[str]) -> None:
+        """Raises UsageError."""
+        missing = [column for column in COLUMNS[:2] if column not in columns]
+        if missing or not set(columns) <= set(COLUMNS) or len(set(columns)) < len(columns):
+            raise UsageError(
+                f"source {self.name!r}: expected a query with the columns name, session and perhaps tenant, time; "
+                f"found {', '.join(columns)}"
+            )
+
+    def _opened(self) -> Any:
+        """A context: (ask, quote). Raises UsageError."""
+        raise NotImplementedError
+
+    def _failed(self, exc: Exception) -> UsageError:
+        return UsageError(f"source {self.name!r}: the database says: {' '.join(str(exc).split())}")
+
+
+@dataclass(frozen=True)
+class SqliteSource(DatabaseSource):
+    """A SQLite file at ``path``."""
+
+    path: str = ""
+    kind = "sqlite"
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[Ask, Quote]]:
+        if not Path(self.path).is_file():
+            raise UsageError(f"source {self.name!r}: expected a SQLite file, found nothing at {self.path}")
+        try:
+            with closing(sqlite3.connect(f"{Path(self.path).resolve().as_uri()}?mode=ro", uri=True)) as db:
+                db.text_factory = _text
+                yield lambda sql: _streamed(db.execute(sql)), _sqlite_literal
+        except sqlite3.Error as exc:
+            raise self._failed(exc) from exc
+
+
+def _text(data: bytes) -> str:
+    """SQLite keeps any bytes as text: what is not UTF-8 is left for the session to refuse, not for the whole query."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _streamed(cursor: Any) -> tuple[list[str], Iterator[Row]]:
+    return [column[0] for column in cursor.description], _rows(cursor)
+
+
+def _rows(cursor: Any) -> Iterator[Row]:
+    while rows := cursor.fetchmany(AT_ONCE):
+        yield from rows
+
+
+def _sqlite_literal(value: Any) -> str:
+    if isinstance(value, bytes):
+        return f"x'{value.hex()}'"
+    if isinstance(value, str):
+        return "CAST(x'" + value.encode("utf-8", "surrogateescape").hex() + "' AS TEXT)"
+    return repr(value)
+
+
+@dataclass(frozen=True)
+class PostgresSource(DatabaseSource):
+    """A PostgreSQL server. ``dsn``: as libpq has it ("service=chats", "host=... dbname=..."); passwords belong into ~/.pgpass or the
+    environment, where libpq looks for them."""
+
+    dsn: str = ""
+    kind = "postgres"
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[Ask, Quote]]:
+        try:
+            import psycopg
+            from psycopg import sql
+            from psycopg.types.json import set_json_loads
+        except ImportError as exc:
+            raise UsageError("PostgreSQL needs psycopg: pip install 'pltz[postgres]'") from exc
+        try:
+            with psycopg.connect(self.dsn) as db:
+                db.read_only = True
+                set_json_loads(_as_it_is, db)
+                numbers = itertools.count()
+
+                def ask(text: str) -> tuple[list[str], Iterator[Row]]:
+                    cursor = db.cursor(
+                        name=f"pltz{next(numbers)}"
+                    )  # on the server: rows come as they are fetched
+                    cursor.itersize = AT_ONCE
+                    cursor.execute(text)
+                    columns = [column.name for column in cursor.description or ()]
+                    return columns, _closing(cursor)
+
+                yield ask, lambda value: sql.Literal(value).as_string(db)
+        except psycopg.Error as exc:
+            raise self._failed(exc) from exc
+
+
+def _as_it_is(data: bytes | str) -> bytes:
+    """JSON as the server wrote it: parsing here would change numbers and drop repeated keys."""
+    return data if isinstance(data, bytes) else data.encode()
+
+
+def _closing(cursor: Any) -> Iterator[Row]:
+    with cursor:
+        yield from cursor

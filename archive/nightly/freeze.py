@@ -1,0 +1,253 @@
+"""Freezing a shard: what of it is new or changed goes into the archive; what cannot go is set aside; the rest goes on.
+
+    entries, BATCH at a time --keys, values--> which are new? --parse--> items --put--> durable --receipt--> known next time
+
+Order of what is written, and what a kill leaves after each step:
+
+    pending    only where names repeat: sessions of which it is not known whether they are in. The next run compares each with all
+               versions of its name before it puts it
+    archive    the commit. Without a receipt the next run puts the session again, and the archive finds it unchanged
+    receipt    known
+    pending gone
+
+A commit that the archive refuses for one of its sessions is cut in halves until that one is found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+from pltz.archive.archive import Archive
+from pltz.archive.errors import Fenced, NotFound
+from pltz.archive.nightly.config import Config
+from pltz.archive.nightly.journal import JournalSource
+from pltz.archive.nightly.receipt import Ledger
+from pltz.archive.nightly.shard import Bad, Entry, Namer, Putter, Shard, Source
+from pltz.archive.nightly.slots import SlotSource
+from pltz.archive.nightly.state import State
+from pltz.archive.nightly.tally import Refused, Tally
+from pltz.archive.sessions import Item, SessionArchive, Stored, codecs_of
+from pltz.models.bundle import Bundle
+from pltz.plt_codec.errors import (
+    BundleMismatch,
+    ContentError,
+    CorruptError,
+    FormatError,
+    PltzError,
+    TokenizerMismatch,
+    UsageError,
+)
+
+BATCH_SESSIONS = 256  # of one commit: they are decoded side by side before it, which is what takes memory
+BATCH_BYTES = 1 << 20
+TRIES = 5  # of a commit that a collector overtook
+PERSON = b"pltz refused"
+OF_THE_SESSION = (ContentError, TokenizerMismatch, UsageError, CorruptError)  # what one session is blamed for
+
+
+@dataclass(frozen=True)
+class Row:
+    """An entry, and its key and value in a receipt."""
+
+    entry: Entry
+    key: bytes
+    value: bytes
+
+
+class Freezer:
+    """Freezes shards, one after the other. One a process; it loads the bundle once and opens the archive anew for each shard, so that
+    memory does not grow with their number.
+
+    Args:
+        run: its number, for receipts.
+        dry_run: look, parse and count, and write nothing.
+    """
+
+    def __init__(self, config: Config, run: int = 0, *, dry_run: bool = False) -> None:
+        self.config, self.run, self.dry_run = config, run, dry_run
+        self.state = State(config.state)
+        self.bundles = [Bundle.load(name) for name in config.bundles or (None,)]
+        self._codecs = codecs_of(self.bundles, device=config.device, threads=config.threads)
+        self.secret = config.secret()
+        self._ledger = Ledger()
+
+    def open(self) -> SessionArchive:
+        """The archive, as it is now. Raises UsageError, KeyMismatch, StoreError."""
+        archive = Archive.open(self.config.archive, self._codecs, key=self.secret)
+        return SessionArchive(archive, self.bundles)
+
+    def freeze(self, shard: Shard) -> Tally:
+        """All of a shard that is new or changed. What stops it is in the tally, not raised."""
+        start = time.monotonic()
+        source, tally = self.config.sources[shard.source], Tally(shard.source)
+        try:
+            if isinstance(source, JournalSource):
+                if not self.dry_run:
+                    tally.add(source.drain(self.config.archive, self.bundles[0], self.secret))
+            else:
+                _Shard(self, source, tally).freeze(shard)
+        except (PltzError, OSError) as exc:
+            tally.failures.append(f"source {source.name!r}, {shard.place}: {type(exc).__name__}: {exc}")
+        tally.seconds = time.monotonic() - start
+        return tally
+
+    def ledger(self) -> Ledger:
+        """What is known so far."""
+        return self.state.refresh(self._ledger)
+
+
+class _Shard:
+    """One shard's work."""
+
+    def __init__(self, freezer: Freezer, source: Source, tally: Tally) -> None:
+        self.freezer, self.source, self.tally = freezer, source, tally
+        self.cold = freezer.open()
+        self.putter: Putter = self.cold
+        if isinstance(source, SlotSource):
+            self.putter = source.into(self.cold, freezer.bundles[0])
+        self.namer = Namer(self.cold.archive.settings.archive, source)
+        self.ledger = freezer.ledger()
+        self.doubted = Ledger()
+        if source.repeats:
+            freezer.state.refresh(self.doubted, "pending")
+
+    def freeze(self, shard: Shard) -> None:
+        for batch in _batches(self._rows(shard)):
+            known = self.ledger.last([row.key for row in batch])
+            fresh = [row for row, value in zip(batch, known, strict=True) if value != row.value]
+            self.tally.known += len(batch) - len(fresh)
+            pairs = [(row, item) for row in fresh if (item := self._item(row)) is not None]
+            if self.source.repeats:
+                pairs = self._once(pairs)
+            if self.freezer.dry_run:
+                self._count(pairs)
+            elif pairs:
+                self._put(pairs)
+
+    def _rows(self, shard: Shard) -> Iterator[Row]:
+        for entry in self.source.entries(shard):
+            self.tally.seen += 1
+            if isinstance(entry, Bad):
+                self._refuse(entry.where, entry.name, None, "ContentError", entry.reason, entry.size)
+                continue
+            self.tally.bytes_seen += len(entry.raw)
+            yield Row(entry, *self.namer.row(entry))
+
+    def _item(self, row: Row) -> Item | None:
+        entry = row.entry
+        try:
+            return self.source.item(entry)
+        except (*OF_THE_SESSION, FormatError) as exc:
+            self._blame(row, entry.name, entry.tenant, exc)
+            return None
+
+    def _once(self, pairs: list[tuple[Row, Item]]) -> list[tuple[Row, Item]]:
+        """Lines that are there twice, once: where they are met first."""
+        first: dict[bytes, tuple[Row, Item]] = {}
+        for row, item in pairs:
+            first.setdefault(row.value, (row, item))
+        self.tally.known += len(pairs) - len(first)
+        return list(first.values())
+
+    def _count(self, pairs: list[tuple[Row, Item]]) -> None:
+        for row, _ in pairs:
+            self.tally.frozen += 1
+            self.tally.bytes += len(row.entry.raw)
+
+    def _put(self, pairs: list[tuple[Row, Item]]) -> None:
+        state, run = self.freezer.state, self.freezer.run
+        pending = state.intend(run, {row.key: row.value for row, _ in pairs}) if self.source.repeats else None
+        rows: dict[bytes, bytes] = {}
+        try:
+            for row, stored in self._stored(self._missing(pairs, rows)):
+                rows[row.key] = row.value
+                self._took(row, stored)
+        finally:
+            state.done(run, rows, None)
+        if pending:
+            state.done(run, {}, pending)
+
+    def _missing(self, pairs: list[tuple[Row, Item]], rows: dict[bytes, bytes]) -> list[tuple[Row, Item]]:
+        """Those that are not in the archive; of what a killed run had pending, that is looked up among all versions."""
+        doubted = self.doubted.last([row.key for row, _ in pairs])
+        missing = []
+        for (row, item), value in zip(pairs, doubted, strict=True):
+            if value == row.value and self._is_there(item):
+                rows[row.key] = row.value
+                self.tally.frozen += 1
+                self.tally.unchanged += 1
+            else:
+                missing.append((row, item))
+        return missing
+
+    def _is_there(self, item: Item) -> bool:
+        for version in self.cold.archive.history(item.name, item.tenant):
+            try:
+                if version.labels == item.labels and self.cold.read(version) == item.session:
+                    return True
+            except (NotFound, FormatError, BundleMismatch):
+                continue
+        return False
+
+    def _stored(self, pairs: list[tuple[Row, Item]]) -> Iterator[tuple[Row, Stored]]:
+        """Put sessions; the one that cannot be put is refused, the others are put."""
+        done = 0
+        for tries in range(TRIES):
+            try:
+                opaque = self.freezer.config.keep_opaque
+                for stored in self.putter.put([item for _, item in pairs[done:]], keep_opaque=opaque):
+                    yield pairs[done][0], stored
+                    done += 1
+                return
+            except Fenced:
+                if tries == TRIES - 1:
+                    raise
+            except OF_THE_SESSION as exc:
+                rest = pairs[done:]
+                if len(rest) == 1:
+                    row, item = rest[0]
+                    self._blame(row, item.name, item.tenant, exc)
+                    return
+                for half in (rest[: len(rest) // 2], rest[len(rest) // 2 :]):
+                    yield from self._stored(half)
+                return
+
+    def _took(self, row: Row, stored: Stored) -> None:
+        tally, receipt = self.tally, stored.receipt
+        tally.frozen += 1
+        tally.by_model += stored.by_model
+        tally.bytes += len(row.entry.raw)
+        tally.tokens += stored.tokens
+        tally.frozen_bytes += stored.size
+        tally.unchanged += receipt is not None and receipt.unchanged
+        tally.wait(row.entry.since, time.time())
+
+    def _blame(self, row: Row, name: str | None, tenant: str | None, exc: PltzError) -> None:
+        self._refuse(row.entry.where, name, tenant, type(exc).__name__, str(exc), len(row.entry.raw))
+
+    def _refuse(
+        self, where: str, name: str | None, tenant: str | None, error: str, reason: str, size: int | None
+    ) -> None:
+        facts = [self.source.name, where, name, tenant, error, reason[:1000], size]
+        identity = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16, person=PERSON).hexdigest()
+        refused = Refused(identity, *facts)  # type: ignore[arg-type]
+        self.tally.refuse(refused)
+        if not self.freezer.dry_run:
+            self.freezer.state.quarantine(identity, json.dumps(asdict(refused), indent=1).encode() + b"\n")
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    batch: list[Row] = []
+    size = 0
+    for row in rows:
+        if batch and (len(batch) >= BATCH_SESSIONS or size + len(row.entry.raw) > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(row)
+        size += len(row.entry.raw)
+    if batch:
+        yield batch

@@ -1,0 +1,247 @@
+"""The nightly job: sources, freeze, retention, collect, verify, report. One call is one run.
+
+    config = config.load("nightly.toml")
+    report = run(config)            # {"exit_code": 0, "totals": {"frozen": 12, ...}, ...}
+
+A run may be killed anywhere; the next one goes on. What it put is known by its receipts, and what has no receipt yet is found in the archive
+again (`freeze.py`). What is done to the archive after that (forget, collect, verify) may be stopped anywhere by itself.
+
+Exit codes: 0 all is well; 5 sessions were refused, all others are in; 3 the sample that was verified is damaged; 7 something could not be
+done now: run it again. Where several hold, the last of these.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from pltz.archive.archive import Archive
+from pltz.archive.nightly import engine
+from pltz.archive.nightly.config import Config
+from pltz.archive.nightly.freeze import Freezer
+from pltz.archive.nightly.receipt import Ledger
+from pltz.archive.nightly.report import FORMAT, VERSION, Reports
+from pltz.archive.nightly.shard import Shard
+from pltz.archive.nightly.tally import LISTED, Tally
+from pltz.archive.retention import expired
+from pltz.archive.view import Version
+from pltz.plt_codec.errors import PltzError
+
+REFUSED, DAMAGED, FAILED = 5, 3, 7  # exit codes
+LEAST_PACKS = 8  # of a sample
+FORGET = 4096  # versions in one commit
+
+Seen = Callable[[Tally], None]
+Freeze = Callable[[int, Iterable[Shard]], Iterator[Tally]]  # (run, shards) -> a tally each
+
+
+def run(
+    config: Config,
+    *,
+    how: str = "local",
+    address: str | None = None,
+    dry_run: bool = False,
+    seen: Seen | None = None,
+) -> dict[str, Any]:
+    """One run; the report of it, which is also in the state folder.
+
+    Args:
+        how: "local" or "ray"; ``address``: of the Ray cluster.
+        dry_run: say what would be done, and change nothing.
+        seen: called with each tally as it comes.
+
+    Raises:
+        UsageError, FormatError, KeyMismatch, StoreError: the archive or the state folder cannot be opened; nothing was done.
+        Busy: another run has the state folder.
+    """
+    work = _engine(config, how, address)
+    job = _Job(config, dry_run, seen)
+    if dry_run:
+        return job.run(0, lambda _, shards: map(job.freezer.freeze, shards))
+    job.state.make()
+    with job.state.lock():
+        job.state.tidy()
+        reports = Reports(job.state, config.keep_reports)
+        number = 1 + max(job.state.refresh(Ledger()).run, reports.run)
+        report = job.run(number, work or (lambda _, shards: map(job.freezer.freeze, shards)))
+        reports.write(report)
+    return report
+
+
+def _engine(config: Config, how: str, address: str | None) -> Freeze | None:
+    """Who freezes: None is this process. Raises UsageError where Ray is not installed."""
+    if how == "ray":
+        from pltz.archive.nightly import ray_engine
+
+        ray_engine.load()
+        return lambda run, shards: ray_engine.frozen(config, run, shards, address)
+    return None if config.workers == 1 else lambda run, shards: engine.processes(config, run, shards)
+
+
+class _Job:
+    """A run, step by step. ``failures``: what could not be done now."""
+
+    def __init__(self, config: Config, dry_run: bool, seen: Seen | None) -> None:
+        self.config, self.dry_run, self.seen = config, dry_run, seen
+        self.failures: list[str] = []
+        self.steps: dict[str, dict[str, float]] = {}
+        self.freezer = Freezer(config, dry_run=dry_run)
+        self.state = self.freezer.state
+        self._open()  # what is no archive is said before anything is done
+
+    def run(self, number: int, freeze: Freeze) -> dict[str, Any]:
+        start, clock = time.time(), time.monotonic()
+        self.freezer.run = number
+        tallies = self._timed("freeze", lambda: self._freeze(freeze))
+        total = Tally()
+        for tally in tallies:
+            total.add(tally)
+        if not self.dry_run:
+            self._timed("receipts", lambda: self._settle(total))
+        forgotten = self._timed("retention", self._retention)
+        collected = self._timed("collect", self._collect)
+        verified = self._timed("verify", self._verify)
+        self.failures = total.failures + self.failures
+        stat = self._step("stat", self._stat) or {}
+        sources = self.config.sources
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "run": number,
+            "dry_run": self.dry_run,
+            "started": round(start, 3),
+            "seconds": round(time.monotonic() - clock, 3),
+            "archive": {"place": self.config.archive, **stat},
+            "totals": total.facts(),
+            "sources": [
+                {"name": s.name, "kind": s.kind, **t.facts()} for s, t in zip(sources, tallies, strict=True)
+            ],
+            "retention": forgotten,
+            "collect": collected,
+            "verify": verified,
+            "steps": self.steps,
+            "refused": [vars(refused) for refused in total.refusals],
+            "failures": self.failures[:LISTED],
+            "damaged_receipts": sorted(self.state.damaged),
+            "peak_memory_mb": peak_memory(),
+            "exit_code": self._exit_code(total, verified),
+        }
+
+    def _exit_code(self, total: Tally, verified: dict[str, Any] | None) -> int:
+        if self.failures:
+            return FAILED
+        if verified and not verified["sound"]:
+            return DAMAGED
+        return REFUSED if total.refused else 0
+
+    def _freeze(self, freeze: Freeze) -> list[Tally]:
+        """A tally for each source; their seconds are those of all workers together."""
+        tallies = [Tally(number) for number in range(len(self.config.sources))]
+        for part in freeze(self.freezer.run, self._shards(tallies)):
+            tallies[part.source].add(part)
+            if self.seen:
+                self.seen(part)
+        return tallies
+
+    def _shards(self, tallies: list[Tally]) -> Iterator[Shard]:
+        """Of all sources; one that cannot be read does not stop the others."""
+        for number, source in enumerate(self.config.sources):
+            try:
+                yield from source.shards(number)
+            except (PltzError, OSError) as exc:
+                tallies[number].failures.append(f"source {source.name!r}: {exc}")
+
+    def _settle(self, total: Tally) -> None:
+        """After a run that met everything: one receipt, nothing pending, the quarantine as it is now."""
+        self._step("receipts", self.state.merge)
+        if not total.failures:
+            self._step("receipts", self.state.settle)
+            self._step("quarantine", lambda: self.state.release(total.quarantine))
+
+    def _retention(self) -> Any:
+        return self._step("retention", self._forget) if self.config.retention else None
+
+    def _forget(self) -> dict[str, Any]:
+        archive, looked, forgotten = self._open(), 0, 0
+        for rule in self.config.retention:
+            batch: list[Version] = []
+            for history in archive.view.histories():
+                if rule.tenant is not None and history[0].tenant != rule.tenant:
+                    continue
+                looked += len(history)
+                batch += expired(history, rule.policy, archive.store.now())
+                if len(batch) >= FORGET:
+                    forgotten += self._forgotten(archive, batch)
+                    batch = []
+            forgotten += self._forgotten(archive, batch)
+        return {"versions": looked, "forgotten": forgotten}
+
+    def _forgotten(self, archive: Archive, batch: list[Version]) -> int:
+        return len(batch) if self.dry_run or not batch else archive.forget(batch)
+
+    def _collect(self) -> Any:
+        grace = self.config.grace
+        if grace is None:
+            return None
+        return self._step("collect", lambda: vars(self._open().collect(grace=grace, dry_run=self.dry_run)))
+
+    def _verify(self) -> Any:
+        return self._step("verify", self._verified) if self.config.verify and not self.dry_run else None
+
+    def _verified(self) -> dict[str, Any]:
+        wanted = self.config.verify
+        assert wanted is not None
+        archive = self.freezer.open().archive
+        share = max(wanted.share, min(1.0, LEAST_PACKS / max(1, len(archive.view.packs))))
+        found = archive.verify(decode=True, fraction=share, max_seconds=wanted.max_seconds)
+        return {
+            "sound": found.sound,
+            "packs": found.packs,
+            "records": found.records,
+            "decoded": found.decoded,
+            "complete": found.complete,
+            "problems": [vars(problem) for problem in found.problems[:LISTED]],
+            "lost": [f"{v.tenant} {v.name} version {v.number}" for v in found.lost[:LISTED]],
+        }
+
+    def _stat(self) -> dict[str, Any]:
+        stat = self._open().stat()
+        names = ("packs", "pack_bytes", "index_bytes", "segments", "sessions", "problems")
+        return {"id": stat.archive.hex(), **{name: getattr(stat, name) for name in names}}
+
+    def _open(self) -> Archive:
+        """The archive, without a bundle."""
+        return Archive.open(self.config.archive, [], key=self.freezer.secret)
+
+    def _timed(self, name: str, work: Callable[[], Any]) -> Any:
+        start, spent = time.monotonic(), _cpu_seconds()
+        result = work()
+        self.steps[name] = {
+            "seconds": round(time.monotonic() - start, 3),
+            "cpu_seconds": round(_cpu_seconds() - spent, 3),
+            "peak_memory_mb": peak_memory(),  # so far
+        }
+        return result
+
+    def _step(self, name: str, work: Callable[[], Any]) -> Any:
+        """What a step gives; None where it could not be done, which is reported and stops no other step."""
+        try:
+            return work()
+        except (PltzError, OSError) as exc:
+            self.failures.append(f"{name}: {exc}")
+            return None
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of those it waited for."""
+    return sum(os.times()[:4])
+
+
+def peak_memory() -> float:
+    """Of this process or of the largest of its children, in MB."""
+    most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return round(most * (1 if sys.platform == "darwin" else 1024) / 1e6, 1)

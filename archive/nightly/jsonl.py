@@ -1,0 +1,195 @@
+"""Sessions in JSONL files: a file, or all such files below a folder; plain, .gz or .zst. One session a line.
+
+A session is called after its file and line (``logs/monday/17``), or by a key of its object (``name_key``). With ``name_key`` a name
+may come again with more turns, as in a log that is written after every turn: each such line is a version, in the order of the files.
+
+Large plain files are split at ends of lines, so that several processes share one; a packed file is one piece. The end of the
+last piece is left open: what is appended meanwhile is taken along.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pltz.archive.nightly.naming import Naming
+from pltz.archive.nightly.shard import SHARD_BYTES, SHARD_SESSIONS, Bad, Entry, Shard
+from pltz.archive.sessions import Item
+from pltz.datasets.source import Source as Bytes
+from pltz.models.session import Session
+from pltz.plt_codec.errors import CorruptError, UsageError
+
+ENDS = tuple(suffix + packed for suffix in (".jsonl", ".ndjson") for packed in ("", ".gz", ".zst"))
+PACKED = (".gz", ".zst")
+BLOCK = 1 << 20  # bytes
+BOM = b"\xef\xbb\xbf"
+
+
+class Piece(NamedTuple):
+    """Lines of a file: from byte ``start``, which is line ``first`` (counted from 1), to byte ``end``, or to the end of the file."""
+
+    path: str  # below the source's folder
+    start: int
+    end: int | None
+    first: int
+
+
+@dataclass(frozen=True)
+class JsonlSource:
+    """See the head of this file. ``max_bytes``: of a line; ``ordered``: one process reads all, so that versions of a name that are
+    spread over files keep their order whatever the number of workers."""
+
+    name: str
+    path: str
+    naming: Naming = field(default_factory=Naming)
+    max_bytes: int = 64 << 20
+    ordered: bool = False
+    kind = "jsonl"
+
+    @property
+    def repeats(self) -> bool:
+        return self.naming.name_key is not None
+
+    def settings(self) -> list[Any]:
+        return [self.kind, *self.naming.settings()]
+
+    def shards(self, number: int) -> Iterator[Shard]:
+        root = Path(self.path)
+        if not root.exists():
+            raise UsageError(f"expected a JSONL file or a folder of them, found nothing at {self.path}")
+        pieces = [piece for path, size in _files(root) for piece in _pieces(root, path, size)]
+        if self.ordered:
+            if pieces:
+                yield Shard(number, self.path, tuple(p for p, _ in pieces))
+            return
+        row: list[Piece] = []
+        total = 0
+        for piece, size in pieces:
+            if row and (total + size > SHARD_BYTES or len(row) >= SHARD_SESSIONS):
+                yield Shard(number, self._place(row), tuple(row))
+                row, total = [], 0
+            row.append(piece)
+            total += size
+        if row:
+            yield Shard(number, self._place(row), tuple(row))
+
+    def _place(self, row: list[Piece]) -> str:
+        more = f" and {len(row) - 1} more" if len(row) > 1 else ""
+        return f"{row[0].path}:{row[0].first}{more}"
+
+    def entries(self, shard: Shard) -> Iterator[Entry | Bad]:
+        for part in shard.parts:
+            yield from self._read(Piece(*part))
+
+    def _read(self, piece: Piece) -> Iterator[Entry | Bad]:
+        root = Path(self.path)
+        path = root / piece.path if root.is_dir() else root
+        try:
+            stream = path.open("rb")
+        except FileNotFoundError:
+            return  # moved away since it was listed: the next run finds it where it is
+        except OSError as exc:
+            yield Bad(piece.path, f"cannot be read: {exc.strerror or exc}")
+            return
+        with stream:
+            since = os.fstat(stream.fileno()).st_mtime
+            stream.seek(piece.start)
+            source = Bytes(_Span(stream, piece), piece.path, self.max_bytes)
+            if piece.path.endswith(".zst"):
+                source.unpack()
+            elif piece.path.endswith(".gz"):
+                source.gunzip()
+            yield from self._lines(source, piece, since)
+
+    def _lines(self, source: Bytes, piece: Piece, since: float) -> Iterator[Entry | Bad]:
+        stem = _stem(piece.path)
+        number = piece.first - 1
+        while True:
+            number += 1
+            where = f"{piece.path}:{number}"
+            try:
+                line = source.line()
+            except UsageError:
+                source.skip()
+                yield Bad(where, f"expected a line of at most {self.max_bytes} bytes, found a longer one")
+                continue
+            except CorruptError as exc:
+                yield Bad(where, f"{exc}; what stands before it was taken")
+                return
+            if line is None:
+                return
+            raw = (line.removeprefix(BOM) if number == 1 else line).rstrip(b"\r\n")
+            if raw.strip(b" \t"):
+                yield Entry(where, None if self.repeats else f"{stem}/{number}", raw, since=since)
+
+    def item(self, entry: Entry) -> Item:
+        return self.naming.item(entry, Session.from_json_line(entry.raw))
+
+
+class _Span:
+    """A stream that ends where a piece does."""
+
+    def __init__(self, stream: BufferedReader, piece: Piece) -> None:
+        self._stream = stream
+        self._left = None if piece.end is None else piece.end - piece.start
+
+    def read(self, size: int, /) -> bytes:
+        if self._left is None:
+            return self._stream.read(size)
+        data = self._stream.read(min(size, self._left))
+        self._left -= len(data)
+        return data
+
+
+def _files(root: Path) -> Iterator[tuple[str, int]]:
+    """JSONL files below a folder, with their sizes, in the order of their paths; or the one file."""
+    if root.is_file():
+        yield root.name, root.stat().st_size
+        return
+    found: list[tuple[str, int]] = []
+    for base, _, names in os.walk(root, onerror=_unreadable):
+        for name in names:
+            if name.lower().endswith(ENDS):
+                path = Path(base, name)
+                if path.is_file():  # a pipe in a folder would block for ever
+                    found.append((path.relative_to(root).as_posix(), path.stat().st_size))
+    yield from sorted(found)
+
+
+def _unreadable(exc: OSError) -> None:
+    raise UsageError(f"{exc.filename} cannot be read: {exc.strerror}") from exc
+
+
+def _pieces(root: Path, path: str, size: int) -> Iterator[tuple[Piece, int]]:
+    """A file, cut at ends of lines where it is large and plain; with the bytes of each piece."""
+    if size <= 2 * SHARD_BYTES or path.lower().endswith(PACKED):
+        yield Piece(path, 0, None, 1), size
+        return
+    start, first, at, lines = 0, 1, 0, 1  # ``lines``: the number of the line at ``at``
+    with (root / path if root.is_dir() else root).open("rb") as file:
+        while block := file.read(BLOCK):
+            cut = (
+                block.find(b"\n", max(0, start + SHARD_BYTES - at)) + 1
+                if at + len(block) > start + SHARD_BYTES
+                else 0
+            )
+            if cut:
+                yield Piece(path, start, at + cut, first), at + cut - start
+                start, first = at + cut, lines + block.count(b"\n", 0, cut)
+            lines += block.count(b"\n")
+            at += len(block)
+    yield Piece(path, start, None, first), at - start
+
+
+def _stem(path: str) -> str:
+    """A file's path without the suffixes that say what it is.
+
+    >>> _stem("logs/monday.v2.jsonl.zst")
+    'logs/monday.v2'
+    """
+    end = next((end for end in sorted(ENDS, key=len, reverse=True) if path.lower().endswith(end)), "")
+    return path[: len(path) - len(end)] or path

@@ -1,0 +1,97 @@
+"""Naming: what a session found in a source is called, whose it is, when it was and how it is tagged.
+
+    Naming(tenant="acme", name_key="id", time_key="updated")
+    {"id": "chat-7", "updated": "2026-01-31T12:00", "messages": [...]}   ->   chat-7 of acme, at that time
+
+A key names a member of a chat's object; the object itself is kept as it is, these members too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from pltz.archive.nightly.shard import Entry
+from pltz.archive.sessions import Item
+from pltz.models.session import Session
+from pltz.plt_codec.errors import ContentError
+
+
+@dataclass(frozen=True)
+class Naming:
+    """See the head of this file. ``base``: name under which system prompts are shared with all tenants."""
+
+    tenant: str = "default"
+    name_key: str | None = None
+    tenant_key: str | None = None
+    time_key: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    base: str | None = None
+
+    def settings(self) -> list[Any]:
+        """As plain values."""
+        keys = [self.name_key, self.tenant_key, self.time_key]
+        return [self.tenant, *keys, sorted(self.tags.items()), self.base]
+
+    def item(self, entry: Entry, session: Session, target: bytes | None = None) -> Item:
+        """An entry's session as one to put. Raises ContentError where a key is missing or is not what it should be."""
+        name = entry.name if self.name_key is None else _word(session, self.name_key)
+        tenant = entry.tenant or self.tenant
+        if self.tenant_key is not None:
+            tenant = _word(session, self.tenant_key)
+        time = entry.time
+        if self.time_key is not None:
+            time = moment(_member(session, self.time_key), self.time_key)
+        for word in (name, tenant):
+            if word is None or not _is_text(word):
+                raise ContentError(f"expected a name and a tenant in Unicode, found {word!r}"[:200])
+        assert name is not None
+        return Item(name, session, tenant, dict(self.tags), self.base, target, time)
+
+
+def _is_text(word: str) -> bool:
+    """Whether a word has no lone surrogates: JSON may, names in an archive may not."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def moment(value: Any, what: str) -> int:
+    """Seconds since 1970 of a number or of an ISO 8601 text (UTC where it has no zone). Raises ContentError.
+
+    >>> moment("1970-01-02T00:00Z", "updated"), moment(7.9, "updated")
+    (86400, 7)
+    """
+    if isinstance(value, datetime):
+        return _seconds(value)
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool) and 0 <= value < 1 << 40:
+        return int(value)
+    try:
+        return _seconds(datetime.fromisoformat(value))
+    except (TypeError, ValueError) as exc:
+        raise ContentError(
+            f"expected seconds since 1970 or a date such as 2026-01-31T12:00 as {what!r}, found {str(value)[:40]!r}"
+        ) from exc
+
+
+def _seconds(when: datetime) -> int:
+    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
+
+
+def _member(session: Session, key: str) -> Any:
+    value = session.value
+    if session.kind != "chat" or not isinstance(value, dict) or key not in value:
+        raise ContentError(f"expected an object with the key {key!r}")
+    return value[key]
+
+
+def _word(session: Session, key: str) -> str:
+    found = _member(session, key)
+    if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
+        raise ContentError(f"expected a string or number under the key {key!r}, found {str(found)[:40]!r}")
+    return str(found)

@@ -1,0 +1,106 @@
+"""Sessions in slot files of llama.cpp's ``llama-server`` (``POST /slots/ID?action=save``): their token ids, read only.
+
+A session is called after its file, and each file holds one. The file does not say which tokenizer its ids belong to, so the
+configuration has to: ``tokenizer`` is a tokenizer.json (that of the model the server has), or "bundle" for ids of the bundle itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pltz.archive.nightly.naming import Naming
+from pltz.archive.nightly.shard import SHARD_SESSIONS, Bad, Entry, Shard
+from pltz.archive.sessions import Item, SessionArchive, Stored
+from pltz.models.session import Session
+from pltz.plt_codec.errors import PltzError, UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.archive import Archive
+    from pltz.archive.nightly.shard import Putter
+    from pltz.models.bundle import Bundle
+
+BUNDLE = "bundle"
+COMMIT = 256  # sessions put at once
+
+
+@dataclass(frozen=True)
+class SlotSource:
+    """See the head of this file. ``suffix``: of the files that are slots; "" is all."""
+
+    name: str
+    path: str
+    tokenizer: str
+    naming: Naming = field(default_factory=Naming)
+    suffix: str = ".bin"
+    kind = "slots"
+    repeats = False
+
+    def settings(self) -> list[Any]:
+        return [self.kind, self.tokenizer, *self.naming.settings()]
+
+    def shards(self, number: int) -> Iterator[Shard]:
+        root = Path(self.path)
+        if not root.is_dir():
+            raise UsageError(f"expected a folder of slot files, found none at {self.path}")
+        names = sorted(e.name for e in os.scandir(root) if e.name.endswith(self.suffix) and e.is_file())
+        for start in range(0, len(names), SHARD_SESSIONS):
+            row = names[start : start + SHARD_SESSIONS]
+            yield Shard(number, row[0] + (f" and {len(row) - 1} more" if len(row) > 1 else ""), tuple(row))
+
+    def entries(self, shard: Shard) -> Iterator[Entry | Bad]:
+        read_slot_ids = importlib.import_module("pltz.archive.hooks.slot_file").read_slot_ids
+        for name in shard.parts:
+            path = Path(self.path, name)
+            try:
+                since = path.stat().st_mtime
+                ids = read_slot_ids(path)
+            except FileNotFoundError:
+                continue
+            except (PltzError, OSError) as exc:
+                yield Bad(name, str(exc), name.removesuffix(self.suffix))
+                continue
+            yield Entry(name, name.removesuffix(self.suffix), ids.astype("<i4").tobytes(), since=since)
+
+    def item(self, entry: Entry) -> Item:
+        return self.naming.item(entry, Session("ids", np.frombuffer(entry.raw, "<i4")))
+
+    def into(self, cold: SessionArchive, bundle: Bundle) -> Putter:
+        """Where the sessions go: the archive as it is for the bundle's own ids, else by way of the bridge. Raises UsageError, ModelError."""
+        if self.tokenizer == BUNDLE:
+            return cold
+        try:
+            data = Path(self.tokenizer).read_bytes()
+        except OSError as exc:
+            why = f"cannot read the tokenizer {self.tokenizer}: {exc.strerror or exc}"
+            raise UsageError(why) from exc
+        return _Bridged(cold.archive, bundle, data)
+
+
+class _Bridged:
+    """An archive that takes ids of another tokenizer (`pltz.archive.token_archive`)."""
+
+    def __init__(self, archive: Archive, bundle: Bundle, tokenizer_json: bytes) -> None:
+        self._module = importlib.import_module("pltz.archive.token_archive")
+        self._archive = self._module.TokenArchive(archive, bundle)
+        self._tokenizer = self._archive.add(tokenizer_json)
+
+    def put(self, items: Iterable[Item], *, keep_opaque: bool = False) -> Iterator[Stored]:
+        """As `SessionArchive.put`: what is yielded is durable. ``keep_opaque``: ids have no images."""
+        rows = iter(items)
+        while row := list(itertools.islice(rows, COMMIT)):
+            tokens = [
+                self._module.TokenItem(
+                    i.name, i.session.value, i.tenant, self._tokenizer, i.labels, i.target, i.time
+                )
+                for i in row
+            ]
+            for item, put in zip(row, self._archive.put(tokens), strict=True):
+                yield Stored(item, True, len(item.session.value), 1, 0, put.size, put.receipt)

@@ -1,0 +1,89 @@
+"""A tally: what became of the sessions of a shard, of a source, of a whole run. Tallies add up."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+LISTED = 1000  # of what went wrong, in a report; all of it is in the quarantine
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A session that was not taken. ``id``: of its file in the quarantine."""
+
+    id: str
+    source: str
+    where: str
+    name: str | None
+    tenant: str | None
+    error: str
+    reason: str
+    bytes: int | None
+
+
+@dataclass
+class Tally:
+    """Counts of sessions, bytes and tokens; times in seconds.
+
+    seen = known + frozen + refused, of which ``unchanged`` were new to the job and turned out to be in the archive as they are.
+    ``bytes``: of what was frozen, as it lay in the source; ``frozen_bytes``: of the new bitstrings; ``lag``: from a session's
+    last change to its being durable, summed over the ``lagged`` sessions of which both are known. ``source``: its number.
+    """
+
+    source: int = 0
+    seen: int = 0
+    known: int = 0
+    frozen: int = 0
+    unchanged: int = 0
+    refused: int = 0
+    by_model: int = 0
+    bytes_seen: int = 0
+    bytes: int = 0
+    tokens: int = 0
+    frozen_bytes: int = 0
+    seconds: float = 0.0
+    lagged: int = 0
+    lag: float = 0.0
+    lag_max: float = 0.0
+    refusals: list[Refused] = field(default_factory=list)
+    quarantine: set[str] = field(default_factory=set)
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        """Take another's counts in."""
+        for name, value in vars(other).items():
+            if name == "source":
+                continue
+            if name == "lag_max":
+                self.lag_max = max(self.lag_max, value)
+            elif name == "refusals":
+                self.refusals += value[: LISTED - len(self.refusals)]
+            elif name == "quarantine":
+                self.quarantine |= value
+            else:
+                setattr(self, name, getattr(self, name) + value)
+
+    def refuse(self, refused: Refused) -> None:
+        """Count a session that was not taken."""
+        self.refused += 1
+        self.quarantine.add(refused.id)
+        if len(self.refusals) < LISTED:
+            self.refusals.append(refused)
+
+    def wait(self, since: float | None, now: float) -> None:
+        """A session of ``since`` is durable ``now``."""
+        if since is not None:
+            self.lagged += 1
+            self.lag += max(0.0, now - since)
+            self.lag_max = max(self.lag_max, now - since)
+
+    def facts(self) -> dict[str, Any]:
+        """For a report: ratio is content to frozen, lag in the mean."""
+        facts = asdict(self)
+        for name in ("source", "refusals", "quarantine", "failures", "lag"):
+            del facts[name]
+        facts["seconds"], facts["lag_max"] = round(self.seconds, 3), round(self.lag_max, 3)
+        facts["lag_mean"] = round(self.lag / self.lagged, 3) if self.lagged else None
+        facts["ratio"] = round(self.bytes / self.frozen_bytes, 3) if self.frozen_bytes else None
+        return facts

@@ -1,0 +1,260 @@
+"""``pltz bench nightly``: the nightly job as sessions grow: sessions and bytes a second, lag, and peak memory of each night.
+
+One archive grows night by night; each night is a process of its own, so that its peak memory is its own. Every size has two nights: one that
+meets the new sessions, and one that meets nothing new. Ends with one line of JSON.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pltz.cli import machine
+from pltz.cli.groups import Command
+from pltz.cli.output import Output, write_text
+from pltz.cli.table import render, size
+from pltz.plt_codec.errors import UsageError
+
+QUICK, FULL = (500, 1_000, 2_000), (1_000, 10_000, 100_000)  # sessions in all, night by night
+SHIPPED = 100, 1_000  # sessions with the bundle that ships
+CUT = 300  # characters of a message: small sessions, as most are
+DAY = 10_000  # sessions of a file
+NIGHT = (
+    "import json, sys; from pltz.archive.nightly import config, job; "
+    "print(json.dumps(job.run(config.load(sys.argv[1]))))"
+)
+ALONE = """
+import itertools, json, sys, time
+from pathlib import Path
+from pltz.archive.sessions import Item, SessionArchive
+from pltz.models.bundle import Bundle
+from pltz.models.session import Session
+place, bundle, source = sys.argv[1:]
+cold = SessionArchive.create(place, [Bundle.load(bundle)])
+start, spent, count = time.perf_counter(), time.process_time(), 0
+lines = Path(source).open("rb")
+while rows := list(itertools.islice(lines, 256)):
+    sessions = [Session.from_json_line(row.rstrip()) for row in rows]
+    count += sum(1 for _ in cold.put([Item(s.value["id"], s) for s in sessions]))
+per_cpu = round(count / (time.process_time() - spent), 1)
+print(json.dumps({"per_s": round(count / (time.perf_counter() - start), 1), "per_cpu_s": per_cpu}))
+"""
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "pltz bench nightly",
+        "pltz bench nightly --full --where /data --plot nightly.png",
+        "pltz bench nightly --workers 4 --json",
+    ],
+)
+@click.option("--full", is_flag=True, help="Up to 100,000 sessions instead of 2,000: minutes.")
+@click.option(
+    "--where",
+    metavar="DIR",
+    help="Disk to measure, by a folder on it.  [default: the folder for temporary files]",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Processes of a night.",
+)
+@click.option("--plot", metavar="FILE", help="Draw memory and speed as a PNG or SVG (needs the extra plots).")
+@click.option("--force", is_flag=True, help="Replace the plot if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print the line of JSON only.")
+def nightly(
+    full: bool, where: str | None, workers: int, plot: str | None, force: bool, as_json: bool
+) -> None:
+    """Measure the nightly job on small sessions made from the sample sessions, no two alike.
+
+    They are coded by a tiny untrained bundle, so that the job is measured and not the model; a last row has the
+    bundle that ships. Putting the same sessions without the job, and reading and hashing the same files, are in the same run.
+    """
+    if where is not None and not Path(where).is_dir():
+        raise UsageError(f"folder {where} does not exist: name one on the disk to be measured")
+    output = Output(plot, force=force) if plot else None
+    result = measured(FULL if full else QUICK, SHIPPED[full], where, workers)
+    if output and plot:
+        from pltz.cli.plot_nightly import growth
+
+        output.write([growth(result["nights"], Path(plot).suffix)])
+    if not as_json:
+        write_text(as_text(result) + "\n")
+    write_text(json.dumps(result))
+
+
+def measured(sizes: Sequence[int], shipped: int, where: str | None, workers: int) -> dict[str, Any]:
+    """All figures."""
+    with tempfile.TemporaryDirectory(prefix="pltz-bench-", dir=where) as name:
+        folder, load = Path(name), os.getloadavg()[0]
+        tiny = folder / "tiny"
+        write_tiny(tiny)
+        nights = list(_nights(folder / "tiny-job", str(tiny), sizes, workers))
+        first = folder / "tiny-job/chats/00000.jsonl"
+        part = folder / "part.jsonl"
+        part.write_bytes(b"".join(first.read_bytes().splitlines(keepends=True)[: sizes[0]]))
+        alone = _child(ALONE, str(folder / "alone"), str(tiny), str(part))
+        real = list(_nights(folder / "real-job", "mini", [shipped], workers))
+        read = _read_rate(folder / "tiny-job/chats")
+    flat = {
+        key: round(nights[-2][key] / nights[0][key], 3) for key in ("freeze_peak_memory_mb", "peak_memory_mb")
+    }
+    return {
+        "benchmark": "nightly",
+        "workers": workers,
+        "nights": nights,
+        "with_the_bundle_that_ships": real,
+        "put_without_the_job": alone,
+        "read_and_hash_mb_per_s": read,
+        "memory_last_to_first": flat,
+        "load_at_start": round(load, 2),
+        "machine": machine.describe(None, "cpu", None),
+    }
+
+
+def write_tiny(folder: Path) -> None:
+    """A bundle of two small layers, untrained, under the tokenizer of the one that ships: real in every respect but its figures."""
+    from pltz.models.bundle import Bundle, write_bundle
+    from pltz.plt_codec.weights import random_weights
+
+    ships = Bundle.load()
+    weights = random_weights(
+        1, vocab=ships.weights.shape.vocab, d=32, layers=1, heads=2, kv_heads=1, hidden=32
+    )
+    write_bundle(folder, "tiny", weights, ships.tokenizer.json, ships.zstd_dict[:1000], {"licence": "none"})
+
+
+def sessions(begin: int, end: int) -> Iterator[bytes]:
+    """Small chats as lines of JSON, no two alike: the beginnings of the sample sessions, a number in every message."""
+    from pltz.datasets import sample_sessions
+
+    sample = [session.value["messages"][:3] for session in sample_sessions()]
+    for n in range(begin, end):
+        messages = [
+            {"role": m["role"], "content": m["content"][:CUT] + (f" [{n}.{k}]" if k else "")}
+            for k, m in enumerate(sample[n % len(sample)])
+        ]
+        yield json.dumps({"id": f"session-{n}", "messages": messages}, ensure_ascii=False).encode() + b"\n"
+
+
+def _nights(root: Path, bundle: str, sizes: Sequence[int], workers: int) -> Iterator[dict[str, Any]]:
+    """Two nights for each size: with what is new, and with nothing new."""
+    from pltz.archive.archive import Archive
+
+    (root / "chats").mkdir(parents=True)
+    Archive.create(root / "cold", [])
+    file = root / "nightly.toml"
+    file.write_text(
+        f'archive = "cold"\nstate = "state"\nbundles = ["{bundle}"]\nworkers = {workers}\n'
+        '[[source]]\nkind = "jsonl"\npath = "chats"\nname_key = "id"\n'
+        '[[retention]]\nkeep_last = 3\n[collect]\ngrace = "7d"\n[verify]\n'
+    )
+    done = 0
+    for total in sizes:
+        for begin in range(done, total, DAY):
+            data = b"".join(sessions(begin, min(total, begin + DAY)))
+            (root / f"chats/{begin:05}.jsonl").write_bytes(data)
+        done = total
+        for kind in ("new", "known"):
+            yield _row(kind, total, _child(NIGHT, str(file)))
+
+
+def _row(kind: str, total: int, report: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a night. Raises UsageError where it was not as it should be."""
+    if report["exit_code"]:
+        raise UsageError(
+            f"a night ended with {report['exit_code']}: {report['failures'] or report['refused']}"
+        )
+    totals, steps = report["totals"], report["steps"]
+    met = totals["frozen"] if kind == "new" else totals["known"]
+    content = totals["bytes"] if kind == "new" else totals["bytes_seen"]
+    seconds, cpu_seconds = steps["freeze"]["seconds"], steps["freeze"]["cpu_seconds"]
+    return {
+        "night": kind,
+        "sessions": total,
+        "met": met,
+        "per_s": round(met / seconds, 1),
+        "per_cpu_s": round(met / max(cpu_seconds, 0.01), 1),
+        "mb_per_s": round(content / seconds / 1e6, 3),
+        "night_s": report["seconds"],
+        "steps": steps,
+        "lag_mean_s": totals["lag_mean"],
+        "lag_max_s": totals["lag_max"] if totals["lagged"] else None,
+        "ratio": totals["ratio"],
+        "freeze_peak_memory_mb": steps["freeze"]["peak_memory_mb"],
+        "peak_memory_mb": report["peak_memory_mb"],
+    }
+
+
+def _child(code: str, *arguments: str) -> dict[str, Any]:
+    """What a process of its own prints as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise UsageError(f"a night failed: {done.stderr[-500:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _read_rate(folder: Path) -> float:
+    """MB/s of reading the same files line by line and hashing each line: what a night of known sessions is measured against."""
+    import hashlib
+
+    start, total = time.perf_counter(), 0
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as file:
+            for line in file:
+                hashlib.blake2b(line, digest_size=16).digest()
+                total += len(line)
+    return round(total / (time.perf_counter() - start) / 1e6, 1)
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """What was found, for people."""
+    head = [
+        "night",
+        "sessions",
+        "met",
+        "sessions/s",
+        "a CPU second",
+        "content/s",
+        "lag, mean",
+        "whole night",
+        "peak of freezing",
+        "peak memory",
+    ]
+    rows = [_cells(row) for row in result["nights"]]
+    rows += [_cells(row, "bundle mini: ") for row in result["with_the_bundle_that_ships"]]
+    return (
+        f"{render(head, rows)}\n\nput without the job: {result['put_without_the_job']['per_s']:,} sessions/s, "
+        f"{result['put_without_the_job']['per_cpu_s']:,} a CPU second; "
+        f"reading and hashing the lines: {result['read_and_hash_mb_per_s']:,} MB/s"
+    )
+
+
+def _cells(row: dict[str, Any], before: str = "") -> list[str]:
+    lag = "" if row["lag_mean_s"] is None else f"{row['lag_mean_s']:,.1f} s"
+    return [
+        before + row["night"],
+        f"{row['sessions']:,}",
+        f"{row['met']:,}",
+        f"{row['per_s']:,.0f}",
+        f"{row['per_cpu_s']:,.0f}",
+        f"{size(row['mb_per_s'] * 1e6)}/s",
+        lag,
+        f"{row['night_s']:,.1f} s",
+        f"{row['freeze_peak_memory_mb']:,.0f} MB",
+        f"{row['peak_memory_mb']:,.0f} MB",
+    ]

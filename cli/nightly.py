@@ -1,0 +1,123 @@
+"""``pltz nightly``: sessions from where they are into the archive, every night. The work is in `pltz.archive.nightly`."""
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pltz.cli import archive_options, options
+from pltz.cli.archive_options import printable
+from pltz.cli.groups import Command
+from pltz.cli.output import write_text
+from pltz.cli.progress import Progress, wanted
+from pltz.cli.table import pairs, size
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.archive.nightly.tally import Tally
+
+SHOWN = 20  # refused sessions printed
+
+
+@click.command(
+    cls=Command,
+    short_help="Freeze what is new, by a configuration; retention, collect, verify, report.",
+    examples=[
+        "pltz nightly --example > nightly.toml",
+        "pltz nightly --config nightly.toml --dry-run",
+        "pltz nightly --config nightly.toml --workers 4 --json",
+        "pltz nightly --config nightly.toml --engine ray --address auto --workers 32",
+    ],
+)
+@click.option("--config", "path", metavar="FILE", help="What to do: a TOML file.")
+@click.option("--example", is_flag=True, help="Print a configuration with comments.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Processes.  [default: as configured, else 1]",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Who works: processes of this machine, or a Ray cluster.",
+)
+@click.option(
+    "--address", metavar="ADDRESS", help="Of the Ray cluster.  [default: RAY_ADDRESS, else this machine]"
+)
+@archive_options.DRY_RUN
+@options.PROGRESS
+@options.JSON
+def nightly(
+    path: str | None,
+    example: bool,
+    workers: int | None,
+    engine: str,
+    address: str | None,
+    dry_run: bool,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Take sessions from JSONL files, databases, slot files and the hook's journal into an archive; what is known already costs no coding.
+
+    Then forget what the retention rules do not keep, collect, verify a sample, and write a report (JSON and HTML) into the
+    state folder. A run that was killed is simply run again; a second one at the same time does nothing and ends with 7.
+
+    Ends with 5 where sessions were refused (all others are in), 3 where the sample was damaged, 7 where something could not
+    be done now.
+    """
+    from pltz.archive.nightly import config, job
+
+    if example:
+        write_text(config.EXAMPLE)
+        return
+    if path is None:
+        raise UsageError("expected --config FILE; --example prints one to begin with")
+    if address is not None and engine != "ray":
+        raise UsageError("--address belongs to --engine ray")
+    loaded = config.load(path)
+    if workers is not None:
+        loaded = dataclasses.replace(loaded, workers=workers)
+    with Progress("nightly", unit="sessions", shown=wanted(progress)) as bar:
+
+        def seen(tally: "Tally") -> None:
+            bar.add(tally.seen)
+
+        report = job.run(loaded, how=engine, address=address, dry_run=dry_run, seen=seen)
+    write_text(json.dumps(report) if as_json else as_text(report))
+    click.get_current_context().exit(report["exit_code"])
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """A run for people."""
+    total, would = report["totals"], "would be " if report["dry_run"] else ""
+    frozen = f"{total['frozen']:,} ({size(total['bytes'])} of content"
+    frozen += (
+        ")"
+        if report["dry_run"]
+        else f", {size(total['frozen_bytes'])} new in the archive; {total['unchanged']:,} were in it)"
+    )
+    lines = [
+        ("sessions met", f"{total['seen']:,}"),
+        ("known", f"{total['known']:,}"),
+        (f"{would}frozen", frozen),
+        (f"{would}refused", f"{total['refused']:,}"),
+    ]
+    if done := report["retention"]:
+        lines.append((f"{would}forgotten", f"{done['forgotten']:,} of {done['versions']:,} versions"))
+    if done := report["collect"]:
+        lines.append((f"{would}collected", f"{done['deleted']:,} packs, {size(max(0, done['freed']))} freed"))
+    if done := report["verify"]:
+        state = "sound" if done["sound"] else "DAMAGED: pltz archive verify says what it costs"
+        lines.append(("verified", f"{done['packs']:,} packs, {done['decoded']:,} segments decoded: {state}"))
+    if "page" in report:
+        lines.append(("report", report["page"]))
+    text = [pairs(lines, "")]
+    text += [f"refused: {r['where']} ({r['source']}): {r['reason']}" for r in report["refused"][:SHOWN]]
+    if total["refused"] > SHOWN:
+        text.append(f"refused: {total['refused'] - SHOWN:,} more, see the folder quarantine")
+    text += [f"not done: {words}" for words in report["failures"]]
+    return "\n".join([text[0], *map(printable, text[1:])])

@@ -1,0 +1,40 @@
+"""Peak memory and speed of nights against sessions, drawn with matplotlib (extra ``plots``)."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from pltz.plt_codec.errors import UsageError
+
+
+def growth(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
+    """The figure's file. ``suffix``: .png or .svg. Raises UsageError."""
+    if suffix not in (".png", ".svg"):
+        raise UsageError(f"cannot draw {suffix or 'a file without suffix'}: name a .png or .svg")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as exc:
+        raise UsageError("drawing needs matplotlib: pip install 'pltz[plots]'") from exc
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    memory, speed = figure.subplots(1, 2)
+    for night, style in (("new", "-"), ("known", "--")):
+        mine = [row for row in rows if row["night"] == night]
+        counts = [row["sessions"] for row in mine]
+        label = "a night with new sessions" if night == "new" else "a night with nothing new"
+        memory.plot(counts, [row["peak_memory_mb"] for row in mine], style, marker="o", label=label)
+        memory.plot(
+            counts,
+            [row["freeze_peak_memory_mb"] for row in mine],
+            ":",
+            marker=".",
+            label=f"{label}: freezing",
+        )
+        speed.plot(counts, [row["per_s"] for row in mine], style, marker="o", label=label)
+    memory.set(xscale="log", xlabel="sessions in the source", ylabel="peak memory, MB")
+    speed.set(xscale="log", yscale="log", xlabel="sessions in the source", ylabel="sessions a second")
+    memory.set_ylim(bottom=0)
+    memory.legend()
+    speed.legend()
+    data = io.BytesIO()
+    figure.savefig(data, format=suffix[1:], dpi=150)
+    return data.getvalue()

@@ -1,0 +1,307 @@
+"""A night, and the nights after it: what is new is frozen, what is known costs nothing, what is bad is named and stops nobody."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import zstandard
+
+from pltz.archive.archive import Archive
+from pltz.archive.errors import Fenced, StoreError
+from pltz.archive.nightly import freeze
+from pltz.archive.nightly.state import Busy
+from pltz.archive.sessions import Memo, SessionArchive
+from pltz.models.bundle import Bundle
+from pltz.plt_codec.errors import PltzError, UsageError, VersionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.archive.nightly.conftest import Nightly
+
+
+def test_what_is_known_costs_no_coding(
+    nightly: Nightly,
+    make_chat: Callable[..., dict[str, Any]],
+    make_lines: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(10))))
+    nightly.write("chats/deep/b.jsonl.gz", gzip.compress(make_lines(map(make_chat, range(10, 15)))))
+    nightly.write("chats/c.ndjson.zst", zstandard.compress(make_lines(map(make_chat, range(15, 20)))))
+    nightly.write("chats/notes.txt", b"no sessions here")
+    assert nightly.counts() == (20, 0, 0, 0)
+    assert nightly.content() == {("default", f"chat-{n}"): [json.dumps(make_chat(n))] for n in range(20)}
+
+    def refuse(*_: object) -> Any:
+        raise AssertionError("encoded or decoded")
+
+    monkeypatch.setattr(Memo, "encode", refuse)
+    monkeypatch.setattr(Memo, "decode", refuse)
+    assert nightly.counts() == (0, 20, 0, 0)
+
+
+def test_what_changed_is_a_new_version_and_what_moved_is_known(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    path = nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(4))))
+    nightly.counts()
+    path.write_bytes(make_lines([make_chat(9), make_chat(0), make_chat(1, 2), make_chat(3), make_chat(2)]))
+    path.rename(path.with_name("z.jsonl"))
+    assert nightly.counts() == (2, 3, 0, 0)
+    assert nightly.content()["default", "chat-1"] == [json.dumps(make_chat(1)), json.dumps(make_chat(1, 2))]
+    assert nightly.content()["default", "chat-9"] == [json.dumps(make_chat(9))]
+
+
+def test_a_log_that_repeats_a_name_gives_its_versions_in_order(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.write("chats/1.jsonl", make_lines(make_chat(7, n) for n in (1, 2, 2, 1)))
+    nightly.write("chats/2.jsonl", make_lines([make_chat(7, 3)]))
+    assert nightly.counts() == (3, 2, 0, 0)
+    assert nightly.content() == {("default", "chat-7"): [json.dumps(make_chat(7, n)) for n in (1, 2, 3)]}
+    assert nightly.counts() == (0, 5, 0, 0)
+
+
+def test_lines_without_a_name_are_called_after_their_place(nightly: Nightly) -> None:
+    nightly.sources = '[[source]]\nkind = "jsonl"\npath = "chats"\ntenant = "acme"\n'
+    path = nightly.write("chats/deep/a.jsonl", b"\xef\xbb\xbf[1]\r\n\n[2]")
+    assert nightly.counts() == (2, 0, 0, 0)
+    assert nightly.content() == {("acme", "deep/a/1"): ["[1]"], ("acme", "deep/a/3"): ["[2]"]}
+    path.write_bytes(b"[3]\n\n[2]")
+    assert nightly.counts() == (1, 1, 0, 0)
+    path.write_bytes(b"[1]\n\n[2]")  # back to what it was: the archive follows
+    assert nightly.counts() == (1, 1, 0, 0)
+    assert nightly.content()["acme", "deep/a/1"] == ["[1]", "[3]", "[1]"]
+
+
+def test_one_bad_session_is_named_and_the_others_go_on(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    image = {
+        "id": "i",
+        "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+    }
+    bad: list[Any] = [image, {"messages": []}, {"id": "n" * 100_000}, {"id": "\ud800", "messages": []}]
+    good = list(map(make_chat, range(6)))
+    ascii_lines = b"".join(json.dumps(b).encode() + b"\n" for b in bad)
+    nightly.write(
+        "chats/a.jsonl", make_lines(good[:3]) + b"{half\n\xff\xfe\n" + ascii_lines + make_lines(good[3:])
+    )
+    nightly.write("chats/b.jsonl.gz", gzip.compress(make_lines(map(make_chat, range(6, 2000))))[:-100])
+    report = nightly.run()
+    assert report["exit_code"] == 5 and not report["failures"]
+    wheres = [r["where"] for r in report["refused"]]
+    assert sorted(wheres)[:6] == [f"a.jsonl:{n}" for n in range(4, 10)]
+    assert len(wheres) == 7 and any("b.jsonl.gz" in where for where in wheres)
+    reasons = {r["where"]: r["reason"] for r in report["refused"]}
+    assert (
+        "JSON" in reasons["a.jsonl:4"] and "UTF-8" in reasons["a.jsonl:5"] and "image" in reasons["a.jsonl:6"]
+    )
+    assert "'id'" in reasons["a.jsonl:7"]
+    content = nightly.content()
+    assert {("default", f"chat-{n}") for n in range(6)} <= set(content)
+    assert report["totals"]["frozen"] == len(content) > 6
+    files = sorted(p.name for p in (nightly.root / "state/quarantine").iterdir())
+    assert files == sorted(r["id"] for r in report["refused"])
+    assert nightly.counts() == (0, len(content), 7, 5)
+    nightly.write("chats/a.jsonl", make_lines(good))
+    (nightly.root / "chats/b.jsonl.gz").unlink()
+    assert nightly.counts() == (0, 6, 0, 0)
+    assert not list((nightly.root / "state/quarantine").iterdir())
+
+
+def test_a_line_that_is_too_long_costs_itself_alone(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.sources += "max_bytes = 4096\n"
+    nightly.write("chats/a.jsonl", make_lines([make_chat(1), make_chat(2, 5000), make_chat(3)]))
+    report = nightly.run()
+    assert [r["where"] for r in report["refused"]] == ["a.jsonl:2"] and "4096" in report["refused"][0][
+        "reason"
+    ]
+    assert set(nightly.content()) == {("default", "chat-1"), ("default", "chat-3")}
+
+
+def test_a_source_that_is_not_there_does_not_stop_the_others(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.sources = '[[source]]\nkind = "sqlite"\npath = "no.db"\nquery = "SELECT 1"\n' + nightly.sources
+    nightly.write("chats/a.jsonl", make_lines([make_chat(1)]))
+    report = nightly.run()
+    assert report["exit_code"] == 7 and "no.db" in report["failures"][0]
+    assert report["totals"]["frozen"] == 1
+
+
+def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(3))) + b"no\n")
+    nightly.rest = "[collect]\n[[retention]]\nkeep_last = 1\n[verify]\n"
+    before = files(nightly.root / "cold")
+    assert nightly.counts(dry_run=True) == (3, 0, 1, 5)
+    assert files(nightly.root / "cold") == before and not (nightly.root / "state").exists()
+    nightly.run()
+    assert nightly.counts(dry_run=True) == (0, 3, 1, 5)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def test_retention_collects_and_verifies(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.rest = (
+        '[[retention]]\nkeep_last = 1\ntenant = "default"\n[collect]\ngrace = "0s"\n[verify]\nshare = 1.0\n'
+    )
+    for turns in (1, 2, 3):
+        nightly.write("chats/a.jsonl", make_lines(make_chat(n, turns) for n in range(5)))
+        report = nightly.run()
+    assert (
+        report["retention"] == {"versions": 15 - 5, "forgotten": 5} or report["retention"]["forgotten"] == 5
+    )
+    assert report["collect"]["condemned"] and report["verify"]["sound"] and report["verify"]["decoded"]
+    report = nightly.run()
+    assert report["collect"]["deleted"] and report["exit_code"] == 0
+    assert nightly.content() == {("default", f"chat-{n}"): [json.dumps(make_chat(n, 3))] for n in range(5)}
+
+
+def test_damage_in_the_sample_is_said(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(5))))
+    nightly.run()
+    [pack] = (nightly.root / "cold/packs").iterdir()
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.write_bytes(data)
+    nightly.rest = "[verify]\n"
+    report = nightly.run()
+    assert report["exit_code"] == 3 and report["verify"]["problems"]
+
+
+def test_two_at_once_the_second_does_nothing(nightly: Nightly) -> None:
+    from pltz.archive.nightly.state import State
+
+    state = State(nightly.root / "state")
+    state.make()
+    with state.lock(), pytest.raises(Busy, match="another run is going on"):
+        nightly.run()
+    assert nightly.counts() == (0, 0, 0, 0)
+
+
+def test_a_sealed_archive(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    from pltz.archive.keys import Secret
+
+    key = nightly.write("key", bytes(range(32)))
+    nightly.head = nightly.head.replace('"cold"', '"sealed"') + 'key_file = "key"\n'
+    SessionArchive.create(nightly.root / "sealed", nightly.bundles, key=Secret.file(key))
+    nightly.write("chats/a.jsonl", make_lines([make_chat(1)]))
+    nightly.rest = "[verify]\n"
+    assert nightly.counts() == (1, 0, 0, 0)
+    sealed = SessionArchive.open(nightly.root / "sealed", nightly.bundles, key=Secret.file(key))
+    assert sealed.get("chat-1").value == make_chat(1)
+
+
+def test_another_archive_with_the_same_state_gets_everything(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines([make_chat(1)]))
+    nightly.run()
+    SessionArchive.create(nightly.root / "new", nightly.bundles)
+    nightly.head = nightly.head.replace('"cold"', '"new"')
+    assert nightly.counts() == (1, 0, 0, 0)
+
+
+def test_a_lost_state_folder_changes_nothing_in_the_archive(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines([make_chat(1), make_chat(2)]))
+    nightly.run()
+    before = nightly.content()
+    (nightly.root / "state").rename(nightly.root / "elsewhere")
+    report = nightly.run()
+    assert report["totals"]["frozen"] == report["totals"]["unchanged"] == 2
+    assert nightly.content() == before
+
+
+@pytest.mark.parametrize(
+    "error", [StoreError("the disk is full"), VersionError("a newer pack: the disk is full")]
+)
+def test_what_is_no_fault_of_a_session_ends_a_shard_and_the_next_run_goes_on(
+    error: PltzError,
+    nightly: Nightly,
+    make_chat: Callable[..., dict[str, Any]],
+    make_lines: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(9))))
+    monkeypatch.setattr(freeze, "BATCH_SESSIONS", 3)
+    real, calls = Archive.put, []
+
+    def full(self: Archive, sessions: Any) -> Any:
+        calls.append(len(sessions))
+        if len(calls) == 2:
+            raise error
+        return real(self, sessions)
+
+    monkeypatch.setattr(Archive, "put", full)
+    report = nightly.run()
+    assert report["exit_code"] == 7 and "the disk is full" in report["failures"][0]
+    assert (report["totals"]["frozen"], report["refused"]) == (3, [])
+    assert nightly.counts() == (6, 3, 0, 0)
+
+
+def test_a_commit_that_a_collector_overtook_is_put_again(
+    nightly: Nightly,
+    make_chat: Callable[..., dict[str, Any]],
+    make_lines: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(4))))
+    real, calls = Archive.put, []
+
+    def overtaken(self: Archive, sessions: Any) -> Any:
+        calls.append(1)
+        if len(calls) <= patience:
+            raise Fenced("a collector went on without this writer")
+        return real(self, sessions)
+
+    monkeypatch.setattr(Archive, "put", overtaken)
+    patience = 100
+    report = nightly.run()
+    assert report["exit_code"] == 7 and "Fenced" in report["failures"][0] and len(calls) == freeze.TRIES
+    calls.clear()
+    patience = 2
+    assert nightly.counts() == (4, 0, 0, 0) and len(calls) == 3
+
+
+def test_what_is_no_archive_is_said_before_anything_is_done(nightly: Nightly) -> None:
+    nightly.head = nightly.head.replace('"cold"', '"nowhere"')
+    with pytest.raises(UsageError, match="no archive here"):
+        nightly.run()
+    assert not (nightly.root / "state").exists()
+
+
+def test_the_bundle_that_ships_freezes_a_sample(tmp_path: Path, make_lines: Callable[..., bytes]) -> None:
+    """With the real model, once: the ratio is what it is for, and the sessions come back."""
+    from pltz.archive.nightly import config, job
+    from pltz.datasets import sample_sessions
+
+    chats = [session.value for session in sample_sessions()[:2]]
+    (tmp_path / "a.jsonl").write_bytes(make_lines(chats))
+    cold = SessionArchive.create(tmp_path / "cold", [Bundle.load()])
+    (tmp_path / "n.toml").write_text(
+        'archive = "cold"\nstate = "s"\n[[source]]\nkind = "jsonl"\npath = "a.jsonl"\n'
+    )
+    total = job.run(config.load(tmp_path / "n.toml"))["totals"]
+    assert (total["frozen"], total["by_model"]) == (2, 2) and total["ratio"] > 4
+    cold = SessionArchive.open(tmp_path / "cold", [Bundle.load()])
+    assert [cold.get(f"a/{n}").value for n in (1, 2)] == chats

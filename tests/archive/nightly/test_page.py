@@ -1,0 +1,73 @@
+"""The page: well formed whatever the names, self-contained, with the runs before it."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pltz.archive.nightly.page import page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.archive.nightly.conftest import Nightly
+
+
+def parsed(data: bytes) -> ET.Element:
+    text = data.decode()
+    assert text.startswith("<!DOCTYPE html>\n")
+    return ET.fromstring(text.removeprefix("<!DOCTYPE html>\n"))
+
+
+def test_a_page_shows_this_run_and_those_before_it(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    pytest.importorskip("matplotlib")
+    nightly.rest = "[[retention]]\nkeep_last = 3\n[collect]\n[verify]\n[report]\nkeep = 2\n"
+    for night in range(3):
+        nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(3 * night))) + b"bad\n" * night)
+        report = nightly.run()
+    assert report["run"] == 3
+    root = parsed(Path(report["page"]).read_bytes())
+    text = " ".join(root.itertext())
+    assert "run 3" in text and "Some sessions were refused" in text and "a.jsonl:8" in text
+    [svg] = root.iter("{http://www.w3.org/2000/svg}svg")
+    drawn = " ".join(svg.itertext())
+    assert all(
+        word in drawn for word in ("sessions met", "ratio", "bytes", "refused", "sessions frozen a second")
+    )
+    source = Path(report["page"]).read_text()
+    assert "<script" not in source and not re.search(r'(?:src|href)="(?!#)', source)
+    kept = sorted(p.name for p in (nightly.root / "state/reports").iterdir())
+    assert len(kept) == 4 and kept[-1].endswith("-000003.json")
+    assert json.loads(Path(report["report"]).read_bytes())["totals"] == report["totals"]
+
+
+HOSTILE = "<script>alert(1)</script>]]>&amp;\x00\x1b[2J\ud800\uffff\u2028"
+
+
+def test_no_name_or_reason_breaks_the_page(nightly: Nightly) -> None:
+    report = nightly.run()
+    report["refused"] = [
+        {"source": HOSTILE, "where": HOSTILE, "name": HOSTILE, "error": "ContentError", "reason": HOSTILE}
+    ] * 2
+    report["failures"] = [HOSTILE]
+    report["exit_code"] = 7
+    data = page([report])
+    root = parsed(data)
+    assert "<script>alert(1)</script>" in " ".join(root.itertext())
+    assert b"<script" not in data
+
+
+def test_a_report_that_is_none_is_passed_over(nightly: Nightly) -> None:
+    nightly.run()
+    folder = nightly.root / "state/reports"
+    for number, data in enumerate([b"", b"[]", b'{"format": "pltz nightly report", "version": 2}', b"\xff"]):
+        (folder / f"20200101T000000Z-{number:06}.json").write_bytes(data)
+    report = nightly.run()
+    assert report["run"] == 4 and Path(report["page"]).is_file()

@@ -1,0 +1,274 @@
+"""Sources: files cut for several processes, and rows of real databases. Inputs are never changed."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from pltz.archive.nightly import database, jsonl
+from pltz.archive.nightly.database import SqliteSource
+from pltz.archive.nightly.jsonl import JsonlSource
+from pltz.archive.nightly.naming import Naming
+from pltz.archive.nightly.shard import Entry
+from pltz.plt_codec.errors import ContentError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.archive.nightly.conftest import Nightly
+
+
+def test_a_large_file_is_cut_at_ends_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [b'["%d"]' % n + b" " * (n * 37 % 301) for n in range(4000)]
+    lines[700] = b'["' + b"x" * 30_000 + b'"]'
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    (tmp_path / "b.jsonl").write_bytes(b"[0]\n")
+    source = JsonlSource("s", str(tmp_path))
+    whole = [e for shard in source.shards(0) for e in source.entries(shard)]
+    assert len(whole) == 4001
+    monkeypatch.setattr(jsonl, "SHARD_BYTES", 20_000)
+    monkeypatch.setattr(jsonl, "BLOCK", 7_000)
+    shards = list(source.shards(0))
+    cut = [e for shard in shards for e in source.entries(shard)]
+    assert len(shards) > 20 and cut == whole
+    assert [e.where for e in cut if isinstance(e, Entry)][:2] == ["a.jsonl:1", "a.jsonl:2"]
+    assert len(list(JsonlSource("s", str(tmp_path), ordered=True).shards(0))) == 1
+
+
+def test_many_small_files_are_a_few_shards(tmp_path: Path) -> None:
+    for n in range(50):
+        (tmp_path / f"{n:03}.jsonl").write_bytes(b"[]\n")
+    source = JsonlSource("s", str(tmp_path))
+    [shard] = source.shards(0)
+    assert [e.name for e in source.entries(shard) if isinstance(e, Entry)] == [f"{n:03}/1" for n in range(50)]
+    (tmp_path / "007.jsonl").unlink()  # moved away meanwhile
+    assert len(list(source.entries(shard))) == 49
+
+
+@pytest.mark.parametrize("value", [None, True, "", [], {"a": 1}])
+def test_a_key_that_is_no_name_is_refused(value: Any) -> None:
+    from pltz.models.session import Session
+
+    naming = Naming(name_key="id", time_key="at")
+    entry = Entry("x:1", None, b"")
+    with pytest.raises(ContentError, match="'id'"):
+        naming.item(entry, Session("chat", {"id": value, "at": 7}))
+    with pytest.raises(ContentError, match="'at'"):
+        naming.item(entry, Session("chat", {"id": "a", "at": "yesterday"}))
+    assert naming.item(entry, Session("chat", {"id": 5, "at": "1970-01-01T00:01:00+00:00"})).time == 60
+
+
+def fill(path: Path, count: int) -> None:
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE IF NOT EXISTS chats (id INTEGER PRIMARY KEY, body, tenant, updated)")
+        rows = [
+            (n, json.dumps({"messages": [{"role": "user", "content": f"Hello {n}"}]}), "acme", 1000 + n)
+            for n in range(count)
+        ]
+        db.executemany("INSERT OR REPLACE INTO chats VALUES (?, ?, ?, ?)", rows)
+
+
+QUERY = "SELECT id AS name, body AS session, tenant, updated AS time FROM chats;"
+
+
+def test_sqlite(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "SHARD_SESSIONS", 7)
+    path = nightly.root / "app.db"
+    fill(path, 30)
+    nightly.sources = (
+        f'[[source]]\nkind = "sqlite"\npath = "app.db"\nquery = "{QUERY}"\ntags = {{ from = "app" }}\n'
+    )
+    before = path.read_bytes()
+    assert nightly.counts() == (30, 0, 0, 0)
+    assert nightly.counts() == (0, 30, 0, 0)
+    assert path.read_bytes() == before
+    assert nightly.content()["acme", "7"] == [
+        json.dumps({"messages": [{"role": "user", "content": "Hello 7"}]})
+    ]
+    with closing(sqlite3.connect(path)) as db, db:
+        old = db.execute("SELECT body FROM chats WHERE id = 3").fetchone()[0]
+        db.execute("UPDATE chats SET body = '[\"changed\"]', updated = 5000 WHERE id = 3")
+        db.execute(
+            "INSERT INTO chats VALUES (100, 'half {', 'acme', 1), (101, NULL, 'acme', 1), (102, '[]', 'acme', 'never')"
+        )
+        db.execute("INSERT INTO chats VALUES (103, CAST(x'5b22ff225d' AS TEXT), 'acme', 1)")
+    report = nightly.run()
+    assert {r["name"] for r in report["refused"]} == {"100", "101", "102", "103"}
+    assert report["totals"]["frozen"] == 1 and report["exit_code"] == 5
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("DELETE FROM chats WHERE id > 99")
+        db.execute("UPDATE chats SET body = ? WHERE id = 3", [old])  # back to what it was
+    assert nightly.counts() == (1, 29, 0, 0)
+    assert nightly.content()["acme", "3"] == [old, '["changed"]', old]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT id FROM chats",
+        "SELECT id AS name, body AS session, 1 AS x FROM chats",
+        "SELECT nothing",
+        "DELETE FROM chats",
+    ],
+)
+def test_a_query_that_does_not_fit_is_refused(tmp_path: Path, query: str) -> None:
+    fill(tmp_path / "app.db", 3)
+    with pytest.raises(UsageError, match="source 's'"):
+        list(SqliteSource("s", query, path=str(tmp_path / "app.db")).shards(0))
+
+
+def test_names_of_every_type_fall_into_one_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "SHARD_SESSIONS", 3)
+    names = [
+        None,
+        None,
+        1,
+        2,
+        2,
+        2,
+        2,
+        3,
+        "a'b",
+        'a"b',
+        "ä",
+        "x%s",
+        b"blob",
+        "",
+        1 << 40,
+        *(f"n{n}" for n in range(20)),
+    ]
+    with closing(sqlite3.connect(tmp_path / "app.db")) as db, db:
+        db.execute("CREATE TABLE t (name, session)")
+        db.executemany("INSERT INTO t VALUES (?, '[]')", [(name,) for name in names])
+    source = SqliteSource("s", "SELECT * FROM t", path=str(tmp_path / "app.db"))
+    shards = list(source.shards(0))
+    found = [e for shard in shards for e in source.entries(shard)]
+    assert len(shards) > 5 and len(found) == len(names)
+    assert sum(isinstance(e, Entry) for e in found) == len(names) - 4  # NULL, NULL, a blob and an empty name
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The DSN of a server of our own."""
+    programs = [*sorted(glob.glob("/usr/lib/postgresql/*/bin/initdb"))[::-1], shutil.which("initdb")]
+    psycopg = pytest.importorskip("psycopg")
+    if not programs[0]:
+        pytest.skip("needs PostgreSQL's programs: initdb, pg_ctl")
+    folder, binaries = tmp_path_factory.mktemp("pg"), Path(str(programs[0])).parent
+    become = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+    if become:
+        for part in (folder, *folder.parents):
+            if part.owner() == "root" and str(part).startswith("/tmp/"):
+                part.chmod(0o755)
+        shutil.chown(folder, "postgres")
+
+    def call(program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [*become, str(binaries / program), "-D", str(folder / "data"), *arguments],
+            check=False, capture_output=True, text=True, timeout=60, cwd=folder,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    call("initdb", "-U", "test", "-A", "trust", "--no-sync")
+    options = f"-c listen_addresses= -c unix_socket_directories={folder} -c fsync=off"
+    call("pg_ctl", "-w", "-s", "-l", str(folder / "log"), "-o", options, "start")
+    dsn = f"host={folder} user=test dbname=postgres"
+    with psycopg.connect(dsn) as db:
+        db.execute("CREATE TABLE chats (id text, body json, tenant text, updated timestamptz)")
+    yield dsn
+    call("pg_ctl", "-w", "-m", "immediate", "stop")
+
+
+@pytest.mark.postgres
+def test_postgres(nightly: Nightly, postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import psycopg
+
+    monkeypatch.setattr(database, "SHARD_SESSIONS", 7)
+    bodies = {f"it's {n}": json.dumps({"messages": [], "pi": 3.14 + n}) for n in range(30)}
+    with psycopg.connect(postgres) as db:
+        rows = [(name, body, "acme") for name, body in bodies.items()]
+        db.cursor().executemany("INSERT INTO chats VALUES (%s, %s::json, %s, now())", rows)
+        db.execute(
+            "INSERT INTO chats VALUES (NULL, '[]', 'acme', now()), ('n', '{\"a\": 1e999}', 'acme', NULL)"
+        )
+    query = "SELECT id AS name, body AS session, tenant, updated AS time FROM chats WHERE coalesce(id, '') NOT LIKE 'x%'"
+    nightly.sources = f'[[source]]\nkind = "postgres"\ndsn = "{postgres}"\nquery = """{query}"""\n'
+    assert nightly.counts() == (31, 0, 1, 5)
+    assert nightly.counts() == (0, 31, 1, 5)
+    content = nightly.content()
+    assert {name: json.loads(content["acme", name][0]) for name in bodies} == {
+        n: json.loads(b) for n, b in bodies.items()
+    }
+    assert content["acme", "n"] == ['{"a": 1e999}']  # what JSON parsers change is kept as it stands
+    with psycopg.connect(postgres) as db:
+        db.execute(
+            "UPDATE chats SET updated = now() + '1 day'"
+        )  # the same session at another time is no change
+        db.execute("UPDATE chats SET body = '[1]' WHERE id = 'it''s 4'")
+    assert nightly.counts() == (1, 30, 1, 5)
+    nightly.sources = nightly.sources.replace("FROM chats", "FROM nowhere")
+    report = nightly.run()
+    assert report["exit_code"] == 7 and "nowhere" in report["failures"][0]
+
+
+def test_slot_files_are_read_when_their_reader_is_there(nightly: Nightly) -> None:
+    reader = pytest.importorskip("pltz.archive.hooks.slot_file")
+    ids = np.arange(40, 400, 3)
+    words = np.array([0x67677371, 3, len(ids)], "<u4").tobytes() + ids.astype("<i4").tobytes()
+    nightly.write("slots/one.bin", words)
+    nightly.write("slots/two.bin", words[:-2])
+    assert reader.read_slot_ids(nightly.root / "slots/one.bin").tolist() == ids.tolist()
+    nightly.sources = '[[source]]\nkind = "slots"\npath = "slots"\ntokenizer = "bundle"\n'
+    assert nightly.counts() == (1, 0, 1, 5)
+    assert nightly.content() == {("default", "one"): [json.dumps(ids.tolist())]}
+    assert nightly.counts() == (0, 1, 1, 5)
+
+
+def test_slot_files_of_another_tokenizer(nightly: Nightly, tiny_tokenizer_json: Callable[..., bytes]) -> None:
+    pytest.importorskip("pltz.archive.hooks.slot_file")
+    tokens = pytest.importorskip("pltz.archive.token_archive")
+    other = tiny_tokenizer_json(1500)
+    nightly.write("tokenizer.json", other)
+    ids = np.arange(40, 1400, 3)
+    for n in range(3):
+        words = np.array([0x67677371, 3, len(ids) - n], "<u4").tobytes() + ids[n:].astype("<i4").tobytes()
+        nightly.write(f"slots/{n}.bin", words)
+    nightly.sources = '[[source]]\nkind = "slots"\npath = "slots"\ntokenizer = "tokenizer.json"\n'
+    assert nightly.counts() == (3, 0, 0, 0)
+    assert nightly.counts() == (0, 3, 0, 0)
+    cold = tokens.TokenArchive.open(nightly.root / "cold", [other], nightly.bundles[0])
+    assert cold.get("1").ids.tolist() == ids[1:].tolist()
+    words = np.array([0x67677371, 3, 2], "<u4").tobytes() + np.array([5, 1_000_000], "<i4").tobytes()
+    nightly.write("slots/bad.bin", words)  # no id of this tokenizer
+    assert nightly.counts() == (0, 3, 1, 5)
+
+
+def test_the_journal_of_the_hook(nightly: Nightly) -> None:
+    hooks = pytest.importorskip("pltz.archive.hooks.hook")
+    tokens = pytest.importorskip("pltz.archive.token_archive")
+    journal = nightly.root / "journal"
+    rows = {f"evicted-{n}": np.arange(40, 40 + 100 * (n + 1)) % 1000 + 32 for n in range(5)}
+    with hooks.EvictionHook.open(journal, bundle=nightly.bundles[0].path, worker="none") as hook:
+        tickets = [hook.on_evict(name, ids % 1024, tenant="acme") for name, ids in rows.items()]
+        assert all(tickets) and hook.flush(10)
+    nightly.sources = '[[source]]\nkind = "journal"\npath = "journal"\n'
+    assert nightly.counts(dry_run=True) == (0, 0, 0, 0)
+    assert nightly.counts() == (5, 0, 0, 0)
+    assert nightly.counts() == (0, 0, 0, 0)
+    cold = tokens.TokenArchive.open(nightly.root / "cold", bundle=nightly.bundles[0])
+    for name, ids in rows.items():
+        assert cold.get(name, tenant="acme").ids.tolist() == (ids % 1024).tolist()
+    nightly.sources = '[[source]]\nkind = "journal"\npath = "nowhere"\n'
+    report = nightly.run()
+    assert report["exit_code"] == 7 and "journal" in report["failures"][0]

@@ -1,0 +1,62 @@
+"""Histories one at a time are the whole catalogue, whatever lies in indexes, in none, twice, or in a damaged one."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import DirectoryStore
+from pltz.archive.view import Version, View
+from pltz.archive.writer import NewSession
+
+
+@pytest.fixture
+def filled(archive: Archive) -> Archive:
+    """Three versions of 40 sessions of two tenants, some forgotten, in packs with an index and without."""
+    for turn in range(3):
+        archive.put([NewSession(f"s{n}", [np.arange(n + turn + 1)], tenant="ab"[n % 2]) for n in range(40)])
+        archive.forget(list(archive.ls())[: 3 * turn])
+        if turn < 2:
+            archive.write_index(everything=False)
+    return archive
+
+
+def grouped(view: View) -> list[list[Version]]:
+    rows = itertools.groupby(view.all_versions(), key=lambda v: (v.tenant, v.name))
+    return [list(versions) for _, versions in rows]
+
+
+def by_name(histories: list[list[Version]]) -> list[list[Version]]:
+    return sorted(histories, key=lambda versions: (versions[0].tenant, versions[0].name))
+
+
+def test_histories_are_the_catalogue(filled: Archive) -> None:
+    found = list(filled.view.histories())
+    assert by_name(found) == grouped(filled.view)
+    assert len(found) == 40 and all(len(versions) == 3 for versions in found)
+    assert sum(v.forgotten for versions in found for v in versions) == 9
+    filled.write_index()
+    assert by_name(list(filled.view.histories())) == grouped(filled.view)
+
+
+def test_an_empty_archive_has_none(archive: Archive) -> None:
+    assert list(archive.view.histories()) == []
+
+
+def test_a_damaged_index_is_dropped(filled: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+    filled.write_index()
+    wanted = by_name(list(filled.view.histories()))
+    [name] = filled.store.list("index")
+    data = bytearray(filled.store.read(f"index/{name}", 0, 1 << 20))
+    for at in range(len(data) // 2, len(data) - 16):
+        data[at] ^= 0x55
+    filled.store.delete(f"index/{name}")
+    filled.store.put(f"index/{name}", bytes(data))
+    archive = Archive.open(DirectoryStore(disk), [codec])
+    assert by_name(list(archive.view.histories())) == wanted
+    assert {problem.kind for problem in archive.problems} == {"index"}
