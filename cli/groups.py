@@ -50,6 +50,14 @@ class Command(click.Command):
         write_exit_codes(formatter)
 
 
+class Group(click.Group):
+    """A click group that keeps its commands in the order they were written."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order people meet them in."""
+        return list(self.commands)
+
+
 class LazyGroup(click.Group):
     """A click group that imports a command when it is asked for.
 
