@@ -4,7 +4,8 @@ What counts: the multiply-adds of the weight matrices, `Shape.macs` a token (lay
 is work on top that the product does not do: it is left out of the rate, and a second ratio takes it in (`attention_macs`).
 Where the time goes is what the coder itself counts, by stage; a coder that does not count shows none.
 How: coding and products take turns in one process, on the same threads, and the best of the rounds counts for each, since
-what else runs on a machine only slows. Every decoded token is compared. Ends with one line of JSON.
+what else runs on a machine only slows. Tokens/s are of the clock on the wall; the rates that are held against each other
+are of processor time on the CPU, shared out over the threads, so that work beside disturbs them less. Every decoded token is compared. Ends with one line of JSON.
 """
 
 import json
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -190,13 +191,19 @@ def row(
     tokens = sum(map(len, sessions))
     products = {"decode": Products(weights, rows, device), "encode": Products(weights, ENCODE_ROWS, device)}
     attention = sum(attention_macs(weights.shape, len(s), lanes, steps) for s in sessions)
-    best: dict[str, float] = {}
+    best: dict[str, float] = {}  # seconds
     stages: dict[str, dict[str, float] | None] = {}
 
+    def keep(name: str, seconds: float) -> bool:
+        better = seconds < best.get(name, float("inf"))
+        best[name] = seconds if better else best[name]
+        return better
+
     def code(way: str, call: Callable[[], Any]) -> Any:
-        seconds, result, spent = counted(coder, call)
-        if seconds < best.get(way, float("inf")):
-            best[way], stages[way] = seconds, spent
+        time, result, spent = counted(coder, call)
+        keep(f"{way}_busy", time.busy if device == "cpu" else time.wall)
+        if keep(way, time.wall):
+            stages[way] = spent
         return result
 
     for _ in range(rounds):
@@ -204,11 +211,12 @@ def row(
         check(sessions, code("decode", partial(coder.decode, frame_items(encoded, sessions))))
         with TorchThreads(threads):
             for way, product in products.items():
-                best[f"{way}_product"] = min(product.seconds(), best.get(f"{way}_product", float("inf")))
+                keep(f"{way}_product", product.seconds())
+    each = (threads or 1) if device == "cpu" else 1
     out: dict[str, Any] = {}
     for way, product in products.items():
-        ours = weights.shape.macs * tokens / best[way]
-        theirs = product.macs / best[f"{way}_product"]
+        ours = each * weights.shape.macs * tokens / best[f"{way}_busy"]
+        theirs = each * product.macs / best[f"{way}_product"]
         spent = stages[way]
         out |= {
             f"{way}_rows": product.rows,
@@ -216,7 +224,9 @@ def row(
             f"{way}_gmacs_per_s": round(ours / 1e9, 2),
             f"{way}_int_mm_gmacs_per_s": round(theirs / 1e9, 2),
             f"{way}_over_int_mm": round(ours / theirs, 3),
-            f"{way}_with_attention_over_int_mm": round((ours + attention / best[way]) / theirs, 3),
+            f"{way}_with_attention_over_int_mm": round(
+                ours / theirs * (1 + attention / (weights.shape.macs * tokens)), 3
+            ),
             f"{way}_us_per_token": None
             if spent is None
             else {stage: round(1e6 * found / tokens, 3) for stage, found in spent.items()},
@@ -242,19 +252,26 @@ def attention_macs(shape: "Shape", tokens: int, lanes: int, steps: int) -> int:
     return 2 * keys * shape.layers * shape.heads * shape.head_dim
 
 
-def counted(coder: "Coder", call: Callable[[], Any]) -> tuple[float, Any, dict[str, float] | None]:
-    """Seconds and result of a call, and the seconds that the coder counts for each stage of it."""
+def counted(coder: "Coder", call: Callable[[], Any]) -> "tuple[Time, Any, dict[str, float] | None]":
+    """Time and result of a call, and the seconds that the coder counts for each stage of it."""
     before = dict(getattr(coder, "spent", None) or {})
-    seconds, result = timed(call)
+    time, result = timed(call)
     after = getattr(coder, "spent", None)
-    return seconds, result, after and {stage: after[stage] - before[stage] for stage in after}
+    return time, result, after and {stage: after[stage] - before[stage] for stage in after}
 
 
-def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds and result of a call."""
-    start = time.perf_counter()
+class Time(NamedTuple):
+    """Seconds of a call: of the clock on the wall, and of the processor in all threads."""
+
+    wall: float
+    busy: float
+
+
+def timed(call: Callable[[], Any]) -> tuple[Time, Any]:
+    """Time and result of a call."""
+    wall, busy = time.perf_counter(), time.process_time()
     result = call()
-    return time.perf_counter() - start, result
+    return Time(time.perf_counter() - wall, time.process_time() - busy), result
 
 
 def frame_items(encoded: Sequence[Any], sessions: "Sequence[np.ndarray[Any, Any]]") -> list[Any]:
@@ -274,13 +291,15 @@ def check(sessions: "Sequence[np.ndarray[Any, Any]]", decoded: Sequence[Any]) ->
 
 def length(coder: "Coder", sessions: "Sequence[np.ndarray[Any, Any]]") -> dict[str, Any]:
     """Seconds for one session in the default layout, and the highest memory of the process up to now."""
-    encode_s, encoded = timed(lambda: coder.encode(sessions))
-    decode_s, decoded = timed(lambda: coder.decode(frame_items(encoded, sessions)))
+    encode, encoded = timed(lambda: coder.encode(sessions))
+    decode, decoded = timed(lambda: coder.decode(frame_items(encoded, sessions)))
     check(sessions, decoded)
     return {
         "tokens": len(sessions[0]),
-        "encode_s": round(encode_s, 4),
-        "decode_s": round(decode_s, 4),
+        "encode_s": round(encode.wall, 4),
+        "decode_s": round(decode.wall, 4),
+        "encode_processor_s": round(encode.busy, 4),
+        "decode_processor_s": round(decode.busy, 4),
         "peak_bytes": peak_bytes(),
     }
 
@@ -303,7 +322,7 @@ def against_llama(
     for _ in range(rounds):
         spent, decoded = timed(partial(coder.decode, items))
         check(sessions, decoded)
-        seconds.append(spent)
+        seconds.append(spent.wall)
     again = llama_peer.measure(weights, sessions[0], threads or 1)
     found = max(found, again, key=lambda one: one["tokens_per_s"])
     ours = len(sessions[0]) / min(seconds)
@@ -343,10 +362,10 @@ def start_times(bundle: Path) -> dict[str, Any]:
 def run_command(*arguments: object) -> tuple[float, bool]:
     """Wall seconds of ``pltz`` with these arguments, and whether torch was loaded in it."""
     command = [sys.executable, "-c", COMMAND, *map(str, arguments)]
-    seconds, done = timed(lambda: subprocess.run(command, capture_output=True, text=True, check=False))
+    spent, done = timed(lambda: subprocess.run(command, capture_output=True, text=True, check=False))
     if done.returncode:
         raise ModelError(f"pltz {arguments[0]} failed: {done.stderr.strip()[-300:]}")
-    return seconds, done.stderr.split()[-1] == "True"
+    return spent.wall, done.stderr.split()[-1] == "True"
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -378,7 +397,13 @@ def as_text(result: dict[str, Any]) -> str:
         *stage_table(result["rows"]),
     ]
     if result["linear"]:
-        head = ["tokens of one session", "encode us/token", "decode us/token", "peak memory"]
+        head = [
+            "tokens of one session",
+            "encode us/token",
+            "decode us/token",
+            *(f"{way} processor" for way in WAYS),
+            "peak memory",
+        ]
         parts.append(render(head, [length_cells(found) for found in result["linear"]]))
     if found := result["llama"]:
         parts.append(found if isinstance(found, str) else llama_line(found, result["tokens_per_session"]))
@@ -416,5 +441,9 @@ def stage_table(rows: list[dict[str, Any]]) -> list[str]:
 
 def length_cells(found: dict[str, Any]) -> list[str]:
     """One line of the table of lengths."""
-    each = [f"{1e6 * found[f'{way}_s'] / found['tokens']:.1f}" for way in WAYS]
+    each = [
+        f"{1e6 * found[f'{way}{clock}_s'] / found['tokens']:.1f}"
+        for clock in ("", "_processor")
+        for way in WAYS
+    ]
     return [f"{found['tokens']:,}", *each, size(found["peak_bytes"]) if found["peak_bytes"] else "-"]

@@ -37,7 +37,7 @@ class Products:
         self._device = device
 
     def seconds(self) -> float:
-        """Seconds of one pass, in the better order of those that the device takes."""
+        """Seconds of one pass (of the processor, all threads, on the CPU), in the better order of those the device takes."""
         found, refused = [], None
         for order in self._orders:
             try:
@@ -49,11 +49,12 @@ class Products:
         return min(found)
 
     def _mean(self, matrices: "Sequence[Any]") -> float:
-        """Seconds of a pass over `WINDOW`: as long as coding takes, so that other work on the machine slows both."""
+        """Seconds of a pass over `WINDOW`: about as long as coding takes."""
         import torch
 
-        passes, start = 0, time.perf_counter()
-        while (spent := time.perf_counter() - start) < WINDOW:
+        passes, clock = 0, time.process_time if self._device == "cpu" else time.perf_counter
+        start = clock()
+        while (spent := clock() - start) < WINDOW:
             for w in matrices:
                 torch._int_mm(self._inputs[w.shape[0]], w)
             if self._device != "cpu":

@@ -18,7 +18,10 @@ def draw(found: dict[str, Any], path: Path) -> None:
         rates.plot(together, [row[f"{way}_tokens_per_s"] for row in found["rows"]], "o-", label=way)
         lengths = [one["tokens"] for one in found["linear"]]
         costs.plot(
-            lengths, [1e6 * one[f"{way}_s"] / one["tokens"] for one in found["linear"]], "o-", label=way
+            lengths,
+            [1e6 * one[f"{way}_processor_s"] / one["tokens"] for one in found["linear"]],
+            "o-",
+            label=way,
         )
     bars = [
         (f"{way}\n{row['sessions']}", row[f"{way}_us_per_token"])
@@ -32,7 +35,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
         floor = [a + b for a, b in zip(floor, height, strict=True)]
     stages.set(ylabel="µs a token")
     rates.set(xlabel="sessions side by side", ylabel="tokens/s")
-    costs.set(xlabel="tokens of one session", ylabel="µs a token", xscale="log")
+    costs.set(xlabel="tokens of one session", ylabel="µs of the processor a token", xscale="log")
     for axes in (rates, stages, costs):
         axes.set_ylim(bottom=0)
         axes.legend()

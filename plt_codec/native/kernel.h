@@ -27,7 +27,7 @@ enum {
     KEY_PAD = 64,          /* room for keys is a multiple of this */
     CHUNK = 256,           /* keys whose weights are spread over values at once */
     GROUP = 4,             /* channel blocks a work item multiplies */
-    TILE = 64,             /* rows a work item multiplies */
+    TILE = 128,            /* rows a work item multiplies */
     ROW_PAD = 16,          /* rows that a kernel may read past the last one */
     HEAD_WIDTH = 64,       /* most dimensions of a head */
     GATE_MAX = 511,        /* largest gate; the table of its function goes from -GATE_MAX on */

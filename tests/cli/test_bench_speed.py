@@ -24,14 +24,16 @@ def test_figures_follow_from_each_other(run: Run, tiny: Path) -> None:
     assert [(r["sessions"], r["decode_rows"]) for r in found["rows"]] == [(1, 4), (3, 12)]
     for row in found["rows"]:
         for way in ("encode", "decode"):
-            macs = row[f"{way}_tokens_per_s"] * found["macs_per_token"]
-            assert row[f"{way}_gmacs_per_s"] == pytest.approx(macs / 1e9, rel=0.05, abs=0.006)
-            assert 0 < row[f"{way}_over_int_mm"] < row[f"{way}_with_attention_over_int_mm"]
+            ratio = row[f"{way}_gmacs_per_s"] / row[f"{way}_int_mm_gmacs_per_s"]
+            assert row[f"{way}_over_int_mm"] == pytest.approx(ratio, rel=0.05, abs=0.006)
+            assert row[f"{way}_tokens_per_s"] > 0
+            assert row[f"{way}_over_int_mm"] <= row[f"{way}_with_attention_over_int_mm"]
             assert 0 < row[f"{way}_text_bytes_per_s"]
             if (split := row[f"{way}_us_per_token"]) is not None:
                 total = 1e6 / row[f"{way}_tokens_per_s"]
                 assert 0 < split["layers"] < sum(split.values()) <= 1.01 * total
     assert [one["tokens"] for one in found["linear"]] == [1024]
+    assert all(0 < one["decode_s"] and 0 < one["decode_processor_s"] for one in found["linear"])
     assert found["machine"]["engine"] and found["startup"] is None
     split = all(row["decode_us_per_token"] for row in found["rows"])
     assert sum(line.startswith("decode") for line in table) == (4 if split else 2)
