@@ -57,20 +57,23 @@ class Batch:
         """One cache of all rows' pasts, (B, heads, P, D) a layer."""
         rows = [pairs_of(c) if c is not None and c.get_seq_length() else None for c in self._caches]
         filled = next((row for row in rows if row), [])
-        sides = [
-            [self._side_by_side([row and row[layer][side] for row in rows]) for side in (0, 1)]
+        pairs = [
+            (self._side_by_side(rows, layer, 0), self._side_by_side(rows, layer, 1))
             for layer in range(len(filled))
         ]
-        return cache_of(((keys, values) for keys, values in sides), config)
+        return cache_of(pairs, config)
 
-    def _side_by_side(self, rows: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    def _side_by_side(
+        self, rows: Sequence[list[tuple[torch.Tensor, torch.Tensor]] | None], layer: int, side: int
+    ) -> torch.Tensor:
         """K or V of a layer, each row's at the right end: (1, heads, p, D) to (B, heads, P, D)."""
         import torch
 
-        like = next(row for row in rows if row is not None)
-        shape = (len(rows), like.shape[1], self._longest[0], like.shape[3])
+        found = [None if row is None else row[layer][side] for row in rows]
+        like = next(row for row in found if row is not None)
+        shape = (len(found), like.shape[1], self._longest[0], like.shape[3])
         whole = torch.zeros(shape, dtype=like.dtype, device=like.device)
-        for number, row in enumerate(rows):
+        for number, row in enumerate(found):
             if row is not None:
                 whole[number, :, -row.shape[2] :] = row[0]
         return whole

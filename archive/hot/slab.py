@@ -55,9 +55,7 @@ class Slab:
         return done
 
 
-def cut(
-    cache: DynamicCache, start: int, ids: Ids, tokens: Ids, logits: torch.Tensor | None = None
-) -> Slab:
+def cut(cache: DynamicCache, start: int, ids: Ids, tokens: Ids, logits: torch.Tensor | None = None) -> Slab:
     """The slab of positions ``start`` to ``start + len(ids)`` of a cache, in memory of its own.
 
     Raises UsageError for a cache that cannot be cut (see `can_cut`), or ends before.

@@ -175,7 +175,9 @@ class HotStore:
 
     # ---- taking in
 
-    def insert(self, space: bytes, segment: bytes, parent: bytes, slab: Slab, born: float | None = None) -> bool:
+    def insert(
+        self, space: bytes, segment: bytes, parent: bytes, slab: Slab, born: float | None = None
+    ) -> bool:
         """Keep a segment in the highest tier that has room for it; False where none has. One that is here stays as it is.
 
         A slab of other ids under the same name takes the old one's place, unless that is in use.

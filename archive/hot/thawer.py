@@ -197,9 +197,7 @@ class Thawer:
         with self._lock:
             flight = self._flights.get(version.id)
             if flight is None:
-                flight = self._flights[version.id] = _Flight(
-                    version, born, asked, time.perf_counter()
-                )
+                flight = self._flights[version.id] = _Flight(version, born, asked, time.perf_counter())
                 self._waiting.append(flight)
             return flight
 

@@ -79,7 +79,8 @@ class WarmFolder:
 
     def usage(self) -> tuple[int, int]:
         """Bytes and number of all files, whoever wrote them."""
-        sizes = [entry.size for entry in self._entries()]
+        with self._locked():
+            sizes = [entry.size for entry in self._entries()]
         return sum(sizes), len(sizes)
 
     def read(self, space: bytes, segment: bytes) -> Warm | None:
@@ -116,7 +117,8 @@ class WarmFolder:
                 return False
             try:
                 _fill(part, pieces)
-                part.replace(path)
+                with self._locked():  # who counts sees a file under one name
+                    part.replace(path)
             finally:
                 with suppress(OSError):
                     part.unlink()
