@@ -8,6 +8,7 @@ COMMANDS = {
     "codec": "pltz.cli.bench_codec:codec",
     "speed": "pltz.cli.bench_speed:speed",
     "archive": "pltz.cli.bench_archive:archive",
+    "thaw": "pltz.cli.bench_thaw:thaw",
 }
 
 

@@ -7,7 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("pltz", "torch", "numpy", "constriction", "tokenizers", "zstandard", "brotli", "pyppmd")
+PACKAGES = (
+    "pltz", "torch", "transformers", "safetensors", "numpy", "constriction", "tokenizers", "zstandard", "brotli", "pyppmd"
+)  # fmt: skip
 
 
 def describe(coder: object, device: str, threads: int | None) -> dict[str, Any]:

@@ -1,0 +1,81 @@
+"""bench thaw: every way is measured and checked, and the figures follow from each other."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import Result
+
+from pltz.archive.thaw import Thawed
+from pltz.cli import bench_thaw
+from pltz.models.random_target import RandomTarget
+from pltz.plt_codec.errors import ModelError, UsageError
+
+Run = Callable[..., Result]
+WORDS = ("--tokens", 60, "--rounds", 2, "--together", "1,3", "--threads", 1)
+
+
+@pytest.mark.parametrize("shape", ["embedded", "llama-tiny"])
+def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str) -> None:
+    done = run("bench", "thaw", *WORDS, "--shape", shape)
+    assert done.exit_code == 0, done.output
+    *table, last = done.stdout.splitlines()
+    found = json.loads(last)
+    rows = {row["way"]: row for row in found["rows"]}
+    assert len(rows) == 10 and next(iter(rows)) == "prefill"
+    for row in rows.values():
+        assert row["ms"] == min(row["all_ms"]) and len(row["all_ms"]) == 2
+        assert row["over_prefill"] == pytest.approx(row["ms"] / rows["prefill"]["ms"], rel=0.01)
+    assert found["thaw_over_prefill"] == rows["thaw"]["over_prefill"]
+    assert 0 < rows["thaw"]["stored_bytes"] < 500
+    kv = rows["host memory"]["stored_bytes"]
+    assert (
+        kv
+        == rows["safetensors on the disk"]["stored_bytes"]
+        == 60 * 2 * 2 * 2 * (8 * 4 if shape == "embedded" else 16 * 2)
+    )
+    assert found["stages_ms"]["total"] <= rows["thaw"]["ms"] * 1.05 + 1
+    assert {"read", "lookup", "decode", "prefill", "insert"} < found["stages_ms"].keys()
+    assert [row["sessions"] for row in found["together"]] == [1, 3]
+    assert found["largest_kv_difference"] < 0.06
+    assert any(line.startswith("safetensors on the disk") for line in table)
+
+
+def test_a_thaw_that_went_wrong_is_no_figure() -> None:
+    ids = np.arange(3)
+    cache: Any = SimpleNamespace(layers=[SimpleNamespace(keys=torch.ones(1), values=torch.ones(1))])
+    other: Any = SimpleNamespace(layers=[SimpleNamespace(keys=torch.ones(1), values=torch.zeros(1))])
+    bench: Any = SimpleNamespace(difference=0.0, dtype=torch.float32)
+
+    def check(ids_: Any, cache_: Any, next_id: int) -> None:
+        bench.difference = 0.0
+        thawed = Thawed(cache_, ids_, torch.tensor([0.0, 1.0]), {})
+        bench_thaw.Bench.check(bench, thawed, ids, cache, next_id)
+
+    check(ids, cache, 1)
+    for wrong in ((ids + 1, cache, 1), (ids, other, 1), (ids, cache, 0)):
+        with pytest.raises(ModelError, match="no time counts"):
+            check(*wrong)
+
+
+def test_wrong_words_are_refused(run: Run, tiny: Path) -> None:
+    for words in (["--shape", "llama-9b"], ["--tokens", 5000], ["--together", "x"]):
+        assert run("bench", "thaw", *words).exit_code == 2
+
+
+def test_a_random_target_is_its_shape(tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes]) -> None:
+    folders = [tmp_path / name for name in "ab"]
+    made = []
+    for folder in folders:
+        folder.mkdir()
+        made.append(RandomTarget.make("llama-tiny", tiny_tokenizer_json(), folder, "cpu"))
+    assert made[0].fingerprint == made[1].fingerprint and len(made[0].fingerprint) == 16
+    assert torch.equal(made[0].prefill([5, 6])[1], made[1].prefill([5, 6])[1])
+    assert made[0].model.dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32
+    with pytest.raises(UsageError, match="llama-8b"):
+        RandomTarget.make("other", tiny_tokenizer_json(), tmp_path, "cpu")
