@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ CHECKSUM = 16  # bytes
 MAX_HEADER = 1 << 16  # bytes
 STALE = 3600  # seconds after which what a kill left is removed
 PIECE = 1 << 26  # bytes hashed and written at once
+POPULATE_READ = 22  # of madvise: all pages at once
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I32": "int32"}
 TENSORS = ("kv", "logits", "ids", "tokens", "checksum")
 FIELDS = {"format", "space", "segment", "parent", "start", "born"}
@@ -243,10 +245,14 @@ def _mapped(path: Path) -> torch.Tensor:
     """The file as bytes, (size,) uint8, mapped. Raises OSError, CorruptError."""
     import torch
 
-    size = path.stat().st_size
-    if size < 8 + CHECKSUM:
-        raise CorruptError(f"{path.name} has {size} bytes: damaged")
-    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < 8 + CHECKSUM:
+            raise CorruptError(f"{path.name} has {size} bytes: damaged")
+        pages = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE)
+    with suppress(OSError):  # an older kernel maps them one by one
+        pages.madvise(POPULATE_READ)
+    return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 def _decode(data: torch.Tensor, space: bytes, segment: bytes) -> Warm:

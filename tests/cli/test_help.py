@@ -43,6 +43,7 @@ def test_the_commands_are_the_documented_ones() -> None:
         "bench archive",
         "bench codec",
         "bench speed",
+        "bench thaw",
         "demo",
     }
 
