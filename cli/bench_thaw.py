@@ -259,7 +259,12 @@ def ways(bench: Bench) -> Iterator[Way]:
         "thaw, warm files in the page cache", kv, lambda: bench.files[1].thaw(WHOLE), bench.files, WHOLE
     )
     yield way("thaw, warm files on the disk", kv, dropped, bench.files, WHOLE)
-    yield "host memory", kv, nothing, lambda: [t.to(bench.device, copy=True) for t in pinned.values()]
+    yield (
+        "host memory",
+        kv,
+        nothing,
+        lambda: ([t.to(bench.device, copy=True, non_blocking=True) for t in pinned.values()]),
+    )
     yield "safetensors in the page cache", kv, nothing, lambda: load_file(plain, device=str(bench.device))
     yield (
         "safetensors on the disk",

@@ -5,7 +5,8 @@
     ids        0 .. 0                   0 .................... 0          0 .............. 81  another: rendered, all with the last
 
 With another tokenizer the ids are those of the rendered chat, which no cut of the archive's tokens is a cut of; so all of
-them belong to the last segment, and are shared by who shares the whole session.
+them belong to the last segment, and are shared by who shares the whole session. Sessions that were archived as the ids a target saw
+(`bridged.BridgedCodec`) are their own ids again, segment by segment.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pltz.archive.bridged import BridgedCodec
 from pltz.archive.codec import BytesCodec
 from pltz.archive.writer import KINDS
 from pltz.models import transcript
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from pltz.archive.archive import Tower
     from pltz.archive.sessions import SessionArchive
+    from pltz.archive.view import Version
     from pltz.models.target import Target
 
 
@@ -48,9 +51,18 @@ class Eyes:
 
     def __init__(self, cold: SessionArchive, target: Target) -> None:
         self._cold, self._target = cold, target
-        bridge = Bridge(target.tokenizer_json, cold.tokenizer)
-        self._same = bridge.identity  # the bundle's tokenizer is the target's own
-        self._own = {bridge.fingerprint} | ({cold.tokenizer.fingerprint} if self._same else set())
+        self._bridge = Bridge(target.tokenizer_json, cold.tokenizer)
+        self._same = self._bridge.identity  # the bundle's tokenizer is the target's own
+        self._own = {self._bridge.fingerprint} | ({cold.tokenizer.fingerprint} if self._same else set())
+
+    def prepare(self, version: Version) -> None:
+        """Let the archive decode a version that holds the target's own ids, of another tokenizer than the bundle's."""
+        codecs = self._cold.archive.codecs
+        if not self._same and version.tokenizer == self._bridge.fingerprint not in [
+            c.tokenizer for c in codecs
+        ]:
+            device = self._target.device.type
+            codecs.append(BridgedCodec(self._cold.bundle, self._bridge, device=device))
 
     def see(self, tower: Tower) -> Seen:
         """The ids that stand for a tower. Raises TokenizerMismatch for ids of another tokenizer; ContentError, BundleMismatch, CorruptError."""

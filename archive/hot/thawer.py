@@ -124,7 +124,7 @@ class Thawer:
     """See the head of this file.
 
     Args:
-        cold: the archive; while the thawer is in use, no other thread uses it.
+        cold: the archive, ``SessionArchive(tokens.archive, [tokens.bundle])`` for one of token ids; while the thawer is in use, no other thread uses it.
         target: the model that serves.
         hot: where KV is looked for and kept; None: nowhere.
         any_target: take sessions that were frozen for another target.
@@ -173,7 +173,9 @@ class Thawer:
     def token_ids(self, name: str, tenant: str = "default", number: int | None = None) -> NDArray[np.int32]:
         """The ids that `thaw` would prefill, (T,): for an engine that keeps its own KV. Errors are those of `thaw`."""
         with self._reading:
-            return self._eyes.see(self.cold.archive.get(name, tenant, number)).ids
+            version = self.cold.archive.version(name, tenant, number)
+            self._eyes.prepare(version)
+            return self._eyes.see(self.cold.archive.tower(version)).ids
 
     def thaw_many(self, wanted: Sequence[Wanted]) -> list[Thawed | PltzError]:
         """Make sessions hot; for each what `thaw` returns or raises. All their KV is on the device at once when this returns.
@@ -258,6 +260,7 @@ class Thawer:
 
     def _find_path(self, flight: _Flight) -> None:
         """The segments of a tower from the root: from hot nodes where there are some, else from the archive's records."""
+        self._eyes.prepare(flight.version)
         frozen_for = flight.version.target if any(flight.version.target) else None
         if frozen_for is not None:
             check_target(frozen_for, self.target.fingerprint, any_target=self._any_target)

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz.archive.bridged import BridgedCodec
 from pltz.archive.errors import LostError, NotFound
 from pltz.archive.hot import HotStore, Thawer, Wanted
 from pltz.archive.hot.store import space_of
 from pltz.archive.keys import Secret
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.thaw import KV_NOISE, Thawed, kv_difference
+from pltz.archive.writer import NewSession
+from pltz.models.bridge import Bridge
 from pltz.models.bundle import Bundle
 from pltz.models.session import Session
 from pltz.models.target import Target
@@ -208,6 +211,28 @@ def test_another_tokenizer_is_rendered_and_kept_hot_as_a_whole(
     assert work == (0, 0, 0)
     with pytest.raises(TokenizerMismatch):
         thawer.thaw("ids")
+
+
+def test_ids_of_another_tokenizer_that_were_served_thaw_by_segments(
+    cold: SessionArchive, stranger: Target, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bridge = Bridge(stranger.tokenizer_json, bundle.tokenizer)
+    ids = np.asarray(stranger.tokenize("What was served, and as it was served: " * 9))
+    cold.archive.codecs.append(BridgedCodec(bundle, bridge))
+    rows = [
+        NewSession(f"served/{n}", [ids[:60], ids[60:] + n], kind="ids", codec=len(cold.archive.codecs) - 1)
+        for n in (0, 1)
+    ]
+    cold.archive.put(rows)
+    again = SessionArchive.open(tmp_path / "cold", [bundle])
+    thawer = Thawer(again, stranger, HotStore(ROOM))
+    assert thawer.token_ids("served/0").tolist() == ids.tolist()
+    counted = Counted(again, stranger, monkeypatch)
+    as_if_new(thawer.thaw("served/0"), stranger, ids.tolist())
+    counted.take()
+    second = thawer.thaw("served/1")
+    assert counted.take() == (len(ids) - 60, len(ids) - 60, 1)
+    as_if_new(second, stranger, [*ids[:60].tolist(), *(ids[60:] + 1).tolist()])
 
 
 def test_ids_that_spell_a_chat_are_not_taken_for_it(cold: SessionArchive, kin: Target) -> None:
