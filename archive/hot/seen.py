@@ -57,12 +57,10 @@ class Eyes:
 
     def prepare(self, version: Version) -> None:
         """Let the archive decode a version that holds the target's own ids, of another tokenizer than the bundle's."""
-        codecs = self._cold.archive.codecs
-        if not self._same and version.tokenizer == self._bridge.fingerprint not in [
-            c.tokenizer for c in codecs
-        ]:
-            device = self._target.device.type
-            codecs.append(BridgedCodec(self._cold.bundle, self._bridge, device=device))
+        codecs, wanted = self._cold.archive.codecs, self._bridge.fingerprint
+        if self._same or version.tokenizer != wanted or wanted in [codec.tokenizer for codec in codecs]:
+            return
+        codecs.append(BridgedCodec(self._cold.bundle, self._bridge, device=self._target.device.type))
 
     def see(self, tower: Tower) -> Seen:
         """The ids that stand for a tower. Raises TokenizerMismatch for ids of another tokenizer; ContentError, BundleMismatch, CorruptError."""

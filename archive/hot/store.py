@@ -26,7 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -197,7 +197,12 @@ class HotStore:
                 self._nodes[node.key] = node
                 with self._unlocked():
                     moved = self._on(tier, slab)
-                node.slab, node.moving = moved, False
+                node.moving = False
+                if moved is None:
+                    self._discard(node)
+                    node = replace(node, tier=DISK, leases=0, gone=False)
+                    continue
+                node.slab = moved
                 self._stats.inserted += 1
                 self._forget_if_unused(node)
                 return True
@@ -219,14 +224,17 @@ class HotStore:
         self._discard(known)
         return True
 
-    def _on(self, tier: str, slab: Slab) -> Slab:
-        """The slab in the memory of a tier."""
+    def _on(self, tier: str, slab: Slab) -> Slab | None:
+        """The slab in the memory of a tier; None where the machine has less than the budget says."""
         import torch
 
         to = self.device if tier == DEVICE else torch.device("cpu")
         pin = tier == HOST and self.device.type == "cuda"
         own = slab.kv.device == to and not pin and slab.kv.untyped_storage().nbytes() == slab.kv.nbytes
-        return slab if own else slab.to(to, pin=pin)
+        try:
+            return slab if own else slab.to(to, pin=pin)
+        except (RuntimeError, MemoryError):  # torch.OutOfMemoryError, or no page to lock
+            return None
 
     def _write(self, node: Node) -> bool:
         """A node's file. Lock not held."""
@@ -267,14 +275,17 @@ class HotStore:
         """Move a node one tier down, or away. Where it is leased meanwhile, it stays. Lock held, let go of while it moves."""
         node.moving = True
         size = node.slab.size
+        lower, moved, kept = DISK, None, False
         if node.tier == DEVICE and self._reserve(HOST, size, self._rank(node)):
             with self._unlocked():
                 moved = self._on(HOST, node.slab)
-            lower, kept = HOST, True
-        else:
+            if moved is not None:
+                lower, kept = HOST, True
+            else:
+                self._tiers[HOST].leave(size)
+        if moved is None:
             with self._unlocked():
                 kept = self._write(node)
-            lower, moved = DISK, node.slab
             if node.gone and self.warm is not None:
                 self.warm.discard(node.space, node.segment)
         node.moving = False
@@ -286,7 +297,7 @@ class HotStore:
             self._stats.demoted += kept
             self._stats.dropped += not kept
         self._tiers[node.tier].leave(size)
-        node.tier, node.slab = lower, moved
+        node.tier, node.slab = lower, moved or node.slab
         self._forget_if_unused(node)
 
     def _promote(self, node: Node) -> None:
@@ -306,6 +317,9 @@ class HotStore:
                 with self._unlocked():
                     moved = self._on(tier, node.slab)
                 node.moving = False
+                if moved is None:
+                    self._tiers[tier].leave(size)
+                    continue
                 if node.tier != DISK:
                     self._tiers[node.tier].leave(size)
                 node.tier, node.slab = tier, moved

@@ -26,6 +26,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Event, Lock
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,13 +39,13 @@ from pltz.archive.errors import LostError
 from pltz.archive.hot.laps import Laps
 from pltz.archive.hot.lease import Lease
 from pltz.archive.hot.seen import Eyes, Seen
-from pltz.archive.hot.slab import can_cut, cut, join
+from pltz.archive.hot.slab import Slab, can_cut, cut, join
 from pltz.archive.hot.store import HotStore, space_of
 from pltz.archive.identity import NONE
 from pltz.archive.sessions import base_of
 from pltz.archive.thaw import Thawed, check_target
 from pltz.models.cache import share
-from pltz.plt_codec.errors import PltzError, UsageError
+from pltz.plt_codec.errors import ModelError, PltzError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -314,9 +315,18 @@ class Thawer:
         flight.lease.keep(count)
         flight.at = flight.hot = count
         if flight.seen.cuts[count]:
-            flight.cache = join(slabs[:count], self.target.model.config, self.target.device)
+            flight.cache = self._joined(slabs[:count])
         if count == len(flight.path):
             flight.logits = slabs[-1].logits
+
+    def _joined(self, slabs: list[Slab]) -> DynamicCache:
+        """Raises ModelError where the device has no room."""
+        import torch
+
+        try:
+            return join(slabs, self.target.model.config, self.target.device)
+        except torch.OutOfMemoryError as exc:
+            raise ModelError(f"out of memory on {self.target.device}: thaw fewer sessions at once") from exc
 
     def _prefill(self, batch: list[_Flight]) -> None:
         """Run by run: first what most flights share, at last what is each one's own. A run ends where sharing changes."""
@@ -367,19 +377,25 @@ class Thawer:
 
     def _insert(self, flight: _Flight) -> None:
         """Every segment that was not hot goes into the store, and a base shared by tenants is pinned."""
+        import torch
+
         if self.hot is None or flight.cache is None or not can_cut(flight.cache):
             return
+        with suppress(torch.OutOfMemoryError):  # then the session is hot, and nothing of it is kept
+            self._keep(self.hot, flight, flight.cache)
+
+    def _keep(self, hot: HotStore, flight: _Flight, cache: DynamicCache) -> None:
         assert flight.tower is not None
         for number in range(flight.hot, len(flight.path)):
             ids, start = flight.seen.of(number), flight.seen.cuts[number]
             tokens = flight.tower.segments[number][1].astype(np.int32)
             logits = flight.logits if number == len(flight.path) - 1 else None
             parent = flight.path[number - 1] if number else NONE
-            slab = cut(flight.cache, start, ids, tokens, logits)
-            self.hot.insert(self._space, flight.path[number], parent, slab, flight.born)
+            slab = cut(cache, start, ids, tokens, logits)
+            hot.insert(self._space, flight.path[number], parent, slab, flight.born)
         if not flight.hot:
             shared, _ = base_of(self.cold.archive, flight.tower)
-            self.hot.pin(self._space, flight.path[:shared])
+            hot.pin(self._space, flight.path[:shared])
 
 
 def _alive(batch: list[_Flight]) -> list[_Flight]:

@@ -189,6 +189,26 @@ def _warm(slabs: Any, number: int) -> Any:
     return Warm(slabs(number), NONE, 0)
 
 
+def test_a_machine_with_less_memory_than_the_budget_says_is_no_error(
+    slabs: Any, clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(slabs, 2 * SIZE, 2 * SIZE, 1 << 20, folder=tmp_path, clock=clock)
+    store.put(1)
+    store.put(2)
+    clock.now += 1000
+    inner, full = store._on, {"host"}
+    monkeypatch.setattr(store, "_on", lambda tier, slab: None if tier in full else inner(tier, slab))
+    assert store.put(3) and store.stats().host.used == 0 and store.stats().disk.segments == 1, "past the host"
+    full.add("device")
+    clock.now += 1000
+    assert store.put(4) and store.where(4) == ["disk"]
+    assert store.where(1) == ["disk"] and store.where(3) == ["device"]
+    found = store.stats()
+    assert found.host.used == 0 and found.device.used == SIZE * found.device.segments
+    full.remove("host")
+    assert store.put(5) and store.where(5) == ["host"] and store.stats().host.used == SIZE
+
+
 def test_clear_leaves_nothing(slabs: Any, tmp_path: Path) -> None:
     store = Store(slabs, SIZE, 0, 1 << 20, folder=tmp_path)
     store.put(1)
