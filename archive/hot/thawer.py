@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 TOGETHER = 8192  # padded tokens of one pass of several sessions
 WASTE = 0.25  # of them that may be padding
+PAST = 4  # times as many tokens of padded past, at most
 BATCH = 256  # sessions of one batch
 
 
@@ -73,8 +74,8 @@ class Wanted(NamedTuple):
 class _Flight:
     """One version being thawed, for all who asked for it.
 
-    ``asked``, ``boarded``: when the first one called, and when its version was known (seconds of the performance counter); ``hot``: segments
-    found hot; ``at``: segments done; ``cache``, ``logits``: their KV, and logits of their last id where they are known.
+    ``asked``, ``boarded``: when the first one called, and when its version was known (seconds of the performance counter); ``shared``: segments of
+    its base that tenants share; ``hot``: segments found hot; ``at``: segments done; ``cache``, ``logits``: their KV, and logits of their last id where they are known.
     """
 
     version: Version
@@ -87,6 +88,7 @@ class _Flight:
     lease: Lease = field(default_factory=lambda: Lease([], lambda node: None))
     tower: Tower | None = None
     seen: Seen = field(default_factory=lambda: Seen(np.zeros(0, np.int32), [0]))
+    shared: int = 0
     hot: int = 0
     at: int = 0
     end_of_run: int = 0
@@ -112,6 +114,11 @@ class _Flight:
     def prefix(self) -> bytes:
         """What a KV up to the end of the run depends on: flights in which this is equal do it once."""
         return self.path[self.end_of_run - 1] + self.seen.ids[: self.seen.cuts[self.end_of_run]].tobytes()
+
+    @property
+    def row(self) -> tuple[NDArray[np.int32], DynamicCache | None]:
+        """Ids up to the end of the run, and the KV of the first of them."""
+        return self.seen.ids[: self.seen.cuts[self.end_of_run]], self.cache
 
     def follow(self, other: _Flight) -> None:
         """Take what another flight did for the same prefix."""
@@ -238,6 +245,7 @@ class Thawer:
             self._each(batch, self._hold)
             laps.end("lookup")
             self._decode(_alive(batch))
+            self._each(batch, self._find_base)
         self._each(batch, self._see)
         laps.end("decode")
         self._prefill(batch)
@@ -292,6 +300,12 @@ class Thawer:
             return
         for flight, tower in zip(batch, towers, strict=True):
             flight.tower = tower
+
+    def _find_base(self, flight: _Flight) -> None:
+        """Which segments are shared by tenants; those of a hot one were pinned when they came."""
+        assert flight.tower is not None
+        if self.hot is not None and not len(flight.lease):
+            flight.shared, _ = base_of(self.cold.archive, flight.tower)
 
     def _known(self, batch: list[_Flight]) -> dict[bytes, Known]:
         """What the hot segments of a batch stand for in the archive."""
@@ -356,24 +370,25 @@ class Thawer:
 
     def _fits(self, group: list[_Flight]) -> bool:
         width = len(group) * group[-1].new  # sorted: the last is the longest
-        return width <= self._together and width - sum(f.new for f in group) <= WASTE * width
+        past = len(group) * max(f.seen.cuts[f.at] for f in group)
+        waste = width - sum(f.new for f in group)
+        return width <= self._together and past <= PAST * self._together and waste <= WASTE * width
 
     def _pass(self, group: list[_Flight]) -> None:
-        """One pass of the target over the runs of some flights."""
-        rows = [(f.seen.ids[: f.seen.cuts[f.end_of_run]], f.cache) for f in group]
+        """One pass of the target over the runs of some flights; where that fails, one for each, to know whose fault it is."""
         try:
-            if len(rows) == 1:
-                ids, cache = rows[0]
-                own = None if cache is None else share(cache)
-                found = [self.target.prefill(ids, cache=own, chunk=self._chunk)]
-            else:
-                found = self.target.prefill_many(rows)
-        except PltzError as exc:
-            for flight in group:
-                flight.end(exc)
-            return
-        for flight, (cache, logits) in zip(group, found, strict=True):
+            found = self.target.prefill_many([flight.row for flight in group]) if len(group) > 1 else []
+        except PltzError:
+            found = []
+        for flight, (cache, logits) in zip(group, found, strict=False):
             flight.cache, flight.logits = cache, logits
+        if not found:
+            self._each(group, self._alone)
+
+    def _alone(self, flight: _Flight) -> None:
+        ids, cache = flight.row
+        own = None if cache is None else share(cache)
+        flight.cache, flight.logits = self.target.prefill(ids, cache=own, chunk=self._chunk)
 
     def _insert(self, flight: _Flight) -> None:
         """Every segment that was not hot goes into the store, and a base shared by tenants is pinned."""
@@ -393,9 +408,8 @@ class Thawer:
             parent = flight.path[number - 1] if number else NONE
             slab = cut(cache, start, ids, tokens, logits)
             hot.insert(self._space, flight.path[number], parent, slab, flight.born)
-        if not flight.hot:
-            shared, _ = base_of(self.cold.archive, flight.tower)
-            hot.pin(self._space, flight.path[:shared])
+        if flight.shared:
+            hot.pin(self._space, flight.path[: flight.shared])
 
 
 def _alive(batch: list[_Flight]) -> list[_Flight]:

@@ -22,7 +22,14 @@ from pltz.models.bundle import Bundle
 from pltz.models.session import Session
 from pltz.models.target import Target
 from pltz.models.transcript import conversation_ids, to_tokens
-from pltz.plt_codec.errors import ContentError, PltzError, TargetMismatch, TokenizerMismatch, UsageError
+from pltz.plt_codec.errors import (
+    ContentError,
+    ModelError,
+    PltzError,
+    TargetMismatch,
+    TokenizerMismatch,
+    UsageError,
+)
 
 NAMES = ["a/0", "a/1", "a/2", "a/3", "a/4", "text", "ids", "meta", "plain"]
 ROOM = 1 << 26
@@ -363,6 +370,17 @@ def test_a_failure_of_the_target_reaches_all_who_wait_and_the_next_call_works(
         with pytest.raises(RuntimeError, match="broken"):
             thawer.thaw("text")
     as_if_new(thawer.thaw("text"), kin)
+
+
+def test_a_pass_of_many_that_fails_is_run_one_by_one(
+    cold: SessionArchive, kin: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(rows: Any) -> Any:
+        raise ModelError("out of memory")
+
+    monkeypatch.setattr(kin, "prefill_many", full)
+    for one in Thawer(cold, kin).thaw_many([Wanted(f"a/{n}") for n in (1, 2, 3)]):
+        as_if_new(one, kin)
 
 
 def _breaks(*_: Any, **__: Any) -> None:
