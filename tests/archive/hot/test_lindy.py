@@ -1,8 +1,11 @@
 """Recency first; among the similarly recent, age."""
 
+import doctest
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pltz.archive.hot import lindy
 from pltz.archive.hot.lindy import BAND, priority
 
 times = st.floats(0, 1e9)
@@ -29,3 +32,8 @@ def test_a_parent_never_ranks_below_its_child(
 ) -> None:
     parent = priority(now, used + a, max(0.0, born - b))
     assert parent >= priority(now, used, born)
+
+
+def test_the_example_does_what_it_says() -> None:
+    done = doctest.testmod(lindy)
+    assert done.attempted and not done.failed
