@@ -294,6 +294,7 @@ def measure(bench: Bench, rounds: int, bar: Progress) -> tuple[list[dict[str, An
     everything = list(ways(bench))
     for number in range(rounds + 1):  # the first one warms up
         for name, stored, before, call in everything:
+            result = None  # what is still mapped stays in the page cache
             before()
             bench.synchronize()
             start = time.perf_counter()

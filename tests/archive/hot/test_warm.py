@@ -1,5 +1,6 @@
 """Warm files: what is read is what was written, bit for bit, or not there; several processes share one budget."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -244,3 +245,34 @@ def test_processes_share_a_folder_and_its_budget(tmp_path: Path) -> None:
         worker.join(60)
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
     assert 0 < WarmFolder(tmp_path, 12_000).usage()[0] <= 12_000
+
+
+def _writes_until_killed(place: str) -> None:
+    folder = WarmFolder(place, 3 << 20)
+    for n in itertools.count():
+        folder.write(SPACE, bytes([n % 250]) * 16, Warm(_filled(n % 250), PARENT, 0))
+
+
+def _filled(number: int) -> Slab:
+    ids = np.full(4000, number, np.int32)
+    return Slab(torch.full((2, 2, 1, 4000, 8), float(number)), ids, ids, 0)
+
+
+def test_a_kill_leaves_whole_files_and_what_is_cleared_away(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    left = 0
+    for pause in (0.05, 0.08, 0.11, 0.14, 0.17):
+        worker = context.Process(target=_writes_until_killed, args=(str(tmp_path),))
+        worker.start()
+        time.sleep(pause)
+        worker.kill()
+        worker.join(30)
+        folder = WarmFolder(tmp_path, 3 << 20)
+        assert folder.usage()[0] <= 3 << 20
+        for path in tmp_path.glob("*/*.safetensors"):
+            name = bytes.fromhex(path.stem)
+            found = folder.read(SPACE, name)
+            assert found is not None and same(found.slab, _filled(name[0]))
+            left += 1
+        assert folder.damaged == 0
+    assert left
