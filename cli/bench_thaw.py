@@ -8,15 +8,17 @@ Ways take turns in one process, and the best of the rounds counts for each, sinc
     safetensors        the KV as one file, by its own library, into fresh tensors on the device
     host memory        the KV in page-locked memory, copied to the device
 
-Every thaw is checked: ids exactly, KV against the prefill's within float noise, next id the same. Ends with one line of JSON.
+Every thaw is checked: ids exactly, KV and logits against the prefill's within float noise. Ends with one line of JSON.
 """
 
 import json
+import math
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,11 +35,14 @@ from pltz.plt_codec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
+    from transformers import DynamicCache
 
     from pltz.archive.hot import HotStore, Thawer
     from pltz.archive.thaw import Thawed
     from pltz.models.target import Target
 
+Expected = tuple["DynamicCache", "torch.Tensor"]  # of a prefill: KV, logits of the last id
 EMBEDDED = "embedded"
 WHOLE, GROWN = "whole", "grown"
 
@@ -102,19 +107,46 @@ def thaw(
             "stages_ms": stages,
             "rows": rows,
             "together": many,
-            "largest_kv_difference": bench.difference,
+            "checked": asdict(bench.checked),
             "page_cache_dropped": bench.can_drop,
             "machine": machine.describe(bench.coder, device, threads),
         }
     if not as_json:
         write_text(as_text(result) + "\n")
     write_text(json.dumps(result))
+    bench.checked.refuse()
+
+
+@dataclass
+class Checked:
+    """What comparing thaws with prefills found. ``kv``, ``logits``: largest differences, relative to the largest number; ``same_next``:
+    thaws after which the likeliest next id was the same (random weights have many that are about as likely)."""
+
+    bound: float
+    thaws: int = 0
+    kv: float = 0.0
+    logits: float = 0.0
+    same_next: int = 0
+
+    def add(self, kv: float, logits: float, same: bool) -> None:
+        """One thaw more; what is no number counts as infinitely far."""
+        self.thaws += 1
+        self.kv = max(self.kv, math.inf if math.isnan(kv) else kv)
+        self.logits = max(self.logits, math.inf if math.isnan(logits) else logits)
+        self.same_next += same
+
+    def refuse(self) -> None:
+        """Raises ModelError where a difference is no float noise."""
+        if max(self.kv, self.logits) > self.bound:
+            raise ModelError(
+                f"thaws differ from prefills by {self.kv:.2g} in KV and {self.logits:.2g} in logits, more than float noise ({self.bound})"
+            )
 
 
 class Bench:
     """A target, an archive with sessions for it, and stores of every tier.
 
-    ``kv_bytes``: of one session; ``stored``: bytes of the archive's records of it; ``difference``: the largest `kv_difference` seen.
+    ``kv_bytes``: of one session; ``stored``: bytes of the archive's records of it.
     """
 
     def __init__(
@@ -128,9 +160,9 @@ class Bench:
         threads: int | None,
     ) -> None:
         import numpy as np
-        import torch
 
         from pltz.archive.sessions import Item, SessionArchive
+        from pltz.archive.thaw import KV_NOISE
         from pltz.models.session import Session
 
         codec = options.load_codec(bundle, device, threads)
@@ -138,7 +170,8 @@ class Bench:
         self.coder, self.bundle_id = codec.coder, loaded.id.hex()
         self.target = target_of(shape, folder, loaded.tokenizer.json, device)
         self.folder, self.device, self.tokens = folder, self.target.device, tokens
-        self.difference, self.can_drop = 0.0, True
+        self.can_drop = True
+        self.checked = Checked(KV_NOISE[str(self.target.model.dtype).removeprefix("torch.")])
         if not 0 < tokens <= (self.target.max_positions or tokens):
             raise UsageError(f"--tokens: this target has {self.target.max_positions} positions")
         stream, _ = sample_tokens(codec)
@@ -151,10 +184,8 @@ class Bench:
         for stored in self.cold.put([Item(WHOLE, Session("ids", whole)), *items]):
             if stored.item.name == WHOLE:
                 self.stored = stored.size
-        self.cache, logits = self.target.prefill(whole)
-        self.next_id = int(logits.argmax())
+        self.expected: Expected = self.target.prefill(whole)
         self.kv_bytes = self.target.kv_bytes(tokens)
-        self.dtype: torch.dtype = self.target.model.dtype
         room = 2 * self.kv_bytes + (1 << 24)
         self.hot = self.thawer(device_bytes=room)
         self.host = self.thawer(device_bytes=0, host_bytes=room)
@@ -174,18 +205,18 @@ class Bench:
 
             torch.cuda.synchronize(self.device)
 
-    def check(self, thawed: "Thawed", ids: "np.ndarray[Any, Any]", cache: Any, next_id: int) -> None:
-        """Raises ModelError where a thaw did not give what a prefill gives."""
+    def check(self, thawed: "Thawed", ids: "np.ndarray[Any, Any]", expected: "Expected") -> None:
+        """Compare a thaw with a prefill. Raises ModelError for other ids; the rest is told by `Checked`."""
         import numpy as np
 
-        from pltz.archive.thaw import KV_NOISE, kv_difference
+        from pltz.archive.thaw import kv_difference
 
-        self.difference = max(self.difference, kv_difference(cache, thawed.cache))
-        bound = KV_NOISE[str(self.dtype).removeprefix("torch.")]
-        if not np.array_equal(thawed.token_ids, ids) or self.difference > bound:
-            raise ModelError(f"a thaw gave other ids, or a KV {self.difference:.2g} away: no time counts")
-        if int(thawed.logits.argmax()) != next_id:
-            raise ModelError("the target goes on otherwise after a thaw: no time counts")
+        if not np.array_equal(thawed.token_ids, ids):
+            raise ModelError("a thaw gave other ids: no time counts")
+        cache, logits = expected
+        far = float((logits.float() - thawed.logits.float()).abs().max() / logits.float().abs().max())
+        same = int(logits.argmax()) == int(thawed.logits.argmax())
+        self.checked.add(kv_difference(cache, thawed.cache), far, same)
 
     def drop(self, path: Path) -> None:
         """Put a file on the disk and out of the page cache, and look whether its middle is out."""
@@ -226,7 +257,7 @@ def ways(bench: Bench) -> Iterator[Way]:
 
     tensors = {
         f"{n}.{kind}": t
-        for n, pair in enumerate(pairs_of(bench.cache))
+        for n, pair in enumerate(pairs_of(bench.expected[0]))
         for kind, t in zip("kv", pair, strict=True)
     }
     plain = bench.folder / "kv.safetensors"
@@ -302,7 +333,7 @@ def measure(bench: Bench, rounds: int, bar: Progress) -> tuple[list[dict[str, An
             bench.synchronize()
             ms = 1e3 * (time.perf_counter() - start)
             if isinstance(result, Thawed):
-                bench.check(result, bench.ids[0], bench.cache, bench.next_id)
+                bench.check(result, bench.ids[0], bench.expected)
             row = found.setdefault(name, {"way": name, "stored_bytes": stored, "ms": ms, "all_ms": []})
             if number:
                 if name == "thaw" and ms < min(row["all_ms"], default=ms + 1):
@@ -330,10 +361,10 @@ def measure_many(bench: Bench, count: int, rounds: int) -> dict[str, Any]:
     for number in range(rounds + 1):
         caches, seconds = _timed(bench, lambda: [bench.target.prefill(ids) for ids in rows])
         found, thaw_seconds = _timed(bench, lambda: thawer.thaw_many(wanted))
-        for one, ids, (cache, logits) in zip(found, rows, caches, strict=True):
+        for one, ids, expected in zip(found, rows, caches, strict=True):
             if not isinstance(one, Thawed):
                 raise one
-            bench.check(one, ids, cache, int(logits.argmax()))
+            bench.check(one, ids, expected)
         if number:
             if thaw_seconds < best["thaw"]:
                 stages = {stage: round(ms, 3) for stage, ms in found[0].timings.items()}
@@ -359,7 +390,7 @@ def _timed(bench: Bench, call: Callable[[], Any]) -> tuple[Any, float]:
 
 def as_text(result: dict[str, Any]) -> str:
     """The tables, and how to read them."""
-    on = result["machine"]
+    on, checked = result["machine"], result["checked"]
     rows = [
         [
             row["way"],
@@ -385,8 +416,9 @@ def as_text(result: dict[str, Any]) -> str:
         f"{on['cpu']}, engine: {on['engine']}"
     )
     notes = (
-        f"Stages of the thaw, ms: {stages}.\nFiles on the disk were {dropped} the page cache before. Checked: ids equal, "
-        f"KV within {result['largest_kv_difference']:.1g} of the prefill's, next id the same."
+        f"Stages of the thaw, ms: {stages}.\nFiles on the disk were {dropped} the page cache before. Checked "
+        f"{checked['thaws']} thaws: ids equal, KV within {checked['kv']:.1g} and logits within {checked['logits']:.1g} of the "
+        f"prefill's (float noise: {checked['bound']}), the same next id in {checked['same_next']}."
     )
     return "\n\n".join(
         [

@@ -42,25 +42,31 @@ def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str) -> Non
     assert found["stages_ms"]["total"] <= rows["thaw"]["ms"] * 1.05 + 1
     assert {"read", "lookup", "decode", "prefill", "insert"} < found["stages_ms"].keys()
     assert [row["sessions"] for row in found["together"]] == [1, 3]
-    assert found["largest_kv_difference"] < 0.06
+    checked = found["checked"]
+    assert checked["thaws"] == 3 * 6 + 3 * (1 + 3) and max(checked["kv"], checked["logits"]) < 0.06
+    assert shape != "embedded" or checked["same_next"] == checked["thaws"]
     assert any(line.startswith("safetensors on the disk") for line in table)
 
 
 def test_a_thaw_that_went_wrong_is_no_figure() -> None:
-    ids = np.arange(3)
+    ids, logits = np.arange(3), torch.tensor([0.0, 1.0])
     cache: Any = SimpleNamespace(layers=[SimpleNamespace(keys=torch.ones(1), values=torch.ones(1))])
     other: Any = SimpleNamespace(layers=[SimpleNamespace(keys=torch.ones(1), values=torch.zeros(1))])
-    bench: Any = SimpleNamespace(difference=0.0, dtype=torch.float32)
 
-    def check(ids_: Any, cache_: Any, next_id: int) -> None:
-        bench.difference = 0.0
-        thawed = Thawed(cache_, ids_, torch.tensor([0.0, 1.0]), {})
-        bench_thaw.Bench.check(bench, thawed, ids, cache, next_id)
+    def checked(cache_: Any, ids_: Any, logits_: Any) -> bench_thaw.Checked:
+        bench: Any = SimpleNamespace(checked=bench_thaw.Checked(0.1))
+        bench_thaw.Bench.check(bench, Thawed(cache_, ids_, logits_, {}), ids, (cache, logits))
+        found: bench_thaw.Checked = bench.checked
+        return found
 
-    check(ids, cache, 1)
-    for wrong in ((ids + 1, cache, 1), (ids, other, 1), (ids, cache, 0)):
-        with pytest.raises(ModelError, match="no time counts"):
-            check(*wrong)
+    good = checked(cache, ids, logits)
+    good.refuse()
+    assert (good.thaws, good.kv, good.same_next) == (1, 0.0, 1)
+    with pytest.raises(ModelError, match="no time counts"):
+        checked(cache, ids + 1, logits)
+    for wrong in ((other, ids, logits), (cache, ids, logits.flip(0)), (cache, ids, logits * float("nan"))):
+        with pytest.raises(ModelError, match="float noise"):
+            checked(*wrong).refuse()
 
 
 def test_wrong_words_are_refused(run: Run, tiny: Path) -> None:
