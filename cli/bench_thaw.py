@@ -87,7 +87,7 @@ def thaw(
 
     The session is cut from the sample sessions that ship with pltz. With --device cuda the bundle decodes and the target runs on the GPU.
     """
-    counts = numbers(together)
+    counts, load = numbers(together), round(os.getloadavg()[0], 2)
     with tempfile.TemporaryDirectory(dir=where) as folder:
         bench = Bench(Path(folder), shape, tokens, max(counts), bundle, device, threads)
         with Progress("measured", unit="rounds", total=rounds + len(counts), shown=wanted(progress)) as bar:
@@ -109,6 +109,7 @@ def thaw(
             "together": many,
             "checked": asdict(bench.checked),
             "page_cache_dropped": bench.can_drop,
+            "load_at_start": load,
             "machine": machine.describe(bench.coder, device, threads),
         }
     if not as_json:
