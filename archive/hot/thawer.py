@@ -330,8 +330,8 @@ class Thawer:
         flight.at = flight.hot = count
         if flight.seen.cuts[count]:
             flight.cache = self._joined(slabs[:count])
-        if count == len(flight.path):
-            flight.logits = slabs[-1].logits
+        if count == len(flight.path) and slabs[-1].logits is not None:
+            flight.logits = slabs[-1].logits.to(self.target.device)
 
     def _joined(self, slabs: list[Slab]) -> DynamicCache:
         """Raises ModelError where the device has no room."""
