@@ -147,7 +147,7 @@ class Checked:
 class Bench:
     """A target, an archive with sessions for it, and stores of every tier.
 
-    ``kv_bytes``: of one session; ``stored``: bytes of the archive's records of it.
+    ``kv_bytes``: of one session; ``stored``: bytes of the archive's records of it, put in one piece.
     """
 
     def __init__(
