@@ -11,7 +11,7 @@ What is here: opening, reading, the catalogue, forgetting. Writing is `writer.Wr
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from pltz.archive import identity, index
-from pltz.archive.chain import Chains
+from pltz.archive.chain import Chains, Known
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.collect import DEAD_SHARE, SMALL, Collected, Collector
 from pltz.archive.errors import LostError, NotFound
@@ -193,12 +193,25 @@ class Archive:
         """The tokens of a version. Raises LostError, BundleMismatch."""
         return self.towers([version])[0]
 
-    def towers(self, versions: Sequence[Version]) -> list[Tower]:
+    def towers(
+        self, versions: Sequence[Version], known: Mapping[bytes, Known] | None = None
+    ) -> list[Tower]:
         """The tokens of versions, decoded side by side, what they share once; raises as `tower`, for the first that is lost.
 
-        All of them are in memory at once: ask for some hundred at a time.
+        All of them are in memory at once: ask for some hundred at a time. ``known``: segments that the caller has from
+        elsewhere, which are neither read nor decoded.
         """
-        return self._twice(lambda: self._towers(versions))
+        return self._twice(lambda: self._towers(versions, known))
+
+    def parent(self, segment: bytes) -> bytes:
+        """The segment above one, NONE for a root. Raises LostError where its record is not to be had."""
+        return self._twice(lambda: self._parent(segment))
+
+    def _parent(self, segment: bytes) -> bytes:
+        found = self.view.find(SEGMENTS, segment)
+        if not found:
+            raise LostError(f"segment {segment.hex()} is damaged or gone: see pltz archive verify")
+        return found[0].record.parent
 
     def segment(self, segment: bytes) -> list[tuple[bytes, Tokens]]:
         """The tower that ends in a segment, by its id. Raises NotFound, LostError."""
@@ -374,8 +387,8 @@ class Archive:
         covered = set[bytes]().union(*(set(i.packs) for i in self.view.indexes.values()))
         return set(self.view.packs) - covered
 
-    def _towers(self, versions: Sequence[Version]) -> list[Tower]:
-        chains = Chains(self.view, self.codecs)
+    def _towers(self, versions: Sequence[Version], known: Mapping[bytes, Known] | None) -> list[Tower]:
+        chains = Chains(self.view, self.codecs, known)
         chains.load([v.leaf for v in versions])
         return [Tower(v, chains.tower(v.leaf)) for v in versions]
 

@@ -8,8 +8,9 @@ A segment that cannot be had is an answer too: the error that a reader of it get
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -91,14 +92,24 @@ def _no_codec(item: Found) -> BundleMismatch:
     )
 
 
+class Known(NamedTuple):
+    """A segment that the caller has already, so that it is neither read nor decoded. ``parent``: the segment above it."""
+
+    parent: bytes
+    tokens: Tokens
+
+
 class Chains:
     """Towers as one reader sees them; what was decoded is kept as long as this lives."""
 
-    def __init__(self, view: View, codecs: Sequence[SegmentCodec]):
+    def __init__(
+        self, view: View, codecs: Sequence[SegmentCodec], known: Mapping[bytes, Known] | None = None
+    ):
         self.view, self.codecs = view, codecs
+        self._known = known or {}
         self._places: dict[bytes, list[Found]] = {}
         self._depth: dict[bytes, int] = {NONE: -1}
-        self._answers: dict[bytes, Answer] = {}
+        self._answers: dict[bytes, Answer] = {segment: k.tokens for segment, k in self._known.items()}
 
     def load(self, leaves: Sequence[bytes]) -> None:
         """Decode all segments of these towers that are not decoded yet. Errors wait for who asks."""
@@ -137,6 +148,8 @@ class Chains:
         return np.concatenate([NOTHING, *parts[::-1]])
 
     def _parent(self, segment: bytes) -> bytes:
+        if segment in self._known:
+            return self._known[segment].parent
         return self._places[segment][0].record.parent
 
     def _look_up(self, leaf: bytes) -> list[bytes]:
@@ -145,6 +158,9 @@ class Chains:
         at = leaf
         while at not in self._depth and len(path) <= MAX_SEGMENTS:
             path.append(at)
+            if at in self._known:
+                at = self._known[at].parent
+                continue
             places = self._places[at] = self.view.find(SEGMENTS, at)
             if not places:
                 self._answers[at] = LostError(
@@ -163,6 +179,7 @@ class Chains:
 
     def _decode_level(self, level: Sequence[bytes]) -> None:
         """Each from the first of its records that proves to be it."""
+        level = [s for s in level if s not in self._known]
         above = [self.above(self._places[s][0]) for s in level]
         ready = [n for n in range(len(level)) if not isinstance(above[n], PltzError)]
         wanted = [self._wanted(self._places[level[n]][0], above[n]) for n in ready]

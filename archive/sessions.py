@@ -112,7 +112,8 @@ class SessionArchive:
 
     def __init__(self, archive: Archive, bundles: Sequence[Bundle]) -> None:
         self.archive = archive
-        self.tokenizer = bundles[0].tokenizer
+        self.bundle = bundles[0]
+        self.tokenizer = self.bundle.tokenizer
         self._tokenizers = {b.tokenizer.fingerprint: b.tokenizer for b in bundles}
         self._memos = [codec for codec in archive.codecs if isinstance(codec, Memo)]  # the model, plain bytes
 

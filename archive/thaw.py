@@ -15,6 +15,8 @@ prefill. What comes out is what the target itself would hold after reading the s
 A KV must never be served to other weights. A frame may carry the fingerprint of the target it was frozen for; a target
 with another one is refused unless ``any_target`` is given (``--any-target``), which is safe only in the sense that the
 prefill is then honest work of the *new* weights on the old tokens.
+
+A session of an archive is thawed by `pltz.archive.hot.thawer.Thawer`, which looks for hot KV first.
 """
 
 from __future__ import annotations

@@ -230,6 +230,8 @@ class Inputs:
             self._model = self._load_target(self.target)
 
     def __iter__(self) -> Iterator[Row]:
+        from pltz.models.target import as_seen_by
+
         for path in self.paths:
             stem = "stdin" if path == "-" else Path(path).name.removesuffix(".zst").rsplit(".", 1)[0] or path
             rows = (
@@ -237,7 +239,7 @@ class Inputs:
             )
             for number, (session, target) in enumerate(rows):
                 if self._model is not None:
-                    session, target = api.as_seen_by(self._model, session), self._model.fingerprint
+                    session, target = as_seen_by(self._model, session), self._model.fingerprint
                 yield Row(f"{stem}/{number}", session, target)
 
     def _load_target(self, name: str) -> "Target":

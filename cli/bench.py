@@ -10,6 +10,7 @@ COMMANDS = {
     "archive": "pltz.cli.bench_archive:archive",
     "hook": "pltz.cli.bench_hook:hook",
     "nightly": "pltz.cli.bench_nightly:nightly",
+    "thaw": "pltz.cli.bench_thaw:thaw",
 }
 
 

@@ -7,7 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("pltz", "torch", "numpy", "constriction", "tokenizers", "zstandard", "brotli", "pyppmd")
+PACKAGES = (
+    "pltz", "torch", "transformers", "safetensors", "numpy", "constriction", "tokenizers", "zstandard", "brotli", "pyppmd"
+)  # fmt: skip
 
 
 def describe(coder: object, device: str, threads: int | None) -> dict[str, Any]:
@@ -43,7 +45,9 @@ def cpu_name() -> str:
 
 
 def engine_name(coder: object) -> str:
-    """``torch``, or ``compiled`` and the instructions it chose."""
+    """``torch``, ``cuda``, or ``compiled`` and the instructions it chose."""
+    if type(coder).__module__.startswith("pltz.plt_codec.cuda"):
+        return "cuda"
     kernel = getattr(coder, "kernel", None)
     return "torch" if kernel is None else f"compiled, {kernel}"
 

@@ -17,6 +17,7 @@ from pltz.cli.table import pairs, size
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
+    from pltz.archive.hot import HotStore
     from pltz.archive.thaw import Thawed
     from pltz.models.target import Target
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         "pltz thaw chats.pltz --session 7",
         "pltz thaw chats.pltz --session 7 --continue 40",
         "pltz thaw --archive /data/cold support/7 --tenant acme",
+        "pltz thaw --archive /data/cold support/7 --hot /var/cache/pltz --hot-budget 50",
         "pltz thaw chats.pltz --session 0 --target ./my-model --any-target --json",
     ],
 )
@@ -41,6 +43,21 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     metavar="N",
     help="Version N of NAME.  [default: the last]",
+)
+@click.option(
+    "--hot",
+    "folder",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="With --archive: keep KV in this folder, and take from it what it has.",
+)
+@click.option(
+    "--hot-budget",
+    type=click.FloatRange(min=0, min_open=True),
+    default=20.0,
+    show_default=True,
+    metavar="GB",
+    help="Of the files in --hot DIR together.",
 )
 @options.TARGET
 @click.option("--any-target", is_flag=True, help="Allow a target the file was not frozen for.")
@@ -63,6 +80,8 @@ def thaw(
     place: str | None,
     tenant: str | None,
     number: int | None,
+    folder: str | None,
+    hot_budget: float,
     target: str | None,
     any_target: bool,
     more: int,
@@ -75,6 +94,9 @@ def thaw(
 
     Without --target the session is thawed into mini-llama, the small target that ships with pltz. A file
     frozen for one target is refused to any other unless --any-target is given.
+
+    With --hot DIR the KV of an archive's session is kept in files, segment by segment, so that the next session on the same
+    prompt, or the same one again, is prefilled only where it is new. The files hold KV and tokens in the clear.
     """
     from pltz.models.target import Target
 
@@ -84,15 +106,18 @@ def thaw(
         start = time.perf_counter()
         cold = open_sessions(place, [bundle] if bundle else [], device, threads)
         model = Target.load(target or api.DEFAULT_TARGET, device=device)
+        hot = hot_store(folder, hot_budget, model)
         load_ms = 1e3 * (time.perf_counter() - start)
-        thawed = api.thaw_archived(cold, file, model, tenant or "default", number, any_target=any_target)
-        result = Result.of(thawed, model, more, load_ms)
+        thawed = api.thaw_archived(
+            cold, file, model, tenant or "default", number, hot=hot, any_target=any_target
+        )
+        result = Result.of(thawed, model, more, load_ms, None if hot is None else hot.stats().hit_tokens)
         write_text(json.dumps(result.as_json()) if as_json else result.text())
         return
     if index is None:
         raise UsageError("name the session of FILE to thaw: --session I")
-    if tenant is not None or number is not None:
-        raise UsageError("--tenant and --version belong to --archive DIR")
+    if tenant is not None or number is not None or folder is not None:
+        raise UsageError("--tenant, --version and --hot belong to --archive DIR")
     with options.open_reader(file) as reader:
         start = time.perf_counter()
         codec = options.load_codec_for(reader, bundle, device, threads)
@@ -103,6 +128,15 @@ def thaw(
     write_text(json.dumps(result.as_json()) if as_json else result.text())
 
 
+def hot_store(folder: str | None, budget: float, model: "Target") -> "HotStore | None":
+    """A store of files alone: what is in memory does not outlive the command. ``budget``: GB."""
+    if folder is None:
+        return None
+    from pltz.archive.hot import HotStore
+
+    return HotStore(0, 0, int(budget * 1e9), folder=folder, device=model.device)
+
+
 @dataclass(frozen=True)
 class Result:
     """What a thaw gave: sizes in bytes, times in milliseconds."""
@@ -111,9 +145,12 @@ class Result:
     kv_bytes: int
     timings: dict[str, float]
     continuation: str | None
+    hot_tokens: int | None
 
     @classmethod
-    def of(cls, thawed: "Thawed", model: "Target", more: int, load_ms: float) -> "Result":
+    def of(
+        cls, thawed: "Thawed", model: "Target", more: int, load_ms: float, hot_tokens: int | None = None
+    ) -> "Result":
         """Let the target write ``more`` tokens and gather the figures; loading is not part of a thaw."""
         timings = {"load (once)": load_ms} | thawed.timings
         kv_bytes = model.kv_bytes(len(thawed.token_ids))
@@ -123,7 +160,7 @@ class Result:
             new = model.generate(thawed.cache, thawed.token_ids, more, logits=thawed.logits)
             timings["continue"] = 1e3 * (time.perf_counter() - start)
             text = model.decode(new)
-        return cls(len(thawed.token_ids), kv_bytes, timings, text)
+        return cls(len(thawed.token_ids), kv_bytes, timings, text, hot_tokens)
 
     def as_json(self) -> dict[str, Any]:
         """The figures as JSON."""
@@ -133,10 +170,13 @@ class Result:
             "kv_bytes": self.kv_bytes,
             **timings,
             "continuation": self.continuation,
+            **({} if self.hot_tokens is None else {"hot_tokens": self.hot_tokens}),
         }
 
     def text(self) -> str:
         """The figures for people, the continuation last."""
         rows = [("tokens", f"{self.tokens:,}"), ("KV", size(self.kv_bytes))]
+        if self.hot_tokens is not None:
+            rows.append(("hot", f"{self.hot_tokens:,} tokens"))
         rows += [(stage, f"{ms:,.1f} ms") for stage, ms in self.timings.items()]
         return pairs(rows, indent="") + (f"\n\n{self.continuation}" if self.continuation is not None else "")

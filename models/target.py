@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pltz.models.batch import Batch
+from pltz.models.cache import is_plain, share
 from pltz.models.checkpoint import (
     file_signature,
     fingerprint_folder,
@@ -42,6 +44,7 @@ from pltz.models.checkpoint import (
     tokenizer_json_of,
 )
 from pltz.models.kv_size import kv_bytes_of
+from pltz.models.session import Session
 from pltz.plt_codec.errors import ContentError, ModelError, OpaqueContentError, PltzError, UsageError
 
 if TYPE_CHECKING:
@@ -260,6 +263,31 @@ class Target:
             raise ModelError(f"{type(self.model).__name__} keeps no DynamicCache: its KV cannot be thawed")
         return cache, logits
 
+    def prefill_many(
+        self, rows: Sequence[tuple[Sequence[int] | NDArray[Any], DynamicCache | None]]
+    ) -> list[tuple[DynamicCache, torch.Tensor]]:
+        """`prefill` for many sessions in one pass: (ids, cache of the first of them or None) each; answers in their order.
+
+        The caches given are not changed. Rows are padded to the longest and masked, so a KV differs from that of a single
+        prefill by float noise. A target that keeps windows or states runs them one by one. Errors are those of `prefill`.
+        """
+        import torch
+
+        arrays = [self.check_ids(ids) for ids, _ in rows]
+        caches = [None if cache is None else share(cache) for _, cache in rows]
+        over = [c is not None and int(c.get_seq_length()) >= len(a) for c, a in zip(caches, arrays, strict=True)]
+        if len(rows) < 2 or any(over) or not is_plain(self._new_cache()):
+            return [self.prefill(a, cache=c) for a, c in zip(arrays, caches, strict=True)]
+        batch = Batch(arrays, caches)
+        columns, own = batch.last()
+        with torch.inference_mode():
+            past = batch.past(self.model.config)
+            keep = {name: torch.tensor(columns, device=self.device) for name in self._last_only}
+            logits = self._run(past, **batch.inputs(self.device), **keep)
+            ends = logits if keep else logits[:, columns]  # (B, columns, vocab_size)
+            last = ends[range(len(own)), own]
+            return list(zip(batch.split(past, self.model.config), last.unbind(), strict=True))
+
     def generate(
         self,
         cache: DynamicCache,
@@ -346,11 +374,17 @@ class Target:
         """Run ids (T,) after what the cache holds; the logits of the last position, (vocab_size,)."""
         import torch
 
+        batch = torch.from_numpy(np.ascontiguousarray(ids))[None].to(self.device)  # (1, T)
+        return self._run(cache, input_ids=batch, **self._last_only)[0, -1]
+
+    def _run(self, cache: DynamicCache, **inputs: Any) -> torch.Tensor:
+        """One pass of the model after what the cache holds; logits (B, positions kept, vocab_size)."""
+        import torch
+
+        tokens = inputs["input_ids"].numel()
         try:
             with torch.inference_mode():
-                batch = torch.from_numpy(np.ascontiguousarray(ids))[None].to(self.device)  # (1, T)
-                out = self.model(input_ids=batch, past_key_values=cache, use_cache=True, **self._last_only)
-                logits: torch.Tensor = out.logits[0, -1]
+                logits: torch.Tensor = self.model(past_key_values=cache, use_cache=True, **inputs).logits
                 return logits
         except torch.OutOfMemoryError as exc:
             raise ModelError(f"out of memory on {self.device}: prefill in smaller chunks") from exc
@@ -358,8 +392,20 @@ class Target:
             raise
         except Exception as exc:  # the model's own code: anything
             raise ModelError(
-                f"{type(self.model).__name__} failed on {len(ids)} tokens ({reason(exc)})"
+                f"{type(self.model).__name__} failed on {tokens} tokens ({reason(exc)})"
             ) from exc
+
+
+def as_seen_by(model: Target, session: Session) -> Session:
+    """The session as the ids that ``model`` would prefill."""
+    if session.kind == "ids":
+        return session
+    if session.kind == "chat":
+        return Session("ids", model.render(session.value))
+    try:
+        return Session("ids", model.tokenize(session.value.decode()))
+    except UnicodeDecodeError as exc:
+        raise ContentError("a text that is not UTF-8 has no token ids: leave the target out") from exc
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

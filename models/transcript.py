@@ -129,11 +129,18 @@ def from_tokens(kind: Kind, ids: npt.ArrayLike, tokenizer: BundleTokenizer) -> S
 def conversation_ids(ids: npt.ArrayLike) -> Ids:
     """A chat's tokens without its style and its <|meta|> segment: what a target is prefilled with."""
     array = np.asarray(ids, np.int32)
-    starts = np.flatnonzero(array < len(SPECIALS)).tolist()
-    if starts and array[starts[0]] in (SHAREGPT, LIST):
+    begin, end = conversation_span(array)
+    return array[begin:end]
+
+
+def conversation_span(ids: npt.NDArray[np.integer[Any]]) -> tuple[int, int]:
+    """Where `conversation_ids` begin and end in a chat's tokens."""
+    starts = np.flatnonzero(ids < len(SPECIALS)).tolist()
+    if starts and ids[starts[0]] in (SHAREGPT, LIST):
         starts = starts[1:]
-    end = starts[-1] if starts and array[starts[-1]] == META else len(array)
-    return array[starts[0] : end] if starts else array[:0]
+    if not starts:
+        return 0, 0
+    return starts[0], starts[-1] if ids[starts[-1]] == META else len(ids)
 
 
 def refuse_opaque(session: Session) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pltz.plt_codec.errors import ContentError, PltzError, TokenizerMismatch, UsageError
+from pltz.plt_codec.errors import PltzError, UsageError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from pltz.archive.hot.store import HotStore
     from pltz.archive.sessions import Item, SessionArchive
     from pltz.archive.thaw import Thawed
-    from pltz.archive.view import Version
     from pltz.models.bridge import Bridge
     from pltz.models.bundle import Bundle
     from pltz.models.codec import Codec, OnError
@@ -74,6 +74,8 @@ def compress(
     >>> pltz.decompress(data)[0].value
     {'messages': [{'role': 'user', 'content': 'Hello'}]}
     """
+    from pltz.models.target import as_seen_by
+
     codec = _codec(bundle, device, threads)
     found: Iterable[Session] = as_sessions(sessions, format)
     model, partner = _freezing_for(target, tokenizer, codec)
@@ -314,49 +316,24 @@ def thaw_archived(
     tenant: str = "default",
     number: int | None = None,
     *,
+    hot: HotStore | None = None,
     any_target: bool = False,
     chunk: int | None = None,
 ) -> Thawed:
     """Make a session of an archive hot again, as `thaw` does with one of a file.
 
+    One session, nothing kept: to thaw many, and to keep what is shared in a `HotStore`, make a `pltz.archive.hot.Thawer` once.
+
+    Args:
+        hot: a store to look in first and to keep the KV in.
+
     Raises:
         NotFound: no such session or version; LostError: it is damaged; and what `thaw` raises.
     """
-    from pltz.archive.thaw import check_target
-    from pltz.archive.thaw import thaw as prefill
+    from pltz.archive.hot.thawer import Thawer
 
     model = _target(target if target is not None else DEFAULT_TARGET)
-    start = time.perf_counter()
-    version = cold.archive.version(name, tenant, number)
-    frozen_for = version.target if any(version.target) else None
-    if frozen_for is not None:
-        check_target(frozen_for, model.fingerprint, any_target=any_target)
-    read = time.perf_counter()
-    ids = _archived_ids(cold, version, model)
-    timings = {"read": 1e3 * (read - start), "decode": 1e3 * (time.perf_counter() - read)}
-    return prefill(ids, model, frozen_for=frozen_for, any_target=any_target, chunk=chunk, timings=timings)
-
-
-def _archived_ids(cold: SessionArchive, version: Version, model: Target) -> np.ndarray[Any, Any]:
-    """The ids to prefill ``model`` with for a version, (T,); as `target_ids`. Raises TokenizerMismatch for ids of another tokenizer."""
-    import numpy as np
-
-    from pltz.archive.codec import BytesCodec
-    from pltz.models import transcript
-    from pltz.models.bridge import Bridge
-
-    tower = cold.archive.tower(version)
-    session = cold.session(tower)
-    same = Bridge(model.tokenizer_json, cold.tokenizer).identity
-    if session.kind == "ids":
-        if not same:
-            raise TokenizerMismatch(
-                "these ids belong to the bundle's tokenizer, and the target has another one"
-            )
-        return np.asarray(session.value)
-    if same and version.tokenizer == cold.tokenizer.fingerprint != BytesCodec.tokenizer:
-        return transcript.conversation_ids(tower.tokens) if session.kind == "chat" else tower.tokens
-    return np.asarray(as_seen_by(model, session).value)
+    return Thawer(cold, model, hot, any_target=any_target, chunk=chunk).thaw(name, tenant, number)
 
 
 def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, Any]:
@@ -366,6 +343,8 @@ def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, 
     the target's template and a text through its tokenizer.
     """
     import numpy as np
+
+    from pltz.models.target import as_seen_by
 
     kind = file.info(index).kind.session
     if kind == "ids" or _bridge(model.tokenizer_json, file.codec).identity:
@@ -510,6 +489,8 @@ def _items(source: object, format: str) -> Iterable[object]:
 
 def _attempt(item: object, model: Target | None) -> Session | PltzError:
     """One session as ``model`` sees it, if there is one; or why it cannot be."""
+    from pltz.models.target import as_seen_by
+
     try:
         session = as_session(item)
         return session if model is None else as_seen_by(model, session)
@@ -584,17 +565,3 @@ def _bridge(tokenizer_json: bytes, codec: Codec) -> Bridge:
     from pltz.models.bridge import Bridge
 
     return Bridge(tokenizer_json, codec.bundle.tokenizer)
-
-
-def as_seen_by(model: Target, session: Session) -> Session:
-    """The session as the ids that ``model`` would prefill."""
-    from pltz.models.session import Session
-
-    if session.kind == "ids":
-        return session
-    if session.kind == "chat":
-        return Session("ids", model.render(session.value))
-    try:
-        return Session("ids", model.tokenize(session.value.decode()))
-    except UnicodeDecodeError as exc:
-        raise ContentError("a text that is not UTF-8 has no token ids: leave target out") from exc

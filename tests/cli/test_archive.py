@@ -468,6 +468,19 @@ def test_thaw_from_an_archive_is_that_of_a_file(run: Run, cold: Path, frozen: Pa
     assert run("thaw", "--archive", cold, "chats/1", "--session", 1).exit_code == 2
 
 
+def test_a_hot_folder_serves_the_second_thaw(run: Run, cold: Path, frozen: Path, tmp_path: Path) -> None:
+    run("archive", "put", cold, frozen)
+    words = ["thaw", "--archive", cold, "chats/1", "--hot", tmp_path / "hot", "--continue", 5, "--json"]
+    first, second = (json.loads(run(*words).stdout) for _ in range(2))
+    assert (first["hot_tokens"], second["hot_tokens"]) == (0, first["tokens"])
+    assert first["continuation"] == second["continuation"]
+    assert {"read_ms", "lookup_ms", "decode_ms", "prefill_ms", "insert_ms", "total_ms"} <= second.keys()
+    assert "hot" in run(*words[:-1]).stdout
+    assert run("thaw", frozen, "--session", 1, "--hot", tmp_path).exit_code == 2
+    (tmp_path / "file").write_text("")
+    assert run("thaw", "--archive", cold, "chats/1", "--hot", tmp_path / "file").exit_code == 2
+
+
 def test_frozen_for_a_target(run: Run, cold: Path, chats: Path, tmp_path: Path) -> None:
     chats.write_text(json.dumps(chat(2)) + "\n")
     rows = lines(run("archive", "put", cold, chats, "--target", "mini-llama", "--json"))

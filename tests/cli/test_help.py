@@ -49,6 +49,7 @@ def test_the_commands_are_the_documented_ones() -> None:
         "bench hook",
         "bench nightly",
         "bench speed",
+        "bench thaw",
         "demo",
         "hook drain",
         "hook status",

@@ -1,0 +1,56 @@
+"""Lease: segments that someone uses now, and which therefore stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from pltz.archive.hot.slab import Slab
+    from pltz.archive.hot.store import Node
+
+
+class Lease:
+    """The hot prefix of a path, from the root. Made by `HotStore.hold`; end it with `release`, or use it in a ``with``."""
+
+    def __init__(self, nodes: list[Node], release: Callable[[Node], None]) -> None:
+        self._nodes = nodes
+        self._give_back = release
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def segments(self) -> list[bytes]:
+        """Ids of the segments held."""
+        return [node.segment for node in self._nodes]
+
+    @property
+    def slabs(self) -> list[Slab]:
+        """Their KV, on the device where it had room."""
+        return [node.slab for node in self._nodes]
+
+    @property
+    def tiers(self) -> list[str]:
+        """Where each lies now."""
+        return [node.tier for node in self._nodes]
+
+    def keep(self, count: int) -> None:
+        """Let go of all but the first ``count``."""
+        for node in self._nodes[count:]:
+            self._give_back(node)
+        del self._nodes[count:]
+
+    def release(self) -> None:
+        """Let go of all; a second time does nothing."""
+        self.keep(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

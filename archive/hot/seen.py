@@ -1,0 +1,79 @@
+"""What a target sees of a tower: the ids it is prefilled with, and which of them stand for which segment.
+
+    tokens    |<|system|> You are ... | <|user|> Hi <|assistant|> Hello | <|meta|> {...} |
+    ids        0 ............... 70     70 ................... 75         75 .. 75            one tokenizer: the tokens themselves
+    ids        0 .. 0                   0 .................... 0          0 .............. 81  another: rendered, all with the last
+
+With another tokenizer the ids are those of the rendered chat, which no cut of the archive's tokens is a cut of; so all of
+them belong to the last segment, and are shared by who shares the whole session. Sessions that were archived as the ids a target saw
+(`bridged.BridgedCodec`) are their own ids again, segment by segment.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pltz.archive.bridged import BridgedCodec
+from pltz.archive.codec import BytesCodec
+from pltz.archive.writer import KINDS
+from pltz.models import transcript
+from pltz.models.bridge import Bridge
+from pltz.models.target import as_seen_by
+from pltz.plt_codec.errors import TokenizerMismatch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pltz.archive.archive import Tower
+    from pltz.archive.sessions import SessionArchive
+    from pltz.archive.view import Version
+    from pltz.models.target import Target
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """``ids``: (T,) int32, those of the target; ``cuts``: where each segment's begin and the last one's end, (segments + 1,)."""
+
+    ids: NDArray[np.int32]
+    cuts: list[int]
+
+    def of(self, segment: int) -> NDArray[np.int32]:
+        """The ids of one segment, by its number in the tower."""
+        return self.ids[self.cuts[segment] : self.cuts[segment + 1]]
+
+
+class Eyes:
+    """How one target sees the sessions of one archive."""
+
+    def __init__(self, cold: SessionArchive, target: Target) -> None:
+        self._cold, self._target = cold, target
+        self._bridge = Bridge(target.tokenizer_json, cold.tokenizer)
+        self._same = self._bridge.identity  # the bundle's tokenizer is the target's own
+        self._own = {self._bridge.fingerprint} | ({cold.tokenizer.fingerprint} if self._same else set())
+
+    def prepare(self, version: Version) -> None:
+        """Let the archive decode a version that holds the target's own ids, of another tokenizer than the bundle's."""
+        codecs, wanted = self._cold.archive.codecs, self._bridge.fingerprint
+        if self._same or version.tokenizer != wanted or wanted in [codec.tokenizer for codec in codecs]:
+            return
+        codecs.append(BridgedCodec(self._cold.bundle, self._bridge, device=self._target.device.type))
+
+    def see(self, tower: Tower) -> Seen:
+        """The ids that stand for a tower. Raises TokenizerMismatch for ids of another tokenizer; ContentError, BundleMismatch, CorruptError."""
+        kind, tokenizer = KINDS[tower.version.kind], tower.version.tokenizer
+        ends = list(itertools.accumulate((len(tokens) for _, tokens in tower.segments), initial=0))
+        if tokenizer in self._own and tokenizer != BytesCodec.tokenizer:
+            tokens = tower.tokens
+            begin, end = transcript.conversation_span(tokens) if kind == "chat" else (0, len(tokens))
+            return Seen(tokens[begin:end].astype(np.int32), [min(max(at, begin), end) - begin for at in ends])
+        session = self._cold.session(tower)
+        if kind == "ids" and not self._same:
+            raise TokenizerMismatch(
+                "these ids belong to the bundle's tokenizer, and the target has another one"
+            )
+        ids = np.asarray(as_seen_by(self._target, session).value, np.int32)
+        return Seen(ids, [0] * len(tower.segments) + [len(ids)])

@@ -1,0 +1,123 @@
+"""Slab: the KV of one segment in one tensor, and how a cache is cut into slabs and joined from them.
+
+    DynamicCache of a tower      |  base  |  turn 1  |  turn 2  |        per layer K and V, (1, heads, T, D)
+    slabs                        (L, 2, heads, T_base, D)  (L, 2, heads, T_1, D)  ...
+
+One tensor a segment: one allocation, one copy to another device, one run of bytes in a file. Joining the slab of a single
+segment copies nothing: a `DynamicCache` grows by concatenation and never writes into the tensors it was given, so any number of
+sessions may stand on one slab. What stands on several is laid side by side once, since attention wants K and V in one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pltz.models.cache import cache_of, is_plain, pairs_of
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+    from transformers import DynamicCache
+
+    Ids = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Slab:
+    """The KV of a segment and what it was computed from.
+
+    ``kv``: (layers, 2, heads, T, D), keys then values; ``ids``: (T,) what the target was given; ``tokens``: (n,) the segment as
+    the archive has it; ``logits``: (V,) of the last id, None where they are not known; ``start``: ids before the segment.
+    """
+
+    kv: torch.Tensor
+    ids: Ids
+    tokens: Ids
+    start: int
+    logits: torch.Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes, all parts counted."""
+        tensors = [self.kv] if self.logits is None else [self.kv, self.logits]
+        return sum(t.numel() * t.element_size() for t in tensors) + self.ids.nbytes + self.tokens.nbytes
+
+    def to(self, device: torch.device, *, pin: bool = False) -> Slab:
+        """A copy in memory of its own; in page-locked host memory with ``pin``, which a GPU reads at the full rate of the bus."""
+        logits = None if self.logits is None else _copy(self.logits, device, pin)
+        done = replace(self, kv=_copy(self.kv, device, pin), logits=logits)
+        _wait(self.kv, done.kv)
+        return done
+
+
+def cut(cache: DynamicCache, start: int, ids: Ids, tokens: Ids, logits: torch.Tensor | None = None) -> Slab:
+    """The slab of positions ``start`` to ``start + len(ids)`` of a cache, in memory of its own.
+
+    Raises UsageError for a cache that cannot be cut (see `can_cut`), or ends before.
+    """
+    import torch
+
+    stop = start + len(ids)
+    if not can_cut(cache) or int(cache.get_seq_length()) < stop:
+        raise UsageError(f"expected a cache of {stop} tokens or more, of one session and all layers alike")
+    parts = [t[0, :, start:stop] for pair in pairs_of(cache) for t in pair]
+    with torch.inference_mode():
+        kv = torch.stack(parts).unflatten(0, (-1, 2))
+        own = None if logits is None else logits.clone()
+    return Slab(kv, ids, tokens, start, own)
+
+
+def can_cut(cache: DynamicCache) -> bool:
+    """Whether all layers keep K and V of all tokens in one shape: no sliding windows, latents or states of linear attention."""
+    if not is_plain(cache) or not cache.get_seq_length():
+        return False
+    shapes = {t.shape for pair in pairs_of(cache) for t in pair}
+    return len(shapes) == 1 and shapes.pop()[0] == 1
+
+
+def join(slabs: Sequence[Slab], config: Any, device: torch.device) -> DynamicCache:
+    """A cache of all slabs in their order, on a device. Nothing is copied where one slab, already there, holds all.
+
+    ``config``: of the target's model.
+    """
+    import torch
+
+    filled = [s.kv for s in slabs if len(s.ids)]
+    if len(filled) == 1 and filled[0].device == device:
+        return cache_of(((kv[0][None], kv[1][None]) for kv in filled[0]), config)
+    if not filled:
+        return cache_of((), config)
+    layers, two, heads, _, width = filled[0].shape
+    total = sum(kv.shape[3] for kv in filled)
+    with torch.inference_mode():
+        whole = torch.empty((layers, two, heads, total, width), dtype=filled[0].dtype, device=device)
+        at = 0
+        for kv in filled:
+            whole[:, :, :, at : at + kv.shape[3]].copy_(kv, non_blocking=True)
+            at += kv.shape[3]
+    _wait(filled[-1], whole)
+    return cache_of(((kv[0][None], kv[1][None]) for kv in whole), config)
+
+
+def _copy(tensor: torch.Tensor, device: torch.device, pin: bool) -> torch.Tensor:
+    import torch
+
+    with torch.inference_mode():
+        out = torch.empty(tensor.shape, dtype=tensor.dtype, device=device, pin_memory=pin)
+        return out.copy_(tensor, non_blocking=True)
+
+
+def _wait(*tensors: torch.Tensor) -> None:
+    """Until copies between a GPU and host memory, which run beside the host, are done."""
+    import torch
+
+    on = {t.device for t in tensors}
+    if len(on) > 1:
+        for device in on:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()

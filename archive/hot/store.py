@@ -1,0 +1,407 @@
+"""HotStore: a trie of segments with the KV of targets, each once, whatever the number of sessions that stand on it.
+
+    device    slabs in the memory of the target's device      pinned bases, what is in use, what will be
+    host      slabs in page-locked host memory                 (budget 0 where the target computes on the CPU)
+    disk      memory-mapped files (`warm.py`)                  shared with other processes
+
+    with store.hold(space, path) as lease:                     # the longest prefix of the path that is hot
+        cache = join(lease.slabs, ...)                         # nothing of it is evicted until the lease ends
+    store.insert(space, segment, parent, slab, born)
+
+* A node is named by space (target fingerprint and dtype) and segment id, which fixes its whole tower. It lies in one tier of memory at a
+  time; a file may lie below it, too.
+* The bytes of a tier never exceed its budget: room is made before anything enters. What has to go is what has the lowest priority
+  (`lindy.py`), is neither leased nor pinned, and ranks below what comes; if that is not enough, what comes goes one tier down, and at
+  last is refused. A segment evicted from the device goes to the host, from there to disk, from there away.
+* Promotion is by use: a held segment moves to the device if there is room under the same rule. `promote` fills room that became
+  free with the best of the host tier.
+* Thread-safe: one lock over the bookkeeping; copies and files are done outside of it, on nodes marked as moving.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from pltz.archive.hot.lease import Lease
+from pltz.archive.hot.lindy import Priority, priority
+from pltz.archive.hot.slab import Slab
+from pltz.archive.hot.stats import Stats, Tier
+from pltz.archive.hot.warm import Warm, WarmFolder
+from pltz.archive.identity import NONE, digest
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+DEVICE, HOST, DISK = "device", "host", "disk"
+PIN_SHARE = 0.5  # of the device's budget that pinned segments may take
+
+
+def space_of(fingerprint: bytes, dtype: str) -> bytes:
+    """16 bytes: what a KV belongs to beside its segment. ``fingerprint``: of the target; ``dtype``: as torch writes it."""
+    return digest(b"pltz hot", fingerprint, dtype.encode())
+
+
+@dataclass(eq=False)
+class Node:
+    """A segment in memory, or mapped while it is leased. ``parent``: segment id; times in seconds since 1970."""
+
+    space: bytes
+    segment: bytes
+    parent: bytes
+    slab: Slab
+    tier: str
+    born: float
+    used: float
+    leases: int = 0
+    moving: bool = False
+    gone: bool = False  # discarded while it was in use: leaves when it is not
+
+    @property
+    def key(self) -> bytes:
+        return self.space + self.segment
+
+
+class HotStore:
+    """See the head of this file.
+
+    Args:
+        device_bytes, host_bytes, disk_bytes: budgets.
+        folder: of the disk tier; needed where ``disk_bytes`` is given.
+        device: where the target computes, and slabs of the device tier lie.
+        clock: seconds since 1970.
+
+    Raises UsageError where a budget is below zero, or one of folder and its budget is missing.
+    """
+
+    def __init__(
+        self,
+        device_bytes: int,
+        host_bytes: int = 0,
+        disk_bytes: int = 0,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        device: str | torch.device = "cpu",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        import torch
+
+        if min(device_bytes, host_bytes, disk_bytes) < 0:
+            raise UsageError("a budget is a number of bytes from 0 up")
+        if (folder is None) != (disk_bytes == 0):
+            raise UsageError("a warm folder and its budget (disk_bytes) belong together")
+        self.device = torch.device(device)
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.warm = None if folder is None else WarmFolder(folder, disk_bytes)
+        self._clock = clock
+        self._lock = Lock()
+        self._nodes: dict[bytes, Node] = {}
+        self._pins: Counter[bytes] = Counter()
+        self._tiers = {DEVICE: Tier(device_bytes), HOST: Tier(host_bytes), DISK: Tier(disk_bytes)}
+        self._stats = Stats(self._tiers[DEVICE], self._tiers[HOST], self._tiers[DISK])
+
+    # ---- looking up
+
+    def parent(self, space: bytes, segment: bytes) -> bytes | None:
+        """The id above a segment that is in memory; None where it is not."""
+        with self._lock:
+            node = self._nodes.get(space + segment)
+            return None if node is None else node.parent
+
+    def hold(self, space: bytes, path: Sequence[bytes], born: float | None = None) -> Lease:
+        """Lease the longest prefix of a path that is here, warm files included, and move it towards the device.
+
+        ``path``: segment ids from the root; ``born``: when the session began that asks, seconds since 1970.
+        """
+        nodes: list[Node] = []
+        above = NONE
+        for segment in path:
+            node = self._take(space, segment, above, born)
+            if node is None:
+                break
+            nodes.append(node)
+            above = segment
+        with self._lock:
+            self._stats.misses += len(path) - len(nodes)
+        for node in nodes:
+            self._promote(node)
+        return Lease(nodes, self._release)
+
+    def _take(self, space: bytes, segment: bytes, above: bytes, born: float | None) -> Node | None:
+        """One segment, leased. None where it is not here, or stands on another parent."""
+        with self._lock:
+            node = self._nodes.get(space + segment)
+        read = self.warm.read(space, segment) if node is None and self.warm is not None else None
+        with self._lock:
+            node = self._nodes.get(space + segment)
+            if node is None and read is not None:
+                node = Node(space, segment, read.parent, read.slab, DISK, read.born, read.born)
+                self._nodes[node.key] = node
+            if node is None or node.parent != above:
+                self._forget_if_unused(node)
+                return None
+            node.leases += 1
+            node.used = max(node.used, self._clock())
+            node.born = min(node.born, node.used if born is None else born)
+            self._tiers[node.tier].hits += 1
+            self._stats.hit_tokens += len(node.slab.ids)
+            return node
+
+    def _release(self, node: Node) -> None:
+        with self._lock:
+            node.leases -= 1
+            self._forget_if_unused(node)
+
+    def _forget_if_unused(self, node: Node | None) -> None:
+        """Let go of a mapped file, or of what was discarded, once nobody has it. Lock held."""
+        if node is None or node.leases or node.moving:
+            return
+        if node.gone or node.tier == DISK:
+            if self._nodes.get(node.key) is node:
+                del self._nodes[node.key]
+            if node.tier != DISK:
+                self._tiers[node.tier].leave(node.slab.size)
+                node.tier = DISK
+
+    # ---- taking in
+
+    def insert(
+        self, space: bytes, segment: bytes, parent: bytes, slab: Slab, born: float | None = None
+    ) -> bool:
+        """Keep a segment in the highest tier that has room for it; False where none has. One that is here stays as it is.
+
+        A slab of other ids under the same name takes the old one's place, unless that is in use.
+        """
+        now = self._clock()
+        node = Node(space, segment, parent, slab, DISK, now if born is None else min(born, now), now)
+        with self._lock:
+            if not self._replaces(node):
+                return True
+            for tier in (DEVICE, HOST):
+                if not self._reserve(tier, slab.size, self._rank(node)):
+                    continue
+                if node.key in self._nodes:  # another thread was first
+                    self._tiers[tier].leave(slab.size)
+                    return True
+                node.tier, node.moving = tier, True
+                self._nodes[node.key] = node
+                with self._unlocked():
+                    moved = self._on(tier, slab)
+                node.moving = False
+                if moved is None:
+                    self._discard(node)
+                    node = replace(node, tier=DISK, leases=0, gone=False)
+                    continue
+                node.slab = moved
+                self._stats.inserted += 1
+                self._forget_if_unused(node)
+                return True
+        kept = self._write(node)
+        with self._lock:
+            self._stats.inserted += kept
+            self._stats.refused += not kept
+        return kept
+
+    def _replaces(self, node: Node) -> bool:
+        """Whether a node is new, or another than the one here, which then is discarded. Lock held."""
+        known = self._nodes.get(node.key)
+        if known is None:
+            return True
+        known.born, known.used = min(known.born, node.born), max(known.used, node.used)
+        same = known.parent == node.parent and known.slab.ids.tobytes() == node.slab.ids.tobytes()
+        if same or known.leases or known.moving:
+            return False
+        self._discard(known)
+        return True
+
+    def _on(self, tier: str, slab: Slab) -> Slab | None:
+        """The slab in the memory of a tier; None where the machine has less than the budget says."""
+        import torch
+
+        to = self.device if tier == DEVICE else torch.device("cpu")
+        pin = tier == HOST and self.device.type == "cuda"
+        own = slab.kv.device == to and not pin and slab.kv.untyped_storage().nbytes() == slab.kv.nbytes
+        try:
+            return slab if own else slab.to(to, pin=pin)
+        except (RuntimeError, MemoryError):  # torch.OutOfMemoryError, or no page to lock
+            return None
+
+    def _write(self, node: Node) -> bool:
+        """A node's file. Lock not held."""
+        if self.warm is None:
+            return False
+        warm = Warm(node.slab, node.parent, node.born)
+        return self.warm.write(node.space, node.segment, warm, self._in_use())
+
+    def _in_use(self) -> Callable[[Path], bool]:
+        """Which files must stay: of what is leased or pinned here."""
+        with self._lock:
+            keys = {n.key for n in self._nodes.values() if n.leases} | set(self._pins)
+        assert self.warm is not None
+        paths = {self.warm.path(key[:16], key[16:]) for key in keys}
+        return lambda path: path in paths
+
+    # ---- moving between tiers
+
+    def _rank(self, node: Node) -> Priority:
+        return priority(self._clock(), node.used, node.born)
+
+    def _reserve(self, tier: str, size: int, rank: Priority) -> bool:
+        """Take room in a tier, evicting what ranks lower. Lock held; let go of while slabs move."""
+        here = self._tiers[tier]
+        while here.free < size:
+            victims = [n for n in self._nodes.values() if self._may_leave(n, tier, rank)]
+            if here.free + sum(n.slab.size for n in victims) < size:
+                return False
+            self._demote(min(victims, key=lambda n: (self._rank(n), -n.slab.start)))
+        here.enter(size)
+        return True
+
+    def _may_leave(self, node: Node, tier: str, rank: Priority) -> bool:
+        idle = not node.leases and not node.moving and node.key not in self._pins
+        return idle and node.tier == tier and self._rank(node) < rank
+
+    def _demote(self, node: Node) -> None:
+        """Move a node one tier down, or away. Where it is leased meanwhile, it stays. Lock held, let go of while it moves."""
+        node.moving = True
+        size = node.slab.size
+        lower, moved, kept = DISK, None, False
+        if node.tier == DEVICE and self._reserve(HOST, size, self._rank(node)):
+            with self._unlocked():
+                moved = self._on(HOST, node.slab)
+            if moved is not None:
+                lower, kept = HOST, True
+            else:
+                self._tiers[HOST].leave(size)
+        if moved is None:
+            with self._unlocked():
+                kept = self._write(node)
+            if node.gone and self.warm is not None:
+                self.warm.discard(node.space, node.segment)
+        node.moving = False
+        if node.leases:
+            if lower == HOST:
+                self._tiers[HOST].leave(size)
+            return
+        if not node.gone:
+            self._stats.demoted += kept
+            self._stats.dropped += not kept
+        self._tiers[node.tier].leave(size)
+        node.tier, node.slab = lower, moved or node.slab
+        self._forget_if_unused(node)
+
+    def _promote(self, node: Node) -> None:
+        """Move a node to the device, or a mapped one to the host, where there is room for it."""
+        with self._lock:
+            for tier in (DEVICE, HOST):
+                if node.tier == tier or node.moving or node.gone:
+                    return
+                size = node.slab.size
+                if not self._reserve(tier, size, self._rank(node)):
+                    continue
+                still = self._nodes.get(node.key) is node and not node.moving
+                if not still or node.tier in (tier, DEVICE):  # it moved while others were evicted
+                    self._tiers[tier].leave(size)
+                    return
+                node.moving = True
+                with self._unlocked():
+                    moved = self._on(tier, node.slab)
+                node.moving = False
+                if moved is None:
+                    self._tiers[tier].leave(size)
+                    continue
+                if node.tier != DISK:
+                    self._tiers[node.tier].leave(size)
+                node.tier, node.slab = tier, moved
+                self._stats.promoted += 1
+                self._forget_if_unused(node)
+                return
+
+    def promote(self) -> int:
+        """Fill free room on the device with the best of the host tier, evicting nothing. Returns how many segments moved."""
+        with self._lock:
+            found = sorted((n for n in self._nodes.values() if n.tier == HOST), key=self._rank, reverse=True)
+        moved = 0
+        for node in found:
+            with self._lock:
+                fits = node.slab.size <= self._tiers[DEVICE].free
+            if fits:
+                self._promote(node)
+                moved += node.tier == DEVICE
+        return moved
+
+    @contextmanager
+    def _unlocked(self) -> Iterator[None]:
+        """Let others in while bytes move."""
+        self._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.acquire()
+
+    # ---- pinning and letting go
+
+    def pin(self, space: bytes, path: Sequence[bytes]) -> bool:
+        """Keep all segments of a path, from the root, in memory until `unpin`: shared bases.
+
+        False, and nothing pinned, where one is not in memory or pinned segments would take more than PIN_SHARE of the device's budget.
+        """
+        keys = [space + segment for segment in path]
+        with self._lock:
+            if any(key not in self._nodes or self._nodes[key].tier == DISK for key in keys):
+                return False
+            pinned = {*self._pins, *keys} & self._nodes.keys()
+            if sum(self._nodes[key].slab.size for key in pinned) > PIN_SHARE * self._tiers[DEVICE].budget:
+                return False
+            self._pins.update(keys)
+            return True
+
+    def unpin(self, space: bytes, path: Sequence[bytes]) -> None:
+        """Undo one `pin` of the same path."""
+        with self._lock:
+            self._pins.subtract(space + segment for segment in path)
+            self._pins = +self._pins
+
+    def discard(self, space: bytes, segment: bytes) -> None:
+        """Forget a segment in every tier: what holds it keeps it, nobody finds it again. For what was erased."""
+        with self._lock:
+            node = self._nodes.get(space + segment)
+            self._pins.pop(space + segment, None)
+            if node is not None:
+                self._discard(node)
+        if self.warm is not None:
+            self.warm.discard(space, segment)
+
+    def _discard(self, node: Node) -> None:
+        """Lock held."""
+        node.gone = True
+        del self._nodes[node.key]
+        self._forget_if_unused(node)
+
+    def clear(self) -> None:
+        """Forget everything, the files of other processes that share the folder too."""
+        with self._lock:
+            self._pins.clear()
+            for node in list(self._nodes.values()):
+                self._discard(node)
+        if self.warm is not None:
+            self.warm.clear()
+
+    def stats(self) -> Stats:
+        """A copy of the counts as they are now. The disk tier's bytes and segments are those of the folder, whoever wrote them."""
+        with self._lock:
+            found = copy.deepcopy(self._stats)
+        if self.warm is not None:
+            found.disk.used, found.disk.segments = self.warm.usage()
+            found.damaged = self.warm.damaged
+        return found

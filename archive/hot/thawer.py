@@ -1,0 +1,424 @@
+"""Thawer: cold sessions into caches of the target that serves them, what is hot not done again.
+
+    version --path--> segment ids --hold--> | hot | missing ...
+                                                    read, decode, prove          all sessions of a batch side by side
+                                            | KV  | ids
+                                                    prefill over the hot KV      many sessions in one pass
+                                            | KV of the whole tower |            every new segment goes into the store
+
+    thawer = Thawer(cold, target, HotStore(device_bytes=20 << 30))
+    thawed = thawer.thaw("support/7", tenant="acme")             # cache, ids, logits: continue from here
+    many = thawer.thaw_many([Wanted("a"), Wanted("b")])          # Thawed or the error of each
+
+* Any thread may call at any time. Calls that come while a batch is under way wait and go together in the next: their lanes are decoded
+  side by side and their prefills padded into one pass. Two calls for one version are one piece of work, whenever they come.
+* What several sessions of a batch share and the store does not have is decoded once and prefilled once, first.
+* A KV is served only under the ids it was computed from: the ids of every hot segment are compared with those that the tower gives.
+* A sealed archive is decoded every time, hot or not, so that what was erased is refused at once; and it is not thawed over
+  files (`FORMAT.md`). In an archive in the clear a hot tower is not read again.
+* A target whose layers keep windows, latents or states is thawed all the same; nothing of it is kept hot.
+* Stages are timed in milliseconds (`laps.py`): ``read`` (which version and segments, from the archive's catalogue and records), ``wait`` (for a
+  batch under way), ``lookup`` (hot store and warm files, with the way to the device), ``decode``, ``prefill``, ``insert``, ``total``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from threading import Event, Lock
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pltz.archive.archive import Tower
+from pltz.archive.chain import MAX_SEGMENTS, Known
+from pltz.archive.errors import LostError
+from pltz.archive.hot.laps import Laps
+from pltz.archive.hot.lease import Lease
+from pltz.archive.hot.seen import Eyes, Seen
+from pltz.archive.hot.slab import Slab, can_cut, cut, join
+from pltz.archive.hot.store import HotStore, space_of
+from pltz.archive.identity import NONE
+from pltz.archive.sessions import base_of
+from pltz.archive.thaw import Thawed, check_target
+from pltz.models.cache import share
+from pltz.plt_codec.errors import ModelError, PltzError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+    from transformers import DynamicCache
+
+    from pltz.archive.sessions import SessionArchive
+    from pltz.archive.view import Version
+    from pltz.models.target import Target
+
+TOGETHER = 8192  # padded tokens of one pass of several sessions
+WASTE = 0.25  # of them that may be padding
+PAST = 4  # times as many tokens of padded past, at most
+BATCH = 256  # sessions of one batch
+
+
+class Wanted(NamedTuple):
+    """A session to thaw: its last version, or version ``number``."""
+
+    name: str
+    tenant: str = "default"
+    number: int | None = None
+
+
+@dataclass(eq=False)
+class _Flight:
+    """One version being thawed, for all who asked for it.
+
+    ``asked``, ``boarded``: when the first one called, and when its version was known (seconds of the performance counter); ``shared``: segments of
+    its base that tenants share; ``hot``: segments found hot; ``at``: segments done; ``cache``, ``logits``: their KV, and logits of their last id where they are known.
+    """
+
+    version: Version
+    born: float
+    asked: float
+    boarded: float
+    done: Event = field(default_factory=Event)
+    answer: Thawed | PltzError | None = None
+    path: list[bytes] = field(default_factory=list)
+    lease: Lease = field(default_factory=lambda: Lease([], lambda node: None))
+    tower: Tower | None = None
+    seen: Seen = field(default_factory=lambda: Seen(np.zeros(0, np.int32), [0]))
+    shared: int = 0
+    hot: int = 0
+    at: int = 0
+    end_of_run: int = 0
+    cache: DynamicCache | None = None
+    logits: torch.Tensor | None = None
+
+    def end(self, answer: Thawed | PltzError) -> None:
+        """What all who wait get; the first one counts."""
+        if self.answer is None:
+            self.answer = answer
+
+    @property
+    def new(self) -> int:
+        """Ids of the run under way."""
+        return self.seen.cuts[self.end_of_run] - self.seen.cuts[self.at]
+
+    @property
+    def needs_pass(self) -> bool:
+        """Whether there are ids to run, or the last one's logits to be had."""
+        return self.new > 0 or (self.end_of_run == len(self.path) and self.logits is None)
+
+    @property
+    def prefix(self) -> bytes:
+        """What a KV up to the end of the run depends on: flights in which this is equal do it once."""
+        return self.path[self.end_of_run - 1] + self.seen.ids[: self.seen.cuts[self.end_of_run]].tobytes()
+
+    @property
+    def row(self) -> tuple[NDArray[np.int32], DynamicCache | None]:
+        """Ids up to the end of the run, and the KV of the first of them."""
+        return self.seen.ids[: self.seen.cuts[self.end_of_run]], self.cache
+
+    def follow(self, other: _Flight) -> None:
+        """Take what another flight did for the same prefix."""
+        self.cache = None if other.cache is None else share(other.cache)
+        self.logits = other.logits
+        if isinstance(other.answer, PltzError):
+            self.end(other.answer)
+
+
+class Thawer:
+    """See the head of this file.
+
+    Args:
+        cold: the archive, ``SessionArchive(tokens.archive, [tokens.bundle])`` for one of token ids; while the thawer is in use, no other thread uses it.
+        target: the model that serves.
+        hot: where KV is looked for and kept; None: nowhere.
+        any_target: take sessions that were frozen for another target.
+        chunk: prefill at most so many tokens of one session at a time.
+        together: most padded tokens of a pass that several sessions share.
+
+    Raises UsageError for a sealed archive with a store that has a warm folder.
+    """
+
+    def __init__(
+        self,
+        cold: SessionArchive,
+        target: Target,
+        hot: HotStore | None = None,
+        *,
+        any_target: bool = False,
+        chunk: int | None = None,
+        together: int = TOGETHER,
+    ) -> None:
+        self._sealed = cold.archive.settings.sealed
+        if self._sealed and hot is not None and hot.warm is not None:
+            raise UsageError(
+                "this archive is sealed, and files of a hot store are in the clear: use one without a folder"
+            )
+        self.cold, self.target, self.hot = cold, target, hot
+        self._any_target, self._chunk, self._together = any_target, chunk, together
+        self._eyes = Eyes(cold, target)
+        self._space = b"" if hot is None else space_of(target.fingerprint, str(target.model.dtype))
+        self._lock = Lock()  # over flights
+        self._reading = Lock()  # an archive belongs to one thread
+        self._working = Lock()  # one batch at a time
+        self._flights: dict[bytes, _Flight] = {}
+        self._waiting: list[_Flight] = []
+
+    def thaw(self, name: str, tenant: str = "default", number: int | None = None) -> Thawed:
+        """Make a session hot.
+
+        Raises NotFound; LostError where it is damaged; TargetMismatch where it was frozen for other weights; ContentError where the
+        target cannot take its ids; TokenizerMismatch for ids of another tokenizer; BundleMismatch; ModelError, UsageError.
+        """
+        answer = self.thaw_many([Wanted(name, tenant, number)])[0]
+        if isinstance(answer, PltzError):
+            raise answer
+        return answer
+
+    def token_ids(self, name: str, tenant: str = "default", number: int | None = None) -> NDArray[np.int32]:
+        """The ids that `thaw` would prefill, (T,): for an engine that keeps its own KV. Errors are those of `thaw`."""
+        with self._reading:
+            version = self.cold.archive.version(name, tenant, number)
+            self._eyes.prepare(version)
+            return self._eyes.see(self.cold.archive.tower(version)).ids
+
+    def thaw_many(self, wanted: Sequence[Wanted]) -> list[Thawed | PltzError]:
+        """Make sessions hot; for each what `thaw` returns or raises. All their KV is on the device at once when this returns.
+
+        The stages' times are those of the batch that a session was in.
+        """
+        boarded = [self._board(one) for one in wanted]
+        return [one if isinstance(one, PltzError) else self._answer(one) for one in boarded]
+
+    # ---- flights
+
+    def _board(self, wanted: Wanted) -> _Flight | PltzError:
+        """The flight of a version: one that is under way, or a new one that waits."""
+        asked = time.perf_counter()
+        try:
+            with self._reading:
+                version = self.cold.archive.version(wanted.name, wanted.tenant, wanted.number)
+                born = min(v.time for v in self.cold.archive.history(wanted.name, wanted.tenant))
+        except PltzError as exc:
+            return exc
+        with self._lock:
+            flight = self._flights.get(version.id)
+            if flight is None:
+                flight = self._flights[version.id] = _Flight(version, born, asked, time.perf_counter())
+                self._waiting.append(flight)
+            return flight
+
+    def _answer(self, flight: _Flight) -> Thawed | PltzError:
+        """Work, or wait for who works, until a flight is done; a cache of the caller's own."""
+        while not flight.done.is_set():
+            with self._working:
+                self._work()
+        answer = flight.answer
+        assert answer is not None
+        return answer if isinstance(answer, PltzError) else replace(answer, cache=share(answer.cache))
+
+    def _work(self) -> None:
+        """Thaw the next batch of flights that wait, if there are any."""
+        with self._lock:
+            batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
+        if not batch:
+            return
+        failure: PltzError = UsageError("the thaw was broken off: thaw again")
+        try:
+            self._thaw(batch)
+        finally:
+            with self._lock:
+                for flight in batch:
+                    flight.lease.release()
+                    flight.end(failure)
+                    del self._flights[flight.version.id]
+                    flight.done.set()
+
+    def _thaw(self, batch: list[_Flight]) -> None:
+        laps = Laps(self.target.device)
+        with self._reading:
+            self._each(batch, self._find_path)
+            laps.end("read")
+            self._each(batch, self._hold)
+            laps.end("lookup")
+            self._decode(_alive(batch))
+            self._each(batch, self._find_base)
+        self._each(batch, self._see)
+        laps.end("decode")
+        self._prefill(batch)
+        laps.end("prefill")
+        self._each(batch, self._insert)
+        laps.end("insert")
+        for flight in _alive(batch):
+            assert flight.cache is not None and flight.logits is not None
+            stages = laps.since(flight.asked, flight.boarded)
+            flight.end(Thawed(flight.cache, flight.seen.ids.astype(np.int64), flight.logits, stages))
+
+    def _each(self, batch: list[_Flight], step: Callable[[_Flight], None]) -> None:
+        """A step of all flights that have no error yet; an error is of its flight alone."""
+        for flight in _alive(batch):
+            try:
+                step(flight)
+            except PltzError as exc:
+                flight.end(exc)
+
+    # ---- steps
+
+    def _find_path(self, flight: _Flight) -> None:
+        """The segments of a tower from the root: from hot nodes where there are some, else from the archive's records."""
+        self._eyes.prepare(flight.version)
+        frozen_for = flight.version.target if any(flight.version.target) else None
+        if frozen_for is not None:
+            check_target(frozen_for, self.target.fingerprint, any_target=self._any_target)
+        path: list[bytes] = []
+        at = flight.version.leaf
+        while at != NONE:
+            if len(path) >= MAX_SEGMENTS:
+                raise LostError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
+            path.append(at)
+            above = None if self.hot is None or self._sealed else self.hot.parent(self._space, at)
+            at = self.cold.archive.parent(at) if above is None else above
+        flight.path = path[::-1]
+
+    def _hold(self, flight: _Flight) -> None:
+        if self.hot is not None:
+            flight.lease = self.hot.hold(self._space, flight.path, flight.born)
+
+    def _decode(self, batch: list[_Flight]) -> None:
+        """Towers of all flights, what is hot not decoded; where one is lost, one by one, to know which."""
+        try:
+            towers = self.cold.archive.towers([f.version for f in batch], self._known(batch))
+        except PltzError as exc:
+            if len(batch) == 1:
+                batch[0].end(exc)
+                return
+            for flight in batch:
+                self._decode([flight])
+            return
+        for flight, tower in zip(batch, towers, strict=True):
+            flight.tower = tower
+
+    def _find_base(self, flight: _Flight) -> None:
+        """Which segments are shared by tenants; those of a hot one were pinned when they came."""
+        assert flight.tower is not None
+        if self.hot is not None and not len(flight.lease):
+            flight.shared, _ = base_of(self.cold.archive, flight.tower)
+
+    def _known(self, batch: list[_Flight]) -> dict[bytes, Known]:
+        """What the hot segments of a batch stand for in the archive."""
+        known: dict[bytes, Known] = {}
+        for flight in () if self._sealed else batch:
+            above = NONE
+            for segment, slab in zip(flight.lease.segments, flight.lease.slabs, strict=True):
+                known[segment] = Known(above, slab.tokens)
+                above = segment
+        return known
+
+    def _see(self, flight: _Flight) -> None:
+        """The target's ids; and how many hot segments were computed from just these."""
+        assert flight.tower is not None
+        flight.seen = self._eyes.see(flight.tower)
+        self.target.check_ids(flight.seen.ids)
+        slabs = flight.lease.slabs
+        count = 0
+        while count < len(slabs) and np.array_equal(slabs[count].ids, flight.seen.of(count)):
+            count += 1
+        flight.lease.keep(count)
+        flight.at = flight.hot = count
+        if flight.seen.cuts[count]:
+            flight.cache = self._joined(slabs[:count])
+        if count == len(flight.path) and slabs[-1].logits is not None:
+            flight.logits = slabs[-1].logits.to(self.target.device)
+
+    def _joined(self, slabs: list[Slab]) -> DynamicCache:
+        """Raises ModelError where the device has no room."""
+        import torch
+
+        try:
+            return join(slabs, self.target.model.config, self.target.device)
+        except torch.OutOfMemoryError as exc:
+            raise ModelError(f"out of memory on {self.target.device}: thaw fewer sessions at once") from exc
+
+    def _prefill(self, batch: list[_Flight]) -> None:
+        """Run by run: first what most flights share, at last what is each one's own. A run ends where sharing changes."""
+        while left := [f for f in _alive(batch) if f.logits is None or f.at < len(f.path)]:
+            shared = Counter(segment for f in left for segment in f.path[f.at :])
+            runs: dict[bytes, list[_Flight]] = {}
+            for flight in left:
+                flight.end_of_run = _end_of_run(flight, shared)
+                runs.setdefault(flight.prefix, []).append(flight)
+            for group in self._groups([flights[0] for flights in runs.values() if flights[0].needs_pass]):
+                self._pass(group)
+            for first, *others in runs.values():
+                for flight in others:
+                    flight.follow(first)
+            for flight in left:
+                flight.at = flight.end_of_run
+
+    def _groups(self, flights: list[_Flight]) -> list[list[_Flight]]:
+        """Flights of like length together, as many as a pass takes; one alone where nothing is like it."""
+        groups: list[list[_Flight]] = []
+        for flight in sorted(flights, key=lambda f: f.new):
+            if groups and self._fits([*groups[-1], flight]):
+                groups[-1].append(flight)
+            else:
+                groups.append([flight])
+        return groups
+
+    def _fits(self, group: list[_Flight]) -> bool:
+        width = len(group) * group[-1].new  # sorted: the last is the longest
+        past = len(group) * max(f.seen.cuts[f.at] for f in group)
+        waste = width - sum(f.new for f in group)
+        return width <= self._together and past <= PAST * self._together and waste <= WASTE * width
+
+    def _pass(self, group: list[_Flight]) -> None:
+        """One pass of the target over the runs of some flights; where that fails, one for each, to know whose fault it is."""
+        try:
+            found = self.target.prefill_many([flight.row for flight in group]) if len(group) > 1 else []
+        except PltzError:
+            found = []
+        for flight, (cache, logits) in zip(group, found, strict=False):
+            flight.cache, flight.logits = cache, logits
+        if not found:
+            self._each(group, self._alone)
+
+    def _alone(self, flight: _Flight) -> None:
+        ids, cache = flight.row
+        own = None if cache is None else share(cache)
+        flight.cache, flight.logits = self.target.prefill(ids, cache=own, chunk=self._chunk)
+
+    def _insert(self, flight: _Flight) -> None:
+        """Every segment that was not hot goes into the store, and a base shared by tenants is pinned."""
+        import torch
+
+        if self.hot is None or flight.cache is None or not can_cut(flight.cache):
+            return
+        with suppress(torch.OutOfMemoryError):  # then the session is hot, and nothing of it is kept
+            self._keep(self.hot, flight, flight.cache)
+
+    def _keep(self, hot: HotStore, flight: _Flight, cache: DynamicCache) -> None:
+        assert flight.tower is not None
+        for number in range(flight.hot, len(flight.path)):
+            ids, start = flight.seen.of(number), flight.seen.cuts[number]
+            tokens = flight.tower.segments[number][1].astype(np.int32)
+            logits = flight.logits if number == len(flight.path) - 1 else None
+            parent = flight.path[number - 1] if number else NONE
+            slab = cut(cache, start, ids, tokens, logits)
+            hot.insert(self._space, flight.path[number], parent, slab, flight.born)
+        if flight.shared:
+            hot.pin(self._space, flight.path[: flight.shared])
+
+
+def _alive(batch: list[_Flight]) -> list[_Flight]:
+    return [flight for flight in batch if flight.answer is None]
+
+
+def _end_of_run(flight: _Flight, shared: Counter[bytes]) -> int:
+    """Up to which segment as many flights go as at the next one."""
+    end = flight.at
+    while end < len(flight.path) and shared[flight.path[end]] == shared[flight.path[flight.at]]:
+        end += 1
+    return end

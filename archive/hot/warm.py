@@ -1,0 +1,314 @@
+"""Warm folder: slabs as memory-mapped files on local disk, shared by any number of processes. Spec: FORMAT.md beside this file.
+
+    write: room under the lock -> DIR/space/segment.random.part -> rename        whole or not at all
+    read:  map -> checksum -> every field checked -> tensors over the mapping    or not here, and the file is removed
+
+A read copies nothing: tensors lie on the mapped pages, so all processes of a machine share one copy in the page cache. A file that
+is evicted meanwhile stays readable for who has it mapped. Nothing here raises for what is on the disk: a KV can be had again
+from tokens, so damage, a full disk and a missing file are all a miss.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pltz.archive.hot.slab import Slab
+from pltz.archive.identity import SIZE
+from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+FORMAT = "pltz hot 1"
+ALIGN = 64  # bytes: data begin at a multiple
+CHECKSUM = 16  # bytes
+MAX_HEADER = 1 << 16  # bytes
+STALE = 3600  # seconds after which what a kill left is removed
+PIECE = 1 << 26  # bytes hashed and written at once
+POPULATE_READ = 22  # of madvise: all pages at once
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I32": "int32"}
+TENSORS = ("kv", "logits", "ids", "tokens", "checksum")
+FIELDS = {"format", "space", "segment", "parent", "start", "born"}
+
+
+@dataclass(frozen=True, eq=False)
+class Warm:
+    """What a file holds. ``parent``: id of the segment above; ``born``: seconds since 1970."""
+
+    slab: Slab
+    parent: bytes
+    born: float
+
+
+@dataclass
+class _Entry:
+    path: Path
+    size: int
+    used: float
+
+
+class WarmFolder:
+    """A folder of warm files.
+
+    ``budget``: bytes that all files together may take; ``damaged``, ``written``, ``evicted``, ``failed``: counts of this process.
+    Raises UsageError where the folder cannot be made.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], budget: int) -> None:
+        self.folder, self.budget = Path(folder), budget
+        self.damaged = self.written = self.evicted = self.failed = 0
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "lock").touch()
+        except OSError as exc:
+            raise UsageError(f"cannot keep warm files in {self.folder}: {exc.strerror or exc}") from exc
+
+    def path(self, space: bytes, segment: bytes) -> Path:
+        """Where the file of a segment is, if it is."""
+        return self.folder / space.hex() / f"{segment.hex()}.safetensors"
+
+    def usage(self) -> tuple[int, int]:
+        """Bytes and number of all files, whoever wrote them."""
+        with self._locked():
+            sizes = [entry.size for entry in self._entries()]
+        return sum(sizes), len(sizes)
+
+    def read(self, space: bytes, segment: bytes) -> Warm | None:
+        """The segment's slab over the mapped file, or None: not here, or damaged and now removed."""
+        path = self.path(space, segment)
+        try:
+            found = _decode(_mapped(path), space, segment)
+            os.utime(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (PltzError, RuntimeError, OSError):
+            self.damaged += 1
+            with suppress(OSError):
+                path.unlink()
+            return None
+        return found
+
+    def write(
+        self,
+        space: bytes,
+        segment: bytes,
+        warm: Warm,
+        kept: Callable[[Path], bool] = lambda path: False,
+    ) -> bool:
+        """Write a file unless it is there; False where there is no room or the disk fails. ``kept``: files not to evict for it."""
+        path = self.path(space, segment)
+        try:
+            if path.exists():
+                os.utime(path)
+                return True
+            pieces = _encode(space, segment, warm)
+            part = self._begin(path, sum(piece.nbytes for piece in pieces) + CHECKSUM, kept)
+            if part is None:
+                return False
+            try:
+                _fill(part, pieces)
+                with self._locked():  # who counts sees a file under one name
+                    part.replace(path)
+            finally:
+                with suppress(OSError):
+                    part.unlink()
+        except OSError:
+            self.failed += 1
+            return False
+        self.written += 1
+        return True
+
+    def discard(self, space: bytes, segment: bytes) -> None:
+        """Remove a segment's file, where there is one."""
+        with suppress(OSError):
+            self.path(space, segment).unlink()
+
+    def clear(self) -> None:
+        """Remove all files."""
+        with self._locked():
+            for entry in self._entries():
+                with suppress(OSError):
+                    entry.path.unlink()
+
+    def _begin(self, path: Path, size: int, kept: Callable[[Path], bool]) -> Path | None:
+        """Evict until ``size`` bytes have room, and take them. None where what is left must be kept."""
+        with self._locked():
+            entries = sorted(self._entries(), key=lambda e: (e.used, e.path))
+            free = self.budget - sum(entry.size for entry in entries)
+            for entry in entries:
+                if free >= size:
+                    break
+                if self._goes(entry, kept):
+                    with suppress(OSError):
+                        entry.path.unlink()
+                        free += entry.size
+                        self.evicted += 1
+            if free < size:
+                return None
+            part = path.with_name(f"{path.stem}.{os.urandom(4).hex()}.part")
+            part.parent.mkdir(exist_ok=True)
+            with part.open("xb") as file:
+                file.truncate(size)
+            return part
+
+    def _goes(self, entry: _Entry, kept: Callable[[Path], bool]) -> bool:
+        if entry.path.suffix == ".part":
+            return time.time() - entry.used > STALE
+        return not kept(entry.path)
+
+    def _entries(self) -> Iterator[_Entry]:
+        for space in [p for p in self.folder.iterdir() if len(p.name) == 2 * SIZE]:
+            with suppress(OSError):
+                for found in os.scandir(space):
+                    if found.name.endswith((".safetensors", ".part")):
+                        with suppress(OSError):
+                            stat = found.stat(follow_symlinks=False)
+                            yield _Entry(Path(found.path), stat.st_size, stat.st_mtime)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.folder / "lock").open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def _fill(part: Path, pieces: list[memoryview]) -> None:
+    """Write the pieces and their checksum over the file that was made for them."""
+    import xxhash
+
+    state = xxhash.xxh3_128()
+    with part.open("r+b", buffering=0) as file:
+        for piece in pieces:
+            for at in range(0, piece.nbytes, PIECE):
+                rest = piece[at : at + PIECE]
+                state.update(rest)
+                while rest:
+                    rest = rest[file.write(rest) or 0 :]
+        file.write(state.digest())
+
+
+def _encode(space: bytes, segment: bytes, warm: Warm) -> list[memoryview]:
+    """Header and data as bytes, all but the checksum."""
+    import torch
+
+    slab = warm.slab
+    none = torch.zeros(0, dtype=slab.kv.dtype)
+    tensors = [slab.kv, none if slab.logits is None else slab.logits]
+    names = {f"torch.{name}": short for short, name in DTYPES.items()}
+    parts = [_bytes(t.detach().cpu()) for t in tensors]
+    parts += [_buffer(np.ascontiguousarray(a, "<i4").view(np.uint8)) for a in (slab.ids, slab.tokens)]
+    kinds = [names[str(t.dtype)] for t in tensors] + ["I32", "I32", "U8"]
+    shapes = [list(t.shape) for t in tensors] + [[len(slab.ids)], [len(slab.tokens)], [CHECKSUM]]
+    meta = {
+        "format": FORMAT,
+        "space": space.hex(),
+        "segment": segment.hex(),
+        "parent": warm.parent.hex(),
+        "start": str(slab.start),
+        "born": str(int(warm.born)),
+    }
+    header: dict[str, Any] = {"__metadata__": meta}
+    at = 0
+    for name, kind, shape, size in zip(
+        TENSORS, kinds, shapes, [*(p.nbytes for p in parts), CHECKSUM], strict=True
+    ):
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGN)
+    return [memoryview(len(text).to_bytes(8, "little") + text), *parts]
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    import torch
+
+    return _buffer(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _buffer(array: NDArray[Any]) -> memoryview:
+    return memoryview(array)  # type: ignore[arg-type]  # an array is a buffer; numpy says so from Python 3.12 on
+
+
+def _mapped(path: Path) -> torch.Tensor:
+    """The file as bytes, (size,) uint8, mapped. Raises OSError, CorruptError."""
+    import torch
+
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < 8 + CHECKSUM:
+            raise CorruptError(f"{path.name} has {size} bytes: damaged")
+        pages = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE)
+    with suppress(OSError):  # an older kernel maps them one by one
+        pages.madvise(POPULATE_READ)
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def _decode(data: torch.Tensor, space: bytes, segment: bytes) -> Warm:
+    """Check all of a file and lay tensors over it. Raises CorruptError."""
+    import xxhash
+
+    whole = _buffer(data.numpy())
+    if xxhash.xxh3_128_digest(whole[:-CHECKSUM]) != bytes(whole[-CHECKSUM:]):
+        raise CorruptError("the checksum is not that of the bytes: damaged")
+    end = 8 + int.from_bytes(whole[:8], "little")
+    if not 8 < end <= min(len(whole), MAX_HEADER):
+        raise CorruptError("the header is longer than the file")
+    try:
+        header = json.loads(bytes(whole[8:end]))
+        meta = header.pop("__metadata__")
+        if set(meta) != FIELDS or tuple(header) != TENSORS:
+            raise CorruptError("fields are missing, or there are others")
+        if (meta["format"], meta["space"], meta["segment"]) != (FORMAT, space.hex(), segment.hex()):
+            raise CorruptError("a file of another format, target or segment")
+        parent, start, born = bytes.fromhex(meta["parent"]), int(meta["start"]), float(meta["born"])
+        tensors = _tensors(header, data[end:])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
+        raise CorruptError(f"not the header of a warm file ({exc})") from exc
+    if len(parent) != SIZE or start < 0:
+        raise CorruptError("no parent, or a start below zero")
+    return Warm(_slab(tensors, start), parent, born)  # kv and logits on the mapped pages
+
+
+def _tensors(header: dict[str, Any], data: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Tensors over the data, which they fill without gaps. Raises CorruptError; ValueError, TypeError, KeyError for what is no header."""
+    import math
+
+    import torch
+
+    out = {}
+    at = 0
+    for name, entry in header.items():
+        kind, shape, (begin, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        dtype = torch.uint8 if name == "checksum" else getattr(torch, DTYPES[kind])
+        sound = all(type(n) is int and 0 <= n < 1 << 40 for n in shape) and begin == at
+        if not sound or stop != at + math.prod(shape) * dtype.itemsize or stop > len(data):
+            raise CorruptError(f"tensor {name} does not lie where it must")
+        bits = data[begin:stop]
+        if bits.storage_offset() % dtype.itemsize or not len(bits):
+            bits = bits.clone()  # a small one behind a row of odd length
+        out[name] = bits.view(dtype).reshape(shape)
+        at = stop
+    if at != len(data):
+        raise CorruptError("the tensors do not fill the file")
+    return out
+
+
+def _slab(tensors: dict[str, torch.Tensor], start: int) -> Slab:
+    kv, logits, ids, tokens = (tensors[name] for name in TENSORS[:4])
+    flat = logits.dim() == ids.dim() == tokens.dim() == 1 and ids.dtype == tokens.dtype
+    if not flat or kv.dim() != 5 or kv.shape[1] != 2 or kv.shape[3] != len(ids):
+        raise CorruptError("the tensors do not fit each other")
+    known = logits if len(logits) else None
+    return Slab(kv, ids.numpy().copy(), tokens.numpy().copy(), start, known)

@@ -1,0 +1,431 @@
+"""``pltz bench thaw``: what it takes to have a session's KV again, from tokens, from memory and from disk.
+
+Ways take turns in one process, and the best of the rounds counts for each, since what else runs on a machine only slows:
+
+    prefill            the target over ids that are at hand: the bound of every thaw
+    thaw               all of it: catalogue, records, decoding, prefill, insertion into the hot store
+    thaw, ... hot      the same call where the store has half of the session, or all, on device, in host memory, in files
+    safetensors        the KV as one file, by its own library, into fresh tensors on the device
+    host memory        the KV in page-locked memory, copied to the device
+
+Every thaw is checked: ids exactly, KV and logits against the prefill's within float noise. Ends with one line of JSON.
+"""
+
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pltz import api
+from pltz.cli import machine, options
+from pltz.cli.bench_speed import cut, numbers, sample_tokens
+from pltz.cli.groups import Command
+from pltz.cli.output import write_text
+from pltz.cli.progress import Progress, wanted
+from pltz.cli.table import render, size
+from pltz.plt_codec.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from transformers import DynamicCache
+
+    from pltz.archive.hot import HotStore, Thawer
+    from pltz.archive.thaw import Thawed
+    from pltz.models.target import Target
+
+Expected = tuple["DynamicCache", "torch.Tensor"]  # of a prefill: KV, logits of the last id
+EMBEDDED = "embedded"
+WHOLE, GROWN = "whole", "grown"
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "pltz bench thaw",
+        "pltz bench thaw --device cuda --shape llama-8b --together 4,16",
+        "pltz bench thaw --tokens 1000 --rounds 2 --json",
+    ],
+)
+@click.option(
+    "--shape",
+    default=EMBEDDED,
+    show_default=True,
+    metavar="SHAPE",
+    help="Target: the one that ships with pltz, or random weights in bf16 in the shape of llama-8b or llama-1b.",
+)
+@click.option("--tokens", type=click.IntRange(min=2), default=4000, show_default=True, help="Of a session.")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="The best counts.")
+@click.option("--together", default="4", show_default=True, help="Sessions thawed in one call, a row each.")
+@click.option("--where", metavar="DIR", help="Disk to read from.  [default: the folder for temporary files]")
+@options.BUNDLE
+@options.THREADS
+@options.DEVICE
+@options.PROGRESS
+@click.option("--json", "as_json", is_flag=True, help="Print the line of JSON only.")
+def thaw(
+    shape: str,
+    tokens: int,
+    rounds: int,
+    together: str,
+    where: str | None,
+    bundle: str | None,
+    threads: int | None,
+    device: str,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Measure a thaw against the bare prefill of the same tokens, and against loading the same KV from memory and disk.
+
+    The session is cut from the sample sessions that ship with pltz. With --device cuda the bundle decodes and the target runs on the GPU.
+    """
+    counts, load = numbers(together), round(os.getloadavg()[0], 2)
+    with tempfile.TemporaryDirectory(dir=where) as folder:
+        bench = Bench(Path(folder), shape, tokens, max(counts), bundle, device, threads)
+        with Progress("measured", unit="rounds", total=rounds + len(counts), shown=wanted(progress)) as bar:
+            rows, stages = measure(bench, rounds, bar)
+            many = []
+            for count in counts:
+                many.append(measure_many(bench, count, rounds))
+                bar.add(1)
+        result = {
+            "benchmark": "thaw",
+            "bundle": bench.bundle_id,
+            "shape": shape,
+            "dtype": str(bench.target.model.dtype).removeprefix("torch."),
+            "tokens": tokens,
+            "rounds": rounds,
+            "thaw_over_prefill": rows[1]["over_prefill"],
+            "stages_ms": stages,
+            "rows": rows,
+            "together": many,
+            "checked": asdict(bench.checked),
+            "page_cache_dropped": bench.can_drop,
+            "load_at_start": load,
+            "machine": machine.describe(bench.coder, device, threads),
+        }
+    if not as_json:
+        write_text(as_text(result) + "\n")
+    write_text(json.dumps(result))
+    bench.checked.refuse()
+
+
+@dataclass
+class Checked:
+    """What comparing thaws with prefills found. ``kv``, ``logits``: largest differences, relative to the largest number; ``same_next``:
+    thaws after which the likeliest next id was the same (random weights have many that are about as likely)."""
+
+    bound: float
+    thaws: int = 0
+    kv: float = 0.0
+    logits: float = 0.0
+    same_next: int = 0
+
+    def add(self, kv: float, logits: float, same: bool) -> None:
+        """One thaw more; what is no number counts as infinitely far."""
+        self.thaws += 1
+        self.kv = max(self.kv, math.inf if math.isnan(kv) else kv)
+        self.logits = max(self.logits, math.inf if math.isnan(logits) else logits)
+        self.same_next += same
+
+    def refuse(self) -> None:
+        """Raises ModelError where a difference is no float noise."""
+        if max(self.kv, self.logits) > self.bound:
+            raise ModelError(
+                f"thaws differ from prefills by {self.kv:.2g} in KV and {self.logits:.2g} in logits, more than float noise ({self.bound})"
+            )
+
+
+class Bench:
+    """A target, an archive with sessions for it, and stores of every tier.
+
+    ``kv_bytes``: of one session; ``stored``: bytes of the archive's records of it, put in one piece.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shape: str,
+        tokens: int,
+        many: int,
+        bundle: str | None,
+        device: str,
+        threads: int | None,
+    ) -> None:
+        import numpy as np
+
+        from pltz.archive.sessions import Item, SessionArchive
+        from pltz.archive.thaw import KV_NOISE
+        from pltz.models.session import Session
+
+        codec = options.load_codec(bundle, device, threads)
+        loaded: Any = codec.bundle
+        self.coder, self.bundle_id = codec.coder, loaded.id.hex()
+        self.target = target_of(shape, folder, loaded.tokenizer.json, device)
+        self.folder, self.device, self.tokens = folder, self.target.device, tokens
+        self.can_drop = True
+        self.checked = Checked(KV_NOISE[str(self.target.model.dtype).removeprefix("torch.")])
+        if not 0 < tokens <= (self.target.max_positions or tokens):
+            raise UsageError(f"--tokens: this target has {self.target.max_positions} positions")
+        stream, _ = sample_tokens(codec)
+        self.ids = cut(stream, many + 1, tokens)
+        SessionArchive.create(folder / "cold", [loaded])
+        self.cold = SessionArchive.open(folder / "cold", [loaded], device=device, threads=threads)
+        whole = np.asarray(self.ids[0])
+        items = [Item(GROWN, Session("ids", whole[: tokens // 2])), Item(GROWN, Session("ids", whole))]
+        items += [Item(f"many/{n}", Session("ids", ids)) for n, ids in enumerate(self.ids[1:])]
+        for stored in self.cold.put([Item(WHOLE, Session("ids", whole)), *items]):
+            if stored.item.name == WHOLE:
+                self.stored = stored.size
+        self.expected: Expected = self.target.prefill(whole)
+        self.kv_bytes = self.target.kv_bytes(tokens)
+        room = 2 * self.kv_bytes + (1 << 24)
+        self.hot = self.thawer(device_bytes=room)
+        self.host = self.thawer(device_bytes=0, host_bytes=room)
+        self.files = self.thawer(device_bytes=0, disk_bytes=room, folder=folder / "warm")
+
+    def thawer(self, **budgets: Any) -> "tuple[HotStore, Thawer]":
+        """A store and a thawer over it."""
+        from pltz.archive.hot import HotStore, Thawer
+
+        store = HotStore(device=self.device, **budgets)
+        return store, Thawer(self.cold, self.target, store)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self.device)
+
+    def check(self, thawed: "Thawed", ids: "np.ndarray[Any, Any]", expected: "Expected") -> None:
+        """Compare a thaw with a prefill. Raises ModelError for other ids; the rest is told by `Checked`."""
+        import numpy as np
+
+        from pltz.archive.thaw import kv_difference
+
+        if not np.array_equal(thawed.token_ids, ids):
+            raise ModelError("a thaw gave other ids: no time counts")
+        cache, logits = expected
+        far = float((logits.float() - thawed.logits.float()).abs().max() / logits.float().abs().max())
+        same = int(logits.argmax()) == int(thawed.logits.argmax())
+        self.checked.add(kv_difference(cache, thawed.cache), far, same)
+
+    def drop(self, path: Path) -> None:
+        """Put a file on the disk and out of the page cache, and look whether its middle is out."""
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.preadv(handle, [bytearray(1)], os.fstat(handle).st_size // 2, os.RWF_NOWAIT)
+            self.can_drop = False  # it was there
+        except BlockingIOError:
+            pass
+        except (OSError, AttributeError):
+            self.can_drop = False  # nobody can say
+        finally:
+            os.close(handle)
+
+
+def target_of(shape: str, folder: Path, tokenizer_json: bytes, device: str) -> "Target":
+    """The embedded target, or a random one. Raises UsageError, ModelError."""
+    from pltz.models.random_target import RandomTarget
+    from pltz.models.target import Target
+
+    if shape == EMBEDDED:
+        return Target.load(api.DEFAULT_TARGET, device)
+    place = folder / "target"
+    place.mkdir()
+    return RandomTarget.make(shape, tokenizer_json, place, device)
+
+
+Way = tuple[str, int, Callable[[], object], Callable[[], Any]]  # name, bytes stored, before, timed
+
+
+def ways(bench: Bench) -> Iterator[Way]:
+    """Each way to the KV of one session. What a timed call returns is a Thawed to check, or nothing."""
+    from safetensors.torch import load_file, save_file
+
+    from pltz.models.cache import pairs_of
+
+    tensors = {
+        f"{n}.{kind}": t
+        for n, pair in enumerate(pairs_of(bench.expected[0]))
+        for kind, t in zip("kv", pair, strict=True)
+    }
+    plain = bench.folder / "kv.safetensors"
+    save_file({name: t.contiguous() for name, t in tensors.items()}, plain)
+    pinned = {name: _pinned(t) for name, t in tensors.items()}
+
+    def load() -> list[Any]:
+        """On a CPU safetensors only maps the file: a copy of each tensor makes it read."""
+        found = load_file(plain, device=str(bench.device)).values()
+        return [t.clone() if bench.device.type == "cpu" else t for t in found]
+
+    def nothing() -> None:
+        return None
+
+    def way(
+        name: str, stored: int, before: Callable[[], object], tier: "tuple[HotStore, Thawer]", session: str
+    ) -> Way:
+        return name, stored, before, lambda: tier[1].thaw(session)
+
+    def only(session: str | None, number: int | None = None) -> Callable[[], None]:
+        def before() -> None:
+            bench.hot[0].clear()
+            if session:
+                bench.hot[1].thaw(session, number=number)
+
+        return before
+
+    def dropped() -> None:
+        for path in (bench.folder / "warm").glob("*/*.safetensors"):
+            bench.drop(path)
+
+    kv = bench.kv_bytes
+    yield "prefill", 0, nothing, lambda: bench.target.prefill(bench.ids[0])
+    yield way("thaw", bench.stored, only(None), bench.hot, WHOLE)
+    yield way("thaw, half of it hot", bench.stored, only(GROWN, 1), bench.hot, GROWN)
+    yield way("thaw, hot on the device", kv, only(WHOLE), bench.hot, WHOLE)
+    yield way("thaw, hot in host memory", kv, lambda: bench.host[1].thaw(WHOLE), bench.host, WHOLE)
+    yield way(
+        "thaw, warm files in the page cache", kv, lambda: bench.files[1].thaw(WHOLE), bench.files, WHOLE
+    )
+    yield way("thaw, warm files on the disk", kv, dropped, bench.files, WHOLE)
+    yield (
+        "host memory",
+        kv,
+        nothing,
+        lambda: ([t.to(bench.device, copy=True, non_blocking=True) for t in pinned.values()]),
+    )
+    yield "safetensors in the page cache", kv, nothing, load
+    yield "safetensors on the disk", kv, lambda: bench.drop(plain), load
+
+
+def _pinned(tensor: Any) -> Any:
+    host = tensor.cpu()
+    with suppress(RuntimeError):  # no GPU
+        return host.pin_memory()
+    return host
+
+
+def measure(bench: Bench, rounds: int, bar: Progress) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """A row for each way, and the stages of the best thaw, in milliseconds."""
+    from pltz.archive.thaw import Thawed
+
+    found: dict[str, dict[str, Any]] = {}
+    stages: dict[str, float] = {}
+    everything = list(ways(bench))
+    for number in range(rounds + 1):  # the first one warms up
+        for name, stored, before, call in everything:
+            result = None  # what is still mapped stays in the page cache
+            before()
+            bench.synchronize()
+            start = time.perf_counter()
+            result = call()
+            bench.synchronize()
+            ms = 1e3 * (time.perf_counter() - start)
+            if isinstance(result, Thawed):
+                bench.check(result, bench.ids[0], bench.expected)
+            row = found.setdefault(name, {"way": name, "stored_bytes": stored, "ms": ms, "all_ms": []})
+            if number:
+                if name == "thaw" and ms < min(row["all_ms"], default=ms + 1):
+                    stages = {stage: round(value, 3) for stage, value in result.timings.items()}
+                row["all_ms"].append(round(ms, 3))
+        if number:
+            bar.add(1)
+    rows = list(found.values())
+    for row in rows:
+        row["ms"] = min(row["all_ms"])
+        row["over_prefill"] = round(row["ms"] / rows[0]["ms"], 4)  # the prefill is the first
+    return rows, stages
+
+
+def measure_many(bench: Bench, count: int, rounds: int) -> dict[str, Any]:
+    """Milliseconds a session of thawing some in one call, and of prefilling them one by one."""
+    from pltz.archive.hot import Thawer, Wanted
+    from pltz.archive.thaw import Thawed
+
+    wanted = [Wanted(f"many/{n}") for n in range(count)]
+    rows = bench.ids[1 : count + 1]
+    best = {"prefill": float("inf"), "thaw": float("inf")}
+    stages: dict[str, float] = {}
+    thawer = Thawer(bench.cold, bench.target)
+    for number in range(rounds + 1):
+        caches, seconds = _timed(bench, lambda: [bench.target.prefill(ids) for ids in rows])
+        found, thaw_seconds = _timed(bench, lambda: thawer.thaw_many(wanted))
+        for one, ids, expected in zip(found, rows, caches, strict=True):
+            if not isinstance(one, Thawed):
+                raise one
+            bench.check(one, ids, expected)
+        if number:
+            if thaw_seconds < best["thaw"]:
+                stages = {stage: round(ms, 3) for stage, ms in found[0].timings.items()}
+            best = {"prefill": min(best["prefill"], seconds), "thaw": min(best["thaw"], thaw_seconds)}
+        del caches, found
+    return {
+        "sessions": count,
+        "prefill_ms": round(1e3 * best["prefill"] / count, 3),
+        "thaw_ms": round(1e3 * best["thaw"] / count, 3),
+        "over_prefill": round(best["thaw"] / best["prefill"], 4),
+        "stages_ms": stages,
+    }
+
+
+def _timed(bench: Bench, call: Callable[[], Any]) -> tuple[Any, float]:
+    """A call's result and its seconds, the device's work included."""
+    bench.synchronize()
+    start = time.perf_counter()
+    result = call()
+    bench.synchronize()
+    return result, time.perf_counter() - start
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The tables, and how to read them."""
+    on, checked = result["machine"], result["checked"]
+    rows = [
+        [
+            row["way"],
+            size(row["stored_bytes"]) if row["stored_bytes"] else "-",
+            f"{row['ms']:,.1f}",
+            f"{row['over_prefill']:.2f}",
+        ]
+        for row in result["rows"]
+    ]
+    many = [
+        [
+            str(row["sessions"]),
+            f"{row['prefill_ms']:,.1f}",
+            f"{row['thaw_ms']:,.1f}",
+            f"{row['over_prefill']:.2f}",
+        ]
+        for row in result["together"]
+    ]
+    stages = ", ".join(f"{stage} {ms:,.2f}" for stage, ms in result["stages_ms"].items())
+    dropped = "dropped from" if result["page_cache_dropped"] else "perhaps NOT dropped from"
+    setting = (
+        f"{result['shape']} in {result['dtype']}, a session of {result['tokens']:,} tokens; {on['device']}, "
+        f"{on['cpu']}, engine: {on['engine']}"
+    )
+    notes = (
+        f"Stages of the thaw, ms: {stages}.\nFiles on the disk were {dropped} the page cache before. Checked "
+        f"{checked['thaws']} thaws: ids equal, KV within {checked['kv']:.1g} and logits within {checked['logits']:.1g} of the "
+        f"prefill's (float noise: {checked['bound']}), the same next id in {checked['same_next']}."
+    )
+    return "\n\n".join(
+        [
+            setting,
+            render(["way to the KV", "stored", "ms", "over prefill"], rows),
+            notes,
+            render(["sessions at once", "prefill, ms each", "thaw, ms each", "over prefill"], many),
+        ]
+    )

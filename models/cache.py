@@ -1,0 +1,52 @@
+"""Caches over tensors that are there: what is done to a transformers `DynamicCache` beside letting a model fill it.
+
+A `DynamicCache` grows by concatenation and never writes into tensors it was given, so caches may share them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import DynamicCache
+
+
+def cache_of(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], config: Any) -> DynamicCache:
+    """A cache that begins with these K and V, (B, heads, T, D) a layer, not copied; an empty one for none.
+
+    ``config``: of the model.
+    """
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=config)
+    for layer, (keys, values) in zip(cache.layers, pairs, strict=False):
+        kept: Any = layer  # as its first `update` leaves it, without the copy that this makes
+        kept.dtype, kept.device = keys.dtype, keys.device
+        kept.keys, kept.values = keys, values
+        kept.is_initialized = True
+    return cache
+
+
+def share(cache: DynamicCache) -> DynamicCache:
+    """Another cache that grows by itself, over the same tensors where it is plain, else over copies."""
+    if not is_plain(cache):
+        return copy.deepcopy(cache)
+    other = copy.copy(cache)
+    other.layers = [copy.copy(layer) for layer in cache.layers]
+    return other
+
+
+def pairs_of(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """K and V, (B, heads, T, D), of each layer of a plain cache that is not empty."""
+    layers: list[Any] = cache.layers
+    return [(layer.keys, layer.values) for layer in layers]
+
+
+def is_plain(cache: DynamicCache) -> bool:
+    """Whether every layer keeps K and V of all tokens, and nothing else: no window, no state."""
+    from transformers.cache_utils import DynamicLayer
+
+    return all(type(layer) is DynamicLayer for layer in cache.layers)

@@ -1,0 +1,263 @@
+"""The store: what is found is what was put, in its tier, within its budget, and stays while it is used."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pltz.archive.hot.slab import Slab
+from pltz.archive.hot.store import HotStore, space_of
+from pltz.archive.identity import NONE
+from pltz.plt_codec.errors import UsageError
+
+SPACE = space_of(b"fingerprint", "float32")
+SIZE = 4 * 72  # bytes of a slab of four tokens
+
+
+class Store(HotStore):
+    """With short names for what tests do all the time."""
+
+    def __init__(self, slabs: Any, *budgets: int, **options: Any) -> None:
+        super().__init__(*budgets, **options)
+        self.slabs = slabs
+
+    def put(self, number: int, parent: int = 0, born: float | None = None, tokens: int = 4) -> bool:
+        above = self.slabs.name(parent) if parent else NONE
+        start = 4 if parent else 0
+        return self.insert(SPACE, self.slabs.name(number), above, self.slabs(number, tokens, start), born)
+
+    def where(self, *path: int) -> list[str]:
+        with self.hold(SPACE, [self.slabs.name(n) for n in path]) as lease:
+            for number, slab in zip(path, lease.slabs, strict=False):
+                assert bool((slab.kv == number).all()) and bool((slab.ids == number).all())
+            return lease.tiers
+
+    def here(self) -> set[int]:
+        """Roots that are in memory, without touching them."""
+        return {n for n in range(1, 40) if self.parent(SPACE, self.slabs.name(n)) is not None}
+
+
+def test_a_path_is_found_up_to_where_it_is_missing(slabs: Any) -> None:
+    store = Store(slabs, 10 * SIZE)
+    assert store.put(1) and store.put(2, 1) and store.put(4, 3)
+    assert store.where(1, 2, 3, 4) == ["device", "device"]
+    assert store.where(2) == [], "not on this parent"
+    assert store.where(3, 4) == []
+    found = store.stats()
+    assert (found.device.hits, found.misses, found.hit_tokens, found.inserted) == (2, 5, 8, 3)
+    assert (found.device.used, found.device.segments) == (3 * SIZE, 3)
+    assert store.parent(SPACE, slabs.name(2)) == slabs.name(1)
+
+
+def test_another_target_or_dtype_is_another_space(slabs: Any) -> None:
+    store = Store(slabs, 10 * SIZE)
+    store.put(1)
+    for space in (space_of(b"fingerprint", "bfloat16"), space_of(b"another", "float32")):
+        with store.hold(space, [slabs.name(1)]) as lease:
+            assert len(lease) == 0
+
+
+def test_what_is_put_twice_is_there_once(slabs: Any) -> None:
+    store = Store(slabs, 10 * SIZE)
+    assert store.put(1) and store.put(1)
+    assert store.stats().device.used == SIZE and store.stats().inserted == 1
+
+
+def test_other_ids_under_a_name_take_its_place_unless_it_is_in_use(slabs: Any) -> None:
+    store = Store(slabs, 10 * SIZE)
+    store.put(1)
+    other: Slab = slabs(9)
+    with store.hold(SPACE, [slabs.name(1)]) as lease:
+        assert store.insert(SPACE, slabs.name(1), NONE, other)
+        assert lease.slabs[0].ids[0] == 1
+    assert store.insert(SPACE, slabs.name(1), NONE, other)
+    with store.hold(SPACE, [slabs.name(1)]) as lease:
+        assert lease.slabs[0].ids[0] == 9
+    assert store.stats().device.used == SIZE
+
+
+def test_the_least_recently_used_goes_down_a_tier_at_a_time(slabs: Any, clock: Any, tmp_path: Path) -> None:
+    store = Store(slabs, 2 * SIZE, 2 * SIZE, 1 << 20, folder=tmp_path, clock=clock)
+    for n in range(1, 7):
+        assert store.put(n)
+        clock.now += 1000
+    found = store.stats()
+    assert (found.device.segments, found.host.segments, found.disk.segments) == (2, 2, 2)
+    assert (found.demoted, found.dropped) == (4 + 2, 0)
+    assert store.here() == {3, 4, 5, 6}
+    assert store.where(6) == store.where(5) == ["device"]
+    assert store.where(1) == ["device"], "promoted from its file, for it is used now"
+
+
+def test_without_a_lower_tier_what_is_evicted_is_gone(slabs: Any, clock: Any) -> None:
+    store = Store(slabs, 2 * SIZE, clock=clock)
+    for n in (1, 2, 3):
+        store.put(n)
+        clock.now += 1000
+    assert store.here() == {2, 3} and store.stats().dropped == 1
+
+
+def test_a_child_goes_before_its_parent(slabs: Any, clock: Any) -> None:
+    store = Store(slabs, 3 * SIZE, clock=clock)
+    store.put(1)
+    store.put(2, 1)
+    clock.now += 1000
+    store.put(3)
+    clock.now += 1000
+    store.put(4)
+    assert store.here() == {1, 3, 4}
+
+
+def test_what_is_leased_or_pinned_is_not_evicted(slabs: Any, clock: Any) -> None:
+    store = Store(slabs, 4 * SIZE, clock=clock)
+    for n in (1, 2, 3, 4):
+        store.put(n)
+    assert store.pin(SPACE, [slabs.name(2)])
+    lease = store.hold(SPACE, [slabs.name(1)])
+    clock.now += 10_000
+    assert store.put(5) and store.put(6)
+    assert store.here() == {1, 2, 5, 6}
+    clock.now += 10_000
+    lease.release()
+    lease.release()
+    store.unpin(SPACE, [slabs.name(2)])
+    assert store.put(7) and store.put(8)
+    assert store.here() & {1, 2} == set()
+
+
+def test_when_all_is_in_use_what_comes_is_refused(slabs: Any) -> None:
+    store = Store(slabs, 2 * SIZE)
+    store.put(1)
+    store.put(2, 1)
+    with store.hold(SPACE, [slabs.name(1), slabs.name(2)]):
+        assert not store.put(3)
+    assert store.stats().refused == 1 and store.stats().device.used == 2 * SIZE
+
+
+def test_no_more_than_half_the_device_is_pinned(slabs: Any) -> None:
+    store = Store(slabs, 4 * SIZE)
+    store.put(1)
+    store.put(2, 1)
+    store.put(3, 2)
+    path = [slabs.name(n) for n in (1, 2, 3)]
+    assert not store.pin(SPACE, path) and store.pin(SPACE, path[:2])
+    assert not store.pin(SPACE, [slabs.name(9)]), "not here"
+
+
+def test_an_old_session_is_not_displaced_by_a_new_one_of_the_same_minute(slabs: Any, clock: Any) -> None:
+    store = Store(slabs, SIZE, clock=clock)
+    store.put(1, born=0)
+    clock.now += 10
+    assert not store.put(2)
+    clock.now += 200
+    assert store.put(3) and store.here() == {3}
+
+
+def test_a_file_outlives_the_store_and_damage_is_a_miss(slabs: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"folder": tmp_path}
+    first = Store(slabs, 0, 0, 1 << 20, **options)
+    assert first.put(1) and first.put(2, 1)
+    second = Store(slabs, SIZE, 0, 1 << 20, **options)
+    assert second.where(1, 2) == ["device", "disk"], "the second stays mapped: no room beside what is leased"
+    assert second.stats().device.used == SIZE
+    path = next(tmp_path.glob(f"*/{slabs.name(2).hex()}.*"))
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1
+    path.write_bytes(data)
+    assert second.where(1, 2) == ["device"]
+    assert second.stats().damaged == 1 and not path.exists()
+
+
+def test_what_is_discarded_is_nowhere_and_its_holder_keeps_it(slabs: Any, tmp_path: Path) -> None:
+    store = Store(slabs, SIZE, 0, 1 << 20, folder=tmp_path)
+    store.put(1)
+    store.warm.write(SPACE, slabs.name(2), _warm(slabs, 2))  # type: ignore[union-attr]
+    lease = store.hold(SPACE, [slabs.name(1)])
+    store.discard(SPACE, slabs.name(1))
+    store.discard(SPACE, slabs.name(2))
+    assert store.where(1) == store.where(2) == []
+    assert bool((lease.slabs[0].kv == 1).all()) and store.stats().device.used == SIZE
+    lease.release()
+    assert store.stats().device.used == 0
+
+
+def _warm(slabs: Any, number: int) -> Any:
+    from pltz.archive.hot.warm import Warm
+
+    return Warm(slabs(number), NONE, 0)
+
+
+def test_a_machine_with_less_memory_than_the_budget_says_is_no_error(
+    slabs: Any, clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(slabs, 2 * SIZE, 2 * SIZE, 1 << 20, folder=tmp_path, clock=clock)
+    store.put(1)
+    store.put(2)
+    clock.now += 1000
+    inner, full = store._on, {"host"}
+    monkeypatch.setattr(store, "_on", lambda tier, slab: None if tier in full else inner(tier, slab))
+    assert store.put(3) and store.stats().host.used == 0 and store.stats().disk.segments == 1, "past the host"
+    full.add("device")
+    clock.now += 1000
+    assert store.put(4) and store.where(4) == ["disk"]
+    assert store.where(1) == ["disk"] and store.where(3) == ["device"]
+    found = store.stats()
+    assert found.host.used == 0 and found.device.used == SIZE * found.device.segments
+    full.remove("host")
+    assert store.put(5) and store.where(5) == ["host"] and store.stats().host.used == SIZE
+
+
+def test_clear_leaves_nothing(slabs: Any, tmp_path: Path) -> None:
+    store = Store(slabs, SIZE, 0, 1 << 20, folder=tmp_path)
+    store.put(1)
+    store.put(2)
+    store.clear()
+    found = store.stats()
+    assert (found.device.used, found.disk.used) == (0, 0) and store.where(1) == []
+
+
+def test_free_room_on_the_device_is_filled_from_the_host(slabs: Any, clock: Any) -> None:
+    store = Store(slabs, 2 * SIZE, 2 * SIZE, clock=clock)
+    for n in (1, 2, 3):
+        store.put(n)
+        clock.now += 1000
+    store.discard(SPACE, slabs.name(3))
+    assert store.promote() == 1 and store.promote() == 0
+    assert store.where(1) == store.where(2) == ["device"]
+
+
+def test_a_warm_folder_and_its_budget_belong_together(tmp_path: Path) -> None:
+    for options in ({"disk_bytes": 5}, {"folder": tmp_path}):
+        with pytest.raises(UsageError, match="belong together"):
+            HotStore(1, **options)
+    with pytest.raises(UsageError, match="from 0 up"):
+        HotStore(-1)
+
+
+def test_many_threads_leave_the_books_right(slabs: Any, tmp_path: Path) -> None:
+    """Each finds what it was promised while others put, hold, pin and discard."""
+    store = Store(slabs, 6 * SIZE, 4 * SIZE, 40 * SIZE, folder=tmp_path)
+
+    def work(seed: int) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        for _ in range(120):
+            n = int(torch.randint(1, 9, (1,), generator=draw))
+            store.put(n)
+            store.put(10 + n, n)
+            assert set(store.where(n, 10 + n)) <= {"device", "host", "disk"}
+            if n == 3:
+                store.discard(SPACE, slabs.name(13))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    found = store.stats()
+    nodes = list(store._nodes.values())
+    for tier in ("device", "host"):
+        mine = [node for node in nodes if node.tier == tier]
+        kept = getattr(found, tier)
+        assert (kept.used, kept.segments) == (sum(n.slab.size for n in mine), len(mine))
+        assert kept.used <= kept.budget
+    assert all(node.leases == 0 and not node.moving for node in nodes)
+    assert found.damaged == 0

@@ -1,0 +1,130 @@
+"""Any sequence of puts, holds, releases, pins, discards and damage: budgets hold, what is in use stays, what is found is right."""
+
+import tempfile
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pltz.archive.hot.slab import Slab
+from pltz.archive.hot.store import HotStore
+from pltz.archive.identity import NONE
+
+SPACE = b"space..........."
+ROOTS = st.integers(1, 4)
+# A tower is (root, child, grandchild): names 1..4, 11..44, 111..444
+TOWERS = st.tuples(ROOTS, ROOTS, ROOTS).map(lambda t: (t[0], t[0] * 10 + t[1], t[0] * 100 + t[1] * 10 + t[2]))
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def slab(number: int, tokens: int) -> Slab:
+    ids = np.full(tokens, number, np.int32)
+    return Slab(torch.full((1, 2, 1, tokens, 2), float(number)), ids, ids, 0)
+
+
+class Machine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.now = 1e6
+        self.store = HotStore(300, 200, 1600, folder=self.folder.name, clock=lambda: self.now)
+        self.leases: list[tuple[Any, list[int], list[str]]] = []
+        self.pinned: list[list[int]] = []
+
+    def teardown(self) -> None:
+        for lease, *_ in self.leases:
+            lease.release()
+        assert all(node.leases == 0 for node in self.store._nodes.values())
+        self.folder.cleanup()
+
+    @rule(tower=TOWERS, depth=st.integers(1, 3), age=st.sampled_from([0, 100, 100_000]))
+    def put(self, tower: tuple[int, ...], depth: int, age: float) -> None:
+        above = NONE
+        for number in tower[:depth]:
+            self.store.insert(SPACE, name(number), above, slab(number, 1 + number % 5), self.now - age)
+            above = name(number)
+
+    @rule(tower=TOWERS)
+    def hold(self, tower: tuple[int, ...]) -> None:
+        lease = self.store.hold(SPACE, [name(n) for n in tower])
+        assert lease.segments == [name(n) for n in tower[: len(lease)]]
+        self.leases.append((lease, list(tower[: len(lease)]), lease.tiers))
+
+    @precondition(lambda self: self.leases)
+    @rule(which=st.integers(0, 100))
+    def release(self, which: int) -> None:
+        lease, *_ = self.leases.pop(which % len(self.leases))
+        lease.release()
+
+    @rule(tower=TOWERS)
+    def pin(self, tower: tuple[int, ...]) -> None:
+        if self.store.pin(SPACE, [name(n) for n in tower[:1]]):
+            self.pinned.append(list(tower[:1]))
+
+    @precondition(lambda self: self.pinned)
+    @rule()
+    def unpin(self) -> None:
+        self.store.unpin(SPACE, [name(n) for n in self.pinned.pop()])
+
+    @rule(tower=TOWERS, depth=st.integers(0, 2))
+    def discard(self, tower: tuple[int, ...], depth: int) -> None:
+        gone = tower[depth]
+        self.store.discard(SPACE, name(gone))
+        self.pinned = [path for path in self.pinned if gone not in path]
+        assert len(self.store.hold(SPACE, [name(gone)])) == 0
+
+    @rule(seconds=st.sampled_from([1, 100, 10_000]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def promote(self) -> None:
+        self.store.promote()
+
+    @rule(which=st.integers(0, 100), at=st.integers(0, 1000))
+    def damage(self, which: int, at: int) -> None:
+        assert self.store.warm is not None
+        files = sorted(self.store.warm.folder.glob("*/*.safetensors"))
+        held = {self.store.warm.path(SPACE, name(n)) for _, path, _ in self.leases for n in path}
+        files = [f for f in files if f not in held]
+        if files:
+            path = files[which % len(files)]
+            data = bytearray(path.read_bytes())
+            data[at % len(data)] ^= 4
+            path.unlink()
+            path.write_bytes(data)
+
+    @invariant()
+    def what_is_leased_is_what_it_was(self) -> None:
+        for lease, path, tiers in self.leases:
+            order = ["disk", "host", "device"]
+            assert all(order.index(a) >= order.index(b) for a, b in zip(lease.tiers, tiers, strict=True))
+            for number, found in zip(path, lease.slabs, strict=True):
+                assert len(found.ids) == 1 + number % 5
+                assert bool((found.kv == number).all()) and bool((found.ids == number).all())
+
+    @invariant()
+    def what_is_pinned_is_in_memory(self) -> None:
+        for path in self.pinned:
+            assert all(self.store.parent(SPACE, name(n)) is not None for n in path)
+
+    @invariant()
+    def the_books_are_right_and_within_budget(self) -> None:
+        found = self.store.stats()
+        nodes = {*self.store._nodes.values()}
+        nodes |= {node for lease, *_ in self.leases for node in lease._nodes}
+        for name_, tier in (("device", found.device), ("host", found.host)):
+            mine = [node for node in nodes if node.tier == name_]
+            assert (tier.used, tier.segments) == (sum(n.slab.size for n in mine), len(mine))
+            assert 0 <= tier.used <= tier.budget
+        assert found.disk.used <= found.disk.budget
+
+
+TestHotStore = Machine.TestCase
+TestHotStore.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

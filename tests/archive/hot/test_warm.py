@@ -1,0 +1,278 @@
+"""Warm files: what is read is what was written, bit for bit, or not there; several processes share one budget."""
+
+import itertools
+import json
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from safetensors.torch import load_file
+
+from pltz.archive.hot.slab import Slab
+from pltz.archive.hot.warm import Warm, WarmFolder
+from pltz.plt_codec.errors import UsageError
+
+SPACE, SEGMENT, PARENT = b"space...........", b"segment.........", b"parent.........."
+BUDGET = 1 << 20
+
+
+def slab(dtype: torch.dtype = torch.float32, tokens: int = 3, logits: int = 5) -> Slab:
+    torch.manual_seed(1)
+    kv = torch.randn(2, 2, 1, tokens, 3).to(dtype)
+    known = torch.randn(logits).to(dtype) if logits else None
+    return Slab(kv, np.arange(7, 7 + tokens, dtype=np.int32), np.arange(9, dtype=np.int32), 11, known)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> WarmFolder:
+    return WarmFolder(tmp_path / "warm", BUDGET)
+
+
+def written(folder: WarmFolder, one: Slab) -> Path:
+    assert folder.write(SPACE, SEGMENT, Warm(one, PARENT, 1234.5))
+    return folder.path(SPACE, SEGMENT)
+
+
+def same(a: Slab, b: Slab) -> bool:
+    logits = (a.logits is None) == (b.logits is None)
+    if a.logits is not None and b.logits is not None:
+        logits = torch.equal(a.logits, b.logits)
+    arrays = np.array_equal(a.ids, b.ids) and np.array_equal(a.tokens, b.tokens)
+    return logits and arrays and a.start == b.start and a.kv.dtype == b.kv.dtype and torch.equal(a.kv, b.kv)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(("tokens", "logits"), [(3, 5), (3, 0), (0, 5), (1, 0)])
+def test_what_is_read_is_what_was_written(
+    folder: WarmFolder, dtype: torch.dtype, tokens: int, logits: int
+) -> None:
+    one = slab(dtype, tokens, logits)
+    written(folder, one)
+    found = folder.read(SPACE, SEGMENT)
+    assert found is not None and same(found.slab, one)
+    assert (found.parent, found.born) == (PARENT, 1234.0)
+
+
+def test_a_file_is_a_safetensors_file(folder: WarmFolder) -> None:
+    one = slab(torch.bfloat16)
+    found = load_file(written(folder, one))
+    assert list(found["ids"]) == [7, 8, 9] and torch.equal(found["kv"], one.kv)
+
+
+def test_every_flipped_bit_is_a_miss_and_the_file_goes(folder: WarmFolder) -> None:
+    path = written(folder, slab(torch.bfloat16, 1, 0))
+    data = path.read_bytes()
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        assert folder.read(SPACE, SEGMENT) is None, f"byte {at}"
+        assert not path.exists()
+    assert folder.damaged == len(data)
+    path.write_bytes(data)
+    assert folder.read(SPACE, SEGMENT) is not None
+
+
+def test_every_truncated_or_longer_file_is_a_miss(folder: WarmFolder) -> None:
+    path = written(folder, slab(torch.bfloat16, 1, 0))
+    data = path.read_bytes()
+    for size in [*range(40), *range(40, len(data), 7), len(data) - 1]:
+        path.write_bytes(data[:size])
+        assert folder.read(SPACE, SEGMENT) is None and not path.exists()
+    path.write_bytes(data + b"\0")
+    assert folder.read(SPACE, SEGMENT) is None
+
+
+def test_a_sound_file_in_the_wrong_place_is_a_miss(folder: WarmFolder) -> None:
+    data = written(folder, slab()).read_bytes()
+    for space, segment in ((SPACE, PARENT), (PARENT, SEGMENT)):
+        path = folder.path(space, segment)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+        assert folder.read(space, segment) is None and not path.exists()
+
+
+def forged(data: bytes, change: Any) -> bytes:
+    """A file with another header and a checksum that fits it."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    text = change(header)
+    text = json.dumps(header).encode() if text is None else text
+    body = len(text).to_bytes(8, "little") + text + data[8 + size : -16]
+    return body + xxhash.xxh3_128_digest(body)
+
+
+def put(*place: Any) -> Any:
+    """Sets header[a][b]... = value."""
+    *keys, value = place
+
+    def change(header: Any) -> None:
+        for key in keys[:-1]:
+            header = header[key]
+        header[keys[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        put("kv", "shape", [2, 2, 1, 3, 1 << 39]),
+        put("kv", "shape", [2, 2, 1, -3, 3]),
+        put("kv", "shape", [2, 2, 3, 1, 3]),
+        put("kv", "shape", [4, 1, 1, 3, 3]),
+        put("kv", "shape", [36]),
+        put("kv", "shape", "many"),
+        put("kv", "shape", [2.0, 2, 1, 3, 3]),
+        put("kv", "dtype", "F8"),
+        put("kv", "dtype", 7),
+        put("kv", "data_offsets", [0, 1 << 60]),
+        put("kv", "data_offsets", [-8, 136]),
+        put("kv", "data_offsets", [4, 148]),
+        put("kv", "data_offsets", [0]),
+        put("ids", "shape", [1, 3]),
+        put("ids", "dtype", "F32"),
+        put("more", {}),
+        put("__metadata__", "format", "pltz hot 2"),
+        put("__metadata__", "start", "-1"),
+        put("__metadata__", "start", "many"),
+        put("__metadata__", "parent", "00"),
+        put("__metadata__", "born", None),
+        put("__metadata__", []),
+        lambda header: header.pop("tokens") and None,
+        lambda header: b"[" * 60000,
+        lambda header: b"{}",
+        lambda header: b"null",
+        lambda header: b"\xff\xfe",
+    ],
+)
+def test_a_crafted_header_is_a_miss(folder: WarmFolder, change: Any) -> None:
+    path = written(folder, slab())
+    path.write_bytes(forged(path.read_bytes(), change))
+    assert folder.read(SPACE, SEGMENT) is None
+
+
+def test_a_header_that_is_only_spelt_otherwise_is_taken(folder: WarmFolder) -> None:
+    """So the crafted ones above are refused for what they say."""
+    path = written(folder, slab())
+    path.write_bytes(forged(path.read_bytes(), lambda header: None))
+    assert folder.read(SPACE, SEGMENT) is not None
+
+
+def test_a_mapped_file_stays_readable_when_it_is_evicted(folder: WarmFolder) -> None:
+    one = slab()
+    path = written(folder, one)
+    found = folder.read(SPACE, SEGMENT)
+    path.unlink()
+    assert found is not None and same(found.slab, one)
+    assert folder.read(SPACE, SEGMENT) is None and folder.damaged == 0
+
+
+def test_the_least_recently_used_files_go_first(tmp_path: Path) -> None:
+    size = written(WarmFolder(tmp_path / "probe", BUDGET), slab()).stat().st_size
+    folder = WarmFolder(tmp_path / "warm", 3 * size)
+    names = [bytes([n]) * 16 for n in range(5)]
+    for n in range(3):
+        assert folder.write(SPACE, names[n], Warm(slab(), PARENT, 0))
+        os.utime(folder.path(SPACE, names[n]), (n, n))
+    assert folder.read(SPACE, names[0]) is not None  # now the last used
+    assert folder.write(SPACE, names[3], Warm(slab(), PARENT, 0))
+    left = [n for n in range(4) if folder.path(SPACE, names[n]).exists()]
+    assert left == [0, 2, 3] and folder.evicted == 1 and folder.usage() == (3 * size, 3)
+    kept = {folder.path(SPACE, names[n]) for n in left}
+    assert not folder.write(SPACE, names[4], Warm(slab(), PARENT, 0), lambda path: path in kept)
+    assert folder.usage() == (3 * size, 3)
+
+
+def test_what_is_larger_than_the_budget_is_not_written(tmp_path: Path) -> None:
+    folder = WarmFolder(tmp_path / "warm", 100)
+    assert not folder.write(SPACE, SEGMENT, Warm(slab(), PARENT, 0)) and folder.usage() == (0, 0)
+
+
+def test_what_a_kill_left_counts_and_goes_after_an_hour(folder: WarmFolder) -> None:
+    path = written(folder, slab())
+    part = path.with_name("x.part")
+    part.write_bytes(bytes(BUDGET - path.stat().st_size))
+    other = b"other..........."
+    assert folder.write(SPACE, other, Warm(slab(), PARENT, 0)) and not path.exists(), "the file made room"
+    long_ago = time.time() - 4000
+    os.utime(part, (long_ago, long_ago))
+    written(folder, slab())
+    assert not part.exists() and folder.path(SPACE, other).exists()
+
+
+def test_a_disk_that_fails_is_no_error(folder: WarmFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pltz.archive.hot.warm._fill", full)
+    assert not folder.write(SPACE, SEGMENT, Warm(slab(), PARENT, 0))
+    assert folder.failed == 1 and folder.usage() == (0, 0)
+
+
+def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="warm files"):
+        WarmFolder(tmp_path / "file", 1)
+
+
+def _writes(place: str, seed: int, budget: int) -> None:
+    folder = WarmFolder(place, budget)
+    rng = np.random.default_rng(seed)
+    for n in rng.integers(0, 12, 60):
+        name = bytes([int(n)]) * 16
+        ids = np.full(40, n, np.int32)
+        one = Slab(torch.full((1, 2, 1, 40, 4), float(n)), ids, ids, 0)
+        found = folder.read(SPACE, name)
+        assert found is None or same(found.slab, one)
+        folder.write(SPACE, name, Warm(one, PARENT, 0))
+        assert folder.usage()[0] <= budget
+    os._exit(1 if folder.damaged else 0)
+
+
+def test_processes_share_a_folder_and_its_budget(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_writes, args=(str(tmp_path), seed, 12_000)) for seed in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert 0 < WarmFolder(tmp_path, 12_000).usage()[0] <= 12_000
+
+
+def _writes_until_killed(place: str) -> None:
+    folder = WarmFolder(place, 3 << 20)
+    for n in itertools.count():
+        folder.write(SPACE, bytes([n % 250]) * 16, Warm(_filled(n % 250), PARENT, 0))
+
+
+def _filled(number: int) -> Slab:
+    ids = np.full(4000, number, np.int32)
+    return Slab(torch.full((2, 2, 1, 4000, 8), float(number)), ids, ids, 0)
+
+
+def test_a_kill_leaves_whole_files_and_what_is_cleared_away(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    left = 0
+    for pause in (0.05, 0.08, 0.11, 0.14, 0.17):
+        worker = context.Process(target=_writes_until_killed, args=(str(tmp_path),))
+        worker.start()
+        time.sleep(pause)
+        worker.kill()
+        worker.join(30)
+        folder = WarmFolder(tmp_path, 3 << 20)
+        assert folder.usage()[0] <= 3 << 20
+        for path in tmp_path.glob("*/*.safetensors"):
+            name = bytes.fromhex(path.stem)
+            found = folder.read(SPACE, name)
+            assert found is not None and same(found.slab, _filled(name[0]))
+            left += 1
+        assert folder.damaged == 0
+    assert left

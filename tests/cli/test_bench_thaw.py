@@ -1,0 +1,87 @@
+"""bench thaw: every way is measured and checked, and the figures follow from each other."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import Result
+
+from pltz.archive.thaw import Thawed
+from pltz.cli import bench_thaw
+from pltz.models.random_target import RandomTarget
+from pltz.plt_codec.errors import ModelError, UsageError
+
+Run = Callable[..., Result]
+WORDS = ("--tokens", 60, "--rounds", 2, "--together", "1,3", "--threads", 1)
+
+
+@pytest.mark.parametrize("shape", ["embedded", "llama-tiny"])
+def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str) -> None:
+    done = run("bench", "thaw", *WORDS, "--shape", shape)
+    assert done.exit_code == 0, done.output
+    *table, last = done.stdout.splitlines()
+    found = json.loads(last)
+    rows = {row["way"]: row for row in found["rows"]}
+    assert len(rows) == 10 and next(iter(rows)) == "prefill"
+    for row in rows.values():
+        assert row["ms"] == min(row["all_ms"]) and len(row["all_ms"]) == 2
+        assert row["over_prefill"] == pytest.approx(row["ms"] / rows["prefill"]["ms"], rel=0.01)
+    assert found["thaw_over_prefill"] == rows["thaw"]["over_prefill"]
+    assert 0 < rows["thaw"]["stored_bytes"] < 500
+    kv = rows["host memory"]["stored_bytes"]
+    assert (
+        kv
+        == rows["safetensors on the disk"]["stored_bytes"]
+        == 60 * 2 * 2 * 2 * (8 * 4 if shape == "embedded" else 16 * 2)
+    )
+    assert found["stages_ms"]["total"] <= rows["thaw"]["ms"] * 1.05 + 1
+    assert {"read", "lookup", "decode", "prefill", "insert"} < found["stages_ms"].keys()
+    assert [row["sessions"] for row in found["together"]] == [1, 3]
+    checked = found["checked"]
+    assert checked["thaws"] == 3 * 6 + 3 * (1 + 3) and max(checked["kv"], checked["logits"]) < 0.06
+    assert shape != "embedded" or checked["same_next"] == checked["thaws"]
+    assert any(line.startswith("safetensors on the disk") for line in table)
+
+
+def test_a_thaw_that_went_wrong_is_no_figure() -> None:
+    ids, logits = np.arange(3), torch.tensor([0.0, 1.0])
+    cache: Any = SimpleNamespace(layers=[SimpleNamespace(keys=torch.ones(1), values=torch.ones(1))])
+    other: Any = SimpleNamespace(layers=[SimpleNamespace(keys=torch.ones(1), values=torch.zeros(1))])
+
+    def checked(cache_: Any, ids_: Any, logits_: Any) -> bench_thaw.Checked:
+        bench: Any = SimpleNamespace(checked=bench_thaw.Checked(0.1))
+        bench_thaw.Bench.check(bench, Thawed(cache_, ids_, logits_, {}), ids, (cache, logits))
+        found: bench_thaw.Checked = bench.checked
+        return found
+
+    good = checked(cache, ids, logits)
+    good.refuse()
+    assert (good.thaws, good.kv, good.same_next) == (1, 0.0, 1)
+    with pytest.raises(ModelError, match="no time counts"):
+        checked(cache, ids + 1, logits)
+    for wrong in ((other, ids, logits), (cache, ids, logits.flip(0)), (cache, ids, logits * float("nan"))):
+        with pytest.raises(ModelError, match="float noise"):
+            checked(*wrong).refuse()
+
+
+def test_wrong_words_are_refused(run: Run, tiny: Path) -> None:
+    for words in (["--shape", "llama-9b"], ["--tokens", 5000], ["--together", "x"]):
+        assert run("bench", "thaw", *words).exit_code == 2
+
+
+def test_a_random_target_is_its_shape(tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes]) -> None:
+    folders = [tmp_path / name for name in "ab"]
+    made = []
+    for folder in folders:
+        folder.mkdir()
+        made.append(RandomTarget.make("llama-tiny", tiny_tokenizer_json(), folder, "cpu"))
+    assert made[0].fingerprint == made[1].fingerprint and len(made[0].fingerprint) == 16
+    assert torch.equal(made[0].prefill([5, 6])[1], made[1].prefill([5, 6])[1])
+    assert made[0].model.dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32
+    with pytest.raises(UsageError, match="llama-8b"):
+        RandomTarget.make("other", tiny_tokenizer_json(), tmp_path, "cpu")
