@@ -75,9 +75,20 @@ DEV void send8(uint32_t to, uint2 v, uint32_t meeting) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];"
                  ::"r"(to), "r"(v.x), "r"(v.y), "r"(meeting) : "memory");
 }
+DEV void send4(uint32_t to, uint32_t v, uint32_t meeting) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(v), "r"(meeting) : "memory");
+}
 DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 #endif
+/* Words that blocks of different clusters give each other through L2, without any order among them. */
+DEV uint32_t wire_load(const uint32_t *from) {
+    uint32_t v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from));
+    return v;
+}
+DEV void wire_store(uint32_t *to, uint32_t v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(v)); }
+DEV bool breathe() { return true; } /* between two looks at a word */
 DEV int32_t dot4(uint32_t a, uint32_t b, int32_t c) { return __dp4a((int32_t)a, (int32_t)b, c); }
 DEV int32_t low_word(double v) { return __double2loint(v); }
 #endif
@@ -125,7 +136,8 @@ struct Cache { /* keys and values of a slot: (LAYERS, KV, keys then values, room
     int64_t at, room;
 };
 struct State {
-    int32_t rows, next, left, error, failed, slots, count, rows_max, decoding, spare[7];
+    int32_t rows, next, left, error, failed, slots, count, rows_max, decoding;
+    int32_t epoch, spare[6]; /* epoch: steps of grid.cu so far */
     int64_t tokens;
 };
 
