@@ -27,6 +27,8 @@ def build(shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()) -> 
     """Compile the kernels for a shape into a shared library in `folder`."""
     text = source()
     kernels = re.findall(r"^KERNEL2?\(\d+\) (\w+)\(", text, re.MULTILINE)
+    if not shape["P_GRID"]:
+        kernels.remove("decode_grid")
     calls = "".join(f"    EMULATED({name})\n" for name in kernels)
     text = (
         f'#include "{HERE / "emulate.h"}"\n{text}\nextern "C" int emulated(const char *kernel, const uint32_t *grid, '

@@ -136,7 +136,8 @@ enum { /* shared memory */
     AT_UP = AT_SHARES,                                    /* sums of products of 16 rows, used while SHARES is not */
     AT_DOWN = AT_UP + Up::ROWS_SUMS * 4,
     AT_STAGE = AT_ROWS + ROWS_SIZE * 4,                   /* what goes to the other blocks */
-    AT_CUM = AT_STAGE + most_of(ITEMS * 64, LANES * UT * 8), /* cumulative frequencies (2, 16, SUMS): classes, members */
+    AT_MADE = AT_STAGE + LANES * UT * 8,                  /* queries, keys, values of the own lane (ITEMS, 64), zeros beyond HD */
+    AT_CUM = AT_MADE + ITEMS * 64,                        /* cumulative frequencies (2, 16, SUMS): classes, members */
     AT_OWN = AT_CUM + 2 * LANES * SUMS * 4,               /* of the own lane */
     AT_WEIGHTS = AT_OWN + SUMS * 4,                       /* of keys (WEIGHTS) */
     AT_EXP = AT_WEIGHTS + WEIGHTS * 4,
@@ -574,7 +575,7 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
                 __syncthreads();
                 mark(p, 34);
                 if (p.warp < ITEMS) {
-                    uint8_t *stage = p.m + grid::AT_STAGE + p.warp * 64;
+                    uint8_t *stage = p.m + grid::AT_MADE + p.warp * 64;
                     int32_t y[2] = {0, 0};
                     if (p.lane < HD / 2) {
 #pragma unroll
@@ -598,7 +599,7 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
                 }
                 __syncthreads();
                 const Sender to = sender(p, p.m + grid::AT_Q + p.rank * 64);
-                for (int i = p.lane; i < ITEMS * 4; i += 32) to.put16(i / 4 * LANES * 64 + i % 4 * 16, *(const uint4 *)(p.m + grid::AT_STAGE + i * 16));
+                for (int i = p.lane; i < ITEMS * 4; i += 32) to.put16(i / 4 * LANES * 64 + i % 4 * 16, *(const uint4 *)(p.m + grid::AT_MADE + i * 16));
                 mark(p, 35);
                 const Keeper keep = {cache, memory, (int8_t *)(p.m + grid::AT_FRESH) + layer * KV_EACH * 4096, layer, first_kv, newest >= s.old / 32 ? newest : -1};
                 grid::attend(p, keep, s.L, key, out, model.out_w[layer]);

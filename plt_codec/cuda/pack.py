@@ -55,7 +55,7 @@ def grid_plan(s: Shape, clusters: int = GRID) -> dict[str, int]:
     shared = dp + 16 * pitch(dp) + 16 * pitch(128 * upper) + out * 64 + items * 1024 + each * 4096
     shared += each * (16 * 256 + 2 * 16 * 72 * 4) + max(each * 16384, rows(upper, chunks) + rows(down, 2 * upper))
     shared += max(row(items * tall, chunks), row(dp // 8, out), row(ct // 8, chunks), row(16, chunks))
-    shared += max(items * 64, 128 * upper) + 33 * sums
+    shared += items * 64 + 128 * upper + 33 * sums
     shared = up(shared + 8192 + 256 + s.layers * each * 4, 32) + 128 + 256 + 96
     shared = up(shared + 32, 128) + s.layers * kv * 4096
     fits = s.head_dim % 8 == 0 and dp <= 512 and items <= 16 and shared <= MOST_SHARED
