@@ -306,12 +306,13 @@ KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
         }
         f.a = part[0];
         f.b = part[1];
-        finish_queries(f);
+        finish_queries(f, exp);
         int groups = (max(f.limit[0], f.limit[1]) + 31) / 32;
         for (int i = 4; i < 32; i <<= 1) groups = max(groups, __shfl_xor_sync(FULL, groups, i));
         __syncthreads();
         int32_t c[4][4], low[2] = {0x7fffffff, 0x7fffffff};
         Keys k = load_keys(keys, min(share, groups - 1), lane);
+#pragma unroll 2
         for (int kg = share; kg < groups; kg += shares) {
             const Keys now = k;
             k = load_keys(keys, min(kg + shares, groups - 1), lane);
@@ -328,6 +329,7 @@ KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
         f.most[1] = -lowest[tile * 16 + 8 + g];
         uint32_t total[2] = {0, 0};
         k = load_keys(keys, min(share, groups - 1), lane);
+#pragma unroll 2
         for (int kg = share; kg < groups; kg += shares) {
             const Keys now = k;
             k = load_keys(keys, min(kg + shares, groups - 1), lane);

@@ -90,6 +90,21 @@ DEV uint32_t wire_load(const uint32_t *from) {
 DEV void wire_store(uint32_t *to, uint32_t v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(v)); }
 DEV bool breathe() { return true; } /* between two looks at a word */
 DEV int32_t dot4(uint32_t a, uint32_t b, int32_t c) { return __dp4a((int32_t)a, (int32_t)b, c); }
+DEV uint32_t shift_right(uint32_t v, uint32_t n) { /* 0 from n = 32 on */
+    uint32_t out;
+    asm("shr.u32 %0, %1, %2;" : "=r"(out) : "r"(v), "r"(n));
+    return out;
+}
+DEV uint64_t multiply(uint32_t a, uint32_t b) { /* by one instruction; the compiler makes two of the same in C */
+    uint64_t out;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(out) : "r"(a), "r"(b));
+    return out;
+}
+DEV uint64_t multiply_add(uint32_t a, uint32_t b, uint64_t c) {
+    uint64_t out;
+    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(out) : "r"(a), "r"(b), "l"(c));
+    return out;
+}
 DEV int32_t low_word(double v) { return __double2loint(v); }
 #endif
 
@@ -235,8 +250,9 @@ DEV int value_place(int key, int dim) {
 
 /* ---------------------------------------------------------------- attention of 16 queries by a warp */
 
-/* Weight of a key: w = rs(exp[e & 63], 5) >> (e >> 6), e = min(below * heat >> 16, 1023), below = most - s. From `far` on e is
- * 1023, and up to there the product fits 32 bits; where no heat is 2^16 or more (P_HOT 0), e stays within 1023 by itself.
+/* Weight of a key: w = rs(exp[e & 63], 5) >> (e >> 6), e = min(below * heat >> 16, 1023), below = most - s. It is 0 from e = 1023
+ * on, so a larger e does no harm; but below * heat must fit 32 bits. Where it might not (P_HOT; pack.py), `below` ends at `far`,
+ * from where on e is 1023.
  * The table lies in shared memory once for each thread of a warp (64 x 32), so that no two threads meet in a bank. */
 enum { WEIGHTS = 64 * 32 };
 DEV void fill_weights(uint32_t *table, const int32_t *exp, int tid, int threads) {
@@ -244,22 +260,25 @@ DEV void fill_weights(uint32_t *table, const int32_t *exp, int tid, int threads)
 }
 DEV uint32_t far_enough(uint32_t heat) { return heat ? (1023u * 65536u + heat - 1) / heat : 0; }
 DEV uint32_t key_weight(uint32_t below, uint32_t far, uint32_t heat, const uint8_t *table) { /* table: of this thread */
-    uint32_t e = min(below, far) * heat;
-    if (P_HOT) e = min(e, 1023u << 16);
-    return *(const uint32_t *)(table + (e >> 9 & 63 << 7)) >> (e >> 22);
+    if (P_HOT) {
+        const uint32_t e = min(min(below, far) * heat, 1023u << 16);
+        return *(const uint32_t *)(table + (e >> 9 & 63 << 7)) >> (e >> 22);
+    }
+    const uint64_t e = multiply(below, heat << 10); /* the whole powers of two in the upper half: the multiplier's work, not the shifter's */
+    return shift_right(*(const uint32_t *)(table + ((uint32_t)e >> 19 & 63 << 7)), (uint32_t)(e >> 32));
 }
 /* 2^40 / sum, and a little less where one key has all the weight: there rs(w * t, 24) would be 2^16, one more than 16 bits hold,
  * and 2^16 - 1 gives the same output, since |v| < 2^14. Exact in double: 2^40 / S misses an integer by 1 / S at least. */
 DEV uint32_t key_scale(uint32_t sum) {
     return min((uint32_t)((double)((uint64_t)1 << 40) / (double)max(sum, 1u)), (1u << 25) - 512);
 }
-DEV uint32_t key_share(uint32_t w, uint32_t t) { return (uint32_t)(((uint64_t)w * t + (1 << 23)) >> 24); }
 
 struct Queries { /* fragments of 16 queries, negated; rows g and g + 8 of this thread */
     uint4 a, b;
     int32_t limit[2], most[2]; /* keys they see; the highest score */
     uint32_t heat[2], far[2], t[2];
     int32_t whole;             /* keys that all rows of the warp see */
+    uint64_t half;             /* 2^23, hidden from the compiler, which splits a product and sum with a number that it knows */
 };
 DEV uint32_t negated(uint32_t v) { /* of four bytes in -127 .. 127 */
     uint32_t out = 0;
@@ -267,7 +286,11 @@ DEV uint32_t negated(uint32_t v) { /* of four bytes in -127 .. 127 */
     return out;
 }
 DEV uint4 negated(uint4 v) { return make_uint4(negated(v.x), negated(v.y), negated(v.z), negated(v.w)); }
-DEV void finish_queries(Queries &q) {
+DEV uint64_t hidden_half(const int32_t *exp) { /* exp[0] is 2^20 */
+    return (uint64_t)((uint32_t)exp[0] ^ 1u << 20) << 32 | ((uint32_t)exp[0] ^ 9u << 20);
+}
+DEV void finish_queries(Queries &q, const int32_t *exp) {
+    q.half = hidden_half(exp);
     q.a = negated(q.a);
     q.b = negated(q.b);
     q.whole = min(q.limit[0], q.limit[1]);
@@ -300,12 +323,16 @@ DEV bool sees(const Queries &q, int kg, int j, int i, int lane) {
 }
 /* c: -score of 32 keys; low: the lowest so far. */
 DEV void top(const Queries &q, int kg, int lane, const int32_t c[4][4], int32_t low[2]) {
-    const bool whole = kg * 32 + 32 <= q.whole;
+    if (kg * 32 + 32 <= q.whole) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) low[i >> 1 & 1] = min(low[i >> 1 & 1], c[i >> 2][i & 3]);
+        return;
+    }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            if (whole || sees(q, kg, j, i, lane)) low[i >> 1] = min(low[i >> 1], c[j][i]);
+            if (sees(q, kg, j, i, lane)) low[i >> 1] = min(low[i >> 1], c[j][i]);
         }
     }
 }
@@ -335,28 +362,31 @@ DEV void add_weights(const int32_t c[4][4], uint32_t total[2]) {
         total[1] += (uint32_t)(c[j][2] + c[j][3]);
     }
 }
+/* Shares of 32 keys, p = rs(w * t, 24) < 2^16, as fragments of their low and of their high bytes. w * t + 2^23 has them in its
+ * bytes 3 and 4. */
+DEV void shares_of(const Queries &q, const int32_t w[4][4], uint32_t low[4], uint32_t high[4]) {
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        uint64_t p[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) p[i] = multiply_add((uint32_t)w[(r & 2) + (i >> 1)][(r & 1) * 2 + (i & 1)], q.t[r & 1], q.half);
+        low[r] = __byte_perm(__byte_perm((uint32_t)p[0], (uint32_t)p[1], 0x0073), __byte_perm((uint32_t)p[2], (uint32_t)p[3], 0x0073), 0x5410);
+        high[r] = __byte_perm(__byte_perm((uint32_t)(p[0] >> 32), (uint32_t)(p[1] >> 32), 0x0040),
+                              __byte_perm((uint32_t)(p[2] >> 32), (uint32_t)(p[3] >> 32), 0x0040), 0x5410);
+    }
+}
 /* low + 256 high += shares of 32 keys times their values, for N / 2 of the 4 pieces of 16 dims from `first` on;
  * o[n]: dims 8 n + 2 t, + 1 of rows g, g, g + 8, g + 8. */
 template <int N> DEV void mix(const Queries &q, const int8_t *values, int kg, int lane, int first, const int32_t w[4][4], int32_t low[N][4], int32_t high[N][4]) {
-    uint32_t p[4][2]; /* two shares of 16 bits: [j][row] */
-    uint32_t any = 0;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            p[j][r] = __byte_perm(key_share((uint32_t)w[j][2 * r], q.t[r]), key_share((uint32_t)w[j][2 * r + 1], q.t[r]), 0x5410);
-            any |= p[j][r];
-        }
-    }
-    if (!__any_sync(FULL, any != 0)) return;
-    const bool large = __any_sync(FULL, (any & 0xff00ff00u) != 0);
+    uint32_t part[4], upper[4];
+    shares_of(q, w, part, upper);
+    const uint32_t more = upper[0] | upper[1] | upper[2] | upper[3];
+    if (!__any_sync(FULL, (part[0] | part[1] | part[2] | part[3] | more) != 0)) return;
+    const bool large = __any_sync(FULL, more != 0);
     const int8_t *from = values + (int64_t)kg * 2048 + first * 512 + lane * 16;
     uint4 v[N / 2];
 #pragma unroll
     for (int n = 0; n < N / 2; n++) v[n] = *(const uint4 *)(from + n * 512);
-    uint32_t part[4];
-#pragma unroll
-    for (int r = 0; r < 4; r++) part[r] = __byte_perm(p[r & 2][r & 1], p[(r & 2) + 1][r & 1], 0x6420);
 #pragma unroll
     for (int n = 0; n < N / 2; n++) {
         mma_u8(low[2 * n], part[0], part[1], part[2], part[3], v[n].x, v[n].y);
@@ -364,11 +394,9 @@ template <int N> DEV void mix(const Queries &q, const int8_t *values, int kg, in
     }
     if (!large) return;
 #pragma unroll
-    for (int r = 0; r < 4; r++) part[r] = __byte_perm(p[r & 2][r & 1], p[(r & 2) + 1][r & 1], 0x7531);
-#pragma unroll
     for (int n = 0; n < N / 2; n++) {
-        mma_u8(high[2 * n], part[0], part[1], part[2], part[3], v[n].x, v[n].y);
-        mma_u8(high[2 * n + 1], part[0], part[1], part[2], part[3], v[n].z, v[n].w);
+        mma_u8(high[2 * n], upper[0], upper[1], upper[2], upper[3], v[n].x, v[n].y);
+        mma_u8(high[2 * n + 1], upper[0], upper[1], upper[2], upper[3], v[n].z, v[n].w);
     }
 }
 

@@ -278,6 +278,7 @@ DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out
             f[h].far[i] = far_enough(f[h].heat[i]);
         }
         f[h].whole = keys_all;
+        f[h].half = hidden_half((const int32_t *)(p.m + AT_EXP));
         if (kv == h * KV_EACH / HEADS_EACH && has && own == keep.newest && (h == 0 || kv != (h - 1) * KV_EACH / HEADS_EACH))
             k[kv] = group_of(keep.group_keys(kv, own), p.lane);
         int32_t low[2] = {0x7fffffff, 0x7fffffff};
@@ -365,21 +366,11 @@ DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out
 #pragma unroll
             for (int h = 0; h < HEADS_EACH; h++) {
                 if (base) weigh(f[h], group_of(keep.group_keys(h * KV_EACH / HEADS_EACH, group), p.lane), group, p.lane, weights, c[h]);
-                uint32_t s[4][2]; /* two shares of 16 bits: [j][row] */
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-#pragma unroll
-                    for (int r = 0; r < 2; r++) {
-                        s[j][r] = __byte_perm(key_share((uint32_t)c[h][j][2 * r], f[h].t[r]), key_share((uint32_t)c[h][j][2 * r + 1], f[h].t[r]), 0x5410);
-                    }
-                }
+                uint32_t part[4], upper[4];
+                shares_of(f[h], c[h], part, upper);
                 uint8_t *to = p.m + AT_SHARES + (h * LOCAL + p.warp) * 1024 + p.lane * 16;
-#pragma unroll
-                for (int b = 0; b < 2; b++) {
-                    const uint32_t pick = b ? 0x7531 : 0x6420;
-                    *(uint4 *)(to + b * 512) = make_uint4(__byte_perm(s[0][0], s[1][0], pick), __byte_perm(s[0][1], s[1][1], pick),
-                                                          __byte_perm(s[2][0], s[3][0], pick), __byte_perm(s[2][1], s[3][1], pick));
-                }
+                *(uint4 *)to = make_uint4(part[0], part[1], part[2], part[3]);
+                *(uint4 *)(to + 512) = make_uint4(upper[0], upper[1], upper[2], upper[3]);
             }
         }
         __syncthreads();

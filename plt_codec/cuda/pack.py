@@ -70,7 +70,9 @@ def macros(weights: Weights) -> dict[str, int]:
     s = weights.shape
     names = [(f"layer.{i}.{part}", 254 if part == "down" else 127) for i in range(s.layers) for part in PARTS]
     wide = any(_largest(weights[n + ".w"], weights[n + ".m"], most) >= 1 << 30 for n, most in names)
-    hot = any(int(weights[f"layer.{i}.heat"].max()) >= 1 << 16 for i in range(s.layers))
+    longest = s.head_gain / 256 * 1.7321 + s.head_dim**0.5 / 2  # of a normed query or key: isqrt misses a root by sqrt(3) at most
+    heat = max(int(weights[f"layer.{i}.heat"].max()) for i in range(s.layers))
+    hot = heat >= 1 << 16 or 2 * longest**2 * heat >= 1 << 32
     return {
         "P_D": s.d, "P_LAYERS": s.layers, "P_HEADS": s.heads, "P_KV": s.kv_heads, "P_HEAD": s.head_dim,
         "P_HIDDEN": s.hidden, "P_VOCAB": s.vocab, "P_BLOCK": s.block, "P_MEMORY": s.memory,
