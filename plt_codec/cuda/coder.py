@@ -50,7 +50,7 @@ STATE_TYPE = np.dtype(
     + [("spare", "i4", 6), ("tokens", "i8")]
 )
 DAMAGED, SPENT = 1, 2
-PRODUCT_SHARED = 72 << 10  # shared memory of the products of batch.cu
+PRODUCT_SHARED = 96 << 10  # shared memory of the products of batch.cu
 MODEL = (
     "embed.w", "class.w", "shift.w", "embed.m", "class.m", "class.b", "shift.m", "member.m", "member.b",
     "table.exp", "table.phase", "table.cos", "table.sin",
@@ -408,7 +408,7 @@ class _Batch:
         warps = (-(-rows // 8), 1, 1)
 
         def product(kernel: str, n: int, *args: str) -> None:
-            go(kernel, (up(n, 64) // 64, -(-rows // 128), 1), 256, "state", *args, shared=PRODUCT_SHARED)
+            go(kernel, (-(-n // 128), -(-rows // 128), 1), 256, "state", *args, shared=PRODUCT_SHARED)
 
         threads = up(self.slots, 32)
         go("collect", (1, 1, 1), threads, "state", "sessions", "slots", "pieces", shared=512)
