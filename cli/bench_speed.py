@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pltz.models.codec import Codec, Coder
     from pltz.plt_codec.weights import Weights
 
+LEAST_ROWS = 32  # torch._int_mm on a GPU wants more than 16
 ENCODE_ROWS = 4096  # of the products that encoding is held against
 LINEAR = tuple(1 << n for n in range(10, 21, 2))  # tokens, 1 k to 1 M
 WINDOW = 0.4  # seconds of products between two rounds of coding
@@ -208,12 +209,13 @@ class Products:
     """The weight matrices of a model as `torch._int_mm` takes them, times ``rows`` rows of random int8.
 
     The matrices are those of the model, each in memory of its own as in use; of two orders in memory (by rows, by
-    columns) the faster counts. ``macs``: multiply-adds of one pass.
+    columns) the faster counts. ``macs``: multiply-adds of one pass. On a GPU at least `LEAST_ROWS` rows.
     """
 
     def __init__(self, weights: "Weights", rows: int, device: str) -> None:
         import torch
 
+        rows = rows if device == "cpu" else max(rows, LEAST_ROWS)
         shape, found = weights.shape, []
         for i in range(shape.layers):
             found += [weights[f"layer.{i}.{name}.w"] for name in ("qkv", "out", "up", "down")]

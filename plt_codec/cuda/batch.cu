@@ -309,7 +309,7 @@ KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
         }
         f.a = part[0];
         f.b = part[1];
-        finish_queries(f, exp);
+        finish_queries(f);
         int groups = (max(f.limit[0], f.limit[1]) + 31) / 32;
         for (int i = 4; i < 32; i <<= 1) groups = max(groups, __shfl_xor_sync(FULL, groups, i));
         __syncthreads();

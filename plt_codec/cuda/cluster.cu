@@ -340,7 +340,7 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
         }
         f.a = rows[0];
         f.b = rows[1];
-        finish_queries(f, (const int32_t *)(p.m + AT_EXP));
+        finish_queries(f);
         int32_t low[2] = {0x7fffffff, 0x7fffffff};
 #pragma unroll
         for (int i = 0; i < HELD; i++) {

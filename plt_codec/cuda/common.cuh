@@ -100,11 +100,6 @@ DEV uint64_t multiply(uint32_t a, uint32_t b) { /* by one instruction; the compi
     asm("mul.wide.u32 %0, %1, %2;" : "=l"(out) : "r"(a), "r"(b));
     return out;
 }
-DEV uint64_t multiply_add(uint32_t a, uint32_t b, uint64_t c) {
-    uint64_t out;
-    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(out) : "r"(a), "r"(b), "l"(c));
-    return out;
-}
 DEV int32_t low_word(double v) { return __double2loint(v); }
 #endif
 
@@ -278,7 +273,6 @@ struct Queries { /* fragments of 16 queries, negated; rows g and g + 8 of this t
     int32_t limit[2], most[2]; /* keys they see; the highest score */
     uint32_t heat[2], far[2], t[2];
     int32_t whole;             /* keys that all rows of the warp see */
-    uint64_t half;             /* 2^23, hidden from the compiler, which splits a product and sum with a number that it knows */
 };
 DEV uint32_t negated(uint32_t v) { /* of four bytes in -127 .. 127 */
     uint32_t out = 0;
@@ -286,11 +280,7 @@ DEV uint32_t negated(uint32_t v) { /* of four bytes in -127 .. 127 */
     return out;
 }
 DEV uint4 negated(uint4 v) { return make_uint4(negated(v.x), negated(v.y), negated(v.z), negated(v.w)); }
-DEV uint64_t hidden_half(const int32_t *exp) { /* exp[0] is 2^20 */
-    return (uint64_t)((uint32_t)exp[0] ^ 1u << 20) << 32 | ((uint32_t)exp[0] ^ 9u << 20);
-}
-DEV void finish_queries(Queries &q, const int32_t *exp) {
-    q.half = hidden_half(exp);
+DEV void finish_queries(Queries &q) {
     q.a = negated(q.a);
     q.b = negated(q.b);
     q.whole = min(q.limit[0], q.limit[1]);
@@ -362,17 +352,21 @@ DEV void add_weights(const int32_t c[4][4], uint32_t total[2]) {
         total[1] += (uint32_t)(c[j][2] + c[j][3]);
     }
 }
-/* Shares of 32 keys, p = rs(w * t, 24) < 2^16, as fragments of their low and of their high bytes. w * t + 2^23 has them in its
- * bytes 3 and 4. */
+/* Shares of 32 keys, p = rs(w * t, 24) < 2^16, as fragments of their low and of their high bytes. The upper half of
+ * w * (t >> 8) + ((w * (t & 255) + 2^23) >> 8) is p: 32 bits suffice. */
 DEV void shares_of(const Queries &q, const int32_t w[4][4], uint32_t low[4], uint32_t high[4]) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-        uint64_t p[4];
+        const uint32_t whole = q.t[r & 1] >> 8, rest = q.t[r & 1] & 255;
+        uint32_t p[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) p[i] = multiply_add((uint32_t)w[(r & 2) + (i >> 1)][(r & 1) * 2 + (i & 1)], q.t[r & 1], q.half);
-        low[r] = __byte_perm(__byte_perm((uint32_t)p[0], (uint32_t)p[1], 0x0073), __byte_perm((uint32_t)p[2], (uint32_t)p[3], 0x0073), 0x5410);
-        high[r] = __byte_perm(__byte_perm((uint32_t)(p[0] >> 32), (uint32_t)(p[1] >> 32), 0x0040),
-                              __byte_perm((uint32_t)(p[2] >> 32), (uint32_t)(p[3] >> 32), 0x0040), 0x5410);
+        for (int i = 0; i < 4; i++) {
+            const uint32_t one = (uint32_t)w[(r & 2) + (i >> 1)][(r & 1) * 2 + (i & 1)];
+            p[i] = one * whole + ((one * rest + (1 << 23)) >> 8);
+        }
+        const uint32_t first = __byte_perm(p[0], p[1], 0x7632), second = __byte_perm(p[2], p[3], 0x7632);
+        low[r] = __byte_perm(first, second, 0x6420);
+        high[r] = __byte_perm(first, second, 0x7531);
     }
 }
 /* low + 256 high += shares of 32 keys times their values, for N / 2 of the 4 pieces of 16 dims from `first` on;

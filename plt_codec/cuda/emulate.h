@@ -132,7 +132,6 @@ static inline uint32_t __reduce_add_sync(uint32_t, uint32_t v) {
 static inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
 static inline uint32_t shift_right(uint32_t v, uint32_t n) { return n < 32 ? v >> n : 0; }
 static inline uint64_t multiply(uint32_t a, uint32_t b) { return (uint64_t)a * b; }
-static inline uint64_t multiply_add(uint32_t a, uint32_t b, uint64_t c) { return (uint64_t)a * b + c; }
 static inline int32_t low_word(double v) {
     int64_t w;
     memcpy(&w, &v, 8);

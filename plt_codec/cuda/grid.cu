@@ -278,7 +278,6 @@ DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out
             f[h].far[i] = far_enough(f[h].heat[i]);
         }
         f[h].whole = keys_all;
-        f[h].half = hidden_half((const int32_t *)(p.m + AT_EXP));
         if (kv == h * KV_EACH / HEADS_EACH && has && own == keep.newest && (h == 0 || kv != (h - 1) * KV_EACH / HEADS_EACH))
             k[kv] = group_of(keep.group_keys(kv, own), p.lane);
         int32_t low[2] = {0x7fffffff, 0x7fffffff};
