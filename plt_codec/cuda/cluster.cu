@@ -155,7 +155,7 @@ __device__ unsigned long long trace[64];
 DEV void mark(const Place &p, int stage) {
     if (p.tid || blockIdx.x) return;
     const int64_t now = clock64();
-    atomicAdd(&trace[stage], (unsigned long long)(now - p.last));
+    if (p.last) atomicAdd(&trace[stage], (unsigned long long)(now - p.last));
     p.last = now;
 }
 #else

@@ -57,6 +57,7 @@ MODEL = (
 )  # fmt: skip
 MODEL_LAYERS = ("qkv.w", "out.w", "up.w", "down.w", "qkv.m", "out.m", "up.m", "down.m", "heat")
 CLUSTER_LANES = 16  # cluster.cu, grid.cu: most lanes
+GRID_KEYS = 8192  # grid.cu: most keys
 GRID_LIMIT = 4  # sequences one after the other by grid.cu: with more, cluster.cu decodes them faster
 CLUSTER_LIMIT = 3  # sequences a cluster: with more, batch.cu decodes them faster
 Work = tuple[int, int, int]  # a sequence's tokens, lanes, steps (0, 0: default layout)
@@ -240,8 +241,12 @@ class CudaCoder:
 
     def alone(self, work: Sequence[Work]) -> bool:
         """Whether to decode these sequences one by one, each by the whole GPU."""
-        few = len(work) <= GRID_LIMIT and all(most_lanes(self.shape, *w) <= CLUSTER_LANES for w in work)
-        return few and self._device.grid > 0
+        s = self.shape
+        return (
+            self._device.grid > 0
+            and len(work) <= GRID_LIMIT
+            and all(most_lanes(s, *w) <= CLUSTER_LANES and key_room(s, *w) <= GRID_KEYS for w in work)
+        )
 
     def _parts(self, work: Sequence[Work]) -> Iterator[list[int]]:
         """Places of the sequences that are not empty, the largest first, in runs of bounded tokens."""

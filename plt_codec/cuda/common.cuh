@@ -100,6 +100,16 @@ DEV uint64_t multiply(uint32_t a, uint32_t b) { /* by one instruction; the compi
     asm("mul.wide.u32 %0, %1, %2;" : "=l"(out) : "r"(a), "r"(b));
     return out;
 }
+DEV float near_inverse(float v) {
+    float out;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(v));
+    return out;
+}
+DEV float near_inverse_root(float v) {
+    float out;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(v));
+    return out;
+}
 DEV int32_t low_word(double v) { return __double2loint(v); }
 #endif
 
@@ -173,26 +183,27 @@ DEV uint64_t sum_warp(uint64_t v) {
     const uint32_t low = __reduce_add_sync(FULL, (uint32_t)v & 0xffffff), high = __reduce_add_sync(FULL, (uint32_t)(v >> 24));
     return ((uint64_t)high << 24) + low;
 }
+/* n // d, n < 2^51, d > 0. A float's reciprocal, after two steps of Newton's in double, gives it to within 1; its rest sets it right. */
+DEV uint64_t quotient(uint64_t n, uint32_t d) {
+    const double by = (double)d, near = near_inverse((float)d);
+    double inverse = fma(near, fma(-by, near, 1.0), near);
+    inverse = fma(inverse, fma(-by, inverse, 1.0), inverse);
+    const uint64_t q = (uint64_t)((double)n * inverse);
+    const int64_t rest = (int64_t)(n - q * d);
+    return rest < 0 ? q - 1 : rest >= (int64_t)d ? q + 1 : q;
+}
 /* (gain << 32) // max(1, isqrt(total)), total < 2^53. The root starts from a float's and is set right by one step of Newton's
- * in double, whose error is far below 1, and the test of its square; the quotient likewise, by the rest of a first one. */
+ * in double, whose error is far below 1, and the test of its square. */
 DEV uint64_t norm_scale(uint64_t total, uint32_t gain) {
     if (total < 2) return (uint64_t)gain << 32;
-    const double s = (double)total, guess = rsqrtf((float)total);
+    const double s = (double)total, guess = near_inverse_root((float)total);
     double root = s * guess;
     root = fma(0.5 * guess, fma(-root, root, s), root);
     uint32_t r = (uint32_t)root;
     const uint64_t square = (uint64_t)r * r;
     if (square > total) r--;
     else if (total - square > 2 * (uint64_t)r) r++;
-    const double d = (double)r, n = (double)((uint64_t)gain << 32);
-    double inverse = fma(guess, fma(-d, guess, 1.0), guess);
-    inverse = fma(inverse, fma(-d, inverse, 1.0), inverse);
-    const uint64_t whole = (uint64_t)gain << 32;
-    uint64_t t = (uint64_t)(r < 4096 ? n / d : n * inverse); /* guess is 1 / sqrt(total): near 1 / r only where r is large */
-    const int64_t rest = (int64_t)(whole - t * r);
-    if (rest < 0) t--;
-    else if (rest >= (int64_t)r) t++;
-    return t;
+    return quotient((uint64_t)gain << 32, r);
 }
 /* clamp(rs(x * t, 40), 127). In double: |x| t < 2^50, so the product and 2^-42 beside it are exact; adding 1.5 * 2^52 rounds to the
  * nearest integer, and 2^-42 sends the halves up. Scale: norm_factor(t). */
@@ -263,9 +274,9 @@ DEV uint32_t key_weight(uint32_t below, uint32_t far, uint32_t heat, const uint8
     return shift_right(*(const uint32_t *)(table + ((uint32_t)e >> 19 & 63 << 7)), (uint32_t)(e >> 32));
 }
 /* 2^40 / sum, and a little less where one key has all the weight: there rs(w * t, 24) would be 2^16, one more than 16 bits hold,
- * and 2^16 - 1 gives the same output, since |v| < 2^14. Exact in double: 2^40 / S misses an integer by 1 / S at least. */
+ * and 2^16 - 1 gives the same output, since |v| < 2^14. */
 DEV uint32_t key_scale(uint32_t sum) {
-    return min((uint32_t)((double)((uint64_t)1 << 40) / (double)max(sum, 1u)), (1u << 25) - 512);
+    return (uint32_t)min(quotient((uint64_t)1 << 40, max(sum, 1u)), ((uint64_t)1 << 25) - 512);
 }
 
 struct Queries { /* fragments of 16 queries, negated; rows g and g + 8 of this thread */
@@ -404,7 +415,7 @@ template <int N> DEV void cumulate(const int32_t *l, int n, const int32_t *exp, 
     for (int i = 0; i < N; i++) {
         if (lane * N + i < n) most = max(most, l[i]);
     }
-    for (int i = 16; i; i >>= 1) most = max(most, __shfl_xor_sync(FULL, most, i));
+    most = __reduce_max_sync(FULL, most);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const uint32_t e = min((uint32_t)most - (uint32_t)l[i], 1983u);
@@ -418,8 +429,7 @@ template <int N> DEV void cumulate(const int32_t *l, int n, const int32_t *exp, 
     }
     const uint32_t all = __shfl_sync(FULL, below, 31);
     below -= total;
-    /* a quotient below 2^24 of integers: the double's floor is exact (2^44 / S is at least 1 / S from an integer it misses) */
-    const uint32_t ratio = (uint32_t)((double)(((uint64_t)(1 << 24) - (uint32_t)n) << 20) / (double)all);
+    const uint32_t ratio = (uint32_t)quotient(((uint64_t)(1 << 24) - (uint32_t)n) << 20, all);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int s = lane * N + i;

@@ -129,7 +129,14 @@ static inline uint32_t __reduce_add_sync(uint32_t, uint32_t v) {
     for (int i = 0; i < 32; i++) out += table[i][0];
     return out;
 }
-static inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
+static inline int32_t __reduce_max_sync(uint32_t, int32_t v) {
+    uint32_t(*table)[8] = exchange<1>((const uint32_t *)&v);
+    int32_t out = v;
+    for (int i = 0; i < 32; i++) out = max(out, (int32_t)table[i][0]);
+    return out;
+}
+static inline float near_inverse_root(float v) { return 1.0f / sqrtf(v); }
+static inline float near_inverse(float v) { return 1.0f / v; }
 static inline uint32_t shift_right(uint32_t v, uint32_t n) { return n < 32 ? v >> n : 0; }
 static inline uint64_t multiply(uint32_t a, uint32_t b) { return (uint64_t)a * b; }
 static inline int32_t low_word(double v) {

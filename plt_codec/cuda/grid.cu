@@ -11,7 +11,7 @@
  * nothing has to be ordered. The first cluster decodes the symbols and gives the tokens to the others.
  *
  * Weights are loaded from L2 into registers while an exchange is under way. Keys are dealt out to the blocks of a cluster 32
- * at a time; the last group of a block, which still grows, lies in shared memory too.
+ * at a time; the keys of a block's last group, which still grows, lie in shared memory too.
  */
 #include "common.cuh"
 #if P_GRID > 0 && (defined(PLTZ_EMULATE) || __CUDA_ARCH__ >= 900)
@@ -24,12 +24,19 @@ enum {
     OUT_CHUNKS = HEADS_EACH * HD % 64 ? (HEADS_EACH * HD + 62) / 64 + 1 : HEADS_EACH * HD / 64, /* that the heads of a cluster touch */
     UT = (FP / 8 + CLUSTERS * CTAS - 1) / (CLUSTERS * CTAS), DT = (DP / 8 + CTAS - 1) / CTAS, /* tiles a block: up, down */
     SLICE = CTAS * UT * 8, H_WIDE = pitch(SLICE), /* hidden values of a cluster */
-    LOCAL = 16, /* groups of keys whose shares are in shared memory at once: one a warp */
+    GROUPS = WARPS, /* groups of 32 keys a block, at most: one a warp, so 8192 keys in all */
 };
 static_assert(HEADS % HEADS_EACH == 0 && (GROUP % HEADS_EACH == 0 || HEADS_EACH % GROUP == 0) && BUSY <= CLUSTERS, "heads are dealt out evenly");
 static_assert(HD % 8 == 0 && DP <= THREADS && ITEMS <= WARPS, "a thread a channel, a warp an item");
 static_assert((int64_t)SLICE * 254 * 127 < 1 << 27 && (int64_t)HEADS_EACH * HD * 127 * 127 < 1 << 27, "a part and its mark fit a word");
 
+/* Calls f(i) for this one's share of 0 .. N - 1 among OF: no loop where they are enough (the kernel's time goes with its length). */
+template <int N, int OF, class F> DEV void each(int one, F f) {
+#pragma unroll
+    for (int i = 0; i < N; i += OF) {
+        if (i + OF <= N || one + i < N) f(one + i);
+    }
+}
 /* Inputs of a product split so that the warps have equal and little work. */
 DEV constexpr int cost(int tiles, int chunks, int splits) { return (tiles * splits + WARPS - 1) / WARPS * ((chunks + splits - 1) / splits); }
 DEV constexpr int best_split(int tiles, int chunks, int splits = 1, int best = 1) {
@@ -37,22 +44,22 @@ DEV constexpr int best_split(int tiles, int chunks, int splits = 1, int best = 1
 }
 /* TILES x CHUNKS of weights in the registers of a block: warp w has the strips w, w + 16, .. (tile, part of the inputs). */
 template <int TILES, int CHUNKS> struct Strip {
-    enum { SPLITS = best_split(TILES, CHUNKS), EACH = (TILES * SPLITS + WARPS - 1) / WARPS, LONG = (CHUNKS + SPLITS - 1) / SPLITS };
+    enum { SPLITS = best_split(TILES, CHUNKS), EACH = (TILES * SPLITS + WARPS - 1) / WARPS, LONG = (CHUNKS + SPLITS - 1) / SPLITS, PIECES = EACH * LONG * WARPS };
     uint4 w[EACH * LONG];
     DEV static int tile(int warp, int i) { return (warp + i * WARPS) % TILES; }
     DEV static int first(int warp, int i) { return (warp + i * WARPS) / TILES * LONG; }
     DEV static bool has(int warp, int i) { return TILES * SPLITS % WARPS == 0 || warp + i * WARPS < TILES * SPLITS; }
-    /* from(tile): address of its first chunk, 0 where there is none; most: chunks that exist */
-    template <class F> DEV void load(const Place &p, F from, int most) {
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int8_t *at = has(p.warp, i) ? from(tile(p.warp, i)) : 0;
-#pragma unroll
-            for (int c = 0; c < LONG; c++) {
-                const int chunk = first(p.warp, i) + c;
-                w[i * LONG + c] = at && chunk < least(CHUNKS, most) ? *(const uint4 *)(at + chunk * 512 + p.lane * 16) : make_uint4(0, 0, 0, 0);
-            }
+    /* Where the pieces of the warps lie, once: places (PIECES). from(tile): number of the tile in the tensor, of `all`; its chunks
+     * begin at `begin` of `wide`. What lies outside is read from inside: it meets zeros, or its sums go unused. */
+    template <class F> DEV static void place(int tid, int32_t *places, int all, int wide, int begin, F from) {
+        for (int n = tid; n < PIECES; n += THREADS) {
+            const int warp = n % WARPS, i = n / WARPS / LONG, chunk = first(warp, i) + n / WARPS % LONG;
+            places[n] = (least(from(tile(warp, i)), all - 1) * wide + least(begin + least(chunk, CHUNKS - 1), wide - 1)) * 512;
         }
+    }
+    DEV void load(const Place &p, const int32_t *places, const int8_t *from) {
+#pragma unroll
+        for (int i = 0; i < EACH * LONG; i++) w[i] = *(const uint4 *)(from + (places[i * WARPS + p.warp] + p.lane * 16));
     }
     /* Times one row a: sums [split][tile][row of the tile][quarter of a chunk], for total(). */
     DEV void row(const Place &p, const uint8_t *a, int32_t *sums) const {
@@ -63,7 +70,8 @@ template <int TILES, int CHUNKS> struct Strip {
 #pragma unroll
             for (int c = 0; c < LONG; c++) {
                 const int chunk = first(p.warp, i) + c;
-                const uint4 v = *(const uint4 *)(a + (CHUNKS % SPLITS ? least(chunk, CHUNKS - 1) : chunk) * 64 + (p.lane & 3) * 16), f = w[i * LONG + c];
+                if (CHUNKS % SPLITS && chunk >= CHUNKS) continue;
+                const uint4 v = *(const uint4 *)(a + chunk * 64 + (p.lane & 3) * 16), f = w[i * LONG + c];
                 dot[0] = dot4(v.x, f.x, dot4(v.y, f.y, dot[0]));
                 dot[1] = dot4(v.z, f.z, dot4(v.w, f.w, dot[1]));
             }
@@ -89,7 +97,8 @@ template <int TILES, int CHUNKS> struct Strip {
             const uint8_t *row = a + (p.lane >> 2) * stride + (p.lane & 3) * 16;
 #pragma unroll
             for (int n = 0; n < LONG; n++) {
-                const int chunk = CHUNKS % SPLITS ? least(first(p.warp, i) + n, CHUNKS - 1) : first(p.warp, i) + n;
+                const int chunk = first(p.warp, i) + n;
+                if (CHUNKS % SPLITS && chunk >= CHUNKS) continue;
                 const uint4 x = *(const uint4 *)(row + chunk * 64), y = *(const uint4 *)(row + 8 * stride + chunk * 64), b = w[i * LONG + n];
                 if (UNSIGNED) {
                     mma_u8(c[0], x.x, y.x, x.y, y.y, b.x, b.y);
@@ -130,8 +139,8 @@ enum { /* shared memory */
     AT_MINE = AT_SUM + HEADS_EACH * 1024,                 /* the same of the own warps: (HEADS_EACH, 16 lanes, 16 warps) each */
     AT_PARTS = AT_MINE + 2 * HEADS_EACH * 1024,           /* of each block, shares times values of the own lane (16, HEADS_EACH, 64) */
     AT_HALVES = AT_PARTS + CTAS * HEADS_EACH * 256,       /* own shares times values, even and odd groups (2, HEADS_EACH, 16, PART) */
-    AT_SHARES = AT_HALVES + 2 * HEADS_EACH * LANES * PART * 4, /* fragments of shares, low and high bytes (HEADS_EACH, LOCAL, 2, 512) */
-    AT_ROWS = AT_SHARES + most_of(HEADS_EACH * LOCAL * 1024, (Up::ROWS_SUMS + Down::ROWS_SUMS) * 4), /* sums of products of one row */
+    AT_SHARES = AT_HALVES + 2 * HEADS_EACH * LANES * PART * 4, /* fragments of shares, low and high bytes (HEADS_EACH, GROUPS, 2, 512) */
+    AT_ROWS = AT_SHARES + most_of(HEADS_EACH * GROUPS * 1024, (Up::ROWS_SUMS + Down::ROWS_SUMS) * 4), /* sums of products of one row */
     ROWS_SIZE = most_of(most_of(Qkv::ROW_SUMS, Out::ROW_SUMS), most_of(Class::ROW_SUMS, Member::ROW_SUMS)),
     AT_UP = AT_SHARES,                                    /* sums of products of 16 rows, used while SHARES is not */
     AT_DOWN = AT_UP + Up::ROWS_SUMS * 4,
@@ -146,8 +155,11 @@ enum { /* shared memory */
     AT_STEP = AT_NORM + 128,                              /* classes, tokens of the lanes; error */
     AT_CODER = AT_STEP + 256,
     AT_MEETING = AT_CODER + 64 + 32,
-    AT_FRESH = (AT_MEETING + 32 + 127) / 128 * 128,       /* the newest own group: (LAYERS, KV_EACH, keys then values, 2048) */
-    SHARED = AT_FRESH + LAYERS * KV_EACH * 4096,
+    AT_PLACES = AT_MEETING + 32,                          /* where the pieces of weights lie: of Qkv, Out, Up, Down, Class, Member */
+    PLACES_OUT = Qkv::PIECES, PLACES_UP = PLACES_OUT + Out::PIECES, PLACES_DOWN = PLACES_UP + Up::PIECES,
+    PLACES_CLASS = PLACES_DOWN + Down::PIECES, PLACES_MEMBER = PLACES_CLASS + Class::PIECES,
+    AT_FRESH = (AT_PLACES + (PLACES_MEMBER + Member::PIECES) * 4 + 127) / 128 * 128,       /* keys of the newest own group: (LAYERS, KV_EACH, 2048) */
+    SHARED = AT_FRESH + LAYERS * KV_EACH * 2048,
 };
 static_assert(SHARED == P_GRID_SHARED && AT_MEETING % 32 == 0, "coder.py: grid_plan");
 
@@ -193,7 +205,7 @@ DEV void norm_lane(const Place &p, int32_t x) {
 template <bool SUM> DEV void spread(const Place &p, const int32_t *mine, void *all) {
     __syncthreads();
     const Sender to = sender(p, all);
-    for (int i = p.lane; i < HEADS_EACH * LANES; i += 32) {
+    each<HEADS_EACH * LANES, 32>(p.lane, [&](int i) {
         int32_t v = SUM ? 0 : 0x7fffffff;
 #pragma unroll
         for (int w = 0; w < 4; w++) {
@@ -201,7 +213,7 @@ template <bool SUM> DEV void spread(const Place &p, const int32_t *mine, void *a
             v = SUM ? v + four.x + four.y + four.z + four.w : min(v, min(min(four.x, four.y), min(four.z, four.w)));
         }
         to.put4((i * CTAS + p.rank) * 4, (uint32_t)v);
-    }
+    });
 }
 /* The same of the blocks, for row n. */
 template <bool SUM> DEV int32_t gathered(const Place &p, const uint8_t *all, int n) {
@@ -216,18 +228,16 @@ template <bool SUM> DEV int32_t gathered(const Place &p, const uint8_t *all, int
 
 struct Keeper { /* where this block finds groups of keys */
     const Cache &cache;
-    int8_t *memory, *fresh; /* fresh: (KV_EACH, 4096) of the layer */
-    int layer, first_kv, newest; /* newest: the group that lies in `fresh`, or -1 */
+    int8_t *memory, *fresh; /* fresh: (KV_EACH, 2048) of the layer */
+    int layer, first_kv, newest; /* newest: the group whose keys lie in `fresh`, or -1 */
     DEV int8_t *keys(int kv) const { return keys_of(cache, memory, layer, first_kv + kv); }
-    DEV const int8_t *group_keys(int kv, int g) const { return g == newest ? fresh + kv * 4096 : keys(kv) + (int64_t)g * 2048; }
-    DEV const int8_t *group_values(int kv, int g) const {
-        return g == newest ? fresh + kv * 4096 + 2048 : keys(kv) + cache.room * HW + (int64_t)g * 2048;
-    }
+    DEV const int8_t *group_keys(int kv, int g) const { return g == newest ? fresh + kv * 2048 : keys(kv) + (int64_t)g * 2048; }
+    DEV const int8_t *group_values(int kv, int g) const { return keys(kv) + cache.room * HW + (int64_t)g * 2048; } /* asked for late enough */
 };
 DEV Keys group_of(const int8_t *at, int lane) { return load_keys(at, 0, lane); }
 
 /* Attention of the cluster's heads: Q is under way; ends with the output of the own lane in AT_O. */
-DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out, const int8_t *out_w) {
+DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out, const int32_t *places, const int8_t *out_w, int o_at) {
     const int g = p.lane >> 2, t = p.lane & 3, keys_all = key + lanes, groups = (keys_all + 31) / 32;
     const int count = groups > p.rank ? (groups - p.rank + CTAS - 1) / CTAS : 0; /* own groups: rank, rank + 16, .. */
     const uint8_t *weights = p.m + AT_WEIGHTS + p.lane * 4;
@@ -244,19 +254,19 @@ DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out
     wait(p, ITEMS * LANES * 64);
     mark(p, 36);
     if (key / 32 % CTAS == p.rank || (keys_all - 1) / 32 % CTAS == p.rank) { /* new keys of this block */
-        for (int i = p.warp; i < 2 * KV_EACH * lanes; i += WARPS) {
-            const int item = i / lanes, lane = i % lanes, slot = key + lane, kv = item % KV_EACH;
-            if (slot / 32 % CTAS != p.rank) continue;
+#pragma unroll 1
+        for (int i = p.warp; i < 2 * KV_EACH * LANES; i += WARPS) {
+            const int item = i / LANES, lane = i % LANES, slot = key + lane, kv = item % KV_EACH;
+            if (lane >= lanes || slot / 32 % CTAS != p.rank) continue;
             const uint8_t *from = p.m + AT_Q + ((HEADS_EACH + item) * LANES + lane) * 64;
             const uint16_t two = *(const uint16_t *)(from + p.lane * 2);
-            int8_t *near = keep.fresh + kv * 4096, *to = keep.keys(kv);
+            int8_t *near = keep.fresh + kv * 2048, *to = keep.keys(kv);
             if (item < KV_EACH) {
                 *(uint16_t *)(near + (slot & 31) * 64 + p.lane * 2) = two;
                 *(uint16_t *)(to + (int64_t)slot * 64 + p.lane * 2) = two;
             } else {
 #pragma unroll
                 for (int n = 0; n < 2; n++) {
-                    near[2048 + value_place(slot & 31, p.lane * 2 + n)] = (int8_t)(two >> 8 * n);
                     to[keep.cache.room * HW + value_place(slot, p.lane * 2 + n)] = (int8_t)(two >> 8 * n);
                 }
             }
@@ -285,13 +295,6 @@ DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out
             scores(f[h], k[kv], 0, 0, c[h]);
             top(f[h], own, p.lane, c[h], low);
         }
-#pragma unroll 1
-        for (int i = p.warp + WARPS; i < count; i += WARPS) {
-            const int group = p.rank + i * CTAS;
-            int32_t more[4][4];
-            scores(f[h], group_of(keep.group_keys(kv, group), p.lane), 0, 0, more);
-            top(f[h], group, p.lane, more, low);
-        }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             for (int n = 1; n < 4; n <<= 1) low[i] = min(low[i], __shfl_xor_sync(FULL, low[i], n));
@@ -301,8 +304,7 @@ DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out
     mark(p, 37);
     spread<false>(p, mine, p.m + AT_MOST);
     /* the output's weights, and the values of the first groups, while the highest scores are under way */
-    const int first_chunk = (int)blockIdx.x / CTAS * HEADS_EACH * HD / 64;
-    out.load(p, [&](int tile) { return out_w + ((int64_t)tile * (OP / 64) + first_chunk) * 512; }, OP / 64 - first_chunk);
+    out.load(p, places, out_w);
     wait(p, HEADS_EACH * LANES * CTAS * 4);
     mark(p, 38);
     mine += HEADS_EACH * LANES * 16;
@@ -321,13 +323,6 @@ DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out
             weigh(f[h], own, p.lane, weights, c[h]);
             add_weights(c[h], total);
         }
-#pragma unroll 1
-        for (int i = p.warp + WARPS; i < count; i += WARPS) {
-            const int group = p.rank + i * CTAS;
-            int32_t more[4][4];
-            weigh(f[h], group_of(keep.group_keys(kv, group), p.lane), group, p.lane, weights, more);
-            add_weights(more, total);
-        }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             for (int n = 1; n < 4; n <<= 1) total[i] += __shfl_xor_sync(FULL, total[i], n);
@@ -338,13 +333,14 @@ DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out
     spread<true>(p, mine, p.m + AT_SUM);
     const int tile = p.warp & 7, half = p.warp >> 3; /* shares times values: a warp 8 dims of even or odd groups */
     const int value_at = (tile >> 1) * 512 + p.lane * 16 + (tile & 1) * 8;
-    uint2 v[KV_EACH][LOCAL / 2];
+    uint2 v[KV_EACH][GROUPS / 2];
 #pragma unroll
     for (int kv = 0; kv < KV_EACH; kv++) {
+        const int8_t *from = keep.group_values(kv, p.rank + half * CTAS) + value_at;
 #pragma unroll
-        for (int i = 0; i < LOCAL / 2; i++) {
-            const int n = i * 2 + half;
-            v[kv][i] = n < count ? *(const uint2 *)(keep.group_values(kv, p.rank + n * CTAS) + value_at) : make_uint2(0, 0);
+        for (int i = 0; i < GROUPS / 2; i++) {
+            v[kv][i] = make_uint2(0, 0);
+            if (i * 2 + half < count) v[kv][i] = *(const uint2 *)(from + i * 2 * CTAS * 2048);
         }
     }
     wait(p, HEADS_EACH * LANES * CTAS * 4);
@@ -357,36 +353,28 @@ DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out
 #pragma unroll
         for (int i = 0; i < 2; i++) f[h].t[i] = key_scale((uint32_t)gathered<true>(p, p.m + AT_SUM, h * LANES + g + i * 8));
     }
-#pragma unroll 1
-    for (int base = 0; base < count; base += LOCAL) {
-        const int i = base + p.warp, group = p.rank + i * CTAS;
-        if (base) __syncthreads(); /* all have read the shares before */
-        if (i < count) {
+    if (has) {
 #pragma unroll
-            for (int h = 0; h < HEADS_EACH; h++) {
-                if (base) weigh(f[h], group_of(keep.group_keys(h * KV_EACH / HEADS_EACH, group), p.lane), group, p.lane, weights, c[h]);
-                uint32_t part[4], upper[4];
-                shares_of(f[h], c[h], part, upper);
-                uint8_t *to = p.m + AT_SHARES + (h * LOCAL + p.warp) * 1024 + p.lane * 16;
-                *(uint4 *)to = make_uint4(part[0], part[1], part[2], part[3]);
-                *(uint4 *)(to + 512) = make_uint4(upper[0], upper[1], upper[2], upper[3]);
-            }
+        for (int h = 0; h < HEADS_EACH; h++) {
+            uint32_t part[4], upper[4];
+            shares_of(f[h], c[h], part, upper);
+            uint8_t *to = p.m + AT_SHARES + (h * GROUPS + p.warp) * 1024 + p.lane * 16;
+            *(uint4 *)to = make_uint4(part[0], part[1], part[2], part[3]);
+            *(uint4 *)(to + 512) = make_uint4(upper[0], upper[1], upper[2], upper[3]);
         }
-        __syncthreads();
+    }
+    __syncthreads();
 #pragma unroll
-        for (int n = 0; n < LOCAL / 2; n++) {
-            const int local = n * 2 + half;
-            if (base + local >= count) continue;
+    for (int n = 0; n < GROUPS / 2; n++) {
+        const int local = n * 2 + half;
+        if (local >= count) continue;
 #pragma unroll
-            for (int h = 0; h < HEADS_EACH; h++) {
-                const int kv = h * KV_EACH / HEADS_EACH;
-                const uint4 a = *(const uint4 *)(p.m + AT_SHARES + (h * LOCAL + local) * 1024 + p.lane * 16);
-                const uint4 b = *(const uint4 *)(p.m + AT_SHARES + (h * LOCAL + local) * 1024 + 512 + p.lane * 16);
-                uint2 x = v[kv][n];
-                if (base) x = *(const uint2 *)(keep.group_values(kv, p.rank + (base + local) * CTAS) + value_at);
-                mma_u8(lo[h], a.x, a.y, a.z, a.w, x.x, x.y);
-                mma_u8(hi[h], b.x, b.y, b.z, b.w, x.x, x.y);
-            }
+        for (int h = 0; h < HEADS_EACH; h++) {
+            const uint8_t *from = p.m + AT_SHARES + (h * GROUPS + local) * 1024 + p.lane * 16;
+            const uint4 a = *(const uint4 *)from, b = *(const uint4 *)(from + 512);
+            const uint2 x = v[h * KV_EACH / HEADS_EACH][n];
+            mma_u8(lo[h], a.x, a.y, a.z, a.w, x.x, x.y);
+            mma_u8(hi[h], b.x, b.y, b.z, b.w, x.x, x.y);
         }
     }
     mark(p, 41);
@@ -401,11 +389,11 @@ DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out
     }
     __syncthreads();
     const Sender to = sender(p, p.m + AT_PARTS + p.rank * HEADS_EACH * 256); /* row w to the block that stands for lane w */
-    for (int i = p.lane; i < HEADS_EACH * 16; i += 32) {
+    each<HEADS_EACH * 16, 32>(p.lane, [&](int i) {
         const int32_t *from = halves + (i / 16 * LANES + p.warp) * PART + i % 16 * 4;
         const uint4 a = *(const uint4 *)from, b = *(const uint4 *)(from + HEADS_EACH * LANES * PART);
         to.put16(i * 16, make_uint4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w));
-    }
+    });
     wait(p, CTAS * HEADS_EACH * 256);
     mark(p, 42);
     if (p.tid < HEADS_EACH * 64) {
@@ -413,15 +401,16 @@ DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out
 #pragma unroll
         for (int b = 0; b < CTAS; b++) total += ((const int32_t *)(p.m + AT_PARTS))[b * HEADS_EACH * 64 + p.tid];
         const int h = p.tid / 64, dim = p.tid % 64;
-        if (dim < HD) p.m[AT_O + (int)blockIdx.x / CTAS * HEADS_EACH * HD - first_chunk * 64 + h * HD + dim] = (uint8_t)clamp_to(total >> 15, 127);
+        if (dim < HD) p.m[AT_O + o_at + h * HD + dim] = (uint8_t)clamp_to(total >> 15, 127);
     }
     __syncthreads();
 }
 
-/* The next symbol. s: N cumulative frequencies of this thread and the one behind them, symbols lane * N ..; words: the stream's
- * next 32 from `from` on, one a thread. */
-template <int N> DEV int32_t next_symbol(Coder &c, const uint32_t s[N + 1], uint32_t words, int64_t from, uint32_t &frequency, int lane) {
+/* The next symbol of n. s: N cumulative frequencies of this thread and the one behind them, symbols lane * N ..; words: the
+ * stream's next 32, one a thread, of which `used` are used up. One chain of dependent steps a symbol, so no branches in it. */
+template <int N> DEV int32_t next_symbol(Coder &c, const uint32_t s[N + 1], uint32_t words, int &used, uint32_t &frequency) {
     const uint64_t scale = c.range >> 24, at = c.point - c.lower;
+    const uint32_t word = __shfl_sync(FULL, words, used);
     int mine = 0;
     uint32_t low = s[0], high = s[1];
 #pragma unroll
@@ -437,24 +426,19 @@ template <int N> DEV int32_t next_symbol(Coder &c, const uint32_t s[N + 1], uint
     low = __shfl_sync(FULL, low, winner);
     high = __shfl_sync(FULL, high, winner);
     mine = __shfl_sync(FULL, mine, winner);
-    if (at >= scale << 24 || c.error) {
-        c.error = c.error ? c.error : DAMAGED;
-        frequency = 1u << 24;
-        return 0;
-    }
+    const bool bad = at >= scale << 24; /* what follows is then of no use, and stays harmless */
+    c.error |= bad ? DAMAGED : OK;
     frequency = high - low;
-    c.lower += scale * low;
-    c.range = scale * frequency;
-    if (!(c.range >> 32)) {
-        c.lower <<= 32;
-        c.range <<= 32;
-        c.point = c.point << 32 | __shfl_sync(FULL, words, (int)(c.place - from));
-        c.place++;
-    }
-    return winner * N + mine;
+    const uint64_t lower = c.lower + scale * low, range = scale * frequency;
+    const bool more = !(range >> 32);
+    c.lower = more ? lower << 32 : lower;
+    c.range = more ? range << 32 : range;
+    c.point = more ? c.point << 32 | word : c.point;
+    used += more;
+    return bad ? 0 : winner * N + mine;
 }
 /* One warp: the symbols of the lanes from rows of sums of n symbols; symbol and frequency of lane k in thread k. */
-template <int N> DEV int32_t next_symbols(Coder &c, const uint32_t *sums, int n, int active, uint32_t words, int64_t from, uint32_t &frequency, int lane) {
+template <int N> DEV int32_t next_symbols(Coder &c, const uint32_t *sums, int n, int active, uint32_t words, int &used, uint32_t &frequency, int lane) {
     uint32_t s[N + 1], next[N + 1];
     int32_t found = 0;
     auto fetch = [&](int k) {
@@ -468,10 +452,10 @@ template <int N> DEV int32_t next_symbols(Coder &c, const uint32_t *sums, int n,
         for (int i = 0; i <= N; i++) s[i] = next[i];
         if (k + 1 < active) fetch(k + 1);
         uint32_t one;
-        const int32_t symbol = next_symbol<N>(c, s, words, from, one, lane);
+        const int32_t symbol = next_symbol<N>(c, s, words, used, one);
         if (lane == k) {
             found = symbol;
-            frequency = one;
+            frequency = max(one, 1u);
         }
     }
     return found;
@@ -506,11 +490,10 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
     }
     fill_weights((uint32_t *)(p.m + grid::AT_WEIGHTS), model.exp, p.tid, THREADS);
     if (s.old % 32 && s.old / 32 % CTAS == p.rank) { /* a group begun by the block before */
-        for (int i = p.tid; i < LAYERS * KV_EACH * 256; i += THREADS) {
-            const int at = i / 256, n = i % 128;
+        for (int i = p.tid; i < LAYERS * KV_EACH * 128; i += THREADS) {
+            const int at = i / 128;
             const int8_t *from = keys_of(cache, memory, at / KV_EACH, first_kv + at % KV_EACH) + (int64_t)(s.old / 32) * 2048;
-            if (i & 128) from += cache.room * HW;
-            ((uint4 *)(p.m + grid::AT_FRESH))[i] = ((const uint4 *)from)[n];
+            ((uint4 *)(p.m + grid::AT_FRESH))[i] = ((const uint4 *)from)[i % 128];
         }
     }
     int at = p.rank < s.L ? (int32_t)(s.start + lane_start(s, p.rank)) : 0;
@@ -521,15 +504,19 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
     Down down;
     Class head_class;
     const int channel = p.tid < DP ? p.tid : 0, hidden_tile = (cluster * CTAS + p.rank) * UT;
-    auto load_qkv = [&](int layer) {
-        qkv.load(p, [&](int tile) {
-            const int item = tile / HT, row = item < HEADS_EACH ? head + item : item < HEADS_EACH + KV_EACH ? HEADS + first_kv + item - HEADS_EACH
-                                                                                                : HEADS + KV + first_kv + item - HEADS_EACH - KV_EACH;
-            return model.qkv_w[layer] + (int64_t)(row * HT + tile % HT) * (DP / 64) * 512;
-        }, CHUNKS);
+    auto row_of = [&](int item) { /* in the tensor, in heads */
+        return item < HEADS_EACH ? head + item : item < HEADS_EACH + KV_EACH ? HEADS + first_kv + item - HEADS_EACH : HEADS + KV + first_kv + item - HEADS_EACH - KV_EACH;
     };
-    if (busy) load_qkv(0);
+    int32_t *places = (int32_t *)(p.m + grid::AT_PLACES);
+    const int o_chunk = cluster * HEADS_EACH * HD / 64, o_at = cluster * HEADS_EACH * HD - o_chunk * 64;
+    Qkv::place(p.tid, places, QP / 8, CHUNKS, 0, [&](int tile) { return row_of(tile / HT) * HT + tile % HT; });
+    Out::place(p.tid, places + PLACES_OUT, DP / 8, OP / 64, o_chunk, [&](int tile) { return tile; });
+    Up::place(p.tid, places + PLACES_UP, FP / 8, CHUNKS, 0, [&](int tile) { return hidden_tile + tile; });
+    Down::place(p.tid, places + PLACES_DOWN, DP / 8, FP / 64, cluster * (SLICE / 64), [&](int tile) { return p.rank * DT + tile; });
+    Class::place(p.tid, places + PLACES_CLASS, CP / 8, CHUNKS, 0, [&](int tile) { return tile; });
+    Member::place(p.tid, places + PLACES_MEMBER, 16, CHUNKS, 0, [&](int tile) { return tile; });
     __syncthreads();
+    if (busy) qkv.load(p, places, model.qkv_w[0]);
     cluster_arrive(); /* all have cleared their memory before anyone writes to it */
     cluster_wait();
     int step = 0;
@@ -552,8 +539,7 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
             mark(p, 32);
             const int32_t out_m = model.out_m[layer][channel];
             if (busy) {
-                const int row = p.warp < HEADS_EACH ? head + p.warp : p.warp < HEADS_EACH + KV_EACH ? HEADS + first_kv + p.warp - HEADS_EACH
-                                                                                           : HEADS + KV + first_kv + p.warp - HEADS_EACH - KV_EACH;
+                const int row = row_of(p.warp);
                 int32_t m[2] = {0, 0};
                 if (p.warp < ITEMS && p.lane < HD / 2) {
                     m[0] = model.qkv_m[layer][row * HD + p.lane];
@@ -589,16 +575,16 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
                 }
                 __syncthreads();
                 const Sender to = sender(p, p.m + grid::AT_Q + p.rank * 64);
-                for (int i = p.lane; i < ITEMS * 4; i += 32) to.put16(i / 4 * LANES * 64 + i % 4 * 16, *(const uint4 *)(p.m + grid::AT_MADE + i * 16));
+                each<ITEMS * 4, 32>(p.lane, [&](int i) { to.put16(i / 4 * LANES * 64 + i % 4 * 16, *(const uint4 *)(p.m + grid::AT_MADE + i * 16)); });
                 mark(p, 35);
-                const Keeper keep = {cache, memory, (int8_t *)(p.m + grid::AT_FRESH) + layer * KV_EACH * 4096, layer, first_kv, newest >= s.old / 32 ? newest : -1};
-                grid::attend(p, keep, s.L, key, out, model.out_w[layer]);
+                const Keeper keep = {cache, memory, (int8_t *)(p.m + grid::AT_FRESH) + layer * KV_EACH * 2048, layer, first_kv, newest >= s.old / 32 ? newest : -1};
+                grid::attend(p, keep, s.L, key, out, places + PLACES_OUT, model.out_w[layer], o_at);
                 out.row(p, p.m + grid::AT_O, (int32_t *)(p.m + grid::AT_ROWS));
                 __syncthreads();
                 if (p.tid < DP) wire_store(&wire->out[turn][p.rank][cluster][p.tid], marked(Out::total((const int32_t *)(p.m + grid::AT_ROWS), p.tid), sign));
             }
             mark(p, 43);
-            upper.load(p, [&](int tile) { return hidden_tile + tile < FP / 8 ? model.up_w[layer] + (int64_t)(hidden_tile + tile) * (DP / 64) * 512 : 0; }, CHUNKS);
+            upper.load(p, places + PLACES_UP, model.up_w[layer]);
             const int column = p.tid % (UT * 8); /* of the hidden values of this block, where there are few */
             if (p.tid < DP) x = clamp_to(x + scaled(collect_parts<BUSY>(&wire->out[turn][p.rank][0][p.tid], sign), out_m), RESIDUAL_MAX);
             mark(p, 44);
@@ -607,46 +593,42 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
             norm_lane(p, x);
             mark(p, 45);
             const Sender norms = sender(p, p.m + grid::AT_A + p.rank * A_PITCH);
-            for (int i = p.lane; i < DP / 16; i += 32) norms.put16(i * 16, *(const uint4 *)(p.m + grid::AT_ROW + i * 16));
-            down.load(p, [&](int tile) {
-                const int at = p.rank * DT + tile;
-                return at < DP / 8 ? model.down_w[layer] + ((int64_t)at * (FP / 64) + cluster * (SLICE / 64)) * 512 : 0;
-            }, FP / 64 - cluster * (SLICE / 64));
+            each<DP / 16, 32>(p.lane, [&](int i) { norms.put16(i * 16, *(const uint4 *)(p.m + grid::AT_ROW + i * 16)); });
+            down.load(p, places + PLACES_DOWN, model.down_w[layer]);
             wait(p, LANES * DP);
             mark(p, 46);
             upper.template rows<false>(p, p.m + grid::AT_A, A_PITCH, (int32_t *)(p.m + grid::AT_UP));
             __syncthreads();
-            for (int i = p.tid; i < LANES * UT * 8; i += THREADS) {
+            each<LANES * UT * 8, THREADS>(p.tid, [&](int i) {
                 const int r = i / (UT * 8), c = i % (UT * 8);
                 const int32_t m = LANES * UT * 8 <= THREADS ? up_m : hidden_tile * 8 + c < FP ? model.up_m[layer][hidden_tile * 8 + c] : 0;
                 const uint32_t u = (uint32_t)min(max(scaled(Up::total16((const int32_t *)(p.m + grid::AT_UP), r, c), m), 0), 255);
                 p.m[grid::AT_STAGE + i] = (uint8_t)((u * u + 128) >> 8);
-            }
+            });
             __syncthreads();
             const Sender hidden = sender(p, p.m + grid::AT_HIDDEN + p.rank * UT * 8);
-            for (int i = p.lane; i < LANES * UT; i += 32) hidden.put8(i / UT * H_WIDE + i % UT * 8, *(const uint2 *)(p.m + grid::AT_STAGE + i * 8));
+            each<LANES * UT, 32>(p.lane, [&](int i) { hidden.put8(i / UT * H_WIDE + i % UT * 8, *(const uint2 *)(p.m + grid::AT_STAGE + i * 8)); });
             mark(p, 47);
             wait(p, LANES * SLICE);
             mark(p, 48);
             down.template rows<true>(p, p.m + grid::AT_HIDDEN, H_WIDE, (int32_t *)(p.m + grid::AT_DOWN));
             __syncthreads();
-            for (int i = p.tid; i < LANES * DT * 8; i += THREADS) {
+            each<LANES * DT * 8, THREADS>(p.tid, [&](int i) {
                 const int r = i / (DT * 8), c = i % (DT * 8), to = p.rank * DT * 8 + c;
                 if (to < DP) wire_store(&wire->down[turn][r][cluster][to], marked(Down::total16((const int32_t *)(p.m + grid::AT_DOWN), r, c), sign));
-            }
+            });
             mark(p, 49);
             if (layer + 1 < LAYERS) {
-                if (busy) load_qkv(layer + 1);
+                if (busy) qkv.load(p, places, model.qkv_w[layer + 1]);
             } else {
                 if (!first) break;
-                head_class.load(p, [&](int tile) { return model.class_w + (int64_t)tile * (DP / 64) * 512; }, CHUNKS);
+                head_class.load(p, places + PLACES_CLASS, model.class_w);
             }
             if (p.tid < DP) x = clamp_to(x + scaled(collect_parts<CLUSTERS>(&wire->down[turn][p.rank][0][p.tid], sign), down_m), RESIDUAL_MAX);
             mark(p, 50);
         }
         forget(p);
         const uint32_t n = epoch + (uint32_t)step + 2, turn = n & 1, sign = n >> 1 & 0x7fff;
-        if (busy) load_qkv(0);
         if (first) {
             const int active = active_lanes(s, step);
             uint32_t *cum = (uint32_t *)(p.m + grid::AT_CUM), *own = (uint32_t *)(p.m + grid::AT_OWN);
@@ -654,12 +636,11 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
             const int32_t *exp = (const int32_t *)(p.m + grid::AT_EXP);
             Coder coder = {0, 0, 0, 0, 0, 0, 0};
             uint32_t ahead = 0; /* words of the stream; a symbol takes one at most */
-            int64_t ahead_at = 0;
+            int used = 0;
             int32_t m[PER], b[PER];
             if (p.warp == 0) {
                 coder = *kept;
-                ahead_at = coder.place;
-                if (ahead_at + p.lane < coder.words) ahead = coder.data[ahead_at + p.lane];
+                if (coder.place + p.lane < coder.words) ahead = coder.data[coder.place + p.lane];
 #pragma unroll
                 for (int i = 0; i < PER; i++) {
                     const int c = p.lane * PER + i;
@@ -683,6 +664,7 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
             mark(p, 51);
             if (p.rank < active) {
                 const Sender to = sender(p, cum + p.rank * SUMS);
+#pragma unroll 1
                 for (int i = p.lane * 4; i < SUMS; i += 128) to.put16(i * 4, *(const uint4 *)(own + i));
             }
             wait(p, active * SUMS * 4);
@@ -691,7 +673,7 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
             double bits = 0;
             int32_t cls = 0;
             if (p.warp == 0) {
-                cls = next_symbols<PER>(coder, cum, CLASSES, active, ahead, ahead_at, frequency, p.lane);
+                cls = next_symbols<PER>(coder, cum, CLASSES, active, ahead, used, frequency, p.lane);
                 if (p.lane < LANES) classes[p.lane] = cls;
                 bits = bits_of_warp(frequency);
             }
@@ -700,7 +682,7 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
             if (p.rank < active) {
                 const int c = classes[p.rank];
                 Member member;
-                member.load(p, [&](int tile) { return model.embed_w + ((int64_t)c * 16 + tile) * 8 * DP; }, CHUNKS);
+                member.load(p, places + PLACES_MEMBER, model.embed_w + (int64_t)c * 128 * DP);
                 int32_t z = 0;
                 if (p.tid < D) z = clamp_to(x + shift(model.shift_w[(int64_t)c * D + p.tid], model.shift_m[c]), RESIDUAL_MAX);
                 int4 m4, b4;
@@ -718,14 +700,17 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
                 }
                 __syncthreads();
                 const Sender to = sender(p, cum + (LANES + p.rank) * SUMS);
+#pragma unroll 1
                 for (int i = p.lane * 4; i < 132; i += 128) to.put16(i * 4, *(const uint4 *)(own + i));
             }
             mark(p, 54);
+            qkv.load(p, places, model.qkv_w[0]);
             wait(p, active * 132 * 4);
             mark(p, 55);
             if (p.warp == 0) {
                 frequency = 1u << 24;
-                const int32_t symbol = next_symbols<4>(coder, cum + LANES * SUMS, 128, active, ahead, ahead_at, frequency, p.lane);
+                const int32_t symbol = next_symbols<4>(coder, cum + LANES * SUMS, 128, active, ahead, used, frequency, p.lane);
+                coder.place += used;
                 bits += bits_of_warp(frequency) + *worth;
                 __syncwarp(); /* all have read what lane 0 now writes */
                 if (!coder.error && bits > s.budget) coder.error = SPENT;
@@ -748,6 +733,7 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
             stop = *error != 0;
             mark(p, 56);
         } else {
+            if (busy) qkv.load(p, places, model.qkv_w[0]);
             uint32_t word;
             do word = wire_load(&wire->token[turn][p.rank]);
             while (word >> 17 != sign && breathe());

@@ -46,6 +46,9 @@ def grid_plan(s: Shape, clusters: int = GRID) -> dict[str, int]:
     def splits(tiles: int, chunks: int) -> int:
         return min(range(1, chunks + 1), key=lambda n: -(-tiles * n // 16) * -(-chunks // n))
 
+    def pieces(tiles: int, chunks: int) -> int:
+        return -(-tiles * splits(tiles, chunks) // 16) * -(-chunks // splits(tiles, chunks)) * 64
+
     def row(tiles: int, chunks: int) -> int:
         return -(-tiles * splits(tiles, chunks) // 16) * 2048
 
@@ -57,7 +60,9 @@ def grid_plan(s: Shape, clusters: int = GRID) -> dict[str, int]:
     shared += max(row(items * tall, chunks), row(dp // 8, out), row(ct // 8, chunks), row(16, chunks))
     shared += items * 64 + 128 * upper + 33 * sums
     shared = up(shared + 8192 + 256 + s.layers * each * 4, 32) + 128 + 256 + 96
-    shared = up(shared + 32, 128) + s.layers * kv * 4096
+    strips = ((items * tall, chunks), (dp // 8, out), (upper, chunks), (down, 2 * upper), (ct // 8, chunks), (16, chunks))
+    shared += 32 + sum(pieces(*strip) for strip in strips)
+    shared = up(shared, 128) + s.layers * kv * 2048
     fits = s.head_dim % 8 == 0 and dp <= 512 and items <= 16 and shared <= MOST_SHARED
     wire = 4 * (4 * 16 * clusters * dp + 32)
     return {
