@@ -100,16 +100,17 @@ DEV uint64_t multiply(uint32_t a, uint32_t b) { /* by one instruction; the compi
     asm("mul.wide.u32 %0, %1, %2;" : "=l"(out) : "r"(a), "r"(b));
     return out;
 }
-DEV float near_inverse(float v) {
-    float out;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(v));
+DEV double near_inverse(double v) { /* to 2^-19 or better */
+    double out;
+    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(out) : "d"(v));
     return out;
 }
-DEV float near_inverse_root(float v) {
-    float out;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(v));
+DEV double near_inverse_root(double v) {
+    double out;
+    asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(out) : "d"(v));
     return out;
 }
+DEV double whole(double v) { return __dadd_rd(v, 4503599627370496.0) - 4503599627370496.0; } /* floor, 0 <= v < 2^52 */
 DEV int32_t low_word(double v) { return __double2loint(v); }
 #endif
 
@@ -183,31 +184,27 @@ DEV uint64_t sum_warp(uint64_t v) {
     const uint32_t low = __reduce_add_sync(FULL, (uint32_t)v & 0xffffff), high = __reduce_add_sync(FULL, (uint32_t)(v >> 24));
     return ((uint64_t)high << 24) + low;
 }
-/* n // d, n < 2^51, d > 0. A float's reciprocal, after two steps of Newton's in double, gives it to within 1; its rest sets it right. */
-DEV uint64_t quotient(uint64_t n, uint32_t d) {
-    const double by = (double)d, near = near_inverse((float)d);
-    double inverse = fma(near, fma(-by, near, 1.0), near);
-    inverse = fma(inverse, fma(-by, inverse, 1.0), inverse);
-    const uint64_t q = (uint64_t)((double)n * inverse);
-    const int64_t rest = (int64_t)(n - q * d);
-    return rest < 0 ? q - 1 : rest >= (int64_t)d ? q + 1 : q;
+/* floor(n / d) of whole numbers, 0 <= n < 2^51, 0 < d < 2^32, all in double: a first reciprocal, after two steps of Newton's, gives it to
+ * within 1; the rest, which is exact, sets it right. No conversion stands in the chain. */
+DEV double quotient(double n, double d) {
+    double inverse = near_inverse(d);
+    inverse = fma(inverse, fma(-d, inverse, 1.0), inverse);
+    inverse = fma(inverse, fma(-d, inverse, 1.0), inverse);
+    const double q = whole(n * inverse), rest = fma(-q, d, n);
+    return rest < 0 ? q - 1 : rest >= d ? q + 1 : q;
 }
-/* (gain << 32) // max(1, isqrt(total)), total < 2^53. The root starts from a float's and is set right by one step of Newton's
- * in double, whose error is far below 1, and the test of its square. */
-DEV uint64_t norm_scale(uint64_t total, uint32_t gain) {
-    if (total < 2) return (uint64_t)gain << 32;
-    const double s = (double)total, guess = near_inverse_root((float)total);
+/* (gain << 32) // max(1, isqrt(total)) as a factor that turns x into x t / 2^40, total < 2^53. The root comes from an approximate
+ * one by a step of Newton's, to within 1, and the test of its square. */
+DEV double norm_scale(uint64_t total, uint32_t gain) {
+    const double s = (double)(total | (total == 0)), guess = near_inverse_root(s);
     double root = s * guess;
-    root = fma(0.5 * guess, fma(-root, root, s), root);
-    uint32_t r = (uint32_t)root;
-    const uint64_t square = (uint64_t)r * r;
-    if (square > total) r--;
-    else if (total - square > 2 * (uint64_t)r) r++;
-    return quotient((uint64_t)gain << 32, r);
+    root = whole(fma(0.5 * guess, fma(-root, root, s), root));
+    const double rest = fma(-root, root, s);
+    root = rest < 0 ? root - 1 : rest > 2 * root ? root + 1 : root;
+    return quotient((double)((uint64_t)gain << 32), root) * (1.0 / ((uint64_t)1 << 40));
 }
 /* clamp(rs(x * t, 40), 127). In double: |x| t < 2^50, so the product and 2^-42 beside it are exact; adding 1.5 * 2^52 rounds to the
- * nearest integer, and 2^-42 sends the halves up. Scale: norm_factor(t). */
-DEV double norm_factor(uint64_t t) { return (double)t * (1.0 / ((uint64_t)1 << 40)); }
+ * nearest integer, and 2^-42 sends the halves up. Factor: of norm_scale(). */
 DEV int32_t norm_one(int32_t x, double factor) {
     const double y = fma((double)x, factor, 1.0 / ((uint64_t)1 << 42)) + 6755399441055744.0;
     return clamp_to(low_word(y), 127);
@@ -224,7 +221,7 @@ DEV void norm_row(const int32_t *x, int8_t *out, int lane) {
         v[2 * i + 1] = two.y;
         total += (uint64_t)((int64_t)two.x * two.x) + (uint64_t)((int64_t)two.y * two.y);
     }
-    const double scale = norm_factor(norm_scale(sum_warp(total), NORM_GAIN));
+    const double scale = norm_scale(sum_warp(total), NORM_GAIN);
 #pragma unroll
     for (int i = 0; i < DP / 64; i++) {
         const uint32_t a = (uint32_t)norm_one(v[2 * i], scale) & 255, b = (uint32_t)norm_one(v[2 * i + 1], scale) & 255;
@@ -241,7 +238,7 @@ DEV void turn_row(const int16_t *y, int32_t at, const int32_t *phase, const int1
         a = (p * c - q * s + (1 << 13)) >> 14; /* |p|, |q| < 2^15, |c|, |s| <= 2^14: below 2^30 + 2^13 */
         b = (p * s + q * c + (1 << 13)) >> 14;
     }
-    const double scale = norm_factor(norm_scale(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b)), HEAD_GAIN));
+    const double scale = norm_scale(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b)), HEAD_GAIN);
     if (lane < HD / 2) {
         out[lane] = (int8_t)norm_one(a, scale);
         out[lane + HD / 2] = (int8_t)norm_one(b, scale);
@@ -276,7 +273,7 @@ DEV uint32_t key_weight(uint32_t below, uint32_t far, uint32_t heat, const uint8
 /* 2^40 / sum, and a little less where one key has all the weight: there rs(w * t, 24) would be 2^16, one more than 16 bits hold,
  * and 2^16 - 1 gives the same output, since |v| < 2^14. */
 DEV uint32_t key_scale(uint32_t sum) {
-    return (uint32_t)min(quotient((uint64_t)1 << 40, max(sum, 1u)), ((uint64_t)1 << 25) - 512);
+    return (uint32_t)fmin(quotient((double)((uint64_t)1 << 40), (double)max(sum, 1u)), (double)((1u << 25) - 512));
 }
 
 struct Queries { /* fragments of 16 queries, negated; rows g and g + 8 of this thread */
@@ -363,18 +360,15 @@ DEV void add_weights(const int32_t c[4][4], uint32_t total[2]) {
         total[1] += (uint32_t)(c[j][2] + c[j][3]);
     }
 }
-/* Shares of 32 keys, p = rs(w * t, 24) < 2^16, as fragments of their low and of their high bytes. The upper half of
- * w * (t >> 8) + ((w * (t & 255) + 2^23) >> 8) is p: 32 bits suffice. */
+/* Share of a key, p = rs(w * t, 24) < 2^16, in the upper half of a word. */
+DEV uint32_t key_share(uint32_t w, uint32_t t) { return w * (t >> 8) + ((w * (t & 255) + (1 << 23)) >> 8); }
+/* Shares of 32 keys as fragments of their low and of their high bytes. */
 DEV void shares_of(const Queries &q, const int32_t w[4][4], uint32_t low[4], uint32_t high[4]) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-        const uint32_t whole = q.t[r & 1] >> 8, rest = q.t[r & 1] & 255;
         uint32_t p[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint32_t one = (uint32_t)w[(r & 2) + (i >> 1)][(r & 1) * 2 + (i & 1)];
-            p[i] = one * whole + ((one * rest + (1 << 23)) >> 8);
-        }
+        for (int i = 0; i < 4; i++) p[i] = key_share((uint32_t)w[(r & 2) + (i >> 1)][(r & 1) * 2 + (i & 1)], q.t[r & 1]);
         const uint32_t first = __byte_perm(p[0], p[1], 0x7632), second = __byte_perm(p[2], p[3], 0x7632);
         low[r] = __byte_perm(first, second, 0x6420);
         high[r] = __byte_perm(first, second, 0x7531);
@@ -429,7 +423,7 @@ template <int N> DEV void cumulate(const int32_t *l, int n, const int32_t *exp, 
     }
     const uint32_t all = __shfl_sync(FULL, below, 31);
     below -= total;
-    const uint32_t ratio = (uint32_t)quotient(((uint64_t)(1 << 24) - (uint32_t)n) << 20, all);
+    const uint32_t ratio = (uint32_t)quotient((double)(((uint64_t)(1 << 24) - (uint32_t)n) << 20), (double)all);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int s = lane * N + i;

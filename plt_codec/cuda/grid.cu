@@ -24,7 +24,7 @@ enum {
     OUT_CHUNKS = HEADS_EACH * HD % 64 ? (HEADS_EACH * HD + 62) / 64 + 1 : HEADS_EACH * HD / 64, /* that the heads of a cluster touch */
     UT = (FP / 8 + CLUSTERS * CTAS - 1) / (CLUSTERS * CTAS), DT = (DP / 8 + CTAS - 1) / CTAS, /* tiles a block: up, down */
     SLICE = CTAS * UT * 8, H_WIDE = pitch(SLICE), /* hidden values of a cluster */
-    GROUPS = WARPS, /* groups of 32 keys a block, at most: one a warp, so 8192 keys in all */
+    GROUPS = 16, PIECES = GROUPS * 4 / WARPS, /* groups of 32 keys a block, at most, so 8192 keys in all; pieces of 8 keys a warp */
 };
 static_assert(HEADS % HEADS_EACH == 0 && (GROUP % HEADS_EACH == 0 || HEADS_EACH % GROUP == 0) && BUSY <= CLUSTERS, "heads are dealt out evenly");
 static_assert(HD % 8 == 0 && DP <= THREADS && ITEMS <= WARPS, "a thread a channel, a warp an item");
@@ -133,8 +133,9 @@ enum { /* shared memory */
     AT_A = AT_ROW + DP,                                   /* of all lanes (16, A_PITCH) */
     AT_HIDDEN = AT_A + LANES * A_PITCH,                   /* (16, H_WIDE) */
     AT_O = AT_HIDDEN + LANES * H_WIDE,                    /* attention output of the own lane (OUT_CHUNKS, 64), zeros between heads */
-    AT_Q = AT_O + OUT_CHUNKS * 64,                        /* queries, keys, values of the cluster's heads (ITEMS, 16, 64) */
-    AT_MOST = AT_Q + ITEMS * LANES * 64,                  /* highest scores, sums: (HEADS_EACH, 16 lanes, 16 blocks) each */
+    AT_Q = AT_O + OUT_CHUNKS * 64,                        /* queries of the cluster's heads (HEADS_EACH, 16, 64) */
+    AT_NEW = AT_Q + HEADS_EACH * LANES * 64,              /* new values that this block keeps (KV_EACH, 16, 64) */
+    AT_MOST = AT_NEW + KV_EACH * LANES * 64,              /* highest scores, sums: (HEADS_EACH, 16 lanes, 16 blocks) each */
     AT_SUM = AT_MOST + HEADS_EACH * 1024,
     AT_MINE = AT_SUM + HEADS_EACH * 1024,                 /* the same of the own warps: (HEADS_EACH, 16 lanes, 16 warps) each */
     AT_PARTS = AT_MINE + 2 * HEADS_EACH * 1024,           /* of each block, shares times values of the own lane (16, HEADS_EACH, 64) */
@@ -197,7 +198,7 @@ DEV void norm_lane(const Place &p, int32_t x) {
     uint64_t total = 0;
 #pragma unroll
     for (int i = 0; i < DP / 32; i++) total += sums[i];
-    if (p.tid < DP) p.m[AT_ROW + p.tid] = (uint8_t)norm_one(x, norm_factor(norm_scale(total, NORM_GAIN)));
+    if (p.tid < DP) p.m[AT_ROW + p.tid] = (uint8_t)norm_one(x, norm_scale(total, NORM_GAIN));
     __syncthreads();
 }
 
@@ -226,74 +227,61 @@ template <bool SUM> DEV int32_t gathered(const Place &p, const uint8_t *all, int
     return v;
 }
 
+/* How many of the new keys, `lanes` from `key` on, the block `rank` keeps. */
+DEV int owned_lanes(int key, int lanes, int rank) {
+    const int here = least(lanes, 32 - key % 32);
+    return (key / 32 % CTAS == rank ? here : 0) + ((key / 32 + 1) % CTAS == rank ? lanes - here : 0);
+}
 struct Keeper { /* where this block finds groups of keys */
     const Cache &cache;
     int8_t *memory, *fresh; /* fresh: (KV_EACH, 2048) of the layer */
     int layer, first_kv, newest; /* newest: the group whose keys lie in `fresh`, or -1 */
     DEV int8_t *keys(int kv) const { return keys_of(cache, memory, layer, first_kv + kv); }
-    DEV const int8_t *group_keys(int kv, int g) const { return g == newest ? fresh + kv * 2048 : keys(kv) + (int64_t)g * 2048; }
     DEV const int8_t *group_values(int kv, int g) const { return keys(kv) + cache.room * HW + (int64_t)g * 2048; } /* asked for late enough */
 };
-DEV Keys group_of(const int8_t *at, int lane) { return load_keys(at, 0, lane); }
 
-/* Attention of the cluster's heads: Q is under way; ends with the output of the own lane in AT_O. */
+/* Attention of the cluster's heads: Q is under way; ends with the output of the own lane in AT_O. A warp scores the keys
+ * `part` * 8 .. + 7 of every fourth own group, so that few keys give all warps work too. */
 DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out, const int32_t *places, const int8_t *out_w, int o_at) {
     const int g = p.lane >> 2, t = p.lane & 3, keys_all = key + lanes, groups = (keys_all + 31) / 32;
     const int count = groups > p.rank ? (groups - p.rank + CTAS - 1) / CTAS : 0; /* own groups: rank, rank + 16, .. */
+    const int part = p.warp & 3, first = p.warp >> 2;
     const uint8_t *weights = p.m + AT_WEIGHTS + p.lane * 4;
     int32_t *mine = (int32_t *)(p.m + AT_MINE);
-    const int own = p.rank + p.warp * CTAS; /* the warp's first group */
-    const bool has = p.warp < count;
-    Keys k[KV_EACH];
+    const int owned = owned_lanes(key, lanes, p.rank), key_at = part * 512 + p.lane * 16;
+    uint4 k[KV_EACH][PIECES];
 #pragma unroll
     for (int kv = 0; kv < KV_EACH; kv++) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) k[kv].f[i] = make_uint4(0, 0, 0, 0);
-        if (has && own != keep.newest) k[kv] = group_of(keep.group_keys(kv, own), p.lane);
-    }
-    wait(p, ITEMS * LANES * 64);
-    mark(p, 36);
-    if (key / 32 % CTAS == p.rank || (keys_all - 1) / 32 % CTAS == p.rank) { /* new keys of this block */
-#pragma unroll 1
-        for (int i = p.warp; i < 2 * KV_EACH * LANES; i += WARPS) {
-            const int item = i / LANES, lane = i % LANES, slot = key + lane, kv = item % KV_EACH;
-            if (lane >= lanes || slot / 32 % CTAS != p.rank) continue;
-            const uint8_t *from = p.m + AT_Q + ((HEADS_EACH + item) * LANES + lane) * 64;
-            const uint16_t two = *(const uint16_t *)(from + p.lane * 2);
-            int8_t *near = keep.fresh + kv * 2048, *to = keep.keys(kv);
-            if (item < KV_EACH) {
-                *(uint16_t *)(near + (slot & 31) * 64 + p.lane * 2) = two;
-                *(uint16_t *)(to + (int64_t)slot * 64 + p.lane * 2) = two;
-            } else {
-#pragma unroll
-                for (int n = 0; n < 2; n++) {
-                    to[keep.cache.room * HW + value_place(slot, p.lane * 2 + n)] = (int8_t)(two >> 8 * n);
-                }
-            }
+        for (int i = 0; i < PIECES; i++) {
+            const int n = first + i * 4, group = p.rank + n * CTAS;
+            k[kv][i] = make_uint4(0, 0, 0, 0);
+            if (n < count && group != keep.newest) k[kv][i] = *(const uint4 *)(keep.keys(kv) + (int64_t)group * 2048 + key_at);
         }
-        __syncthreads();
     }
-    Queries f[HEADS_EACH];
-    int32_t c[HEADS_EACH][4][4];
+    wait(p, HEADS_EACH * LANES * 64 + owned * KV_EACH * 128);
+    mark(p, 36);
+    uint32_t heat[HEADS_EACH], far[HEADS_EACH];
+    int32_t c[HEADS_EACH][PIECES][4];
 #pragma unroll
     for (int h = 0; h < HEADS_EACH; h++) {
         const int kv = h * KV_EACH / HEADS_EACH;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint4 row = *(const uint4 *)(p.m + AT_Q + (h * LANES + g + i * 8) * 64 + t * 16);
-            if (i == 0) f[h].a = negated(row);
-            else f[h].b = negated(row);
-            f[h].limit[i] = keys_all;
-            f[h].heat[i] = ((const uint32_t *)(p.m + AT_HEAT))[keep.layer * HEADS_EACH + h];
-            f[h].far[i] = far_enough(f[h].heat[i]);
-        }
-        f[h].whole = keys_all;
-        if (kv == h * KV_EACH / HEADS_EACH && has && own == keep.newest && (h == 0 || kv != (h - 1) * KV_EACH / HEADS_EACH))
-            k[kv] = group_of(keep.group_keys(kv, own), p.lane);
+        const uint8_t *rows = p.m + AT_Q + (h * LANES + g) * 64 + t * 16;
+        const uint4 a = negated(*(const uint4 *)rows), b = negated(*(const uint4 *)(rows + 512));
+        heat[h] = ((const uint32_t *)(p.m + AT_HEAT))[keep.layer * HEADS_EACH + h];
+        far[h] = far_enough(heat[h]);
         int32_t low[2] = {0x7fffffff, 0x7fffffff};
-        if (has) {
-            scores(f[h], k[kv], 0, 0, c[h]);
-            top(f[h], own, p.lane, c[h], low);
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            const int n = first + i * 4, group = p.rank + n * CTAS, left = keys_all - group * 32 - part * 8 - t * 2;
+            if (n >= count) continue;
+            if (group == keep.newest) k[kv][i] = *(const uint4 *)(keep.fresh + kv * 2048 + key_at);
+#pragma unroll
+            for (int e = 0; e < 4; e++) c[h][i][e] = 0;
+            mma_s8(c[h][i], a.x, b.x, a.y, b.y, k[kv][i].x, k[kv][i].y);
+            mma_s8(c[h][i], a.z, b.z, a.w, b.w, k[kv][i].z, k[kv][i].w);
+#pragma unroll
+            for (int e = 0; e < 4; e++) low[e >> 1] = min(low[e >> 1], left > (e & 1) ? c[h][i][e] : 0x7fffffff);
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -303,25 +291,43 @@ DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out
     }
     mark(p, 37);
     spread<false>(p, mine, p.m + AT_MOST);
-    /* the output's weights, and the values of the first groups, while the highest scores are under way */
+    /* while the highest scores are under way: the output's weights; new keys and values into the cache */
     out.load(p, places, out_w);
+    if (owned) {
+#pragma unroll 1
+        for (int i = p.warp; i < 2 * KV_EACH * LANES; i += WARPS) {
+            const int item = i / LANES, lane = i % LANES, slot = key + lane, kv = item % KV_EACH;
+            if (lane >= lanes || slot / 32 % CTAS != p.rank) continue;
+            int8_t *to = keep.keys(kv);
+            if (item < KV_EACH) {
+                *(uint16_t *)(to + (int64_t)slot * 64 + p.lane * 2) = *(const uint16_t *)(keep.fresh + kv * 2048 + (slot & 31) * 64 + p.lane * 2);
+            } else {
+                const uint8_t *from = p.m + AT_NEW + (kv * LANES + lane) * 64;
+                to += keep.cache.room * HW;
+                to[value_place(slot, p.lane)] = (int8_t)from[p.lane];
+                to[value_place(slot, p.lane + 32)] = (int8_t)from[p.lane + 32];
+            }
+        }
+    }
     wait(p, HEADS_EACH * LANES * CTAS * 4);
     mark(p, 38);
     mine += HEADS_EACH * LANES * 16;
 #pragma unroll
     for (int h = 0; h < HEADS_EACH; h++) {
-        const int kv = h * KV_EACH / HEADS_EACH;
         uint32_t total[2] = {0, 0};
+        int32_t low[2];
 #pragma unroll
-        for (int i = 0; i < 2; i++) f[h].most[i] = -gathered<false>(p, p.m + AT_MOST, h * LANES + g + i * 8);
-        if (has) {
+        for (int i = 0; i < 2; i++) low[i] = gathered<false>(p, p.m + AT_MOST, h * LANES + g + i * 8);
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
+        for (int i = 0; i < PIECES; i++) {
+            const int n = first + i * 4, left = keys_all - (p.rank + n * CTAS) * 32 - part * 8 - t * 2;
+            if (n >= count) continue;
 #pragma unroll
-                for (int i = 0; i < 4; i++) c[h][j][i] += f[h].most[i >> 1];
+            for (int e = 0; e < 4; e++) {
+                const uint32_t w = key_weight((uint32_t)(c[h][i][e] - low[e >> 1]), far[h], heat[h], weights);
+                c[h][i][e] = left > (e & 1) ? (int32_t)w : 0;
+                total[e >> 1] += (uint32_t)c[h][i][e];
             }
-            weigh(f[h], own, p.lane, weights, c[h]);
-            add_weights(c[h], total);
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -350,17 +356,20 @@ DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out
     for (int h = 0; h < HEADS_EACH; h++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) lo[h][i] = hi[h][i] = 0;
+        uint32_t scale[2];
 #pragma unroll
-        for (int i = 0; i < 2; i++) f[h].t[i] = key_scale((uint32_t)gathered<true>(p, p.m + AT_SUM, h * LANES + g + i * 8));
-    }
-    if (has) {
+        for (int i = 0; i < 2; i++) scale[i] = key_scale((uint32_t)gathered<true>(p, p.m + AT_SUM, h * LANES + g + i * 8));
 #pragma unroll
-        for (int h = 0; h < HEADS_EACH; h++) {
-            uint32_t part[4], upper[4];
-            shares_of(f[h], c[h], part, upper);
-            uint8_t *to = p.m + AT_SHARES + (h * GROUPS + p.warp) * 1024 + p.lane * 16;
-            *(uint4 *)to = make_uint4(part[0], part[1], part[2], part[3]);
-            *(uint4 *)(to + 512) = make_uint4(upper[0], upper[1], upper[2], upper[3]);
+        for (int i = 0; i < PIECES; i++) {
+            const int n = first + i * 4;
+            if (n >= count) continue;
+            uint8_t *to = p.m + AT_SHARES + (h * GROUPS + n) * 1024 + p.lane * 16 + (part >> 1) * 8 + (part & 1) * 2;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const uint32_t two = __byte_perm(key_share((uint32_t)c[h][i][2 * r], scale[r]), key_share((uint32_t)c[h][i][2 * r + 1], scale[r]), 0x7362);
+                *(uint16_t *)(to + r * 4) = (uint16_t)two; /* low bytes */
+                *(uint16_t *)(to + 512 + r * 4) = (uint16_t)(two >> 16);
+            }
         }
     }
     __syncthreads();
@@ -561,7 +570,7 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
                     }
                     if (p.warp < HEADS_EACH + KV_EACH) {
                         const int32_t a = (y[0] * cosine - y[1] * sine + (1 << 13)) >> 14, b = (y[0] * sine + y[1] * cosine + (1 << 13)) >> 14;
-                        const double scale = norm_factor(norm_scale(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b)), HEAD_GAIN));
+                        const double scale = norm_scale(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b)), HEAD_GAIN);
                         y[0] = norm_one(a, scale);
                         y[1] = norm_one(b, scale);
                     } else {
@@ -574,8 +583,16 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
                     }
                 }
                 __syncthreads();
-                const Sender to = sender(p, p.m + grid::AT_Q + p.rank * 64);
-                each<ITEMS * 4, 32>(p.lane, [&](int i) { to.put16(i / 4 * LANES * 64 + i % 4 * 16, *(const uint4 *)(p.m + grid::AT_MADE + i * 16)); });
+                const Sender to = sender(p, p.m); /* queries to all, a key and a value to the block that keeps them */
+                const int slot = key + p.rank;
+                const bool keeper = p.rank < s.L && slot / 32 % CTAS == p.warp;
+                each<ITEMS * 4, 32>(p.lane, [&](int i) {
+                    const int item = i / 4, kv = item - HEADS_EACH;
+                    const int at = item < HEADS_EACH        ? grid::AT_Q + (item * LANES + p.rank) * 64
+                                   : kv < KV_EACH ? grid::AT_FRESH + ((layer * KV_EACH + kv) * 32 + slot % 32) * 64
+                                                            : grid::AT_NEW + ((kv - KV_EACH) * LANES + p.rank) * 64;
+                    if (item < HEADS_EACH || keeper) to.put16(at + i % 4 * 16, *(const uint4 *)(p.m + grid::AT_MADE + i * 16));
+                });
                 mark(p, 35);
                 const Keeper keep = {cache, memory, (int8_t *)(p.m + grid::AT_FRESH) + layer * KV_EACH * 2048, layer, first_kv, newest >= s.old / 32 ? newest : -1};
                 grid::attend(p, keep, s.L, key, out, places + PLACES_OUT, model.out_w[layer], o_at);

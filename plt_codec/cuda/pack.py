@@ -55,7 +55,7 @@ def grid_plan(s: Shape, clusters: int = GRID) -> dict[str, int]:
     def rows(tiles: int, chunks: int) -> int:
         return splits(tiles, chunks) * 64 * (tiles * 8 + 8)
 
-    shared = dp + 16 * pitch(dp) + 16 * pitch(128 * upper) + out * 64 + items * 1024 + each * 4096
+    shared = dp + 16 * pitch(dp) + 16 * pitch(128 * upper) + out * 64 + (each + kv) * 1024 + each * 4096
     shared += each * (16 * 256 + 2 * 16 * 72 * 4) + max(each * 16384, rows(upper, chunks) + rows(down, 2 * upper))
     shared += max(row(items * tall, chunks), row(dp // 8, out), row(ct // 8, chunks), row(16, chunks))
     shared += items * 64 + 128 * upper + 33 * sums
