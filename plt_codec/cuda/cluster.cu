@@ -244,7 +244,7 @@ DEV void make_heads(const Place &p, const Model &model, int layer, ShareQkv &sha
                 a = (y[0] * c - y[1] * s + (1 << 13)) >> 14;
                 b = (y[0] * s + y[1] * c + (1 << 13)) >> 14;
             }
-            const double scale = norm_scale(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b)), HEAD_GAIN);
+            const double scale = norm_scale(joined(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b))), HEAD_GAIN);
             if (HD < HW) {
                 stage[p.lane] = stage[p.lane + 32] = 0;
                 __syncwarp();

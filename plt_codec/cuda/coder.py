@@ -30,7 +30,7 @@ from pltz.plt_codec.weights import Shape, Weights
 if TYPE_CHECKING:
     from pltz.plt_codec.frame import TokenCoder
 
-ROWS = 16384  # positions of one iteration, at most
+ROWS = 32768  # positions of one iteration, at most
 SLOTS = 1024  # sequences under way when decoding, at most: one block of threads looks after them
 ENCODE_SLOTS = 64
 BURST = 32  # iterations between two looks at what is left

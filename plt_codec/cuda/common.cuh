@@ -179,11 +179,12 @@ DEV int32_t scaled(int32_t dot, int32_t m) {
 /* rs(w * m, 16) of a weight and a multiplier: within 127 * 2^15. */
 DEV int32_t shift(int32_t w, int32_t m) { return (int32_t)(((int64_t)w * m + (1 << 15)) >> 16); }
 DEV int32_t entry(int32_t w, int32_t m) { return clamp_to(shift(w, m), RESIDUAL_MAX); }
-/* The sum of a warp's numbers, all below 2^49: in two halves, for which there is an instruction. */
-DEV uint64_t sum_warp(uint64_t v) {
+/* The sum of a warp's numbers, all below 2^49: in two parts, for which there is an instruction: 24 bits, and the rest. */
+DEV uint2 sum_warp(uint64_t v) {
     const uint32_t low = __reduce_add_sync(FULL, (uint32_t)v & 0xffffff), high = __reduce_add_sync(FULL, (uint32_t)(v >> 24));
-    return ((uint64_t)high << 24) + low;
+    return make_uint2(low & 0xffffff, high + (low >> 24));
 }
+DEV double joined(uint2 sum) { return fma((double)sum.y, 16777216.0, (double)sum.x); }
 /* floor(n / d) of whole numbers, 0 <= n < 2^51, 0 < d < 2^32, all in double: a first reciprocal, after two steps of Newton's, gives it to
  * within 1; the rest, which is exact, sets it right. No conversion stands in the chain. */
 DEV double quotient(double n, double d) {
@@ -195,8 +196,8 @@ DEV double quotient(double n, double d) {
 }
 /* (gain << 32) // max(1, isqrt(total)) as a factor that turns x into x t / 2^40, total < 2^53. The root comes from an approximate
  * one by a step of Newton's, to within 1, and the test of its square. */
-DEV double norm_scale(uint64_t total, uint32_t gain) {
-    const double s = (double)(total | (total == 0)), guess = near_inverse_root(s);
+DEV double norm_scale(double total, uint32_t gain) {
+    const double s = fmax(total, 1.0), guess = near_inverse_root(s);
     double root = s * guess;
     root = whole(fma(0.5 * guess, fma(-root, root, s), root));
     const double rest = fma(-root, root, s);
@@ -221,7 +222,7 @@ DEV void norm_row(const int32_t *x, int8_t *out, int lane) {
         v[2 * i + 1] = two.y;
         total += (uint64_t)((int64_t)two.x * two.x) + (uint64_t)((int64_t)two.y * two.y);
     }
-    const double scale = norm_scale(sum_warp(total), NORM_GAIN);
+    const double scale = norm_scale(joined(sum_warp(total)), NORM_GAIN);
 #pragma unroll
     for (int i = 0; i < DP / 64; i++) {
         const uint32_t a = (uint32_t)norm_one(v[2 * i], scale) & 255, b = (uint32_t)norm_one(v[2 * i + 1], scale) & 255;
@@ -238,7 +239,7 @@ DEV void turn_row(const int16_t *y, int32_t at, const int32_t *phase, const int1
         a = (p * c - q * s + (1 << 13)) >> 14; /* |p|, |q| < 2^15, |c|, |s| <= 2^14: below 2^30 + 2^13 */
         b = (p * s + q * c + (1 << 13)) >> 14;
     }
-    const double scale = norm_scale(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b)), HEAD_GAIN);
+    const double scale = norm_scale(joined(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b))), HEAD_GAIN);
     if (lane < HD / 2) {
         out[lane] = (int8_t)norm_one(a, scale);
         out[lane + HD / 2] = (int8_t)norm_one(b, scale);

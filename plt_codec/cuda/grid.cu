@@ -57,9 +57,10 @@ template <int TILES, int CHUNKS> struct Strip {
             places[n] = (least(from(tile(warp, i)), all - 1) * wide + least(begin + least(chunk, CHUNKS - 1), wide - 1)) * 512;
         }
     }
-    DEV void load(const Place &p, const int32_t *places, const int8_t *from) {
+    DEV void load(const Place &p, const int32_t *places, const int8_t *from) { load<0, 1>(p, places, from); }
+    template <int PART, int PARTS> DEV void load(const Place &p, const int32_t *places, const int8_t *from) {
 #pragma unroll
-        for (int i = 0; i < EACH * LONG; i++) w[i] = *(const uint4 *)(from + (places[i * WARPS + p.warp] + p.lane * 16));
+        for (int i = EACH * LONG * PART / PARTS; i < EACH * LONG * (PART + 1) / PARTS; i++) w[i] = *(const uint4 *)(from + (places[i * WARPS + p.warp] + p.lane * 16));
     }
     /* Times one row a: sums [split][tile][row of the tile][quarter of a chunk], for total(). */
     DEV void row(const Place &p, const uint8_t *a, int32_t *sums) const {
@@ -191,14 +192,17 @@ DEV uint32_t marked(int32_t v, uint32_t mark) { return (uint32_t)v << 4 | mark; 
 
 /* Norm of the row whose channel `tid` is x, into AT_ROW. */
 DEV void norm_lane(const Place &p, int32_t x) {
-    uint64_t *sums = (uint64_t *)(p.m + AT_NORM);
-    const uint64_t mine = sum_warp((uint64_t)((int64_t)x * x));
+    uint2 *sums = (uint2 *)(p.m + AT_NORM);
+    const uint2 mine = sum_warp((uint64_t)((int64_t)x * x));
     if (p.lane == 0) sums[p.warp] = mine;
     __syncthreads();
-    uint64_t total = 0;
+    uint2 total = make_uint2(0, 0);
 #pragma unroll
-    for (int i = 0; i < DP / 32; i++) total += sums[i];
-    if (p.tid < DP) p.m[AT_ROW + p.tid] = (uint8_t)norm_one(x, norm_scale(total, NORM_GAIN));
+    for (int i = 0; i < DP / 32; i++) {
+        total.x += sums[i].x;
+        total.y += sums[i].y;
+    }
+    if (p.tid < DP) p.m[AT_ROW + p.tid] = (uint8_t)norm_one(x, norm_scale(joined(total), NORM_GAIN));
     __syncthreads();
 }
 
@@ -416,9 +420,10 @@ DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out
 }
 
 /* The next symbol of n. s: N cumulative frequencies of this thread and the one behind them, symbols lane * N ..; words: the
- * stream's next 32, one a thread, of which `used` are used up. One chain of dependent steps a symbol, so no branches in it. */
+ * stream's next 32, one a thread, of which `used` are used up. One chain of dependent steps a symbol, so no branches in it;
+ * c.lower is 0 here: only its distance to the point counts. */
 template <int N> DEV int32_t next_symbol(Coder &c, const uint32_t s[N + 1], uint32_t words, int &used, uint32_t &frequency) {
-    const uint64_t scale = c.range >> 24, at = c.point - c.lower;
+    const uint64_t scale = c.range >> 24, at = c.point;
     const uint32_t word = __shfl_sync(FULL, words, used);
     int mine = 0;
     uint32_t low = s[0], high = s[1];
@@ -438,11 +443,10 @@ template <int N> DEV int32_t next_symbol(Coder &c, const uint32_t s[N + 1], uint
     const bool bad = at >= scale << 24; /* what follows is then of no use, and stays harmless */
     c.error |= bad ? DAMAGED : OK;
     frequency = high - low;
-    const uint64_t lower = c.lower + scale * low, range = scale * frequency;
+    const uint64_t rest = at - scale * low, range = scale * frequency;
     const bool more = !(range >> 32);
-    c.lower = more ? lower << 32 : lower;
     c.range = more ? range << 32 : range;
-    c.point = more ? c.point << 32 | word : c.point;
+    c.point = more ? rest << 32 | word : rest;
     used += more;
     return bad ? 0 : winner * N + mine;
 }
@@ -450,18 +454,20 @@ template <int N> DEV int32_t next_symbol(Coder &c, const uint32_t s[N + 1], uint
 template <int N> DEV int32_t next_symbols(Coder &c, const uint32_t *sums, int n, int active, uint32_t words, int &used, uint32_t &frequency, int lane) {
     uint32_t s[N + 1], next[N + 1];
     int32_t found = 0;
-    auto fetch = [&](int k) {
+    const uint32_t *from = sums + lane * N;
+    auto fetch = [&](uint32_t *to, const uint32_t *from) {
 #pragma unroll
-        for (int i = 0; i <= N; i++) next[i] = lane * N + i < n ? sums[k * SUMS + lane * N + i] : 1u << 24;
+        for (int i = 0; i <= N; i++) to[i] = n == 32 * N || lane * N + i < n ? from[i] : 1u << 24;
     };
-    fetch(0);
-#pragma unroll 1
+    fetch(s, from);
+#pragma unroll 2
     for (int k = 0; k < active; k++) {
-#pragma unroll
-        for (int i = 0; i <= N; i++) s[i] = next[i];
-        if (k + 1 < active) fetch(k + 1);
+        from += SUMS;
+        fetch(next, from); /* past the last there is room too */
         uint32_t one;
         const int32_t symbol = next_symbol<N>(c, s, words, used, one);
+#pragma unroll
+        for (int i = 0; i <= N; i++) s[i] = next[i];
         if (lane == k) {
             found = symbol;
             frequency = max(one, 1u);
@@ -488,7 +494,7 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
     for (int i = p.tid; i < grid::SHARED / 4; i += THREADS) ((uint32_t *)p.m)[i] = 0;
     __syncthreads();
     if (p.tid == 0) {
-        *kept = Coder{s.lower, s.range, s.point, s.place, s.words, words + s.word_at, 0};
+        *kept = Coder{0, s.range, s.point - s.lower, s.place, s.words, words + s.word_at, 0};
         *worth = s.bits;
         meeting_open(p.meeting);
     }
@@ -528,16 +534,32 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
     if (busy) qkv.load(p, places, model.qkv_w[0]);
     cluster_arrive(); /* all have cleared their memory before anyone writes to it */
     cluster_wait();
+    const uint32_t phase = p.lane < HD / 2 ? (uint32_t)model.phase[p.lane] : 0;
+    int32_t cosine, sine;
+    auto turn_to = [&](int at) { /* the angles of a position */
+        const uint32_t j = (uint32_t)at * phase >> 10 & 1023;
+        cosine = model.cosine[j];
+        sine = model.sine[j];
+    };
+    turn_to(at);
+    /* The next product's weights, a third while each of three exchanges is under way: all at once would hold up the words of others. */
+    auto ahead = [&](int part, int layer) {
+        if (layer + 1 < LAYERS) {
+            const int8_t *from = model.qkv_w[layer + 1];
+            if (!busy) return;
+            if (part == 0) qkv.template load<0, 3>(p, places, from);
+            else if (part == 1) qkv.template load<1, 3>(p, places, from);
+            else qkv.template load<2, 3>(p, places, from);
+        } else if (first) {
+            if (part == 0) head_class.template load<0, 3>(p, places + PLACES_CLASS, model.class_w);
+            else if (part == 1) head_class.template load<1, 3>(p, places + PLACES_CLASS, model.class_w);
+            else head_class.template load<2, 3>(p, places + PLACES_CLASS, model.class_w);
+        }
+    };
     int step = 0;
     bool stop = false;
     for (; step < s.C && !stop; step++) {
         int32_t x = 0;
-        int32_t cosine = 0, sine = 0;
-        if (p.lane < HD / 2) {
-            const uint32_t j = (uint32_t)at * (uint32_t)model.phase[p.lane] >> 10 & 1023;
-            cosine = model.cosine[j];
-            sine = model.sine[j];
-        }
         if (p.tid < DP) x = entry(model.embed_w[(int64_t)(token >> 3) * 8 * DP + (p.tid >> 6) * 512 + (token & 7) * 64 + (p.tid & 63)], model.embed_m[token]);
         const int key = s.old + step * s.L, last = (key + s.L - 1) / 32;
         const int newest = last - ((last - p.rank) % CTAS + CTAS) % CTAS; /* the last own group, where it is of this block of tokens */
@@ -570,7 +592,7 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
                     }
                     if (p.warp < HEADS_EACH + KV_EACH) {
                         const int32_t a = (y[0] * cosine - y[1] * sine + (1 << 13)) >> 14, b = (y[0] * sine + y[1] * cosine + (1 << 13)) >> 14;
-                        const double scale = norm_scale(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b)), HEAD_GAIN);
+                        const double scale = norm_scale(joined(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b))), HEAD_GAIN);
                         y[0] = norm_one(a, scale);
                         y[1] = norm_one(b, scale);
                     } else {
@@ -612,6 +634,7 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
             const Sender norms = sender(p, p.m + grid::AT_A + p.rank * A_PITCH);
             each<DP / 16, 32>(p.lane, [&](int i) { norms.put16(i * 16, *(const uint4 *)(p.m + grid::AT_ROW + i * 16)); });
             down.load(p, places + PLACES_DOWN, model.down_w[layer]);
+            ahead(0, layer);
             wait(p, LANES * DP);
             mark(p, 46);
             upper.template rows<false>(p, p.m + grid::AT_A, A_PITCH, (int32_t *)(p.m + grid::AT_UP));
@@ -626,6 +649,7 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
             const Sender hidden = sender(p, p.m + grid::AT_HIDDEN + p.rank * UT * 8);
             each<LANES * UT, 32>(p.lane, [&](int i) { hidden.put8(i / UT * H_WIDE + i % UT * 8, *(const uint2 *)(p.m + grid::AT_STAGE + i * 8)); });
             mark(p, 47);
+            ahead(1, layer);
             wait(p, LANES * SLICE);
             mark(p, 48);
             down.template rows<true>(p, p.m + grid::AT_HIDDEN, H_WIDE, (int32_t *)(p.m + grid::AT_DOWN));
@@ -635,29 +659,26 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
                 if (to < DP) wire_store(&wire->down[turn][r][cluster][to], marked(Down::total16((const int32_t *)(p.m + grid::AT_DOWN), r, c), sign));
             });
             mark(p, 49);
-            if (layer + 1 < LAYERS) {
-                if (busy) qkv.load(p, places, model.qkv_w[layer + 1]);
-            } else {
-                if (!first) break;
-                head_class.load(p, places + PLACES_CLASS, model.class_w);
-            }
+            if (layer + 1 == LAYERS && !first) break;
+            ahead(2, layer);
             if (p.tid < DP) x = clamp_to(x + scaled(collect_parts<CLUSTERS>(&wire->down[turn][p.rank][0][p.tid], sign), down_m), RESIDUAL_MAX);
             mark(p, 50);
         }
         forget(p);
         const uint32_t n = epoch + (uint32_t)step + 2, turn = n & 1, sign = n >> 1 & 0x7fff;
+        turn_to(at + 1);
         if (first) {
             const int active = active_lanes(s, step);
             uint32_t *cum = (uint32_t *)(p.m + grid::AT_CUM), *own = (uint32_t *)(p.m + grid::AT_OWN);
             int32_t *sums = (int32_t *)(p.m + grid::AT_ROWS);
             const int32_t *exp = (const int32_t *)(p.m + grid::AT_EXP);
             Coder coder = {0, 0, 0, 0, 0, 0, 0};
-            uint32_t ahead = 0; /* words of the stream; a symbol takes one at most */
+            uint32_t following = 0; /* words of the stream; a symbol takes one at most */
             int used = 0;
             int32_t m[PER], b[PER];
             if (p.warp == 0) {
                 coder = *kept;
-                if (coder.place + p.lane < coder.words) ahead = coder.data[coder.place + p.lane];
+                if (coder.place + p.lane < coder.words) following = coder.data[coder.place + p.lane];
 #pragma unroll
                 for (int i = 0; i < PER; i++) {
                     const int c = p.lane * PER + i;
@@ -690,7 +711,7 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
             double bits = 0;
             int32_t cls = 0;
             if (p.warp == 0) {
-                cls = next_symbols<PER>(coder, cum, CLASSES, active, ahead, used, frequency, p.lane);
+                cls = next_symbols<PER>(coder, cum, CLASSES, active, following, used, frequency, p.lane);
                 if (p.lane < LANES) classes[p.lane] = cls;
                 bits = bits_of_warp(frequency);
             }
@@ -726,7 +747,7 @@ KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, P
             mark(p, 55);
             if (p.warp == 0) {
                 frequency = 1u << 24;
-                const int32_t symbol = next_symbols<4>(coder, cum + LANES * SUMS, 128, active, ahead, used, frequency, p.lane);
+                const int32_t symbol = next_symbols<4>(coder, cum + LANES * SUMS, 128, active, following, used, frequency, p.lane);
                 coder.place += used;
                 bits += bits_of_warp(frequency) + *worth;
                 __syncwarp(); /* all have read what lane 0 now writes */
