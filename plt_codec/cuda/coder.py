@@ -46,7 +46,21 @@ SESSION = np.dtype(
     ]
 )  # fmt: skip
 STATE_TYPE = np.dtype(
-    [(n, "i4") for n in ("rows", "next", "left", "error", "failed", "slots", "count", "rows_max", "decoding", "epoch")]
+    [
+        (n, "i4")
+        for n in (
+            "rows",
+            "next",
+            "left",
+            "error",
+            "failed",
+            "slots",
+            "count",
+            "rows_max",
+            "decoding",
+            "epoch",
+        )
+    ]
     + [("spare", "i4", 6), ("tokens", "i8")]
 )
 DAMAGED, SPENT = 1, 2
@@ -58,7 +72,7 @@ MODEL = (
 MODEL_LAYERS = ("qkv.w", "out.w", "up.w", "down.w", "qkv.m", "out.m", "up.m", "down.m", "heat")
 CLUSTER_LANES = 16  # cluster.cu, grid.cu: most lanes
 GRID_KEYS = 8192  # grid.cu: most keys
-GRID_LIMIT = 4  # sequences one after the other by grid.cu: with more, cluster.cu decodes them faster
+GRID_LIMIT = 2  # sequences one after the other by grid.cu: with more, cluster.cu decodes them faster
 CLUSTER_LIMIT = 3  # sequences a cluster: with more, batch.cu decodes them faster
 Work = tuple[int, int, int]  # a sequence's tokens, lanes, steps (0, 0: default layout)
 
@@ -131,6 +145,7 @@ class CudaCoder:
     def __init__(self, weights: Weights, device: str = "cuda", *, on: gpu.Device | None = None):
         self.shape, self.weights = weights.shape, weights
         self._torch_device = "cpu" if on else device
+        self.kernel = "cuda"  # as NativeCoder.kernel: what runs, in a word
         number = int(device.partition(":")[2] or 0)
         self._device: gpu.Device = on or gpu.CudaDevice(number, macros(weights))
         self._at: dict[str, int] = {}

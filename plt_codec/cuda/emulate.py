@@ -82,7 +82,13 @@ class EmulatedDevice:
         pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(a) for a in args))
         sizes = (ctypes.c_uint32 * 3)(*grid)
         if self._library.emulated(
-            kernel.encode(), sizes, threads, cluster, grid[0] if together else cluster, ctypes.c_uint64(shared), pointers
+            kernel.encode(),
+            sizes,
+            threads,
+            cluster,
+            grid[0] if together else cluster,
+            ctypes.c_uint64(shared),
+            pointers,
         ):
             raise ModelError(f"no kernel {kernel}")
 

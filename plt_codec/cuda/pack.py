@@ -56,11 +56,20 @@ def grid_plan(s: Shape, clusters: int = GRID) -> dict[str, int]:
         return splits(tiles, chunks) * 64 * (tiles * 8 + 8)
 
     shared = dp + 16 * pitch(dp) + 16 * pitch(128 * upper) + out * 64 + (each + kv) * 1024 + each * 4096
-    shared += each * (16 * 256 + 2 * 16 * 72 * 4) + max(each * 16384, rows(upper, chunks) + rows(down, 2 * upper))
+    shared += each * (16 * 256 + 2 * 16 * 72 * 4) + max(
+        each * 16384, rows(upper, chunks) + rows(down, 2 * upper)
+    )
     shared += max(row(items * tall, chunks), row(dp // 8, out), row(ct // 8, chunks), row(16, chunks))
     shared += items * 64 + 128 * upper + 33 * sums
     shared = up(shared + 8192 + 256 + s.layers * each * 4, 32) + 128 + 256 + 96
-    strips = ((items * tall, chunks), (dp // 8, out), (upper, chunks), (down, 2 * upper), (ct // 8, chunks), (16, chunks))
+    strips = (
+        (items * tall, chunks),
+        (dp // 8, out),
+        (upper, chunks),
+        (down, 2 * upper),
+        (ct // 8, chunks),
+        (16, chunks),
+    )
     shared += 32 + sum(pieces(*strip) for strip in strips)
     shared = up(shared, 128) + s.layers * kv * 2048
     fits = s.head_dim % 8 == 0 and dp <= 512 and items <= 16 and shared <= MOST_SHARED
@@ -75,7 +84,9 @@ def macros(weights: Weights) -> dict[str, int]:
     s = weights.shape
     names = [(f"layer.{i}.{part}", 254 if part == "down" else 127) for i in range(s.layers) for part in PARTS]
     wide = any(_largest(weights[n + ".w"], weights[n + ".m"], most) >= 1 << 30 for n, most in names)
-    longest = s.head_gain / 256 * 1.7321 + s.head_dim**0.5 / 2  # of a normed query or key: isqrt misses a root by sqrt(3) at most
+    longest = (
+        s.head_gain / 256 * 1.7321 + s.head_dim**0.5 / 2
+    )  # of a normed query or key: isqrt misses a root by sqrt(3) at most
     heat = max(int(weights[f"layer.{i}.heat"].max()) for i in range(s.layers))
     hot = heat >= 1 << 16 or 2 * longest**2 * heat >= 1 << 32
     return {

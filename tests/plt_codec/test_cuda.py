@@ -91,7 +91,8 @@ def coder(
     """A coder on the emulation; clusters: 0 decodes by the kernels for many sessions; grid: 2 by grid.cu."""
     if name not in libraries:
         libraries[name] = emulate.build(
-            {**macros(model(name)), "P_HELD": 1, **grid_plan(model(name).shape, 2)}, tmp.mktemp(name.replace(" ", "-"))
+            {**macros(model(name)), "P_HELD": 1, **grid_plan(model(name).shape, 2)},
+            tmp.mktemp(name.replace(" ", "-")),
         )
     return CudaCoder(model(name), on=emulate.EmulatedDevice(libraries[name], clusters, grid))
 
@@ -204,7 +205,11 @@ def test_emulated_round_trip_of_other_shapes(
 @pytest.mark.parametrize("clusters,grid", [(0, 0), (2, 0), (2, 2)])
 @pytest.mark.parametrize("damage", ["empty", "ones", "cut"])
 def test_emulated_damage_is_named(
-    clusters: int, grid: int, damage: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    clusters: int,
+    grid: int,
+    damage: str,
+    libraries: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     whole = frames("small", 16, 4)[-1].data
     data = {"empty": b"", "ones": b"\xff" * 100, "cut": whole[:40]}[damage]
