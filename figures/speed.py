@@ -1,4 +1,4 @@
-"""Draw speed.json, the last line of `pltz bench speed --linear N --json`, as speed.png: python figures/speed.py"""
+"""Draw speed.json and speed_cuda.json, each the last line of a `pltz bench speed --linear N --json`: python figures/speed.py"""
 
 import json
 from pathlib import Path
@@ -40,9 +40,11 @@ def draw(found: dict[str, Any], path: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.legend()
     on = found["machine"]
-    figure.suptitle(f"{on['cpu']}, {on['threads']} thread(s), {on['engine']}", fontsize=9)
+    cpu = f"{on['cpu']}, {on['threads']} thread(s), {on['engine']}"
+    figure.suptitle(cpu if on["device"] == "cpu" else on["device"], fontsize=9)
     figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":
-    draw(json.loads((HERE / "speed.json").read_text("utf8")), HERE / "speed.png")
+    for name in ("speed", "speed_cuda"):
+        draw(json.loads((HERE / f"{name}.json").read_text("utf8")), HERE / f"{name}.png")

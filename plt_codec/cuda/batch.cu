@@ -132,16 +132,17 @@ KERNEL(256) norms(const State *state, const int32_t *x, int8_t *a) {
 /* ---------------------------------------------------------------- products */
 
 enum { TO_QKV, TO_RESIDUAL, TO_HIDDEN, TO_LOGITS };
-enum { BM = 128, BN = 64, /* fixed: a thread copies two pieces of inputs and one of weights a chunk */
-     PRODUCT_SHARED = (BM + BN) * 64 * 6 }; /* device.py: 72 KB */
+enum { BM = 128, BN = 128, /* fixed: a thread copies two pieces of inputs and two of weights a chunk */
+     PRODUCT_SHARED = (BM + BN) * 64 * 6 }; /* coder.py: 96 KB */
 
-/* 128 rows times 64 channels a block, 32 x 32 a warp. a (rows, K), w tiles, out (rows, stride). */
+/* 128 rows times 128 channels a block, 64 x 32 a warp. Channels come in multiples of 64: in the last block half may be missing. a (rows, K), w tiles, out (rows, stride). */
 template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *bias,
                                             void *out, int stride) {
     const int row0 = (int)blockIdx.y * BM, tile0 = (int)blockIdx.x * (BN / 8), all = state->rows;
     if (row0 >= all) return;
     uint8_t *mem = shared();
-    const int tid = (int)threadIdx.x, lane = lane_of(), wm = warp_of() & 3, wn = warp_of() >> 2;
+    const int tid = (int)threadIdx.x, lane = lane_of(), wm = warp_of() & 1, wn = warp_of() >> 1;
+    const int second = (tile0 + 8) * 8 < stride ? 8 : 0; /* from where the second half of the weights comes */
     enum { /* a stage holds some chunks; all stages fill the shared memory */
         CHUNKS = K / 64, PART = CHUNKS % 3 == 0 ? 3 : CHUNKS % 2 == 0 ? 2 : 1, STAGES = 6 / PART, STEPS = CHUNKS / PART,
         CHUNK = (BM + BN) * 64,
@@ -155,11 +156,12 @@ template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *
             copy16(to, a_from + chunk * 64);
             copy16(to + 4096, a_from + 64 * K + chunk * 64);
             copy16(to + 8192, w_from + chunk * 512);
+            copy16(to + 12288, w_from + (int64_t)second * CHUNKS * 512 + chunk * 512);
         }
     };
-    int32_t c[2][4][4];
+    int32_t c[4][4][4];
 #pragma unroll
-    for (int i = 0; i < 32; i++) c[i / 16][i / 4 % 4][i % 4] = 0;
+    for (int i = 0; i < 64; i++) c[i / 16][i / 4 % 4][i % 4] = 0;
     for (int s = 0; s < STAGES - 1; s++) {
         if (s < STEPS) load(s);
         copies_commit();
@@ -179,17 +181,17 @@ template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *
 #pragma unroll
         for (int part = 0; part < PART; part++) {
             const uint8_t *at = mem + (step % STAGES * PART + part) * CHUNK, *bt = at + BM * 64;
-            uint4 f[2][2];
+            uint4 f[4][2];
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
+            for (int i = 0; i < 4; i++) {
 #pragma unroll
-                for (int h = 0; h < 2; h++) f[i][h] = *(const uint4 *)(at + (wm * 32 + i * 16 + h * 8) * 64 + lane * 16);
+                for (int h = 0; h < 2; h++) f[i][h] = *(const uint4 *)(at + (wm * 64 + i * 16 + h * 8) * 64 + lane * 16);
             }
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const uint4 b = *(const uint4 *)(bt + (wn * 4 + j) * 512 + lane * 16);
 #pragma unroll
-                for (int i = 0; i < 2; i++) {
+                for (int i = 0; i < 4; i++) {
                     if (UNSIGNED) {
                         mma_u8(c[i][j], f[i][0].x, f[i][1].x, f[i][0].y, f[i][1].y, b.x, b.y);
                         mma_u8(c[i][j], f[i][0].z, f[i][1].z, f[i][0].w, f[i][1].w, b.z, b.w);
@@ -201,28 +203,29 @@ template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *
             }
         }
     }
-    int2 before[4][4]; /* residuals, all under way at once */
-    if (KIND == TO_RESIDUAL) {
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            const int r = row0 + wm * 32 + (i >> 1 & 1) * 16 + (i & 1) * 8 + (lane >> 2), n = (tile0 + wn * 4 + (i >> 2)) * 8 + (lane & 3) * 2;
-            before[i >> 2][i & 3] = r < all ? *(const int2 *)((const int32_t *)out + (int64_t)r * stride + n) : make_int2(0, 0);
-        }
-    }
+    if ((tile0 + wn * 4) * 8 >= stride) return;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         const int n = (tile0 + wn * 4 + j) * 8 + (lane & 3) * 2;
         const int32_t m0 = m[n], m1 = m[n + 1];
+        int2 before[8]; /* residuals, all under way at once */
+        if (KIND == TO_RESIDUAL) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int r = row0 + wm * 32 + (i >> 1) * 16 + (i & 1) * 8 + (lane >> 2);
+            for (int i = 0; i < 8; i++) {
+                const int r = row0 + wm * 64 + (i >> 1) * 16 + (i & 1) * 8 + (lane >> 2);
+                before[i] = r < all ? *(const int2 *)((const int32_t *)out + (int64_t)r * stride + n) : make_int2(0, 0);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int r = row0 + wm * 64 + (i >> 1) * 16 + (i & 1) * 8 + (lane >> 2);
             if (r >= all) continue;
             const int32_t y0 = scaled(c[i >> 1][j][(i & 1) * 2], m0), y1 = scaled(c[i >> 1][j][(i & 1) * 2 + 1], m1);
             const int64_t place = (int64_t)r * stride + n;
             if (KIND == TO_QKV) {
                 *(uint32_t *)((int16_t *)out + place) = ((uint32_t)clamp_to(y0, 32767) & 0xffff) | (uint32_t)clamp_to(y1, 32767) << 16;
             } else if (KIND == TO_RESIDUAL) {
-                const int2 x = before[j][i];
+                const int2 x = before[i];
                 *(int2 *)((int32_t *)out + place) = make_int2(clamp_to(x.x + y0, RESIDUAL_MAX), clamp_to(x.y + y1, RESIDUAL_MAX));
             } else if (KIND == TO_HIDDEN) {
                 const uint32_t u0 = (uint32_t)min(max(y0, 0), 255), u1 = (uint32_t)min(max(y1, 0), 255);
@@ -312,6 +315,7 @@ KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
         __syncthreads();
         int32_t c[4][4], low[2] = {0x7fffffff, 0x7fffffff};
         Keys k = load_keys(keys, min(share, groups - 1), lane);
+#pragma unroll 2
         for (int kg = share; kg < groups; kg += shares) {
             const Keys now = k;
             k = load_keys(keys, min(kg + shares, groups - 1), lane);
@@ -328,6 +332,7 @@ KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
         f.most[1] = -lowest[tile * 16 + 8 + g];
         uint32_t total[2] = {0, 0};
         k = load_keys(keys, min(share, groups - 1), lane);
+#pragma unroll 2
         for (int kg = share; kg < groups; kg += shares) {
             const Keys now = k;
             k = load_keys(keys, min(kg + shares, groups - 1), lane);

@@ -120,6 +120,7 @@ struct Model { /* addresses of the tensors (pack.py), those of layers in tables 
 struct Place { /* of this thread */
     mutable int rank, warp, lane, tid;
     uint8_t *m;
+    uint64_t *meeting;      /* of this block (common.cuh) */
     mutable uint32_t round; /* exchanges so far */
     mutable int64_t last;   /* P_TRACE: when the stage before ended */
 };
@@ -139,21 +140,22 @@ struct Sender {
     Remote to, meeting;
     DEV void put16(int at, uint4 v) const { send16(to + at, v, meeting); }
     DEV void put8(int at, uint2 v) const { send8(to + at, v, meeting); }
+    DEV void put4(int at, uint32_t v) const { send4(to + at, v, meeting); }
 };
 DEV Sender sender(const Place &p, const void *to) {
-    return Sender{peer(to, p.warp), peer((uint64_t *)(p.m + AT_MEETING) + (p.round & 1), p.warp)};
+    return Sender{peer(to, p.warp), peer(p.meeting + (p.round & 1), p.warp)};
 }
 DEV void wait(const Place &p, uint32_t bytes) {
     forget(p);
-    if (p.tid == 0) meeting_expect((uint64_t *)(p.m + AT_MEETING), p.round, bytes);
-    meeting_wait((uint64_t *)(p.m + AT_MEETING), p.round++);
+    if (p.tid == 0) meeting_expect(p.meeting, p.round, bytes);
+    meeting_wait(p.meeting, p.round++);
 }
 #ifdef P_TRACE /* cycles of each stage in the first block, for measurements */
-__device__ unsigned long long trace[32];
+__device__ unsigned long long trace[64];
 DEV void mark(const Place &p, int stage) {
     if (p.tid || blockIdx.x) return;
     const int64_t now = clock64();
-    atomicAdd(&trace[stage], (unsigned long long)(now - p.last));
+    if (p.last) atomicAdd(&trace[stage], (unsigned long long)(now - p.last));
     p.last = now;
 }
 #else
@@ -242,7 +244,7 @@ DEV void make_heads(const Place &p, const Model &model, int layer, ShareQkv &sha
                 a = (y[0] * c - y[1] * s + (1 << 13)) >> 14;
                 b = (y[0] * s + y[1] * c + (1 << 13)) >> 14;
             }
-            const double scale = norm_factor(norm_scale(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b)), HEAD_GAIN));
+            const double scale = norm_scale(joined(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b))), HEAD_GAIN);
             if (HD < HW) {
                 stage[p.lane] = stage[p.lane + 32] = 0;
                 __syncwarp();
@@ -509,7 +511,7 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
     const int slot = (int)blockIdx.x / CTAS;
     const int held = slots[slot];
     if (held < 0) return; /* the whole cluster */
-    Place p = {cluster_rank(), (int)threadIdx.x >> 5, (int)threadIdx.x & 31, (int)threadIdx.x, shared(), 0, 0};
+    Place p = {cluster_rank(), (int)threadIdx.x >> 5, (int)threadIdx.x & 31, (int)threadIdx.x, shared(), (uint64_t *)(shared() + AT_MEETING), 0, 0};
     const Session s = sessions[held];
     const Cache cache = caches[slot];
     Coder *kept = (Coder *)(p.m + AT_CODER);
@@ -544,7 +546,7 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
         }
         ((int32_t *)(p.m + AT_SCALE))[i] = v;
     }
-    if (p.tid == 0) meeting_open((uint64_t *)(p.m + AT_MEETING));
+    if (p.tid == 0) meeting_open(p.meeting);
     fill_weights((uint32_t *)(p.m + AT_WEIGHTS), model.exp, p.tid, THREADS);
     for (int i = p.tid; i < LANES; i += THREADS) {
         input[i] = i == 0 && s.start ? tokens[s.token_at + s.start - 1] : 0;

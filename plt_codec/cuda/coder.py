@@ -20,8 +20,8 @@ import numpy.typing as npt
 from pltz.plt_codec.coder import SLACK, STATE
 from pltz.plt_codec.context import each
 from pltz.plt_codec.cuda import device as gpu
-from pltz.plt_codec.cuda.device import CLUSTER, MOST_SHARED
-from pltz.plt_codec.cuda.pack import macros, tensors, up
+from pltz.plt_codec.cuda.device import CLUSTER
+from pltz.plt_codec.cuda.pack import MOST_SHARED, grid_plan, macros, pitch, tensors, up
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.item import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
 from pltz.plt_codec.layout import MAX_LANES, Layout
@@ -30,7 +30,7 @@ from pltz.plt_codec.weights import Shape, Weights
 if TYPE_CHECKING:
     from pltz.plt_codec.frame import TokenCoder
 
-ROWS = 16384  # positions of one iteration, at most
+ROWS = 32768  # positions of one iteration, at most
 SLOTS = 1024  # sequences under way when decoding, at most: one block of threads looks after them
 ENCODE_SLOTS = 64
 BURST = 32  # iterations between two looks at what is left
@@ -46,17 +46,33 @@ SESSION = np.dtype(
     ]
 )  # fmt: skip
 STATE_TYPE = np.dtype(
-    [(n, "i4") for n in ("rows", "next", "left", "error", "failed", "slots", "count", "rows_max", "decoding")]
-    + [("spare", "i4", 7), ("tokens", "i8")]
+    [
+        (n, "i4")
+        for n in (
+            "rows",
+            "next",
+            "left",
+            "error",
+            "failed",
+            "slots",
+            "count",
+            "rows_max",
+            "decoding",
+            "epoch",
+        )
+    ]
+    + [("spare", "i4", 6), ("tokens", "i8")]
 )
 DAMAGED, SPENT = 1, 2
-PRODUCT_SHARED = 72 << 10  # shared memory of the products of batch.cu
+PRODUCT_SHARED = 96 << 10  # shared memory of the products of batch.cu
 MODEL = (
     "embed.w", "class.w", "shift.w", "embed.m", "class.m", "class.b", "shift.m", "member.m", "member.b",
     "table.exp", "table.phase", "table.cos", "table.sin",
 )  # fmt: skip
 MODEL_LAYERS = ("qkv.w", "out.w", "up.w", "down.w", "qkv.m", "out.m", "up.m", "down.m", "heat")
-CLUSTER_LANES = 16  # cluster.cu: most lanes
+CLUSTER_LANES = 16  # cluster.cu, grid.cu: most lanes
+GRID_KEYS = 8192  # grid.cu: most keys
+GRID_LIMIT = 2  # sequences one after the other by grid.cu: with more, cluster.cu decodes them faster
 CLUSTER_LIMIT = 3  # sequences a cluster: with more, batch.cu decodes them faster
 Work = tuple[int, int, int]  # a sequence's tokens, lanes, steps (0, 0: default layout)
 
@@ -110,10 +126,6 @@ def plan_slots(shape: Shape, work: Sequence[Work], most: int, memory: int) -> li
 
 def cluster_memory(s: Shape) -> int:
     """Shared memory of a block of cluster.cu (SHARED there)."""
-
-    def pitch(size: int) -> int:
-        return size if size % 128 else size + 64
-
     dp, fp, op, cp = up(s.d, 64), up(s.hidden, 64), up(s.heads * s.head_dim, 64), up(s.classes, 64)
     rows, out, upper = 16 * s.heads, -(-dp // 8 // 16), -(-fp // 8 // 32) * 2
     total = 16 * (dp * 4 + pitch(dp) + pitch(fp) + pitch(op)) + (s.heads + 2 * s.kv_heads) * 1024
@@ -133,6 +145,7 @@ class CudaCoder:
     def __init__(self, weights: Weights, device: str = "cuda", *, on: gpu.Device | None = None):
         self.shape, self.weights = weights.shape, weights
         self._torch_device = "cpu" if on else device
+        self.kernel = "cuda"  # as NativeCoder.kernel: what runs, in a word
         number = int(device.partition(":")[2] or 0)
         self._device: gpu.Device = on or gpu.CudaDevice(number, macros(weights))
         self._at: dict[str, int] = {}
@@ -241,6 +254,15 @@ class CudaCoder:
             return 0
         return min(most, len(work))
 
+    def alone(self, work: Sequence[Work]) -> bool:
+        """Whether to decode these sequences one by one, each by the whole GPU."""
+        s = self.shape
+        return (
+            self._device.grid > 0
+            and len(work) <= GRID_LIMIT
+            and all(most_lanes(s, *w) <= CLUSTER_LANES and key_room(s, *w) <= GRID_KEYS for w in work)
+        )
+
     def _parts(self, work: Sequence[Work]) -> Iterator[list[int]]:
         """Places of the sequences that are not empty, the largest first, in runs of bounded tokens."""
         order = sorted(
@@ -313,7 +335,8 @@ class _Batch:
         self.coder, self.shape, self.device, self.model = coder, coder.shape, coder._device, coder._at
         self.work, self.decoding = work, decoding
         s = self.shape
-        self.clusters = coder.clusters(work) if decoding else 0
+        self.grid = decoding and coder.alone(work)
+        self.clusters = 1 if self.grid else coder.clusters(work) if decoding else 0
         most_slots = self.clusters or (SLOTS if decoding else ENCODE_SLOTS)
         rooms = plan_slots(s, work, most_slots, self.device.room() // 2)
         self.slots = len(rooms)
@@ -351,8 +374,13 @@ class _Batch:
         """Bytes of the working buffers."""
         s, r = self.shape, self.rows
         dp, hidden = up(s.d, 64), up(s.hidden, 64)
-        return {
-            "memory": memory, "pieces": self.slots * 16, "rows": r * 32, "x": r * dp * 4, "a": r * dp,
+        out = {"memory": memory, "pieces": self.slots * 16}
+        if self.grid:
+            out["wire"] = grid_plan(s, self.device.grid)["P_GRID_WIRE"]
+        if self.clusters:
+            return out
+        return out | {
+            "rows": r * 32, "x": r * dp * 4, "a": r * dp,
             "y": r * up(s.qkv, 64) * 2, "q": r * s.heads * 64, "o": r * up(s.heads * s.head_dim, 64), "h": r * hidden,
             "logits": r * up(s.classes, 64) * 4, "sums": r * (max(s.classes, 128) // 4 + 1) * 16, "intervals": r * 16,
         }  # fmt: skip
@@ -381,6 +409,7 @@ class _Batch:
         *args: str | int,
         shared: int = 0,
         cluster: int = 1,
+        together: bool = False,
     ) -> None:
         """args: names of buffers or tensors, or numbers."""
         values: list[Any] = [
@@ -391,7 +420,7 @@ class _Batch:
             else ctypes.c_void_p(self._at.get(a) or self.model[a])
             for a in args
         ]
-        self.device.launch(kernel, grid, threads, values, shared, cluster)
+        self.device.launch(kernel, grid, threads, values, shared, cluster, together)
 
     def iterate(self) -> None:
         """The launches of one iteration."""
@@ -399,7 +428,7 @@ class _Batch:
         warps = (-(-rows // 8), 1, 1)
 
         def product(kernel: str, n: int, *args: str) -> None:
-            go(kernel, (up(n, 64) // 64, -(-rows // 128), 1), 256, "state", *args, shared=PRODUCT_SHARED)
+            go(kernel, (-(-n // 128), -(-rows // 128), 1), 256, "state", *args, shared=PRODUCT_SHARED)
 
         threads = up(self.slots, 32)
         go("collect", (1, 1, 1), threads, "state", "sessions", "slots", "pieces", shared=512)
@@ -446,10 +475,16 @@ class _Batch:
         go("remember", (self.slots, s.layers * s.kv_heads, 1), 256, "sessions", "pieces", "caches", "memory")
 
     def block(self) -> None:
-        """The launches of one block of each slot: a cluster a slot."""
+        """The launches of one block of each slot: a cluster a slot, or all of the GPU for one."""
         s, go = self.shape, self._launch
-        go("decode_block", (self.slots * CLUSTER, 1, 1), 512, "state", "sessions", "slots", "pieces", "caches", "memory",
-           "model", "words", "tokens", shared=cluster_memory(s), cluster=CLUSTER)  # fmt: skip
+        if self.grid:
+            clusters = self.device.grid
+            go("decode_grid", (clusters * CLUSTER, 1, 1), 512, "state", "sessions", "slots", "pieces", "caches", "memory",
+               "model", "words", "tokens", "wire", shared=grid_plan(s, clusters)["P_GRID_SHARED"], cluster=CLUSTER,
+               together=True)  # fmt: skip
+        else:
+            go("decode_block", (self.slots * CLUSTER, 1, 1), 512, "state", "sessions", "slots", "pieces", "caches", "memory",
+               "model", "words", "tokens", shared=cluster_memory(s), cluster=CLUSTER)  # fmt: skip
         go("remember", (self.slots, s.layers * s.kv_heads, 1), 256, "sessions", "pieces", "caches", "memory")
         go("collect", (1, 1, 1), 32, "state", "sessions", "slots", "pieces", shared=512)
 

@@ -75,10 +75,42 @@ DEV void send8(uint32_t to, uint2 v, uint32_t meeting) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];"
                  ::"r"(to), "r"(v.x), "r"(v.y), "r"(meeting) : "memory");
 }
+DEV void send4(uint32_t to, uint32_t v, uint32_t meeting) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(v), "r"(meeting) : "memory");
+}
 DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 #endif
+/* Words that blocks of different clusters give each other through L2, without any order among them. */
+DEV uint32_t wire_load(const uint32_t *from) {
+    uint32_t v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from));
+    return v;
+}
+DEV void wire_store(uint32_t *to, uint32_t v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(v)); }
+DEV bool breathe() { return true; } /* between two looks at a word */
 DEV int32_t dot4(uint32_t a, uint32_t b, int32_t c) { return __dp4a((int32_t)a, (int32_t)b, c); }
+DEV uint32_t shift_right(uint32_t v, uint32_t n) { /* 0 from n = 32 on */
+    uint32_t out;
+    asm("shr.u32 %0, %1, %2;" : "=r"(out) : "r"(v), "r"(n));
+    return out;
+}
+DEV uint64_t multiply(uint32_t a, uint32_t b) { /* by one instruction; the compiler makes two of the same in C */
+    uint64_t out;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(out) : "r"(a), "r"(b));
+    return out;
+}
+DEV double near_inverse(double v) { /* to 2^-19 or better */
+    double out;
+    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(out) : "d"(v));
+    return out;
+}
+DEV double near_inverse_root(double v) {
+    double out;
+    asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(out) : "d"(v));
+    return out;
+}
+DEV double whole(double v) { return __dadd_rd(v, 4503599627370496.0) - 4503599627370496.0; } /* floor, 0 <= v < 2^52 */
 DEV int32_t low_word(double v) { return __double2loint(v); }
 #endif
 
@@ -125,7 +157,8 @@ struct Cache { /* keys and values of a slot: (LAYERS, KV, keys then values, room
     int64_t at, room;
 };
 struct State {
-    int32_t rows, next, left, error, failed, slots, count, rows_max, decoding, spare[7];
+    int32_t rows, next, left, error, failed, slots, count, rows_max, decoding;
+    int32_t epoch, spare[6]; /* epoch: steps of grid.cu so far */
     int64_t tokens;
 };
 
@@ -146,35 +179,33 @@ DEV int32_t scaled(int32_t dot, int32_t m) {
 /* rs(w * m, 16) of a weight and a multiplier: within 127 * 2^15. */
 DEV int32_t shift(int32_t w, int32_t m) { return (int32_t)(((int64_t)w * m + (1 << 15)) >> 16); }
 DEV int32_t entry(int32_t w, int32_t m) { return clamp_to(shift(w, m), RESIDUAL_MAX); }
-/* The sum of a warp's numbers, all below 2^49: in two halves, for which there is an instruction. */
-DEV uint64_t sum_warp(uint64_t v) {
+/* The sum of a warp's numbers, all below 2^49: in two parts, for which there is an instruction: 24 bits, and the rest. */
+DEV uint2 sum_warp(uint64_t v) {
     const uint32_t low = __reduce_add_sync(FULL, (uint32_t)v & 0xffffff), high = __reduce_add_sync(FULL, (uint32_t)(v >> 24));
-    return ((uint64_t)high << 24) + low;
+    return make_uint2(low & 0xffffff, high + (low >> 24));
 }
-/* (gain << 32) // max(1, isqrt(total)), total < 2^53. The root starts from a float's and is set right by one step of Newton's
- * in double, whose error is far below 1, and the test of its square; the quotient likewise, by the rest of a first one. */
-DEV uint64_t norm_scale(uint64_t total, uint32_t gain) {
-    if (total < 2) return (uint64_t)gain << 32;
-    const double s = (double)total, guess = rsqrtf((float)total);
-    double root = s * guess;
-    root = fma(0.5 * guess, fma(-root, root, s), root);
-    uint32_t r = (uint32_t)root;
-    const uint64_t square = (uint64_t)r * r;
-    if (square > total) r--;
-    else if (total - square > 2 * (uint64_t)r) r++;
-    const double d = (double)r, n = (double)((uint64_t)gain << 32);
-    double inverse = fma(guess, fma(-d, guess, 1.0), guess);
+DEV double joined(uint2 sum) { return fma((double)sum.y, 16777216.0, (double)sum.x); }
+/* floor(n / d) of whole numbers, 0 <= n < 2^51, 0 < d < 2^32, all in double: a first reciprocal, after two steps of Newton's, gives it to
+ * within 1; the rest, which is exact, sets it right. No conversion stands in the chain. */
+DEV double quotient(double n, double d) {
+    double inverse = near_inverse(d);
     inverse = fma(inverse, fma(-d, inverse, 1.0), inverse);
-    const uint64_t whole = (uint64_t)gain << 32;
-    uint64_t t = (uint64_t)(r < 4096 ? n / d : n * inverse); /* guess is 1 / sqrt(total): near 1 / r only where r is large */
-    const int64_t rest = (int64_t)(whole - t * r);
-    if (rest < 0) t--;
-    else if (rest >= (int64_t)r) t++;
-    return t;
+    inverse = fma(inverse, fma(-d, inverse, 1.0), inverse);
+    const double q = whole(n * inverse), rest = fma(-q, d, n);
+    return rest < 0 ? q - 1 : rest >= d ? q + 1 : q;
+}
+/* (gain << 32) // max(1, isqrt(total)) as a factor that turns x into x t / 2^40, total < 2^53. The root comes from an approximate
+ * one by a step of Newton's, to within 1, and the test of its square. */
+DEV double norm_scale(double total, uint32_t gain) {
+    const double s = fmax(total, 1.0), guess = near_inverse_root(s);
+    double root = s * guess;
+    root = whole(fma(0.5 * guess, fma(-root, root, s), root));
+    const double rest = fma(-root, root, s);
+    root = rest < 0 ? root - 1 : rest > 2 * root ? root + 1 : root;
+    return quotient((double)((uint64_t)gain << 32), root) * (1.0 / ((uint64_t)1 << 40));
 }
 /* clamp(rs(x * t, 40), 127). In double: |x| t < 2^50, so the product and 2^-42 beside it are exact; adding 1.5 * 2^52 rounds to the
- * nearest integer, and 2^-42 sends the halves up. Scale: norm_factor(t). */
-DEV double norm_factor(uint64_t t) { return (double)t * (1.0 / ((uint64_t)1 << 40)); }
+ * nearest integer, and 2^-42 sends the halves up. Factor: of norm_scale(). */
 DEV int32_t norm_one(int32_t x, double factor) {
     const double y = fma((double)x, factor, 1.0 / ((uint64_t)1 << 42)) + 6755399441055744.0;
     return clamp_to(low_word(y), 127);
@@ -191,7 +222,7 @@ DEV void norm_row(const int32_t *x, int8_t *out, int lane) {
         v[2 * i + 1] = two.y;
         total += (uint64_t)((int64_t)two.x * two.x) + (uint64_t)((int64_t)two.y * two.y);
     }
-    const double scale = norm_factor(norm_scale(sum_warp(total), NORM_GAIN));
+    const double scale = norm_scale(joined(sum_warp(total)), NORM_GAIN);
 #pragma unroll
     for (int i = 0; i < DP / 64; i++) {
         const uint32_t a = (uint32_t)norm_one(v[2 * i], scale) & 255, b = (uint32_t)norm_one(v[2 * i + 1], scale) & 255;
@@ -208,7 +239,7 @@ DEV void turn_row(const int16_t *y, int32_t at, const int32_t *phase, const int1
         a = (p * c - q * s + (1 << 13)) >> 14; /* |p|, |q| < 2^15, |c|, |s| <= 2^14: below 2^30 + 2^13 */
         b = (p * s + q * c + (1 << 13)) >> 14;
     }
-    const double scale = norm_factor(norm_scale(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b)), HEAD_GAIN));
+    const double scale = norm_scale(joined(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b))), HEAD_GAIN);
     if (lane < HD / 2) {
         out[lane] = (int8_t)norm_one(a, scale);
         out[lane + HD / 2] = (int8_t)norm_one(b, scale);
@@ -223,8 +254,9 @@ DEV int value_place(int key, int dim) {
 
 /* ---------------------------------------------------------------- attention of 16 queries by a warp */
 
-/* Weight of a key: w = rs(exp[e & 63], 5) >> (e >> 6), e = min(below * heat >> 16, 1023), below = most - s. From `far` on e is
- * 1023, and up to there the product fits 32 bits; where no heat is 2^16 or more (P_HOT 0), e stays within 1023 by itself.
+/* Weight of a key: w = rs(exp[e & 63], 5) >> (e >> 6), e = min(below * heat >> 16, 1023), below = most - s. It is 0 from e = 1023
+ * on, so a larger e does no harm; but below * heat must fit 32 bits. Where it might not (P_HOT; pack.py), `below` ends at `far`,
+ * from where on e is 1023.
  * The table lies in shared memory once for each thread of a warp (64 x 32), so that no two threads meet in a bank. */
 enum { WEIGHTS = 64 * 32 };
 DEV void fill_weights(uint32_t *table, const int32_t *exp, int tid, int threads) {
@@ -232,16 +264,18 @@ DEV void fill_weights(uint32_t *table, const int32_t *exp, int tid, int threads)
 }
 DEV uint32_t far_enough(uint32_t heat) { return heat ? (1023u * 65536u + heat - 1) / heat : 0; }
 DEV uint32_t key_weight(uint32_t below, uint32_t far, uint32_t heat, const uint8_t *table) { /* table: of this thread */
-    uint32_t e = min(below, far) * heat;
-    if (P_HOT) e = min(e, 1023u << 16);
-    return *(const uint32_t *)(table + (e >> 9 & 63 << 7)) >> (e >> 22);
+    if (P_HOT) {
+        const uint32_t e = min(min(below, far) * heat, 1023u << 16);
+        return *(const uint32_t *)(table + (e >> 9 & 63 << 7)) >> (e >> 22);
+    }
+    const uint64_t e = multiply(below, heat << 10); /* the whole powers of two in the upper half: the multiplier's work, not the shifter's */
+    return shift_right(*(const uint32_t *)(table + ((uint32_t)e >> 19 & 63 << 7)), (uint32_t)(e >> 32));
 }
 /* 2^40 / sum, and a little less where one key has all the weight: there rs(w * t, 24) would be 2^16, one more than 16 bits hold,
- * and 2^16 - 1 gives the same output, since |v| < 2^14. Exact in double: 2^40 / S misses an integer by 1 / S at least. */
+ * and 2^16 - 1 gives the same output, since |v| < 2^14. */
 DEV uint32_t key_scale(uint32_t sum) {
-    return min((uint32_t)((double)((uint64_t)1 << 40) / (double)max(sum, 1u)), (1u << 25) - 512);
+    return (uint32_t)fmin(quotient((double)((uint64_t)1 << 40), (double)max(sum, 1u)), (double)((1u << 25) - 512));
 }
-DEV uint32_t key_share(uint32_t w, uint32_t t) { return (uint32_t)(((uint64_t)w * t + (1 << 23)) >> 24); }
 
 struct Queries { /* fragments of 16 queries, negated; rows g and g + 8 of this thread */
     uint4 a, b;
@@ -288,12 +322,16 @@ DEV bool sees(const Queries &q, int kg, int j, int i, int lane) {
 }
 /* c: -score of 32 keys; low: the lowest so far. */
 DEV void top(const Queries &q, int kg, int lane, const int32_t c[4][4], int32_t low[2]) {
-    const bool whole = kg * 32 + 32 <= q.whole;
+    if (kg * 32 + 32 <= q.whole) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) low[i >> 1 & 1] = min(low[i >> 1 & 1], c[i >> 2][i & 3]);
+        return;
+    }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            if (whole || sees(q, kg, j, i, lane)) low[i >> 1] = min(low[i >> 1], c[j][i]);
+            if (sees(q, kg, j, i, lane)) low[i >> 1] = min(low[i >> 1], c[j][i]);
         }
     }
 }
@@ -323,28 +361,32 @@ DEV void add_weights(const int32_t c[4][4], uint32_t total[2]) {
         total[1] += (uint32_t)(c[j][2] + c[j][3]);
     }
 }
+/* Share of a key, p = rs(w * t, 24) < 2^16, in the upper half of a word. */
+DEV uint32_t key_share(uint32_t w, uint32_t t) { return w * (t >> 8) + ((w * (t & 255) + (1 << 23)) >> 8); }
+/* Shares of 32 keys as fragments of their low and of their high bytes. */
+DEV void shares_of(const Queries &q, const int32_t w[4][4], uint32_t low[4], uint32_t high[4]) {
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        uint32_t p[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) p[i] = key_share((uint32_t)w[(r & 2) + (i >> 1)][(r & 1) * 2 + (i & 1)], q.t[r & 1]);
+        const uint32_t first = __byte_perm(p[0], p[1], 0x7632), second = __byte_perm(p[2], p[3], 0x7632);
+        low[r] = __byte_perm(first, second, 0x6420);
+        high[r] = __byte_perm(first, second, 0x7531);
+    }
+}
 /* low + 256 high += shares of 32 keys times their values, for N / 2 of the 4 pieces of 16 dims from `first` on;
  * o[n]: dims 8 n + 2 t, + 1 of rows g, g, g + 8, g + 8. */
 template <int N> DEV void mix(const Queries &q, const int8_t *values, int kg, int lane, int first, const int32_t w[4][4], int32_t low[N][4], int32_t high[N][4]) {
-    uint32_t p[4][2]; /* two shares of 16 bits: [j][row] */
-    uint32_t any = 0;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            p[j][r] = __byte_perm(key_share((uint32_t)w[j][2 * r], q.t[r]), key_share((uint32_t)w[j][2 * r + 1], q.t[r]), 0x5410);
-            any |= p[j][r];
-        }
-    }
-    if (!__any_sync(FULL, any != 0)) return;
-    const bool large = __any_sync(FULL, (any & 0xff00ff00u) != 0);
+    uint32_t part[4], upper[4];
+    shares_of(q, w, part, upper);
+    const uint32_t more = upper[0] | upper[1] | upper[2] | upper[3];
+    if (!__any_sync(FULL, (part[0] | part[1] | part[2] | part[3] | more) != 0)) return;
+    const bool large = __any_sync(FULL, more != 0);
     const int8_t *from = values + (int64_t)kg * 2048 + first * 512 + lane * 16;
     uint4 v[N / 2];
 #pragma unroll
     for (int n = 0; n < N / 2; n++) v[n] = *(const uint4 *)(from + n * 512);
-    uint32_t part[4];
-#pragma unroll
-    for (int r = 0; r < 4; r++) part[r] = __byte_perm(p[r & 2][r & 1], p[(r & 2) + 1][r & 1], 0x6420);
 #pragma unroll
     for (int n = 0; n < N / 2; n++) {
         mma_u8(low[2 * n], part[0], part[1], part[2], part[3], v[n].x, v[n].y);
@@ -352,11 +394,9 @@ template <int N> DEV void mix(const Queries &q, const int8_t *values, int kg, in
     }
     if (!large) return;
 #pragma unroll
-    for (int r = 0; r < 4; r++) part[r] = __byte_perm(p[r & 2][r & 1], p[(r & 2) + 1][r & 1], 0x7531);
-#pragma unroll
     for (int n = 0; n < N / 2; n++) {
-        mma_u8(high[2 * n], part[0], part[1], part[2], part[3], v[n].x, v[n].y);
-        mma_u8(high[2 * n + 1], part[0], part[1], part[2], part[3], v[n].z, v[n].w);
+        mma_u8(high[2 * n], upper[0], upper[1], upper[2], upper[3], v[n].x, v[n].y);
+        mma_u8(high[2 * n + 1], upper[0], upper[1], upper[2], upper[3], v[n].z, v[n].w);
     }
 }
 
@@ -370,7 +410,7 @@ template <int N> DEV void cumulate(const int32_t *l, int n, const int32_t *exp, 
     for (int i = 0; i < N; i++) {
         if (lane * N + i < n) most = max(most, l[i]);
     }
-    for (int i = 16; i; i >>= 1) most = max(most, __shfl_xor_sync(FULL, most, i));
+    most = __reduce_max_sync(FULL, most);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const uint32_t e = min((uint32_t)most - (uint32_t)l[i], 1983u);
@@ -384,8 +424,7 @@ template <int N> DEV void cumulate(const int32_t *l, int n, const int32_t *exp, 
     }
     const uint32_t all = __shfl_sync(FULL, below, 31);
     below -= total;
-    /* a quotient below 2^24 of integers: the double's floor is exact (2^44 / S is at least 1 / S from an integer it misses) */
-    const uint32_t ratio = (uint32_t)((double)(((uint64_t)(1 << 24) - (uint32_t)n) << 20) / (double)all);
+    const uint32_t ratio = (uint32_t)quotient((double)(((uint64_t)(1 << 24) - (uint32_t)n) << 20), (double)all);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int s = lane * N + i;

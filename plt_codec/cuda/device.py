@@ -19,13 +19,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pltz.plt_codec.cuda.pack import MOST_SHARED
 from pltz.plt_codec.errors import ModelError, UsageError
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("common.cuh", "batch.cu", "cluster.cu")
+SOURCES = ("common.cuh", "batch.cu", "cluster.cu", "grid.cu")
 OLDEST = 80  # compute capability that the instructions need
 CLUSTERS = 90  # from here on there are clusters of blocks
-CLUSTER, MOST_SHARED = 16, 227 << 10  # blocks of a cluster of cluster.cu; shared memory a block can have
+CLUSTER = 16  # blocks of a cluster of cluster.cu and grid.cu
 Argument = Any  # a ctypes scalar
 
 
@@ -33,6 +34,7 @@ class Device(Protocol):
     """What the coder asks of a device; addresses are plain numbers."""
 
     clusters: int  # clusters of the decoder of few sessions that run side by side; 0: none
+    grid: int  # clusters of the decoder of one session; 0: it cannot run
 
     def alloc(self, size: int) -> int:
         """Bytes of zeros. Raises ModelError where memory does not suffice."""
@@ -48,9 +50,9 @@ class Device(Protocol):
 
     def launch(
         self, kernel: str, grid: tuple[int, int, int], threads: int, args: Sequence[Argument],
-        shared: int = 0, cluster: int = 1,
+        shared: int = 0, cluster: int = 1, together: bool = False,
     ) -> None:  # fmt: skip
-        """Start a kernel; order is kept."""
+        """Start a kernel; order is kept. together: all its blocks run side by side."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """What replays the launches of `work`."""
@@ -165,9 +167,10 @@ class CudaDevice:
         self._module = _ask(cu.cuModuleLoadData(compile_kernels(shape, self.capability)))
         self._functions: dict[str, Any] = {}
         self.clusters = self._clusters() if self.capability >= CLUSTERS else 0
+        self.grid = shape["P_GRID"] if shape["P_GRID"] <= self.clusters else 0
 
     def _clusters(self) -> int:
-        config = self._config((CLUSTER * 64, 1, 1), 512, MOST_SHARED, CLUSTER)
+        config = self._config((CLUSTER * 64, 1, 1), 512, MOST_SHARED, CLUSTER, False)
         try:
             return int(
                 _ask(
@@ -179,18 +182,27 @@ class CudaDevice:
         except ModelError:
             return 0
 
-    def _config(self, grid: tuple[int, int, int], threads: int, shared: int, cluster: int) -> Any:
+    def _config(
+        self, grid: tuple[int, int, int], threads: int, shared: int, cluster: int, together: bool
+    ) -> Any:
         cu = self._cu
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes, config.hStream = shared, self._stream
+        attributes = []
         if cluster > 1:
             attribute = cu.CUlaunchAttribute()
             attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             attribute.value.clusterDim.x = cluster
             attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1
-            config.attrs, config.numAttrs = [attribute], 1
+            attributes.append(attribute)
+        if together:  # all blocks at once, or none
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attribute.value.cooperative = 1
+            attributes.append(attribute)
+        config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 
     def _enter(self) -> None:
@@ -242,13 +254,13 @@ class CudaDevice:
 
     def launch(
         self, kernel: str, grid: tuple[int, int, int], threads: int, args: Sequence[Argument],
-        shared: int = 0, cluster: int = 1,
+        shared: int = 0, cluster: int = 1, together: bool = False,
     ) -> None:  # fmt: skip
-        """Start a kernel; order is kept."""
+        """Start a kernel; order is kept. together: all its blocks run side by side."""
         cu = self._cu
         f = self.function(kernel, shared, cluster)
         pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(a) for a in args))
-        config = self._config(grid, threads, shared, cluster)
+        config = self._config(grid, threads, shared, cluster, together)
         _ask((*cu.cuLaunchKernelEx(config, f, ctypes.addressof(pointers), 0), None))
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:

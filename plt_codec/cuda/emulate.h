@@ -47,7 +47,7 @@ static struct Run {
     void *home;
     Dim grid, block;
     unsigned cluster;
-    Meeting meeting;
+    std::vector<Meeting> meetings; /* of the clusters */
     std::function<void()> body;
 } run;
 
@@ -129,12 +129,23 @@ static inline uint32_t __reduce_add_sync(uint32_t, uint32_t v) {
     for (int i = 0; i < 32; i++) out += table[i][0];
     return out;
 }
-static inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
+static inline int32_t __reduce_max_sync(uint32_t, int32_t v) {
+    uint32_t(*table)[8] = exchange<1>((const uint32_t *)&v);
+    int32_t out = v;
+    for (int i = 0; i < 32; i++) out = max(out, (int32_t)table[i][0]);
+    return out;
+}
+static inline double near_inverse_root(double v) { return (float)(1.0 / sqrt(v)); }
+static inline double near_inverse(double v) { return (float)(1.0 / v); }
+static inline double whole(double v) { return floor(v); }
+static inline uint32_t shift_right(uint32_t v, uint32_t n) { return n < 32 ? v >> n : 0; }
+static inline uint64_t multiply(uint32_t a, uint32_t b) { return (uint64_t)a * b; }
 static inline int32_t low_word(double v) {
     int64_t w;
     memcpy(&w, &v, 8);
     return (int32_t)w;
 }
+static inline int __clz(int v) { return v ? __builtin_clz((unsigned)v) : 32; }
 static inline int __popc(uint32_t v) { return __builtin_popcount(v); }
 static inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
 static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t s) {
@@ -178,16 +189,19 @@ static inline void copy16(void *to, const void *from) { memcpy(to, from, 16); }
 static inline void copies_commit() {}
 template <int N> static inline void copies_wait() {}
 
-static inline int cluster_rank() { return (int)(run.fibers[run.now].cta - run.ctas.data()); }
+static inline size_t my_cta() { return (size_t)(run.fibers[run.now].cta - run.ctas.data()); }
+static inline int cluster_rank() { return (int)(my_cta() % run.cluster); }
+static inline Meeting &cluster_meeting() { return run.meetings[my_cta() / run.cluster]; }
 static inline void cluster_arrive() {
-    run.fibers[run.now].round = run.meeting.round;
-    if (++run.meeting.here == run.block.x * run.cluster) {
-        run.meeting.here = 0;
-        run.meeting.round++;
+    Meeting &m = cluster_meeting();
+    run.fibers[run.now].round = m.round;
+    if (++m.here == run.block.x * run.cluster) {
+        m.here = 0;
+        m.round++;
     }
 }
 static inline void cluster_wait() {
-    while (run.meeting.round == run.fibers[run.now].round) fiber_next();
+    while (cluster_meeting().round == run.fibers[run.now].round) fiber_next();
 }
 struct Meeting2 { uint32_t came[2], expected[2], rounds[2]; };
 static inline Meeting2 &meeting_of(Cta &cta, const void *m) { return *(Meeting2 *)(cta.memory.data() + ((const uint8_t *)m - shared())); }
@@ -201,7 +215,7 @@ static inline void meeting_wait(uint64_t *m, uint32_t round) {
     Meeting2 &e = *(Meeting2 *)m;
     while (e.rounds[round & 1] <= round >> 1 || e.came[round & 1] < e.expected[round & 1]) fiber_next();
 }
-static inline uint64_t peer(const void *p, int rank) { return (uint64_t)(run.ctas[rank].memory.data() + ((const uint8_t *)p - shared())); }
+static inline uint64_t peer(const void *p, int rank) { return (uint64_t)(run.ctas[my_cta() / run.cluster * run.cluster + rank].memory.data() + ((const uint8_t *)p - shared())); }
 /* `meeting` is the peer's address of a word of 8 bytes: the place of an even round, or 8 behind it */
 static void sent(uint64_t meeting, uint32_t bytes) {
     for (Cta &c : run.ctas) {
@@ -212,13 +226,18 @@ static void sent(uint64_t meeting, uint32_t bytes) {
     }
 }
 static inline void send16(uint64_t to, uint4 v, uint64_t meeting) { memcpy((void *)to, &v, 16); sent(meeting, 16); }
+static inline void send4(uint64_t to, uint32_t v, uint64_t meeting) { memcpy((void *)to, &v, 4); sent(meeting, 4); }
 static inline void send8(uint64_t to, uint2 v, uint64_t meeting) { memcpy((void *)to, &v, 8); sent(meeting, 8); }
 
-/* ---- launches */
-static void launch(const uint32_t *grid, unsigned threads, unsigned cluster, size_t bytes, const std::function<void()> &body) {
+static inline uint32_t wire_load(const uint32_t *from) { return *(const volatile uint32_t *)from; }
+static inline void wire_store(uint32_t *to, uint32_t v) { *(volatile uint32_t *)to = v; }
+static inline bool breathe() { fiber_next(); return true; }
+
+/* ---- launches; together: blocks that run side by side, whole clusters */
+static void launch(const uint32_t *grid, unsigned threads, unsigned cluster, unsigned together, size_t bytes, const std::function<void()> &body) {
     static const size_t STACK = 1 << 16;
     static std::vector<uint8_t *> stacks;
-    const size_t fibers = (size_t)threads * cluster;
+    const size_t fibers = (size_t)threads * together;
     while (stacks.size() < fibers) stacks.push_back((uint8_t *)aligned_alloc(64, STACK));
     run.grid = {grid[0], grid[1], grid[2]};
     run.block = {threads, 1, 1};
@@ -226,11 +245,11 @@ static void launch(const uint32_t *grid, unsigned threads, unsigned cluster, siz
     run.body = body;
     for (unsigned z = 0; z < grid[2]; z++)
         for (unsigned y = 0; y < grid[1]; y++)
-            for (unsigned x = 0; x < grid[0]; x += cluster) {
-                run.ctas.assign(cluster, Cta());
+            for (unsigned x = 0; x < grid[0]; x += together) {
+                run.ctas.assign(together, Cta());
                 run.fibers.assign(fibers, Fiber());
-                run.meeting = Meeting();
-                for (unsigned c = 0; c < cluster; c++) {
+                run.meetings.assign(together / cluster, Meeting());
+                for (unsigned c = 0; c < together; c++) {
                     Cta &cta = run.ctas[c];
                     cta.memory.assign(bytes + 128, 0xa5);
                     cta.warps.resize(threads / 32);
@@ -256,6 +275,6 @@ template <size_t... I, class... A> static void invoke(void (*f)(A...), void **ar
 template <class... A> static void call(void (*f)(A...), void **args) { invoke(f, args, std::index_sequence_for<A...>()); }
 #define EMULATED(name) \
     if (!strcmp(kernel, #name)) { \
-        launch(grid, threads, cluster, bytes, [&] { call(name, args); }); \
+        launch(grid, threads, cluster, together, bytes, [&] { call(name, args); }); \
         return 0; \
     }

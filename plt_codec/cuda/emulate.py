@@ -27,10 +27,12 @@ def build(shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()) -> 
     """Compile the kernels for a shape into a shared library in `folder`."""
     text = source()
     kernels = re.findall(r"^KERNEL2?\(\d+\) (\w+)\(", text, re.MULTILINE)
+    if not shape["P_GRID"]:
+        kernels.remove("decode_grid")
     calls = "".join(f"    EMULATED({name})\n" for name in kernels)
     text = (
         f'#include "{HERE / "emulate.h"}"\n{text}\nextern "C" int emulated(const char *kernel, const uint32_t *grid, '
-        f"uint32_t threads, uint32_t cluster, uint64_t bytes, void **args) {{\n{calls}    return 1;\n}}\n"
+        f"uint32_t threads, uint32_t cluster, uint32_t together, uint64_t bytes, void **args) {{\n{calls}    return 1;\n}}\n"
     )
     file, library = folder / "kernels.cpp", folder / "kernels.so"
     file.write_text(text)
@@ -47,10 +49,10 @@ def build(shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()) -> 
 class EmulatedDevice:
     """A `Device` (device.py) that is this machine's CPU."""
 
-    def __init__(self, library: Path, clusters: int = 0):
+    def __init__(self, library: Path, clusters: int = 0, grid: int = 0):
         self._library = ctypes.CDLL(str(library))
         self._memory: dict[int, npt.NDArray[np.uint8]] = {}
-        self.clusters = clusters
+        self.clusters, self.grid = clusters, grid
 
     def alloc(self, size: int) -> int:
         """Bytes of zeros."""
@@ -74,13 +76,19 @@ class EmulatedDevice:
 
     def launch(
         self, kernel: str, grid: tuple[int, int, int], threads: int, args: Sequence[Argument],
-        shared: int = 0, cluster: int = 1,
+        shared: int = 0, cluster: int = 1, together: bool = False,
     ) -> None:  # fmt: skip
         """Run a kernel."""
         pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(a) for a in args))
         sizes = (ctypes.c_uint32 * 3)(*grid)
         if self._library.emulated(
-            kernel.encode(), sizes, threads, cluster, ctypes.c_uint64(shared), pointers
+            kernel.encode(),
+            sizes,
+            threads,
+            cluster,
+            grid[0] if together else cluster,
+            ctypes.c_uint64(shared),
+            pointers,
         ):
             raise ModelError(f"no kernel {kernel}")
 

@@ -21,7 +21,7 @@ from pltz.plt_codec.cuda.coder import (
     most_lanes,
     plan_slots,
 )
-from pltz.plt_codec.cuda.pack import macros, tiles
+from pltz.plt_codec.cuda.pack import GRID, MOST_SHARED, grid_plan, macros, tiles
 from pltz.plt_codec.engine import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.frame import TokenCoder
@@ -38,6 +38,9 @@ SHAPES: dict[str, dict[str, int | bool]] = {
     },
     "split": {
         "vocab": 256, "d": 100, "heads": 6, "kv_heads": 3, "head_dim": 24, "hidden": 200, "block": 64, "memory": 30,
+    },
+    "wide": {
+        "vocab": 128 * 40, "d": 136, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 24, "hidden": 400, "block": 64, "memory": 30,
     },
     "many classes": {
         "vocab": 128 * 136, "d": 72, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 64, "hidden": 64,
@@ -82,13 +85,16 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pa
         shutil.rmtree(path.parent, ignore_errors=True)
 
 
-def coder(libraries: dict[str, Path], tmp: pytest.TempPathFactory, name: str, clusters: int) -> CudaCoder:
-    """A coder on the emulation; clusters: 0 decodes by the kernels for many sessions."""
+def coder(
+    libraries: dict[str, Path], tmp: pytest.TempPathFactory, name: str, clusters: int, grid: int = 0
+) -> CudaCoder:
+    """A coder on the emulation; clusters: 0 decodes by the kernels for many sessions; grid: 2 by grid.cu."""
     if name not in libraries:
         libraries[name] = emulate.build(
-            {**macros(model(name)), "P_HELD": 1}, tmp.mktemp(name.replace(" ", "-"))
+            {**macros(model(name)), "P_HELD": 1, **grid_plan(model(name).shape, 2)},
+            tmp.mktemp(name.replace(" ", "-")),
         )
-    return CudaCoder(model(name), on=emulate.EmulatedDevice(libraries[name], clusters))
+    return CudaCoder(model(name), on=emulate.EmulatedDevice(libraries[name], clusters, grid))
 
 
 def items(name: str, lanes: int | None, steps: int | None) -> list[FrameItem]:
@@ -152,6 +158,32 @@ def test_emulated_decode_by_clusters(
 
 
 @emulated
+@pytest.mark.parametrize("name", ["small", "extreme"])
+def test_emulated_decode_by_the_whole_gpu(
+    name: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    c = coder(libraries, tmp_path_factory, name, 2, 2)
+    assert c.alone([(130, 16, 4)]) and not c.alone([(130, 16, 4)] * 5) and not c.alone([(130, 40, 2)])
+    done: list[int] = []
+    whole = items(name, 16, 4)[1:]  # three blocks; fewer tokens than lanes; one
+    for i, s in zip(whole[::-1], sequences(name)[::-1], strict=False):
+        (got,) = c.decode([i], progress=done.append)
+        assert np.array_equal(got, s)
+    assert sum(done) == sum(LENGTHS)
+
+
+@emulated
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wide", "many classes"])
+def test_emulated_whole_gpu_of_other_shapes(
+    name: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    c = coder(libraries, tmp_path_factory, name, 2, 2)
+    got = c.decode(items(name, 16, 4)[-1:])
+    assert np.array_equal(got[0], sequences(name)[-1])
+
+
+@emulated
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["split", "many classes"])
 @pytest.mark.parametrize("lanes,steps", LAYOUTS)
@@ -170,15 +202,19 @@ def test_emulated_round_trip_of_other_shapes(
 
 
 @emulated
-@pytest.mark.parametrize("clusters", [0, 2])
+@pytest.mark.parametrize("clusters,grid", [(0, 0), (2, 0), (2, 2)])
 @pytest.mark.parametrize("damage", ["empty", "ones", "cut"])
 def test_emulated_damage_is_named(
-    clusters: int, damage: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    clusters: int,
+    grid: int,
+    damage: str,
+    libraries: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     whole = frames("small", 16, 4)[-1].data
     data = {"empty": b"", "ones": b"\xff" * 100, "cut": whole[:40]}[damage]
     with pytest.raises(CorruptError) as ours:
-        coder(libraries, tmp_path_factory, "small", clusters).decode([FrameItem(data, 130, 16, 4)])
+        coder(libraries, tmp_path_factory, "small", clusters, grid).decode([FrameItem(data, 130, 16, 4)])
     with pytest.raises(CorruptError) as theirs:
         reference("small").decode([FrameItem(data, 130, 16, 4)])
     assert str(ours.value) == str(theirs.value)
@@ -237,7 +273,8 @@ def test_tiles_put_weights_where_the_kernels_look() -> None:
 
 def test_a_cluster_of_the_shipped_shape_fits() -> None:
     wide = random_weights(1, d=384, heads=6, kv_heads=3, head_dim=64, hidden=1664, layers=7, vocab=16384)
-    assert cluster_memory(wide.shape) <= gpu.MOST_SHARED
+    assert cluster_memory(wide.shape) <= MOST_SHARED
+    assert grid_plan(wide.shape)["P_GRID"] == GRID
 
 
 def test_the_kernels_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,12 +294,12 @@ def test_the_kernels_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @on_gpu
 @pytest.mark.parametrize("name", sorted(SHAPES))
 @pytest.mark.parametrize("lanes,steps", LAYOUTS)
-@pytest.mark.parametrize("clusters", [True, False])
+@pytest.mark.parametrize("limits", [(0, 0), (3, 0), (3, 9)])
 def test_on_a_gpu(
-    name: str, lanes: int | None, steps: int | None, clusters: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, lanes: int | None, steps: int | None, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not clusters:
-        monkeypatch.setattr("pltz.plt_codec.cuda.coder.CLUSTER_LIMIT", 0)
+    monkeypatch.setattr("pltz.plt_codec.cuda.coder.CLUSTER_LIMIT", limits[0])
+    monkeypatch.setattr("pltz.plt_codec.cuda.coder.GRID_LIMIT", limits[1])
     c = CudaCoder(model(name))
     got = c.encode(sequences(name), lanes=lanes, steps=steps)
     assert [g.data for g in got] == [w.data for w in frames(name, lanes, steps)]
