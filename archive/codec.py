@@ -11,8 +11,7 @@ count. `BundleCodec` codes with the tower, so that a shared prompt is free bits 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,16 +24,14 @@ if TYPE_CHECKING:
     from pltz.models.bundle import Bundle
 
 
-@dataclass(frozen=True)
-class Plain:
+class Plain(NamedTuple):
     """A segment to encode: its tokens (T,), and the last tokens of all segments above it, (m,), as many as the codec reaches."""
 
     tokens: Tokens
     above: Tokens
 
 
-@dataclass(frozen=True)
-class Coded:
+class Coded(NamedTuple):
     """A segment to decode: its bitstring, how many tokens, and what stood above it when it was encoded, (m,)."""
 
     data: bytes

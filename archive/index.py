@@ -111,12 +111,33 @@ def key_of_session(record: Record, context: Context) -> bytes:
     return session_key(context.domain, record.name or "")
 
 
+def by_section(rows: Sequence[tuple[int, bytes, int]]) -> dict[int, Entries]:
+    """(section, identity, offset) of all that is in a pack, as a `MemoryIndex` takes them."""
+    return {
+        section: Entries.of((identity, at) for s, identity, at in rows if s == section)
+        for section in range(len(SECTIONS))
+    }
+
+
 class _Run(NamedTuple):
     """Entries in the order of their keys: (N,) keys, numbers of their packs, offsets there."""
 
     keys: U64
     numbers: U64
     offsets: U64
+
+
+class Entries(NamedTuple):
+    """Entries of a section of one pack: (N,) keys and offsets."""
+
+    keys: U64
+    offsets: U64
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[bytes, int]]) -> Entries:
+        """Of identities and where their records begin."""
+        identities, offsets = tuple(zip(*pairs, strict=True)) or ((), ())
+        return cls(keys_in(identities), np.array(offsets, np.uint64))
 
 
 class MemoryIndex:
@@ -128,19 +149,19 @@ class MemoryIndex:
         self._runs: list[list[_Run]] = [[], [], []]
         self.count = 0
 
-    def add_pack(self, pack: bytes, size: int, found: Sequence[tuple[int, bytes, int]]) -> None:
-        """Cover a pack: (section, identity, offset) of all that is in it."""
+    def add_pack(self, pack: bytes, size: int, sections: Mapping[int, Entries]) -> None:
+        """Cover a pack: what is in it."""
         self.packs[pack] = size
         self.names.append(pack)
-        self.count += len(found)
-        for section, runs in enumerate(self._runs):
-            rows = [(identity, offset) for s, identity, offset in found if s == section]
-            if not rows:
+        for section, (keys, offsets) in sections.items():
+            if not len(keys):
                 continue
-            keys = keys_in([identity for identity, _ in rows])
+            self.count += len(keys)
             order = np.argsort(keys, kind="stable")
-            offsets = np.array([offset for _, offset in rows], np.uint64)[order]
-            runs.append(_Run(keys[order], np.full(len(rows), len(self.names) - 1, np.uint64), offsets))
+            runs = self._runs[section]
+            runs.append(
+                _Run(keys[order], np.full(len(keys), len(self.names) - 1, np.uint64), offsets[order])
+            )
             while len(runs) > 1 and len(runs[-2].keys) <= 2 * len(runs[-1].keys):
                 runs[-2:] = [_merged(runs[-2], runs[-1])]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -204,21 +204,32 @@ def _joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _group(data: bytes | memoryview, ranges: Sequence[Range], share: int) -> Group:
+    """Parity row p is the sum over j of 1 / ((255 - p) xor j) times data row j, in GF(256)."""
     shape = Shape.of(sum(r.size for r in ranges), share)
-    rows = _split(_gather(data, ranges, shape), shape)
-    parity = _encode(rows, shape)
-    checks = [c for row in [*rows, *parity] for c in _crcs(row, shape.block)]
-    return Group(ranges, shape, checks, parity)
+    parity = [np.zeros(shape.row, np.uint8) for _ in range(shape.m)]
+    checks: list[int] = []
+    for j, row in enumerate(_rows(data, ranges, shape)):
+        checks += _crcs(row, shape.block)
+        for p, total in enumerate(parity):
+            total ^= _times(_coefficient(p, j), row)
+    rows = [total.tobytes() for total in parity]
+    return Group(ranges, shape, checks + [c for row in rows for c in _crcs(row, shape.block)], rows)
+
+
+def _rows(data: bytes | memoryview, ranges: Sequence[Range], shape: Shape) -> Iterator[bytes]:
+    """Data rows, padded with zeros, one at a time: none is copied before it is needed."""
+    first = ranges[0]
+    whole = memoryview(data)[first.offset : first.offset + first.size]
+    if len(ranges) > 1:
+        whole = memoryview(_gather(data, ranges, shape))
+    for at in range(0, shape.k * shape.row, shape.row):
+        yield bytes(whole[at : at + shape.row]).ljust(shape.row, b"\0")
 
 
 def _gather(data: bytes | bytearray | memoryview, ranges: Sequence[Range], shape: Shape) -> bytes:
     """The ranges one after the other, padded with zeros to whole rows."""
     whole = b"".join(bytes(data[r.offset : r.offset + r.size]) for r in ranges)
     return whole.ljust(shape.k * shape.row, b"\0")
-
-
-def _split(whole: bytes, shape: Shape) -> list[bytes]:
-    return [whole[at : at + shape.row] for at in range(0, shape.k * shape.row, shape.row)]
 
 
 def _crcs(row: bytes | memoryview, block: int) -> list[int]:
@@ -306,15 +317,6 @@ def _blocks(row: memoryview | bytes, shape: Shape, columns: Sequence[int]) -> By
     """Some blocks of a parity row, one after the other."""
     blocks = (row[c * shape.block : (c + 1) * shape.block] for c in columns)
     return np.frombuffer(bytearray(b"".join(blocks)), np.uint8)
-
-
-def _encode(rows: Sequence[bytes], shape: Shape) -> list[bytes]:
-    """Parity rows: row p is the sum over j of 1 / ((255 - p) xor j) times data row j, in GF(256)."""
-    out = [np.zeros(shape.row, np.uint8) for _ in range(shape.m)]
-    for j, row in enumerate(rows):
-        for p, total in enumerate(out):
-            total ^= _times(_coefficient(p, j), row)
-    return [total.tobytes() for total in out]
 
 
 def _coefficient(p: int, j: int) -> int:
