@@ -11,7 +11,8 @@ count. `BundleCodec` codes with the tower, so that a shared prompt is free bits 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -24,14 +25,16 @@ if TYPE_CHECKING:
     from pltz.models.bundle import Bundle
 
 
-class Plain(NamedTuple):
+@dataclass(slots=True)
+class Plain:
     """A segment to encode: its tokens (T,), and the last tokens of all segments above it, (m,), as many as the codec reaches."""
 
     tokens: Tokens
     above: Tokens
 
 
-class Coded(NamedTuple):
+@dataclass(slots=True)
+class Coded:
     """A segment to decode: its bitstring, how many tokens, and what stood above it when it was encoded, (m,)."""
 
     data: bytes

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +81,8 @@ def lay_out(
     )
     fields.check(place.base)
     pieces = parents, [i or b"" for i in ids], tags, labels, bits
-    return Layout(fields, pieces, *_references(parents, ids, table), place)
+    targets = [None if m else i for i, m in zip(ids, marks.tolist(), strict=True)]  # a mark is no parent
+    return Layout(fields, pieces, *_references(parents, targets, table), place)
 
 
 def _as_segment(record: Record) -> Record:
@@ -176,8 +178,12 @@ class Layout:
         self.time_width = _widths(self.delta, self.delta > 0)
         self.labels_width = _widths(f.labels, f.labels > 0)
         self.tokens_width = _widths(f.tokens, f.segment)
-        self.body = _widths(f.context) + SIZE * (how == PARENT_INLINE) + SIZE * f.segment + f.tag + f.labels + f.bits
-        self.body += self.tag_width + self.number_width + self.time_width + self.labels_width + self.tokens_width
+        self.body = (
+            _widths(f.context) + SIZE * (how == PARENT_INLINE) + SIZE * f.segment + f.tag + f.labels + f.bits
+        )
+        self.body += (
+            self.tag_width + self.number_width + self.time_width + self.labels_width + self.tokens_width
+        )
         self.reference, self.reference_width = reference, _widths(reference, how == PARENT_TABLE)
         self._measure_back()
         self.body += self.reference_width
@@ -203,8 +209,8 @@ class Layout:
         f, (parents, ids, tags, labels, bits) = self.fields, self.pieces
         begins = self.ends - _whole(self.body)
         pen = _Pen(out, begins.copy())
-        pen.bytes(np.full(len(begins), self.place.mark, np.uint8))
-        pen.bytes(self.flags)
+        pen.byte(np.full(len(begins), self.place.mark, np.uint8))
+        pen.byte(self.flags)
         pen.varints(self.body, _widths(self.body))
         pen.varints(f.context, _widths(f.context))
         pen.varints(self.reference, self.reference_width)
@@ -220,7 +226,7 @@ class Layout:
         pen.pieces(bits, f.bits)
         checks = _checks(out, begins, self.ends - CHECK, self.place)
         for byte in range(CHECK):
-            pen.bytes(checks >> 8 * byte & 0xFF)
+            pen.byte(checks >> 8 * byte & 0xFF)
 
 
 class _Pen:
@@ -229,7 +235,7 @@ class _Pen:
     def __init__(self, out: memoryview, at: Ints):
         self._view, self._out, self.at = out, np.frombuffer(out, np.uint8), at
 
-    def bytes(self, values: npt.NDArray[np.integer]) -> None:
+    def byte(self, values: npt.NDArray[np.integer[Any]]) -> None:
         self._out[self.at] = values
         self.at += 1
 
@@ -272,17 +278,21 @@ class Columns:
     bits: Ints  # where the bitstring begins; of a mark its verb
     end: Ints  # behind it
 
+    def _has(self, flag: int) -> Bools:
+        has: Bools = self.flags & (MARK | flag) == flag
+        return has
+
     @property
     def mark(self) -> Bools:
-        return self.flags & MARK > 0
+        return self._has(MARK)
 
     @property
     def segment(self) -> Bools:
-        return self.flags & (MARK | SEGMENT) == SEGMENT
+        return self._has(SEGMENT)
 
     @property
     def session(self) -> Bools:
-        return self.flags & (MARK | SESSION) == SESSION
+        return self._has(SESSION)
 
     def records(self, data: bytes, begins: Ints, place: Place, seen: dict[int, bytes]) -> list[Record]:
         """The records. ``begins``: where they begin in ``data``, which lies at ``place``; ``seen``: id by offset in the pack, of segments
@@ -311,7 +321,17 @@ class Columns:
         bits = [data[a:b] for a, b in zip(self.bits.tolist(), self.end.tolist(), strict=True)]
         numbers = np.where(self.flags & NUMBER, self.number, 1).tolist()
         times = np.where(session, place.base + self.delta, 0).tolist()
-        columns = self.context.tolist(), parents, ids, self.tokens.tolist(), bits, names, numbers, times, labels
+        columns = (
+            self.context.tolist(),
+            parents,
+            ids,
+            self.tokens.tolist(),
+            bits,
+            names,
+            numbers,
+            times,
+            labels,
+        )
         rows = list(map(partial(tuple.__new__, Record), zip(*columns, [None] * len(ids), veils, strict=True)))
         for row in np.flatnonzero(self.mark).tolist():
             mark = Mark(self.id[row].tobytes(), int(self.tokens[row]), bits[row][0])

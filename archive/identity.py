@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ SIZE = 16  # bytes of every identity
 NONE = bytes(SIZE)  # no parent, empty tower, any target
 TENANT, BASE = 0, 1  # kinds of domain
 MAX_TOKENS = (1 << 31) - 1  # a segment; also the largest token id
-ROW_TOKENS = 1 << 13  # checked at once, and still in the cache when they are hashed
 U32 = np.dtype("<u4")
 
 
@@ -79,33 +77,6 @@ def checked(tokens: npt.ArrayLike) -> npt.NDArray[np.int64]:
     if len(array) and (array.min() < 0 or array.max() > MAX_TOKENS):
         raise ContentError(f"expected token ids in 0..{MAX_TOKENS}, found {array.min()}..{array.max()}")
     return array.astype(np.int64)
-
-
-def checked_rows(rows: Iterable[npt.ArrayLike]) -> Iterator[npt.NDArray[np.uint32]]:
-    """`checked` for many: (T,) uint32 each, in order, some looked at as one. Rows that are that already are not copied.
-
-    >>> [row.tolist() for row in checked_rows([[1, 2], np.arange(3)])]
-    [[1, 2], [0, 1, 2]]
-    """
-    batch: list[npt.NDArray[np.uint32]] = []
-    size = 0
-    for row in rows:
-        if not (isinstance(row, np.ndarray) and row.dtype == U32 and row.ndim == 1):
-            row = checked(row).astype(U32)
-        batch.append(row)
-        size += len(row)
-        if size > ROW_TOKENS:
-            yield from _in_range(batch)
-            batch, size = [], 0
-    yield from _in_range(batch)
-
-
-def _in_range(batch: list[npt.NDArray[np.uint32]]) -> list[npt.NDArray[np.uint32]]:
-    """The rows, none over the largest id. Raises ContentError."""
-    if batch and np.concatenate(batch).max(initial=0) > MAX_TOKENS:
-        for row in batch:
-            checked(row)
-    return batch
 
 
 @functools.lru_cache(4096)

@@ -113,8 +113,9 @@ def key_of_session(record: Record, context: Context) -> bytes:
 
 def by_section(rows: Sequence[tuple[int, bytes, int]]) -> dict[int, Entries]:
     """(section, identity, offset) of all that is in a pack, as a `MemoryIndex` takes them."""
+    offsets = [at for _, _, at in rows]
     return {
-        section: Entries.of((identity, at) for s, identity, at in rows if s == section)
+        section: Entries.of([identity if s == section else None for s, identity, _ in rows], offsets)
         for section in range(len(SECTIONS))
     }
 
@@ -134,10 +135,13 @@ class Entries(NamedTuple):
     offsets: U64
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[bytes, int]]) -> Entries:
-        """Of identities and where their records begin."""
-        identities, offsets = tuple(zip(*pairs, strict=True)) or ((), ())
-        return cls(keys_in(identities), np.array(offsets, np.uint64))
+    def of(cls, identities: Sequence[bytes | None], offsets: Sequence[int]) -> Entries:
+        """Of identities and where their records begin; None is left out."""
+        there = [i for i in identities if i is not None]
+        places = np.array(offsets, np.uint64)
+        if len(there) < len(identities):
+            places = places[[i is not None for i in identities]]
+        return cls(keys_in(there), places)
 
 
 class MemoryIndex:
@@ -159,9 +163,7 @@ class MemoryIndex:
             self.count += len(keys)
             order = np.argsort(keys, kind="stable")
             runs = self._runs[section]
-            runs.append(
-                _Run(keys[order], np.full(len(keys), len(self.names) - 1, np.uint64), offsets[order])
-            )
+            runs.append(_Run(keys[order], np.full(len(keys), len(self.names) - 1, np.uint64), offsets[order]))
             while len(runs) > 1 and len(runs[-2].keys) <= 2 * len(runs[-1].keys):
                 runs[-2:] = [_merged(runs[-2], runs[-1])]
 

@@ -176,7 +176,9 @@ class Builder:
         if size > MAX_SIZE - (16 << 20):
             raise ContentError(f"the records of one pack are over {MAX_SIZE} bytes")
         out = BytesIO(bytes(2 * len(head) + size + FOOTER.size))
-        with out.getbuffer() as whole:  # once in memory: what is new there costs more than what is done with it
+        with (
+            out.getbuffer() as whole
+        ):  # once in memory: what is new there costs more than what is done with it
             whole[: len(head)] = head
             if layout:
                 layout.write(whole[len(head) : len(head) + size])

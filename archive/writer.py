@@ -26,7 +26,7 @@ from pltz.archive import identity
 from pltz.archive.chain import MAX_SEGMENTS, NOTHING
 from pltz.archive.codec import Coded, Plain, SegmentCodec, codec_of
 from pltz.archive.errors import ArchiveError, Fenced, StoreError
-from pltz.archive.identity import BASE, NONE, TENANT, Tokens
+from pltz.archive.identity import BASE, NONE, TENANT, U32, Tokens
 from pltz.archive.index import MARKS, SEGMENTS, SESSIONS, Entries, Location, key_of_session
 from pltz.archive.keys import Keys
 from pltz.archive.pack import FOOTER, MANY_CHILDREN, TOWER, Builder, Context, Damage, Pack
@@ -37,7 +37,6 @@ from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageEr
 
 KINDS = ("chat", "text", "ids")
 BATCH_TOKENS = 1 << 22  # handed to a codec at once
-COMPARED = 1 << 16  # tokens compared at once
 PROVED = 1 << 18  # segments remembered as decoded and compared
 BESIDE_CONTEXT = itemgetter(slice(1, None))  # of a record
 
@@ -108,14 +107,26 @@ class _Segment:
     def row(self) -> _Row:
         """The segment alone."""
         record = Record(0, self.parent, self.id, len(self.tokens), self.data)
-        return _Row(self.context, record, b"", self)
+        return self.context, record, None, self
 
 
 class _Draft:
     """A session of the batch: its tower, and the version to write. ``kept``: the last version, where it is the same; ``new``, ``size``:
     segments that it is the first to have, and bytes of their bitstrings."""
 
-    __slots__ = "context", "kept", "key", "labels", "new", "number", "session", "size", "time", "tower", "version"
+    __slots__ = (
+        "context",
+        "kept",
+        "key",
+        "labels",
+        "new",
+        "number",
+        "session",
+        "size",
+        "time",
+        "tower",
+        "version",
+    )
 
     def __init__(self, session: NewSession, tower: list[_Segment], context: Context, key: bytes, time: int):
         self.session, self.tower, self.context, self.key, self.time = session, tower, context, key, time
@@ -129,24 +140,12 @@ class _Draft:
         return self.tower[-1].id if self.tower else NONE
 
     def receipt(self) -> Receipt:
-        s = self.session
-        return Receipt(
-            s.tenant, s.name, self.version, self.number, self.leaf, self.new, self.size, self.kept is not None
-        )
+        s, unchanged = self.session, self.kept is not None
+        return Receipt(s.tenant, s.name, self.version, self.number, self.leaf, self.new, self.size, unchanged)
 
 
-class _Row(NamedTuple):
-    """A record to put, and its context. ``key``: of the session in it, or b""; ``segment``: the new one in it, decoded before it is written."""
-
-    context: Context
-    record: Record
-    key: bytes = b""
-    segment: _Segment | None = None
-
-    @classmethod
-    def of(cls, context: Context, record: Record) -> _Row:
-        """A record as it is."""
-        return cls(context, record, key_of_session(record, context) if record.name is not None else b"")
+# What is put: a record and its context; the key of the session in it; the new segment in it, which is decoded before it is written
+_Row = tuple[Context, Record, bytes | None, _Segment | None]
 
 
 class Writer:
@@ -186,7 +185,7 @@ class Writer:
             counter = self.view.state(v.id)[1] + 1
             rows.append((item.context, Record(0, mark=Mark(v.id, counter, verb))))
         before = self.view.epoch
-        self._publish([_Row.of(*row) for row in rows])
+        self._publish([_as_it_is(*row) for row in rows])
         if verb != FORGET and (lost := self.view.read_plans()):
             self._check_plans(before)
             if any(at.pack in lost for v in versions for at in self._places(v)):
@@ -194,7 +193,7 @@ class Writer:
 
     def copy(self, rows: Iterable[tuple[Context, Record]]) -> None:
         """Put records as they are (for the collector)."""
-        self._publish([_Row.of(*row) for row in rows])
+        self._publish([_as_it_is(*row) for row in rows])
 
     def _drafts(
         self, sessions: Sequence[NewSession], contexts: _Contexts
@@ -215,23 +214,27 @@ class Writer:
 
     def _check(self, sessions: Sequence[NewSession]) -> None:
         """Raises ContentError, UsageError."""
-        if wrong := [n for n in {s.codec for s in sessions} if not 0 <= n < len(self.codecs)]:
-            raise UsageError(f"expected one of the archive's {len(self.codecs)} codecs, got number {wrong[0]}")
-        if wrong := {s.kind for s in sessions}.difference(KINDS):
-            raise UsageError(f"expected a kind among {', '.join(KINDS)}, got {wrong.pop()!r}")
-        for target in {s.target for s in sessions} - {None}:
-            if len(target or b"") != identity.SIZE:
-                raise UsageError(f"expected a target fingerprint of 16 bytes, got {len(target or b'')}")
+        for tenant, base, codec, kind, target in {
+            (s.tenant, s.base, s.codec, s.kind, s.target) for s in sessions
+        }:
+            _check_name(tenant)
+            _check_name(base)
+            if not 0 <= codec < len(self.codecs):
+                raise UsageError(
+                    f"expected one of the archive's {len(self.codecs)} codecs, got number {codec}"
+                )
+            if kind not in KINDS:
+                raise UsageError(f"expected a kind among {', '.join(KINDS)}, got {kind!r}")
+            if target is not None and len(target) != identity.SIZE:
+                raise UsageError(f"expected a target fingerprint of 16 bytes, got {len(target)}")
         for s in sessions:
+            _check_name(s.name)
             if not 0 <= s.shared <= len(s.segments):
                 raise UsageError(f"{s.shared} shared of {len(s.segments)} segments: not valid")
             if len(s.segments) > MAX_SEGMENTS:
                 raise ContentError(f"a tower has at most {MAX_SEGMENTS} segments, not {len(s.segments)}")
             if s.time is not None and not 0 <= s.time < 1 << 40:
                 raise UsageError(f"expected a time in seconds since 1970, got {s.time}")
-        for name in {s.name for s in sessions}.union(*({s.tenant, s.base} for s in sessions)):
-            if len(name) > MAX_NAME or not name.isascii():
-                _check_name(name)
 
     def _tower(
         self,
@@ -254,12 +257,12 @@ class Writer:
         return tower
 
     def _name(self, segments: Sequence[_Segment]) -> None:
-        """Check token ids and name segments by them, parents first. Raises ContentError."""
+        """Name segments by their tokens, parents first. Raises ContentError."""
         name = self.view.keys.segment_digest
-        rows = identity.checked_rows([s.tokens for s in segments])
-        for s, tokens in zip(segments, rows, strict=True):
-            s.tokens = tokens
-            s.digest = name(s.own.domain, s.codec.tokenizer, s.parent, tokens)
+        for s in segments:
+            if not isinstance(s.tokens, np.ndarray) or s.tokens.dtype != U32 or s.tokens.ndim != 1:
+                s.tokens = identity.checked(s.tokens).astype(U32)
+            s.digest = name(s.own.domain, s.codec.tokenizer, s.up.id if s.up else NONE, s.tokens)
             s.id = s.digest[: identity.SIZE]
 
     def _sort_out(self, segments: list[_Segment]) -> tuple[dict[bytes, _Segment], dict[bytes, Location]]:
@@ -319,7 +322,7 @@ class Writer:
     def _sealed(self, rows: list[_Row]) -> list[_Row]:
         if not self.view.keys.cipher:
             return rows
-        return [row._replace(record=self.view.keys.seal(row.context, row.record)) for row in rows]
+        return [(c, self.view.keys.seal(c, r), key, segment) for c, r, key, segment in rows]
 
     def _encode(self, segments: Sequence[_Segment]) -> None:
         """After the tower, or alone where that is no longer: a prompt may say nothing of what follows, and alone is read faster."""
@@ -373,31 +376,28 @@ class Writer:
     def _publish(self, rows: list[_Row]) -> None:
         """Lay out packs, prove them and put them."""
         while rows:
-            times = [r.record.time for r in rows if r.record.name is not None]
+            contexts, records, _, segments = zip(*rows, strict=True)
+            times = [r.time for r in records if r.name is not None]
             time = min(times) if times else self.view.store.now()
             builder = Builder(self.view.epoch, time, self.view.store.random(16))
-            count = builder.fill([r.context for r in rows], [r.record for r in rows])
+            count = builder.fill(contexts, records)
             part, rows = rows[:count], rows[count:]
             data = builder.finish()
             offsets = _read_back(data, builder)
-            self._prove_decoding([r for r in part if r.segment])
+            self._prove_decoding([row for row in part if row[3]])
             self._put_pack(data, part, offsets)
             self._put_parity(data, part, offsets)
-            new = [(at, r.segment) for at, r in zip(offsets, part, strict=True) if r.segment]
-            self._remember(_pack_name(data), new)
+            self._remember(_pack_name(data), zip(offsets, segments, strict=False))
 
     def _prove_decoding(self, rows: Sequence[_Row]) -> None:
         """Decode every new segment from what the pack holds and compare, before a byte is written."""
-        bits, segments = self.view.keys.bits, [r.segment for r in rows if r.segment]
+        bits, segments = self.view.keys.bits, [segment for *_, segment in rows if segment]
         for codec, numbers in _batches(segments):
             coded = [
                 Coded(bits(c, r), r.tokens, s.above(codec.reach) if c.mode and s else NOTHING)
                 for c, r, _, s in map(rows.__getitem__, numbers)
             ]
-            if not _equal(codec.decode(coded), [segments[n].tokens for n in numbers]):
-                raise ArchiveError(
-                    "a segment just encoded does not decode to its tokens: nothing was written"
-                )
+            _compare(codec.decode(coded), [segments[n].tokens for n in numbers])
 
     def _put_pack(self, data: bytes, rows: Sequence[_Row], offsets: Sequence[int]) -> None:
         name = _pack_name(data)
@@ -405,13 +405,12 @@ class Writer:
             raise StoreError(
                 f"packs/{name.hex()} holds other bytes than its name says: nothing was acknowledged"
             )
-        named = list(zip(rows, offsets, strict=True))
-        sections = {
-            SEGMENTS: [(i, at) for row, at in named if (i := row.record.id) is not None],
-            SESSIONS: [(row.key, at) for row, at in named if row.key],
-            MARKS: [(mark.version, at) for row, at in named if (mark := row.record.mark)],
+        _, records, keys, _ = zip(*rows, strict=True)
+        entries = {
+            SEGMENTS: Entries.of([r.id for r in records], offsets),
+            SESSIONS: Entries.of(keys, offsets),
+            MARKS: Entries.of([r.mark.version if r.mark else None for r in records], offsets),
         }
-        entries = {section: Entries.of(pairs) for section, pairs in sections.items()}
         self.view.add_pack(name, len(data), entries)
 
     def _put_parity(self, data: bytes, rows: Sequence[_Row], offsets: Sequence[int]) -> None:
@@ -422,7 +421,7 @@ class Writer:
         if not self.parity[0]:
             return
         name = _pack_name(data)
-        contexts, records = [r.context for r in rows], [r.record for r in rows]
+        contexts, records = [row[0] for row in rows], [row[1] for row in rows]
         shared = shared_ranges(contexts, records, [*offsets, Pack.of(data).end])
         parity = Parity.of(name, data, shared, self.parity)
         try:
@@ -488,10 +487,10 @@ class Writer:
             yield from (p.location for p in places)
             leaf = places[0].record.parent
 
-    def _remember(self, pack: bytes, segments: Iterable[tuple[int, _Segment]]) -> None:
+    def _remember(self, pack: bytes, segments: Iterable[tuple[int, _Segment | None]]) -> None:
         if len(self._proved) >= PROVED:
             self._proved.clear()
-        self._proved.update((s.id, (pack, offset, s.digest)) for offset, s in segments)
+        self._proved.update((s.id, (pack, offset, s.digest)) for offset, s in segments if s)
 
 
 @contextmanager
@@ -522,6 +521,11 @@ def session_only(record: Record) -> Record:
         labels=record.labels,
         veil=record.veil,
     )
+
+
+def _as_it_is(context: Context, record: Record) -> _Row:
+    """A record that is stored already."""
+    return context, record, None if record.name is None else key_of_session(record, context), None
 
 
 def _read_back(data: bytes, builder: Builder) -> list[int]:
@@ -580,9 +584,9 @@ def _session_rows(drafts: Sequence[_Draft], unwritten: dict[bytes, _Segment]) ->
         session = d.session.name, d.number, d.time, d.labels
         if leaf:
             record = Record(0, leaf.parent, leaf.id, len(leaf.tokens), leaf.data, *session)
-            rows.append(_Row(leaf.context, record, d.key, leaf))
+            rows.append((leaf.context, record, d.key, leaf))
         else:
-            rows.append(_Row(d.context, Record(0, d.leaf, None, 0, b"", *session), d.key))
+            rows.append((d.context, Record(0, d.leaf, None, 0, b"", *session), d.key, None))
     return rows
 
 
@@ -626,20 +630,16 @@ class _Contexts:
         return known
 
 
-def _equal(found: Sequence[Tokens], wanted: Sequence[Tokens]) -> bool:
-    """Whether all rows are equal, compared as one."""
-    if [len(row) for row in found] != [len(row) for row in wanted]:
-        return False
-    begin = 0
-    while begin < len(found):  # some at a time: what fits a cache is compared several times as fast
-        end, size = begin, 0
-        while end < len(found) and size < COMPARED:
-            size += len(found[end])
-            end += 1
-        if not np.array_equal(np.concatenate(found[begin:end]), np.concatenate(wanted[begin:end])):
-            return False
-        begin = end
-    return True
+def _compare(found: Sequence[Tokens], wanted: Sequence[Tokens]) -> None:
+    """All rows must be equal, and their ids in range. Raises ArchiveError, ContentError."""
+    if len(found) != len(wanted):
+        raise ArchiveError(f"a codec made {len(found)} segments of {len(wanted)}: nothing was written")
+    for row, tokens in zip(found, wanted, strict=True):
+        same = row.tobytes() == tokens.tobytes() if row.dtype == tokens.dtype else np.array_equal(row, tokens)
+        if not same:
+            raise ArchiveError("a segment just encoded does not decode to its tokens: nothing was written")
+        if (most := tokens.max(initial=0)) > identity.MAX_TOKENS:
+            raise ContentError(f"expected token ids in 0..{identity.MAX_TOKENS}, found {most}")
 
 
 def _batches(segments: Sequence[_Segment]) -> Iterator[tuple[SegmentCodec, list[int]]]:
@@ -660,6 +660,8 @@ def _batches(segments: Sequence[_Segment]) -> Iterator[tuple[SegmentCodec, list[
 
 
 def _check_name(name: str) -> None:
+    if name.isascii() and len(name) <= MAX_NAME:
+        return
     try:
         size = len(name.encode())
     except UnicodeEncodeError as exc:
