@@ -425,25 +425,33 @@ class _Reader:
 
     def varint(self, which: Bools | None = None) -> Ints:
         """(N,) numbers; 0, and no step forward, where not ``which``."""
-        value = np.zeros(len(self.at), np.int64)
-        rows = np.arange(len(self.at)) if which is None else np.flatnonzero(which)
-        for step in range(MAX_BYTES):
-            if not len(rows):
-                return value
+        byte = self._at(self.at)
+        if which is None:
+            self.at += 1
+        else:
+            byte *= which
+            self.at += which
+        value, rows, step = byte & 0x7F, np.flatnonzero(byte > 0x7F), 0
+        while len(rows):  # most have one byte
+            step += 1
             byte = self._at(self.at[rows])
             value[rows] |= (byte & 0x7F) << 7 * step
             self.at[rows] += 1
-            self.want((byte > 0) | (step == 0))
+            self.want(byte > 0)
             rows = rows[byte > 0x7F]
+            self._right = self._right and step < MAX_BYTES - (len(rows) > 0)
+            if not self._right:
+                break
         self.want(value <= MAX_VALUE)
-        self._right = self._right and not len(rows)
         return value
 
     def block(self, which: Bools) -> Bytes:
         """(N, 16) bytes; zeros, and no step forward, where not ``which``."""
         out = np.zeros((len(self.at), SIZE), np.uint8)
-        out[which] = self._blocks[np.minimum(self.at[which], len(self._blocks) - 1)]
-        self.at[which] += SIZE
+        rows = np.flatnonzero(which)
+        if len(rows):
+            out[rows] = self._blocks[np.minimum(self.at[rows], len(self._blocks) - 1)]
+            self.at[rows] += SIZE
         return out
 
     def span(self, which: Bools) -> tuple[Ints, Ints]:
@@ -454,7 +462,7 @@ class _Reader:
         return begin, size
 
     def _at(self, at: Ints) -> Ints:
-        return self.data[np.minimum(at, len(self.data) - 1)].astype(np.int64)
+        return np.take(self.data, at, mode="clip").astype(np.int64)
 
 
 # ---- both

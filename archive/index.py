@@ -389,7 +389,7 @@ def build(indexes: Iterable[Lookup], packs: dict[bytes, int]) -> bytes:
 def gather(
     known: Iterable[Lookup], section: int, starts: Mapping[bytes, int], *, by_place: bool = False
 ) -> tuple[U64, U64]:
-    """Keys and addresses of a section, sorted by key (or by address), each entry once; those of packs without a start are dropped."""
+    """Keys and addresses of a section, sorted by both (or by address), each entry once; those of packs without a start are dropped."""
     keys, places = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
     for index in known:
         k, numbers, offsets = index.columns(section)
@@ -400,7 +400,7 @@ def gather(
             keys.append(k[stays])
             places.append((base[numbers] + offsets)[stays])
     key, place = np.concatenate(keys), np.concatenate(places)
-    order = np.lexsort((key, place) if by_place else (place, key))
+    order = np.argsort(place) if by_place else np.lexsort((place, key))
     key, place = key[order], place[order]
     new = np.ones(len(key), bool)
     new[1:] = (key[1:] != key[:-1]) | (place[1:] != place[:-1])
