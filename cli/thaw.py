@@ -82,8 +82,9 @@ def thaw(
         if index is not None:
             raise UsageError("--session numbers the sessions of a file: leave it out with --archive")
         start = time.perf_counter()
-        cold = open_sessions(place, [bundle] if bundle else [], device, threads)
-        model = Target.load(target or api.DEFAULT_TARGET, device=device)
+        named = target or api.DEFAULT_TARGET
+        cold = open_sessions(place, [bundle] if bundle else [], device, threads, tokenizers=[named])
+        model = Target.load(named, device=device)
         load_ms = 1e3 * (time.perf_counter() - start)
         thawed = api.thaw_archived(cold, file, model, tenant or "default", number, any_target=any_target)
         result = Result.of(thawed, model, more, load_ms)

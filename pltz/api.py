@@ -197,6 +197,7 @@ def open_archive(
     *,
     create: bool = False,
     bundle: Path_ | Bundle | None = None,
+    tokenizers: Iterable[Path_ | bytes] = (),
     device: str = "cpu",
     threads: int | None = None,
 ) -> SessionArchive:
@@ -206,6 +207,7 @@ def open_archive(
         path: its directory.
         create: make it if there is none; False: it must be there.
         bundle: what codes new sessions; None: the one that ships with pltz.
+        tokenizers: tokenizer.json (path or bytes) of targets whose own ids are put or read, where they are not the bundle's.
         device, threads: as in `compress`.
 
     Raises:
@@ -226,7 +228,8 @@ def open_archive(
     if create and not (Path(path) / NAME).exists():
         Archive.create(path, [])
     loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
-    return SessionArchive.open(path, [loaded], device=device, threads=threads)
+    known = [_tokenizer_json(tokenizer) for tokenizer in tokenizers]
+    return SessionArchive.open(path, [loaded], tokenizers=known, device=device, threads=threads)
 
 
 def item(name: str, session: object, **options: Any) -> Item:
@@ -276,12 +279,12 @@ def _archived_ids(cold: SessionArchive, version: Version, model: Target) -> np.n
 
     tower = cold.archive.tower(version)
     session = cold.session(tower)
-    same = Bridge(model.tokenizer_json, cold.tokenizer).identity
+    bridge = Bridge(model.tokenizer_json, cold.tokenizer)
+    same = bridge.identity
     if session.kind == "ids":
-        if not same:
-            raise TokenizerMismatch(
-                "these ids belong to the bundle's tokenizer, and the target has another one"
-            )
+        bundles = cold.tokenizer.fingerprint, BytesCodec.tokenizer
+        if version.tokenizer != bridge.fingerprint and not (same and version.tokenizer in bundles):
+            raise TokenizerMismatch("these ids belong to another tokenizer than the target's")
         return np.asarray(session.value)
     if same and version.tokenizer == cold.tokenizer.fingerprint != BytesCodec.tokenizer:
         return transcript.conversation_ids(tower.tokens) if session.kind == "chat" else tower.tokens
