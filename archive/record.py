@@ -106,6 +106,8 @@ class Place:
 
 def span(data: bytes | memoryview, at: int) -> int:
     """Bytes of the record whose first bytes stand at ``at``. Raises CorruptError."""
+    if at + HEAD_MOST <= len(data) and data[at + 3] < 0x80 <= data[at + 2] and data[at + 3]:  # most of them
+        return 4 + (data[at + 2] & 0x7F | data[at + 3] << 7) + CHECK
     size, after = read_varint(bytes(data[at + 2 : at + HEAD_MOST]), 0)
     if size > MAX_RECORD:
         raise CorruptError(f"a record claims {size} bytes, at most {MAX_RECORD} are allowed: damaged")

@@ -263,7 +263,7 @@ class SessionArchive:
         """Take the way of the fewest new bytes for each session; the model's where both are equal."""
         for number, memo in enumerate(self._memos):
             ways = [way for draft in batch for way in draft.ways if way.codec == number]
-            coded = iter(memo.encode([plain for way in ways for plain in way.new(memo.mode)]))
+            coded = iter(memo.encode([plain for way in ways for plain in way.new(memo.reach)]))
             for way in ways:
                 sizes = [len(next(coded)) for _ in range(len(way.cuts) - way.known)]
                 way.size = sum(sizes) if way.fits(sizes) else MAX_BYTES
@@ -372,10 +372,10 @@ class _Way:
         new = self.segments[self.known :]
         return all(len(t) <= TOKENS_A_BYTE * (size + 1) for t, size in zip(new, sizes, strict=True))
 
-    def new(self, mode: int) -> list[Plain]:
-        """The segments that are not known, as a codec takes them."""
+    def new(self, reach: int) -> list[Plain]:
+        """The segments that are not known, as a codec of that reach takes them, and as a put will ask it again."""
         spans = list(itertools.pairwise([0, *self.cuts]))[self.known :]
-        return [Plain(self.tokens[a:b], self.tokens[: a if mode else 0]) for a, b in spans]
+        return [Plain(self.tokens[a:b], self.tokens[max(0, a - reach) : a]) for a, b in spans]
 
 
 @dataclass
