@@ -58,10 +58,8 @@ HOW = 34  # bits of a reference; how it is meant stands above them
 # ---- records to bytes
 
 
-def lay_out(
-    rows: Sequence[Record], numbers: Sequence[int], table: Mapping[bytes, int], place: Place
-) -> Layout:
-    """Where everything of these records goes, the first at ``place``. ``numbers``: of their contexts, (N,), at least one.
+def lay_out(rows: Sequence[Record], table: Mapping[bytes, int], place: Place) -> Layout:
+    """Where everything of these records goes, at least one, the first at ``place``.
 
     ``table``: parents that stand in the pack's table, and their numbers there. Others are named by the distance to their record where that
     comes before, else by their id.
@@ -69,14 +67,14 @@ def lay_out(
     """
     marks = np.array([r.mark is not None for r in rows])
     plain = [_as_segment(r) for r in rows] if marks.any() else rows
-    _, parents, ids, tokens, bits, names, versions, times, labels, _, veils = zip(*plain, strict=True)
+    contexts, parents, ids, tokens, bits, names, numbers, times, labels, _, veils = zip(*plain, strict=True)
     tags = [b"" if n is None else v or n.encode() for n, v in zip(names, veils, strict=True)]
     fields = _Fields(
         marks,
         np.array([i is not None for i in ids]),
         np.array([n is not None for n in names]),
         np.array([bool(v) for v in veils]),
-        *(np.array(column, np.int64) for column in (numbers, tokens, versions, times)),
+        *(np.array(column, np.int64) for column in (contexts, tokens, numbers, times)),
         *(np.fromiter(map(len, column), np.int64, len(rows)) for column in (tags, labels, bits)),
     )
     fields.check(place.base)
@@ -339,9 +337,11 @@ class Columns:
         return rows
 
     def _parents(self, offsets: Ints, place: Place, seen: Mapping[int, bytes]) -> list[bytes]:
-        table = np.frombuffer(b"".join([*place.parents, NONE]), np.uint8).reshape(-1, SIZE)
+        table = [*place.parents, NONE]
         number = np.where(self.how == PARENT_TABLE, self.reference, len(table) - 1)
-        parents = _split(np.where((self.how == PARENT_INLINE)[:, None], self.parent, table[number]))
+        parents = [table[n] for n in number.tolist()]
+        for row in np.flatnonzero(self.how == PARENT_INLINE).tolist():
+            parents[row] = self.parent[row].tobytes()
         back = np.flatnonzero(self.how == PARENT_BACK)
         for row, at in zip(back.tolist(), (offsets - self.reference)[back].tolist(), strict=True):
             if at not in seen:

@@ -126,7 +126,6 @@ class Builder:
         self.size = 0  # bytes, about
         self._contexts: dict[Context, int] = {}
         self.records: list[Record] = []  # what was added, in order
-        self.numbers: list[int] = []  # of their contexts
 
     def context(self, context: Context) -> int:
         """Number of a context in the table. Raises ContentError where the table is full."""
@@ -143,7 +142,6 @@ class Builder:
     def add(self, record: Record) -> Builder:
         """Records come in tower order: parents first. Its context is the number that `context` gave."""
         self.records.append(record)
-        self.numbers.append(record.context)
         return self
 
     def fill(self, contexts: Sequence[Context], records: Sequence[Record]) -> int:
@@ -156,11 +154,10 @@ class Builder:
                 if self.full:
                     break
                 number = known[id(context)] = self.context(context)
-            self.numbers.append(number)
+            self.records.append(record if number == record.context else record._replace(context=number))
             self.size += len(record.bitstring) + len(record.name or "") * 2 + len(record.labels) + 64
             if self.size >= TARGET_SIZE:
                 break
-        self.records += records[: len(self.numbers) - begin]
         return len(self.records) - begin
 
     def finish(self) -> bytes:
@@ -171,7 +168,7 @@ class Builder:
         header += zlib.crc32(table, zlib.crc32(header)).to_bytes(4, "little")
         head = header + table
         place = Place(self.salt, len(head), self.time, len(self._contexts))
-        layout = columns.lay_out(self.records, self.numbers, outside, place) if self.records else None
+        layout = columns.lay_out(self.records, outside, place) if self.records else None
         size = layout.size if layout else 0
         if size > MAX_SIZE - (16 << 20):
             raise ContentError(f"the records of one pack are over {MAX_SIZE} bytes")

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +37,6 @@ from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageEr
 KINDS = ("chat", "text", "ids")
 BATCH_TOKENS = 1 << 22  # handed to a codec at once
 PROVED = 1 << 18  # segments remembered as decoded and compared
-BESIDE_CONTEXT = itemgetter(slice(1, None))  # of a record
 
 
 @dataclass(frozen=True)
@@ -535,10 +533,7 @@ def _read_back(data: bytes, builder: Builder) -> list[int]:
         if isinstance(run, Damage):
             break
         at, found = run
-        part = slice(len(offsets), len(offsets) + len(at))
-        if [r.context for r in found] != builder.numbers[part]:
-            break
-        if list(map(BESIDE_CONTEXT, found)) != list(map(BESIDE_CONTEXT, builder.records[part])):
+        if found != builder.records[len(offsets) : len(offsets) + len(at)]:
             break
         offsets += at
     if len(offsets) != len(builder.records):

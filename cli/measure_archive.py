@@ -11,6 +11,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -66,8 +67,8 @@ class ReadyCodec:
         del self._known[self.sealed :]
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
-        heads = np.frombuffer(b"".join([p.tokens[:2].tobytes() for p in batch]), np.uint32).reshape(-1, 2)
-        return [self._at(low | high << 16)[1] for low, high in heads.tolist()]
+        heads = [struct.unpack_from("<II", p.tokens.data) for p in batch]
+        return [self._at(low | high << 16)[1] for low, high in heads]
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
         found = [self._at(int.from_bytes(c.data[:4], "little")) for c in batch]

@@ -91,9 +91,7 @@ def rows(draw: st.DrawFn) -> Record:
 
 
 def laid_out(records: list[Record]) -> tuple[bytes, list[int]]:
-    layout = columns.lay_out(
-        records, [r.context for r in records], {p: n for n, p in enumerate(TABLE)}, place()
-    )
+    layout = columns.lay_out(records, {p: n for n, p in enumerate(TABLE)}, place())
     out = bytearray(layout.size)
     layout.write(memoryview(out))
     return bytes(out), [0, *layout.ends[:-1].tolist()]
