@@ -572,30 +572,30 @@ def test_a_sealed_archive_from_end_to_end(run: Run, tmp_path: Path, put: Put) ->
     made = lines(run("archive", "init", place, "--key-file", key, "--json"))[0]
     assert made["sealed"] and made["parity"] == [50, 1000]
     source = tmp_path / "chats.jsonl"
-    source.write_text("".join(json.dumps({"id": f"c{n}", **chat(n)}) + "\n" for n in (2, 3)))
+    source.write_text("".join(json.dumps({"id": f"chat{n}", **chat(n)}) + "\n" for n in (2, 3)))
     keyed = ("--key-file", key)
     rows = lines(run("archive", "put", place, source, "--name-key", "id", "--json", *keyed))
-    assert [row["name"] for row in rows[:2]] == ["c2", "c3"]
-    assert run("archive", "get", place, "c2").exit_code != 0
-    assert json.loads(run("archive", "get", place, "c2", *keyed).stdout) == {"id": "c2", **chat(2)}
+    assert [row["name"] for row in rows[:2]] == ["chat2", "chat3"]
+    assert run("archive", "get", place, "chat2").exit_code != 0
+    assert json.loads(run("archive", "get", place, "chat2", *keyed).stdout) == {"id": "chat2", **chat(2)}
     wrong = tmp_path / "wrong"
     wrong.write_bytes(bytes(32))
-    assert run("archive", "get", place, "c2", "--key-file", wrong).exit_code == 4
-    assert run("archive", "get", place, "c2", *keyed, "--passphrase").exit_code == 2
+    assert run("archive", "get", place, "chat2", "--key-file", wrong).exit_code == 4
+    assert run("archive", "get", place, "chat2", *keyed, "--passphrase").exit_code == 2
     raw = b"".join(p.read_bytes() for p in place.rglob("*") if p.is_file())
     assert (
         b"bicycle" not in raw
         and b"default" not in raw
-        and b"c2" not in b"".join(p.name.encode() for p in place.rglob("*"))
+        and b"chat2" not in b"".join(p.name.encode() for p in place.rglob("*"))
     )
     assert lines(run("archive", "verify", place, "--decode", "--json", *keyed))[-1]["sound"]
     assert json.loads(run("archive", "repair", place, "--json").stdout)["whole"]
     assert run("archive", "init", plain).exit_code == 0
     assert run("archive", "copy", place, plain, "--json", *keyed).exit_code == 0
-    assert json.loads(run("archive", "get", plain, "c3").stdout) == {"id": "c3", **chat(3)}
-    assert run("archive", "get", plain, "c3", *keyed).exit_code == 2, "an open archive takes no key"
-    done = run("archive", "erase", place, "--tenant", "default", "--name", "c2", "--yes", "--json", *keyed)
+    assert json.loads(run("archive", "get", plain, "chat3").stdout) == {"id": "chat3", **chat(3)}
+    assert run("archive", "get", plain, "chat3", *keyed).exit_code == 2, "an open archive takes no key"
+    done = run("archive", "erase", place, "--tenant", "default", "--name", "chat2", "--yes", "--json", *keyed)
     assert done.exit_code == 0, done.output
-    assert run("archive", "get", place, "c2", *keyed).exit_code != 0
-    assert json.loads(run("archive", "get", place, "c3", *keyed).stdout) == {"id": "c3", **chat(3)}
-    assert run("archive", "erase", plain, "--tenant", "default", "--name", "c3", "--yes").exit_code != 0
+    assert run("archive", "get", place, "chat2", *keyed).exit_code != 0
+    assert json.loads(run("archive", "get", place, "chat3", *keyed).stdout) == {"id": "chat3", **chat(3)}
+    assert run("archive", "erase", plain, "--tenant", "default", "--name", "chat3", "--yes").exit_code != 0
