@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pltz.models.bundle import Bundle
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Plain:
     """A segment to encode: its tokens (T,), and the last tokens of all segments above it, (m,), as many as the codec reaches."""
 
@@ -33,7 +33,7 @@ class Plain:
     above: Tokens
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Coded:
     """A segment to decode: its bitstring, how many tokens, and what stood above it when it was encoded, (m,)."""
 

@@ -104,6 +104,8 @@ class Collector:
             if not dry_run:
                 freed -= self._move(rows, condemned)
                 census = self._census()
+        if not dry_run:
+            self._sweep_parity()
         plan = self._choose(census, versions, segments, dead_share, small)
         if plan and not dry_run:
             name = Plan(
@@ -203,6 +205,16 @@ class Collector:
         new = sum(size for pack, size in self.view.packs.items() if pack not in known)
         self.view.refresh()
         return new
+
+    def _sweep_parity(self) -> None:
+        """Parity of packs that were condemned and are gone: a writer that stood still put it after they were collected. `repair` would bring
+        the pack back by it."""
+        gone = self.view.condemned - set(self.view.packs)
+        for name in sorted({pack.hex() for pack in gone} & set(self.view.store.list("parity"))):
+            try:
+                self.view.store.read(f"packs/{name}", 0, 1)  # a list that came back short is no evidence
+            except FileNotFoundError:
+                self.view.store.delete(f"parity/{name}")
 
     def _choose(
         self, census: _Census, versions: set[bytes], segments: set[bytes], dead_share: float, small: int

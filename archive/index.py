@@ -111,12 +111,37 @@ def key_of_session(record: Record, context: Context) -> bytes:
     return session_key(context.domain, record.name or "")
 
 
+def by_section(rows: Sequence[tuple[int, bytes, int]]) -> dict[int, Entries]:
+    """(section, identity, offset) of all that is in a pack, as a `MemoryIndex` takes them."""
+    offsets = [at for _, _, at in rows]
+    return {
+        section: Entries.of([identity if s == section else None for s, identity, _ in rows], offsets)
+        for section in range(len(SECTIONS))
+    }
+
+
 class _Run(NamedTuple):
     """Entries in the order of their keys: (N,) keys, numbers of their packs, offsets there."""
 
     keys: U64
     numbers: U64
     offsets: U64
+
+
+class Entries(NamedTuple):
+    """Entries of a section of one pack: (N,) keys and offsets."""
+
+    keys: U64
+    offsets: U64
+
+    @classmethod
+    def of(cls, identities: Sequence[bytes | None], offsets: Sequence[int]) -> Entries:
+        """Of identities and where their records begin; None is left out."""
+        there = [i for i in identities if i is not None]
+        places = np.array(offsets, np.uint64)
+        if len(there) < len(identities):
+            places = places[[i is not None for i in identities]]
+        return cls(keys_in(there), places)
 
 
 class MemoryIndex:
@@ -128,19 +153,17 @@ class MemoryIndex:
         self._runs: list[list[_Run]] = [[], [], []]
         self.count = 0
 
-    def add_pack(self, pack: bytes, size: int, found: Sequence[tuple[int, bytes, int]]) -> None:
-        """Cover a pack: (section, identity, offset) of all that is in it."""
+    def add_pack(self, pack: bytes, size: int, sections: Mapping[int, Entries]) -> None:
+        """Cover a pack: what is in it."""
         self.packs[pack] = size
         self.names.append(pack)
-        self.count += len(found)
-        for section, runs in enumerate(self._runs):
-            rows = [(identity, offset) for s, identity, offset in found if s == section]
-            if not rows:
+        for section, (keys, offsets) in sections.items():
+            if not len(keys):
                 continue
-            keys = keys_in([identity for identity, _ in rows])
+            self.count += len(keys)
             order = np.argsort(keys, kind="stable")
-            offsets = np.array([offset for _, offset in rows], np.uint64)[order]
-            runs.append(_Run(keys[order], np.full(len(rows), len(self.names) - 1, np.uint64), offsets))
+            runs = self._runs[section]
+            runs.append(_Run(keys[order], np.full(len(keys), len(self.names) - 1, np.uint64), offsets[order]))
             while len(runs) > 1 and len(runs[-2].keys) <= 2 * len(runs[-1].keys):
                 runs[-2:] = [_merged(runs[-2], runs[-1])]
 
@@ -366,7 +389,7 @@ def build(indexes: Iterable[Lookup], packs: dict[bytes, int]) -> bytes:
 def gather(
     known: Iterable[Lookup], section: int, starts: Mapping[bytes, int], *, by_place: bool = False
 ) -> tuple[U64, U64]:
-    """Keys and addresses of a section, sorted by key (or by address), each entry once; those of packs without a start are dropped."""
+    """Keys and addresses of a section, sorted by both (or by address), each entry once; those of packs without a start are dropped."""
     keys, places = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
     for index in known:
         k, numbers, offsets = index.columns(section)
@@ -377,7 +400,7 @@ def gather(
             keys.append(k[stays])
             places.append((base[numbers] + offsets)[stays])
     key, place = np.concatenate(keys), np.concatenate(places)
-    order = np.lexsort((key, place) if by_place else (place, key))
+    order = np.argsort(place) if by_place else np.lexsort((place, key))
     key, place = key[order], place[order]
     new = np.ones(len(key), bool)
     new[1:] = (key[1:] != key[:-1]) | (place[1:] != place[:-1])

@@ -13,18 +13,14 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 
+import numpy as np
+
+from pltz.archive import columns
 from pltz.archive import record as records
 from pltz.archive.identity import NONE, SIZE, digest
-from pltz.archive.record import (
-    PARENT_BACK,
-    PARENT_INLINE,
-    PARENT_NONE,
-    PARENT_TABLE,
-    Place,
-    Raw,
-    Record,
-)
+from pltz.archive.record import PARENT_BACK, Place, Raw, Record
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
 from pltz.plt_codec.varint import read_varint, write_varint
 
@@ -41,6 +37,7 @@ MAX_SIZE = 1 << 30
 MAX_TABLE = 8 << 20
 MAX_CONTEXTS, MAX_PARENTS = 4096, 65536
 MANY_CHILDREN = 9  # then 16 bytes in the table are fewer than the distances back to the parent
+RUN, RUN_BYTES = 1024, 4 << 20  # records and bytes read side by side
 FIRST_READ = 2048  # bytes read at once for a record
 ALONE, TOWER = 0, 1  # context modes
 CLEAR, SEALED = 0, 1  # ciphers
@@ -128,10 +125,7 @@ class Builder:
         self.epoch, self.time, self.salt = epoch, time, salt
         self.size = 0  # bytes, about
         self._contexts: dict[Context, int] = {}
-        self._records: list[Record] = []
-
-    def __len__(self) -> int:
-        return len(self._records)
+        self.records: list[Record] = []  # what was added, in order
 
     def context(self, context: Context) -> int:
         """Number of a context in the table. Raises ContentError where the table is full."""
@@ -146,15 +140,25 @@ class Builder:
         return self.size >= TARGET_SIZE or len(self._contexts) >= MAX_CONTEXTS - 8
 
     def add(self, record: Record) -> Builder:
-        """Records come in tower order: parents first."""
-        self._records.append(record)
-        self.size += len(record.bitstring) + len(record.name or "") * 2 + len(record.labels) + 64
+        """Records come in tower order: parents first. Its context is the number that `context` gave."""
+        self.records.append(record)
         return self
 
-    @property
-    def records(self) -> Sequence[Record]:
-        """What was added, in order."""
-        return self._records
+    def fill(self, contexts: Sequence[Context], records: Sequence[Record]) -> int:
+        """Add records until the pack is full; how many."""
+        known: dict[int, int] = {}  # by object: equal contexts are looked for only once
+        begin = len(self.records)
+        for context, record in zip(contexts, records, strict=True):
+            number = known.get(id(context))
+            if number is None:
+                if self.full:
+                    break
+                number = known[id(context)] = self.context(context)
+            self.records.append(record if number == record.context else record._replace(context=number))
+            self.size += len(record.bitstring) + len(record.name or "") * 2 + len(record.labels) + 64
+            if self.size >= TARGET_SIZE:
+                break
+        return len(self.records) - begin
 
     def finish(self) -> bytes:
         """The pack. Raises ContentError where a field or the pack is over a limit."""
@@ -162,41 +166,36 @@ class Builder:
         table = self._table(list(outside))
         header = HEADER.pack(MAGIC, VERSION, 0, 0, self.epoch, self.time, self.salt, len(table), 0)[:-4]
         header += zlib.crc32(table, zlib.crc32(header)).to_bytes(4, "little")
-        parts, places, offset = [header, table], dict[bytes, int](), len(header) + len(table)
-        place = Place(self.salt, offset, self.time, len(self._contexts))
-        for r in self._records:
-            how, reference = PARENT_NONE, 0
-            if r.parent != NONE:
-                if (number := outside.get(r.parent)) is not None:
-                    how, reference = PARENT_TABLE, number
-                elif r.parent in places:
-                    how, reference = PARENT_BACK, offset - places[r.parent]
-                else:
-                    how = PARENT_INLINE
-            if r.id is not None:
-                places[r.id] = offset
-            place.offset = offset
-            data = records.encode(r, how, reference, place)
-            parts.append(data)
-            offset += len(data)
-            if offset > MAX_SIZE - (16 << 20):
-                raise ContentError(f"the records of one pack are over {MAX_SIZE} bytes")
-        body = b"".join([*parts, table, header])
-        foot = struct.pack("<IQ", len(self._records), offset - len(header) - len(table))
-        foot += digest(PERSON, body, foot)
-        return body + foot + zlib.crc32(foot).to_bytes(4, "little") + END
+        head = header + table
+        place = Place(self.salt, len(head), self.time, len(self._contexts))
+        layout = columns.lay_out(self.records, outside, place) if self.records else None
+        size = layout.size if layout else 0
+        if size > MAX_SIZE - (16 << 20):
+            raise ContentError(f"the records of one pack are over {MAX_SIZE} bytes")
+        out = BytesIO(bytes(2 * len(head) + size + FOOTER.size))
+        with (
+            out.getbuffer() as whole
+        ):  # once in memory: what is new there costs more than what is done with it
+            whole[: len(head)] = head
+            if layout:
+                layout.write(whole[len(head) : len(head) + size])
+            whole[len(head) + size :] = table + header + bytes(FOOTER.size)
+            foot = struct.pack("<IQ", len(self.records), size)
+            whole[-FOOTER.size :][: len(foot)] = foot
+            foot += digest(PERSON, whole[: len(foot) - FOOTER.size])
+            whole[-FOOTER.size :] = foot + zlib.crc32(foot).to_bytes(4, "little") + END
+        return out.getvalue()
 
     def _parents_in_table(self) -> dict[bytes, int]:
         """Parents that lie in other packs, and those with many children, numbered; beyond the table's limit they stand inline."""
-        inside, outside, children = set[bytes](), dict[bytes, int](), Counter[bytes]()
-        for r in self._records:
-            if r.parent != NONE and len(outside) < MAX_PARENTS:
-                children[r.parent] += 1
-                if r.parent not in inside or children[r.parent] == MANY_CHILDREN:
-                    outside.setdefault(r.parent, len(outside))
-            if r.id is not None:
-                inside.add(r.id)
-        return outside
+        ids, parents = [r.id for r in self.records], [r.parent for r in self.records]
+        place = dict(zip(reversed(ids), range(len(ids) - 1, -1, -1), strict=True))
+        child = dict(zip(reversed(parents), range(len(ids) - 1, -1, -1), strict=True))
+        children = Counter(parents)
+        outside = [
+            p for p, many in children.items() if many >= MANY_CHILDREN or place.get(p, len(ids)) >= child[p]
+        ]
+        return {p: number for number, p in enumerate([p for p in outside if p != NONE][:MAX_PARENTS])}
 
     def _table(self, parents: list[bytes]) -> bytes:
         contexts = [c.encode() for c in self._contexts]
@@ -225,7 +224,8 @@ class Pack:
     @classmethod
     def of(cls, data: bytes | memoryview) -> Pack:
         """A pack in memory."""
-        return cls(lambda offset, size: data[offset : offset + size], len(data))
+        view = memoryview(data)
+        return cls(lambda offset, size: view[offset : offset + size], len(view))
 
     def record(self, offset: int) -> Record:
         """The record at ``offset``, its parent looked up. Raises CorruptError, VersionError."""
@@ -256,30 +256,82 @@ class Pack:
 
         A record whose parent stood in damaged bytes counts as damage itself: nothing says what it continues.
         """
+        for run in self.runs():
+            if isinstance(run, Damage):
+                yield run
+            else:
+                yield from zip(*run, strict=True)
+
+    def runs(self) -> Iterator[tuple[list[int], list[Record]] | Damage]:
+        """`scan`, many at once: offsets and records. What does not read as a run is read one by one."""
         data = self.read(self.begin, self.end - self.begin)
-        ids: dict[int, bytes] = {}
-        at, place = 0, self.head.place(self.begin)
+        seen: dict[int, bytes] = {}  # id by offset, of segments
+        at = 0
         while at < len(data):
+            begins, end = self._chain(data, at)
+            rows = self._read(data, begins, end, seen)
+            if rows:
+                yield [self.begin + begin for begin in begins], rows
+                at = end
+            else:
+                for after, item in self._one_by_one(data, at, end, seen):
+                    at = after
+                    yield item
+
+    def _read(
+        self, data: bytes | memoryview, begins: list[int], end: int, seen: dict[int, bytes]
+    ) -> list[Record]:
+        """The records at ``begins``; none where any of them is not sound."""
+        if not begins:
+            return []
+        at = begins[0]
+        try:
+            return columns.read(
+                bytes(data[at:end]), np.array(begins) - at, self.head.place(self.begin + at), seen
+            )
+        except FormatError:
+            return []
+
+    def _chain(self, data: bytes | memoryview, at: int) -> tuple[list[int], int]:
+        """Where up to `RUN` records begin, by their sizes, and where the last ends. Nothing is checked but that they fit."""
+        begins: list[int] = []
+        end, stop = at, min(len(data), at + RUN_BYTES)
+        while end < stop and len(begins) < RUN:
+            try:
+                size = records.span(data, end)
+            except FormatError:
+                break
+            if end + size > len(data):
+                break
+            begins.append(end)
+            end += size
+        return begins, max(end, at + 1)
+
+    def _one_by_one(
+        self, data: bytes | memoryview, at: int, end: int, seen: dict[int, bytes]
+    ) -> Iterator[tuple[int, Damage | tuple[list[int], list[Record]]]]:
+        """What begins before ``end``, and where it ends."""
+        place = self.head.place(self.begin)
+        while at < end:
             place.offset = offset = self.begin + at
             try:
-                raw = records.decode(data, at, place)
+                r, how, reference, size = records.decode(data, at, place)
             except VersionError:
                 raise
             except FormatError as exc:
                 after = self._resynchronise(data, at + 1)
-                yield Damage(offset, after - at, str(exc))
+                yield after, Damage(offset, after - at, str(exc))
                 at = after
                 continue
-            r, how, reference, size = raw
             at += size
             if r.id is not None:
-                ids[offset] = r.id
+                seen[offset] = r.id
             if how == PARENT_BACK:
-                if reference not in ids:
-                    yield Damage(offset, size, f"the parent of the record at byte {offset} is damaged")
+                if reference not in seen:
+                    yield at, Damage(offset, size, f"the parent of the record at byte {offset} is damaged")
                     continue
-                r = r._replace(parent=ids[reference])
-            yield offset, r
+                r = r._replace(parent=seen[reference])
+            yield at, ([offset], [r])
 
     def _resynchronise(self, data: bytes | memoryview, at: int) -> int:
         """Where the next record starts, or the end."""

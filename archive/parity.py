@@ -7,8 +7,9 @@ Rows are contiguous, so a burst of damage touches a column once per row's length
 pack; segments that many sessions depend on stand in a second group with more parity. A block is known to be lost by its crc32, and
 a pack is known to be restored by its digest alone, so parity can be of no use but never of harm.
 
-The arithmetic is a table look-up a byte (`bytes.translate`) and an exclusive or: 460 MB/s with 5 parity rows on one core, where zfec
-reaches 390 and is not under our licence, and liberasurecode 720 with a header of its own in every block.
+The arithmetic is a table look-up a byte, which gives the products for eight parity rows at once, and an exclusive or: 750 MB/s with 5 parity
+rows (and with 8) on one core, where zfec reaches 390 and is not under our licence, and liberasurecode 720 with a header of its own in
+every block. A look-up a byte and row reached 460.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import functools
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,8 +40,11 @@ MAX_ROWS = 256  # k + m
 MAX_BLOCK = 65536  # bytes
 SHARE, SHARED = 50, 1000  # thousandths: of a pack, of what many sessions depend on
 POLYNOMIAL = 0x11D
+ABREAST = 8  # parity rows made at once: a table look-up gives a byte for each
+AT_ONCE = 32768  # bytes of a data row
 
 Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint64]  # little-endian
 
 
 class Range(NamedTuple):
@@ -204,21 +208,47 @@ def _joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _group(data: bytes | memoryview, ranges: Sequence[Range], share: int) -> Group:
+    """Parity row p is the sum over j of 1 / ((255 - p) xor j) times data row j, in GF(256)."""
     shape = Shape.of(sum(r.size for r in ranges), share)
-    rows = _split(_gather(data, ranges, shape), shape)
-    parity = _encode(rows, shape)
-    checks = [c for row in [*rows, *parity] for c in _crcs(row, shape.block)]
-    return Group(ranges, shape, checks, parity)
+    totals = [np.zeros(shape.row, "<u8") for _ in range(0, shape.m, ABREAST)]
+    checks: list[int] = []
+    for j, row in enumerate(_rows(data, ranges, shape)):
+        checks += _crcs(row, shape.block)
+        for n, total in enumerate(totals):
+            _add(total, _products(j, ABREAST * n), np.frombuffer(row, np.uint8))
+    rows = [totals[p // ABREAST].view(np.uint8)[p % ABREAST :: ABREAST].tobytes() for p in range(shape.m)]
+    return Group(ranges, shape, checks + [c for row in rows for c in _crcs(row, shape.block)], rows)
+
+
+def _add(total: Words, products: Words, row: Bytes) -> None:
+    """Add a data row to parity rows that stand abreast in ``total``; some of it at a time, as much as fits a cache."""
+    found = np.empty(min(len(row), AT_ONCE), "<u8")
+    for at in range(0, len(row), AT_ONCE):
+        part = row[at : at + AT_ONCE]
+        total[at : at + AT_ONCE] ^= np.take(products, part, out=found[: len(part)], mode="clip")
+
+
+@functools.lru_cache(1024)
+def _products(j: int, first: int) -> Words:
+    """(256,) of each byte of data row j its products for the parity rows from ``first`` on, one in each byte."""
+    tables = [np.frombuffer(_table(_coefficient(p, j)), np.uint8) for p in range(first, first + ABREAST)]
+    return np.stack(tables, 1).copy().view("<u8").reshape(256)
+
+
+def _rows(data: bytes | memoryview, ranges: Sequence[Range], shape: Shape) -> Iterator[bytes]:
+    """Data rows, padded with zeros, one at a time: none is copied before it is needed."""
+    first = ranges[0]
+    whole = memoryview(data)[first.offset : first.offset + first.size]
+    if len(ranges) > 1:
+        whole = memoryview(_gather(data, ranges, shape))
+    for at in range(0, shape.k * shape.row, shape.row):
+        yield bytes(whole[at : at + shape.row]).ljust(shape.row, b"\0")
 
 
 def _gather(data: bytes | bytearray | memoryview, ranges: Sequence[Range], shape: Shape) -> bytes:
     """The ranges one after the other, padded with zeros to whole rows."""
     whole = b"".join(bytes(data[r.offset : r.offset + r.size]) for r in ranges)
     return whole.ljust(shape.k * shape.row, b"\0")
-
-
-def _split(whole: bytes, shape: Shape) -> list[bytes]:
-    return [whole[at : at + shape.row] for at in range(0, shape.k * shape.row, shape.row)]
 
 
 def _crcs(row: bytes | memoryview, block: int) -> list[int]:
@@ -306,15 +336,6 @@ def _blocks(row: memoryview | bytes, shape: Shape, columns: Sequence[int]) -> By
     """Some blocks of a parity row, one after the other."""
     blocks = (row[c * shape.block : (c + 1) * shape.block] for c in columns)
     return np.frombuffer(bytearray(b"".join(blocks)), np.uint8)
-
-
-def _encode(rows: Sequence[bytes], shape: Shape) -> list[bytes]:
-    """Parity rows: row p is the sum over j of 1 / ((255 - p) xor j) times data row j, in GF(256)."""
-    out = [np.zeros(shape.row, np.uint8) for _ in range(shape.m)]
-    for j, row in enumerate(rows):
-        for p, total in enumerate(out):
-            total ^= _times(_coefficient(p, j), row)
-    return [total.tobytes() for total in out]
 
 
 def _coefficient(p: int, j: int) -> int:

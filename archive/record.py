@@ -9,7 +9,6 @@ The check covers the pack's salt and the record's place, so a record is taken fo
 
 from __future__ import annotations
 
-import functools
 import json
 import zlib
 from collections.abc import Mapping
@@ -17,8 +16,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pltz.archive.identity import MAX_TOKENS, NONE, SIZE
-from pltz.plt_codec.errors import ContentError, CorruptError, UsageError, VersionError
-from pltz.plt_codec.varint import MAX_VALUE, read_varint, write_varint
+from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
+from pltz.plt_codec.varint import read_varint
 
 SEGMENT, SESSION = 0x01, 0x02
 PARENT_SHIFT, PARENT_MASK = 2, 0x0C
@@ -36,8 +35,6 @@ RESIDUE = 0x2144DF1C  # crc32 of anything followed by its own crc32, little-endi
 MAX_VEIL = 8 + 16 + 5 + MAX_NAME + MAX_LABELS  # bytes: unit, tag, length of the name, name, labels
 LEAST_VEIL = 8 + 16 + 1
 HEAD_MOST = 2 + 5  # bytes: mark, flags, size
-
-varint = functools.lru_cache(1 << 16)(write_varint)  # the same few thousand numbers again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,49 +104,10 @@ class Place:
         self.offset, self.base, self.contexts, self.parents = offset, base, contexts, parents or []
 
 
-def encode(record: Record, how: int, reference: int, place: Place) -> bytes:
-    """Record -> bytes. ``reference``: number in the table (PARENT_TABLE) or bytes back (PARENT_BACK).
-
-    Raises ContentError where a field is over its limit, UsageError where fields contradict each other.
-    """
-    context, parent, identity, tokens, bitstring, name, number, time, labels, mark, veil = record
-    if mark:
-        return _close(MARK, varint(context) + _mark(mark), place)
-    flags = how << PARENT_SHIFT
-    body = varint(context)
-    if how == PARENT_TABLE or how == PARENT_BACK:
-        body += varint(reference)
-    elif how == PARENT_INLINE:
-        body += parent
-    if identity is not None:
-        flags |= SEGMENT
-        if not tokens_fit(tokens, len(bitstring)):
-            raise ContentError(f"{tokens} tokens in {len(bitstring)} bytes are over the format's limit")
-        body += identity + varint(tokens)
-    elif bitstring or name is None:
-        raise UsageError("a record without a segment holds a session and no bitstring")
-    if name is not None:
-        flags |= SESSION
-        if veil:
-            body += _sized(veil, MAX_VEIL, "sealed name of a session")
-        else:
-            body += _sized(name.encode(), MAX_NAME, "name of a session")
-        if number != 1:
-            flags |= NUMBER
-            body += varint(number)
-        if time != place.base:
-            flags |= TIME
-            if not 0 <= time - place.base <= MAX_VALUE:
-                raise UsageError("the time of a version lies before its pack's, or a century after")
-            body += varint(time - place.base)
-        if labels:
-            flags |= LABELS
-            body += _sized(labels, MAX_LABELS, "JSON of the labels")
-    return _close(flags, body + bitstring, place)
-
-
 def span(data: bytes | memoryview, at: int) -> int:
     """Bytes of the record whose first bytes stand at ``at``. Raises CorruptError."""
+    if at + HEAD_MOST <= len(data) and data[at + 3] < 0x80 <= data[at + 2] and data[at + 3]:  # most of them
+        return 4 + (data[at + 2] & 0x7F | data[at + 3] << 7) + CHECK
     size, after = read_varint(bytes(data[at + 2 : at + HEAD_MOST]), 0)
     if size > MAX_RECORD:
         raise CorruptError(f"a record claims {size} bytes, at most {MAX_RECORD} are allowed: damaged")
@@ -272,10 +230,6 @@ def unpack_labels(data: bytes) -> dict[str, str]:
     return labels
 
 
-def _mark(mark: Mark) -> bytes:
-    return mark.version + varint(mark.counter) + bytes([mark.verb])
-
-
 def _read_mark(flags: int, raw: bytes, at: int, place: Place) -> Mark:
     version, at = _take(raw, at, SIZE, place)
     counter, at = read_varint(raw, at)
@@ -283,23 +237,6 @@ def _read_mark(flags: int, raw: bytes, at: int, place: Place) -> Mark:
     if flags != MARK or at != len(raw) or verb[0] > FORGET:
         raise VersionError(f"the record at byte {place.offset} is of a newer version: use a newer pltz")
     return Mark(version, counter, verb[0])
-
-
-def _close(flags: int, body: bytes, place: Place) -> bytes:
-    if len(body) > MAX_RECORD:
-        raise ContentError(f"a record of {len(body)} bytes is over the limit of {MAX_RECORD}")
-    raw = bytes((place.mark, flags)) + varint(len(body)) + body
-    return raw + _check(raw, place).to_bytes(CHECK, "little")
-
-
-def _check(raw: bytes, place: Place) -> int:
-    return zlib.crc32(raw, zlib.crc32(place.offset.to_bytes(8, "little"), place.seed))
-
-
-def _sized(data: bytes, limit: int, what: str) -> bytes:
-    if len(data) > limit:
-        raise ContentError(f"the {what} has {len(data)} bytes, at most {limit} are allowed")
-    return varint(len(data)) + data
 
 
 def _take(raw: bytes, at: int, size: int, place: Place) -> tuple[bytes, int]:

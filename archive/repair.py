@@ -30,7 +30,7 @@ from pltz.archive.plan import Plan
 from pltz.archive.record import Record
 from pltz.archive.settings import COPY, MAX_SIZE, NAME, Settings
 from pltz.archive.store import Store
-from pltz.archive.view import Found, Version, View
+from pltz.archive.view import Version, View
 from pltz.archive.writer import Writer, shared_ranges
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
 
@@ -233,10 +233,10 @@ class Repairer:
         self.report.remade.append(name)
         if self.dry_run:
             return
-        found = [
-            Found(Location(pack, i[0]), i[1], Pack.of(data).head.contexts[i[1].context]) for i in _scan(data)
-        ]
-        made = Parity.of(pack, data, shared_ranges(found, Pack.of(data).end), shares)
+        opened, found = Pack.of(data), list(_scan(data))
+        contexts = [opened.head.contexts[r.context] for _, r in found]
+        ends = [*(at for at, _ in found), opened.end]
+        made = Parity.of(pack, data, shared_ranges(contexts, [r for _, r in found], ends), shares)
         self.store.delete(name)
         self.store.put(name, made.encode())
 

@@ -17,8 +17,9 @@ How a session is cut into segments, each stored once whatever the number of sess
 * <|meta|>, a chat's other keys, comes last, and after META_AFTER tokens by itself, so that it is not in the way of new turns.
 
 A session is coded by the bundle, or as plain bytes under zstd (`codec.BytesCodec`, with the bundle's dictionary) where that takes fewer
-bytes or there are no tokens (opaque parts, ``keep_opaque``). Which it was says the tokenizer fingerprint of its version,
-chat, text or ids its kind: nothing else is recorded, and `get` gives the session that was put.
+bytes or there are no tokens (opaque parts, ``keep_opaque``). Ids of a target with another tokenizer (``Item.tokenizer``) are coded by the bundle
+through a bridge (`bridged.BridgedCodec`). Which it was says the tokenizer fingerprint of its version, chat, text or ids its kind: nothing
+else is recorded, and `get` gives the session that was put.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ USER, META = SPECIALS.index("user"), SPECIALS.index("meta")
 @dataclass(frozen=True)
 class Item:
     """A session to put. ``base``: share its base under this name with all tenants; None: as its last version did, else with its tenant
-    alone. ``target``: 16 bytes, fingerprint of the weights it belongs to. ``time``: seconds since 1970, None is now."""
+    alone. ``target``: 16 bytes, fingerprint of the weights it belongs to. ``time``: seconds since 1970, None is now. ``tokenizer``: 16 bytes,
+    fingerprint of the tokenizer that the ids of a session of ids belong to; None: the bundle's."""
 
     name: str
     session: Session
@@ -79,6 +81,7 @@ class Item:
     base: str | None = None
     target: bytes | None = None
     time: int | None = None
+    tokenizer: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,9 @@ class SessionArchive:
         self.bundle = bundles[0]
         self.tokenizer = self.bundle.tokenizer
         self._tokenizers = {b.tokenizer.fingerprint: b.tokenizer for b in bundles}
-        self._memos = [codec for codec in archive.codecs if isinstance(codec, Memo)]  # the model, plain bytes
+        self._memos = [
+            codec for codec in archive.codecs if isinstance(codec, Memo)
+        ]  # the model, plain bytes, bridges
 
     @classmethod
     def create(
@@ -132,12 +137,18 @@ class SessionArchive:
         bundles: Sequence[Bundle] = (),
         *,
         key: Secret | None = None,
+        tokenizers: Sequence[bytes] = (),
         device: str = "cpu",
         threads: int | None = None,
     ) -> SessionArchive:
-        """An archive, with the bundle that ships with pltz where none is given. Raises UsageError, FormatError, KeyMismatch."""
+        """An archive, with the bundle that ships with pltz where none is given.
+
+        ``tokenizers``: tokenizer.json of targets whose own ids are put or read (`Item.tokenizer`), where they are not the bundle's.
+        Raises UsageError, FormatError, KeyMismatch, ModelError for a tokenizer that cannot be used.
+        """
         found = list(bundles) or [_default()]
-        return cls(Archive.open(place, codecs_of(found, device=device, threads=threads), key=key), found)
+        codecs = codecs_of(found, tokenizers, device=device, threads=threads)
+        return cls(Archive.open(place, codecs, key=key), found)
 
     # ---- in
 
@@ -185,6 +196,8 @@ class SessionArchive:
     def _draft(self, item: Item, keep_opaque: bool) -> _Draft:
         """A session cut for the model and cut as plain bytes. Raises as `put`."""
         before = self._last(item)
+        if item.tokenizer not in (None, self.tokenizer.fingerprint):
+            return _Draft(item, [self._bridged(item, before)])
         ways = []
         try:
             tokens = self._tokens(item)
@@ -198,6 +211,15 @@ class SessionArchive:
         plain = np.frombuffer(item.session.to_bytes(), np.uint8).astype(np.int64)
         ways.append(self._way(1, item, plain, before))
         return _Draft(item, ways)
+
+    def _bridged(self, item: Item, before: _Before | None) -> _Way:
+        """Ids of another tokenizer, by way of the bundle: never as plain bytes, which would not say whose ids they are."""
+        numbers = [n for n, memo in enumerate(self._memos) if memo.tokenizer == item.tokenizer]
+        if item.session.kind != "ids" or not numbers:
+            raise TokenizerMismatch(
+                f"session {item.name!r} is of tokenizer {(item.tokenizer or b'').hex()}: open the archive with it (--tokenizer)"
+            )
+        return self._way(numbers[0], item, np.asarray(item.session.value, np.int64), before)
 
     def _tokens(self, item: Item) -> Tokens | None:
         """The bundle tokens of a session; None where they would not give the same text back."""
@@ -242,7 +264,7 @@ class SessionArchive:
         """Take the way of the fewest new bytes for each session; the model's where both are equal."""
         for number, memo in enumerate(self._memos):
             ways = [way for draft in batch for way in draft.ways if way.codec == number]
-            coded = iter(memo.encode([plain for way in ways for plain in way.new(memo.mode)]))
+            coded = iter(memo.encode([plain for way in ways for plain in way.new(memo.reach)]))
             for way in ways:
                 sizes = [len(next(coded)) for _ in range(len(way.cuts) - way.known)]
                 way.size = sum(sizes) if way.fits(sizes) else MAX_BYTES
@@ -267,6 +289,8 @@ class SessionArchive:
         version, kind = tower.version, KINDS[tower.version.kind]
         if version.tokenizer == BytesCodec.tokenizer:
             return Session.from_bytes(kind, tower.tokens.astype(np.uint8).tobytes())  # type: ignore[arg-type]
+        if kind == "ids":
+            return Session("ids", tower.tokens)
         return transcript.from_tokens(kind, tower.tokens, self.tokenizer_of(version))  # type: ignore[arg-type]
 
     def tokenizer_of(self, version: Version) -> BundleTokenizer:
@@ -279,12 +303,33 @@ class SessionArchive:
 
 
 def codecs_of(
-    bundles: Sequence[Bundle], *, device: str = "cpu", threads: int | None = None
+    bundles: Sequence[Bundle],
+    tokenizers: Sequence[bytes] = (),
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
 ) -> list[SegmentCodec]:
-    """What an archive of sessions is opened with: the first bundle, its plain bytes, all else for reading."""
+    """What an archive of sessions is opened with: the first bundle, its plain bytes, its bridges to other tokenizers (their tokenizer.json);
+    all else for reading."""
     models = [BundleCodec(bundle, device=device, threads=threads) for bundle in bundles]
     plain = [DictionaryCodec(bundle.zstd_dict) for bundle in bundles]
-    return [Memo(models[0]), Memo(plain[0]), *models[1:], *plain[1:], BytesCodec()]
+    bridged = [_bridged(bundle, tokenizers, device, threads) for bundle in bundles]
+    put: list[SegmentCodec] = [models[0], plain[0], *bridged[0]]
+    first = [Memo(codec) for codec in put]
+    return [*first, *models[1:], *plain[1:], BytesCodec(), *itertools.chain(*bridged[1:])]
+
+
+def _bridged(
+    bundle: Bundle, tokenizers: Sequence[bytes], device: str, threads: int | None
+) -> list[SegmentCodec]:
+    """Codecs for the ids of other tokenizers; those of which all ids are the bundle's need none."""
+    if not tokenizers:
+        return []
+    from pltz.archive.bridged import BridgedCodec
+    from pltz.models.bridge import Bridge
+
+    bridges = [bridge for t in tokenizers if not (bridge := Bridge(t, bundle.tokenizer)).identity]
+    return [BridgedCodec(bundle, bridge, device=device, threads=threads) for bridge in bridges]
 
 
 def base_of(archive: Archive, tower: Tower) -> tuple[int, str | None]:
@@ -328,10 +373,10 @@ class _Way:
         new = self.segments[self.known :]
         return all(len(t) <= TOKENS_A_BYTE * (size + 1) for t, size in zip(new, sizes, strict=True))
 
-    def new(self, mode: int) -> list[Plain]:
-        """The segments that are not known, as a codec takes them."""
+    def new(self, reach: int) -> list[Plain]:
+        """The segments that are not known, as a codec of that reach takes them, and as a put will ask it again."""
         spans = list(itertools.pairwise([0, *self.cuts]))[self.known :]
-        return [Plain(self.tokens[a:b], self.tokens[: a if mode else 0]) for a, b in spans]
+        return [Plain(self.tokens[a:b], self.tokens[max(0, a - reach) : a]) for a, b in spans]
 
 
 @dataclass
@@ -359,7 +404,7 @@ class _Draft:
     def stored(self, receipt: Receipt | None) -> Stored:
         way = self.ways[0]
         size = way.size if receipt is None else receipt.size
-        return Stored(self.item, way.codec == 0, len(way.tokens), len(way.cuts), way.known, size, receipt)
+        return Stored(self.item, way.codec != 1, len(way.tokens), len(way.cuts), way.known, size, receipt)
 
 
 class Memo:

@@ -17,37 +17,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from pltz.archive import columns
+from pltz.archive.columns import Bytes, Columns, Ints
 from pltz.archive.identity import NONE, SIZE
-from pltz.archive.index import SECTIONS, SESSIONS, U64, gather, key_of, keys_of
+from pltz.archive.index import SECTIONS, SESSIONS, U64, gather, key_of, key_of_session
 from pltz.archive.pack import Pack
-from pltz.archive.record import (
-    CHECK,
-    MARK,
-    PARENT_BACK,
-    PARENT_INLINE,
-    PARENT_MASK,
-    PARENT_SHIFT,
-    PARENT_TABLE,
-    SEGMENT,
-    SESSION,
-)
+from pltz.archive.record import PARENT_BACK, PARENT_TABLE, Record
 from pltz.archive.view import View
 from pltz.plt_codec.errors import FormatError
 
-HEAD = 48  # bytes of a record that hold all up to its segment id
 AHEAD = 2  # packs hashed while another is looked at
 SAMPLE = 256  # of so many sessions one has its key computed again
 PACK_BITS = 30  # of an address: a pack is at most 2^30 bytes
 
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class Swept:
-    """A sound pack: how many records, and (N, 2) halves of ids of its segments and of what its records continue."""
+    """A sound pack: how many records, and (N, 2) halves of ids of its segments and, once or more, of what its records continue."""
 
     records: int
     ids: U64
@@ -99,52 +86,38 @@ class Sweep:
             return name, None
 
     def _columns(self, name: bytes, data: memoryview, pack: Pack, count: int) -> Swept | None:
-        """Records at the places that the indexes name; None where they do not fill the pack, or are not what the indexes say."""
+        """Records at the places that the indexes name; None where they do not fill the pack, or are not what the indexes say.
+
+        Raises CorruptError where they are not records.
+        """
         entries = [self._of(name, section) for section in range(len(SECTIONS))]
-        offsets = _distinct(np.sort(np.concatenate([places for _, places in entries]), kind="stable"))
-        if len(offsets) != count or (count and offsets[-1] + HEAD > len(data)):
+        offsets = _distinct(np.sort(np.concatenate([places for _, places in entries])))
+        if len(offsets) != count or (count and offsets[0] != pack.begin) or offsets[-1:] >= pack.end:
             return None
-        heads = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), HEAD)[offsets]
-        rows = _Rows(heads)
-        flags = rows.byte(1)
-        rows.at[:] = 2
-        size = rows.varint()
-        ends = offsets + rows.at + size + CHECK
-        begins = np.concatenate([offsets, [pack.end]])
-        if (heads[:, 0] != pack.head.salt[0]).any() or begins[0] != pack.begin or (ends != begins[1:]).any():
-            return None
-        rows.varint()  # context
-        mark, segment, session = (
-            (flags & MARK) > 0,
-            (flags & (MARK | SEGMENT)) == SEGMENT,
-            (flags & (MARK | SESSION)) == SESSION,
-        )
-        how = np.where(mark, 0, (flags & PARENT_MASK) >> PARENT_SHIFT)
-        refers = (how == PARENT_TABLE) | (how == PARENT_BACK)
-        reference = rows.varint(refers)
-        inline = rows.take(SIZE, how == PARENT_INLINE)
-        ids = rows.take(SIZE, segment | mark)
-        for kind, (keys, places) in zip((segment, session, mark), entries, strict=True):
+        if not count:
+            return Swept(0, *(np.zeros((0, 2), np.uint64) for _ in range(2)))
+        place, records = pack.head.place(pack.begin), data[pack.begin : pack.end]
+        found = columns.decode(records, offsets - pack.begin, len(records), place)
+        kinds = found.segment, found.session, found.mark
+        for section, (kind, (keys, places)) in enumerate(zip(kinds, entries, strict=True)):
             if not np.array_equal(_distinct(places), offsets[kind]):
                 return None
-            if kind is not session and not np.array_equal(_keys(ids[kind]), keys):
+            if section != SESSIONS and not np.array_equal(_keys(found.id[kind]), keys):
                 return None
-        parents = inline
+        parents = found.parent
         table = np.frombuffer(b"".join([*pack.head.parents, NONE]), np.uint8).reshape(-1, SIZE)
-        named = np.flatnonzero(how == PARENT_TABLE)
-        if (reference[named] >= len(table) - 1).any():
+        named = found.how == PARENT_TABLE
+        parents[named] = table[found.reference[named]]
+        back = np.flatnonzero(found.how == PARENT_BACK)
+        places_back = offsets[back] - found.reference[back]
+        at = np.minimum(np.searchsorted(offsets, places_back), count - 1)
+        if (offsets[at] != places_back).any() or not found.segment[at].all():
             return None
-        parents[named] = table[reference[named]]
-        back = np.flatnonzero(how == PARENT_BACK)
-        places_back = offsets[back] - reference[back]
-        found = np.minimum(np.searchsorted(offsets, places_back), max(0, count - 1))
-        if (offsets[found] != places_back).any() or not segment[found].all():
+        parents[back] = found.id[at]
+        if not self._sampled(pack, records, found, entries[SESSIONS][0]):
             return None
-        parents[back] = ids[found]
-        if not self._sampled(pack, entries[SESSIONS]):
-            return None
-        needed = ~mark & (how > 0)
-        return Swept(count, _halves(ids[segment]), _halves(parents[needed]))
+        needed = ~found.mark & (found.how > 0)
+        return Swept(count, _halves(found.id[found.segment]), _once(_halves(parents[needed])))
 
     def _of(self, name: bytes, section: int) -> tuple[U64, Ints]:
         """Keys and offsets of a pack's entries, by offset."""
@@ -153,14 +126,15 @@ class Sweep:
         begin, end = np.searchsorted(places, np.array([first, first + (1 << PACK_BITS)], np.uint64))
         return keys[begin:end], places[begin:end].astype(np.int64) - first
 
-    def _sampled(self, pack: Pack, entries: tuple[U64, Ints]) -> bool:
+    def _sampled(self, pack: Pack, records: memoryview, found: Columns, keys: U64) -> bool:
         """Whether keys of some sessions are those of their names."""
         dice = int.from_bytes(self.view.store.random(2), "little") % SAMPLE
-        for key, offset in zip(
-            entries[0][dice::SAMPLE].tolist(), entries[1][dice::SAMPLE].tolist(), strict=True
-        ):
-            r = pack.record(offset)
-            if key not in [key_of(i) for s, i in keys_of(r, pack.head.contexts[r.context]) if s == SESSIONS]:
+        rows = np.flatnonzero(found.session)[dice::SAMPLE]
+        for row, key in zip(rows.tolist(), keys[dice::SAMPLE].tolist(), strict=True):
+            context, at = pack.head.contexts[int(found.context[row])], int(found.tag[row])
+            tag = bytes(records[at : at + int(found.tag_size[row])])
+            record = Record(0, name="", veil=tag) if context.cipher else Record(0, name=tag.decode())
+            if key_of(key_of_session(record, context)) != key:
                 return False
         return True
 
@@ -170,47 +144,11 @@ def whole(swept: Sequence[Swept]) -> bool:
     empty = np.zeros((0, 2), np.uint64)
     ids = np.concatenate([empty, *(s.ids for s in swept)])
     parents = np.concatenate([empty, *(s.parents for s in swept)])
-    ids = ids[np.argsort(ids[:, 0], kind="stable")]
+    ids = ids[np.argsort(ids[:, 0])]
     if not len(parents) or not len(ids):
         return not len(parents)
     at = np.minimum(np.searchsorted(ids[:, 0], parents[:, 0]), len(ids) - 1)
     return bool((ids[at] == parents).all())
-
-
-class _Rows:
-    """Heads of records, (N, HEAD), read from side by side; ``at``: (N,) how far."""
-
-    def __init__(self, heads: Bytes):
-        self.heads = heads
-        self.at = np.zeros(len(heads), np.int64)
-        self._row = np.arange(len(heads))
-
-    def byte(self, at: int) -> Bytes:
-        return self.heads[:, at]
-
-    def varint(self, which: npt.NDArray[np.bool_] | None = None) -> Ints:
-        """(N,) numbers; 0, and no step forward, where not ``which``."""
-        going = np.ones(len(self.at), bool) if which is None else which.copy()
-        value = np.zeros(len(self.at), np.int64)
-        for step in range(5):
-            if not going.any():
-                break
-            byte = np.where(going, self.heads[self._row, np.minimum(self.at, HEAD - 1)], 0).astype(np.int64)
-            value |= (byte & 0x7F) << 7 * step
-            self.at += going
-            going &= byte > 0x7F
-        return value
-
-    def take(self, size: int, which: npt.NDArray[np.bool_]) -> Bytes:
-        """(N, size) bytes; zeros, and no step forward, where not ``which``."""
-        out = np.zeros((len(self.at), size), np.uint8)
-        chosen = np.flatnonzero(which)
-        if not len(chosen):
-            return out
-        windows = np.lib.stride_tricks.sliding_window_view(self.heads.reshape(-1), size)
-        out[chosen] = windows[np.minimum(chosen * HEAD + self.at[chosen], len(windows) - 1)]
-        self.at[chosen] += size
-        return out
 
 
 def _distinct(ordered: Ints) -> Ints:
@@ -223,6 +161,14 @@ def _distinct(ordered: Ints) -> Ints:
 def _halves(ids: Bytes) -> U64:
     """(N, 16) bytes -> (N, 2) numbers."""
     return np.ascontiguousarray(ids).view("<u8").astype(np.uint64, copy=False).reshape(-1, 2)
+
+
+def _once(rows: U64) -> U64:
+    """(N, 2) -> (M, 2), most of those that come again left out: many sessions continue one prompt."""
+    rows = rows[np.argsort(rows[:, 0])]
+    new = np.ones(len(rows), bool)
+    new[1:] = (rows[1:] != rows[:-1]).any(1)
+    return rows[new]
 
 
 def _keys(ids: Bytes) -> U64:

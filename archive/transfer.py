@@ -11,6 +11,7 @@ before it is reported.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,11 +20,13 @@ import numpy as np
 from pltz.archive.archive import Archive, Tower
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError
-from pltz.archive.identity import NONE
+from pltz.archive.identity import NONE, TENANT
 from pltz.archive.sessions import COMMIT_SESSIONS, COMMIT_TOKENS, base_of
 from pltz.archive.view import Version
 from pltz.archive.writer import KINDS, NewSession, Receipt
-from pltz.plt_codec.errors import BundleMismatch
+from pltz.plt_codec.errors import BundleMismatch, PltzError
+
+AT_ONCE = 64  # versions decoded side by side
 
 
 @dataclass(frozen=True)
@@ -46,44 +49,63 @@ def copy(
         StoreError, WriterFailed, Fenced: as `Archive.put`.
         ArchiveError: what was copied does not read back.
     """
-    batch: list[tuple[Version, Tower]] = []
+    to.view.refresh()  # once: what another writer puts there meanwhile, `put` finds
+    batch: list[Tower] = []
     names: set[tuple[str, str]] = set()
     tokens = 0
-    for version in versions:
-        there = _is_there(version, to)
-        if there or dry_run:
-            yield Copied(version, there, None)
-            continue
-        full = tokens >= COMMIT_TOKENS or len(batch) >= COMMIT_SESSIONS
-        if batch and (full or (version.tenant, version.name) in names):
-            yield from _commit(source, batch, to)
-            batch, names, tokens = [], set(), 0
-        batch.append((version, source.tower(version)))
-        names.add((version.tenant, version.name))
-        tokens += len(batch[-1][1].tokens)
+    rest = iter(versions)
+    while some := list(itertools.islice(rest, AT_ONCE)):
+        there = {v.id for v in some if _is_there(v, to)}
+        yield from (Copied(v, v.id in there, None) for v in some if dry_run or v.id in there)
+        for tower in _towers(source, [v for v in some if not dry_run and v.id not in there]):
+            name = tower.version.tenant, tower.version.name
+            full = tokens >= COMMIT_TOKENS or len(batch) >= COMMIT_SESSIONS
+            if batch and (full or name in names):
+                yield from _commit(source, batch, to)
+                batch, names, tokens = [], set(), 0
+            batch.append(tower)
+            names.add(name)
+            tokens += len(tower.tokens)
     if batch:
         yield from _commit(source, batch, to)
 
 
+def _towers(source: Archive, versions: Sequence[Version]) -> Iterator[Tower]:
+    """Decoded side by side; where one is lost, those before it come all the same."""
+    try:
+        yield from source.towers(versions)
+    except PltzError:
+        yield from map(source.tower, versions)
+
+
 def _is_there(version: Version, to: Archive) -> bool:
-    return any(_same(version, other) for other in to.history(version.name, version.tenant))
+    known = to.view.versions(to.keys.domain(TENANT, version.tenant), version.name)
+    return any(_same(version, other) for other in known)
 
 
 def _same(a: Version, b: Version) -> bool:
     return (a.leaf, a.time, a.labels, a.kind, a.target) == (b.leaf, b.time, b.labels, b.kind, b.target)
 
 
-def _commit(source: Archive, batch: Sequence[tuple[Version, Tower]], to: Archive) -> Iterator[Copied]:
+def _commit(source: Archive, batch: Sequence[Tower], to: Archive) -> Iterator[Copied]:
     """Put a batch, read it back, compare. Raises as `copy`."""
-    receipts = to.put([_new_session(source, tower, to.codecs) for _, tower in batch])
-    for (version, tower), receipt in zip(batch, receipts, strict=True):
-        history = to.history(version.name, version.tenant)
-        found = to.tower(next(v for v in history if v.id == receipt.version))
-        if not np.array_equal(found.tokens, tower.tokens):
-            raise ArchiveError(
-                f"version {version.number} of {version.name!r} does not read back from the copy: verify it"
-            )
-        yield Copied(version, False, receipt)
+    receipts = to.put([_new_session(source, tower, to.codecs) for tower in batch])
+    for begin in range(0, len(batch), AT_ONCE):
+        part = list(zip(batch, receipts, strict=True))[begin : begin + AT_ONCE]
+        copies = to.towers([_put(tower.version, receipt, to) for tower, receipt in part])
+        for (tower, receipt), found in zip(part, copies, strict=True):
+            version = tower.version
+            if not np.array_equal(found.tokens, tower.tokens):
+                raise ArchiveError(
+                    f"version {version.number} of {version.name!r} does not read back from the copy: verify it"
+                )
+            yield Copied(version, False, receipt)
+
+
+def _put(version: Version, receipt: Receipt, to: Archive) -> Version:
+    """What a receipt stands for, as the other archive lists it."""
+    known = to.view.versions(to.keys.domain(TENANT, version.tenant), version.name)
+    return next(v for v in known if v.id == receipt.version)
 
 
 def _new_session(source: Archive, tower: Tower, codecs: Sequence[SegmentCodec]) -> NewSession:

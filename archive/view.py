@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -21,10 +21,12 @@ from pltz.archive.identity import version_id
 from pltz.archive.index import (
     MARKS,
     SESSIONS,
+    Entries,
     FileIndex,
     Location,
     Lookup,
     MemoryIndex,
+    by_section,
     gather,
     key_of_session,
     keys_in,
@@ -161,10 +163,10 @@ class View:
         if found not in self.problems:
             self.problems.append(found)
 
-    def add_pack(self, pack: bytes, size: int, found: list[Found]) -> None:
-        """A pack that this process has just put, with its records."""
+    def add_pack(self, pack: bytes, size: int, sections: Mapping[int, Entries]) -> None:
+        """A pack that this process has just put, with what it holds."""
         self.packs[pack] = size
-        self._enter(pack, size, found)
+        self.tail.add_pack(pack, size, sections)
 
     def reset_tail(self) -> None:
         """Forget what was scanned: an index file has it now, and `refresh` scans what none has."""
@@ -369,21 +371,18 @@ class View:
             return
         if any(index.packs.get(pack) == size for index in self.indexes.values()):
             return
-        found: list[Found] = []
+        rows: list[tuple[int, bytes, int]] = []
         try:
             for item in self.scan(pack):
                 if isinstance(item, Damage):
                     self.problem("pack", pack.hex(), f"{item.size} bytes at {item.offset}: {item.why}")
                     self.unreadable.add(pack)
                 else:
-                    found.append(item._replace(record=item.record._replace(bitstring=b"")))
+                    at, record, context = item
+                    rows += [(section, name, at.offset) for section, name in keys_of(record, context)]
         except FormatError as exc:
             self.problem("pack", pack.hex(), str(exc))
             self.unreadable.add(pack)
         except FileNotFoundError:
             self.packs.pop(pack, None)
-        self._enter(pack, size, found)
-
-    def _enter(self, pack: bytes, size: int, found: Iterable[Found]) -> None:
-        rows = [(s, i, at.offset) for at, record, context in found for s, i in keys_of(record, context)]
-        self.tail.add_pack(pack, size, rows)
+        self.tail.add_pack(pack, size, by_section(rows))

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +25,8 @@ from pltz.archive import identity
 from pltz.archive.chain import MAX_SEGMENTS, NOTHING
 from pltz.archive.codec import Coded, Plain, SegmentCodec, codec_of
 from pltz.archive.errors import ArchiveError, Fenced, StoreError
-from pltz.archive.identity import BASE, NONE, TENANT, Tokens
-from pltz.archive.index import SEGMENTS, SESSIONS, Location
+from pltz.archive.identity import BASE, NONE, TENANT, U32, Tokens
+from pltz.archive.index import MARKS, SEGMENTS, SESSIONS, Entries, Location, key_of_session
 from pltz.archive.keys import Keys
 from pltz.archive.pack import FOOTER, MANY_CHILDREN, TOWER, Builder, Context, Damage, Pack
 from pltz.archive.parity import Parity, Range
@@ -36,7 +36,6 @@ from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageEr
 
 KINDS = ("chat", "text", "ids")
 BATCH_TOKENS = 1 << 22  # handed to a codec at once
-COMPARED = 1 << 16  # tokens compared at once
 PROVED = 1 << 18  # segments remembered as decoded and compared
 
 
@@ -75,20 +74,23 @@ class Receipt(NamedTuple):
     unchanged: bool
 
 
-@dataclass(slots=True, eq=False)
 class _Segment:
-    """A segment of the batch: its context, place and tokens; ``data``, and the context's mode, once it is encoded. ``digest`` begins
-    with its id; ``up``: the segment above; ``own``: its context of mode ALONE, one object for all that share it."""
+    """A segment of the batch: its place and tokens, then its name, then its bitstring.
 
-    id: bytes
-    digest: bytes
-    parent: bytes
-    context: Context
-    codec: SegmentCodec
-    tokens: Tokens
-    up: _Segment | None
-    own: Context
-    data: bytes = b""
+    ``up``: the segment above; ``own``: its context of mode ALONE, one object for all that share it; ``context``: the one it is stored
+    under, ``own`` or that of mode TOWER; ``digest``: 32 bytes that begin with its ``id``.
+    """
+
+    __slots__ = "codec", "context", "data", "digest", "id", "own", "tokens", "up"
+
+    def __init__(self, own: Context, codec: SegmentCodec, up: _Segment | None, tokens: Tokens):
+        self.own = self.context = own
+        self.codec, self.up, self.tokens = codec, up, tokens
+        self.id = self.digest = self.data = b""
+
+    @property
+    def parent(self) -> bytes:
+        return self.up.id if self.up else NONE
 
     def above(self, reach: int) -> Tokens:
         """The last ``reach`` tokens above it, (m,)."""
@@ -100,24 +102,48 @@ class _Segment:
             at = at.up
         return np.concatenate([NOTHING, *parts[::-1]])
 
+    def row(self) -> _Row:
+        """The segment alone."""
+        record = Record(0, self.parent, self.id, len(self.tokens), self.data)
+        return self.context, record, None, self
 
-@dataclass(slots=True, eq=False)
+
 class _Draft:
-    """A session of the batch: its tower, and the version to write. ``kept``: the last version, where it is the same."""
+    """A session of the batch: its tower, and the version to write. ``kept``: the last version, where it is the same; ``new``, ``size``:
+    segments that it is the first to have, and bytes of their bitstrings."""
 
-    session: NewSession
-    tower: list[_Segment]
-    context: Context
-    key: bytes
-    labels: bytes
-    time: int
-    number: int = 1
-    version: bytes = b""
-    kept: Version | None = None
+    __slots__ = (
+        "context",
+        "kept",
+        "key",
+        "labels",
+        "new",
+        "number",
+        "session",
+        "size",
+        "time",
+        "tower",
+        "version",
+    )
+
+    def __init__(self, session: NewSession, tower: list[_Segment], context: Context, key: bytes, time: int):
+        self.session, self.tower, self.context, self.key, self.time = session, tower, context, key, time
+        self.labels = pack_labels(session.labels)
+        self.number, self.version = 1, b""
+        self.kept: Version | None = None
+        self.new = self.size = 0
 
     @property
     def leaf(self) -> bytes:
         return self.tower[-1].id if self.tower else NONE
+
+    def receipt(self) -> Receipt:
+        s, unchanged = self.session, self.kept is not None
+        return Receipt(s.tenant, s.name, self.version, self.number, self.leaf, self.new, self.size, unchanged)
+
+
+# What is put: a record and its context; the key of the session in it; the new segment in it, which is decoded before it is written
+_Row = tuple[Context, Record, bytes | None, _Segment | None]
 
 
 class Writer:
@@ -125,7 +151,7 @@ class Writer:
 
     def __init__(self, view: View, codecs: Sequence[SegmentCodec], parity: tuple[int, int] = (0, 0)):
         self.view, self.codecs, self.parity = view, codecs, parity
-        self._proved: dict[bytes, tuple[Location, bytes]] = {}  # and the segment's digest
+        self._proved: dict[bytes, tuple[bytes, int, bytes]] = {}  # pack, offset, the segment's digest
 
     def put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
         """Freeze sessions; a receipt each, once all are durable. See `Archive.put`."""
@@ -133,17 +159,17 @@ class Writer:
             return self._put(sessions)
 
     def _put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
-        drafts = self._drafts(sessions)
-        fresh, relied = self._sort_out(drafts)
+        contexts = _Contexts(self.codecs, self.view.keys)
+        drafts, segments = self._drafts(sessions, contexts)
+        fresh, relied = self._sort_out(segments)
         self._encode(list(fresh.values()))
         self._number(drafts)
-        receipts = _receipts(drafts, fresh)
-        self._publish(self._sealed(_session_records(drafts, dict(fresh))), fresh)
+        self._publish(self._sealed(_session_rows(drafts, dict(fresh))))
         if relied:  # another writer may stand between its link and its sync
             self.view.store.settle("packs")
-        self.view.keys.check({c.domain for d in drafts for c in (d.context, *(s.context for s in d.tower))})
-        self._fence(drafts, relied)
-        return receipts
+        self.view.keys.check(contexts.domains)
+        self._fence(segments, relied)
+        return [draft.receipt() for draft in drafts]
 
     def mark(self, versions: Sequence[Version], verb: int) -> None:
         """Forget or restore versions; restoring copies what lies only in condemned packs, since that may go any moment."""
@@ -157,7 +183,7 @@ class Writer:
             counter = self.view.state(v.id)[1] + 1
             rows.append((item.context, Record(0, mark=Mark(v.id, counter, verb))))
         before = self.view.epoch
-        self._publish(iter(rows), {})
+        self._publish([_as_it_is(*row) for row in rows])
         if verb != FORGET and (lost := self.view.read_plans()):
             self._check_plans(before)
             if any(at.pack in lost for v in versions for at in self._places(v)):
@@ -165,91 +191,95 @@ class Writer:
 
     def copy(self, rows: Iterable[tuple[Context, Record]]) -> None:
         """Put records as they are (for the collector)."""
-        self._publish(iter(rows), {})
+        self._publish([_as_it_is(*row) for row in rows])
 
-    def _drafts(self, sessions: Sequence[NewSession]) -> list[_Draft]:
-        """Check sessions and name their segments. Raises ContentError, UsageError."""
-        now = self.view.store.now()
-        times = [self._checked(session, now) for session in sessions]
-        distinct = {id(tokens): tokens for session in sessions for tokens in session.segments}
-        rows = dict(zip(distinct, identity.checked_rows(list(distinct.values())), strict=True))
-        contexts = _Contexts(self.codecs, self.view.keys)
-        known: dict[tuple[int, bytes, int], _Segment] = {}  # many sessions hand over one prompt
+    def _drafts(
+        self, sessions: Sequence[NewSession], contexts: _Contexts
+    ) -> tuple[list[_Draft], list[_Segment]]:
+        """Sessions checked, and their segments named: each of these once, parents first. Raises ContentError, UsageError."""
+        self._check(sessions)
+        known: dict[tuple[int, int, int], _Segment] = {}  # many sessions hand over one prompt
+        now, session_key = self.view.store.now(), self.view.keys.session_key
         drafts = []
-        for session, time in zip(sessions, times, strict=True):
-            context = contexts.own(session)
-            tower = self._tower(session, context, contexts, rows, known)
-            key = self.view.keys.session_key(context.domain, session.name)
-            drafts.append(_Draft(session, tower, context, key, pack_labels(session.labels), time))
-        return drafts
+        for session in sessions:
+            own, base = contexts.of(session)
+            tower = self._tower(session, own, base, known)
+            time = now if session.time is None else session.time
+            drafts.append(_Draft(session, tower, own, session_key(own.domain, session.name), time))
+        segments = list(known.values())
+        self._name(segments)
+        return drafts, segments
 
-    def _checked(self, session: NewSession, now: int) -> int:
-        """The session's time. Raises ContentError, UsageError."""
-        if not 0 <= session.codec < len(self.codecs):
-            raise UsageError(
-                f"expected one of the archive's {len(self.codecs)} codecs, got number {session.codec}"
-            )
-        if not 0 <= session.shared <= len(session.segments) or session.kind not in KINDS:
-            raise UsageError(
-                f"{session.shared} shared of {len(session.segments)} segments, kind {session.kind!r}: not valid"
-            )
-        if len(session.segments) > MAX_SEGMENTS:
-            raise ContentError(f"a tower has at most {MAX_SEGMENTS} segments, not {len(session.segments)}")
-        for name in (session.name, session.tenant, session.base):
-            if len(name) > MAX_NAME or not name.isascii():
-                _check_name(name)
-        if session.target is not None and len(session.target) != identity.SIZE:
-            raise UsageError(f"expected a target fingerprint of 16 bytes, got {len(session.target)}")
-        time = now if session.time is None else session.time
-        if not 0 <= time < 1 << 40:
-            raise UsageError(f"expected a time in seconds since 1970, got {time}")
-        return time
+    def _check(self, sessions: Sequence[NewSession]) -> None:
+        """Raises ContentError, UsageError."""
+        for tenant, base, codec, kind, target in {
+            (s.tenant, s.base, s.codec, s.kind, s.target) for s in sessions
+        }:
+            _check_name(tenant)
+            _check_name(base)
+            if not 0 <= codec < len(self.codecs):
+                raise UsageError(
+                    f"expected one of the archive's {len(self.codecs)} codecs, got number {codec}"
+                )
+            if kind not in KINDS:
+                raise UsageError(f"expected a kind among {', '.join(KINDS)}, got {kind!r}")
+            if target is not None and len(target) != identity.SIZE:
+                raise UsageError(f"expected a target fingerprint of 16 bytes, got {len(target)}")
+        for s in sessions:
+            _check_name(s.name)
+            if not 0 <= s.shared <= len(s.segments):
+                raise UsageError(f"{s.shared} shared of {len(s.segments)} segments: not valid")
+            if len(s.segments) > MAX_SEGMENTS:
+                raise ContentError(f"a tower has at most {MAX_SEGMENTS} segments, not {len(s.segments)}")
+            if s.time is not None and not 0 <= s.time < 1 << 40:
+                raise UsageError(f"expected a time in seconds since 1970, got {s.time}")
 
     def _tower(
         self,
         session: NewSession,
         own: Context,
-        contexts: _Contexts,
-        rows: Mapping[int, Tokens],
-        known: dict[tuple[int, bytes, int], _Segment],
+        base: Context,
+        known: dict[tuple[int, int, int], _Segment],
     ) -> list[_Segment]:
-        """The segments of a session, named."""
-        codec = self.codecs[session.codec]
-        base = contexts.base(session) if session.shared else own
-        tokens = [rows[id(ids)] for ids in session.segments]
+        """The segments of a session, not named yet."""
         tower: list[_Segment] = []
-        parent, up = NONE, None
-        for number, ids in enumerate(tokens):
-            context = base if number < session.shared else own
-            place = id(context), parent, id(ids)
+        up, codec, shared = None, self.codecs[session.codec], session.shared
+        for number, tokens in enumerate(session.segments):
+            context = base if number < shared else own
+            place = id(context), id(up), id(tokens)
             segment = known.get(place)
             if segment is None:
-                digest = self.view.keys.segment_digest(context.domain, codec.tokenizer, parent, ids)
-                segment = _Segment(digest[: identity.SIZE], digest, parent, context, codec, ids, up, context)
-                known[place] = segment
+                segment = known[place] = _Segment(context, codec, up, tokens)
             tower.append(segment)
-            parent, up = segment.id, segment
+            up = segment
         return tower
 
-    def _sort_out(self, drafts: list[_Draft]) -> tuple[dict[bytes, _Segment], dict[bytes, Location]]:
+    def _name(self, segments: Sequence[_Segment]) -> None:
+        """Name segments by their tokens, parents first. Raises ContentError."""
+        name = self.view.keys.segment_digest
+        for s in segments:
+            if not isinstance(s.tokens, np.ndarray) or s.tokens.dtype != U32 or s.tokens.ndim != 1:
+                s.tokens = identity.checked(s.tokens).astype(U32)
+            s.digest = name(s.own.domain, s.codec.tokenizer, s.up.id if s.up else NONE, s.tokens)
+            s.id = s.digest[: identity.SIZE]
+
+    def _sort_out(self, segments: list[_Segment]) -> tuple[dict[bytes, _Segment], dict[bytes, Location]]:
         """(segments to write, stored segments relied on). Raises CorruptError where two segments have one id."""
-        segments: dict[bytes, _Segment] = {}
-        for draft in drafts:
-            for segment in draft.tower:
-                if segments.setdefault(segment.id, segment).digest != segment.digest:
-                    raise _collision(segment.id)
-        stored = self.view.known(SEGMENTS, list(segments))
-        relied = {
-            s.id: location
-            for s in segments.values()
-            if s.id in stored and (location := self._prove(s)) is not None
-        }
-        return {i: s for i, s in segments.items() if i not in relied}, relied
+        fresh: dict[bytes, _Segment] = {}
+        for segment in segments:
+            if fresh.setdefault(segment.id, segment).digest != segment.digest:
+                raise _collision(segment.id)
+        relied: dict[bytes, Location] = {}
+        for name in self.view.known(SEGMENTS, list(fresh)):
+            if location := self._prove(fresh[name]):
+                relied[name] = location
+                del fresh[name]
+        return fresh, relied
 
     def _prove(self, segment: _Segment) -> Location | None:
         """Where a segment is stored such that it decodes to these tokens; None: nowhere that may be relied on."""
         if known := self._proved.get(segment.id):
-            location, digest = known
+            location, digest = Location(*known[:2]), known[2]
             if digest != segment.digest:
                 raise _collision(segment.id)
             stays = location.pack in self.view.packs and location.pack not in self.view.condemned
@@ -260,7 +290,9 @@ class Writer:
             if item.location.pack in self.view.condemned or codec is None or self._going(item, segment.id):
                 continue
             try:
-                tokens = codec.decode([_coded(self.view.keys, item, segment, codec)])[0]
+                bits = self.view.keys.bits(item.context, item.record)
+                above = segment.above(codec.reach) if item.context.mode else NOTHING
+                tokens = codec.decode([Coded(bits, item.record.tokens, above)])[0]
             except (PltzError, FileNotFoundError) as exc:
                 self.view.problem("record", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
                 continue
@@ -276,7 +308,7 @@ class Writer:
                     "decodes to other tokens than its id says",
                 )
                 continue
-            self._remember([(segment, item.location)])
+            self._remember(item.location.pack, [(item.location.offset, segment)])
             return item.location
         return None
 
@@ -285,14 +317,16 @@ class Writer:
         keys = self.view.keys
         return keys.gone(item.context, segment) or keys.doomed(item.context, segment)
 
-    def _sealed(self, rows: Iterator[tuple[Context, Record]]) -> Iterator[tuple[Context, Record]]:
-        keys = self.view.keys
-        return ((context, keys.seal(context, record)) for context, record in rows) if keys.cipher else rows
+    def _sealed(self, rows: list[_Row]) -> list[_Row]:
+        if not self.view.keys.cipher:
+            return rows
+        return [(c, self.view.keys.seal(c, r), key, segment) for c, r, key, segment in rows]
 
-    def _encode(self, segments: list[_Segment]) -> None:
+    def _encode(self, segments: Sequence[_Segment]) -> None:
         """After the tower, or alone where that is no longer: a prompt may say nothing of what follows, and alone is read faster."""
         towers: dict[int, Context] = {}
-        for codec, batch in _batches(segments):
+        for codec, numbers in _batches(segments):
+            batch = [segments[n] for n in numbers]
             for segment, data in zip(
                 batch, codec.encode([Plain(s.tokens, NOTHING) for s in batch]), strict=True
             ):
@@ -337,59 +371,47 @@ class Writer:
             and draft.session.time in (None, version.time)
         )
 
-    def _publish(self, rows: Iterator[tuple[Context, Record]], fresh: dict[bytes, _Segment]) -> None:
+    def _publish(self, rows: list[_Row]) -> None:
         """Lay out packs, prove them and put them."""
-        rest = list(rows)
-        done = 0
-        while done < len(rest):
-            times = [r.time for _, r in rest[done:] if r.name is not None]
-            builder = Builder(
-                self.view.epoch, min(times, default=self.view.store.now()), self.view.store.random(16)
-            )
-            numbers: dict[int, int] = {}  # by object: equal contexts are looked for only once
-            for context, record in rest[done:]:
-                if builder.full:
-                    break
-                if (number := numbers.get(id(context))) is None:
-                    number = numbers[id(context)] = builder.context(context)
-                builder.add(record._replace(context=number) if number != record.context else record)
-            done += len(builder)
+        while rows:
+            contexts, records, _, segments = zip(*rows, strict=True)
+            times = [r.time for r in records if r.name is not None]
+            time = min(times) if times else self.view.store.now()
+            builder = Builder(self.view.epoch, time, self.view.store.random(16))
+            count = builder.fill(contexts, records)
+            part, rows = rows[:count], rows[count:]
             data = builder.finish()
-            found = self._parsed(data, builder.records)
-            self._prove_decoding([s for r in builder.records if (s := fresh.get(r.id or NONE))], found)
-            self._put_pack(data, found)
-            self._put_parity(data, found)
-            self._remember([(s, item.location) for item in found if (s := fresh.get(item.record.id or NONE))])
+            offsets = _read_back(data, builder)
+            self._prove_decoding([row for row in part if row[3]])
+            self._put_pack(data, part, offsets)
+            self._put_parity(data, part, offsets)
+            self._remember(_pack_name(data), zip(offsets, segments, strict=False))
 
-    def _parsed(self, data: bytes, wanted: Sequence[Record]) -> list[Found]:
-        """Read the pack as a reader would: every record must be what was put into it."""
-        pack, name = Pack.of(data), _pack_name(data)
-        contexts, found = pack.head.contexts, list[Found]()
-        for item, record in zip_longest(pack.scan(), wanted):
-            if item is None or isinstance(item, Damage) or item[1] != record:
-                raise ArchiveError("the pack just laid out does not read back: nothing was written")
-            found.append(Found(Location(name, item[0]), item[1], contexts[item[1].context]))
-        return found
+    def _prove_decoding(self, rows: Sequence[_Row]) -> None:
+        """Decode every new segment from what the pack holds and compare, before a byte is written."""
+        bits, segments = self.view.keys.bits, [segment for *_, segment in rows if segment]
+        for codec, numbers in _batches(segments):
+            coded = [
+                Coded(bits(c, r), r.tokens, s.above(codec.reach) if c.mode and s else NOTHING)
+                for c, r, _, s in map(rows.__getitem__, numbers)
+            ]
+            _compare(codec.decode(coded), [segments[n].tokens for n in numbers])
 
-    def _prove_decoding(self, segments: list[_Segment], found: list[Found]) -> None:
-        """Decode every new segment from the pack's bytes and compare, before a byte is written."""
-        written, keys = {f.record.id: f for f in found}, self.view.keys
-        for codec, batch in _batches(segments):
-            coded = [_coded(keys, written[s.id], s, codec) for s in batch]
-            if not _equal(codec.decode(coded), [s.tokens for s in batch]):
-                raise ArchiveError(
-                    "a segment just encoded does not decode to its tokens: nothing was written"
-                )
-
-    def _put_pack(self, data: bytes, found: list[Found]) -> None:
+    def _put_pack(self, data: bytes, rows: Sequence[_Row], offsets: Sequence[int]) -> None:
         name = _pack_name(data)
         if not self.view.store.put(f"packs/{name.hex()}", data):
             raise StoreError(
                 f"packs/{name.hex()} holds other bytes than its name says: nothing was acknowledged"
             )
-        self.view.add_pack(name, len(data), found)
+        _, records, keys, _ = zip(*rows, strict=True)
+        entries = {
+            SEGMENTS: Entries.of([r.id for r in records], offsets),
+            SESSIONS: Entries.of(keys, offsets),
+            MARKS: Entries.of([r.mark.version if r.mark else None for r in records], offsets),
+        }
+        self.view.add_pack(name, len(data), entries)
 
-    def _put_parity(self, data: bytes, found: list[Found]) -> None:
+    def _put_parity(self, data: bytes, rows: Sequence[_Row], offsets: Sequence[int]) -> None:
         """After the pack, so that parity never stands for a pack that was not there; see FORMAT.md.
 
         Where there is no room for it the pack is durable all the same, so it is acknowledged, and `repair` tries again.
@@ -397,7 +419,9 @@ class Writer:
         if not self.parity[0]:
             return
         name = _pack_name(data)
-        parity = Parity.of(name, data, shared_ranges(found, Pack.of(data).end), self.parity)
+        contexts, records = [row[0] for row in rows], [row[1] for row in rows]
+        shared = shared_ranges(contexts, records, [*offsets, Pack.of(data).end])
+        parity = Parity.of(name, data, shared, self.parity)
         try:
             self.view.store.put(f"parity/{name.hex()}", parity.encode())
             if not self._there(f"packs/{name.hex()}"):  # collected while this writer stood still
@@ -412,19 +436,19 @@ class Writer:
             return False
         return True
 
-    def _fence(self, drafts: list[_Draft], relied: dict[bytes, Location]) -> None:
+    def _fence(self, segments: Sequence[_Segment], relied: dict[bytes, Location]) -> None:
         """Step 7: put again what was relied on and is condemned now. Raises Fenced."""
-        segments = {s.id: s for d in drafts for s in d.tower}
         while True:
             before = self.view.epoch
             condemned = self.view.read_plans()
             if not condemned:
                 return
             self._check_plans(before)
-            again = {i: segments[i] for i, at in relied.items() if at.pack in condemned}
-            relied = {i: at for i, at in relied.items() if i not in again}
-            self._encode(list(again.values()))
-            self._publish(self._sealed((s.context, _segment_record(s)) for s in again.values()), again)
+            lost = {name for name, at in relied.items() if at.pack in condemned}
+            again = list({s.id: s for s in segments if s.id in lost}.values())
+            relied = {name: at for name, at in relied.items() if name not in lost}
+            self._encode(again)
+            self._publish(self._sealed([s.row() for s in again]))
 
     def _check_plans(self, before: int) -> None:
         """Raises Fenced where the plan after the one known is gone: what it condemned cannot be known."""
@@ -461,10 +485,10 @@ class Writer:
             yield from (p.location for p in places)
             leaf = places[0].record.parent
 
-    def _remember(self, segments: Iterable[tuple[_Segment, Location]]) -> None:
+    def _remember(self, pack: bytes, segments: Iterable[tuple[int, _Segment | None]]) -> None:
         if len(self._proved) >= PROVED:
             self._proved.clear()
-        self._proved.update((s.id, (location, s.digest)) for s, location in segments)
+        self._proved.update((s.id, (pack, offset, s.digest)) for offset, s in segments if s)
 
 
 @contextmanager
@@ -497,70 +521,68 @@ def session_only(record: Record) -> Record:
     )
 
 
-def shared_ranges(found: Sequence[Found], end: int) -> Iterator[Range]:
+def _as_it_is(context: Context, record: Record) -> _Row:
+    """A record that is stored already."""
+    return context, record, None if record.name is None else key_of_session(record, context), None
+
+
+def _read_back(data: bytes, builder: Builder) -> list[int]:
+    """Read a pack as a reader would: every record must be what was put into it. Offsets of all of them."""
+    offsets = list[int]()
+    for run in Pack.of(data).runs():
+        if isinstance(run, Damage):
+            break
+        at, found = run
+        if found != builder.records[len(offsets) : len(offsets) + len(at)]:
+            break
+        offsets += at
+    if len(offsets) != len(builder.records):
+        raise ArchiveError("the pack just laid out does not read back: nothing was written")
+    return offsets
+
+
+def shared_ranges(
+    contexts: Sequence[Context], records: Sequence[Record], offsets: Sequence[int]
+) -> Iterator[Range]:
     """Where in a pack the segments lie that many sessions depend on, and what it takes to read them: header and table.
 
-    ``found``: all records of the pack in order; ``end``: behind the last.
+    ``contexts``, ``records``: all of the pack in order; ``offsets``: where they begin, and where the last ends.
     """
-    children = Counter(f.record.parent for f in found)
-    ends = [*(f.location.offset for f in found[1:]), end]
-    first = True
-    for item, behind in zip(found, ends, strict=True):
-        segment = item.record.id
-        many = item.context.domain_kind == BASE or children[segment or NONE] >= MANY_CHILDREN
-        if segment is not None and many:
-            if first:
-                yield Range(0, found[0].location.offset)
-            first = False
-            yield Range(item.location.offset, behind - item.location.offset)
+    children = Counter([r.parent for r in records])
+    shared = [
+        span
+        for span, r, c in zip(pairwise(offsets), records, contexts, strict=True)
+        if r.id is not None and (c.domain_kind == BASE or children[r.id] >= MANY_CHILDREN)
+    ]
+    if shared:
+        yield Range(0, offsets[0])
+    yield from (Range(begin, end - begin) for begin, end in shared)
 
 
-def _session_records(
-    drafts: list[_Draft], unwritten: dict[bytes, _Segment]
-) -> Iterator[tuple[Context, Record]]:
-    """Records of the batch in tower order; a session shares the record of its leaf where that is new."""
+def _session_rows(drafts: Sequence[_Draft], unwritten: dict[bytes, _Segment]) -> list[_Row]:
+    """The batch in tower order, a session in the record of its leaf where that is new. A new segment is counted for the first session
+    that has it."""
+    rows: list[_Row] = []
     for d in drafts:
-        for segment in d.tower[:-1]:
-            if unwritten.pop(segment.id, None):
-                yield segment.context, _segment_record(segment)
-        leaf = unwritten.pop(d.leaf, None) if d.tower else None
-        if leaf and (d.kept or leaf.own is not d.context):
-            yield leaf.context, _segment_record(leaf)
-            leaf = None
-        if not d.kept:
-            session = d.session.name, d.number, d.time, d.labels
+        leaf: _Segment | None = None
+        for s in d.tower:
             if leaf:
-                yield (
-                    leaf.context,
-                    Record(0, leaf.parent, leaf.id, len(leaf.tokens), leaf.data, *session),
-                )
-            else:
-                yield d.context, Record(0, d.leaf, None, 0, b"", *session)
-
-
-def _coded(keys: Keys, item: Found, segment: _Segment, codec: SegmentCodec) -> Coded:
-    """A record as it is decoded, what stands above it being that of a segment in hand."""
-    above = segment.above(codec.reach) if item.context.mode else NOTHING
-    return Coded(keys.bits(item.context, item.record), item.record.tokens, above)
-
-
-def _segment_record(segment: _Segment) -> Record:
-    return Record(0, segment.parent, segment.id, len(segment.tokens), segment.data)
-
-
-def _receipts(drafts: list[_Draft], fresh: dict[bytes, _Segment]) -> list[Receipt]:
-    """A new segment is counted for the first session that has it."""
-    uncounted, receipts = set(fresh), list[Receipt]()
-    for d in drafts:
-        new = size = 0
-        for segment in d.tower:
-            if segment.id in uncounted:
-                uncounted.discard(segment.id)
-                new += 1
-                size += len(segment.data)
-        s = d.session
-        receipts.append(Receipt(s.tenant, s.name, d.version, d.number, d.leaf, new, size, d.kept is not None))
-    return receipts
+                rows.append(leaf.row())
+            if leaf := unwritten.pop(s.id, None):
+                d.new += 1
+                d.size += len(leaf.data)
+        if leaf and (d.kept or leaf.own is not d.context):
+            rows.append(leaf.row())
+            leaf = None
+        if d.kept:
+            continue
+        session = d.session.name, d.number, d.time, d.labels
+        if leaf:
+            record = Record(0, leaf.parent, leaf.id, len(leaf.tokens), leaf.data, *session)
+            rows.append((leaf.context, record, d.key, leaf))
+        else:
+            rows.append((d.context, Record(0, d.leaf, None, 0, b"", *session), d.key, None))
+    return rows
 
 
 class _Contexts:
@@ -569,14 +591,23 @@ class _Contexts:
     def __init__(self, codecs: Sequence[SegmentCodec], keys: Keys):
         self.codecs, self.keys = codecs, keys
         self._known: dict[tuple[int, str, int, bytes | None, str], Context] = {}
+        self._pairs: dict[tuple[str, str | None, int, bytes | None, str], tuple[Context, Context]] = {}
 
-    def own(self, session: NewSession) -> Context:
-        """Of a session and its tenant's segments."""
-        return self._context(TENANT, session.tenant, session.codec, session.target, session.kind)
+    @property
+    def domains(self) -> set[bytes]:
+        """Of all that was asked for."""
+        return {context.domain for context in self._known.values()}
 
-    def base(self, session: NewSession) -> Context:
-        """Of its shared segments."""
-        return self._context(BASE, session.base, session.codec, None, "ids")
+    def of(self, session: NewSession) -> tuple[Context, Context]:
+        """Of a session and its tenant's segments, and of its shared segments."""
+        s = session
+        key = s.tenant, s.base if s.shared else None, s.codec, s.target, s.kind
+        found = self._pairs.get(key)
+        if found is None:
+            own = self._context(TENANT, s.tenant, s.codec, s.target, s.kind)
+            base = self._context(BASE, s.base, s.codec, None, "ids") if s.shared else own
+            found = self._pairs[key] = own, base
+        return found
 
     def _context(self, kind: int, name: str, codec: int, target: bytes | None, session: str) -> Context:
         key = kind, name, codec, target, session
@@ -594,42 +625,38 @@ class _Contexts:
         return known
 
 
-def _equal(found: Sequence[Tokens], wanted: Sequence[Tokens]) -> bool:
-    """Whether all rows are equal, compared as one."""
-    if [len(row) for row in found] != [len(row) for row in wanted]:
-        return False
-    begin = 0
-    while begin < len(found):  # some at a time: what fits a cache is compared several times as fast
-        end, size = begin, 0
-        while end < len(found) and size < COMPARED:
-            size += len(found[end])
-            end += 1
-        if not np.array_equal(np.concatenate(found[begin:end]), np.concatenate(wanted[begin:end])):
-            return False
-        begin = end
-    return True
+def _compare(found: Sequence[Tokens], wanted: Sequence[Tokens]) -> None:
+    """All rows must be equal, and their ids in range. Raises ArchiveError, ContentError."""
+    if len(found) != len(wanted):
+        raise ArchiveError(f"a codec made {len(found)} segments of {len(wanted)}: nothing was written")
+    for row, tokens in zip(found, wanted, strict=True):
+        same = row.tobytes() == tokens.tobytes() if row.dtype == tokens.dtype else np.array_equal(row, tokens)
+        if not same:
+            raise ArchiveError("a segment just encoded does not decode to its tokens: nothing was written")
+        if (most := tokens.max(initial=0)) > identity.MAX_TOKENS:
+            raise ContentError(f"expected token ids in 0..{identity.MAX_TOKENS}, found {most}")
 
 
-def _batches(segments: list[_Segment]) -> Iterator[tuple[SegmentCodec, list[_Segment]]]:
-    """Segments of one codec, so many that a codec is busy and memory is bounded."""
-    by_codec: dict[int, list[_Segment]] = {}
-    codecs = {id(s.codec): s.codec for s in segments}
-    for s in segments:
-        by_codec.setdefault(id(s.codec), []).append(s)
-    for number, rows in by_codec.items():
-        batch: list[_Segment] = []
+def _batches(segments: Sequence[_Segment]) -> Iterator[tuple[SegmentCodec, list[int]]]:
+    """Numbers of segments of one codec, so many that the codec is busy and memory is bounded."""
+    for codec in {id(s.codec): s.codec for s in segments}.values():
+        batch: list[int] = []
         total = 0
-        for s in rows:
-            size = len(s.tokens) + s.codec.reach
+        for number, s in enumerate(segments):
+            if s.codec is not codec:
+                continue
+            size = len(s.tokens) + codec.reach
             if batch and total + size > BATCH_TOKENS:
-                yield codecs[number], batch
+                yield codec, batch
                 batch, total = [], 0
-            batch.append(s)
+            batch.append(number)
             total += size
-        yield codecs[number], batch
+        yield codec, batch
 
 
 def _check_name(name: str) -> None:
+    if name.isascii() and len(name) <= MAX_NAME:
+        return
     try:
         size = len(name.encode())
     except UnicodeEncodeError as exc:

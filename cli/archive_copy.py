@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @archive_options.ONLY_TAGS
 @click.option("--last", is_flag=True, help="Only the last version of each session.")
 @archive_options.BUNDLES
+@archive_options.TOKENIZERS
 @archive_options.DRY_RUN
 @options.THREADS
 @options.DEVICE
@@ -45,6 +46,7 @@ def copy(
     tags: tuple[str, ...],
     last: bool,
     bundles: tuple[str, ...],
+    tokenizers: tuple[str, ...],
     dry_run: bool,
     threads: int | None,
     device: str,
@@ -58,8 +60,10 @@ def copy(
     """
     from pltz.archive.transfer import copy as transfer
 
-    source = open_sessions(place, bundles, device, threads, perhaps_sealed=True).archive
-    other = open_sessions(to, bundles, device, threads, perhaps_sealed=True).archive
+    source = open_sessions(
+        place, bundles, device, threads, tokenizers=tokenizers, perhaps_sealed=True
+    ).archive
+    other = open_sessions(to, bundles, device, threads, tokenizers=tokenizers, perhaps_sealed=True).archive
     if source.settings.archive == other.settings.archive:
         raise UsageError("DIR and TO are the same archive, or a file copy of it: name another one")
     chosen = list(choose(source, names, tenant, tags_of(tags), history=not last))

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     help="How to write: one JSON line a session, the bytes of texts, or one JSON list of ids a line.",
 )
 @archive_options.BUNDLES
+@archive_options.TOKENIZERS
 @options.FORCE
 @options.THREADS
 @options.DEVICE
@@ -56,6 +57,7 @@ def get(
     output: str,
     form: str,
     bundles: tuple[str, ...],
+    tokenizers: tuple[str, ...],
     force: bool,
     threads: int | None,
     device: str,
@@ -66,7 +68,7 @@ def get(
     written unless every session asked for decoded to what it was.
     """
     destination = Output(output, force=force, binary=False)
-    cold = open_sessions(place, bundles, device, threads)
+    cold = open_sessions(place, bundles, device, threads, tokenizers=tokenizers)
     destination.write(list(render([cold.get(name, tenant, number) for name in names], form)))
 
 
@@ -97,6 +99,7 @@ def get(
     "--with-names", is_flag=True, help='JSONL: {"name": ..., "session": ...} with tenant, tags and time.'
 )
 @archive_options.BUNDLES
+@archive_options.TOKENIZERS
 @options.FORCE
 @options.THREADS
 @options.DEVICE
@@ -113,6 +116,7 @@ def export(
     form: str,
     with_names: bool,
     bundles: tuple[str, ...],
+    tokenizers: tuple[str, ...],
     force: bool,
     threads: int | None,
     device: str,
@@ -129,7 +133,7 @@ def export(
     if form == "pltz" and with_names:
         raise UsageError("a .pltz file has no names: leave --with-names out, or write JSONL")
     destination = Output(output, force=force, binary=form == "pltz")
-    cold = open_sessions(place, bundles, device, threads)
+    cold = open_sessions(place, bundles, device, threads, tokenizers=tokenizers)
     chosen = list(choose(cold.archive, names, tenant, tags_of(tags), history=history))
     with Progress("export", unit="sessions", total=len(chosen), shown=wanted(progress)) as bar:
         if form == "pltz":
@@ -176,6 +180,12 @@ def _as_pltz(
     threads: int | None,
     bar: Progress,
 ) -> bytes:
+    from pltz.archive.codec import BytesCodec
+
+    if any(v.tokenizer not in (cold.tokenizer.fingerprint, BytesCodec.tokenizer) for v in chosen):
+        raise UsageError(
+            "some of these ids belong to another tokenizer than the bundle's: export them as JSONL"
+        )
     codec = options.load_codec(bundles[0] if bundles else None, device, threads)
     targets = {version.target for version in chosen}
     target = targets.pop() if len(targets) == 1 else bytes(16)

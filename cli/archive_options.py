@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,6 +29,13 @@ BUNDLES: Decorator = click.option(
     metavar="NAME|DIR",
     multiple=True,
     help="Bundle to code with (repeatable: the others are for reading).  [default: the one that ships with pltz]",
+)
+TOKENIZERS: Decorator = click.option(
+    "--tokenizer",
+    "tokenizers",
+    metavar="FILE|MODEL",
+    multiple=True,
+    help="tokenizer.json, or target model, that ids among the sessions belong to where it is not the bundle's (repeatable).",
 )
 TENANT: Decorator = click.option(
     "--tenant", metavar="TENANT", default="default", show_default=True, help="Whose session it is."
@@ -61,10 +69,12 @@ def open_sessions(
     device: str = "cpu",
     threads: int | None = None,
     *,
+    tokenizers: Iterable[str] = (),
     perhaps_sealed: bool = False,
 ) -> "SessionArchive":
     """The archive at ``place``, to put and get. Raises UsageError, FormatError, ModelError, KeyMismatch.
 
+    tokenizers: files or targets, of ids that are not the bundle's.
     perhaps_sealed: one that is not sealed is opened without the key, instead of being refused with it.
     """
     from pltz.archive.sessions import SessionArchive
@@ -73,7 +83,20 @@ def open_sessions(
     found = open_archive(place, None)  # what is no archive is said before a bundle is loaded
     key = secret() if found.settings.sealed or not perhaps_sealed else None
     loaded = [Bundle.load(b) for b in bundles]
-    return SessionArchive.open(place, loaded, key=key, device=device, threads=threads)
+    known = [tokenizer_json(name) for name in tokenizers]
+    return SessionArchive.open(place, loaded, key=key, tokenizers=known, device=device, threads=threads)
+
+
+def tokenizer_json(name: str) -> bytes:
+    """A tokenizer.json, by its path or the target it belongs to (no weights are loaded). Raises UsageError, ModelError."""
+    from pltz.models.checkpoint import resolve, tokenizer_json_of
+
+    if not Path(name).is_file():
+        return tokenizer_json_of(resolve(name))
+    try:
+        return Path(name).read_bytes()
+    except OSError as exc:
+        raise UsageError(f"cannot read {name}: {exc.strerror or exc}") from exc
 
 
 def open_archive(place: str, key: "Secret | None") -> "Archive":

@@ -1,7 +1,7 @@
 """``pltz archive init`` and ``put``: sessions from files into an archive."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import click
 from pltz import api
 from pltz.cli import archive_options, options
 from pltz.cli.archive_key import key_options, secret
-from pltz.cli.archive_options import open_sessions, seconds_of, show, tags_of
+from pltz.cli.archive_options import open_sessions, seconds_of, show, tags_of, tokenizer_json
 from pltz.cli.compress import FORMATS, read_sessions
 from pltz.cli.groups import Command
 from pltz.cli.progress import Progress, wanted
@@ -66,6 +66,7 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
         "pltz archive put /data/cold chats.jsonl --tenant acme",
         "pltz archive put /data/cold chat.json --name support/7 --tag channel=web",
         "pltz archive put /data/cold old.pltz --dry-run --json",
+        "pltz archive put /data/cold ids.jsonl --tokenizer qwen/tokenizer.json",
         "pltz archive put /data/cold - --name-key id < chats.jsonl",
     ],
 )
@@ -94,6 +95,7 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
     "--keep-opaque", is_flag=True, help="Keep sessions with image, audio or file parts, as plain bytes."
 )
 @options.TARGET
+@options.TOKENIZER
 @archive_options.BUNDLES
 @archive_options.DRY_RUN
 @options.THREADS
@@ -113,6 +115,7 @@ def put(
     form: str,
     keep_opaque: bool,
     target: str | None,
+    tokenizer: str | None,
     bundles: tuple[str, ...],
     dry_run: bool,
     threads: int | None,
@@ -127,14 +130,14 @@ def put(
     not changed adds nothing. Each line printed stands for a session that is durable and was decoded back
     and compared, whatever happens after it.
 
-    With --target the ids that model would see are kept instead of the chat, for a thaw into that model.
+    With --target the ids that model would see are kept instead of the chat, for a thaw into that model. Where its
+    tokenizer is not the bundle's, it is named again to read them (get --tokenizer MODEL); thaw names it anyway.
     """
     names = Naming(name, name_key)
     labels, time = tags_of(tags), seconds_of(when)
-    cold = open_sessions(place, bundles, device, threads)
-    source = Inputs(inputs, form, target, cold, device, threads)
+    source = Inputs(inputs, form, place, bundles, target, tokenizer, device, threads)
     extra: dict[str, Any] = {"tenant": tenant, "labels": labels, "base": base, "time": time}
-    put_all(cold, names.items(source, extra), keep_opaque, dry_run, progress, as_json)
+    put_all(source.cold, names.items(source, extra), keep_opaque, dry_run, progress, as_json)
 
 
 def put_all(
@@ -181,7 +184,7 @@ class Naming:
         if second is not None:
             raise UsageError("--name is for one session, and there are more: leave it out or use --name-key")
         for row in (first, *rows) if self.name is not None else _chain(first, rows):
-            yield Item(self._name(row), row.session, target=row.target, **extra)
+            yield Item(self._name(row), row.session, target=row.target, tokenizer=row.tokenizer, **extra)
 
     def _name(self, row: "Row") -> str:
         if self.name is not None:
@@ -204,30 +207,36 @@ def _chain(first: "Row", rest: "Iterator[Row]") -> "Iterator[Row]":
 
 @dataclass(frozen=True)
 class Row:
-    """A session of an input, what it is called by default, and the target it was frozen for."""
+    """A session of an input, what it is called by default, the target it was frozen for, and the tokenizer of its ids where it is not the
+    bundle's."""
 
     default: str
     session: "Session"
     target: bytes | None
+    tokenizer: bytes | None
 
 
 @dataclass
 class Inputs:
-    """The sessions of all inputs, in order."""
+    """The sessions of all inputs, in order, and the archive ``cold`` that is open for them."""
 
     paths: Sequence[str]
     form: str
+    place: str
+    bundles: Sequence[str]
     target: str | None
-    cold: "SessionArchive"
+    tokenizer: str | None
     device: str
     threads: int | None
-    _model: "Target | None" = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if self.paths.count("-") > 1:
             raise UsageError("stdin (-) can be read only once")
-        if self.target is not None:
-            self._model = self._load_target(self.target)
+        if self.target is not None and self.tokenizer is not None:
+            raise UsageError("--target brings its own tokenizer: leave --tokenizer out")
+        named = [name for name in (self.target, self.tokenizer) if name is not None]
+        self.cold = open_sessions(self.place, self.bundles, self.device, self.threads, tokenizers=named)
+        self._model, self._foreign = self._load_target(), self._fingerprint(named)
 
     def __iter__(self) -> Iterator[Row]:
         from pltz.models.target import as_seen_by
@@ -240,30 +249,37 @@ class Inputs:
             for number, (session, target) in enumerate(rows):
                 if self._model is not None:
                     session, target = as_seen_by(self._model, session), self._model.fingerprint
-                yield Row(f"{stem}/{number}", session, target)
+                yield Row(
+                    f"{stem}/{number}", session, target, self._foreign if session.kind == "ids" else None
+                )
 
-    def _load_target(self, name: str) -> "Target":
-        """A target whose ids the archive's bundle codes. Raises TokenizerMismatch, ModelError."""
-        from pltz.models.bridge import Bridge
+    def _load_target(self) -> "Target | None":
         from pltz.models.target import Target
 
-        model = Target.load(name)
-        if not Bridge(model.tokenizer_json, self.cold.tokenizer).identity:
-            raise TokenizerMismatch(
-                "this target has another tokenizer than the bundle, and an archive codes the bundle's ids: leave --target out"
-            )
-        return model
+        return None if self.target is None else Target.load(self.target)
+
+    def _fingerprint(self, named: Sequence[str]) -> bytes | None:
+        """Of the tokenizer that ids belong to; None: the bundle's."""
+        from pltz.models.bridge import Bridge
+
+        bridges = [Bridge(tokenizer_json(name), self.cold.tokenizer) for name in named]
+        return next((bridge.fingerprint for bridge in bridges if not bridge.identity), None)
 
     def _pltz(self, path: str) -> "Iterator[tuple[Session, bytes | None]]":
         """Sessions of a .pltz file, with the target it was frozen for. Raises TokenizerMismatch for ids of another tokenizer."""
         with options.open_reader(path) as reader:
-            if reader.header.tokenizer_fingerprint is not None:
+            theirs = reader.header.tokenizer_fingerprint
+            if theirs is not None and theirs != self._foreign:
                 raise TokenizerMismatch(
-                    "the ids in this file belong to another tokenizer than the bundle's, and an archive codes the bundle's ids: "
-                    "keep the .pltz file"
+                    f"the ids in {path} belong to another tokenizer than the bundle's: name it (--tokenizer)"
                 )
             codec = options.load_codec_for(reader, None, self.device, self.threads)
-            for session in api.open(reader, bundle=codec):
+            named = None if theirs is None else tokenizer_json(self.target or self.tokenizer or "")
+            for session in api.open(reader, bundle=codec, tokenizer=named):
+                if session.kind == "ids" and theirs != self._foreign:
+                    raise TokenizerMismatch(
+                        f"the ids in {path} belong to the bundle's tokenizer: leave --target and --tokenizer out"
+                    )
                 yield session, reader.header.target_fingerprint
 
 

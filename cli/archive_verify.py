@@ -48,6 +48,7 @@ MAX_STATE = 1 << 26  # bytes
     help="Remember in FILE how far a run came, and go on there. It is removed when all is checked.",
 )
 @archive_options.BUNDLES
+@archive_options.TOKENIZERS
 @options.THREADS
 @options.DEVICE
 @options.PROGRESS
@@ -62,6 +63,7 @@ def verify(
     max_seconds: int | None,
     state: str | None,
     bundles: tuple[str, ...],
+    tokenizers: tuple[str, ...],
     threads: int | None,
     device: str,
     progress: bool | None,
@@ -74,7 +76,11 @@ def verify(
     """
     if state is not None and fraction < 1:
         raise UsageError("--state goes on through all packs: leave --fraction out")
-    archive = open_sessions(place, bundles, device, threads).archive if decode else open_plain(place)
+    archive = (
+        open_sessions(place, bundles, device, threads, tokenizers=tokenizers).archive
+        if decode
+        else open_plain(place)
+    )
     file = None if state is None else State(state, archive, decode)
     with Progress("verify", unit="packs", shown=wanted(progress)) as bar:
 

@@ -140,12 +140,12 @@ def into_archive(
 ) -> None:
     """What ``pltz archive put`` does, with its defaults."""
     from pltz.cli import archive_put
-    from pltz.cli.archive_options import open_sessions
 
-    cold = open_sessions(place, [bundle] if bundle else [], device, threads)
-    source = archive_put.Inputs(inputs, form, target, cold, device, threads)
+    source = archive_put.Inputs(
+        inputs, form, place, [bundle] if bundle else [], target, None, device, threads
+    )
     items = archive_put.Naming(None, None).items(source, {})
-    archive_put.put_all(cold, items, keep_opaque, False, progress, as_json)
+    archive_put.put_all(source.cold, items, keep_opaque, False, progress, as_json)
 
 
 def read_sessions(inputs: Sequence[str], form: str) -> Iterator["Session"]:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -66,13 +67,13 @@ class ReadyCodec:
         del self._known[self.sealed :]
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
-        return [self._at(int(p.tokens[0]) | int(p.tokens[1]) << 16)[1] for p in batch]
+        heads = [struct.unpack_from("<II", p.tokens.data) for p in batch]
+        return [self._at(low | high << 16)[1] for low, high in heads]
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
         found = [self._at(int.from_bytes(c.data[:4], "little")) for c in batch]
-        for (_, data), coded in zip(found, batch, strict=True):
-            if data != coded.data:
-                raise CorruptError("not one of the bitstrings that were made: damaged")
+        if [data for _, data in found] != [c.data for c in batch]:
+            raise CorruptError("not one of the bitstrings that were made: damaged")
         return [tokens for tokens, _ in found]
 
     def _at(self, number: int) -> tuple[Tokens, bytes]:

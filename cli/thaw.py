@@ -104,8 +104,9 @@ def thaw(
         if index is not None:
             raise UsageError("--session numbers the sessions of a file: leave it out with --archive")
         start = time.perf_counter()
-        cold = open_sessions(place, [bundle] if bundle else [], device, threads)
-        model = Target.load(target or api.DEFAULT_TARGET, device=device)
+        named = target or api.DEFAULT_TARGET
+        cold = open_sessions(place, [bundle] if bundle else [], device, threads, tokenizers=[named])
+        model = Target.load(named, device=device)
         hot = hot_store(folder, hot_budget, model)
         load_ms = 1e3 * (time.perf_counter() - start)
         thawed = api.thaw_archived(

@@ -270,6 +270,7 @@ def open_archive(
     *,
     create: bool = False,
     bundle: Path_ | Bundle | None = None,
+    tokenizers: Iterable[Path_ | bytes] = (),
     device: str = "cpu",
     threads: int | None = None,
 ) -> SessionArchive:
@@ -279,6 +280,7 @@ def open_archive(
         path: its directory.
         create: make it if there is none; False: it must be there.
         bundle: what codes new sessions; None: the one that ships with pltz.
+        tokenizers: tokenizer.json (path or bytes) of targets whose own ids are put or read, where they are not the bundle's.
         device, threads: as in `compress`.
 
     Raises:
@@ -299,7 +301,8 @@ def open_archive(
     if create and not (Path(path) / NAME).exists():
         Archive.create(path, [])
     loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
-    return SessionArchive.open(path, [loaded], device=device, threads=threads)
+    known = [_tokenizer_json(tokenizer) for tokenizer in tokenizers]
+    return SessionArchive.open(path, [loaded], tokenizers=known, device=device, threads=threads)
 
 
 def item(name: str, session: object, **options: Any) -> Item:

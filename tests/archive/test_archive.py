@@ -393,3 +393,19 @@ def test_a_crafted_collision_is_refused(archive: Archive, monkeypatch: pytest.Mo
     archive = Archive.open(archive.store, archive.codecs)  # which has not seen "a" itself
     with pytest.raises(CorruptError, match="crafted"):
         archive.put([NewSession("b", [np.array([2])])])
+
+
+def test_parity_put_after_its_pack_was_collected_is_swept(archive: Archive) -> None:
+    archive.put([NewSession("gone", [np.arange(9)])])
+    [pack] = archive.view.packs
+    late = archive.store.read(f"parity/{pack.hex()}", 0, 1 << 20)
+    archive.forget([archive.version("gone")])
+    archive.collect(dead_share=0.01)
+    archive.collect(dead_share=0.01)
+    assert pack.hex() not in archive.store.list("packs")
+    archive.store.put(f"parity/{pack.hex()}", late)  # its writer stood still between pack and parity
+    assert not archive.verify().sound, "repair would bring the pack back"
+    archive.collect(dry_run=True)
+    assert pack.hex() in archive.store.list("parity")
+    archive.collect()
+    assert archive.verify().sound and pack.hex() not in archive.store.list("parity")

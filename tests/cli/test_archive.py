@@ -492,6 +492,61 @@ def test_frozen_for_a_target(run: Run, cold: Path, chats: Path, tmp_path: Path) 
     assert again[0]["unchanged"], "the same ids for the same target, straight or by way of a file"
 
 
+@pytest.fixture
+def stranger(tiny_tokenizer_json: Callable[..., bytes], tmp_path: Path) -> Path:
+    """A target whose tokenizer is not the bundle's."""
+    from tests.cli.conftest import make_target
+
+    make_target(tmp_path / "stranger", tiny_tokenizer_json(900))
+    return tmp_path / "stranger"
+
+
+def test_a_target_with_another_tokenizer(
+    run: Run, cold: Path, chats: Path, stranger: Path, tmp_path: Path
+) -> None:
+    from pltz.models.target import Target
+
+    chats.write_text(json.dumps(chat(2)) + "\n" + json.dumps(chat(3)) + "\n")
+    rows = lines(run("archive", "put", cold, chats, "--target", stranger, "--json"))
+    assert [(row["kind"], row["method"]) for row in rows] == [("ids", "model")] * 2
+    model = Target.load(stranger)
+    wanted = [list(model.render(chat(n))) for n in (2, 3)]
+    got = run("archive", "get", cold, "chats/0", "chats/1", "--tokenizer", stranger)
+    assert [json.loads(line) for line in got.stdout.splitlines()] == wanted
+    assert lines(run("archive", "put", cold, chats, "--target", stranger, "--json"))[0]["unchanged"]
+    done = run("thaw", "--archive", cold, "chats/1", "--target", stranger, "--json")
+    assert json.loads(done.stdout)["tokens"] == len(wanted[1])
+    checked = lines(run("archive", "verify", cold, "--decode", "--tokenizer", stranger, "--json"))[-1]
+    assert checked["decoded"] and not checked["undecoded"]
+    for refused in (
+        run("archive", "get", cold, "chats/0"),
+        run("thaw", "--archive", cold, "chats/1", "--any-target"),
+        run("archive", "export", cold, "-o", tmp_path / "x.pltz", "--tokenizer", stranger),
+    ):
+        assert refused.exit_code not in (0, 1) and "tokenizer" in refused.stderr, refused.output
+    other = tmp_path / "other"
+    assert run("archive", "init", other).exit_code == 0
+    assert run("archive", "copy", cold, other, "--tokenizer", stranger).exit_code == 0
+    again = run("archive", "get", other, "chats/1", "--tokenizer", stranger / "tokenizer.json")
+    assert json.loads(again.stdout) == wanted[1]
+
+
+def test_ids_of_another_tokenizer_from_files(
+    run: Run, cold: Path, chats: Path, stranger: Path, tmp_path: Path
+) -> None:
+    ids, packed, plain = tmp_path / "ids.jsonl", tmp_path / "theirs.pltz", tmp_path / "ours.pltz"
+    ids.write_text("[1, 5, 899, 7, 7, 300]\n")
+    named = "--tokenizer", stranger / "tokenizer.json"
+    assert lines(run("archive", "put", cold, ids, "--format", "ids", *named, "--json"))[0]["tokens"] == 6
+    assert json.loads(run("archive", "get", cold, "ids/0", *named).stdout) == [1, 5, 899, 7, 7, 300]
+    assert run("compress", ids, "-o", packed, "--format", "ids", *named).exit_code == 0
+    assert lines(run("archive", "put", cold, packed, "--name", "ids/0", *named, "--json"))[0]["unchanged"]
+    assert run("archive", "put", cold, packed).exit_code not in (0, 1), "whose ids they are is not lost"
+    assert run("compress", ids, "-o", plain, "--format", "ids").exit_code == 0
+    assert run("archive", "put", cold, plain, *named).exit_code not in (0, 1)
+    assert run("archive", "put", cold, ids, *named, "--target", stranger).exit_code == 2
+
+
 KILLED = """
 import sys
 from pltz.archive.sessions import Item, SessionArchive
@@ -530,30 +585,30 @@ def test_a_sealed_archive_from_end_to_end(run: Run, tmp_path: Path, put: Put) ->
     made = lines(run("archive", "init", place, "--key-file", key, "--json"))[0]
     assert made["sealed"] and made["parity"] == [50, 1000]
     source = tmp_path / "chats.jsonl"
-    source.write_text("".join(json.dumps({"id": f"c{n}", **chat(n)}) + "\n" for n in (2, 3)))
+    source.write_text("".join(json.dumps({"id": f"chat{n}", **chat(n)}) + "\n" for n in (2, 3)))
     keyed = ("--key-file", key)
     rows = lines(run("archive", "put", place, source, "--name-key", "id", "--json", *keyed))
-    assert [row["name"] for row in rows[:2]] == ["c2", "c3"]
-    assert run("archive", "get", place, "c2").exit_code != 0
-    assert json.loads(run("archive", "get", place, "c2", *keyed).stdout) == {"id": "c2", **chat(2)}
+    assert [row["name"] for row in rows[:2]] == ["chat2", "chat3"]
+    assert run("archive", "get", place, "chat2").exit_code != 0
+    assert json.loads(run("archive", "get", place, "chat2", *keyed).stdout) == {"id": "chat2", **chat(2)}
     wrong = tmp_path / "wrong"
     wrong.write_bytes(bytes(32))
-    assert run("archive", "get", place, "c2", "--key-file", wrong).exit_code == 4
-    assert run("archive", "get", place, "c2", *keyed, "--passphrase").exit_code == 2
+    assert run("archive", "get", place, "chat2", "--key-file", wrong).exit_code == 4
+    assert run("archive", "get", place, "chat2", *keyed, "--passphrase").exit_code == 2
     raw = b"".join(p.read_bytes() for p in place.rglob("*") if p.is_file())
     assert (
         b"bicycle" not in raw
         and b"default" not in raw
-        and b"c2" not in b"".join(p.name.encode() for p in place.rglob("*"))
+        and b"chat2" not in b"".join(p.name.encode() for p in place.rglob("*"))
     )
     assert lines(run("archive", "verify", place, "--decode", "--json", *keyed))[-1]["sound"]
     assert json.loads(run("archive", "repair", place, "--json").stdout)["whole"]
     assert run("archive", "init", plain).exit_code == 0
     assert run("archive", "copy", place, plain, "--json", *keyed).exit_code == 0
-    assert json.loads(run("archive", "get", plain, "c3").stdout) == {"id": "c3", **chat(3)}
-    assert run("archive", "get", plain, "c3", *keyed).exit_code == 2, "an open archive takes no key"
-    done = run("archive", "erase", place, "--tenant", "default", "--name", "c2", "--yes", "--json", *keyed)
+    assert json.loads(run("archive", "get", plain, "chat3").stdout) == {"id": "chat3", **chat(3)}
+    assert run("archive", "get", plain, "chat3", *keyed).exit_code == 2, "an open archive takes no key"
+    done = run("archive", "erase", place, "--tenant", "default", "--name", "chat2", "--yes", "--json", *keyed)
     assert done.exit_code == 0, done.output
-    assert run("archive", "get", place, "c2", *keyed).exit_code != 0
-    assert json.loads(run("archive", "get", place, "c3", *keyed).stdout) == {"id": "c3", **chat(3)}
-    assert run("archive", "erase", plain, "--tenant", "default", "--name", "c3", "--yes").exit_code != 0
+    assert run("archive", "get", place, "chat2", *keyed).exit_code != 0
+    assert json.loads(run("archive", "get", place, "chat3", *keyed).stdout) == {"id": "chat3", **chat(3)}
+    assert run("archive", "erase", plain, "--tenant", "default", "--name", "chat3", "--yes").exit_code != 0

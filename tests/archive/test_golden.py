@@ -1,0 +1,179 @@
+"""Golden archives (tests/golden/archives): old ones are read for ever, and each defect has the verdict that it is written down with here."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from pltz.archive.archive import Archive, open_keys
+from pltz.archive.codec import BytesCodec
+from pltz.archive.repair import Repaired, Repairer
+from pltz.archive.simulate import SimDisk, State
+from pltz.archive.store import FOLDERS, DirectoryStore
+from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
+from tests.golden.archives.make import FORGOTTEN, KEY, SESSIONS, defects
+
+HERE = Path(__file__).parents[1] / "golden" / "archives"
+NAMES = sorted(path.stem for path in HERE.glob("*.zip"))
+GOOD = [name for name in NAMES if name.startswith("good")]
+ALL = frozenset(SESSIONS)
+
+REPAIRED = {  # found by verify, and whole again after repair; what can be read before that
+    "bad-pack-missing": ALL - {("b", 1)},
+    "bad-pack-empty": ALL - {("b", 1)},
+    "bad-pack-bit-flipped": ALL - {("b", 1)},
+    "bad-pack-cut-short": ALL - {("b", 1)},
+    "bad-pack-grew": ALL,
+    "bad-pack-header-zeroed": ALL,
+    "bad-pack-all-zeros": ALL - {("b", 1)},
+    "bad-pack-is-another": ALL - {("b", 1)},
+    "bad-pack-with-marks-cut-short": ALL - {("a", 2)},
+    "bad-shared-prompt-zeroed": frozenset(),
+    "bad-parity-bit-flipped": ALL,
+    "bad-index-bit-flipped": ALL,
+    "bad-index-cut-short": ALL,
+    "bad-settings-copy-zeroed": ALL,
+    "bad-plan-copy-zeroed": ALL,
+    "bad-sealed-key-copy-zeroed": ALL,
+}
+REOPENED = [
+    "bad-settings-missing",
+    "bad-settings-zeroed",
+    "bad-plan-cut-short",
+]  # not opened before repair, whole after it
+LOST = {  # found by verify, and repair says so; what can be read before and after it
+    "bad-pack-and-parity-missing": ALL - {("b", 1)},
+    "bad-record-flipped-and-parity-gone": ALL - {("b", 1)},
+    "bad-shared-prompt-and-parity-missing": frozenset(),
+}
+REFUSED: dict[str, type[PltzError]] = {  # not opened, and not repaired
+    "bad-plan-and-copy-cut-short": PltzError,
+    "bad-settings-and-copy-missing": UsageError,
+    "bad-settings-of-a-newer-version": VersionError,
+}
+SPECIAL = ["bad-footer-and-parity-gone", "bad-pack-of-a-newer-version", "bad-sealed-keys-missing"]
+
+
+def disk_of(name: str) -> SimDisk:
+    state = State(folders={"", *FOLDERS})
+    with zipfile.ZipFile(HERE / f"{name}.zip") as archive:
+        for number, path in enumerate(archive.namelist()):
+            state.names[path], state.data[number] = number, archive.read(path)
+    return SimDisk(state, seed=5)
+
+
+def opened(disk: SimDisk, name: str) -> Archive:
+    return Archive.open(DirectoryStore(disk), [BytesCodec()], key=KEY if "sealed" in name else None)
+
+
+def readable(archive: Archive) -> frozenset[tuple[str, int]]:
+    """Versions that are read; none may be read as anything but what was put."""
+    found = set()
+    for (name, number), tokens in SESSIONS.items():
+        try:
+            assert archive.get(name, number=number).tokens.tolist() == tokens
+            found.add((name, number))
+        except PltzError:
+            continue
+    return frozenset(found)
+
+
+def repair(disk: SimDisk, name: str) -> Repaired:
+    store = DirectoryStore(disk)
+    return Repairer(store, lambda s: open_keys(store, s, KEY if "sealed" in name else None)).run()
+
+
+def whole(archive: Archive) -> bool:
+    report = archive.verify(decode=True)
+    forgotten = {(v.name, v.number) for v in archive.ls(history=True, forgotten=True) if v.forgotten}
+    return report.sound and not report.undecoded and readable(archive) == ALL and forgotten == {FORGOTTEN}
+
+
+def test_every_golden_archive_has_a_verdict_and_a_maker() -> None:
+    assert sorted([*GOOD, *REPAIRED, *REOPENED, *LOST, *REFUSED, *SPECIAL]) == NAMES == sorted(defects())
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_archives_are_read(name: str) -> None:
+    disk = disk_of(name)
+    assert whole(opened(disk, name))
+    assert repair(disk, name).whole and whole(opened(disk, name))
+
+
+@pytest.mark.parametrize("name", REPAIRED)
+def test_what_repair_makes_whole(name: str) -> None:
+    disk = disk_of(name)
+    archive = opened(disk, name)
+    assert readable(archive) == REPAIRED[name]
+    assert not archive.verify().sound
+    assert repair(disk, name).whole
+    assert whole(opened(disk, name))
+
+
+@pytest.mark.parametrize("name", REOPENED)
+def test_what_is_not_opened_before_it_is_repaired(name: str) -> None:
+    disk = disk_of(name)
+    with pytest.raises(PltzError):
+        opened(disk, name)
+    assert repair(disk, name).whole
+    assert whole(opened(disk, name))
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_what_is_lost_is_named_and_the_rest_is_kept(name: str) -> None:
+    disk = disk_of(name)
+    archive = opened(disk, name)
+    assert readable(archive) == LOST[name]
+    report = archive.verify(decode=True)
+    assert not report.sound
+    told = repair(disk, name)
+    assert not told.whole
+    named = {(v.name, v.number) for v in told.lost} | {(u.name, 1) for u in told.unnamed}
+    assert len(told.lost) + len(told.unnamed) == len(ALL - {FORGOTTEN} - LOST[name]), named
+    assert readable(opened(disk, name)) == LOST[name]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_only_a_person_can_decide(name: str) -> None:
+    disk = disk_of(name)
+    before = disk.seen.files()
+    with pytest.raises(REFUSED[name]):
+        opened(disk, name)
+    try:
+        assert not repair(disk, name).whole
+    except (UsageError, CorruptError, VersionError):
+        pass
+    with pytest.raises(REFUSED[name]):
+        opened(disk, name)
+    assert before.items() <= disk.seen.files().items(), "nothing was deleted"
+
+
+def test_where_nothing_says_how_many_records_there_were_repair_does_not_vouch_for_all() -> None:
+    disk = disk_of("bad-footer-and-parity-gone")
+    assert readable(opened(disk, "")) == ALL and not opened(disk, "").verify().sound
+    told = repair(disk, "")
+    assert (told.salvaged, told.uncounted, told.whole) == (1, 1, False)
+    assert whole(opened(disk, ""))
+
+
+def test_a_pack_of_a_newer_version_is_named_and_left_alone() -> None:
+    disk = disk_of("bad-pack-of-a-newer-version")
+    archive = opened(disk, "")
+    assert readable(archive) == ALL - {("b", 1)}
+    report = archive.verify()
+    assert not report.sound and any("newer" in p.what for p in report.problems)
+    before = disk.seen.files()
+    assert not repair(disk, "").whole
+    packs = {path: data for path, data in before.items() if path.startswith("packs/")}
+    assert packs.items() <= disk.seen.files().items()
+
+
+def test_without_the_keys_of_a_domain_nothing_is_read_and_nothing_is_wrong() -> None:
+    disk = disk_of("bad-sealed-keys-missing")
+    archive = opened(disk, "sealed")
+    assert not readable(archive)
+    before = disk.seen.files()
+    repair(disk, "sealed")
+    assert before.items() <= disk.seen.files().items()

@@ -1,0 +1,51 @@
+"""Sessions in an archive: what a put asks of a model (tests/cli/test_archive.py has all the rest, by the commands)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pltz.archive import sessions
+from pltz.archive.codec import BundleCodec, Plain
+from pltz.archive.sessions import Item, SessionArchive
+from pltz.models.bundle import Bundle, write_bundle
+from pltz.models.session import Session
+from pltz.plt_codec.weights import random_weights
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Bundle:
+    """Its memory reaches 32 tokens back: less than a segment."""
+    folder = tmp_path_factory.mktemp("bundle")
+    weights = random_weights(5, vocab=1024, block=128, memory=32)
+    write_bundle(folder, "tiny", weights, tiny_tokenizer_json(1024), b"", {})
+    return Bundle.load(folder)
+
+
+def test_a_segment_is_encoded_once_after_its_tower_and_once_alone(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[bytes, ...]] = []
+    encode = BundleCodec.encode
+
+    def counted(codec: BundleCodec, batch: Sequence[Plain]) -> list[bytes]:
+        asked.extend(tuple(np.asarray(t, np.int64).tobytes() for t in (p.tokens, p.above)) for p in batch)
+        return encode(codec, batch)
+
+    monkeypatch.setattr(BundleCodec, "encode", counted)
+    monkeypatch.setattr(
+        sessions._Way, "fits", lambda way, sizes: way.codec == 0
+    )  # untrained, it would lose to zstd
+    cold = SessionArchive.create(tmp_path / "cold", [bundle])
+    ids = np.random.default_rng(1).integers(0, 1024, 300)
+    for count in (100, 200, 300):
+        asked.clear()
+        [stored] = cold.put([Item("s", Session("ids", ids[:count]))])
+        assert stored.by_model and (stored.segments, stored.known) == (count // 100, count // 100 - 1)
+        new = ids[count - 100 : count].tobytes()
+        after = {(new, ids[count - 132 : count - 100].tobytes())} if count > 100 else set()
+        assert sorted(asked) == sorted({(new, b""), *after})
+    assert cold.get("s").value.tolist() == ids.tolist()

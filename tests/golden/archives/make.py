@@ -1,0 +1,184 @@
+"""Make the golden archives beside this file: `python -m tests.golden.archives.make`.
+
+Each is a whole archive as a ZIP of its files: `good-*` must be read as it was put, `bad-*` has one defect, named by the file. They are made
+once, by the format as it was then, and never rewritten: what they hold is in `SESSIONS`, what is expected of them in
+tests/archive/test_golden.py.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import BytesCodec
+from pltz.archive.identity import digest
+from pltz.archive.keys import Secret
+from pltz.archive.pack import Damage, Pack
+from pltz.archive.settings import COPY, NAME
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import DirectoryStore
+from pltz.archive.writer import NewSession
+
+HERE = Path(__file__).parent
+KEY = Secret(b"a key of golden archives", 0)
+PROMPT = list(b"You sell bicycles and bells. ") * 3
+SESSIONS: dict[tuple[str, int], list[int]] = {  # (name, version number): tokens
+    ("prompt", 1): PROMPT,
+    ("a", 1): PROMPT + [3] * 9,
+    ("b", 1): PROMPT + [4] * 9,
+    ("a", 2): PROMPT + [3] * 9 + [7],
+}
+FORGOTTEN = "a", 1
+Files = dict[str, bytes]
+
+
+def good(key: Secret | None = None) -> Files:
+    """Four packs of a session each and one of a mark, an index over three of them, a plan that condemns one."""
+    disk = SimDisk()
+    archive = Archive.create(DirectoryStore(disk), [BytesCodec()], key=key)
+    for number, ((name, _), tokens) in enumerate(SESSIONS.items()):
+        if number == 3:
+            archive.write_index()
+        rest = [tokens[87:96], tokens[96:]]
+        rows = [np.array(t) for t in (tokens[:87], *rest) if len(t)]
+        archive.put([NewSession(name, rows, shared=1, labels={"n": str(number)})])
+    archive.forget([archive.version(*FORGOTTEN[:1], number=1)])
+    archive.collect(small=0, dead_share=0.01)
+    return disk.seen.files()
+
+
+def pack(files: Files, name: str, number: int = 1) -> str:
+    """The pack that a version's record lies in."""
+    for path, data in files.items():
+        if path.startswith("packs/"):
+            rows = [item[1] for item in Pack.of(data).scan() if not isinstance(item, Damage)]
+            if any((r.name, r.number) == (name, number) for r in rows):
+                return path
+    raise AssertionError(name)
+
+
+def parity(path: str) -> str:
+    return path.replace("packs/", "parity/")
+
+
+def only(files: Files, folder: str) -> str:
+    [path] = [p for p in files if p.startswith(folder + "/")]
+    return path
+
+
+def without(files: Files, *paths: str) -> Files:
+    return {path: data for path, data in files.items() if path not in paths}
+
+
+def changed(files: Files, path: str, change: Callable[[bytes], bytes]) -> Files:
+    return files | {path: change(files[path])}
+
+
+def zeroed(begin: int, end: int) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        span = range(len(data))[begin:end]
+        return data[: span.start] + bytes(len(span)) + data[span.stop :]
+
+    return change
+
+
+def flipped(data: bytes) -> bytes:
+    """One bit, in the middle: of a pack, of its records."""
+    at = len(data) // 2
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def newer_pack(data: bytes) -> bytes:
+    """Version 2 in both headers, with sums that hold; the file is called by its digest then."""
+    out = bytearray(data)
+    size = struct.unpack_from("<I", out, 40)[0]
+    for at in (0, len(out) - 36 - 48):
+        out[at + 4] = 2
+        struct.pack_into("<I", out, at + 44, zlib.crc32(out[48 : 48 + size], zlib.crc32(out[at : at + 44])))
+    foot = bytes(out[-36:-24])
+    foot += digest(b"pltz pack", bytes(out[:-36]), foot)
+    return bytes(out[:-36]) + foot + zlib.crc32(foot).to_bytes(4, "little") + b"pTLP"
+
+
+def newer_settings(data: bytes) -> bytes:
+    fields = json.loads(data)
+    del fields["check"]
+    fields["format"] = 2
+
+    def line() -> bytes:
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    fields["check"] = digest(b"pltz archive", line()).hex()
+    return line() + b"\n"
+
+
+def defects() -> dict[str, Files]:
+    """Every golden archive by name."""
+    g, s = good(), good(KEY)
+    b, prompt, mark = pack(g, "b"), pack(g, "prompt"), pack(g, "a", 2)
+    index, plan = only(g, "index"), only(g, "collect")
+    plan_copy = plan.replace("collect/", "parity/")
+    keys = sorted(p for p in s if p.startswith("keys/") and not p.startswith("keys/" + "0" * 32))
+    newer = newer_pack(g[b])
+    newer_name = "packs/" + newer[-24:-8].hex()
+    return {
+        "good": g,
+        "good-sealed": s,
+        "good-left-over-from-a-crash": g | {"tmp/0f0f": g[b][:100], "tmp/1e1e": b""},
+        "good-files-of-strangers": g | {"packs/.DS_Store": b"\0", "README": b"hands off", "index/copy": b"x"},
+        "good-index-missing": without(g, index),
+        "good-parity-missing": without(g, parity(b)),
+        "bad-pack-missing": without(g, b),
+        "bad-pack-empty": g | {b: b""},
+        "bad-pack-bit-flipped": changed(g, b, flipped),
+        "bad-pack-cut-short": changed(g, b, lambda d: d[:-50]),
+        "bad-pack-grew": changed(g, b, lambda d: d + bytes(512)),
+        "bad-pack-header-zeroed": changed(g, b, zeroed(0, 64)),
+        "bad-pack-all-zeros": changed(g, b, lambda d: bytes(len(d))),
+        "bad-pack-is-another": g | {b: g[prompt]},
+        "bad-pack-with-marks-cut-short": changed(g, mark, lambda d: d[: len(d) // 2]),
+        "bad-shared-prompt-zeroed": changed(g, prompt, zeroed(100, -100)),
+        "bad-parity-bit-flipped": changed(g, parity(b), flipped),
+        "bad-index-bit-flipped": changed(g, index, flipped),
+        "bad-index-cut-short": changed(g, index, lambda d: d[:60]),
+        "bad-settings-missing": without(g, NAME),
+        "bad-settings-zeroed": changed(g, NAME, zeroed(0, 20)),
+        "bad-settings-copy-zeroed": changed(g, COPY, zeroed(0, 20)),
+        "bad-plan-cut-short": changed(g, plan, lambda d: d[:20]),
+        "bad-plan-copy-zeroed": changed(g, plan_copy, zeroed(0, 20)),
+        "bad-sealed-key-copy-zeroed": changed(s, keys[0], zeroed(0, 60)),
+        "bad-footer-and-parity-gone": without(changed(g, b, zeroed(-36, None)), parity(b)),  # type: ignore[arg-type]
+        "bad-pack-and-parity-missing": without(g, b, parity(b)),
+        "bad-record-flipped-and-parity-gone": without(changed(g, b, flipped), parity(b)),
+        "bad-shared-prompt-and-parity-missing": without(g, prompt, parity(prompt)),
+        "bad-plan-and-copy-cut-short": changed(
+            changed(g, plan, lambda d: d[:20]), plan_copy, lambda d: d[:20]
+        ),
+        "bad-settings-and-copy-missing": without(g, NAME, COPY),
+        "bad-settings-of-a-newer-version": changed(changed(g, NAME, newer_settings), COPY, newer_settings),
+        "bad-pack-of-a-newer-version": without(g, b, parity(b)) | {newer_name: newer},
+        "bad-sealed-keys-missing": without(s, *keys),
+    }
+
+
+def as_zip(files: Files) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made:
+        for path, data in sorted(files.items()):
+            made.writestr(zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0)), data)
+    return out.getvalue()
+
+
+if __name__ == "__main__":
+    for name, files in defects().items():
+        path = HERE / f"{name}.zip"
+        if not path.exists():
+            path.write_bytes(as_zip(files))
