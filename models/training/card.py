@@ -82,6 +82,7 @@ def as_markdown(c: dict[str, Any]) -> str:
             for r in t["runs"]
         ),
         *(f"- then: {line}" for line in t["after"]),
+        *([f"- began as {t['start']['model']} ({t['start']['file']}), licence {t['start']['licence']}"] if "start" in t else []),
         "",
         "## Test",
         "",
