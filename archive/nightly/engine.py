@@ -4,8 +4,8 @@
     processes  ``workers`` processes of this machine, each its own writer of the archive
     ray        tasks of a Ray cluster (`ray_engine.py`)
 
-A process that dies (out of memory, killed) takes its pool with it: what it had not finished is done again by a new pool, shard by
-shard, and a shard that ends a process twice is given up and named.
+A process that dies (out of memory, killed) costs its shard one more try, in a new process; a shard that ends a process twice is given up and
+named. Each process has a pipe of its own: nothing is shared that one that was killed could hold on to.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable, Iterator
 from multiprocessing import connection
 
 from pltz.archive.nightly.config import Config
@@ -23,56 +21,98 @@ from pltz.archive.nightly.freeze import Freezer
 from pltz.archive.nightly.shard import Shard
 from pltz.archive.nightly.tally import Tally
 
-AHEAD = 2  # shards on their way for each process
-
-_freezer: Freezer | None = None  # of this process, where it is one of a pool
+TRIES = 2  # processes that a shard may end
 
 
 def processes(config: Config, run: int, shards: Iterable[Shard]) -> Iterator[Tally]:
-    """In ``config.workers`` processes."""
-    lost: list[Shard] = []
-    rows = iter(shards)
-    while True:
-        broken = yield from _pool(config, run, rows, config.workers, lost)
-        if not broken:
-            break
-    for shard in lost:  # one at a time, so that it is known which one it was
-        again: list[Shard] = []
-        yield from _pool(config, run, iter([shard]), 1, again)
-        if again:
-            words = f"{shard.place}: the process that froze it died, twice: it is left for the next run"
-            yield Tally(shard.source, failures=[words])
-
-
-def _pool(
-    config: Config, run: int, shards: Iterator[Shard], workers: int, lost: list[Shard]
-) -> Generator[Tally, None, bool]:
-    """Work until there are no more shards; True where the pool broke: then ``lost`` has what was on its way."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _start, (config, run)) as pool:
-        running: dict[Future[Tally], Shard] = {}
-        try:
-            while True:
-                while len(running) < AHEAD * workers and (shard := next(shards, None)):
-                    lost.append(shard)  # until the pool has it
-                    running[pool.submit(_freeze, shard)] = lost.pop()
-                if not running:
-                    return False
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    tally = future.result()
-                    del running[future]
+    """In ``config.workers`` processes. Raises what freezing a shard raised."""
+    rows = ((shard, 0) for shard in shards)
+    again: list[tuple[Shard, int]] = []
+    busy: dict[int, tuple[_Process, Shard, int]] = {}  # by sentinel
+    idle: list[_Process] = []
+    try:
+        while True:
+            while len(busy) < config.workers and (work := again.pop() if again else next(rows, None)):
+                process = idle.pop() if idle else _Process(config, run)
+                process.give(work[0])
+                busy[process.sentinel] = process, *work
+            if not busy:
+                return
+            for sentinel in _ready(busy):
+                process, shard, deaths = busy.pop(sentinel)
+                tally = process.take()
+                if tally is not None:
+                    idle.append(process)
                     yield tally
-        except BrokenProcessPool:
-            lost += running.values()
-            return True
-        finally:
-            pool.shutdown(cancel_futures=True)
+                elif deaths + 1 < TRIES:
+                    again.append((shard, deaths + 1))
+                else:
+                    words = (
+                        f"{shard.place}: the process that froze it died, twice: it is left for the next run"
+                    )
+                    yield Tally(shard.source, failures=[words])
+    finally:
+        for process in [*idle, *(one for one, _, _ in busy.values())]:
+            process.stop()
 
 
-def _start(config: Config, run: int) -> None:
-    global _freezer
+class _Process:
+    """A process that freezes one shard after the other."""
+
+    def __init__(self, config: Config, run: int):
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(config, run, theirs), daemon=True)
+        self._process.start()
+        theirs.close()  # the child's copy alone is left, so its death ends the pipe
+        self.sentinel = self._process.sentinel
+
+    def give(self, shard: Shard) -> None:
+        """Have it freeze a shard. A dead process is found out by `take`."""
+        try:
+            self.pipe.send(shard)
+        except OSError:
+            pass
+
+    def take(self) -> Tally | None:
+        """The tally of the shard; None where the process died. Raises what freezing raised."""
+        try:
+            found = self.pipe.recv()
+        except (EOFError, OSError):
+            self.stop()
+            return None
+        if isinstance(found, BaseException):
+            raise found
+        assert isinstance(found, Tally)
+        return found
+
+    def stop(self) -> None:
+        """End it, whatever it does; a shard half done is done again by the next run."""
+        self.pipe.close()
+        self._process.kill()
+        self._process.join()
+
+
+def _ready(busy: dict[int, tuple[_Process, Shard, int]]) -> list[int]:
+    """Sentinels of the processes that have answered or died."""
+    pipes = {process.pipe: sentinel for sentinel, (process, _, _) in busy.items()}
+    found = connection.wait([*pipes, *busy])
+    return list({pipes.get(one, one) if not isinstance(one, int) else one for one in found})  # type: ignore[call-overload]
+
+
+def _work(config: Config, run: int, pipe: connection.Connection) -> None:
+    """What a process does: shards from the pipe, tallies back, until the pipe ends."""
     threading.Thread(target=_follow, daemon=True).start()
-    _freezer = Freezer(config, run)
+    freezer = Freezer(config, run)
+    while True:
+        try:
+            shard = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(freezer.freeze(shard))
+        except Exception as exc:  # noqa: BLE001, the parent raises it
+            pipe.send(exc)
 
 
 def _follow() -> None:
@@ -81,8 +121,3 @@ def _follow() -> None:
     if parent is not None:
         connection.wait([parent.sentinel])
         os._exit(1)
-
-
-def _freeze(shard: Shard) -> Tally:
-    assert _freezer is not None
-    return _freezer.freeze(shard)
