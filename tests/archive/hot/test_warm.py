@@ -264,6 +264,9 @@ def test_a_kill_leaves_whole_files_and_what_is_cleared_away(tmp_path: Path) -> N
     for pause in (0.05, 0.08, 0.11, 0.14, 0.17):
         worker = context.Process(target=_writes_until_killed, args=(str(tmp_path),))
         worker.start()
+        end = time.monotonic() + 30
+        while not any(tmp_path.glob("*/*.safetensors")) and time.monotonic() < end:
+            time.sleep(0.005)  # a busy disk takes its time over the first file
         time.sleep(pause)
         worker.kill()
         worker.join(30)
