@@ -1,9 +1,9 @@
 """Warm files: what is read is what was written, bit for bit, or not there; several processes share one budget."""
 
-import itertools
 import json
-import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -222,35 +222,50 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
         WarmFolder(tmp_path / "file", 1)
 
 
-def _writes(place: str, seed: int, budget: int) -> None:
-    folder = WarmFolder(place, budget)
-    rng = np.random.default_rng(seed)
-    for n in rng.integers(0, 12, 60):
-        name = bytes([int(n)]) * 16
-        ids = np.full(40, n, np.int32)
-        one = Slab(torch.full((1, 2, 1, 40, 4), float(n)), ids, ids, 0)
-        found = folder.read(SPACE, name)
-        assert found is None or same(found.slab, one)
-        folder.write(SPACE, name, Warm(one, PARENT, 0))
-        assert folder.usage()[0] <= budget
-    os._exit(1 if folder.damaged else 0)
+# Fresh interpreters, not forks: a fork of a process that has used torch's threads waits for them for ever.
+WRITES = """
+import sys
+import numpy as np
+import torch
+from pltz.archive.hot.slab import Slab
+from pltz.archive.hot.warm import Warm, WarmFolder
+
+place, seed, budget = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+folder = WarmFolder(place, budget)
+for n in np.random.default_rng(seed).integers(0, 12, 60).tolist():
+    ids = np.full(40, n, np.int32)
+    one = Slab(torch.full((1, 2, 1, 40, 4), float(n)), ids, ids, 0)
+    found = folder.read(b"space...........", bytes([n]) * 16)
+    assert found is None or torch.equal(found.slab.kv, one.kv) and np.array_equal(found.slab.ids, ids)
+    folder.write(b"space...........", bytes([n]) * 16, Warm(one, b"parent..........", 0))
+    assert folder.usage()[0] <= budget
+assert not folder.damaged
+"""
+
+WRITES_UNTIL_KILLED = """
+import itertools
+import sys
+import numpy as np
+import torch
+from pltz.archive.hot.slab import Slab
+from pltz.archive.hot.warm import Warm, WarmFolder
+
+folder = WarmFolder(sys.argv[1], 3 << 20)
+for n in itertools.count():
+    ids = np.full(4000, n % 250, np.int32)
+    slab = Slab(torch.full((2, 2, 1, 4000, 8), float(n % 250)), ids, ids, 0)
+    folder.write(b"space...........", bytes([n % 250]) * 16, Warm(slab, b"parent..........", 0))
+"""
+
+
+def started(script: str, *args: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", script, *map(str, args)])
 
 
 def test_processes_share_a_folder_and_its_budget(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_writes, args=(str(tmp_path), seed, 12_000)) for seed in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    workers = [started(WRITES, tmp_path, seed, 12_000) for seed in range(3)]
+    assert [worker.wait(120) for worker in workers] == [0, 0, 0]
     assert 0 < WarmFolder(tmp_path, 12_000).usage()[0] <= 12_000
-
-
-def _writes_until_killed(place: str) -> None:
-    folder = WarmFolder(place, 3 << 20)
-    for n in itertools.count():
-        folder.write(SPACE, bytes([n % 250]) * 16, Warm(_filled(n % 250), PARENT, 0))
 
 
 def _filled(number: int) -> Slab:
@@ -259,17 +274,17 @@ def _filled(number: int) -> Slab:
 
 
 def test_a_kill_leaves_whole_files_and_what_is_cleared_away(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
     left = 0
     for pause in (0.05, 0.08, 0.11, 0.14, 0.17):
-        worker = context.Process(target=_writes_until_killed, args=(str(tmp_path),))
-        worker.start()
-        end = time.monotonic() + 30
-        while not any(tmp_path.glob("*/*.safetensors")) and time.monotonic() < end:
-            time.sleep(0.005)  # a busy disk takes its time over the first file
+        before = set(tmp_path.glob("*/*.safetensors"))
+        worker = started(WRITES_UNTIL_KILLED, tmp_path)
+        end = time.monotonic() + 60
+        while set(tmp_path.glob("*/*.safetensors")) == before and time.monotonic() < end:
+            assert worker.poll() is None
+            time.sleep(0.005)  # until it writes: a busy machine takes its time over the start
         time.sleep(pause)
         worker.kill()
-        worker.join(30)
+        worker.wait(30)
         folder = WarmFolder(tmp_path, 3 << 20)
         assert folder.usage()[0] <= 3 << 20
         for path in tmp_path.glob("*/*.safetensors"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -16,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pltz.archive.io import OsDisk
-from pltz.archive.nightly import config, freeze, job
+from pltz.archive.nightly import freeze
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +29,27 @@ import sys
 from pltz.archive.nightly import config, freeze, job
 freeze.BATCH_SESSIONS = 8
 print(job.run(config.load(sys.argv[1]))["exit_code"])
+"""
+
+KILLED_AT = """
+import os
+import signal
+import sys
+from pltz.archive.io import OsDisk
+
+left = int(sys.argv[2])
+
+def counted(real):
+    def call(*args):
+        global left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args)
+    return call
+
+for name in sys.argv[3:]:
+    setattr(OsDisk, name, counted(getattr(OsDisk, name)))
 """
 
 
@@ -62,30 +81,11 @@ def copy(nightly: Nightly, name: str) -> Nightly:
 
 
 def killed_at(call: int, file: Path) -> bool:
-    """Run a job in a forked process that is killed before its ``call``th call of the system; False where it made fewer."""
-
-    def work() -> None:
-        made = 0
-
-        def counted(real: Any) -> Any:
-            def made_call(self: OsDisk, *args: Any) -> Any:
-                nonlocal made
-                made += 1
-                if made == call:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(self, *args)
-
-            return made_call
-
-        for name in CALLS:
-            setattr(OsDisk, name, counted(getattr(OsDisk, name)))
-        job.run(config.load(file))
-
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    process.join(120)
-    assert process.exitcode in (0, -signal.SIGKILL)
-    return process.exitcode != 0
+    """Run a job in a process that is killed before its ``call``th call of the system; False where it made fewer."""
+    command = [sys.executable, "-c", KILLED_AT + RUN, str(file), str(call), *CALLS]
+    process = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=120, check=False)
+    assert process.returncode in (0, -signal.SIGKILL)
+    return process.returncode != 0
 
 
 def check_kills(logs: Nightly, start: int, stride: int) -> int:
