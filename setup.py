@@ -1,4 +1,4 @@
-"""Builds the compiled engine where there is a C compiler; without one the install succeeds and torch does the work."""
+"""Builds what is compiled where there is a C compiler; without one the install succeeds, torch does the engine's work and Python the rest."""
 
 import os
 
@@ -6,6 +6,13 @@ from setuptools import Extension, setup
 
 SOURCES = (
     "module",
+    "memory",
+    "model",
+    "coder",
+    "session",
+    "batch",
+    "layers",
+    "head",
     "engine",
     "kernel_plain",
     "kernel_avx2",
@@ -13,7 +20,19 @@ SOURCES = (
     "kernel_amx",
     "kernel_neon",
 )
-HEADERS = ("kernel", "kernel_body", "avx512", "amx_attend", "pool")
+HEADERS = (
+    "memory",
+    "model",
+    "coder",
+    "session",
+    "batch",
+    "engine",
+    "pool",
+    "kernel",
+    "kernel_body",
+    "avx512",
+    "amx_attend",
+)
 FLAGS = ["-O3", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
 EXTRA = os.environ.get("PLTZ_CFLAGS", "").split()
 
@@ -27,7 +46,15 @@ setup(
             extra_link_args=["-pthread", *EXTRA],
             libraries=["m"],
             optional=True,
-        )
+        ),
+        Extension(
+            "pltz.archive.hooks._ids",
+            sources=["archive/hooks/ids.c"],
+            extra_compile_args=[*FLAGS, *EXTRA],
+            extra_link_args=EXTRA,
+            optional=True,
+        ),
     ],
-    exclude_package_data={"pltz.plt_codec": ["native/*"]},  # sources belong in the sdist, not in a wheel
+    # sources belong in the sdist, not in a wheel
+    exclude_package_data={"pltz.plt_codec": ["native/*"], "pltz.archive.hooks": ["ids.c"]},
 )

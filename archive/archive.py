@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,16 +21,18 @@ from pltz.archive import identity, index
 from pltz.archive.chain import Chains, Known
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.collect import DEAD_SHARE, SMALL, Collected, Collector
-from pltz.archive.errors import LostError, NotFound
+from pltz.archive.errors import LostError, NotFound, StoreError
 from pltz.archive.identity import TENANT, Tokens
 from pltz.archive.index import SEGMENTS, Lookup
-from pltz.archive.keys import Clear, Keyring, Keys, Locked, Secret
+from pltz.archive.keyring import Keyring
+from pltz.archive.keys import Clear, Keys, Locked, Secret
+from pltz.archive.new_session import NewSession, Receipt
 from pltz.archive.parity import SHARE, SHARED
 from pltz.archive.record import FORGET, RESTORE
 from pltz.archive.settings import COPY, MAX_SIZE, NAME, Settings
-from pltz.archive.store import Store, open_store
-from pltz.archive.view import Problem, Version, View
-from pltz.archive.writer import NewSession, Receipt, Writer
+from pltz.archive.store import Store, is_there, open_store
+from pltz.archive.view import Found, Problem, Version, View
+from pltz.archive.writer import Writer
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -109,8 +110,7 @@ class Archive:
         """
         store = open_store(place) if isinstance(place, str | os.PathLike) else place
         store.make()
-        with suppress(FileNotFoundError):
-            store.read(NAME, 0, 1)
+        if is_there(store, NAME):
             raise UsageError(f"there is an archive already: {NAME} exists")
         settings = Settings(store.random(identity.SIZE), key is not None, parity)
         for left in store.list("keys"):  # of an init that did not come to its end
@@ -141,7 +141,8 @@ class Archive:
         try:
             data = store.read(NAME, 0, MAX_SIZE)
         except FileNotFoundError as exc:
-            raise UsageError(f"no archive here ({NAME} is missing): make one with pltz archive init") from exc
+            at = f"at {place}" if isinstance(place, str | os.PathLike) else "here"
+            raise UsageError(f"no archive {at} ({NAME} is missing): make one with pltz archive init") from exc
         settings = Settings.decode(data)
         return cls(store, settings, codecs, open_keys(store, settings, key))
 
@@ -193,9 +194,7 @@ class Archive:
         """The tokens of a version. Raises LostError, BundleMismatch."""
         return self.towers([version])[0]
 
-    def towers(
-        self, versions: Sequence[Version], known: Mapping[bytes, Known] | None = None
-    ) -> list[Tower]:
+    def towers(self, versions: Sequence[Version], known: Mapping[bytes, Known] | None = None) -> list[Tower]:
         """The tokens of versions, decoded side by side, what they share once; raises as `tower`, for the first that is lost.
 
         All of them are in memory at once: ask for some hundred at a time. ``known``: segments that the caller has from
@@ -205,13 +204,17 @@ class Archive:
 
     def parent(self, segment: bytes) -> bytes:
         """The segment above one, NONE for a root. Raises LostError where its record is not to be had."""
-        return self._twice(lambda: self._parent(segment))
+        return self.record(segment).record.parent
 
-    def _parent(self, segment: bytes) -> bytes:
+    def record(self, segment: bytes) -> Found:
+        """A segment's record and where it is. Raises LostError."""
+        return self._twice(lambda: self._record(segment))
+
+    def _record(self, segment: bytes) -> Found:
         found = self.view.find(SEGMENTS, segment)
         if not found:
             raise LostError(f"segment {segment.hex()} is damaged or gone: see pltz archive verify")
-        return found[0].record.parent
+        return found[0]
 
     def segment(self, segment: bytes) -> list[tuple[bytes, Tokens]]:
         """The tower that ends in a segment, by its id. Raises NotFound, LostError."""
@@ -280,11 +283,11 @@ class Archive:
 
         Returns how many were not forgotten yet. Raises NotFound where one was collected, else like `put`.
         """
-        return self._mark(versions, FORGET)
+        return self._twice(lambda: self._mark(versions, FORGET))
 
     def restore(self, versions: Sequence[Version]) -> int:
         """Undelete: bring forgotten versions back. Raises NotFound, ArchiveError where they or what they need was collected."""
-        return self._mark(versions, RESTORE)
+        return self._twice(lambda: self._mark(versions, RESTORE))
 
     def verify(
         self,
@@ -340,18 +343,24 @@ class Archive:
         """Put an index over the packs that have none, taking in smaller indexes (or all of them)."""
         view = self.view
         absorbed: dict[str, index.FileIndex] = {}
-        entries = view.tail.count
+        entries, packs = view.tail.count, len(view.tail.packs)
         for name, known in sorted(view.indexes.items(), key=lambda item: len(item[1])):
-            if everything or len(known) <= 2 * entries:
+            fits = packs + len(known.packs) <= index.MAX_PACKS
+            if everything or (fits and len(known) <= 2 * entries):
                 absorbed[name] = known
                 entries += len(known)
+                packs += len(known.packs)
         sources: list[Lookup] = [view.tail, *absorbed.values()]
         covered = {p for source in sources for p in source.packs if p in view.packs}
-        packs = {p: view.packs[p] for p in covered - view.unreadable}  # damaged ones are scanned when opened
-        data = index.build(sources, packs)
-        name = data[-identity.SIZE :].hex()
-        self.store.put(f"index/{name}", data)
-        for old in set(absorbed) - {name}:
+        sizes = {p: view.packs[p] for p in covered - view.unreadable}  # damaged ones are scanned when opened
+        made = set()
+        for part in index.parts(sizes):
+            data = index.build(sources, part)
+            name = data[-identity.SIZE :].hex()
+            if not self.store.put(f"index/{name}", data):
+                raise StoreError(f"index/{name} holds other bytes than its name says: rebuild or repair")
+            made.add(name)
+        for old in set(absorbed) - made:
             self.store.delete(f"index/{old}")
         view.reset_tail()
         view.refresh()
@@ -369,6 +378,8 @@ class Archive:
         if fresh:
             self._writer.mark(fresh, verb)
             self._index_now_and_then()
+        else:
+            self.store.settle("packs")  # who made these marks may stand between a link and its sync
         return len(fresh)
 
     def _again(self, version: Version) -> Version:
@@ -380,8 +391,12 @@ class Archive:
         return found
 
     def _index_now_and_then(self) -> None:
+        """What was put is durable: that there is no room for an index costs time, nothing else."""
         if len(self._uncovered()) >= INDEX_PACKS or self.view.tail.count >= INDEX_ENTRIES:
-            self.write_index(everything=False)
+            try:
+                self.write_index(everything=False)
+            except StoreError as exc:
+                self.view.problem("index", "", str(exc))
 
     def _uncovered(self) -> set[bytes]:
         covered = set[bytes]().union(*(set(i.packs) for i in self.view.indexes.values()))

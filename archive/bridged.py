@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.archive.codec import Coded, Plain
+from pltz.archive.codec import Coded, Plain, embedded, encode_frames, frame_item, layout_mode
 from pltz.archive.identity import Tokens
-from pltz.archive.pack import TOWER
+from pltz.archive.pack import FAST, TOWER
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
-from pltz.plt_codec.item import FrameItem
+from pltz.plt_codec.layout import LayoutName
 from pltz.plt_codec.varint import read_varint, write_varint
 
 if TYPE_CHECKING:
@@ -63,22 +64,41 @@ class BridgedCodec:
     bridge: from that tokenizer to the bundle's (`pltz.models.bridge.Bridge`). Raises UsageError where it is the bundle's own tokenizer.
     """
 
-    mode = TOWER
+    mode = TOWER | FAST
 
-    def __init__(self, bundle: Bundle, bridge: Bridge, *, device: str = "cpu", threads: int | None = None):
+    def __init__(
+        self,
+        bundle: Bundle,
+        bridge: Bridge,
+        *,
+        device: str = "cpu",
+        threads: int | None = None,
+        layout: LayoutName = "default",
+    ):
         if bridge.fingerprint == bundle.tokenizer.fingerprint:
             raise UsageError("these ids are the bundle's own: use BundleCodec")
         self.bundle_id, self.contract, self.tokenizer = bundle.id, bundle.contract, bridge.fingerprint
+        self.fast = layout == "fast"
         self.reach = bundle.weights.shape.memory
         self._bridge, self._coder = bridge, bundle.coder(device, threads)
+        self._vocabulary = bundle.tokenizer.fingerprint
+        self._again = partial(BridgedCodec, bridge=bridge, device=device, threads=threads, layout=layout)
+
+    def kin(self, bundle_id: bytes) -> BridgedCodec | None:
+        """As `codec.Kin` says."""
+        bundle = embedded(bundle_id, self._vocabulary)
+        return self._again(bundle) if bundle else None
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         bridged = [self._bridge.to_bundle(p.tokens) for p in batch]
-        frames = self._coder.encode(
-            [tokens for tokens, _ in bridged], contexts=self._contexts([p.above for p in batch])
+        frames = encode_frames(
+            self._coder,
+            [tokens for tokens, _ in bridged],
+            self._contexts([p.above for p in batch]),
+            [bool(layout_mode(self, p.tokens)) for p in batch],
         )
         return [
-            _Parts(len(tokens), patch, frame.data).encode() if len(plain.tokens) else b""
+            _Parts(len(tokens), patch, frame).encode() if len(plain.tokens) else b""
             for plain, (tokens, patch), frame in zip(batch, bridged, frames, strict=True)
         ]
 
@@ -88,7 +108,10 @@ class BridgedCodec:
             contexts = self._contexts([c.above for c in batch])
         except ContentError as exc:
             raise CorruptError(f"the segments above are not of this tokenizer: {exc}") from exc
-        items = [FrameItem(p.frame, p.tokens, context=c) for p, c in zip(parts, contexts, strict=True)]
+        items = [
+            frame_item(p.frame, p.tokens, above, c.fast)
+            for p, above, c in zip(parts, contexts, batch, strict=True)
+        ]
         found = self._coder.decode(items)
         return [self._ids(c, p, tokens) for c, p, tokens in zip(batch, parts, found, strict=True)]
 

@@ -8,7 +8,7 @@ A segment that cannot be had is an answer too: the error that a reader of it get
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +20,8 @@ from pltz.archive.errors import Erased, KeyMismatch, LostError
 from pltz.archive.identity import NONE, Tokens
 from pltz.archive.index import SEGMENTS
 from pltz.archive.keys import Keys
-from pltz.archive.view import Found, View
+from pltz.archive.pack import FAST, TOWER
+from pltz.archive.view import Found, Version, View
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
 
 MAX_SEGMENTS = 4096  # a tower
@@ -39,7 +40,7 @@ class Wanted:
     above: Tokens
 
 
-def decode_records(codecs: Sequence[SegmentCodec], keys: Keys, wanted: Sequence[Wanted]) -> list[Answer]:
+def decode_records(codecs: list[SegmentCodec], keys: Keys, wanted: Sequence[Wanted]) -> list[Answer]:
     """Tokens of each record, proved to be the segment that it says; or BundleMismatch, CorruptError, Erased, KeyMismatch."""
     out: list[Answer] = [NOTHING] * len(wanted)
     groups: dict[int, list[int]] = {}
@@ -63,7 +64,10 @@ def _decode(codec: SegmentCodec, keys: Keys, wanted: Sequence[Wanted]) -> list[A
     """One batch; where it does not decode, one by one, to know which."""
     try:
         bits = [keys.bits(w.item.context, w.item.record) for w in wanted]
-        coded = [Coded(b, w.item.record.tokens, w.above) for b, w in zip(bits, wanted, strict=True)]
+        coded = [
+            Coded(b, w.item.record.tokens, w.above, bool(w.item.context.mode & FAST))
+            for b, w in zip(bits, wanted, strict=True)
+        ]
         found = codec.decode(coded)
     except PltzError as exc:
         return [exc] if len(wanted) == 1 else [_decode(codec, keys, [w])[0] for w in wanted]
@@ -92,6 +96,24 @@ def _no_codec(item: Found) -> BundleMismatch:
     )
 
 
+def lost(view: View, versions: Iterable[Version], bad: Container[bytes] = ()) -> Iterator[Version]:
+    """Versions of which a segment is missing, or among the ``bad``; forgotten ones left out. Nothing is decoded."""
+    whole: dict[bytes, bool] = {NONE: True}
+    for version in versions:
+        chain: dict[bytes, None] = {}
+        at = version.leaf
+        while at not in whole:
+            chain[at] = None
+            places = [] if at in bad else view.find(SEGMENTS, at)
+            if not places or places[0].record.parent in chain:
+                whole[at] = False
+                break
+            at = places[0].record.parent
+        whole |= dict.fromkeys(chain, whole[at])
+        if not whole[version.leaf] and not version.forgotten:
+            yield version
+
+
 class Known(NamedTuple):
     """A segment that the caller has already, so that it is neither read nor decoded. ``parent``: the segment above it."""
 
@@ -102,9 +124,7 @@ class Known(NamedTuple):
 class Chains:
     """Towers as one reader sees them; what was decoded is kept as long as this lives."""
 
-    def __init__(
-        self, view: View, codecs: Sequence[SegmentCodec], known: Mapping[bytes, Known] | None = None
-    ):
+    def __init__(self, view: View, codecs: list[SegmentCodec], known: Mapping[bytes, Known] | None = None):
         self.view, self.codecs = view, codecs
         self._known = known or {}
         self._places: dict[bytes, list[Found]] = {}
@@ -135,7 +155,7 @@ class Chains:
     def above(self, item: Found) -> Answer:
         """What a record was coded after: the last tokens of the loaded tower of its parent, or why they are not to be had."""
         codec = codec_of(self.codecs, item.context)
-        left = codec.reach if codec and item.context.mode else 0
+        left = codec.reach if codec and item.context.mode & TOWER else 0
         parts: list[Tokens] = []
         at = item.record.parent
         while left > 0 and at != NONE:
@@ -193,7 +213,10 @@ class Chains:
     def _next_place(self, segment: bytes, failure: PltzError) -> Answer:
         """The tokens by another record of the segment, or the error that says it all."""
         failures = [failure]
-        for item in self._places[segment][1:]:
+        first, *others = self._places[segment]
+        for item in others:
+            if item.record.parent != first.record.parent:
+                continue  # an id stands for its tower: one of both is crafted, and the tower was walked by the first
             above = self.above(item)
             answer = above if isinstance(above, PltzError) else self._single(item, above)
             if not isinstance(answer, PltzError):

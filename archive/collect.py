@@ -12,21 +12,23 @@ A crash leaves: copies beside originals, or some condemned packs deleted whose l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from pltz.archive.census import SEGMENT, SESSION, Census, weight
 from pltz.archive.errors import ArchiveError
-from pltz.archive.identity import NONE
 from pltz.archive.index import key_of_session
 from pltz.archive.pack import Context, Damage
 from pltz.archive.plan import Plan
-from pltz.archive.record import FORGET, Mark, Record
+from pltz.archive.record import Record
+from pltz.archive.store import is_there
 from pltz.archive.view import Found, View, version_of
 from pltz.archive.writer import Writer, segment_only, session_only
 from pltz.plt_codec.errors import FormatError
 
 DEAD_SHARE = 0.2  # of a pack's bytes, before it is worth copying the rest
 SMALL = 16 << 20  # bytes; two packs smaller than this are merged
+COPIED = 2 * SMALL  # bytes of records, about, copied at once: packs that are not small, and no more in memory
+PART = {SEGMENT: segment_only, SESSION: session_only}  # of a record of which only that is live
 
 
 @dataclass(frozen=True)
@@ -39,43 +41,6 @@ class Collected:
     condemned: int
     live_segments: int
     live_versions: int
-
-
-@dataclass
-class _Census:
-    """Everything that lies in the packs, by reading all of them."""
-
-    segments: dict[bytes, list[Found]] = field(default_factory=dict)
-    versions: dict[bytes, list[Found]] = field(default_factory=dict)
-    marks: dict[bytes, list[Found]] = field(default_factory=dict)
-
-    def verb(self, version: bytes) -> Mark | None:
-        """The mark that holds."""
-        marks = [m for item in self.marks.get(version, ()) if (m := item.record.mark)]
-        return max(marks, key=lambda m: (m.counter, -m.verb), default=None)
-
-    def holding(self, version: bytes) -> list[Found]:
-        """Records of the mark that holds; none where there is none."""
-        mark = self.verb(version)
-        return [item for item in self.marks.get(version, ()) if item.record.mark == mark]
-
-    def live_versions(self) -> set[bytes]:
-        """Versions that are not forgotten."""
-        return {v for v in self.versions if not ((m := self.verb(v)) and m.verb == FORGET)}
-
-    def live_segments(self, versions: Iterable[bytes]) -> set[bytes]:
-        """All segments of their towers. Raises ArchiveError where one is missing: then nothing may be deleted."""
-        live: set[bytes] = set()
-        for version in versions:
-            at = self.versions[version][0].record.leaf
-            while at != NONE and at not in live:
-                if at not in self.segments:
-                    raise ArchiveError(
-                        f"segment {at.hex()} of a live session is missing: collecting stops; see pltz archive verify"
-                    )
-                live.add(at)
-                at = self.segments[at][0].record.parent
-        return live
 
 
 class Collector:
@@ -92,21 +57,15 @@ class Collector:
         Raises ArchiveError where anything is unreadable.
         """
         self.view.refresh()
-        condemned = self._present_condemned(self.view.store.now() - grace)
-        census = self._census()
-        versions = census.live_versions()
-        segments = census.live_segments(versions)
-        copied = freed = 0
-        if condemned:
-            rows = list(self._rescue(census, versions, segments))
-            copied = len(rows)
-            freed = sum(self.view.packs[p] for p in condemned)
-            if not dry_run:
-                freed -= self._move(rows, condemned)
-                census = self._census()
+        condemned = self.view.condemned_by(self.view.store.now() - grace)
+        copied = deleted = freed = 0
+        if condemned & set(self.view.packs):
+            copied, deleted, freed = self._finish(condemned, dry_run)
         if not dry_run:
             self._sweep_parity()
-        plan = self._choose(census, versions, segments, dead_share, small)
+        with self._census() as census:
+            plan = self._choose(census, dead_share, small)
+            live = census.live_segments, census.live_versions
         if plan and not dry_run:
             name = Plan(
                 self.view.epoch + 1, self.view.store.random(16), frozenset(plan), self.view.store.now()
@@ -115,153 +74,123 @@ class Collector:
             if plan:
                 self.view.store.put(name.copy, name.encode())
             self.view.read_plans()
-        return Collected(copied, len(condemned), freed, len(plan), len(segments), len(versions))
+        return Collected(copied, deleted, freed, len(plan), *live)
 
-    def _present_condemned(self, time: int) -> set[bytes]:
-        return set(self.view.condemned_by(time) & set(self.view.packs))
+    def _finish(self, condemned: frozenset[bytes], dry_run: bool) -> tuple[int, int, int]:
+        """Copy what is live of condemned packs, prove it, delete them; records copied, packs deleted, bytes freed."""
+        with self._census() as census:
+            known = dict(self.view.packs)
+            condemned &= set(known)
+            freed = sum(known[pack] for pack in condemned)
+            if dry_run:
+                return sum(1 for _ in census.stranded()), len(condemned), freed
+            copied = self._copy(census)
+        self.view.refresh()
+        self.view.store.settle("packs")  # another collector may stand between the link of a copy and its sync
+        self._prove()
+        for pack in sorted(condemned):  # parity first: what is left of it must never bring a pack back
+            self.view.store.delete(f"parity/{pack.hex()}")
+            self.view.store.delete(f"packs/{pack.hex()}")
+        freed -= sum(size for pack, size in self.view.packs.items() if pack not in known)
+        self.view.refresh()
+        return copied, len(condemned), freed
 
-    def _census(self) -> _Census:
-        """Read every pack. Raises ArchiveError where something is damaged, newer or missing."""
+    def _copy(self, census: Census) -> int:
+        """Put live records of condemned packs again, a pack's worth at a time; how many."""
+        rows: list[tuple[Context, Record]] = []
+        copied = size = 0
+        for location, parts in census.stranded():
+            try:
+                _, record, context = self.view.at(location)
+            except FileNotFoundError:
+                raise ArchiveError(
+                    "another collector is deleting what was condemned: collect again"
+                ) from None
+            if parts in PART:
+                record = PART[parts](record)
+            rows.append((context, record))
+            copied, size = copied + 1, size + weight(record)
+            if size >= COPIED:
+                self.writer.copy(rows)
+                rows, size = [], 0
+        if rows:
+            self.writer.copy(rows)
+        return copied
+
+    def _prove(self) -> None:
+        """Every live record is found, by reading it, in a pack that stays. Raises ArchiveError where one is not."""
+        with self._census() as census:
+            for location, _ in census.stranded():
+                raise ArchiveError(
+                    f"the record at byte {location.offset} of {location.pack.hex()} is live and was not found in a pack that stays: nothing was deleted"
+                )
+
+    def _census(self) -> Census:
+        """Read every pack; again where another collector deleted one meanwhile, whose live records are in a pack that was not listed.
+
+        Raises ArchiveError where something is damaged, newer or missing.
+        """
+        census = self.view.look(self._read_all)
+        try:
+            census.settle(self.view.condemned)
+        except BaseException:
+            census.close()
+            raise
+        return census
+
+    def _read_all(self) -> Census:
         if missing := self.view.missing():
             raise ArchiveError(
                 f"pack {min(missing).hex()} is gone and no plan condemned it: collecting stops; see pltz archive verify"
             )
-        census = _Census()
-        for pack in sorted(self.view.packs):
-            try:
-                for item in self.view.scan(pack):
-                    if isinstance(item, Damage):
-                        raise ArchiveError(f"pack {pack.hex()} is damaged ({item.why}): collecting stops")
-                    self._count(census, item)
-            except FormatError as exc:
-                raise ArchiveError(f"pack {pack.hex()} cannot be read ({exc}): collecting stops") from exc
-            except FileNotFoundError:
-                self.view.read_plans()
-                if pack not in self.view.condemned:
-                    raise ArchiveError(
-                        f"pack {pack.hex()} vanished and no plan condemned it: collecting stops"
-                    ) from None
+        census, vanished = Census(), self.view.vanished
+        try:
+            for pack in sorted(self.view.packs):
+                self._read(pack, census)
+        except BaseException:
+            census.close()
+            raise
+        if self.view.vanished != vanished:
+            census.close()  # it will be asked for again
         return census
 
-    def _count(self, census: _Census, item: Found) -> None:
+    def _read(self, pack: bytes, census: Census) -> None:
+        try:
+            for item in self.view.scan(pack):
+                if isinstance(item, Damage):
+                    raise ArchiveError(f"pack {pack.hex()} is damaged ({item.why}): collecting stops")
+                self._count(census, item)
+        except FormatError as exc:
+            raise ArchiveError(f"pack {pack.hex()} cannot be read ({exc}): collecting stops") from exc
+        except FileNotFoundError:
+            self.view.read_plans()
+            if pack not in self.view.condemned:
+                raise ArchiveError(
+                    f"pack {pack.hex()} vanished and no plan condemned it: collecting stops"
+                ) from None
+            self.view.vanished += 1
+
+    def _count(self, census: Census, item: Found) -> None:
         """Sort a record in. What was erased is in the way and no more: nothing keeps it."""
         r, gone = item.record, self.view.keys.gone
-        if r.mark:
-            census.marks.setdefault(r.mark.version, []).append(_light(item))
-        if r.id is not None and not gone(item.context, r.id):
-            census.segments.setdefault(r.id, []).append(_light(item))
-        if r.name is not None and not gone(item.context, key_of_session(r, item.context)):
-            census.versions.setdefault(version_of(item), []).append(_light(item))
-
-    def _rescue(
-        self, census: _Census, versions: set[bytes], segments: set[bytes]
-    ) -> Iterator[tuple[Context, Record]]:
-        """Live records that lie only in condemned packs, parents first.
-
-        A mark is live as long as its version is in any pack, a condemned one too: packs are deleted one after the other, and a version
-        that outlived its mark by a crash would be back.
-        """
-        todo = {i.location: v for v in versions if (i := self._only_condemned(census.versions[v]))}
-        for name in _parents_first(segments, census):
-            if item := self._only_condemned(census.segments[name]):
-                full = self.view.at(item.location)
-                together = todo.pop(item.location, None) is not None  # a session keeps its leaf's record
-                yield full.context, full.record if together else segment_only(full.record)
-        for name in sorted(todo.values()):
-            if item := self._only_condemned(census.versions[name]):
-                yield item.context, session_only(item.record)
-        for name in sorted(census.versions):
-            if item := self._only_condemned(census.holding(name)):
-                yield item.context, item.record
-
-    def _only_condemned(self, items: list[Found]) -> Found | None:
-        """The first of them, if none lies in a pack that stays."""
-        stays = any(i.location.pack not in self.view.condemned for i in items)
-        return None if stays or not items else items[0]
-
-    def _move(self, rows: list[tuple[Context, Record]], condemned: set[bytes]) -> int:
-        """Copy, prove, delete; bytes of the copies."""
-        known = dict(self.view.packs)
-        if rows:
-            self.writer.copy(rows)
-        self.view.refresh()
-        census = self._census()
-        versions = census.live_versions()
-        segments = census.live_segments(versions)
-        for kind, found in ((census.segments, segments), (census.versions, versions)):
-            for name in found:
-                if self._only_condemned(kind[name]):
-                    raise ArchiveError(
-                        f"{name.hex()} is live and was not found in a pack that stays: nothing was deleted"
-                    )
-        for name in census.versions:
-            if self._only_condemned(census.holding(name)):
-                raise ArchiveError(
-                    f"the mark of {name.hex()} was not found in a pack that stays: nothing was deleted"
-                )
-        for pack in sorted(condemned):  # parity first: what is left of it must never bring a pack back
-            self.view.store.delete(f"parity/{pack.hex()}")
-            self.view.store.delete(f"packs/{pack.hex()}")
-        new = sum(size for pack, size in self.view.packs.items() if pack not in known)
-        self.view.refresh()
-        return new
+        named = r.name is not None and not gone(item.context, key_of_session(r, item.context))
+        segment = r.id if r.id is not None and not gone(item.context, r.id) else None
+        census.add(item.location, r, version_of(item) if named else None, segment)
 
     def _sweep_parity(self) -> None:
         """Parity of packs that were condemned and are gone: a writer that stood still put it after they were collected. `repair` would bring
         the pack back by it."""
         gone = self.view.condemned - set(self.view.packs)
         for name in sorted({pack.hex() for pack in gone} & set(self.view.store.list("parity"))):
-            try:
-                self.view.store.read(f"packs/{name}", 0, 1)  # a list that came back short is no evidence
-            except FileNotFoundError:
+            if not is_there(self.view.store, f"packs/{name}"):  # a list that came back short is no evidence
                 self.view.store.delete(f"parity/{name}")
 
-    def _choose(
-        self, census: _Census, versions: set[bytes], segments: set[bytes], dead_share: float, small: int
-    ) -> set[bytes]:
+    def _choose(self, census: Census, dead_share: float, small: int) -> set[bytes]:
         """Packs worth emptying. A damaged one is not reached: the census stops at it."""
-        live = dict.fromkeys(self.view.packs, 0)
-        for kind, names in ((census.segments, segments), (census.versions, versions)):
-            for name in names:
-                for item in kind.get(name, ())[:1]:
-                    live[item.location.pack] = live.get(item.location.pack, 0) + _weight(item)
-        for name, items in census.marks.items():
-            if name in census.versions:
-                live[items[0].location.pack] = live.get(items[0].location.pack, 0) + _weight(items[0])
-        total = dict.fromkeys(self.view.packs, 0)
-        for kind in (census.segments, census.versions, census.marks):
-            for items in kind.values():
-                for item in items:
-                    total[item.location.pack] = total.get(item.location.pack, 0) + _weight(item)
+        weights = census.weights()
         staying = set(self.view.packs) - self.view.condemned
-        dead = {p for p in staying if total[p] - live[p] > dead_share * total[p]}
+        dead = {
+            p for p in staying & set(weights) if weights[p][0] - weights[p][1] > dead_share * weights[p][0]
+        }
         little = {p for p in staying if self.view.packs[p] < small}
         return dead | (little if len(little) > 1 else set())
-
-
-def _light(item: Found) -> Found:
-    """Without its bitstring: a census holds every record; the bitstring's size is kept in the token count's place by `_weight`."""
-    r = item.record
-    lean = Record(
-        r.context, r.parent, r.id, len(r.bitstring), b"", r.name, r.number, r.time, r.labels, r.mark, r.veil
-    )
-    return Found(item.location, lean, item.context)
-
-
-def _weight(item: Found) -> int:
-    """Bytes, about: of a light record, whose ``tokens`` are the bytes of its bitstring."""
-    return 32 + item.record.tokens + len(item.record.name or "")
-
-
-def _parents_first(segments: set[bytes], census: _Census) -> list[bytes]:
-    """Segments so that each comes after its parent."""
-    order: list[bytes] = []
-    done: set[bytes] = set()
-    for name in sorted(segments):
-        chain: list[bytes] = []
-        while name != NONE and name not in done and name in segments:
-            done.add(name)
-            chain.append(name)
-            name = census.segments[name][0].record.parent
-        order += reversed(chain)
-    return order

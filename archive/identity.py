@@ -30,7 +30,7 @@ def domain_id(kind: int, name: str) -> bytes:
     >>> domain_id(TENANT, "acme") == domain_id(BASE, "acme")
     False
     """
-    return _hash(b"pltz domain", bytes([kind]), name.encode())
+    return _hash(b"pltz domain", bytes([kind]), _utf8(name))
 
 
 def segment_id(domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
@@ -49,7 +49,7 @@ def segment_digest(domain: bytes, tokenizer: bytes, parent: bytes, tokens: Token
 def session_key(domain: bytes, name: str) -> bytes:
     """What a session is looked up by."""
     state = _begun(b"pltz session", SIZE, domain).copy()
-    state.update(name.encode())
+    state.update(_utf8(name))
     return state.digest()
 
 
@@ -77,6 +77,14 @@ def checked(tokens: npt.ArrayLike) -> npt.NDArray[np.int64]:
     if len(array) and (array.min() < 0 or array.max() > MAX_TOKENS):
         raise ContentError(f"expected token ids in 0..{MAX_TOKENS}, found {array.min()}..{array.max()}")
     return array.astype(np.int64)
+
+
+def _utf8(name: str) -> bytes:
+    """Raises ContentError for what was no text before it became a str, such as a file name in another encoding."""
+    try:
+        return name.encode()
+    except UnicodeEncodeError as exc:
+        raise ContentError(f"the name {name!r} is not valid Unicode: use another one") from exc
 
 
 @functools.lru_cache(4096)

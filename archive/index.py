@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.identity import SIZE, digest, session_key
-from pltz.archive.pack import Context
+from pltz.archive.pack import MAX_SIZE, Context
 from pltz.archive.record import Record
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
 
@@ -34,6 +34,7 @@ UNIT = 8  # bytes of a session key in a sealed archive
 MAX_FAN_BITS = 28  # 2^32 entries, 16 a bucket
 PIECE = 16384  # bytes
 MAX_PACKS = 65536
+MAX_BYTES = 1 << 40  # of the packs of an index
 SEGMENTS, SESSIONS, MARKS = 0, 1, 2
 SECTIONS = ("segments", "sessions", "marks")
 
@@ -215,6 +216,8 @@ class FileIndex:
         if version != VERSION or reserved or self._width not in (4, 5):
             raise VersionError(f"the index is of version {version}: rebuild it or use a newer pltz")
         table = list(PACK.iter_unpack(data[HEADER.size : self._base]))
+        if any(size > MAX_SIZE for _, size in table):
+            raise CorruptError("a pack of the index is larger than packs are: damaged")
         self.packs: dict[bytes, int] = dict(table)
         self.names = [name for name, _ in table]
         self._starts = [0, *accumulate(size for _, size in table)]
@@ -361,6 +364,19 @@ class FileIndex:
         return Location(self.names[number], address - self._starts[number])
 
 
+def parts(packs: Mapping[bytes, int]) -> Iterator[dict[bytes, int]]:
+    """Packs (id -> bytes) in as many parts as one index each can cover; of none, one empty part."""
+    part: dict[bytes, int] = {}
+    size = 0
+    for name in sorted(packs):
+        if len(part) == MAX_PACKS or size + packs[name] >= MAX_BYTES:
+            yield part
+            part, size = {}, 0
+        part[name] = packs[name]
+        size += packs[name]
+    yield part
+
+
 def build(indexes: Iterable[Lookup], packs: dict[bytes, int]) -> bytes:
     """One index file over ``packs`` (id -> bytes) of what the given indexes say of them.
 
@@ -371,7 +387,7 @@ def build(indexes: Iterable[Lookup], packs: dict[bytes, int]) -> bytes:
         raise UsageError(f"an index covers at most {MAX_PACKS} packs, not {len(names)}: collect merges packs")
     starts = dict(zip(names, [0, *accumulate(packs[name] for name in names)], strict=False))
     total = sum(packs.values())
-    if total >= 1 << 40:
+    if total >= MAX_BYTES:
         raise UsageError("an index covers at most 1 TiB of packs")
     width = 4 if total < 1 << 32 else 5
     known = list(indexes)

@@ -16,6 +16,7 @@ import mmap
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +25,7 @@ class Disk(Protocol):
     """System calls under one root directory, a clock and a source of randomness."""
 
     def make_directory(self, path: str) -> None:
-        """Create a directory and missing parents; one that exists is fine. Durable after `sync_directory` of the parent."""
+        """Create a directory and missing parents; one that exists is fine. Durable after `sync_directory` of the parent, the root ("") after its own."""
 
     def write_new(self, path: str, data: bytes) -> None:
         """Create a file that must not exist and write it. Nothing is durable yet."""
@@ -72,9 +73,15 @@ class OsDisk:
 
     def __init__(self, root: str | os.PathLike[str]):
         self.root = Path(root)
+        self._above: list[
+            Path
+        ] = []  # folders that hold the root, or one above it, by a name that may not be durable
 
     def make_directory(self, path: str) -> None:
+        new = [folder for folder in self.root.absolute().parents if not folder.exists()]
         (self.root / path).mkdir(parents=True, exist_ok=True)
+        if not path:
+            self._above = [self.root.absolute().parent, *(folder.parent for folder in new)]
 
     def write_new(self, path: str, data: bytes) -> None:
         with (self.root / path).open("xb", buffering=0) as file:
@@ -106,6 +113,10 @@ class OsDisk:
 
     def sync_directory(self, path: str) -> None:
         self._sync(path, os.O_RDONLY)
+        if not path:
+            for folder in self._above:
+                with suppress(PermissionError):  # only root may sync a folder that cannot be listed
+                    self._sync(str(folder), os.O_RDONLY)
 
     def names(self, path: str) -> list[tuple[str, int]]:
         return list(self._names(path))

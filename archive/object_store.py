@@ -30,12 +30,13 @@ from urllib.parse import urlsplit
 from pltz.archive.errors import StoreError
 from pltz.archive.identity import SIZE, digest
 from pltz.archive.index import PERSON as INDEX_PERSON
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
 SCHEME = "s3://"
+MOST_WHOLE = 1 << 31  # bytes of a pack or its parity
 CONFLICTS = 10  # tries at a name that others are writing
 STATUS = re.compile(r"status code: (\d{3})")
 CODE = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -180,7 +181,10 @@ class ObjectStore:
         import obstore
 
         def get() -> memoryview:
-            return memoryview(obstore.get(self._remote, name).bytes())
+            found = obstore.get(self._remote, name)  # its bytes come when they are asked for
+            if found.meta["size"] > MOST_WHOLE and not name.startswith("index/"):
+                raise CorruptError(f"{name} has {found.meta['size']} bytes, more than any of ours: damaged")
+            return memoryview(found.bytes())
 
         return self._called(f"read {name}", get, missing=name)
 

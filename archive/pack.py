@@ -20,7 +20,9 @@ import numpy as np
 from pltz.archive import columns
 from pltz.archive import record as records
 from pltz.archive.identity import NONE, SIZE, digest
+from pltz.archive.layout import lay_out
 from pltz.archive.record import PARENT_BACK, Place, Raw, Record
+from pltz.archive.sums import Sums
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
 from pltz.plt_codec.varint import read_varint, write_varint
 
@@ -35,11 +37,14 @@ PERSON = b"pltz pack"
 TARGET_SIZE = 64 << 20  # bytes; a pack is closed before it grows over this
 MAX_SIZE = 1 << 30
 MAX_TABLE = 8 << 20
+MAX_TIME = (1 << 62) - 1  # seconds since 1970
 MAX_CONTEXTS, MAX_PARENTS = 4096, 65536
 MANY_CHILDREN = 9  # then 16 bytes in the table are fewer than the distances back to the parent
 RUN, RUN_BYTES = 1024, 4 << 20  # records and bytes read side by side
 FIRST_READ = 2048  # bytes read at once for a record
-ALONE, TOWER = 0, 1  # context modes
+# bytes behind damage looked through at once, doubled from the one to the other
+FIRST_SEARCH, MOST_SEARCH = 256, 1 << 20
+ALONE, TOWER, FAST = 0, 1, 2  # context modes: bits
 CLEAR, SEALED = 0, 1  # ciphers
 NO_ROOT = bytes(8)
 
@@ -168,7 +173,7 @@ class Builder:
         header += zlib.crc32(table, zlib.crc32(header)).to_bytes(4, "little")
         head = header + table
         place = Place(self.salt, len(head), self.time, len(self._contexts))
-        layout = columns.lay_out(self.records, outside, place) if self.records else None
+        layout = lay_out(self.records, outside, place) if self.records else None
         size = layout.size if layout else 0
         if size > MAX_SIZE - (16 << 20):
             raise ContentError(f"the records of one pack are over {MAX_SIZE} bytes")
@@ -265,6 +270,7 @@ class Pack:
     def runs(self) -> Iterator[tuple[list[int], list[Record]] | Damage]:
         """`scan`, many at once: offsets and records. What does not read as a run is read one by one."""
         data = self.read(self.begin, self.end - self.begin)
+        sums = Sums(data)
         seen: dict[int, bytes] = {}  # id by offset, of segments
         at = 0
         while at < len(data):
@@ -274,7 +280,7 @@ class Pack:
                 yield [self.begin + begin for begin in begins], rows
                 at = end
             else:
-                for after, item in self._one_by_one(data, at, end, seen):
+                for after, item in self._one_by_one(data, sums, at, end, seen):
                     at = after
                     yield item
 
@@ -308,18 +314,18 @@ class Pack:
         return begins, max(end, at + 1)
 
     def _one_by_one(
-        self, data: bytes | memoryview, at: int, end: int, seen: dict[int, bytes]
+        self, data: bytes | memoryview, sums: Sums, at: int, end: int, seen: dict[int, bytes]
     ) -> Iterator[tuple[int, Damage | tuple[list[int], list[Record]]]]:
         """What begins before ``end``, and where it ends."""
         place = self.head.place(self.begin)
         while at < end:
             place.offset = offset = self.begin + at
             try:
-                r, how, reference, size = records.decode(data, at, place)
+                r, how, reference, size = records.decode(data, at, place, sums)
             except VersionError:
                 raise
             except FormatError as exc:
-                after = self._resynchronise(data, at + 1)
+                after = self._resynchronise(data, sums, at + 1)
                 yield after, Damage(offset, after - at, str(exc))
                 at = after
                 continue
@@ -333,17 +339,18 @@ class Pack:
                 r = r._replace(parent=seen[reference])
             yield at, ([offset], [r])
 
-    def _resynchronise(self, data: bytes | memoryview, at: int) -> int:
+    def _resynchronise(self, data: bytes | memoryview, sums: Sums, at: int) -> int:
         """Where the next record starts, or the end."""
-        plain, mark = bytes(data), self.head.salt[:1]
-        while (at := plain.find(mark, at)) >= 0:
+        place = self.head.place(self.begin)
+        for found in _places_of(self.head.salt[:1], data, at):
+            place.offset = self.begin + found
             try:
-                records.decode(data, at, self.head.place(self.begin + at))
-                return at
+                records.decode(data, found, place, sums)
+                return found
             except VersionError:
-                return at
+                return found
             except FormatError:
-                at += 1
+                continue
         return len(data)
 
     def count(self) -> int:
@@ -415,16 +422,27 @@ class Pack:
         magic, version, flags, reserved, epoch, time, salt, table_size, check = HEADER.unpack(header)
         if magic != MAGIC:
             raise CorruptError(f"expected a pack to start with {MAGIC!r}, found {magic!r}")
-        if table_size > min(MAX_TABLE, self.size - HEADER.size):
+        if table_size > min(MAX_TABLE, (self.size - FOOTER.size) // 2 - HEADER.size):  # it stands twice
             raise CorruptError(f"a table of {table_size} bytes does not fit the pack: damaged")
         table = bytes(self.read(at - table_size if table_before else at + HEADER.size, table_size))
         if check != zlib.crc32(table, zlib.crc32(header[:-4])):
             raise CorruptError("the header of the pack does not match its checksum: damaged")
         if version != VERSION or flags or reserved:
             raise VersionError(f"the pack is of version {version}, flags {flags}: use a newer pltz")
+        if time > MAX_TIME:
+            raise CorruptError(f"the pack is of second {time}: damaged")
         contexts, parents = _read_table(table)
         sealed = frozenset(n for n, c in enumerate(contexts) if c.cipher)
         return Head(epoch, time, salt, contexts, parents, HEADER.size + table_size, sealed)
+
+
+def _places_of(mark: bytes, data: bytes | memoryview, at: int) -> Iterator[int]:
+    """Where a byte stands, from ``at`` on."""
+    size = FIRST_SEARCH
+    while at < len(data):
+        piece = bytes(data[at : at + size])
+        yield from (at + n for n, byte in enumerate(piece) if byte == mark[0])
+        at, size = at + size, min(2 * size, MOST_SEARCH)
 
 
 def _read_table(table: bytes) -> tuple[list[Context], list[bytes]]:
@@ -447,7 +465,7 @@ def _read_context(table: bytes, at: int) -> tuple[Context, int]:
     domain_kind, domain, tokenizer, bundle, contract, target, kind, mode, cipher, root, rest = (
         CONTEXT.unpack_from(table, at)
     )
-    if cipher > SEALED or any(rest) or mode > TOWER or kind > 2 or domain_kind > 1:
+    if cipher > SEALED or any(rest) or mode > TOWER | FAST or kind > 2 or domain_kind > 1:
         raise VersionError(f"a context of a newer version (mode {mode}, cipher {cipher}): use a newer pltz")
     size, at = read_varint(table, at + CONTEXT.size)
     if size > records.MAX_NAME or at + size > len(table):

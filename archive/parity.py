@@ -183,6 +183,10 @@ class Parity:
         ``sources``: what is left of the pack, best first; none is a pack that is gone. That all blocks are there proves nothing: the caller
         compares the digest.
         """
+        there = sum(map(len, sources)) + sum(len(row) for g in self.groups for row in g.rows)
+        if there * MAX_ROWS < self.size:  # not one row of it: nothing comes back, and no memory is asked for
+            shape = self.groups[0].shape
+            return bytes(sources[0]) if sources else b"", shape.k * shape.columns
         pack = bytearray(self.size)
         if sources:
             first = sources[0][: self.size]
@@ -447,7 +451,10 @@ def _read_group(body: memoryview, at: int, pack_size: int) -> tuple[Group, int]:
         if r.offset + r.size > pack_size or total > pack_size:
             raise CorruptError("a group of the parity file reaches behind its pack: damaged")
     shape = Shape(block, k, m, columns)
-    if not (total and total <= k * shape.row <= total + (k + columns) * block):
+    filled = (k - 1) * shape.row < total and (
+        columns - 1
+    ) * block < total  # no row, no column is padding alone
+    if not (filled and total <= k * shape.row):
         raise CorruptError(f"{k} rows of {shape.row} bytes do not hold {total} bytes: damaged")
     return Group(found, shape, np.frombuffer(body[checks:end], "<u4").tolist(), []), end
 

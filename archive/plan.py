@@ -13,6 +13,7 @@ MAGIC = b"PLTc"
 VERSION = 1
 HEADER = struct.Struct("<4sB3sQ16sQI")  # magic, version, reserved, epoch, random, time, packs
 PERSON = b"pltz plan"
+MAX_EPOCH = (1 << 62) - 1
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Plan:
             raise CorruptError("a plan does not have the size it claims: damaged")
         if version != VERSION or any(reserved):
             raise VersionError(f"a plan of version {version}: use a newer pltz")
+        if not 0 < epoch <= MAX_EPOCH:
+            raise CorruptError(f"a plan of epoch {epoch}: damaged")
         return cls(epoch, random, frozenset(_split(data[HEADER.size : -SIZE])), time)
 
 

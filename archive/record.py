@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pltz.archive.identity import MAX_TOKENS, NONE, SIZE
+from pltz.archive.sums import Sums
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.varint import read_varint
 
@@ -114,8 +115,8 @@ def span(data: bytes | memoryview, at: int) -> int:
     return 2 + after + size + CHECK
 
 
-def decode(data: bytes | memoryview, at: int, place: Place) -> Raw:
-    """The record at ``data[at]``.
+def decode(data: bytes | memoryview, at: int, place: Place, sums: Sums | None = None) -> Raw:
+    """The record at ``data[at]``. ``sums``: of ``data``, for who tries many places.
 
     Raises CorruptError where it is damaged or breaks a rule, VersionError where a newer version wrote it.
     """
@@ -126,10 +127,11 @@ def decode(data: bytes | memoryview, at: int, place: Place) -> Raw:
     size = begin + body + CHECK
     if body > MAX_RECORD or at + size > len(data):
         raise CorruptError(f"the record at byte {place.offset} claims {body} bytes, more than fit: damaged")
-    raw = bytes(data[at : at + size])
-    if zlib.crc32(raw, zlib.crc32(place.offset.to_bytes(8, "little"), place.seed)) != RESIDUE:
+    seed = zlib.crc32(place.offset.to_bytes(8, "little"), place.seed)
+    check = sums.of(at, at + size, seed) if sums else zlib.crc32(data[at : at + size], seed)
+    if check != RESIDUE:
         raise CorruptError(f"the record at byte {place.offset} does not match its checksum: damaged")
-    return _parse(raw, begin, place)
+    return _parse(bytes(data[at : at + size]), begin, place)
 
 
 def _parse(raw: bytes, at: int, place: Place) -> Raw:

@@ -17,21 +17,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from pltz.archive.errors import ArchiveError
-from pltz.archive.identity import NONE, digest
-from pltz.archive.index import SEGMENTS, SESSIONS, FileIndex, Location, key_of, key_of_session
-from pltz.archive.keys import COPIES, KeyFile, KeyFolder, Keys, Locked, file_name
+from pltz.archive.chain import lost
+from pltz.archive.errors import ArchiveError, StoreError
+from pltz.archive.identity import digest
+from pltz.archive.index import SESSIONS, FileIndex, Location, key_of, key_of_session
+from pltz.archive.key_files import COPIES, KeyFile, KeyFolder, file_name
+from pltz.archive.keys import Keys, Locked
+from pltz.archive.pack import MAX_SIZE as MAX_PACK
 from pltz.archive.pack import Damage, Pack
 from pltz.archive.parity import Parity
 from pltz.archive.plan import Plan
+from pltz.archive.publisher import shared_ranges
 from pltz.archive.record import Record
 from pltz.archive.settings import COPY, MAX_SIZE, NAME, Settings
-from pltz.archive.store import Store
+from pltz.archive.store import Store, is_there
 from pltz.archive.view import Version, View
-from pltz.archive.writer import Writer, shared_ranges
+from pltz.archive.writer import Writer
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
 
 T = TypeVar("T")
@@ -120,7 +125,7 @@ class Repairer:
         names = {
             n for folder in ("collect", "parity") for n in self.store.list(folder) if PLAN_NAME.fullmatch(n)
         }
-        found = [self._mirrored(f"collect/{n}", f"parity/{n}", Plan.decode, MAX_PLAN) for n in sorted(names)]
+        found = [self._mirrored(f"collect/{n}", f"parity/{n}", _plan(n), MAX_PLAN) for n in sorted(names)]
         if None in found:
             return None
         return set().union(*(plan.condemned for plan in found if plan))
@@ -154,19 +159,22 @@ class Repairer:
         folder = KeyFolder(self.store)
         for domain, generations in folder.generations().items():
             self.report.checked += 1
-            newest = next((g for g in reversed(generations) if self._sound_key(folder, domain, g)), None)
-            if newest is None:
-                self.report.broken.append(file_name(domain, generations[-1], 0))
-                continue
-            good = self._sound_key(folder, domain, newest) or b""
-            for name in (file_name(domain, newest, copy) for copy in range(COPIES)):
-                if self._maybe(name, len(good) + 1) != good:
-                    self.report.restored.append(name)
-                    if not self.dry_run:
-                        self.store.shred(name)
-                        self.store.put(name, good)
-            if not self.dry_run and generations[0] < newest:
-                folder.shred(domain, newest)
+            if good := self._sound_key(folder, domain, generations[-1]):
+                self._key_copies(domain, generations[-1], good)
+            now = folder.generations().get(domain, generations)  # what was put back may be erased since
+            if not good and now[-1] == generations[-1]:  # an erasure may be in it: older keys would undo that
+                self.report.broken.append(file_name(domain, now[-1], 0))
+            elif not self.dry_run and now[0] < now[-1]:
+                folder.shred(domain, now[-1])
+
+    def _key_copies(self, domain: bytes, generation: int, good: bytes) -> None:
+        """Make all copies of a key file the good one."""
+        for name in (file_name(domain, generation, copy) for copy in range(COPIES)):
+            if self._maybe(name, len(good) + 1) != good:
+                self.report.restored.append(name)
+                if not self.dry_run:
+                    self.store.shred(name)
+                    self.store.put(name, good)
 
     def _sound_key(self, folder: KeyFolder, domain: bytes, generation: int) -> bytes | None:
         try:
@@ -199,10 +207,12 @@ class Repairer:
     def _pack(self, view: View, pack: bytes, shares: tuple[int, int]) -> None:
         self.report.checked += 1
         name = f"packs/{pack.hex()}"
-        data = self._maybe(name, 1 << 30)
+        data = self._maybe(name, MAX_PACK)
+        if data is None and pack in view.condemned | view.read_plans() and not self._parity(pack):
+            return  # a collector deleted it
         try:
             if data is not None and _is(pack, data):
-                if pack not in view.condemned or self._maybe(f"parity/{pack.hex()}", 1) is not None:
+                if pack not in view.condemned or is_there(self.store, f"parity/{pack.hex()}"):
                     self._protect(pack, data, shares)  # else a collector is deleting it, parity first
                 return
         except VersionError:
@@ -239,6 +249,8 @@ class Repairer:
         made = Parity.of(pack, data, shared_ranges(contexts, [r for _, r in found], ends), shares)
         self.store.delete(name)
         self.store.put(name, made.encode())
+        if not is_there(self.store, f"packs/{pack.hex()}"):  # collected meanwhile: parity would bring it back
+            self.store.delete(name)
 
     def _parity(self, pack: bytes) -> Parity | None:
         data = self._maybe(f"parity/{pack.hex()}", 1 << 31)
@@ -296,20 +308,7 @@ class Repairer:
         """Versions that miss a segment."""
         view = View(self.store, keys)
         view.refresh()
-        whole: dict[bytes, bool] = {NONE: True}
-        for version in view.all_versions():
-            chain: list[bytes] = []
-            at = version.leaf
-            while at not in whole:
-                chain.append(at)
-                places = view.find(SEGMENTS, at)
-                if not places or places[0].record.parent in chain:
-                    whole[at] = False
-                    break
-                at = places[0].record.parent
-            whole |= dict.fromkeys(chain, whole[at])
-            if not whole[version.leaf] and not version.forgotten:
-                self.report.lost.append(version)
+        self.report.lost += lost(view, view.all_versions())
 
     def _replace(self, name: str, old: bytes | None, new: bytes) -> None:
         self.report.restored.append(name)
@@ -318,25 +317,43 @@ class Repairer:
         if old is not None:
             self._put_aside(name, old)
             self.store.delete(name)
-        self.store.put(name, new)
+        if not self.store.put(name, new):
+            raise StoreError(
+                f"{name} was put by somebody else, with other bytes, at the same time: repair again"
+            )
 
     def _put_aside(self, name: str, data: bytes) -> None:
         """A durable copy of what is damaged, named by what is in it, so that a second run adds nothing."""
         copy = f"damaged/{name.replace('/', '-')}-{digest(PERSON, data).hex()[:8]}"
-        self.store.put(copy, data)
+        if not self.store.put(copy, data):
+            raise StoreError(
+                f"{copy} holds other bytes than those of {name}, which stays: move it away, and repair again"
+            )
         self.report.aside.append(copy)
 
     def _aside(self, name: str) -> Iterator[bytes]:
         """What earlier runs moved aside of a file."""
         for found in sorted(self.store.list("damaged")):
             if found.startswith(name.replace("/", "-") + "-"):
-                yield self.store.read(f"damaged/{found}", 0, 1 << 30)
+                yield self.store.read(f"damaged/{found}", 0, MAX_PACK)
 
     def _maybe(self, name: str, most: int) -> bytes | None:
         try:
             return self.store.read(name, 0, most)
         except FileNotFoundError:
             return None
+
+
+def _plan(name: str) -> Callable[[bytes], Plan]:
+    """Decodes a plan, which must be the one of that name."""
+
+    def decode(data: bytes) -> Plan:
+        plan = Plan.decode(data)
+        if plan.name != f"collect/{name}":
+            raise CorruptError(f"plan {name} says it is {plan.name}")
+        return plan
+
+    return decode
 
 
 def _is(pack: bytes, data: bytes) -> bool:
@@ -360,5 +377,6 @@ def _scan(data: bytes) -> Iterator[tuple[int, Record]]:
 def _named(view: View) -> Iterable[tuple[bytes, tuple[str, str]]]:
     """Session keys of the versions that can be read, and what they are called."""
     for v in view.all_versions():
-        item = view.at(v.location)
-        yield key_of_session(item.record, item.context), (v.tenant, v.name)
+        with suppress(FileNotFoundError):  # collected meanwhile
+            item = view.at(v.location)
+            yield key_of_session(item.record, item.context), (v.tenant, v.name)

@@ -33,14 +33,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.archive import identity
 from pltz.archive.archive import Archive, Tower
-from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Plain, SegmentCodec
+from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Kin, Plain, SegmentCodec
 from pltz.archive.errors import NotFound
-from pltz.archive.identity import BASE, Tokens, digest
-from pltz.archive.index import SEGMENTS
+from pltz.archive.identity import BASE, TENANT, Tokens, digest
+from pltz.archive.new_session import KINDS, NewSession, Receipt
 from pltz.archive.view import Version
-from pltz.archive.writer import KINDS, NewSession, Receipt
 from pltz.models import transcript
 from pltz.models.session import Session
 from pltz.models.tokenizer import SPECIALS
@@ -52,6 +50,7 @@ from pltz.plt_codec.errors import (
     TokenizerMismatch,
 )
 from pltz.plt_codec.fallback import Fallback
+from pltz.plt_codec.layout import LayoutName
 
 if TYPE_CHECKING:
     from pltz.archive.keys import Secret
@@ -140,14 +139,16 @@ class SessionArchive:
         tokenizers: Sequence[bytes] = (),
         device: str = "cpu",
         threads: int | None = None,
+        layout: LayoutName = "default",
     ) -> SessionArchive:
         """An archive, with the bundle that ships with pltz where none is given.
 
-        ``tokenizers``: tokenizer.json of targets whose own ids are put or read (`Item.tokenizer`), where they are not the bundle's.
+        ``tokenizers``: tokenizer.json of targets whose own ids are put or read (`Item.tokenizer`), where they are not the bundle's. ``layout``: of
+        long segments that are put; "fast" ones thaw sooner on a GPU and are a few per cent longer (FORMAT.md, "Bitstrings"). Either is read.
         Raises UsageError, FormatError, KeyMismatch, ModelError for a tokenizer that cannot be used.
         """
         found = list(bundles) or [_default()]
-        codecs = codecs_of(found, tokenizers, device=device, threads=threads)
+        codecs = codecs_of(found, tokenizers, device=device, threads=threads, layout=layout)
         return cls(Archive.open(place, codecs, key=key), found)
 
     # ---- in
@@ -248,7 +249,7 @@ class SessionArchive:
 
     def _last(self, item: Item) -> _Before | None:
         """The last version of a session that can be built on. A new name is looked up and nothing more."""
-        domain = identity.domain_id(identity.TENANT, item.tenant)
+        domain = self.archive.keys.domain(TENANT, item.tenant)
         versions = [v for v in self.archive.view.versions(domain, item.name) if not v.forgotten]
         if not versions:
             return None
@@ -308,19 +309,20 @@ def codecs_of(
     *,
     device: str = "cpu",
     threads: int | None = None,
+    layout: LayoutName = "default",
 ) -> list[SegmentCodec]:
     """What an archive of sessions is opened with: the first bundle, its plain bytes, its bridges to other tokenizers (their tokenizer.json);
     all else for reading."""
-    models = [BundleCodec(bundle, device=device, threads=threads) for bundle in bundles]
+    models = [BundleCodec(bundle, device=device, threads=threads, layout=layout) for bundle in bundles]
     plain = [DictionaryCodec(bundle.zstd_dict) for bundle in bundles]
-    bridged = [_bridged(bundle, tokenizers, device, threads) for bundle in bundles]
+    bridged = [_bridged(bundle, tokenizers, device, threads, layout) for bundle in bundles]
     put: list[SegmentCodec] = [models[0], plain[0], *bridged[0]]
     first = [Memo(codec) for codec in put]
     return [*first, *models[1:], *plain[1:], BytesCodec(), *itertools.chain(*bridged[1:])]
 
 
 def _bridged(
-    bundle: Bundle, tokenizers: Sequence[bytes], device: str, threads: int | None
+    bundle: Bundle, tokenizers: Sequence[bytes], device: str, threads: int | None, layout: LayoutName
 ) -> list[SegmentCodec]:
     """Codecs for the ids of other tokenizers; those of which all ids are the bundle's need none."""
     if not tokenizers:
@@ -329,17 +331,17 @@ def _bridged(
     from pltz.models.bridge import Bridge
 
     bridges = [bridge for t in tokenizers if not (bridge := Bridge(t, bundle.tokenizer)).identity]
-    return [BridgedCodec(bundle, bridge, device=device, threads=threads) for bridge in bridges]
+    return [BridgedCodec(bundle, bridge, device=device, threads=threads, layout=layout) for bridge in bridges]
 
 
 def base_of(archive: Archive, tower: Tower) -> tuple[int, str | None]:
-    """How many segments of a tower lie in a domain of base prompts, and its name; (0, None) where none does."""
+    """How many segments of a tower lie in a domain of base prompts, and its name; (0, None) where none does. Raises LostError."""
     shared, name = 0, None
     for segment, _ in tower.segments:
-        context = archive.view.find(SEGMENTS, segment)[0].context
+        context = archive.record(segment).context
         if context.domain_kind != BASE:
             break
-        shared, name = shared + 1, context.domain_name
+        shared, name = shared + 1, archive.keys.domain_name(context)
     return shared, name
 
 
@@ -413,8 +415,12 @@ class Memo:
     def __init__(self, codec: SegmentCodec) -> None:
         self.codec = codec
         self.bundle_id, self.contract, self.tokenizer = codec.bundle_id, codec.contract, codec.tokenizer
-        self.mode, self.reach = codec.mode, codec.reach
+        self.mode, self.reach, self.fast = codec.mode, codec.reach, codec.fast
         self._known: dict[bytes, bytes] = {}
+
+    def kin(self, bundle_id: bytes) -> SegmentCodec | None:
+        """As `codec.Kin` says."""
+        return self.codec.kin(bundle_id) if isinstance(self.codec, Kin) else None
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         names = [_content(plain) for plain in batch]

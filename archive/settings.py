@@ -33,7 +33,7 @@ class Settings:
     parity: tuple[int, int] = (SHARE, SHARED)
 
     def __post_init__(self) -> None:
-        if not all(0 <= share <= MAX_SHARE for share in self.parity):
+        if not all(type(share) is int and 0 <= share <= MAX_SHARE for share in self.parity):
             raise UsageError(
                 f"expected shares of parity from 0 to {MAX_SHARE} thousandths, got {self.parity}"
             )

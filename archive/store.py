@@ -15,7 +15,11 @@ from typing import Protocol
 
 from pltz.archive.errors import StoreError, WriterFailed
 from pltz.archive.io import Disk, OsDisk
+from pltz.plt_codec.errors import UsageError
 
+MOST_SECRET = (
+    64 << 20
+)  # bytes of a file with keys: what is behind was never ours, and may be a hole as large as one likes
 FOLDERS = ("packs", "parity", "index", "collect", "keys", "damaged", "tmp")
 
 
@@ -36,13 +40,13 @@ class Store(Protocol):
         """At most ``size`` bytes at ``offset``. Raises FileNotFoundError, StoreError."""
 
     def view(self, name: str) -> memoryview:
-        """The whole object; stays valid after a delete. Raises FileNotFoundError, StoreError."""
+        """The whole object; stays valid after a delete. Raises FileNotFoundError, StoreError, CorruptError for one larger than any of ours."""
 
     def list(self, folder: str) -> dict[str, int]:
         """Names in a folder (without it) and sizes in bytes. Raises StoreError, never an empty answer for a failure."""
 
     def delete(self, name: str) -> None:
-        """Gone when it returns; a missing one is fine. Raises StoreError."""
+        """Gone when it returns; a missing one is fine. Raises StoreError, WriterFailed."""
 
     def shred(self, name: str) -> None:
         """Like delete, its bytes overwritten first where the store can. Raises StoreError, WriterFailed."""
@@ -75,8 +79,7 @@ class DirectoryStore:
         self._sync_directory("")
 
     def put(self, name: str, data: bytes) -> bool:
-        if self.failed:
-            raise _stopped(self.failed)
+        self._check()
         temporary = "tmp/" + self.disk.random(16).hex()
         try:
             self.disk.write_new(temporary, data)
@@ -123,6 +126,7 @@ class DirectoryStore:
             raise _named(f"list {folder or 'the archive'}", exc) from exc
 
     def delete(self, name: str) -> None:
+        self._check()  # what would be left may not last
         try:
             self.disk.unlink(name)
         except FileNotFoundError:
@@ -132,9 +136,10 @@ class DirectoryStore:
         self._sync_directory(_folder(name))
 
     def shred(self, name: str) -> None:
+        self._check()
         try:
             size = len(self.disk.view(name))
-            self.disk.overwrite(name, bytes(size))
+            self.disk.overwrite(name, bytes(min(size, MOST_SECRET)))
         except FileNotFoundError:
             return
         except OSError as exc:
@@ -146,8 +151,7 @@ class DirectoryStore:
         self.delete(name)
 
     def settle(self, folder: str) -> None:
-        if self.failed:
-            raise _stopped(self.failed)
+        self._check()
         self._sync_directory(folder)
 
     def now(self) -> int:
@@ -155,6 +159,11 @@ class DirectoryStore:
 
     def random(self, size: int) -> bytes:
         return self.disk.random(size)
+
+    def _check(self) -> None:
+        """Raises WriterFailed once a sync has failed: what is on the disk is not what is seen."""
+        if self.failed:
+            raise WriterFailed(f"an earlier sync failed ({self.failed}): open the archive again and check it")
 
     def _same(self, name: str, data: bytes) -> bool:
         try:
@@ -183,21 +192,31 @@ class DirectoryStore:
             pass
 
 
+def is_there(store: Store, name: str) -> bool:
+    """Whether there is an object of that name. Raises StoreError."""
+    try:
+        store.read(name, 0, 1)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def open_store(place: str | os.PathLike[str]) -> Store:
     """The store at a path, or at a URL ``s3://bucket/prefix``. Raises UsageError.
 
     >>> open_store("/tmp/cold").now() > 0
     True
     """
+    name = os.fspath(place)
+    if not name or "://" in name.removeprefix("s3://"):
+        raise UsageError(f"expected a directory or s3://bucket/prefix, found {name!r}")
     if isinstance(place, str) and place.startswith("s3://"):
         from pltz.archive.object_store import ObjectStore
 
         return ObjectStore(place)
+    if os.path.exists(place) and not os.path.isdir(place):
+        raise UsageError(f"expected the directory of an archive, found a file: {name}")
     return DirectoryStore(OsDisk(place))
-
-
-def _stopped(why: str) -> WriterFailed:
-    return WriterFailed(f"an earlier sync failed ({why}): open the archive again and check it")
 
 
 def _folder(name: str) -> str:

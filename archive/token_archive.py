@@ -20,7 +20,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
@@ -29,9 +29,9 @@ from pltz.archive.archive import Archive, Tower
 from pltz.archive.codec import BundleCodec
 from pltz.archive.errors import NotFound
 from pltz.archive.identity import BASE, NONE, SIZE, TENANT, Tokens
+from pltz.archive.new_session import KINDS, NewSession, Receipt
 from pltz.archive.sessions import MAX_TOWER, base_of, common
 from pltz.archive.view import Version
-from pltz.archive.writer import KINDS, NewSession, Receipt
 from pltz.plt_codec.errors import (
     BundleMismatch,
     ContentError,
@@ -39,6 +39,7 @@ from pltz.plt_codec.errors import (
     TokenizerMismatch,
     UsageError,
 )
+from pltz.plt_codec.layout import LayoutName
 
 if TYPE_CHECKING:
     from pltz.archive.codec import SegmentCodec
@@ -101,6 +102,14 @@ class TokenSession:
         return self.version.target if any(self.version.target) else None
 
 
+class _Options(TypedDict):
+    """How codecs are made."""
+
+    device: str
+    threads: int | None
+    layout: LayoutName
+
+
 class TokenArchive:
     """An open archive of token ids. Make one with `open`.
 
@@ -109,9 +118,17 @@ class TokenArchive:
         bundle: what codes.
     """
 
-    def __init__(self, archive: Archive, bundle: Bundle, *, device: str = "cpu", threads: int | None = None):
+    def __init__(
+        self,
+        archive: Archive,
+        bundle: Bundle,
+        *,
+        device: str = "cpu",
+        threads: int | None = None,
+        layout: LayoutName = "default",
+    ):
         self.archive, self.bundle = archive, bundle
-        self._options = device, threads
+        self._options: _Options = {"device": device, "threads": threads, "layout": layout}
         self._recent = Recent(RECENT)
         self._numbers = {NONE: 0, bundle.tokenizer.fingerprint: 0}  # tokenizer -> codec
 
@@ -126,26 +143,28 @@ class TokenArchive:
         create: bool = False,
         device: str = "cpu",
         threads: int | None = None,
+        layout: LayoutName = "default",
     ) -> TokenArchive:
         """An archive in a directory or bucket.
 
         Args:
             tokenizers: tokenizer.json of the targets, as bytes; the bundle's own needs none.
             create: make the archive if there is none.
+            layout: of long segments that are put: "fast" ones thaw sooner on a GPU and are a few per cent longer. Either is read.
 
         Raises UsageError where there is none, FormatError, KeyMismatch, ModelError, StoreError.
         """
         from pltz.models.bundle import Bundle
 
         loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
-        codecs: list[SegmentCodec] = [BundleCodec(loaded, device=device, threads=threads)]
+        codecs: list[SegmentCodec] = [BundleCodec(loaded, device=device, threads=threads, layout=layout)]
         try:
             archive = Archive.open(place, codecs, key=key)
         except UsageError:
             if not create:
                 raise
             archive = Archive.create(place, codecs, key=key)
-        made = cls(archive, loaded, device=device, threads=threads)
+        made = cls(archive, loaded, device=device, threads=threads, layout=layout)
         for tokenizer in tokenizers:
             made.add(tokenizer)
         return made
@@ -160,8 +179,7 @@ class TokenArchive:
             if bridge.identity:
                 self._numbers[bridge.fingerprint] = 0
             else:
-                device, threads = self._options
-                self.archive.codecs.append(BridgedCodec(self.bundle, bridge, device=device, threads=threads))
+                self.archive.codecs.append(BridgedCodec(self.bundle, bridge, **self._options))
                 self._numbers[bridge.fingerprint] = len(self.archive.codecs) - 1
         return bridge.fingerprint
 
@@ -187,6 +205,8 @@ class TokenArchive:
             self.archive.view.refresh()
             drafts = [self._draft(item) for item in batch]
             receipts = iter(self.archive.put([draft for draft in drafts if draft]))
+            if not all(drafts):
+                self.archive.store.settle("packs")  # who put it may stand between its link and its sync
             for item, draft in zip(batch, drafts, strict=True):
                 receipt = next(receipts) if draft else None
                 if draft and receipt:

@@ -21,9 +21,9 @@ from pltz.archive.archive import Archive, Tower
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError
 from pltz.archive.identity import NONE, TENANT
+from pltz.archive.new_session import KINDS, NewSession, Receipt
 from pltz.archive.sessions import COMMIT_SESSIONS, COMMIT_TOKENS, base_of
 from pltz.archive.view import Version
-from pltz.archive.writer import KINDS, NewSession, Receipt
 from pltz.plt_codec.errors import BundleMismatch, PltzError
 
 AT_ONCE = 64  # versions decoded side by side
@@ -56,6 +56,8 @@ def copy(
     rest = iter(versions)
     while some := list(itertools.islice(rest, AT_ONCE)):
         there = {v.id for v in some if _is_there(v, to)}
+        if there:
+            to.store.settle("packs")  # who put it may stand between its link and its sync
         yield from (Copied(v, v.id in there, None) for v in some if dry_run or v.id in there)
         for tower in _towers(source, [v for v in some if not dry_run and v.id not in there]):
             name = tower.version.tenant, tower.version.name

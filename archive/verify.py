@@ -16,18 +16,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pltz.archive.archive import Archive
-from pltz.archive.chain import Chains, Wanted, decode_records
+from pltz.archive.chain import Chains, Wanted, decode_records, lost
 from pltz.archive.errors import ArchiveError, KeyMismatch
-from pltz.archive.identity import NONE
-from pltz.archive.index import SECTIONS, SEGMENTS, Location, key_of, keys_of
-from pltz.archive.keys import KeyFile
-from pltz.archive.pack import Damage, Pack
+from pltz.archive.index import SECTIONS, Location, key_of, keys_of
+from pltz.archive.key_files import KeyFile
+from pltz.archive.pack import TOWER, Damage, Pack
 from pltz.archive.parity import Parity
 from pltz.archive.plan import Plan
 from pltz.archive.settings import COPY, Settings
 from pltz.archive.sweep import Sweep, Swept, whole
 from pltz.archive.view import NAME as PACK_NAME
-from pltz.archive.view import PLAN_NAME, Found, Problem, Version, View
+from pltz.archive.view import PLAN_NAME, Found, Problem, Version, View, tell
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 
 DECODE_RECORDS = 256  # handed to a codec at once
@@ -65,6 +64,7 @@ class Verifier:
         self.archive = archive
         self.view = View(archive.store, archive.keys)
         self.report = resume or Report()
+        self._told = set(self.report.problems)
 
     def run(
         self,
@@ -108,10 +108,10 @@ class Verifier:
         self._check_copies()
         self._check_indexes(doubted)
         if doubted or not self.report.complete or not whole(swept):
-            self._check_towers()
+            versions = itertools.chain.from_iterable(self.view.histories())
+            self.report.lost += lost(self.view, versions, self.report.bad)
         for problem in self.view.problems:
-            if problem not in self.report.problems:
-                self.report.problems.append(problem)
+            self._tell(problem)
         return self.report
 
     def _chosen(self, fraction: float) -> list[bytes]:
@@ -178,7 +178,7 @@ class Verifier:
     def _decode(self, items: Sequence[Found]) -> None:
         """Decode these records side by side and compare their ids; what stands above them is decoded first, once."""
         chains = Chains(self.view, self.archive.codecs)
-        chains.load([i.record.parent for i in items if i.context.mode])
+        chains.load([i.record.parent for i in items if i.context.mode & TOWER])
         above = [chains.above(i) for i in items]
         wanted = [
             Wanted(i, i.record.parent, a)
@@ -266,25 +266,8 @@ class Verifier:
                 f"an entry points at byte {location[1]} of {location[0].hex()}, where another record is",
             )
 
-    def _check_towers(self) -> None:
-        """Which versions can be thawed."""
-        whole: dict[bytes, bool] = {NONE: True}
-        for version in itertools.chain.from_iterable(self.view.histories()):
-            chain: list[bytes] = []
-            at = version.leaf
-            while at not in whole:
-                chain.append(at)
-                places = [] if at in self.report.bad else self.view.find(SEGMENTS, at)
-                if not places or places[0].record.parent in chain:
-                    whole[at] = False
-                    break
-                at = places[0].record.parent
-            for name in chain:
-                whole[name] = whole[at]
-            if not whole[version.leaf] and not version.forgotten:
-                self.report.lost.append(version)
-
     def _wrong(self, kind: str, name: str, what: str) -> None:
-        problem = Problem(kind, name, what)
-        if problem not in self.report.problems:
-            self.report.problems.append(problem)
+        self._tell(Problem(kind, name, what))
+
+    def _tell(self, problem: Problem) -> None:
+        tell(self.report.problems, self._told, problem)

@@ -36,12 +36,14 @@ from pltz.archive.keys import Clear, Keys
 from pltz.archive.pack import Context, Damage, Pack
 from pltz.archive.plan import Plan
 from pltz.archive.record import FORGET, RESTORE, Record, unpack_labels
-from pltz.archive.store import Store
+from pltz.archive.store import Store, is_there
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 
 T = TypeVar("T")
 
 OPEN_PACKS = 256  # headers and tables kept
+LOOKS = 8  # at what a collector moves meanwhile
+MOST_PROBLEMS = 10_000  # listed
 PACK_BITS = 30  # of an address: a pack is at most 2^30 bytes
 NAME = re.compile(r"[0-9a-f]{32}")
 PLAN_NAME = re.compile(r"[0-9a-f]{16}")
@@ -54,6 +56,16 @@ class Problem:
     kind: str
     name: str  # of the file, or of the session's version
     what: str
+
+
+def tell(problems: list[Problem], told: set[Problem], found: Problem) -> None:
+    """Add a problem that is not among those ``told``; beyond MOST_PROBLEMS only that there are more."""
+    if found in told or len(problems) > MOST_PROBLEMS:
+        return
+    if len(problems) == MOST_PROBLEMS:
+        found = Problem(found.kind, "", f"more than {MOST_PROBLEMS} problems: no more are listed")
+    told.add(found)
+    problems.append(found)
 
 
 class Found(NamedTuple):
@@ -105,7 +117,9 @@ class View:
         self.epoch = 0
         self.condemned: frozenset[bytes] = frozenset()
         self.problems: list[Problem] = []
+        self._told: set[Problem] = set()
         self.unreadable: set[bytes] = set()  # packs of which not every byte was understood
+        self.vanished = 0  # records that were looked for in a pack that was gone: a collector moved them
         self._plans: dict[str, Plan] = {}
         self._bad: set[str] = set()
         self._opened: OrderedDict[bytes, Pack] = OrderedDict()
@@ -114,6 +128,10 @@ class View:
         """See what others did. Raises StoreError, ArchiveError where a plan is damaged."""
         self.read_plans()
         self.keys.refresh()
+        self._list()
+
+    def _list(self) -> None:
+        """What packs and indexes there are. Plans and keys stay as a writer has them in its hand."""
         packs = {bytes.fromhex(n): size for n, size in self.store.list("packs").items() if NAME.fullmatch(n)}
         for pack in [p for p in self._opened if packs.get(p) != self.packs.get(p)]:
             del self._opened[pack]
@@ -128,9 +146,8 @@ class View:
         before = self.condemned
         for name in sorted(self.store.list("collect")):
             if PLAN_NAME.fullmatch(name) and name not in self._plans:
-                data = self.store.read(f"collect/{name}", 0, 1 << 26)
                 try:
-                    plan = Plan.decode(data)
+                    plan = Plan.decode(self.store.read(f"collect/{name}", 0, 1 << 26))
                     if plan.name != f"collect/{name}":
                         raise VersionError(f"plan {name} says it is {plan.name}")
                 except FormatError as exc:
@@ -138,6 +155,8 @@ class View:
                     raise ArchiveError(
                         f"collect/{name} is damaged ({exc}): writing is not safe before it is looked at"
                     ) from exc
+                except FileNotFoundError:  # deleted since, as older ones may be
+                    continue
                 self._plans[name] = plan
         self.epoch = max((plan.epoch for plan in self._plans.values()), default=0)
         self.condemned = frozenset[bytes]().union(*(plan.condemned for plan in self._plans.values()))
@@ -153,15 +172,20 @@ class View:
         return f"{epoch:016x}" in self._plans
 
     def missing(self) -> set[bytes]:
-        """Packs that an index names, no plan condemned, and which are not there: something else took them."""
+        """Packs that an index names, no plan condemned, and which are not there: something else took them.
+
+        Others may have put packs since these were listed, or condemned and deleted them: each is looked for. Raises StoreError.
+        """
         named = set[bytes]().union(*(set(index.packs) for index in self.indexes.values()), self.tail.packs)
-        return named - set(self.packs) - self.condemned
+        unseen = named - set(self.packs)
+        gone = {pack for pack in unseen if not is_there(self.store, f"packs/{pack.hex()}")}
+        if gone - self.condemned:
+            self.read_plans()
+        return gone - self.condemned
 
     def problem(self, kind: str, name: str, what: str) -> None:
-        """Remember it, once."""
-        found = Problem(kind, name, what)
-        if found not in self.problems:
-            self.problems.append(found)
+        """Remember it, once; of very many, that there are more."""
+        tell(self.problems, self._told, Problem(kind, name, what))
 
     def add_pack(self, pack: bytes, size: int, sections: Mapping[int, Entries]) -> None:
         """A pack that this process has just put, with what it holds."""
@@ -206,6 +230,7 @@ class View:
                 self.unreadable.add(location.pack)
                 continue
             except FileNotFoundError:
+                self.vanished += 1
                 continue
             if (section, identity) not in keys_of(item.record, item.context):
                 continue
@@ -221,6 +246,18 @@ class View:
 
     def versions(self, domain: bytes, name: str) -> list[Version]:
         """Versions of a session, oldest first, forgotten ones too. Raises CorruptError where there are some and none is sound."""
+        return self.look(lambda: self._versions(domain, name))
+
+    def look(self, work: Callable[[], T]) -> T:
+        """What ``work`` finds where no pack vanishes meanwhile. What a collector moves is in none of the packs that were listed: list again."""
+        for _ in range(LOOKS):
+            vanished, found = self.vanished, work()
+            if self.vanished == vanished:
+                return found
+            self._list()
+        raise ArchiveError("a collector keeps moving what is looked at: try again")
+
+    def _versions(self, domain: bytes, name: str) -> list[Version]:
         found = self.find(SESSIONS, self.keys.session_key(domain, name))
         failures: list[CorruptError] = []
         sound = self._distinct(iter(found), failures)
@@ -230,6 +267,9 @@ class View:
 
     def all_versions(self) -> list[Version]:
         """The whole catalogue, in the order of tenants and names."""
+        return self.look(self._all_versions)
+
+    def _all_versions(self) -> list[Version]:
         places = set[Location]()
         for index in self._lookups():
             places.update(
@@ -308,7 +348,7 @@ class View:
             self.problem("record", f"{location.pack.hex()} at {location.offset}", str(exc))
             self.unreadable.add(location.pack)
         except FileNotFoundError:
-            pass
+            self.vanished += 1
         return None
 
     def places(self, section: int, identity: bytes) -> list[Location]:
@@ -384,5 +424,6 @@ class View:
             self.problem("pack", pack.hex(), str(exc))
             self.unreadable.add(pack)
         except FileNotFoundError:
+            self.vanished += 1
             self.packs.pop(pack, None)
         self.tail.add_pack(pack, size, by_section(rows))

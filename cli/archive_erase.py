@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pltz.cli import options
+from pltz.cli import archive_options, options
 from pltz.cli.archive_key import key_options, secret
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         "pltz archive erase /data/cold --tenant acme --all --key-command my-vault --yes",
     ],
 )
-@click.argument("archive", metavar="ARCHIVE")
+@archive_options.DIR
 @click.option("--tenant", metavar="TENANT", required=True, help="Whose.")
 @click.option("--name", metavar="NAME", help="The session: all its versions, forgotten ones too.")
 @click.option("--all", "everything", is_flag=True, help="Everything of the tenant.")
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--yes", is_flag=True, help="Do not ask. This cannot be undone.")
 @options.JSON
 def erase(
-    archive: str,
+    place: str,
     tenant: str,
     name: str | None,
     everything: bool,
@@ -42,7 +42,7 @@ def erase(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Destroy the keys of a session, or of all of a tenant, in the sealed ARCHIVE; what they opened is noise from then on.
+    """Destroy the keys of a session, or of all of a tenant, in the sealed archive in DIR; what they opened is noise from then on.
 
     Afterwards every record is read from the raw packs and its key asked for: the proof. What other sessions of the
     tenant share stays. Copies of the folder keys/ in backups, snapshots or buckets with versions are out of reach.
@@ -51,7 +51,7 @@ def erase(
 
     if (name is None) != everything:
         raise UsageError("expected either --name NAME or --all")
-    opened = Archive.open(archive, [], key=secret())
+    opened = Archive.open(place, [], key=secret())
     if not (dry_run or yes):
         what = f"session {name!r}" if name is not None else "everything"
         click.confirm(f"Erase {what} of tenant {tenant!r}? This cannot be undone", abort=True, err=True)

@@ -9,7 +9,7 @@ import click
 from pltz.cli import archive_options, options
 from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import choose, open_sessions, tags_of
-from pltz.cli.decompress import FORMATS, render
+from pltz.cli.decompress import SESSION_FORMAT, form_of, render, written
 from pltz.cli.groups import Command
 from pltz.cli.output import Output
 from pltz.cli.progress import Progress, wanted
@@ -34,20 +34,14 @@ if TYPE_CHECKING:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @archive_options.TENANT
 @archive_options.VERSION
-@click.option("-o", "--output", default="-", metavar="OUT", help="Where to write.  [default: stdout]")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    default="auto",
-    show_default=True,
-    help="How to write: one JSON line a session, the bytes of texts, or one JSON list of ids a line.",
-)
+@options.OUTPUT
+@SESSION_FORMAT
 @archive_options.BUNDLES
 @archive_options.TOKENIZERS
 @options.FORCE
 @options.THREADS
 @options.DEVICE
+@options.JSON
 @key_options
 def get(
     place: str,
@@ -61,6 +55,7 @@ def get(
     force: bool,
     threads: int | None,
     device: str,
+    as_json: bool,
 ) -> None:
     """Write the sessions NAME... of the archive in DIR: their last versions, or version N.
 
@@ -69,7 +64,12 @@ def get(
     """
     destination = Output(output, force=force, binary=False)
     cold = open_sessions(place, bundles, device, threads, tokenizers=tokenizers)
-    destination.write(list(render([cold.get(name, tenant, number) for name in names], form)))
+    sessions = [cold.get(name, tenant, number) for name in names]
+    if form == "auto":
+        form = form_of([session.kind for session in sessions])
+    destination.write(render(sessions, form), whole=True)
+    if as_json:
+        destination.report(written(destination, len(sessions)))
 
 
 @click.command(
@@ -87,14 +87,7 @@ def get(
 @archive_options.ONLY_TAGS
 @click.option("--history", is_flag=True, help="All versions, not only the last of each session.")
 @click.option("-o", "--output", required=True, metavar="OUT", help="The file to write; - for stdout.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(("auto", "jsonl", "pltz")),
-    default="auto",
-    show_default=True,
-    help="What to write; auto is pltz for a name that ends so.",
-)
+@options.form(("auto", "jsonl", "pltz"), "What to write; auto is pltz for a name that ends so.")
 @click.option(
     "--with-names", is_flag=True, help='JSONL: {"name": ..., "session": ...} with tenant, tags and time.'
 )
@@ -140,10 +133,10 @@ def export(
             destination.write([_as_pltz(cold, chosen, bundles, device, threads, bar)])
         else:
             destination.write(_lines(cold, chosen, with_names, bar))
-    result = {"sessions": len(chosen), "format": form}
-    report_line = f"{output}: {len(chosen)} sessions"
-    if as_json or output != "-":
-        click.echo(json.dumps(result | {"output": output}) if as_json else report_line, err=output == "-")
+    if as_json:
+        destination.report(json.dumps({"sessions": len(chosen), "format": form, "output": output}))
+    elif output != "-":
+        destination.report(f"{output}: {len(chosen)} sessions")
 
 
 def _sessions(cold: "SessionArchive", chosen: "list[Version]", bar: Progress) -> "Iterator[Session]":

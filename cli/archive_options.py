@@ -10,7 +10,7 @@ import click
 
 from pltz.cli.archive_key import secret
 from pltz.cli.options import Decorator
-from pltz.cli.output import write_text
+from pltz.cli.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pltz.archive.keys import Secret
     from pltz.archive.sessions import SessionArchive
     from pltz.archive.view import Version
+    from pltz.plt_codec.layout import LayoutName
 
 KINDS = ("chat", "text", "ids")
 
@@ -71,11 +72,13 @@ def open_sessions(
     *,
     tokenizers: Iterable[str] = (),
     perhaps_sealed: bool = False,
+    layout: "LayoutName" = "default",
 ) -> "SessionArchive":
     """The archive at ``place``, to put and get. Raises UsageError, FormatError, ModelError, KeyMismatch.
 
     tokenizers: files or targets, of ids that are not the bundle's.
     perhaps_sealed: one that is not sealed is opened without the key, instead of being refused with it.
+    layout: of long segments that are put.
     """
     from pltz.archive.sessions import SessionArchive
     from pltz.models.bundle import Bundle
@@ -84,7 +87,9 @@ def open_sessions(
     key = secret() if found.settings.sealed or not perhaps_sealed else None
     loaded = [Bundle.load(b) for b in bundles]
     known = [tokenizer_json(name) for name in tokenizers]
-    return SessionArchive.open(place, loaded, key=key, tokenizers=known, device=device, threads=threads)
+    return SessionArchive.open(
+        place, loaded, key=key, tokenizers=known, device=device, threads=threads, layout=layout
+    )
 
 
 def tokenizer_json(name: str) -> bytes:
@@ -174,15 +179,6 @@ def line_of(version: "Version") -> str:
 def show(record: Mapping[str, Any], text: str, as_json: bool) -> None:
     """Print one record: a line of JSON, or a line of text."""
     write_text(json.dumps(record, ensure_ascii=False) if as_json else printable(text))
-
-
-def printable(text: str) -> str:
-    """One line without control characters: a name from a stranger never steers the terminal.
-
-    >>> printable("a" + chr(27) + "[2J" + chr(10) + "b")
-    'a\\\\x1b[2J\\\\nb'
-    """
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def moment(seconds: int) -> str:

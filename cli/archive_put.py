@@ -11,7 +11,7 @@ from pltz import api
 from pltz.cli import archive_options, options
 from pltz.cli.archive_key import key_options, secret
 from pltz.cli.archive_options import open_sessions, seconds_of, show, tags_of, tokenizer_json
-from pltz.cli.compress import FORMATS, read_sessions
+from pltz.cli.compress import INPUT_FORMAT, read_sessions
 from pltz.cli.groups import Command
 from pltz.cli.progress import Progress, wanted
 from pltz.cli.table import size
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pltz.archive.sessions import Item, SessionArchive, Stored
     from pltz.models.session import Session
     from pltz.models.target import Target
+    from pltz.plt_codec.layout import LayoutName
 
 
 @click.command(
@@ -66,6 +67,7 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
         "pltz archive put /data/cold chats.jsonl --tenant acme",
         "pltz archive put /data/cold chat.json --name support/7 --tag channel=web",
         "pltz archive put /data/cold old.pltz --dry-run --json",
+        "pltz archive put /data/cold chats.jsonl --layout fast",
         "pltz archive put /data/cold ids.jsonl --tokenizer qwen/tokenizer.json",
         "pltz archive put /data/cold - --name-key id < chats.jsonl",
     ],
@@ -83,19 +85,13 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
     help="Share system prompts, under this name, with all tenants.  [default: within the tenant]",
 )
 @click.option("--time", "when", metavar="DATE", help="When the sessions were.  [default: now]")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    default="auto",
-    show_default=True,
-    help="What the inputs are.",
-)
+@INPUT_FORMAT
 @click.option(
     "--keep-opaque", is_flag=True, help="Keep sessions with image, audio or file parts, as plain bytes."
 )
 @options.TARGET
 @options.TOKENIZER
+@options.LAYOUT
 @archive_options.BUNDLES
 @archive_options.DRY_RUN
 @options.THREADS
@@ -116,6 +112,7 @@ def put(
     keep_opaque: bool,
     target: str | None,
     tokenizer: str | None,
+    layout: "LayoutName",
     bundles: tuple[str, ...],
     dry_run: bool,
     threads: int | None,
@@ -135,7 +132,7 @@ def put(
     """
     names = Naming(name, name_key)
     labels, time = tags_of(tags), seconds_of(when)
-    source = Inputs(inputs, form, place, bundles, target, tokenizer, device, threads)
+    source = Inputs(inputs, form, place, bundles, target, tokenizer, device, threads, layout)
     extra: dict[str, Any] = {"tenant": tenant, "labels": labels, "base": base, "time": time}
     put_all(source.cold, names.items(source, extra), keep_opaque, dry_run, progress, as_json)
 
@@ -228,6 +225,7 @@ class Inputs:
     tokenizer: str | None
     device: str
     threads: int | None
+    layout: "LayoutName"
 
     def __post_init__(self) -> None:
         if self.paths.count("-") > 1:
@@ -235,7 +233,9 @@ class Inputs:
         if self.target is not None and self.tokenizer is not None:
             raise UsageError("--target brings its own tokenizer: leave --tokenizer out")
         named = [name for name in (self.target, self.tokenizer) if name is not None]
-        self.cold = open_sessions(self.place, self.bundles, self.device, self.threads, tokenizers=named)
+        self.cold = open_sessions(
+            self.place, self.bundles, self.device, self.threads, tokenizers=named, layout=self.layout
+        )
         self._model, self._foreign = self._load_target(), self._fingerprint(named)
 
     def __iter__(self) -> Iterator[Row]:
@@ -285,7 +285,7 @@ class Inputs:
 
 def is_pltz(path: str) -> bool:
     """Whether a file begins as .pltz files do; stdin is never looked at."""
-    from pltz.plt_codec.container import MAGIC
+    from pltz.plt_codec.header import MAGIC
 
     file = Path(path)
     if path == "-" or not file.is_file():

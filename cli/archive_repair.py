@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.cli import options
+from pltz.cli import archive_options, options
 from pltz.cli.archive_key import key_options, secret
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
         "pltz archive repair /data/cold --key-file key --json",
     ],
 )
-@click.argument("archive", metavar="ARCHIVE")
+@archive_options.DIR
 @key_options
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @options.JSON
 @click.pass_context
 def repair(
     ctx: click.Context,
-    archive: str,
+    place: str,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Put back what is damaged in ARCHIVE, as far as parity and second copies can.
+    """Put back what is damaged in the archive in DIR, as far as parity and second copies can.
 
     What cannot be put back is named: sessions that lost something, and sessions of which nothing is left. Damaged files
     are moved to damaged/ in the archive, never deleted. A sealed archive needs no key for this; with it, lost sessions
@@ -46,7 +46,7 @@ def repair(
     from pltz.archive.store import open_store
 
     key = secret()
-    store = open_store(archive)
+    store = open_store(place)
     keys = (lambda settings: open_keys(store, settings, key)) if key else None
     done = Repairer(store, keys, dry_run=dry_run).run()
     write_text(json.dumps(as_fields(done)) if as_json else as_text(done, dry_run))

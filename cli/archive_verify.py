@@ -8,9 +8,9 @@ import click
 
 from pltz.cli import archive_options, options
 from pltz.cli.archive_key import key_options
-from pltz.cli.archive_options import facts, open_plain, open_sessions, printable, show
+from pltz.cli.archive_options import facts, open_plain, open_sessions, show
 from pltz.cli.groups import Command
-from pltz.cli.output import Output
+from pltz.cli.output import Output, printable
 from pltz.cli.progress import Progress, wanted
 from pltz.plt_codec.errors import CorruptError, UsageError
 
@@ -39,6 +39,7 @@ MAX_STATE = 1 << 26  # bytes
     type=click.FloatRange(0, 1),
     default=1.0,
     show_default=True,
+    metavar="X",
     help="Check a random part of the packs.",
 )
 @click.option("--max-seconds", type=click.IntRange(min=1), metavar="N", help="Stop after about N seconds.")

@@ -6,6 +6,7 @@ from pltz.cli.groups import LazyGroup
 
 COMMANDS = {
     "codec": "pltz.cli.bench_codec:codec",
+    "field": "pltz.cli.bench_field:field",
     "speed": "pltz.cli.bench_speed:speed",
     "archive": "pltz.cli.bench_archive:archive",
     "hook": "pltz.cli.bench_hook:hook",

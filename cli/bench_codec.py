@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     "peer_names",
     default=",".join(peers.NAMES),
     show_default=True,
+    metavar="NAME,...",
     help="Compressors to compare with.",
 )
 @click.option("--lanes", type=click.IntRange(min=1), metavar="N", help="Lanes a block.  [default: by length]")

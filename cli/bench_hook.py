@@ -5,6 +5,7 @@ Ends with one line of JSON that holds every figure, and what it was measured on.
 
 import json
 import os
+import resource
 import tempfile
 import time
 from pathlib import Path
@@ -18,11 +19,17 @@ from pltz.cli.output import write_text
 from pltz.cli.table import render
 
 if TYPE_CHECKING:
-    from pltz.archive.hooks.hook import EvictionHook
+    from pltz.archive.hooks.hook import EvictionHook, WorkerKind
     from pltz.models.tokenizer import Ids
 
-LENGTHS = 512, 4096, 32768  # tokens of an eviction
-KINDS = "none", "thread", "process"
+# tokens of an eviction, and what they are given as
+ROWS = (
+    *((length, "list") for length in (512, 4096, 16384, 32768)),
+    *((length, "numpy") for length in (512, 4096, 32768)),
+    (32768, "torch"),
+    (32768, "bytes"),
+)
+KINDS: "tuple[WorkerKind, ...]" = ("none", "thread", "process")
 STEP = 0.002  # seconds of work between evictions, about a decode step
 BUSY = 1 << 16  # tokens that wait for the worker before anything is measured
 BATCH = 1 << 14  # tokens of a commit: many of them, so that the worker is seen in all it does
@@ -51,20 +58,22 @@ def hook(calls: int, where: str | None, as_json: bool) -> None:
     """Measure the eviction hook: time of on_evict, of the loop's own steps beside the worker, and until tokens are durable.
 
     A loop computes for 2 ms and evicts a session, over and over, while the worker is archiving. Sessions are the samples that come with pltz,
-    repeated to length, as a list of Python integers and as a numpy array. Beside each eviction a bare copy of the ids is timed, which is the least
-    that it could be: on a busy machine its 99th percentile shows how busy. A step's time shows what the worker takes from the loop; with no
-    worker, it is the loop alone.
+    repeated to length, as a list of Python integers, a numpy array, a torch tensor and bytes. Beside each eviction a bare copy of the ids is timed (of
+    bytes, which nobody can change, there is none): on a busy machine its 99th percentile shows how busy. "kept" leaves out the evictions in whose midst
+    the system gave the core to another process, and "lost core" counts those. A step's time shows what the worker takes from the loop; with no
+    worker, it is the loop alone. On a machine that does other things, too, `chrt --fifo 1 pltz bench hook` gives the loop a core of its own.
     """
     rows = [row for kind in KINDS for row in measured(kind, calls, where)]
     on = machine.describe(None, "cpu", 1)
     result = {"benchmark": "hook", "calls": calls, "rows": rows, "cpus": os.cpu_count()}
+    result["real_time"] = os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
     result |= {"load": round(os.getloadavg()[0], 2), "machine": on}
     if not as_json:
         write_text(as_text(rows) + "\n")
     write_text(json.dumps(result))
 
 
-def measured(kind: str, calls: int, where: str | None) -> list[dict[str, Any]]:
+def measured(kind: "WorkerKind", calls: int, where: str | None) -> list[dict[str, Any]]:
     """The rows of one kind of worker."""
     from pltz.archive.hooks.hook import EvictionHook, HookSettings
     from pltz.archive.token_archive import TokenArchive
@@ -74,11 +83,11 @@ def measured(kind: str, calls: int, where: str | None) -> list[dict[str, Any]]:
         if cold:
             TokenArchive.open(cold, create=True)
         settings = HookSettings(batch_tokens=BATCH)
-        made = EvictionHook.open(Path(name) / "journal", cold, worker=kind, settings=settings)  # type: ignore[arg-type]
+        made = EvictionHook.open(Path(name) / "journal", cold, worker=kind, settings=settings)
         try:
             if cold:
                 keep_busy(made)
-            return [row(made, kind, length, form, calls) for length in LENGTHS for form in ("list", "numpy")]
+            return [row(made, kind, length, form, calls) for length, form in ROWS]
         finally:
             made.close(2.0)
 
@@ -97,19 +106,23 @@ def row(hook: "EvictionHook", kind: str, length: int, form: str, calls: int) -> 
     import numpy as np
 
     array = tokens(length, 0)
-    given: Any = array.tolist() if form == "list" else array
+    given = as_form(array, form)
+    bare = array if form == "torch" else given  # a tensor's own copy lets go of the interpreter
     before, slept = list(hook.counts.latency), hook.counts.latency_sum
-    evictions, used, copies, steps = [], [], [], []
+    evictions, used, copies, steps, switches = [], [], [], [], []
     for number in range(calls):
         steps.append(work())
+        lost = switched()
         start, cpu = time.perf_counter(), time.thread_time()
         hook.on_evict(f"{length}/{number}", given)
         used.append(time.thread_time() - cpu)
         evictions.append(time.perf_counter() - start)
-        copies.append(copy(given))
+        switches.append(switched() - lost)
+        copies.append(copy(bare))
     hook.flush(PATIENCE)
     counts = np.array(hook.counts.latency) - np.array(before)
     p50, p99, worst = (1e6 * float(np.quantile(evictions, q)) for q in (0.5, 0.99, 1.0))
+    kept = [took for took, lost in zip(evictions, switches, strict=True) if not lost]
     return {
         "worker": kind,
         "tokens": length,
@@ -117,6 +130,8 @@ def row(hook: "EvictionHook", kind: str, length: int, form: str, calls: int) -> 
         "p50_us": round(p50, 1),
         "p99_us": round(p99, 1),
         "max_us": round(worst, 1),
+        "kept_p99_us": round(1e6 * float(np.quantile(kept, 0.99)), 1) if kept else None,
+        "lost_core": calls - len(kept),
         "cpu_p99_us": round(1e6 * float(np.quantile(used, 0.99)), 1),
         "copy_p50_us": round(1e6 * float(np.quantile(copies, 0.5)), 1),
         "copy_p99_us": round(1e6 * float(np.quantile(copies, 0.99)), 1),
@@ -127,11 +142,28 @@ def row(hook: "EvictionHook", kind: str, length: int, form: str, calls: int) -> 
     }
 
 
+def switched() -> int:
+    """How often this thread lost its core to another one that wanted it, so far."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+
+
+def as_form(ids: "Ids", form: str) -> Any:
+    """Ids as a serving loop might have them."""
+    if form == "torch":
+        import torch
+
+        return torch.from_numpy(ids)
+    return ids.tolist() if form == "list" else ids.astype("<u4").tobytes() if form == "bytes" else ids
+
+
 def copy(ids: Any) -> float:
-    """The bound: a copy of the ids and nothing else, after a step of its own; the seconds that passed."""
+    """A copy of the ids and nothing else, after a step of its own; the seconds that passed."""
     work()
     start = time.perf_counter()
-    tuple(ids) if isinstance(ids, list) else ids.tobytes()
+    if isinstance(ids, list):
+        tuple(ids)
+    elif not isinstance(ids, bytes):
+        ids.tobytes()
     return time.perf_counter() - start
 
 
@@ -171,6 +203,8 @@ def as_text(rows: list[dict[str, Any]]) -> str:
         "p50_us",
         "p99_us",
         "max_us",
+        "kept_p99_us",
+        "lost_core",
         "cpu_p99_us",
         "copy_p50_us",
         "copy_p99_us",
@@ -180,4 +214,5 @@ def as_text(rows: list[dict[str, Any]]) -> str:
     ]
     head = ["worker, tokens", *(key.replace("_", " ") for key in keys)]
     names = [f"{r['worker']}, {r['tokens']} as {r['form']}" for r in rows]
-    return render(head, [[name, *(f"{r[k]:,}" for k in keys)] for name, r in zip(names, rows, strict=True)])
+    cells = [[f"{r[k]:,}" if r[k] is not None else "" for k in keys] for r in rows]
+    return render(head, [[name, *row] for name, row in zip(names, cells, strict=True)])

@@ -12,27 +12,29 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.cli import engines as peers
 from pltz.cli import machine, options
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text
 from pltz.cli.products import Products, TorchThreads
 from pltz.cli.progress import Progress, wanted
 from pltz.cli.table import render, size
+from pltz.cli.timing import Time, check, frame_items, timed
 from pltz.plt_codec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
 
     from pltz.models.bundle import Bundle
-    from pltz.models.codec import Codec, Coder
+    from pltz.models.codec import Codec
+    from pltz.models.parts import Coder
     from pltz.plt_codec.weights import Shape, Weights
 
 WAYS = ("encode", "decode")
@@ -52,27 +54,54 @@ print("torch" in sys.modules, file=sys.stderr)"""
         "pltz bench speed --threads 1 --together 1,4,16 --json",
         "pltz bench speed --linear 1048576 --startup",
         "pltz bench speed --llama --threads 2",
+        "pltz bench speed --engines --threads 1 --rounds 1",
     ],
 )
 @click.option(
-    "--tokens", type=click.IntRange(min=1), default=4096, show_default=True, help="Tokens a session."
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=4096,
+    show_default=True,
+    metavar="N",
+    help="Tokens a session.",
 )
-@click.option("--lanes", type=click.IntRange(min=1), default=16, show_default=True, help="Lanes a block.")
-@click.option("--steps", type=click.IntRange(min=1), default=256, show_default=True, help="Steps a lane.")
-@click.option("--together", default="1,4", show_default=True, help="Sessions coded side by side, a row each.")
 @click.option(
-    "--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Rounds; the best counts."
+    "--lanes", type=click.IntRange(min=1), default=16, show_default=True, metavar="N", help="Lanes a block."
+)
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=256, show_default=True, metavar="N", help="Steps a lane."
+)
+@click.option(
+    "--together",
+    default="1,4",
+    show_default=True,
+    metavar="N,...",
+    help="Sessions coded side by side, a row each.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Rounds; the best counts.",
 )
 @click.option(
     "--linear",
     type=click.IntRange(min=0),
     default=0,
+    metavar="N",
     help="Time one session of 1 k, 4 k, ... up to N tokens.",
 )
 @click.option(
     "--llama",
     is_flag=True,
     help="Time llama.cpp too, token by token on a session of --tokens; needs pltz[llama].",
+)
+@click.option(
+    "--engines",
+    is_flag=True,
+    help="Time every CPU engine of this machine on one session; torch takes seconds.",
 )
 @click.option("--startup", is_flag=True, help="Time `pltz inspect` and `pltz decompress` as processes.")
 @options.BUNDLE
@@ -88,6 +117,7 @@ def speed(
     rounds: int,
     linear: int,
     llama: bool,
+    engines: bool,
     startup: bool,
     bundle: str | None,
     threads: int | None,
@@ -134,8 +164,13 @@ def speed(
         "text_bytes_per_token": round(text_bytes, 3),
         "rows": table,
         "linear": lengths,
-        "llama": against_llama(codec.coder, loaded.weights, cut(stream, 1, tokens), rounds, used)
+        "llama": against_llama(codec.coder, loaded.weights, cut(stream, 1, tokens), rounds, used, device)
         if llama
+        else None,
+        "engines": peers.measure(
+            peers.engines(loaded.weights, threads), cut(stream, 1, tokens)[0], lanes, steps, rounds
+        )
+        if engines
         else None,
         "startup": start_times(loaded.path) if startup else None,
         "machine": machine.describe(codec.coder, device, used),
@@ -161,7 +196,7 @@ def sample_tokens(codec: "Codec") -> "tuple[np.ndarray[Any, Any], float]":
     import numpy as np
 
     from pltz.datasets import sample_sessions
-    from pltz.models.codec import content_bytes
+    from pltz.models.session import content_bytes
     from pltz.models.transcript import to_tokens_many
 
     sessions = list(sample_sessions())
@@ -260,35 +295,6 @@ def counted(coder: "Coder", call: Callable[[], Any]) -> "tuple[Time, Any, dict[s
     return time, result, after and {stage: after[stage] - before[stage] for stage in after}
 
 
-class Time(NamedTuple):
-    """Seconds of a call: of the clock on the wall, and of the processor in all threads."""
-
-    wall: float
-    busy: float
-
-
-def timed(call: Callable[[], Any]) -> tuple[Time, Any]:
-    """Time and result of a call."""
-    wall, busy = time.perf_counter(), time.process_time()
-    result = call()
-    return Time(time.perf_counter() - wall, time.process_time() - busy), result
-
-
-def frame_items(encoded: Sequence[Any], sessions: "Sequence[np.ndarray[Any, Any]]") -> list[Any]:
-    """What the decoder takes."""
-    from pltz.plt_codec.item import FrameItem
-
-    return [FrameItem(e.data, len(s), e.lanes, e.steps) for e, s in zip(encoded, sessions, strict=True)]
-
-
-def check(sessions: "Sequence[np.ndarray[Any, Any]]", decoded: Sequence[Any]) -> None:
-    """Raises ModelError where a session did not come back."""
-    import numpy as np
-
-    if not all(np.array_equal(a, b) for a, b in zip(sessions, decoded, strict=True)):
-        raise ModelError("a session does not come back from its frame: no speed counts")
-
-
 def length(coder: "Coder", sessions: "Sequence[np.ndarray[Any, Any]]") -> dict[str, Any]:
     """Seconds for one session in the default layout, and the highest memory of the process up to now."""
     encode, encoded = timed(lambda: coder.encode(sessions))
@@ -310,19 +316,23 @@ def against_llama(
     sessions: "Sequence[np.ndarray[Any, Any]]",
     rounds: int,
     threads: int | None,
+    device: str,
 ) -> dict[str, Any] | str:
-    """llama.cpp over one session, before and after our decoding of it in the default layout; or why not."""
+    """llama.cpp over one session, before and after our decoding of it in the default layout; or why not.
+
+    On a CPU both are of processor time, shared out over the threads.
+    """
     from pltz.cli import llama_peer
 
-    if missing := llama_peer.missing():
-        return f"llama.cpp: not measured, {' and '.join(missing)} not installed (pip install 'pltz[llama]')"
+    if why := llama_peer.unavailable(weights):
+        return f"llama.cpp: not measured, {why}"
     found = llama_peer.measure(weights, sessions[0], threads or 1)
     items = frame_items(coder.encode(sessions), sessions)
     seconds = []
     for _ in range(rounds):
         spent, decoded = timed(partial(coder.decode, items))
         check(sessions, decoded)
-        seconds.append(spent.wall)
+        seconds.append(spent.busy / (threads or 1) if device == "cpu" else spent.wall)
     again = llama_peer.measure(weights, sessions[0], threads or 1)
     found = max(found, again, key=lambda one: one["tokens_per_s"])
     ours = len(sessions[0]) / min(seconds)
@@ -407,6 +417,8 @@ def as_text(result: dict[str, Any]) -> str:
         parts.append(render(head, [length_cells(found) for found in result["linear"]]))
     if found := result["llama"]:
         parts.append(found if isinstance(found, str) else llama_line(found, result["tokens_per_session"]))
+    if result["engines"]:
+        parts.append(peers.table(result["engines"]))
     if result["startup"]:
         found = result["startup"]
         parts += [
@@ -421,7 +433,7 @@ def llama_line(found: dict[str, Any], tokens: int) -> str:
     """What llama.cpp reached, and we."""
     return (
         f"llama.cpp (llama-cpp-python {found['version']}, Q8_0, {found['threads']} threads) passes a session of "
-        f"{tokens:,} tokens at {found['tokens_per_s']:,.0f} tokens/s one by one; decoded in the default layout at "
+        f"{tokens:,} tokens through the layers at {found['tokens_per_s']:,.0f} tokens/s one by one; decoded in the default layout at "
         f"{found['our_tokens_per_s']:,.0f}, {found['ours_over_theirs']:.1f} times that"
     )
 

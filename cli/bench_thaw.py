@@ -4,6 +4,7 @@ Ways take turns in one process, and the best of the rounds counts for each, sinc
 
     prefill            the target over ids that are at hand: the bound of every thaw
     thaw               all of it: catalogue, records, decoding, prefill, insertion into the hot store
+    thaw, fast layout  the same of a session that was frozen in the fast layout
     thaw, ... hot      the same call where the store has half of the session, or all, on device, in host memory, in files
     safetensors        the KV as one file, by its own library, into fresh tensors on the device
     host memory        the KV in page-locked memory, copied to the device
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
 
 Expected = tuple["DynamicCache", "torch.Tensor"]  # of a prefill: KV, logits of the last id
 EMBEDDED = "embedded"
-WHOLE, GROWN = "whole", "grown"
+WHOLE, FAST, GROWN = "whole", "fast", "grown"
+TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are told
 
 
 @click.command(
@@ -62,9 +64,19 @@ WHOLE, GROWN = "whole", "grown"
     metavar="SHAPE",
     help="Target: the one that ships with pltz, or random weights in bf16 in the shape of llama-8b or llama-1b.",
 )
-@click.option("--tokens", type=click.IntRange(min=2), default=4000, show_default=True, help="Of a session.")
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="The best counts.")
-@click.option("--together", default="4", show_default=True, help="Sessions thawed in one call, a row each.")
+@click.option(
+    "--tokens", type=click.IntRange(min=2), default=4000, show_default=True, metavar="N", help="Of a session."
+)
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="The best counts."
+)
+@click.option(
+    "--together",
+    default="4",
+    show_default=True,
+    metavar="N,...",
+    help="Sessions thawed in one call, a row each.",
+)
 @click.option("--where", metavar="DIR", help="Disk to read from.  [default: the folder for temporary files]")
 @options.BUNDLE
 @options.THREADS
@@ -104,7 +116,9 @@ def thaw(
             "tokens": tokens,
             "rounds": rounds,
             "thaw_over_prefill": rows[1]["over_prefill"],
-            "stages_ms": stages,
+            "fast_over_prefill": rows[2]["over_prefill"],
+            "stages_ms": stages[TIMED[0]],
+            "fast_stages_ms": stages[TIMED[1]],
             "rows": rows,
             "together": many,
             "checked": asdict(bench.checked),
@@ -147,7 +161,7 @@ class Checked:
 class Bench:
     """A target, an archive with sessions for it, and stores of every tier.
 
-    ``kv_bytes``: of one session; ``stored``: bytes of the archive's records of it, put in one piece.
+    ``kv_bytes``: of one session; ``stored``: bytes of the archive's records of it, put in one piece, by name: in either layout.
     """
 
     def __init__(
@@ -182,9 +196,14 @@ class Bench:
         whole = np.asarray(self.ids[0])
         items = [Item(GROWN, Session("ids", whole[: tokens // 2])), Item(GROWN, Session("ids", whole))]
         items += [Item(f"many/{n}", Session("ids", ids)) for n, ids in enumerate(self.ids[1:])]
-        for stored in self.cold.put([Item(WHOLE, Session("ids", whole)), *items]):
-            if stored.item.name == WHOLE:
-                self.stored = stored.size
+        fast = SessionArchive.open(folder / "cold", [loaded], device=device, threads=threads, layout="fast")
+        self.stored: dict[str, int] = {}
+        for cold, some in (
+            (self.cold, [Item(WHOLE, Session("ids", whole)), *items]),
+            (fast, [Item(FAST, Session("ids", whole), tenant=FAST)]),
+        ):
+            self.stored |= {stored.item.name: stored.size for stored in cold.put(some)}
+        self.cold.archive.view.refresh()
         self.expected: Expected = self.target.prefill(whole)
         self.kv_bytes = self.target.kv_bytes(tokens)
         room = 2 * self.kv_bytes + (1 << 24)
@@ -274,9 +293,14 @@ def ways(bench: Bench) -> Iterator[Way]:
         return None
 
     def way(
-        name: str, stored: int, before: Callable[[], object], tier: "tuple[HotStore, Thawer]", session: str
+        name: str,
+        stored: int,
+        before: Callable[[], object],
+        tier: "tuple[HotStore, Thawer]",
+        session: str,
+        tenant: str = "default",
     ) -> Way:
-        return name, stored, before, lambda: tier[1].thaw(session)
+        return name, stored, before, lambda: tier[1].thaw(session, tenant)
 
     def only(session: str | None, number: int | None = None) -> Callable[[], None]:
         def before() -> None:
@@ -292,8 +316,9 @@ def ways(bench: Bench) -> Iterator[Way]:
 
     kv = bench.kv_bytes
     yield "prefill", 0, nothing, lambda: bench.target.prefill(bench.ids[0])
-    yield way("thaw", bench.stored, only(None), bench.hot, WHOLE)
-    yield way("thaw, half of it hot", bench.stored, only(GROWN, 1), bench.hot, GROWN)
+    yield way("thaw", bench.stored[WHOLE], only(None), bench.hot, WHOLE)
+    yield way("thaw, fast layout", bench.stored[FAST], only(None), bench.hot, FAST, FAST)
+    yield way("thaw, half of it hot", bench.stored[WHOLE], only(GROWN, 1), bench.hot, GROWN)
     yield way("thaw, hot on the device", kv, only(WHOLE), bench.hot, WHOLE)
     yield way("thaw, hot in host memory", kv, lambda: bench.host[1].thaw(WHOLE), bench.host, WHOLE)
     yield way(
@@ -317,12 +342,14 @@ def _pinned(tensor: Any) -> Any:
     return host
 
 
-def measure(bench: Bench, rounds: int, bar: Progress) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """A row for each way, and the stages of the best thaw, in milliseconds."""
+def measure(
+    bench: Bench, rounds: int, bar: Progress
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
+    """A row for each way, and the stages of the best thaw in either layout, in milliseconds."""
     from pltz.archive.thaw import Thawed
 
     found: dict[str, dict[str, Any]] = {}
-    stages: dict[str, float] = {}
+    stages: dict[str, dict[str, float]] = {}
     everything = list(ways(bench))
     for number in range(rounds + 1):  # the first one warms up
         for name, stored, before, call in everything:
@@ -337,8 +364,8 @@ def measure(bench: Bench, rounds: int, bar: Progress) -> tuple[list[dict[str, An
                 bench.check(result, bench.ids[0], bench.expected)
             row = found.setdefault(name, {"way": name, "stored_bytes": stored, "ms": ms, "all_ms": []})
             if number:
-                if name == "thaw" and ms < min(row["all_ms"], default=ms + 1):
-                    stages = {stage: round(value, 3) for stage, value in result.timings.items()}
+                if name in TIMED and ms < min(row["all_ms"], default=ms + 1):
+                    stages[name] = {stage: round(value, 3) for stage, value in result.timings.items()}
                 row["all_ms"].append(round(ms, 3))
         if number:
             bar.add(1)

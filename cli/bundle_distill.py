@@ -17,7 +17,7 @@ SIZES: dict[str, dict[str, int]] = {
     "small": {"d": 256, "layers": 5, "heads": 4, "kv_heads": 2, "head_dim": 64, "hidden": 1024},
     "mini": {},  # the defaults of `Student`
 }
-FINISH = 0.4  # share of the budget in which the rate falls
+DECAY = 0.4  # share of the budget in which the rate falls
 
 
 @click.command(
@@ -56,13 +56,23 @@ FINISH = 0.4  # share of the budget in which the rate falls
 )
 @click.option("--seconds", type=click.FloatRange(min=1), metavar="S", help="Training time.  [default: 1800]")
 @click.option("--steps", type=click.IntRange(min=2), metavar="N", help="Training steps, instead of a time.")
-@click.option("--rows", type=click.IntRange(min=1), default=16, show_default=True, help="Rows of a batch.")
-@click.option("--row", type=click.IntRange(min=64), default=8192, show_default=True, help="Tokens of a row.")
+@click.option(
+    "--rows", type=click.IntRange(min=1), default=16, show_default=True, metavar="N", help="Rows of a batch."
+)
+@click.option(
+    "--row",
+    type=click.IntRange(min=64),
+    default=8192,
+    show_default=True,
+    metavar="N",
+    help="Tokens of a row.",
+)
 @click.option(
     "--share",
     type=click.FloatRange(0, 1),
     default=0.5,
     show_default=True,
+    metavar="X",
     help="What the target's probabilities count beside your sessions.",
 )
 @click.option(
@@ -78,11 +88,16 @@ FINISH = 0.4  # share of the budget in which the rate falls
     type=click.IntRange(min=1),
     default=256,
     show_default=True,
+    metavar="N",
     help="Tokens of such a turn.",
 )
-@click.option("--name", default="distilled", show_default=True, help="Name of the bundle.")
+@click.option("--name", default="distilled", show_default=True, metavar="NAME", help="Name of the bundle.")
 @click.option(
-    "--licence", default="not stated", show_default=True, help="Licence of the bundle, for its card."
+    "--licence",
+    default="not stated",
+    show_default=True,
+    metavar="NAME",
+    help="Licence of the bundle, for its card.",
 )
 @bundle_train.WORK
 @bundle_train.DEVICE
@@ -149,8 +164,6 @@ def settings_of(
         known = Bundle.load(base).weights.shape.to_dict()
         shape = {key: value for key, value in known.items() if key not in ("vocab", "norm_gain", "head_gain")}
     total: dict[str, Any] = {"steps": steps} if steps else {"seconds": seconds or 1800.0}
-    first = {key: type(value)((1 - FINISH) * value) for key, value in total.items()}
-    last = {key: value - first[key] for key, value in total.items()}
     gentle: dict[str, Any] = {"muon_rate": 0.004, "adam_rate": 0.001, "start": base} if from_bundle else {}
     return settings.Settings(
         name=name,
@@ -162,8 +175,7 @@ def settings_of(
             write=write,
             write_tokens=write_tokens,
         ),
-        student=settings.Student(rows=rows, row=row, **shape, **first, **gentle),
-        finish=settings.Finish(**last),
+        student=settings.Student(rows=rows, row=row, decay=DECAY, **shape, **total, **gentle),
         card=settings.Card(licence=licence, about=f"Distilled from {Path(target).name}."),
     )
 

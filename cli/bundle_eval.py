@@ -85,7 +85,7 @@ def measured(loaded: "Codec", found: "Iterable[Loaded]", limit: int, *, shown: b
     Raises:
         UsageError: no session is that short.
     """
-    from pltz.models.codec import content_bytes
+    from pltz.models.session import content_bytes
 
     records = corpus.select((Record(r.source, r.session, content_bytes(r.session)) for r in found), limit)
     if not records:

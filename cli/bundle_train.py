@@ -31,7 +31,7 @@ DEVICE = click.option(
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
     show_default=True,
-    help="Where to train; auto is a GPU where there is one.",
+    help="Where to train: every GPU that is visible, or the CPU; auto is GPUs where there are any.",
 )
 THREADS = click.option(
     "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads of training.  [default: torch's]"
@@ -121,6 +121,7 @@ def run(
             read=read,
             measure=measure,
             device=device,
+            processes=torch.cuda.device_count() if device == "cuda" else 1,
             force=force,
             tell=(lambda line: None) if quiet else (lambda line: click.echo(line, err=True)),
         ),

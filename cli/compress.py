@@ -13,7 +13,7 @@ from pltz import api
 from pltz.cli import options
 from pltz.cli.archive_key import key_options
 from pltz.cli.groups import Command
-from pltz.cli.output import Output, write_text
+from pltz.cli.output import Output
 from pltz.cli.progress import Progress, wanted
 from pltz.cli.table import size
 from pltz.plt_codec.errors import UsageError
@@ -21,8 +21,9 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     from pltz.datasets.loaders import Format
     from pltz.models.session import Session
+    from pltz.plt_codec.layout import LayoutName
 
-FORMATS = ("auto", "openai", "sharegpt", "jsonl", "text", "ids")
+INPUT_FORMAT = options.form(("auto", "openai", "sharegpt", "jsonl", "text", "ids"), "What the inputs are.")
 
 
 @click.command(
@@ -33,7 +34,7 @@ FORMATS = ("auto", "openai", "sharegpt", "jsonl", "text", "ids")
         "pltz compress a.txt b.txt --format text -o notes.pltz",
         "pltz compress - -o - < chats.jsonl > chats.pltz",
         "pltz compress chats.jsonl -o chats.pltz --target mini-llama --json",
-        "pltz compress chats.jsonl --archive /data/cold",
+        "pltz compress chats.jsonl --archive /data/cold --layout fast",
     ],
 )
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
@@ -44,19 +45,13 @@ FORMATS = ("auto", "openai", "sharegpt", "jsonl", "text", "ids")
     metavar="DIR",
     help="Put the sessions into this archive instead of a file; pltz archive put has names, tenants and tags.",
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    default="auto",
-    show_default=True,
-    help="What the inputs are.",
-)
+@INPUT_FORMAT
 @options.BUNDLE
 @options.TARGET
 @options.TOKENIZER
 @click.option("--lanes", type=click.IntRange(min=1), metavar="N", help="Lanes a block.  [default: by length]")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps a lane.  [default: by length]")
+@options.LAYOUT
 @click.option("--no-verify", is_flag=True, help="Do not decode back and compare before writing.")
 @click.option(
     "--keep-opaque", is_flag=True, help="Keep sessions with image, audio or file parts, as plain bytes."
@@ -77,6 +72,7 @@ def compress(
     tokenizer: str | None,
     lanes: int | None,
     steps: int | None,
+    layout: "LayoutName",
     no_verify: bool,
     keep_opaque: bool,
     force: bool,
@@ -101,7 +97,9 @@ def compress(
             raise UsageError(
                 "--archive goes with no -o, --tokenizer, --lanes, --steps, --no-verify or --force"
             )
-        into_archive(place, inputs, form, bundle, target, keep_opaque, device, threads, progress, as_json)
+        into_archive(
+            place, inputs, form, bundle, target, layout, keep_opaque, device, threads, progress, as_json
+        )
         return
     if output is None:
         raise UsageError("name the file to write (-o OUT; - is stdout), or an archive (--archive DIR)")
@@ -117,13 +115,15 @@ def compress(
             tokenizer=tokenizer,
             lanes=lanes,
             steps=steps,
+            layout=layout,
             verify=not no_verify,
             keep_opaque=keep_opaque,
             progress=bar.add,
         )
     seconds = time.perf_counter() - start
     destination.write([data])
-    report(summary(tally, data, seconds, verified=not no_verify), output, as_json)
+    result = summary(tally, data, seconds, verified=not no_verify)
+    destination.report(json.dumps(result | {"output": output}) if as_json else sentence(result, output))
 
 
 def into_archive(
@@ -132,6 +132,7 @@ def into_archive(
     form: str,
     bundle: str | None,
     target: str | None,
+    layout: "LayoutName",
     keep_opaque: bool,
     device: str,
     threads: int | None,
@@ -142,7 +143,7 @@ def into_archive(
     from pltz.cli import archive_put
 
     source = archive_put.Inputs(
-        inputs, form, place, [bundle] if bundle else [], target, None, device, threads
+        inputs, form, place, [bundle] if bundle else [], target, None, device, threads, layout
     )
     items = archive_put.Naming(None, None).items(source, {})
     archive_put.put_all(source.cold, items, keep_opaque, False, progress, as_json)
@@ -168,7 +169,7 @@ class Tally:
 
     def count(self, sessions: Iterable["Session"]) -> Iterator["Session"]:
         """The same sessions, counted."""
-        from pltz.models.codec import content_bytes
+        from pltz.models.session import content_bytes
 
         for session in sessions:
             self.sessions += 1
@@ -188,15 +189,6 @@ def summary(tally: Tally, data: bytes, seconds: float, *, verified: bool) -> dic
         "verified": verified,
         "seconds": round(seconds, 3),
     }
-
-
-def report(result: dict[str, Any], output: str, as_json: bool) -> None:
-    """Print the summary on stdout, or on stderr where stdout carries the file."""
-    text = json.dumps(result | {"output": output}) if as_json else sentence(result, output)
-    if output == "-":
-        click.echo(text, err=True)
-    else:
-        write_text(text)
 
 
 def sentence(result: dict[str, Any], output: str) -> str:

@@ -52,8 +52,7 @@ def files(path: Path) -> list[Path]:
 
 def record(line: "Session", place: str) -> Record:
     """What is measured of one line."""
-    from pltz.models.codec import content_bytes
-    from pltz.models.session import Session
+    from pltz.models.session import Session, content_bytes
 
     value = line.value if line.kind == "chat" else None
     if not isinstance(value, dict) or not isinstance(value.get("messages"), list):

@@ -1,6 +1,7 @@
 """``pltz decompress``: the sessions of a .pltz file, as they were."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -15,7 +16,10 @@ from pltz.plt_codec.errors import ContentError
 if TYPE_CHECKING:
     from pltz.models.session import Session
 
-FORMATS = ("auto", "jsonl", "text", "ids")
+SESSION_FORMAT = options.form(
+    ("auto", "jsonl", "text", "ids"),
+    "How to write: one JSON line a session, the bytes of texts, or one JSON list of ids a line.",
+)
 
 
 @click.command(
@@ -26,19 +30,13 @@ FORMATS = ("auto", "jsonl", "text", "ids")
         "pltz decompress chats.pltz --session 7 --session 12",
         "pltz decompress notes.pltz --session 0 -o a.txt",
         "pltz decompress - < chats.pltz | head -n 1",
+        "pltz decompress chats.pltz -o chats.jsonl --json",
     ],
 )
 @options.FILE
-@click.option("-o", "--output", default="-", metavar="OUT", help="Where to write.  [default: stdout]")
+@options.OUTPUT
 @options.SESSIONS
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    default="auto",
-    show_default=True,
-    help="How to write: one JSON line a session, the bytes of texts, or one JSON list of ids a line.",
-)
+@SESSION_FORMAT
 @options.BUNDLE
 @options.TARGET
 @options.TOKENIZER
@@ -46,6 +44,7 @@ FORMATS = ("auto", "jsonl", "text", "ids")
 @options.THREADS
 @options.DEVICE
 @options.PROGRESS
+@options.JSON
 def decompress(
     file: str,
     output: str,
@@ -58,6 +57,7 @@ def decompress(
     threads: int | None,
     device: str,
     progress: bool | None,
+    as_json: bool,
 ) -> None:
     """Write the sessions of FILE as they were frozen; - is stdin.
 
@@ -72,19 +72,32 @@ def decompress(
     with options.open_reader(file) as reader:
         codec = options.load_codec_for(reader, bundle, device, threads)
         opened = api.open(reader, bundle=codec, target=target, tokenizer=tokenizer)
+        numbers = indices or range(len(reader))
+        if form == "auto":
+            form = form_of([reader.info(number).kind.session for number in numbers[:2]])
         with Progress("decode", unit="tokens", shown=wanted(progress)) as bar:
-            sessions = codec.decompress(reader, indices or None, bridge=opened.bridge, progress=bar.add)
-    destination.write(list(render(sessions, form)))
+            sessions = codec.decompress_each(reader, numbers, bridge=opened.bridge, progress=bar.add)
+            destination.write(render(sessions, form), whole=True)
+    if as_json:
+        destination.report(written(destination, len(numbers)))
 
 
-def render(sessions: Sequence["Session"], form: str) -> Iterator[bytes]:
-    """The sessions in an output format; ``auto`` is the bytes of a single text, else one JSON line each.
+def written(destination: Output, sessions: int) -> str:
+    """What was written, as a line of JSON."""
+    return json.dumps({"sessions": sessions, "bytes": destination.written, "output": destination.name})
+
+
+def form_of(kinds: Sequence[str]) -> str:
+    """What ``auto`` means for sessions of these kinds: the bytes of a single text, else one JSON line each."""
+    return "text" if list(kinds) == ["text"] else "jsonl"
+
+
+def render(sessions: Iterable["Session"], form: str) -> Iterator[bytes]:
+    """The sessions in an output format.
 
     Raises:
         ContentError: a session has no place in the format.
     """
-    if form == "auto":
-        form = "text" if [session.kind for session in sessions] == ["text"] else "jsonl"
     for number, session in enumerate(sessions):
         if form == "jsonl":
             yield json_line(session, number)

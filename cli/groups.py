@@ -8,13 +8,15 @@ Errors: the root group turns what pltz raises on purpose into ``error: <message>
 exit code of the error's class. A closed pipe and Ctrl-C are left to click. A bug stays a traceback.
 """
 
-import errno
+import contextlib
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
 
+from pltz.cli.output import printable
 from pltz.plt_codec.errors import PltzError
 
 EXIT_CODES = (
@@ -85,28 +87,27 @@ class LazyGroup(click.Group):
 class RootGroup(LazyGroup):
     """The group every command runs under: it turns errors into one line and an exit code."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line; what pltz or the machine refuses ends in a line on stderr and an exit code."""
         try:
-            return super().invoke(ctx)
+            return super().main(*args, **options)
         except PltzError as error:
-            fail(ctx, str(error) or type(error).__name__, error.exit_code)
+            fail(str(error) or type(error).__name__, error.exit_code)
         except MemoryError:
-            fail(ctx, "out of memory", 1)
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # the reader went away: click leaves quietly
-                raise
-            fail(ctx, machine_failure(error), 1)
+            fail("out of memory", 1)
+        except OSError as error:  # of a pipe whose reader went away click has taken care
+            fail(machine_failure(error), 1)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The exit codes, once for all commands."""
         write_exit_codes(formatter)
 
 
-def fail(ctx: click.Context, message: str, exit_code: int) -> NoReturn:
-    """Print ``error: <message>`` in one line on stderr and leave with the exit code."""
-    click.echo(f"error: {' '.join(message.split())}", err=True)
-    ctx.exit(exit_code)
+def fail(message: str, exit_code: int) -> NoReturn:
+    """Print ``error: <message>`` in one line on stderr and leave with the exit code, which holds where nobody can be told why."""
+    with contextlib.suppress(OSError):
+        click.echo(f"error: {printable(' '.join(message.split()))}", err=True)
+    sys.exit(exit_code)
 
 
 def machine_failure(error: OSError) -> str:

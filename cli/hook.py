@@ -18,6 +18,7 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     from pltz.archive.hooks.backlog import Status
     from pltz.archive.hooks.worker import Drained
+    from pltz.plt_codec.layout import LayoutName
 
 
 @click.group(cls=Group)
@@ -57,7 +58,7 @@ def status(journal: str, as_json: bool) -> None:
     ],
 )
 @click.argument("journal", metavar="DIR")
-@click.option("--archive", "place", metavar="ARCHIVE", required=True, help="Archive to put it into.")
+@click.option("--archive", "place", metavar="DIR", required=True, help="Archive to put it into.")
 @click.option(
     "--max-seconds",
     type=click.FloatRange(min=0),
@@ -73,6 +74,7 @@ def status(journal: str, as_json: bool) -> None:
     help="Seconds for the worker of a serving process to end its pass.",
 )
 @options.BUNDLE
+@options.LAYOUT
 @options.THREADS
 @options.PROGRESS
 @options.JSON
@@ -85,6 +87,7 @@ def drain(
     max_seconds: float | None,
     wait: float,
     bundle: str | None,
+    layout: "LayoutName",
     threads: int | None,
     progress: bool | None,
     as_json: bool,
@@ -112,6 +115,7 @@ def drain(
             bundle=bundle,
             key=secret(),
             threads=threads,
+            layout=layout,
             max_seconds=max_seconds,
             wait=wait,
             progress=say,

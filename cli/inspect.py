@@ -12,7 +12,8 @@ from pltz.cli.output import write_text
 from pltz.cli.table import pairs, render, size
 
 if TYPE_CHECKING:
-    from pltz.plt_codec.container import Frame, Kind, Reader
+    from pltz.plt_codec.container import Reader
+    from pltz.plt_codec.session_frame import Frame, Kind
 
 
 @click.command(
@@ -79,10 +80,7 @@ def entry(number: int, frame: "Frame", length: int, block: int | None) -> dict[s
         "steps": None,
     }
     if frame.kind.by_model and (block or frame.lanes):
-        blocks = list(Layout(frame.lanes, frame.steps).blocks(frame.coded, block or 0))
-        found["blocks"] = len(blocks)
-        found["lanes"] = max((b.lanes for b in blocks), default=0)
-        found["steps"] = sum(b.steps for b in blocks)
+        found |= Layout(frame.lanes, frame.steps).extent(frame.coded, block or 0)._asdict()
     return found
 
 
@@ -93,7 +91,7 @@ def label(kind: "Kind") -> str:
 
 def overview(reader: "Reader", sessions: list[dict[str, Any]]) -> dict[str, Any]:
     """Header and totals; sizes in bytes, steps one after the other."""
-    from pltz.plt_codec.container import FORMAT_VERSION
+    from pltz.plt_codec.header import FORMAT_VERSION
 
     header = reader.header
     names = {found["id"]: name for name, found in bundle_heads().items()}

@@ -35,7 +35,7 @@ API_KEY: Decorator = click.option(
 
 def archive_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The archive and what it is opened with: ``place``, ``tokenizer``, ``bundle``, ``threads``, the key's options, ``tenant``."""
-    place = click.option("--archive", "place", metavar="ARCHIVE", required=True, help="The archive.")
+    place = click.option("--archive", "place", metavar="DIR", required=True, help="The archive.")
     for option in (key_options, THREADS, BUNDLE, TENANT, TOKENIZER, place):
         command = option(command)
     return command

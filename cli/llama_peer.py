@@ -1,57 +1,88 @@
-"""llama.cpp as a peer of decoding: the model's own matrices in a GGUF, run token by token on the same machine.
+"""llama.cpp as a peer: the bundle's own matrices in a GGUF, evaluated in floats on the same machine, token by token.
 
-The architecture is `arcee`, which is ours but for details that cost nothing: grouped-query attention with rotary angles, a
-hidden layer of squared ReLU without a gate, RMS norms (it has none on queries and keys). Matrices are Q8_0, the width of
-ours, and output is the whole vocabulary by the input embedding, where ours picks a class and then one of its 128 members:
-llama.cpp does more multiply-adds a token (`macs`). Tokens are given, not sampled; that time is left out.
+The architecture is `apertus`, whose block is that of numeric contract 1: RMS norms, grouped queries and keys with a norm each,
+rotary angles, a hidden layer without a gate whose xIELU is the squared ReLU when its negative half is 0. Matrices are Q8_0, which
+holds our int8 rows exactly; only a row's scale is rounded, to 11 bits. Two things llama.cpp does not have, so they are done between
+its operations, through the callback it calls for each: the weights were trained with activations clamped to what int8 holds
+(without that they predict nothing), and each head has a temperature of its own. Where speed alone is asked for they are left out.
+
+Input are rows of the embedding and output is the residual after the last layer: embedding and head stay with the caller, since our
+head picks a class and then one of its 128 members, which costs 1 % of a vocabulary's product (`macs` counts the layers alone).
+
+    with opened(weights, threads=1, positions=64) as model:
+        residual = model.step(embedding_row, 0)  # (d,) float32
 
 Needs llama-cpp-python and gguf (the extra ``llama``).
 """
 
+import ctypes
 import importlib.util
+import math
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pltz.plt_codec.errors import ModelError
+import numpy as np
+import numpy.typing as npt
+
+from pltz.plt_codec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pltz.plt_codec.weights import Shape, Weights
 
-ARCHITECTURE = "arcee"
+ARCHITECTURE = "apertus"
 PACKAGES = {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}
+GATED = "the export to llama.cpp is of models of numeric contract 1, and this one is of 2 (gated)"
+STUB = 32  # rows of a vocabulary that is not used
+ROPE_BASE = 10000.0
+Q8_0_BLOCK = 32  # weights that share a scale in a GGUF
+# Units of NUMERICS.md, 1 / the size of one integer:
+NORMED, TURNED, VALUE, MIXED, HIDDEN, SQUARED, RESIDUAL = 20, 24, 20, 40, 64, 16, 256
+NATS = math.log(2) / 64  # of one unit of a score or logit
+Floats = npt.NDArray[np.float32]
+Act = tuple[int, Callable[[Floats], object]]  # (elements, what is done to them in place)
 
 
 def missing() -> list[str]:
-    """The packages that are not installed here; empty: `measure` works."""
+    """The packages that are not installed here; empty: this module works."""
     return [name for module, name in PACKAGES.items() if importlib.util.find_spec(module) is None]
 
 
+def unavailable(weights: "Weights") -> str | None:
+    """Why this model cannot be measured in llama.cpp here; None where it can."""
+    if absent := missing():
+        return f"{' and '.join(absent)} not installed (pip install 'pltz[llama]')"
+    return GATED if weights.shape.gated else None
+
+
 def macs(shape: "Shape") -> int:
-    """Multiply-adds a token outside attention, of llama.cpp: the layers, and the whole vocabulary."""
-    layers = shape.macs - (shape.classes + 128) * shape.d
-    return layers + shape.vocab * shape.d
+    """Multiply-adds a token outside attention, of llama.cpp: the layers alone."""
+    return shape.macs - (shape.classes + 128) * shape.d
 
 
-def measure(
-    weights: "Weights", tokens: "np.ndarray[Any, Any]", threads: int, rounds: int = 1
-) -> dict[str, Any]:
-    """Tokens/s of llama.cpp over ``tokens`` (T,), one at a time from an empty cache; the best of the rounds."""
+def measure(weights: "Weights", tokens: npt.NDArray[Any], threads: int, rounds: int = 1) -> dict[str, Any]:
+    """Tokens/s of llama.cpp's layers over ``tokens`` (T,), one at a time from an empty cache; the best of the rounds.
+
+    Of processor time, shared out over the threads.
+
+    Raises:
+        UsageError: a model of another contract than 1.
+        ModelError: llama.cpp fails.
+    """
     import llama_cpp
 
+    rows = embedding(weights)[tokens]
     best = float("inf")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.gguf"
-        write_gguf(path, weights)
-        with _context(llama_cpp, path, len(tokens), threads) as context:
-            for _ in range(rounds):
-                llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
-                best = min(best, _seconds(llama_cpp, context, tokens))
+    with opened(weights, threads, len(tokens), faithful=False) as model:
+        for _ in range(rounds):
+            model.clear()
+            start = time.process_time()
+            for position, row in enumerate(rows):
+                model.step(row, position)
+            best = min(best, (time.process_time() - start) / threads)
     return {
         "version": llama_cpp.__version__,
         "architecture": ARCHITECTURE,
@@ -61,12 +92,30 @@ def measure(
     }
 
 
-def write_gguf(path: Path, weights: "Weights") -> None:
-    """The matrices of a model as a GGUF without a tokenizer. The scale of a row is left out: it costs no time."""
-    import gguf
-    import numpy as np
+def embedding(weights: "Weights") -> Floats:
+    """The input embedding, (V, d), in units of the residual."""
+    return weights["embed.w"] * (weights["embed.m"] / (RESIDUAL << 16)).astype(np.float32)[:, None]
 
-    shape, writer = weights.shape, gguf.GGUFWriter(path, ARCHITECTURE)
+
+# ---- the file
+
+
+def write_gguf(path: Path, weights: "Weights") -> None:
+    """The layers of a model as a GGUF with a vocabulary of ``STUB`` rows of zeros. Raises UsageError for a gated model."""
+    import gguf
+
+    if weights.shape.gated:
+        raise UsageError(GATED)
+    writer = gguf.GGUFWriter(path, ARCHITECTURE)
+    _write_settings(writer, weights.shape)
+    _write_tensors(writer, weights, gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_settings(writer: Any, shape: "Shape") -> None:
     writer.add_context_length(1 << 16)
     writer.add_embedding_length(shape.d)
     writer.add_block_count(shape.layers)
@@ -76,50 +125,205 @@ def write_gguf(path: Path, weights: "Weights") -> None:
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_rope_dimension_count(shape.head_dim)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(shape.vocab)
+    writer.add_rope_freq_base(ROPE_BASE)
+    writer.add_layer_norm_rms_eps(1e-12)
+    writer.add_vocab_size(STUB)
     writer.add_tokenizer_model("no_vocab")
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    zeros = [0.0] * shape.layers
+    writer.add_xielu_alpha_p([math.log(math.e - 1)] * shape.layers)  # softplus of it is 1: x^2 above 0
+    writer.add_xielu_alpha_n([-200.0] * shape.layers)  # softplus of it is 0: nothing below
+    writer.add_xielu_beta(zeros)
+    writer.add_xielu_eps(zeros)
 
-    def matrix(name: str, w: "np.ndarray[Any, Any]") -> None:
-        kind = gguf.GGMLQuantizationType.Q8_0
-        scaled = w.astype(np.float32) / (64 * w.shape[1] ** 0.5)
-        writer.add_tensor(name, gguf.quants.quantize(scaled, kind), raw_dtype=kind)
 
-    def ones(name: str) -> None:
-        writer.add_tensor(name, np.ones(shape.d, np.float32))
-
-    matrix("token_embd.weight", weights["embed.w"])
-    ones("output_norm.weight")
+def _write_tensors(writer: Any, weights: "Weights", kind: Any) -> None:
+    shape = weights.shape
+    for name in ("token_embd", "output"):
+        writer.add_tensor(f"{name}.weight", np.zeros((STUB, shape.d), np.float32))
+    writer.add_tensor("output_norm.weight", np.ones(shape.d, np.float32))
+    theirs = ROPE_BASE ** (-2 * np.arange(shape.head_dim // 2) / shape.head_dim)  # radians a position
+    ours = weights["table.phase"] * (2 * math.pi / 2**20)
+    writer.add_tensor("rope_freqs.weight", (theirs / ours).astype(np.float32))
     parts = np.cumsum([shape.heads, shape.kv_heads]) * shape.head_dim
     for i in range(shape.layers):
-        for name, w in zip("qkv", np.split(weights[f"layer.{i}.qkv.w"], parts), strict=True):
-            matrix(f"blk.{i}.attn_{name}.weight", w)
-        for ours, theirs in (("out", "attn_output"), ("up", "ffn_up"), ("down", "ffn_down")):
-            matrix(f"blk.{i}.{theirs}.weight", weights[f"layer.{i}.{ours}.w"])
-        ones(f"blk.{i}.attn_norm.weight")
-        ones(f"blk.{i}.ffn_norm.weight")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+
+        def matrix(name: str, w: npt.NDArray[Any], scale: npt.NDArray[Any], layer: int = i) -> None:
+            writer.add_tensor(f"blk.{layer}.{name}.weight", _blocks(w, scale), raw_dtype=kind)
+
+        def ones(name: str, n: int, layer: int = i) -> None:
+            writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(n, np.float32))
+
+        def scale(name: str, unit: float, layer: int = i) -> npt.NDArray[Any]:
+            return weights[f"layer.{layer}.{name}.m"] * (unit / 2**24)
+
+        qkv = np.split(weights[f"layer.{i}.qkv.w"], parts)
+        for name, w, m in zip("qkv", qkv, np.split(scale("qkv", NORMED / VALUE), parts), strict=True):
+            matrix(f"attn_{name}", w, m)
+        matrix("attn_output", weights[f"layer.{i}.out.w"], scale("out", MIXED / RESIDUAL))
+        matrix("ffn_up", weights[f"layer.{i}.up.w"], scale("up", NORMED / HIDDEN))
+        matrix("ffn_down", weights[f"layer.{i}.down.w"], scale("down", SQUARED / RESIDUAL))
+        for name, n in (("q_norm", shape.head_dim), ("k_norm", shape.head_dim), ("norm", shape.d)):
+            ones(f"attn_{name}", n)
+        ones("ffn_norm", shape.d)
+
+
+def _blocks(w: npt.NDArray[Any], scale: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """int8 rows and their scales as the bytes of Q8_0: 32 weights after the scale they share, in float16."""
+    rows, columns = w.shape
+    out = np.zeros((rows, columns // Q8_0_BLOCK, 2 + Q8_0_BLOCK), np.uint8)
+    out[:, :, :2] = scale.astype("<f2").view(np.uint8).reshape(rows, 1, 2)
+    out[:, :, 2:] = w.reshape(rows, -1, Q8_0_BLOCK).view(np.uint8)
+    return out.reshape(rows, -1)
+
+
+# ---- what llama.cpp does not have
+
+
+def _acts(weights: "Weights", keep: Callable[[Floats], object]) -> dict[bytes, Act]:
+    """By the name llama.cpp gives a result: its elements, and what is done to them before it is used. ``keep`` gets the residual."""
+    shape, found = weights.shape, {}
+    width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    for i in range(shape.layers):
+        heat = weights[f"layer.{i}.heat"] * (TURNED**2 * NATS / 2**16 * math.sqrt(shape.head_dim))
+        found[f"Qcur_pos-{i}"] = width, _warmed(heat.astype(np.float32)[:, None])
+        found[f"Kcur_pos-{i}"] = kv_width, _clamped(127 / TURNED)
+        found[f"Vcur-{i}"] = kv_width, _clamped(127 / VALUE)
+        found[f"kqv_out-{i}"] = width, _clamped(127 / MIXED)
+        found[f"ffn_up-{i}"] = shape.hidden, _clamped(255 / HIDDEN)
+        for name in ("attn_norm", "ffn_norm"):
+            found[f"{name}-{i}"] = shape.d, _clamped(127 / NORMED)
+    found[f"l_out-{shape.layers - 1}"] = shape.d, keep
+    return {name.encode(): act for name, act in found.items()}
+
+
+def _clamped(limit: float) -> Callable[[Floats], object]:
+    return lambda values: np.clip(values, -limit, limit, out=values)
+
+
+def _warmed(heat: Floats) -> Callable[[Floats], object]:
+    """Queries clamped, then each head's multiplied by its inverse temperature; heat (H, 1)."""
+
+    def act(values: Floats) -> None:
+        np.clip(values, -127 / TURNED, 127 / TURNED, out=values)
+        heads = values.reshape(len(heat), -1)
+        heads *= heat
+
+    return act
+
+
+# ---- the model
+
+
+class Model:
+    """A llama.cpp context, one sequence; `opened` makes it. Positions count from 0 and may go on after `forget`."""
+
+    def __init__(self, llama_cpp: Any, context: Any, width: int, residual: Floats | None) -> None:
+        self._llama, self._context, self._residual = llama_cpp, context, residual
+        self._batch = batch = llama_cpp.llama_batch_init(1, width, 1)
+        batch.n_tokens, batch.n_seq_id[0], batch.seq_id[0][0], batch.logits[0] = 1, 1, 0, 1
+        self._row = np.ctypeslib.as_array(batch.embd, (width,))
+
+    def step(self, row: Floats, position: int) -> Floats:
+        """Pass one row of the embedding, (d,). The residual after the last layer, (d,): valid until the next step.
+
+        Raises:
+            ModelError: llama.cpp fails, or calls its results by other names than this module knows.
+        """
+        self._row[:] = row
+        self._batch.pos[0] = position
+        if self._residual is not None:
+            self._residual[0] = np.nan
+        if self._llama.llama_decode(self._context, self._batch):
+            raise ModelError("llama.cpp could not decode a token")
+        if self._residual is None:  # its own output, the residual with another norm: enough for speed
+            return np.ctypeslib.as_array(self._llama.llama_get_embeddings(self._context), self._row.shape)
+        if np.isnan(self._residual[0]):
+            raise ModelError(
+                "this llama.cpp names its results otherwise: take the version in constraints.txt"
+            )
+        return self._residual
+
+    def forget(self, before: int) -> None:
+        """Drop the positions below ``before`` from the cache."""
+        memory = self._llama.llama_get_memory(self._context)
+        self._llama.llama_memory_seq_rm(memory, 0, 0, before)
+
+    def clear(self) -> None:
+        """Begin a new sequence."""
+        self._llama.llama_memory_clear(self._llama.llama_get_memory(self._context), True)
+
+    def close(self) -> None:
+        """Free what the batch holds; the context is `opened`'s."""
+        self._llama.llama_batch_free(self._batch)
 
 
 @contextmanager
-def _context(llama_cpp: Any, path: Path, tokens: int, threads: int) -> Iterator[Any]:
-    """A llama.cpp context on the CPU with room for so many tokens."""
+def opened(weights: "Weights", threads: int, positions: int, *, faithful: bool = True) -> Iterator[Model]:
+    """A model in llama.cpp with room for so many positions at a time; ``faithful`` False leaves clamps and temperatures out.
+
+    Raises:
+        UsageError: a model of another contract than 1.
+        ModelError: llama.cpp does not take the model, or has no room for it.
+    """
+    import llama_cpp
+
+    residual = np.zeros(weights.shape.d, np.float32)
+
+    def keep(values: Floats) -> None:
+        residual[:] = values
+
+    callback = _callback(llama_cpp, _acts(weights, keep)) if faithful else None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        write_gguf(path, weights)
+        with _context(llama_cpp, path, positions, threads, callback) as context:
+            model = Model(llama_cpp, context, weights.shape.d, residual if faithful else None)
+            try:
+                yield model
+            finally:
+                model.close()
+
+
+def _callback(llama_cpp: Any, acts: dict[bytes, Act]) -> Any:
+    """The function that llama.cpp asks for every result whether it is wanted, and hands the wanted ones."""
+    ggml = llama_cpp.llama_cpp._lib  # its symbols are found through the library that needs it
+    ggml.ggml_get_name.restype, ggml.ggml_get_name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    ggml.ggml_get_data_f32.restype, ggml.ggml_get_data_f32.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+    @llama_cpp.ggml_backend_sched_eval_callback  # type: ignore[untyped-decorator]
+    def evaluated(tensor: int, ask: bool, _: Any) -> bool:
+        act = acts.get(ggml.ggml_get_name(tensor))
+        if ask or act is None:
+            return act is not None
+        count, change = act
+        values = (ctypes.c_float * count).from_address(ggml.ggml_get_data_f32(tensor))
+        change(np.ctypeslib.as_array(values))
+        return True
+
+    return evaluated
+
+
+@contextmanager
+def _context(llama_cpp: Any, path: Path, positions: int, threads: int, callback: Any) -> Iterator[Any]:
+    """A llama.cpp context on the CPU with room for so many positions."""
     silent = llama_cpp.llama_log_callback(lambda *_: None)
     llama_cpp.llama_log_set(silent, None)
     llama_cpp.llama_backend_init()
     options = llama_cpp.llama_model_default_params()
     options.n_gpu_layers = 0
+    options.progress_callback = quiet = llama_cpp.llama_progress_callback(lambda *_: True)
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), options)
+    del quiet
     if not model:
         raise ModelError(
-            "llama.cpp does not take the exported model: it may be older than the architecture arcee"
+            f"llama.cpp does not take the exported model: it may be older than the architecture {ARCHITECTURE}"
         )
     settings = llama_cpp.llama_context_default_params()
-    settings.n_ctx, settings.n_threads, settings.n_threads_batch = tokens, threads, threads
+    settings.n_ctx, settings.n_threads, settings.n_threads_batch = positions, threads, threads
+    settings.n_batch = settings.n_ubatch = 1
+    settings.embeddings, settings.pooling_type = True, llama_cpp.LLAMA_POOLING_TYPE_NONE
+    if callback is not None:
+        settings.cb_eval = callback
     context = llama_cpp.llama_init_from_model(model, settings)
     try:
         if not context:
@@ -129,15 +333,3 @@ def _context(llama_cpp: Any, path: Path, tokens: int, threads: int) -> Iterator[
         if context:
             llama_cpp.llama_free(context)
         llama_cpp.llama_model_free(model)
-
-
-def _seconds(llama_cpp: Any, context: Any, tokens: "np.ndarray[Any, Any]") -> float:
-    """Seconds of passing the tokens one by one, the logits of each computed."""
-    cell = (llama_cpp.llama_token * 1)()
-    start = time.perf_counter()
-    for token in tokens.tolist():
-        cell[0] = token
-        if llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(cell, 1)):
-            raise ModelError("llama.cpp could not decode a token")
-        llama_cpp.llama_get_logits(context)
-    return time.perf_counter() - start

@@ -2,6 +2,7 @@
 
 import click
 
+from pltz.cli import process
 from pltz.cli.groups import RootGroup
 
 COMMANDS = {
@@ -32,4 +33,5 @@ def cli() -> None:
 
 def main() -> None:
     """The entry point of the ``pltz`` script."""
+    process.prepare()
     cli(prog_name="pltz")

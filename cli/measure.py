@@ -38,6 +38,8 @@ class Run:
     costs: list[Cost]
     encode_s: float
     decode_s: float
+    encode_busy_s: float  # of the processor, all threads
+    decode_busy_s: float
 
     @property
     def tokens(self) -> int:
@@ -68,17 +70,25 @@ def run(
 
     coded: list[Coded] = []
     measured = Codec(codec.bundle, codec.coder, coded.append)
-    start = time.perf_counter()
+    start = _clocks()
     with Progress("encode", unit="tokens", shown=shown) as bar:
         data = measured.compress(sessions, lanes=lanes, steps=steps, verify=False, progress=bar.add)
-    middle = time.perf_counter()
+    middle = _clocks()
     with Progress("decode", unit="tokens", total=sum(one.tokens for one in coded), shown=shown) as bar:
         back = measured.decompress(data, progress=bar.add)
-    end = time.perf_counter()
+    end = _clocks()
     for number, (before, after) in enumerate(zip(sessions, back, strict=True)):
         if changed := before.difference(after):
             raise ModelError(f"session {number} came back changed ({changed}): no figure of this run holds")
-    return Run(data, costs(Reader(data), coded), middle - start, end - middle)
+    encode, decode = (
+        [b - a for a, b in zip(*ends, strict=True)] for ends in ((start, middle), (middle, end))
+    )
+    return Run(data, costs(Reader(data), coded), encode[0], decode[0], encode[1], decode[1])
+
+
+def _clocks() -> tuple[float, float]:
+    """Seconds on the wall and of the processor."""
+    return time.perf_counter(), time.process_time()
 
 
 def costs(reader: "Reader", coded: "Sequence[Coded]") -> list[Cost]:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.cli import archive_options, options
-from pltz.cli.archive_options import printable
 from pltz.cli.groups import Command
-from pltz.cli.output import write_text
+from pltz.cli.output import printable, write_text
 from pltz.cli.progress import Progress, wanted
 from pltz.cli.table import pairs, size
 from pltz.plt_codec.errors import UsageError

@@ -14,10 +14,16 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
+
+import click
 
 from pltz.plt_codec.errors import UsageError
+
+IN_MEMORY = 1 << 24  # bytes held for stdout before they go into a file
+PIECE = 1 << 20  # bytes
 
 
 class Output:
@@ -39,6 +45,9 @@ class Output:
         self.name = path
         self.force = force
         self.to_stdout = path == "-"
+        self.written = 0  # bytes
+        if not path:
+            raise UsageError("the name of the file to write is empty: name one, or - for stdout")
         if self.to_stdout:
             if binary and sys.stdout.isatty():
                 raise UsageError("will not write binary data to a terminal: use -o FILE, or redirect stdout")
@@ -59,18 +68,36 @@ class Output:
     def _is_file(self) -> bool:
         return self.path.exists() and self.path.is_file()
 
-    def write(self, chunks: Iterable[bytes]) -> None:
+    def write(self, chunks: Iterable[bytes], *, whole: bool = False) -> None:
         """Write all chunks; a file appears under its name only when every byte is on disk.
+
+        Args:
+            whole: stdout gets nothing either before the last chunk is there; until then they wait in a file without a name.
 
         Raises:
             UsageError: the file came into being meanwhile and ``force`` is off.
             OSError: the disk refused; the destination is as it was.
         """
         try:
-            self._write(chunks)
+            with contextlib.ExitStack() as held:
+                if whole and self.to_stdout:
+                    chunks = _kept(chunks, held.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY)))
+                self._write(self._counted(chunks))
         except OSError as error:
             name = "stdout" if self.to_stdout else self.name
             raise type(error)(error.errno, error.strerror, name) from error
+
+    def report(self, text: str) -> None:
+        """Print what was done, on stdout, or on stderr where stdout carries the file."""
+        if self.to_stdout:
+            click.echo(text, err=True)
+        else:
+            write_text(text)
+
+    def _counted(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self.written += len(chunk)
+            yield chunk
 
     def _write(self, chunks: Iterable[bytes]) -> None:
         if self.to_stdout:
@@ -119,6 +146,14 @@ class Output:
             os.replace(temporary, self.path)
 
 
+def _kept(chunks: Iterable[bytes], file: IO[bytes]) -> Iterator[bytes]:
+    """All chunks through a file: the first comes out when the last went in."""
+    file.writelines(chunks)
+    file.seek(0)
+    while piece := file.read(PIECE):
+        yield piece
+
+
 def reads(source: str, path: Path) -> bool:
     """Whether reading ``source`` (a file, or a folder and all in it) reads the existing file ``path``."""
     if not os.path.exists(source):
@@ -141,8 +176,14 @@ def sync_folder(folder: Path) -> None:
 
 def write_text(text: str) -> None:
     """Print a report on stdout; characters the terminal cannot show are escaped, never an error."""
-    stream = sys.stdout.buffer
-    stream.write(text.encode("utf-8", "backslashreplace"))
-    if not text.endswith("\n"):
-        stream.write(b"\n")
-    stream.flush()
+    line = text if text.endswith("\n") else text + "\n"
+    Output("-", binary=False).write([line.encode("utf-8", "backslashreplace")])
+
+
+def printable(text: str) -> str:
+    """One line without control characters: a name from a stranger never steers the terminal.
+
+    >>> printable("a" + chr(27) + "[2J" + chr(10) + "b")
+    'a\\\\x1b[2J\\\\nb'
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pltz.models.session import Session
 
 NAMES = ("zstd", "zstd+dict", "brotli", "xz", "ppmd")
+SLOW = ("zpaq", "paq8px")  # context mixing: `context_mixing`
 ROLE_BYTES = {"system": 1, "user": 2, "assistant": 3, "tool": 4, "developer": 5, "function": 6}
 PPMD_ORDER = 64
 PPMD_MEMORY = 16 << 20  # bytes
@@ -56,11 +57,19 @@ class Peer:
         noise of 200 kB; no chat did).
         """
         coded = self.encode(data)
+        return self.counted(coded, data, self.back(coded, len(data)))
+
+    def back(self, coded: bytes, length: int) -> bytes | None:
+        """The original, or None where the library does not give it back."""
         try:
-            same = self.decode(coded, len(data)) == data
+            return self.decode(coded, length)
         except ValueError:
-            same = False
-        return len(coded) if same else len(data)
+            return None
+
+    @staticmethod
+    def counted(coded: bytes, data: bytes, back: bytes | None) -> int:
+        """Bytes that count for ``data``: as `size`."""
+        return len(coded) if back == data else len(data)
 
 
 def lean(messages: Sequence[dict[str, Any]]) -> bytes:
@@ -107,7 +116,7 @@ def build(names: Sequence[str], dictionary: bytes) -> tuple[list[Peer], list[str
     """The peers asked for, and the names of those whose library is not installed.
 
     Args:
-        names: from ``NAMES``.
+        names: from ``NAMES`` and ``SLOW``.
         dictionary: the bundle's zstd dictionary; empty leaves ``zstd+dict`` out.
 
     Raises:
@@ -116,8 +125,8 @@ def build(names: Sequence[str], dictionary: bytes) -> tuple[list[Peer], list[str
     peers: list[Peer] = []
     missing: list[str] = []
     for name in names:
-        if name not in NAMES:
-            raise UsageError(f"unknown peer {name!r}: expected some of {','.join(NAMES)}")
+        if name not in NAMES + SLOW:
+            raise UsageError(f"unknown peer {name!r}: expected some of {','.join(NAMES + SLOW)}")
         peer = _build(name, dictionary)
         if peer is None:
             missing.append(name)
@@ -134,6 +143,10 @@ def _build(name: str, dictionary: bytes) -> Peer | None:
     if name == "xz":
         return xz_peer()
     try:
+        if name in SLOW:
+            from pltz.cli import context_mixing
+
+            return context_mixing.zpaq_peer() if name == "zpaq" else context_mixing.paq8px_peer()
         return brotli_peer() if name == "brotli" else ppmd_peer()
     except ImportError:
         return None

@@ -24,8 +24,9 @@ class Products:
 
         self.rows = rows = max(rows, 1 if device == "cpu" else CUDA_ROWS)
         shape, found = weights.shape, []
+        parts = ("qkv", "out", *(("gate",) if shape.gated else ()), "up", "down")
         for i in range(shape.layers):
-            found += [weights[f"layer.{i}.{name}.w"] for name in ("qkv", "out", "up", "down")]
+            found += [weights[f"layer.{i}.{name}.w"] for name in parts]
         found += [weights["class.w"], weights["embed.w"][:128]]  # the members of one class
         self.macs = rows * sum(w.size for w in found)
         by_columns = [torch.tensor(w, device=device).t() for w in found]  # (k, n) seen, (n, k) stored

@@ -109,7 +109,8 @@ class Source:
 
     def _too_long(self, what: str) -> None:
         raise UsageError(
-            f"{self.name}: expected a {what} of at most {self.limit} bytes, found more: raise the limit"
+            f"{self.name}: expected a {what} of at most {self.limit} bytes, found more: split it, or "
+            "raise the limit (max_bytes of pltz.datasets.load)"
         )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+THAWS = "thaw", "thaw, fast layout"  # of a session that is cold
 
 
 def draw(found: list[dict[str, Any]], path: Path) -> None:
@@ -16,7 +17,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
         rows = result["rows"][::-1]
         bars = axes.barh([row["way"] for row in rows], [row["ms"] for row in rows], color="C0")
         for bar, row in zip(bars, rows, strict=True):
-            bar.set_color("C1" if row["way"] == "thaw" else "C0")
+            bar.set_color("C1" if row["way"] in THAWS else "C0")
         labels = [f" {row['ms']:,.1f} ms, {stored(row['stored_bytes'])}" for row in rows]
         axes.bar_label(bars, labels, fontsize=7)
         axes.set(xscale="log", xlabel="milliseconds")
@@ -24,8 +25,9 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
         axes.tick_params(labelsize=7)
         on = result["machine"]
         name = on["cpu"] if on["device"] == "cpu" else on["device"]
+        fast = f", fast layout {result['fast_over_prefill']:.2f}" if "fast_over_prefill" in result else ""
         axes.set_title(
-            f"{result['shape']}, {result['tokens']:,} tokens\n{name}: thaw / prefill = {result['thaw_over_prefill']:.2f}",
+            f"{result['shape']}, {result['tokens']:,} tokens\n{name}: thaw / prefill = {result['thaw_over_prefill']:.2f}{fast}",
             fontsize=9,
         )
     figure.savefig(path, dpi=120)

@@ -1,13 +1,7 @@
 """Decoder bundles: a folder with everything that decides a bit, and its fingerprint.
 
-    bundle.json          format, contract, name, shape, and the size and BLAKE2b of each file below
-    weights-*.safetensors  the integers of NUMERICS.md; with .zst at the end, compressed
-    tokenizer.json.zst   byte-level BPE with classes
-    dictionary.zst       the zstd dictionary of the fallback coder
-    card.json, CARD.md   figures, data, licences (not part of the identity)
-
-bundle id = BLAKE2b-16 over contract, shape, every tensor (name, type, shape, bytes), the tokenizer's fingerprint and the
-dictionary. Files are checked against bundle.json when a bundle is loaded, so a damaged bundle is refused, not used.
+The files and the identity: FORMAT.md, "Bundle"; reading them: bundle_folder.py. Files are checked against bundle.json when a bundle is loaded, so a
+damaged bundle is refused, not used.
 """
 
 from __future__ import annotations
@@ -17,7 +11,6 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zstandard
 
+from pltz.models.bundle_folder import CARD, DICTIONARY, FORMAT, HEAD, PACKED, PLAIN, TOKENIZER, BundleFolder
 from pltz.models.tokenizer import BundleTokenizer
-from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError, VersionError
-from pltz.plt_codec.weights import CONTRACTS, Shape, Weights
+from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError
+from pltz.plt_codec.weights import Weights
 
 if TYPE_CHECKING:
     from pltz.plt_codec.cuda.coder import CudaCoder
@@ -35,12 +29,9 @@ if TYPE_CHECKING:
     from pltz.plt_codec.frame import TokenCoder
     from pltz.plt_codec.native import NativeCoder
 
-FORMAT = 1
 DEFAULT = "mini"
 EMBEDDED = Path(__file__).resolve().parent / "bundles"
 ENGINE_VARIABLE = "PLTZ_ENGINE"
-MAX_FILE = 1 << 30  # bytes of one bundle file, unpacked
-PACKED = ".safetensors.zst"
 PART = 15_500_000  # bytes of weights in one file of a bundle, before compression
 
 
@@ -75,7 +66,7 @@ class Bundle:
         """An embedded bundle by name, or any bundle folder. Raises UsageError, ModelError, VersionError."""
         wanted = os.fspath(name_or_path or DEFAULT)
         folder = EMBEDDED / wanted if wanted in Bundle.names() else Path(wanted)
-        if not (folder / "bundle.json").is_file():
+        if not (folder / HEAD).is_file():
             raise UsageError(
                 f"no bundle {wanted!r}: expected one of {', '.join(Bundle.names())} or a folder with bundle.json"
             )
@@ -84,7 +75,7 @@ class Bundle:
     @staticmethod
     def find(bundle_id: bytes) -> Bundle:
         """The embedded bundle with this id. Raises BundleMismatch where there is none."""
-        known = {name: str(_head(EMBEDDED / name)["id"]) for name in Bundle.names()}
+        known = {name: BundleFolder.open(EMBEDDED / name).id for name in Bundle.names()}
         for name, identity in known.items():
             if identity == bundle_id.hex():
                 return Bundle.load(name)  # none but the one wanted
@@ -100,31 +91,8 @@ class Bundle:
         return TorchEngine(self.weights, device, threads)
 
     def coder(self, device: str = "cpu", threads: int | None = None) -> TokenCoder | NativeCoder | CudaCoder:
-        """The fastest coder there is: compiled for the CPU or CUDA where that works, else torch. The bits are the same.
-
-        The environment variable PLTZ_ENGINE set to `torch` keeps to the reference engine.
-        """
-        from pltz.plt_codec import native
-
-        if device == "cpu" and os.environ.get(ENGINE_VARIABLE) != "torch":
-            if native.available():
-                return native.NativeCoder(self.weights, threads)
-            _warn_once("no compiled engine here (no C compiler at install)")
-        if device.partition(":")[0] == "cuda" and os.environ.get(ENGINE_VARIABLE) != "torch":
-            from pltz.plt_codec.cuda import device as gpu
-
-            if gpu.count():
-                from pltz.plt_codec.cuda.coder import CudaCoder
-
-                try:
-                    return CudaCoder(self.weights, device)
-                except (UsageError, ModelError) as exc:
-                    _warn_once(f"the CUDA engine does not run here ({exc})")
-            else:
-                _warn_once("the CUDA engine needs the extra pltz[cuda] and an NVIDIA driver")
-        from pltz.plt_codec.frame import TokenCoder
-
-        return TokenCoder(self.engine(device, threads))
+        """The fastest coder there is for these weights, see `coder_of`."""
+        return coder_of(self.weights, device, threads)
 
     def size(self) -> int:
         """Bytes of the bundle's files."""
@@ -132,10 +100,41 @@ class Bundle:
 
     def verify(self) -> list[str]:
         """Check every file against bundle.json again; the names checked. Raises ModelError."""
-        head = _head(self.path)
-        for name, entry in head["files"].items():
-            _read(self.path, name, entry)
-        return sorted(head["files"])
+        folder = BundleFolder.open(self.path)
+        for name in folder.files:
+            folder.check(name)
+        return sorted(folder.files)
+
+
+def coder_of(
+    weights: Weights, device: str = "cpu", threads: int | None = None
+) -> TokenCoder | NativeCoder | CudaCoder:
+    """The fastest coder there is: compiled for the CPU or CUDA where that works, else torch. The bits are the same.
+
+    The environment variable PLTZ_ENGINE set to `torch` keeps to the reference engine.
+    """
+    from pltz.plt_codec import native
+
+    if device == "cpu" and os.environ.get(ENGINE_VARIABLE) != "torch":
+        if native.available():
+            return native.NativeCoder(weights, threads)
+        _warn_once("no compiled engine here (no C compiler at install)")
+    if device.partition(":")[0] == "cuda" and os.environ.get(ENGINE_VARIABLE) != "torch":
+        from pltz.plt_codec.cuda import device as gpu
+
+        if gpu.count():
+            from pltz.plt_codec.cuda.coder import CudaCoder
+
+            try:
+                return CudaCoder(weights, device)
+            except (UsageError, ModelError) as exc:
+                _warn_once(f"the CUDA engine does not run here ({exc})")
+        else:
+            _warn_once("the CUDA engine needs the extra pltz[cuda] and an NVIDIA driver")
+    from pltz.plt_codec.engine import TorchEngine
+    from pltz.plt_codec.frame import TokenCoder
+
+    return TokenCoder(TorchEngine(weights, device, threads))
 
 
 @functools.cache
@@ -143,105 +142,29 @@ def _warn_once(why: str) -> None:
     warnings.warn(f"pltz: {why}, torch codes the same bits slowly", stacklevel=3)
 
 
-def _head(folder: Path) -> dict[str, Any]:
-    try:
-        head = json.loads((folder / "bundle.json").read_text("utf8"))
-        found = head["format"], head["contract"]
-        files = {str(k): (int(v["size"]), str(v["blake2b"])) for k, v in head["files"].items()}
-        shape, name, identity = dict(head["shape"]), str(head["name"]), str(head["id"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise ModelError(f"{folder / 'bundle.json'} is not a bundle description: {exc}") from exc
-    if found[0] != FORMAT or found[1] not in CONTRACTS:
-        raise VersionError(
-            f"bundle {name}: expected format {FORMAT} and a contract of {CONTRACTS}, found {found[0]} and {found[1]}: update pltz"
-        )
-    return {"files": files, "shape": shape, "name": name, "id": identity, "contract": found[1]}
-
-
-def _read(folder: Path, name: str, entry: tuple[int, str]) -> bytes:
-    if Path(name).name != name:
-        raise ModelError(f"bundle file {name!r} is not a plain file name")
-    try:
-        data = (folder / name).read_bytes()
-    except OSError as exc:
-        raise ModelError(f"bundle file {name} cannot be read: {exc.strerror}") from exc
-    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
-    if (len(data), digest) != entry:
-        raise ModelError(
-            f"bundle file {name} is damaged: expected {entry[0]} bytes, {entry[1]}; got {len(data)}, {digest}: reinstall pltz"
-        )
-    return data
-
-
-def _unpack(data: bytes) -> bytes:
-    try:
-        size = zstandard.frame_content_size(data)
-        if not 0 <= size <= MAX_FILE:
-            raise ModelError(f"bundle file claims {size} bytes, at most {MAX_FILE} are allowed")
-        return zstandard.ZstdDecompressor().decompress(data)
-    except zstandard.ZstdError as exc:
-        raise ModelError(f"bundle file does not unpack: {exc}") from exc
-
-
 def read_weights(folder: Path) -> Weights:
-    """The integer weights of a bundle folder alone, whatever else it lacks. Raises ModelError."""
-    from safetensors.numpy import load
-
-    head = _head(folder)
-    tensors: dict[str, Any] = {}
-    for name in _weight_files(head["files"]):
-        tensors |= load(_plain(name, _read(folder, name, head["files"][name])))
-    return Weights(Shape(**head["shape"]), tensors)
-
-
-def _weight_files(names: Iterable[str]) -> list[str]:
-    return sorted(n for n in names if n.endswith((".safetensors", PACKED)))
-
-
-def _plain(name: str, data: bytes) -> bytes:
-    return _unpack(data) if name.endswith(PACKED) else data
+    """The integer weights of a bundle folder alone, whatever else it lacks. Raises ModelError, VersionError."""
+    return BundleFolder.open(folder).weights()
 
 
 @functools.lru_cache(maxsize=4)
-def _load(folder: Path) -> Bundle:
-    import safetensors
-    from safetensors.numpy import load
-
-    head = _head(folder)
-    files = {name: _read(folder, name, entry) for name, entry in head["files"].items()}
-    tensors: dict[str, Any] = {}
-    try:
-        for name in _weight_files(files):
-            tensors |= load(_plain(name, files.pop(name)))
-        shape = Shape(**head["shape"])
-        tokenizer = BundleTokenizer(_unpack(files["tokenizer.json.zst"]))
-        dictionary = _unpack(files["dictionary.zst"])
-    except (safetensors.SafetensorError, KeyError, TypeError) as exc:
-        raise ModelError(f"bundle {head['name']} is incomplete or damaged: {exc}") from exc
-    weights = Weights(shape, tensors)
-    if weights.contract != head["contract"]:
+def _load(path: Path) -> Bundle:
+    folder = BundleFolder.open(path)
+    tokenizer, dictionary, weights = (
+        BundleTokenizer(folder.tokenizer()),
+        folder.dictionary(),
+        folder.weights(),
+    )
+    if tokenizer.size != weights.shape.vocab:
         raise ModelError(
-            f"bundle {head['name']}: contract {head['contract']} with a shape of contract {weights.contract}"
-        )
-    if tokenizer.size != shape.vocab:
-        raise ModelError(
-            f"bundle {head['name']}: the tokenizer has {tokenizer.size} ids, the model {shape.vocab}"
+            f"bundle {folder.name}: the tokenizer has {tokenizer.size} ids, the model {weights.shape.vocab}"
         )
     identity = bundle_id(weights, tokenizer.fingerprint, dictionary)
-    if identity.hex() != head["id"]:
+    if identity.hex() != folder.id:
         raise ModelError(
-            f"bundle {head['name']}: content has the id {identity.hex()}, bundle.json says {head['id']}"
+            f"bundle {folder.name}: content has the id {identity.hex()}, bundle.json says {folder.id}"
         )
-    card = folder / "card.json"
-    return Bundle(
-        head["name"],
-        folder,
-        weights,
-        tokenizer,
-        dictionary,
-        json.loads(card.read_text("utf8")) if card.exists() else {},
-        identity,
-    )
+    return Bundle(folder.name, path, weights, tokenizer, dictionary, folder.card(), identity)
 
 
 def bundle_id(weights: Weights, tokenizer: bytes, dictionary: bytes) -> bytes:
@@ -287,10 +210,10 @@ def write_bundle(
         entropy = zstandard.ZstdCompressor(level=1)
         files = {f"weights-{i:02}{PACKED}": entropy.compress(part) for i, part in enumerate(saved)}
     else:
-        files = {f"weights-{i}.safetensors": part for i, part in enumerate(saved)}
+        files = {f"weights-{i}{PLAIN}": part for i, part in enumerate(saved)}
     files |= {
-        "tokenizer.json.zst": packer.compress(tokenizer_json),
-        "dictionary.zst": packer.compress(dictionary),
+        TOKENIZER: packer.compress(tokenizer_json),
+        DICTIONARY: packer.compress(dictionary),
     }
     head = {
         "format": FORMAT,
@@ -305,5 +228,5 @@ def write_bundle(
     }
     for key, data in files.items():
         (folder / key).write_bytes(data)
-    (folder / "bundle.json").write_text(json.dumps(head, indent=1) + "\n")
-    (folder / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+    (folder / HEAD).write_text(json.dumps(head, indent=1) + "\n")
+    (folder / CARD).write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")

@@ -24,6 +24,7 @@ Kind = Literal["chat", "text", "ids"]
 KINDS: tuple[Kind, ...] = ("chat", "text", "ids")
 
 MAX_ID = (1 << 31) - 1
+ID_BYTES = 4  # bytes an id counts for in `content_bytes`
 
 
 ROLE_BYTES = {"system": 1, "user": 2, "assistant": 3, "tool": 4, "developer": 5, "function": 6}
@@ -215,3 +216,30 @@ def _raw_line(text: bytes) -> bytes:
     except UsageError:
         pass
     raise ContentError("a text session has no place in a JSONL file: write it as text")
+
+
+def content_bytes(session: Session) -> int:
+    """Raw size of a session's content: what ratios are taken against.
+
+    The UTF-8 bytes of all message texts of a chat, the bytes of a text, 4 bytes for each of ids.
+
+    >>> content_bytes(Session("chat", {"messages": [{"role": "user", "content": "h\\u00e9"}]}))
+    3
+    """
+    if session.kind == "text":
+        return len(session.value)
+    if session.kind == "ids":
+        return ID_BYTES * len(session.value)
+    value = session.value
+    if isinstance(value, dict):
+        value = value.get("messages", value.get("conversations"))
+    messages = value if isinstance(value, list) else []
+    return sum(_text_bytes(m.get("content", m.get("value"))) for m in messages if isinstance(m, dict))
+
+
+def _text_bytes(content: Any) -> int:
+    """UTF-8 bytes of a message's content: a string, or a list of parts with a text each."""
+    if isinstance(content, str):
+        return len(content.encode("utf-8", "surrogatepass"))
+    parts = content if isinstance(content, list) else []
+    return sum(_text_bytes(part.get("text")) for part in parts if isinstance(part, dict))

@@ -275,7 +275,9 @@ class Target:
 
         arrays = [self.check_ids(ids) for ids, _ in rows]
         caches = [None if cache is None else share(cache) for _, cache in rows]
-        over = [c is not None and int(c.get_seq_length()) >= len(a) for c, a in zip(caches, arrays, strict=True)]
+        over = [
+            c is not None and int(c.get_seq_length()) >= len(a) for c, a in zip(caches, arrays, strict=True)
+        ]
         if len(rows) < 2 or any(over) or not is_plain(self._new_cache()):
             return [self.prefill(a, cache=c) for a, c in zip(arrays, caches, strict=True)]
         batch = Batch(arrays, caches)

@@ -156,7 +156,7 @@ def refuse_opaque(session: Session) -> None:
             if kinds:
                 raise OpaqueContentError(
                     f'message {number} holds a part of type "{kinds[0]}", and only text is coded: '
-                    "remove the part, or pass --keep-opaque to keep the session under zstd instead"
+                    "remove the part, or pass --keep-opaque to keep the session under zstd, never to be thawed"
                 )
 
 

@@ -1,6 +1,6 @@
 """The .pltz file: many sessions, an index at the end, each session readable alone.
 
-What: `Writer` puts frames into a file, `Reader` gets single frames out of bytes, an mmap or a seekable file.
+What: `Writer` puts frames (session_frame.py) into a file, `Reader` gets single frames out of bytes, an mmap or a seekable file.
 Spec: FORMAT.md, "Container". Nothing here decodes a token: a frame is bytes plus what the index says of it.
 
 How: header, frames, index, footer. The index is columnar (columns.py), so a session costs 4 bytes of check and less
@@ -8,7 +8,7 @@ than 3 of count and length, and a file of a million sessions opens without one P
 
 Why the index at the end: the writer streams, and a file that was not finished has no footer and is refused.
 
-    >>> import io
+    >>> from pltz.plt_codec.session_frame import content_check
     >>> header = Header(contract=1, bundle_id=bytes(16))
     >>> frame = Frame(Kind.TEXT_FALLBACK, 2, content_check(Kind.TEXT_FALLBACK, 2, b"hi"), b"hi")
     >>> data = pack(header, [frame, frame])
@@ -19,7 +19,6 @@ Why the index at the end: the writer streams, and a file that was not finished h
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import io
 import mmap
@@ -28,7 +27,6 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
@@ -36,194 +34,21 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec import columns
-from pltz.plt_codec.copies import Copy, unpack
-from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, UsageError, VersionError
-from pltz.plt_codec.layout import MAX_BLOCK, MAX_LANES
-from pltz.plt_codec.varint import read_varint, write_varint
+from pltz.plt_codec.errors import ContentError, CorruptError, UsageError, VersionError
+from pltz.plt_codec.header import FINGERPRINT, MAX_HEADER, Header
+from pltz.plt_codec.session_frame import KIND_EXTENDED, MAX_TOKENS_PER_BYTE, Frame, Kind
 
-MAGIC = b"PLTZ"
 END_MARK = b"ZTLP"
-FORMAT_VERSION = 1
-FLAG_TOKENIZER = 1
-FLAG_TARGET = 2
-FINGERPRINT = 16  # bytes of a bundle id, a fingerprint, the file digest
-
-HEADER_FIXED = struct.Struct("<4sBBH16s")
 FOOTER = struct.Struct("<II16sI4s")
 FOOTER_CHECKED = 24  # footer bytes under the footer's crc
-HEADER_MAX = HEADER_FIXED.size + 2 * FINGERPRINT + 4  # bytes
 
 KIND_BITS = 3
 KIND_RESERVED = 6
-KIND_EXTENDED = 7
-EXTENDED_LAYOUT = 1 << 3
-EXTENDED_PATCH = 1 << 4
-EXTENDED_COPIES = 1 << 6
 
-MAX_COUNT = (1 << 29) - 1  # tokens or bytes of a session
 MAX_U32 = (1 << 32) - 1
-MAX_TOKENS_PER_BYTE = 256  # of a model frame, plus one byte
 PIECE = 1 << 20  # bytes hashed at a time
 
 I64 = npt.NDArray[np.int64]
-
-
-class Kind(enum.IntEnum):
-    """What a frame holds: a chat, a text or token ids, coded by the model or as fallback bytes."""
-
-    CHAT = 0
-    TEXT = 1
-    IDS = 2
-    CHAT_FALLBACK = 3
-    TEXT_FALLBACK = 4
-    IDS_FALLBACK = 5
-
-    @property
-    def by_model(self) -> bool:
-        """Whether the count is in tokens (else in bytes)."""
-        return self < Kind.CHAT_FALLBACK
-
-    @property
-    def session(self) -> str:
-        """The session's kind: "chat", "text" or "ids"."""
-        return ("chat", "text", "ids")[self % 3]
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What every session of a file shares.
-
-    Args:
-        contract: numeric contract version, 0 to 65535.
-        bundle_id: 16 bytes.
-        tokenizer_fingerprint: 16 bytes; None where ids belong to the bundle's own tokenizer.
-        target_fingerprint: 16 bytes; None for any target.
-    """
-
-    contract: int
-    bundle_id: bytes
-    tokenizer_fingerprint: bytes | None = None
-    target_fingerprint: bytes | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("bundle_id", "tokenizer_fingerprint", "target_fingerprint"):
-            value = getattr(self, name)
-            if value is not None and len(value) != FINGERPRINT:
-                raise UsageError(f"{name}: expected {FINGERPRINT} bytes, got {len(value)}")
-        if not 0 <= self.contract < 1 << 16:
-            raise UsageError(f"contract: expected 0 to 65535, got {self.contract}")
-
-    def encode(self) -> bytes:
-        """Header bytes, 28 to 60."""
-        flags = FLAG_TOKENIZER * (self.tokenizer_fingerprint is not None)
-        flags |= FLAG_TARGET * (self.target_fingerprint is not None)
-        body = HEADER_FIXED.pack(MAGIC, FORMAT_VERSION, flags, self.contract, self.bundle_id)
-        body += (self.tokenizer_fingerprint or b"") + (self.target_fingerprint or b"")
-        return body + zlib.crc32(body).to_bytes(4, "little")
-
-    @classmethod
-    def decode(cls, data: bytes) -> tuple[Header, int]:
-        """Header and its size in bytes, from the start of a file.
-
-        Raises:
-            FormatError: not a .pltz file.
-            VersionError: a newer format version, or a flag this version does not know.
-            CorruptError: cut off, or the checksum does not hold.
-        """
-        if data[:4] != MAGIC:
-            raise FormatError(f"expected a .pltz file (first bytes {MAGIC!r}), found {data[:4]!r}")
-        if len(data) < HEADER_FIXED.size:
-            raise CorruptError(
-                f"expected {HEADER_FIXED.size} header bytes or more, found {len(data)}: cut off"
-            )
-        _, version, flags, contract, bundle_id = HEADER_FIXED.unpack_from(data)
-        if version != FORMAT_VERSION:
-            raise VersionError(f"expected .pltz format {FORMAT_VERSION}, found {version}: use a newer pltz")
-        if flags & ~(FLAG_TOKENIZER | FLAG_TARGET):
-            raise VersionError(f"unknown header flags {flags:#04x}: use a newer pltz")
-        position = HEADER_FIXED.size
-        fingerprints: list[bytes | None] = [None, None]
-        for i, flag in enumerate((FLAG_TOKENIZER, FLAG_TARGET)):
-            if flags & flag:
-                fingerprints[i] = data[position : position + FINGERPRINT]
-                position += FINGERPRINT
-        check = data[position : position + 4]
-        if check != zlib.crc32(data[:position]).to_bytes(4, "little"):
-            raise CorruptError("the header does not match its checksum: the file is damaged or cut off")
-        return cls(contract, bundle_id, fingerprints[0], fingerprints[1]), position + 4
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One coded session.
-
-    Args:
-        kind: what ``data`` holds.
-        count: bundle tokens (model kinds) or bytes before compression (fallback kinds).
-        check: `content_check` of the session.
-        data: the coded bytes.
-        lanes, steps: layout of every block, where it is not the default; model kinds only.
-        patch: the bridge's patch; kind IDS only.
-        copies: what was taken out of the tokens before they were coded (`copies.pack`); model kinds only.
-    """
-
-    kind: Kind
-    count: int
-    check: int
-    data: bytes
-    lanes: int | None = None
-    steps: int | None = None
-    patch: bytes = b""
-    copies: bytes = b""
-
-    @property
-    def extended(self) -> bool:
-        """Whether the file needs more than ``data`` and the index for it."""
-        return bool(self.patch or self.copies) or self.lanes is not None or self.steps is not None
-
-    @property
-    def coded(self) -> int:
-        """Tokens in ``data``: all but those of copies. Raises CorruptError where the copies cannot be."""
-        return self.count - sum(copy.length for copy in self.unpacked())
-
-    def unpacked(self) -> list[Copy]:
-        """The copies, checked. Raises CorruptError where they cannot be those of this frame."""
-        return unpack(self.copies, self.count) if self.copies else []
-
-    @property
-    def fits(self) -> bool:
-        """Whether ``count`` is within what the format allows for this many bytes."""
-        limit = MAX_TOKENS_PER_BYTE * (len(self.encode()) + 1) if self.kind.by_model else MAX_COUNT
-        return 0 <= self.count <= min(limit, MAX_COUNT)
-
-    def encode(self) -> bytes:
-        """The frame's bytes in the file: ``data`` itself, or the extended form around it.
-
-        Raises:
-            UsageError: a field does not fit the kind.
-        """
-        if not self.extended:
-            return self.data
-        head = int(self.kind)
-        body = b""
-        if self.lanes is not None or self.steps is not None:
-            if self.lanes is None or self.steps is None or not self.kind.by_model:
-                raise UsageError("lanes and steps come together, and only for frames coded by the model")
-            if not _layout_fits(self.lanes, self.steps):
-                raise UsageError(f"{self.lanes} lanes by {self.steps} steps are over the limit of the format")
-            head |= EXTENDED_LAYOUT
-            body += write_varint(self.lanes) + write_varint(self.steps)
-        if self.patch:
-            if self.kind != Kind.IDS:
-                raise UsageError(f"only sessions of ids can have a patch, not {self.kind.session}")
-            head |= EXTENDED_PATCH
-            body += write_varint(len(self.patch)) + self.patch
-        if self.copies:
-            if not self.kind.by_model:
-                raise UsageError("only frames coded by the model can have copies")
-            head |= EXTENDED_COPIES
-            body += write_varint(len(self.copies)) + self.copies
-        return bytes([head]) + body + self.data
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,17 +60,6 @@ class Info:
     check: int
     offset: int  # bytes from the start of the file
     size: int  # bytes of the whole frame
-
-
-def content_check(kind: Kind, count: int, content: bytes | npt.NDArray[np.integer]) -> int:
-    """crc32 of kind, count and content; ids are taken as little-endian u32.
-
-    >>> hex(content_check(Kind.TEXT_FALLBACK, 2, b"hi"))
-    '0xbda16235'
-    """
-    if not isinstance(content, bytes):
-        content = np.ascontiguousarray(content, dtype="<u4").tobytes()
-    return zlib.crc32(content, zlib.crc32(struct.pack("<BI", kind, count)))
 
 
 def pack(header: Header, frames: Iterable[Frame]) -> bytes:
@@ -347,19 +161,21 @@ class Reader:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Reader:
-        """Map the file at ``path``.
+        """Map the file at ``path``; a pipe (``<(...)``) is read whole.
 
         Raises:
             UsageError: there is no such readable file.
             FormatError: see `Reader`.
         """
         try:
-            with Path(path).open("rb") as file:
+            with open(path, "rb") as file:
+                if not file.seekable():
+                    return cls(file.read())
                 if not file.seek(0, os.SEEK_END):
                     raise CorruptError(f"expected a .pltz file, found an empty one: {os.fspath(path)}")
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as exc:
-            raise UsageError(f"cannot read {os.fspath(path)}: {exc.strerror or exc}") from exc
+            raise UsageError(f"cannot read {os.fspath(path) or repr('')}: {exc.strerror or exc}") from exc
         try:
             reader = cls(mapped)
         except BaseException:
@@ -421,11 +237,9 @@ class Reader:
             CorruptError: the frame breaks a rule of the format.
         """
         info = self.info(index)
-        data = self._read(info.offset, info.size)
-        frame = Frame(info.kind, info.count, info.check, data)
-        if int(self._sizes[index]) & KIND_EXTENDED == KIND_EXTENDED:
-            frame = _decode_extended(frame)
-        return frame
+        extended = int(self._sizes[index]) & KIND_EXTENDED == KIND_EXTENDED
+        make = Frame.decode if extended else Frame
+        return make(info.kind, info.count, info.check, self._read(info.offset, info.size))
 
     def verify(self) -> None:
         """Check every byte of the file against the digest in its footer; decodes nothing.
@@ -444,7 +258,7 @@ class Reader:
 
     def _open(self) -> None:
         """Header, footer and index, in this order."""
-        self.header, header_size = Header.decode(self._read(0, min(HEADER_MAX, self.size)))
+        self.header, header_size = Header.decode(self._read(0, min(MAX_HEADER, self.size)))
         if self.size < header_size + FOOTER.size:
             raise CorruptError(f"a file of {self.size} bytes has no room for a footer: it was cut off")
         footer = self._read(self.size - FOOTER.size, FOOTER.size)
@@ -482,44 +296,6 @@ def _known_kind(kind: int, index: int) -> Kind:
     if kind == KIND_EXTENDED:
         raise CorruptError(f"session {index} is an extended frame without an inner kind: the file is damaged")
     return Kind(kind)
-
-
-def _decode_extended(frame: Frame) -> Frame:
-    """Undo `Frame.encode` for a frame whose ``data`` is still the whole extended form."""
-    data, kind = frame.data, frame.kind
-    flags = data[0] & ~KIND_EXTENDED
-    if flags & ~(EXTENDED_LAYOUT | EXTENDED_PATCH | EXTENDED_COPIES):
-        raise VersionError(f"unknown extension {data[0]:#04x} of a frame: use a newer pltz")
-    patched, layout = bool(flags & EXTENDED_PATCH), bool(flags & EXTENDED_LAYOUT)
-    by_model = bool(flags & (EXTENDED_LAYOUT | EXTENDED_COPIES))
-    if not flags or (by_model and not kind.by_model) or (patched and kind != Kind.IDS):
-        raise CorruptError(f"an extended frame cannot start with {data[0]:#04x}: the file is damaged")
-    offset = 1
-    lanes = steps = None
-    if layout:
-        lanes, offset = read_varint(data, offset)
-        steps, offset = read_varint(data, offset)
-        if not _layout_fits(lanes, steps):
-            raise CorruptError(f"{lanes} lanes by {steps} steps are over the limit: the file is damaged")
-    patch = taken = b""
-    if patched:
-        patch, offset = _sized(data, offset, "a patch")
-    if flags & EXTENDED_COPIES:
-        taken, offset = _sized(data, offset, "copies")
-    return Frame(kind, frame.count, frame.check, data[offset:], lanes, steps, patch, taken)
-
-
-def _sized(data: bytes, offset: int, what: str) -> tuple[bytes, int]:
-    """A field of a frame that is not empty and has its length before it; the offset after it."""
-    size, offset = read_varint(data, offset)
-    end = offset + size
-    if not size or end > len(data):
-        raise CorruptError(f"{what} of {size} bytes cannot be in its frame: the file is damaged")
-    return data[offset:end], end
-
-
-def _layout_fits(lanes: int, steps: int) -> bool:
-    return 1 <= lanes <= MAX_LANES and 1 <= steps and lanes * steps <= MAX_BLOCK
 
 
 def _offsets(lengths: columns.U32, first: int, end: int) -> I64:

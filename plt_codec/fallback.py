@@ -6,6 +6,10 @@ What: the coding of content that the model would code worse (long self-repeating
 How: the byte count is known from outside, so the frame header (magic, descriptor, window) is a function of it and is
 left out; "stored" needs no flag, since a packed form is only used when it is shorter.
 
+A dictionary is trained for chats; on other content (hexadecimal digits: +6 %) its statistics mislead the compressor. So content is also
+packed as if there were no dictionary, which a reader who has it decodes to the same as long as the blocks do not lean on what it loads
+(they hardly can; it is tried), and the shorter counts.
+
 Why so: a mean session is a few hundred bytes, six of them for a header are felt. The window is as large as the content
 (128 MiB at most), so a repeat is found however far back it lies and the dictionary stays in reach.
 
@@ -52,6 +56,7 @@ class Fallback:
     """
 
     def __init__(self, dictionary: bytes = b"") -> None:
+        self._plain = Fallback() if dictionary else None
         self._dictionary_bytes = len(dictionary)
         self._dictionary = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
         self._compressors: dict[int, zstandard.ZstdCompressor] = {}
@@ -59,11 +64,26 @@ class Fallback:
 
     def compress(self, data: bytes) -> bytes:
         """The shorter of ``data`` itself and its packed form."""
+        packed = self._pack(data)
+        if self._plain is not None:
+            plain = self._plain.compress(data)
+            if len(plain) < len(packed) and self._gives(plain, data):
+                return plain
+        return packed
+
+    def _pack(self, data: bytes) -> bytes:
         log = window_log(len(data))
         packed = self._compressor(log).compress(data)
         if packed[:2] != _frame_header(log) or len(packed) - 2 >= len(data):
             return data
         return packed[2:]
+
+    def _gives(self, packed: bytes, data: bytes) -> bool:
+        """Whether this dictionary's reader gets the data from bytes that were packed without it."""
+        try:
+            return self.decompress(packed, len(data)) == data
+        except CorruptError:
+            return False
 
     def decompress(self, packed: bytes, count: int) -> bytes:
         """Undo `compress`.

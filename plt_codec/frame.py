@@ -141,10 +141,10 @@ class _Side:
 
     def __init__(self, tokens: Ids, layout: Layout, block: int, context: Ids):
         self.tokens, self.first = tokens, len(context)
-        self.coming = list(layout.blocks(len(tokens) - self.first, block, self.first))[::-1]
+        self._coming = layout.blocks(len(tokens) - self.first, block, self.first)
+        self._next = next(self._coming, None)
         self.memory: Memory | None = None
-        self.blocks = len(self.coming)
-        self.waits = bool(self.first and self.coming)
+        self.waits = bool(self.first and self.left)
         self.key = context.tobytes()
 
     @property
@@ -158,9 +158,15 @@ class _Side:
         return self.first if self.waits else self.memory.size if self.memory else 0
 
     @property
+    def left(self) -> bool:
+        """Whether there is a block to run."""
+        return self._next is not None
+
+    @property
     def block(self) -> Block:
-        """The block to run next."""
-        return self.coming[-1]
+        """The block to run next, where one is left."""
+        assert self._next is not None
+        return self._next
 
     @property
     def before(self) -> int:
@@ -169,13 +175,14 @@ class _Side:
 
     def advance(self, memory: Memory) -> None:
         """The block is done."""
-        self.coming.pop()
-        self.memory = memory if self.coming else None
+        self._next = next(self._coming, None)
+        self.memory = memory if self.left else None
 
 
 class _Writer(_Side):
     def __init__(self, tokens: Ids, layout: Layout, block: int, context: Ids):
         super().__init__(np.concatenate([context, tokens]), layout, block, context)
+        self.blocks = layout.extent(len(tokens), block).blocks
         self.encoder, self.bits, self.done_tokens = RangeEncoder(), 0.0, 0
 
     def inputs(self) -> npt.NDArray[np.int64]:
@@ -230,7 +237,7 @@ class _Reader(_Side):
             )
 
     def _begin(self) -> None:
-        if self.coming:
+        if self.left:
             self.starts = self.block.start + self.block.lane_starts()
             self.feed = np.full(self.block.lanes, LANE_MARK, np.int64)
             self.feed[0] = self.before
@@ -280,7 +287,7 @@ def _batches(
 
     cost(sequence, new): `new` where it waits for a context that none before it in the batch has.
     """
-    while waiting := [s for s in sides if s.coming]:
+    while waiting := [s for s in sides if s.left]:
         waiting.sort(key=lambda s: (s.block.steps, s.block.lanes, s.key))
         batch: list[_T] = []
         total, keys = 0, set[bytes]()

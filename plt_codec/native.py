@@ -28,7 +28,7 @@ from pltz.plt_codec.weights import Weights
 
 KERNEL_VARIABLE = "PLTZ_KERNEL"  # environment: the kernel to use where the caller names none
 LIBRARY_VARIABLE = "PLTZ_NATIVE"  # environment: another build of the C sources, say one with sanitizers
-INTERFACE = 4  # of the functions that engine.c exports
+INTERFACE = 4  # of the functions that native/ exports
 SLICE = 1 << 12  # tokens coded in one C call, between two reports of progress
 MAX_THREADS = 64
 DEFAULT_THREADS = 16  # at most, where the caller names no number: a step of a few lanes has no work for more
@@ -36,14 +36,14 @@ TENSORS = (
     "embed.w", "embed.m", "class.w", "class.m", "class.b", "shift.w", "shift.m", "member.m", "member.b",
     "table.exp", "table.cos", "table.sin", "table.phase",
 )  # fmt: skip
-STAGES = ("layers", "attention", "head", "frequencies", "coder", "rest")  # in the order of engine.c
+STAGES = ("layers", "attention", "head", "frequencies", "coder", "rest")  # in the order of batch.h
 LAYER_TENSORS = ("qkv.w", "qkv.m", "out.w", "out.m", "up.w", "up.m", "down.w", "down.m", "heat")
 GATED_TENSORS = ("norm_out", "table.act")  # contract 2: more
 GATED_LAYER_TENSORS = ("gate.w", "gate.m", "norm_in", "norm_mid")
 
 
 class _Request(ctypes.Structure):
-    """One session, as engine.c reads it."""
+    """One session, as batch.c reads it."""
 
     _fields_ = (
         ("tokens", ctypes.c_void_p),
@@ -162,7 +162,7 @@ class NativeCoder:
         tokens = [checked(t, self.shape.vocab) for t in sequences]
         sides = [_Side(c, np.concatenate([c, t]), b"", layout) for c, t in zip(known, tokens, strict=True)]
         frames = self._run(sides, False, progress)
-        blocks = [sum(1 for _ in layout.blocks(len(t), self.shape.block)) for t in tokens]
+        blocks = [layout.extent(len(t), self.shape.block).blocks for t in tokens]
         return [
             Encoded(data, bits, n, layout.lanes, layout.steps)
             for n, (data, bits) in zip(blocks, frames, strict=True)

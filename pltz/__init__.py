@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pltz.api import (
-        SessionFile,
         compress,
         compress_many,
         decompress,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from pltz.models.bundle import Bundle
     from pltz.models.codec import Codec
     from pltz.models.session import Session
+    from pltz.models.session_file import SessionFile
     from pltz.plt_codec.errors import (
         BundleMismatch,
         ContentError,
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "pltz.api": (
-        "SessionFile",
         "compress",
         "compress_many",
         "decompress",
@@ -59,6 +58,7 @@ _HOMES = {
     "pltz.models.bundle": ("Bundle",),
     "pltz.models.codec": ("Codec",),
     "pltz.models.session": ("Session",),
+    "pltz.models.session_file": ("SessionFile",),
     "pltz.plt_codec.errors": (
         "BundleMismatch",
         "ContentError",

@@ -13,32 +13,29 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pltz.plt_codec.errors import PltzError, UsageError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     import numpy as np
 
     from pltz.archive.hot.store import HotStore
     from pltz.archive.sessions import Item, SessionArchive
     from pltz.archive.thaw import Thawed
-    from pltz.models.bridge import Bridge
     from pltz.models.bundle import Bundle
-    from pltz.models.codec import Codec, OnError
+    from pltz.models.codec import Codec
+    from pltz.models.partners import Partners, Path_
     from pltz.models.session import Session
+    from pltz.models.session_decoder import OnError
+    from pltz.models.session_file import SessionFile
     from pltz.models.target import Target
-    from pltz.plt_codec.container import Info, Reader
+    from pltz.plt_codec.container import Reader
+    from pltz.plt_codec.layout import LayoutName
 
-Path_ = str | os.PathLike[str]
 DEFAULT_TARGET = "mini-llama"  # the target that ships with pltz
-READ_AHEAD = 256  # sessions decoded side by side by iteration
 
 
 def compress(
@@ -63,7 +60,7 @@ def compress(
         tokenizer: tokenizer.json (path or bytes) that sessions of ids belong to, where it is not the bundle's.
         device, threads: where the engine runs, and on how many cores.
         format: of a path or of bytes, as `pltz.datasets.load` takes it.
-        options: lanes, steps, verify, keep_opaque, progress, as `Codec.compress` takes them.
+        options: lanes, steps, layout, verify, keep_opaque, progress, as `Codec.compress` takes them.
 
     Raises:
         UsageError: the call makes no sense; ContentError: a session cannot be coded; ModelError: the bundle or
@@ -74,11 +71,14 @@ def compress(
     >>> pltz.decompress(data)[0].value
     {'messages': [{'role': 'user', 'content': 'Hello'}]}
     """
+    from pltz.datasets.given import as_sessions
+    from pltz.models.partners import Partners
     from pltz.models.target import as_seen_by
 
-    codec = _codec(bundle, device, threads)
-    found: Iterable[Session] = as_sessions(sessions, format)
-    model, partner = _freezing_for(target, tokenizer, codec)
+    partners = Partners(bundle, target, tokenizer, device, threads)
+    codec = partners.codec()
+    model, partner = _freezing_for(partners, codec)
+    found = as_sessions(sessions, format)
     if model is not None:
         found = (as_seen_by(model, session) for session in found)
     return codec.compress(found, **partner, **options)
@@ -116,9 +116,13 @@ def compress_many(
     >>> [file[0].value for file in pltz.decompress_many([one, two])]
     [b'one', b'two']
     """
-    codec = _codec(bundle, device, threads)
-    model, partner = _freezing_for(target, tokenizer, codec)
-    found = (_attempt(item, model) for item in _items(sessions, format))
+    from pltz.datasets.given import as_items
+    from pltz.models.partners import Partners
+
+    partners = Partners(bundle, target, tokenizer, device, threads)
+    codec = partners.codec()
+    model, partner = _freezing_for(partners, codec)
+    found = (_attempt(item, model) for item in as_items(sessions, format))
     return codec.compress_many(found, **partner, errors=errors, **options)
 
 
@@ -146,19 +150,11 @@ def decompress_many(
 
     Raises: as `decompress`.
     """
-    codec = _codec(bundle, device, threads)
-    if target is not None and tokenizer is not None:
-        raise UsageError("a target brings its own tokenizer: leave tokenizer out")
-    of = (
-        _target_tokenizer(target)
-        if target is not None
-        else None
-        if tokenizer is None
-        else _tokenizer_json(tokenizer)
-    )
-    return codec.decompress_many(
-        map(_file_bytes, files), bridge=None if of is None else _bridge(of, codec), errors=errors
-    )
+    from pltz.models.partners import Partners
+
+    partners = Partners(bundle, target, tokenizer, device, threads)
+    codec = partners.codec()
+    return codec.decompress_many(map(_file_bytes, files), bridge=partners.bridge(codec), errors=errors)
 
 
 def decompress(
@@ -211,13 +207,15 @@ def open(
     ...     len(file), file[1].value, file.info(1).kind.session
     (2, b'two', 'text')
     """
+    from pltz.models.partners import Partners
+    from pltz.models.session_file import SessionFile
     from pltz.plt_codec.container import Reader
 
-    given = isinstance(path, Reader)
-    reader = (
-        path if isinstance(path, Reader) else Reader(path) if isinstance(path, bytes) else Reader.open(path)
-    )
-    return SessionFile(reader, _Partners(bundle, target, tokenizer, device, threads), owned=not given)
+    partners = Partners(bundle, target, tokenizer, device, threads)
+    if isinstance(path, Reader):
+        return SessionFile(path, partners, owned=False)
+    reader = Reader(path) if isinstance(path, bytes) else Reader.open(path)
+    return SessionFile(reader, partners, owned=True)
 
 
 def thaw(
@@ -250,8 +248,9 @@ def thaw(
     """
     from pltz.archive.thaw import check_target
     from pltz.archive.thaw import thaw as prefill
+    from pltz.models.partners import as_target
 
-    model = _target(target if target is not None else DEFAULT_TARGET)
+    model = as_target(target if target is not None else DEFAULT_TARGET)
     start = time.perf_counter()
     with open(data, bundle=bundle, target=model, device=device, threads=threads) as file:
         frozen_for = file.reader.header.target_fingerprint
@@ -273,6 +272,7 @@ def open_archive(
     tokenizers: Iterable[Path_ | bytes] = (),
     device: str = "cpu",
     threads: int | None = None,
+    layout: LayoutName = "default",
 ) -> SessionArchive:
     """Open an archive of sessions, or make one: put sessions, get them back, list, verify, forget, copy.
 
@@ -282,6 +282,7 @@ def open_archive(
         bundle: what codes new sessions; None: the one that ships with pltz.
         tokenizers: tokenizer.json (path or bytes) of targets whose own ids are put or read, where they are not the bundle's.
         device, threads: as in `compress`.
+        layout: "fast": sessions over 2048 tokens thaw sooner on a GPU and take a few per cent more bytes.
 
     Raises:
         UsageError: there is no archive; FormatError: it is damaged or newer; ModelError: the bundle cannot be used.
@@ -297,17 +298,21 @@ def open_archive(
     from pltz.archive.sessions import SessionArchive
     from pltz.archive.settings import NAME
     from pltz.models.bundle import Bundle
+    from pltz.models.partners import tokenizer_json
 
     if create and not (Path(path) / NAME).exists():
         Archive.create(path, [])
     loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
-    known = [_tokenizer_json(tokenizer) for tokenizer in tokenizers]
-    return SessionArchive.open(path, [loaded], tokenizers=known, device=device, threads=threads)
+    known = [tokenizer_json(tokenizer) for tokenizer in tokenizers]
+    return SessionArchive.open(
+        path, [loaded], tokenizers=known, device=device, threads=threads, layout=layout
+    )
 
 
 def item(name: str, session: object, **options: Any) -> Item:
     """A session to put into an archive under a name; ``session`` as in `compress`, options as `Item` has them (tenant, labels, ...)."""
     from pltz.archive.sessions import Item
+    from pltz.datasets.given import as_session
 
     return Item(name, as_session(session), **options)
 
@@ -334,8 +339,9 @@ def thaw_archived(
         NotFound: no such session or version; LostError: it is damaged; and what `thaw` raises.
     """
     from pltz.archive.hot.thawer import Thawer
+    from pltz.models.partners import as_target
 
-    model = _target(target if target is not None else DEFAULT_TARGET)
+    model = as_target(target if target is not None else DEFAULT_TARGET)
     return Thawer(cold, model, hot, any_target=any_target, chunk=chunk).thaw(name, tenant, number)
 
 
@@ -347,151 +353,18 @@ def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, 
     """
     import numpy as np
 
+    from pltz.models.partners import bridge_between
     from pltz.models.target import as_seen_by
 
     kind = file.info(index).kind.session
-    if kind == "ids" or _bridge(model.tokenizer_json, file.codec).identity:
+    if kind == "ids" or bridge_between(model.tokenizer_json, file.codec).identity:
         return file.codec.token_ids(file.reader, index, bridge=file.bridge if kind == "ids" else None)
     return np.asarray(as_seen_by(model, file[index]).value)
 
 
-@dataclass(frozen=True)
-class _Partners:
-    """What a file is read with, as the user named it."""
-
-    bundle: Path_ | Bundle | Codec | None
-    target: Path_ | Target | None
-    tokenizer: Path_ | bytes | None
-    device: str
-    threads: int | None
-
-
-class SessionFile(Sequence["Session"]):
-    """An open .pltz file: a sequence of sessions, each decoded when it is asked for. Made by `open`.
-
-    ``reader``: the container beneath.
-    """
-
-    def __init__(self, reader: Reader, partners: _Partners, *, owned: bool) -> None:
-        self.reader = reader
-        self._partners = partners
-        self._owned = owned
-        self._codec: Codec | None = None
-        self._bridge: Bridge | None = None
-
-    @property
-    def codec(self) -> Codec:
-        """The codec of the bundle that was named, else of the one the file names; loaded on first use."""
-        if self._codec is None:
-            bundle = self._partners.bundle
-            if bundle is None:
-                from pltz.models.bundle import Bundle
-
-                bundle = Bundle.find(self.reader.header.bundle_id)
-            self._codec = _codec(bundle, self._partners.device, self._partners.threads)
-        return self._codec
-
-    @property
-    def bridge(self) -> Bridge | None:
-        """The bridge to the tokenizer that was named, None where none was."""
-        if self._bridge is None:
-            target, tokenizer = self._partners.target, self._partners.tokenizer
-            if target is not None and tokenizer is not None:
-                raise UsageError("a target brings its own tokenizer: leave tokenizer out")
-            if target is not None:
-                self._bridge = _bridge(_target_tokenizer(target), self.codec)
-            elif tokenizer is not None:
-                self._bridge = _bridge(_tokenizer_json(tokenizer), self.codec)
-        return self._bridge
-
-    def __len__(self) -> int:
-        return len(self.reader)
-
-    def __getitem__(self, index: Any) -> Any:
-        """Session ``index``, or a list of them for a slice; IndexError beyond the end, as in every sequence."""
-        numbers = range(len(self))[index]
-        return self.read(numbers) if isinstance(numbers, range) else self.read([numbers])[0]
-
-    def __iter__(self) -> Iterator[Session]:
-        for start in range(0, len(self), READ_AHEAD):
-            yield from self.read(range(start, min(len(self), start + READ_AHEAD)))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def read(self, indices: Iterable[int] | None = None) -> list[Session]:
-        """Many sessions, decoded side by side, which is faster than one by one; None is all."""
-        return self.codec.decompress(self.reader, indices, bridge=self.bridge)
-
-    def info(self, index: int) -> Info:
-        """Kind, count and size of session ``index``, without decoding it."""
-        return self.reader.info(index)
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._owned:
-            self.reader.close()
-
-
-def as_sessions(source: object, format: str = "auto") -> Iterable[Session]:
-    """What a user calls sessions, as sessions; see `compress`.
-
-    >>> list(as_sessions([[1, 2], "text", {"messages": []}]))
-    [Session('ids', 2 ids), Session('text', 4 bytes), Session('chat', dict of 1)]
-    """
-    from pltz.datasets.loaders import load
-    from pltz.models.session import Session
-
-    if isinstance(source, str | os.PathLike | bytes | bytearray | memoryview) or hasattr(source, "read"):
-        return load(source, format)  # type: ignore[arg-type]  # load checks the name of the format itself
-    if isinstance(source, Session | dict) or _is_messages(source):
-        return [as_session(source)]
-    if not isinstance(source, Iterable):
-        raise UsageError(f"expected sessions, a path or bytes, found {type(source).__name__}")
-    return (as_session(item) for item in source)
-
-
-def as_session(item: object) -> Session:
-    """One session: a `Session` as it is, a dict or a list of dicts is a chat, str or bytes a text, ints are ids.
-
-    Raises:
-        UsageError: it is none of them.
-
-    >>> as_session("hello")
-    Session('text', 5 bytes)
-    """
-    from pltz.models.session import Session
-
-    if isinstance(item, Session):
-        return item
-    if isinstance(item, str):
-        return Session("text", item.encode("utf-8", "surrogatepass"))
-    if isinstance(item, bytes | bytearray | memoryview):
-        return Session("text", item)
-    if isinstance(item, dict) or (isinstance(item, list) and any(isinstance(part, dict) for part in item)):
-        return Session("chat", item)
-    return Session("ids", item)
-
-
-def _items(source: object, format: str) -> Iterable[object]:
-    """What `as_sessions` takes, each item still as the user gave it where that is possible."""
-    from pltz.models.session import Session
-
-    whole = isinstance(source, str | bytes | bytearray | memoryview | Session | dict)
-    if whole or hasattr(source, "read") or isinstance(source, os.PathLike) or _is_messages(source):
-        return as_sessions(source, format)
-    if not isinstance(source, Iterable):
-        raise UsageError(f"expected sessions, a path or bytes, found {type(source).__name__}")
-    return source
-
-
 def _attempt(item: object, model: Target | None) -> Session | PltzError:
     """One session as ``model`` sees it, if there is one; or why it cannot be."""
+    from pltz.datasets.given import as_session
     from pltz.models.target import as_seen_by
 
     try:
@@ -510,61 +383,12 @@ def _file_bytes(file: Path_ | bytes) -> bytes | PltzError:
         return UsageError(f"cannot read {os.fspath(file)}: {exc.strerror or exc}")
 
 
-def _freezing_for(
-    target: Path_ | Target | None, tokenizer: Path_ | bytes | None, codec: Codec
-) -> tuple[Target | None, dict[str, Any]]:
-    """The target and what a codec is told of it, or of the tokenizer."""
-    if target is None:
-        return None, {"bridge": None if tokenizer is None else _bridge(_tokenizer_json(tokenizer), codec)}
-    if tokenizer is not None:
-        raise UsageError("a target brings its own tokenizer: leave tokenizer out")
-    model = _target(target)
-    return model, {
-        "bridge": _bridge(model.tokenizer_json, codec),
-        "target_fingerprint": model.fingerprint,
-    }
+def _freezing_for(partners: Partners, codec: Codec) -> tuple[Target | None, dict[str, Any]]:
+    """The target, and what a codec is told of it, or of the tokenizer."""
+    from pltz.models.partners import as_target, bridge_between
 
-
-def _is_messages(value: object) -> bool:
-    """Whether a list is the messages of one chat rather than a list of sessions."""
-    return isinstance(value, list) and bool(value) and all(_is_message(item) for item in value)
-
-
-def _is_message(item: object) -> bool:
-    return isinstance(item, dict) and ("role" in item or "from" in item) and not ("messages" in item)
-
-
-def _codec(bundle: Path_ | Bundle | Codec | None, device: str, threads: int | None) -> Codec:
-    from pltz.models.codec import Codec
-
-    return bundle if isinstance(bundle, Codec) else Codec.load(bundle, device=device, threads=threads)
-
-
-def _target(target: Path_ | Target) -> Target:
-    from pltz.models.target import Target
-
-    return Target.load(target) if isinstance(target, str | os.PathLike) else target
-
-
-def _target_tokenizer(target: Path_ | Target) -> bytes:
-    """A target's tokenizer JSON, without loading its weights."""
-    from pltz.models.checkpoint import resolve, tokenizer_json_of
-
-    return (
-        tokenizer_json_of(resolve(target)) if isinstance(target, str | os.PathLike) else target.tokenizer_json
-    )
-
-
-def _tokenizer_json(tokenizer: Path_ | bytes) -> bytes:
-    if isinstance(tokenizer, bytes):
-        return tokenizer
-    try:
-        return Path(tokenizer).read_bytes()
-    except OSError as exc:
-        raise UsageError(f"cannot read {os.fspath(tokenizer)}: {exc.strerror or exc}") from exc
-
-
-def _bridge(tokenizer_json: bytes, codec: Codec) -> Bridge:
-    from pltz.models.bridge import Bridge
-
-    return Bridge(tokenizer_json, codec.bundle.tokenizer)
+    if partners.target is None:
+        return None, {"bridge": partners.bridge(codec)}
+    model = as_target(partners.target)
+    bridge = bridge_between(model.tokenizer_json, codec)
+    return model, {"bridge": bridge, "target_fingerprint": model.fingerprint}

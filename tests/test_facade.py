@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 import pltz
-from pltz import api
+from pltz.datasets.given import as_session
 from pltz.models.codec import Codec
 from pltz.models.session import Session
 from pltz.models.tokenizer import BundleTokenizer
 from pltz.plt_codec import errors
-from pltz.plt_codec.container import Kind, Reader
+from pltz.plt_codec.container import Reader
 from pltz.plt_codec.item import Encoded, FrameItem
+from pltz.plt_codec.session_frame import Kind
 
 CHAT = {"messages": [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Hi!"}]}
 
@@ -260,7 +261,7 @@ def test_thaw_of_ids_is_the_ids_for_their_target_alone(codec: Codec, kin: Any, s
 
 
 def test_as_session_takes_lone_surrogates() -> None:
-    assert api.as_session("\ud800").value == b"\xed\xa0\x80"
+    assert as_session("\ud800").value == b"\xed\xa0\x80"
 
 
 # ---- many

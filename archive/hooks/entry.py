@@ -36,8 +36,8 @@ class Entry:
     base: str = ""
     parent: str = ""
 
-    def encode(self) -> bytes:
-        """Its body. Raises ContentError where it does not fit the format.
+    def encode(self, *, known: bool = False) -> bytes:
+        """Its body. ``known``: the ids were looked at, and are all in range. Raises ContentError where it does not fit the format.
 
         >>> Entry.decode(Entry("chat-7", np.arange(3), 9, prefixes=(1, 3)).encode()).ids.tolist()
         [0, 1, 2]
@@ -48,7 +48,7 @@ class Entry:
         parts += [_sized(_utf8(text)) for text in (self.tenant, self.name, self.base, self.parent)]
         parts.append(_sized(pack_labels(self.labels)))
         parts += [write_varint(len(self.prefixes)), *map(write_varint, self._steps())]
-        ids = _checked(self.ids)
+        ids = self.ids.astype("<u4", copy=False) if known else _checked(self.ids)
         parts += [write_varint(len(ids)), ids.tobytes()]
         if sum(map(len, parts)) > MAX_BODY:
             raise ContentError(f"a session of {len(ids)} tokens is too long for the journal")

@@ -7,8 +7,8 @@
     on_evict --copy, queue--> flusher thread --group write, sync--> journal --worker, nice--> archive
     microseconds              durable within HookSettings.flush_seconds + a sync            encoded, decoded back, compared
 
-`on_evict` copies the ids, appends to a queue and returns; it does no I/O, waits for nothing and raises nothing. What it cannot take is counted
-by reason, logged once a reason, and shown by `status` and `metrics`. From the journal (FORMAT.md) on, a kill loses nothing.
+`on_evict` copies the ids (`snapshot.py`), appends to a queue (`waiting.py`) and returns; it does no I/O, waits for nothing and raises nothing. What it
+cannot take is counted by reason, logged once a reason, and shown by `status` and `metrics`. From the journal (`flusher.py`, FORMAT.md) on, a kill loses nothing.
 
 The worker runs in a process of its own at low priority ("process", the default: the serving loop keeps its interpreter to itself), in a thread ("thread"), or
 not at all ("none": drain the journal by `worker.drain`, `pltz hook drain` or the nightly job).
@@ -22,33 +22,26 @@ from __future__ import annotations
 
 import atexit
 import logging
-import operator
 import os
-import threading
 import time
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Self
 
 from pltz.archive.hooks.backlog import Backlog
-from pltz.archive.hooks.entry import MAX_PREFIXES, Entry
-from pltz.archive.hooks.journal import SEGMENT, Journal
+from pltz.archive.hooks.flusher import Flusher
+from pltz.archive.hooks.journal import Journal
 from pltz.archive.hooks.lock import FileLocks, Locks
 from pltz.archive.hooks.segment import Name
+from pltz.archive.hooks.settings import HookSettings, WorkerKind
+from pltz.archive.hooks.snapshot import Refused, Snapshots
 from pltz.archive.hooks.tokenizers import Tokenizers
-from pltz.archive.hooks.worker import BATCH_TOKENS
+from pltz.archive.hooks.waiting import Counts, Waiting
 from pltz.archive.identity import NONE, SIZE
 from pltz.archive.io import Disk, OsDisk
-from pltz.archive.token_archive import target_of, tenant_of
-from pltz.plt_codec.errors import PltzError, UsageError
+from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.hooks.background import Background
@@ -56,97 +49,11 @@ if TYPE_CHECKING:
     from pltz.archive.keys import Secret
     from pltz.models.bundle import Bundle
 
+__all__ = ["EvictionHook", "HookSettings", "WorkerKind"]
+
 log = logging.getLogger("pltz.hook")
 
-MAX_TOKENS = (1 << 26) - (1 << 16)  # of one eviction: what an entry holds
-GROUP = 32 << 20  # bytes of one write
-LIST_ITEM = 36  # bytes that an id of a Python list takes
-OVERHEAD = 512  # bytes of an eviction in memory, ids aside
-RETRY = 0.1, 5.0  # seconds until a failed write is tried again: at first, at most
-LATENCIES = (
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-)  # seconds; upper ends of the buckets
-HOLES = 1024  # ranges of tickets that did not become durable, told apart
 POLL = 0.02  # seconds between looks at what is archived
-
-WorkerKind = Literal["process", "thread", "none"]
-
-
-@dataclass(frozen=True)
-class HookSettings:
-    """How the hook works. Raises UsageError for what makes no sense.
-
-    ``flush_seconds``: longest time an eviction waits before its group is written; ``flush_bytes``: a group of so many is written at once;
-    ``memory_bytes``: of evictions not yet durable; ``journal_bytes``: of all journal files, None for what the disk holds; ``when_full``: what goes
-    when memory is full; ``segment_bytes``: a journal file; ``batch_tokens``: of one commit; ``nice``: of the worker; ``threads``: of its coder.
-    """
-
-    flush_seconds: float = 0.05
-    flush_bytes: int = 4 << 20
-    memory_bytes: int = 256 << 20
-    journal_bytes: int | None = None
-    when_full: Literal["refuse", "drop-oldest"] = "refuse"
-    segment_bytes: int = SEGMENT
-    batch_tokens: int = BATCH_TOKENS
-    nice: int = 19
-    threads: int = 1
-
-    def __post_init__(self) -> None:
-        if not 0 < self.flush_seconds <= 60:
-            raise UsageError(f"expected flush_seconds over 0 and at most 60, got {self.flush_seconds}")
-        for name in ("flush_bytes", "memory_bytes", "segment_bytes", "batch_tokens", "threads"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"expected {name} of at least 1, got {getattr(self, name)}")
-        if self.journal_bytes is not None and self.journal_bytes < 1:
-            raise UsageError(f"expected journal_bytes of at least 1, or None, got {self.journal_bytes}")
-        if self.when_full not in ("refuse", "drop-oldest"):
-            raise UsageError(f"expected when_full as refuse or drop-oldest, got {self.when_full!r}")
-        if not 0 <= self.nice <= 19:
-            raise UsageError(f"expected nice from 0 to 19, got {self.nice}")
-
-
-class Eviction(NamedTuple):
-    """What `on_evict` was told, copied. ``at``: monotonic seconds; ``size``: bytes it takes in memory."""
-
-    ticket: int
-    at: float
-    size: int
-    session: str
-    ids: Any
-    tenant: str
-    salt: str | bytes | None
-    tags: dict[str, str]
-    prefixes: tuple[int, ...]
-    base: str
-    parent: str
-    target: bytes
-    adapter: str | bytes | None
-    time: int
-
-
-@dataclass
-class Counts:
-    """What happened since the hook was opened. ``latency``: evictions by time until durable, a bucket each of LATENCIES and one for longer."""
-
-    accepted: int = 0
-    durable: int = 0
-    dropped: int = 0
-    refused: dict[str, int] = field(default_factory=dict)
-    bytes: int = 0
-    failures: int = 0
-    latency: list[int] = field(default_factory=lambda: [0] * (len(LATENCIES) + 1))
-    latency_sum: float = 0.0
 
 
 class EvictionHook:
@@ -167,9 +74,7 @@ class EvictionHook:
         settings: HookSettings | None = None,
     ) -> None:
         self.settings = settings or HookSettings()
-        self.disk, self.tokenizer, self.target = disk, tokenizer, target
-        self.counts = Counts()
-        self.failure = ""  # why nothing can be written, while that is so
+        self.disk, self.target = disk, target or NONE
         self.background: Background | None = None
         self.backlog = Backlog(disk, locks)
         self._journal = Journal(
@@ -177,21 +82,9 @@ class EvictionHook:
         )
         self._pid = os.getpid()
         self._opened = disk.now()
-        self._queue: deque[Eviction] = deque()
-        # Held for a few statements at a time; reentrant, for an eviction may come out of a finalizer.
-        self._lock = threading.RLock()
-        self._memory = 0  # bytes of evictions not durable
-        self._last = 0  # ticket
-        self._durable = 0  # all tickets up to here are, but for the holes
-        self._holes: list[list[int]] = []
-        self._signals: SimpleQueue[None] = SimpleQueue()
-        self._signalled = self._urgent = self._closing = self._closed = False
-        self._told: set[str] = set()
-        self._error = ""
-        self._given_up = threading.Event()
-        self._changed = threading.Condition()
-        self._flusher = threading.Thread(target=self._flush_loop, name="pltz-hook", daemon=True)
-        self._flusher.start()
+        self._snapshots = Snapshots()
+        self._waiting = Waiting(self.settings)
+        self._flusher = Flusher(self._waiting, self._journal, tokenizer)
         atexit.register(self.close)
 
     @classmethod
@@ -263,7 +156,8 @@ class EvictionHook:
 
         Args:
             session: its name in the archive; the same name again is its next version.
-            token_ids: all tokens the KV stands for and the one sampled last, (T,): a list, tuple, numpy array or torch tensor on the CPU. Copied.
+            token_ids: all tokens the KV stands for and the one sampled last, (T,): a list, tuple, numpy array or torch tensor on the CPU, or bytes,
+                4 an id, little-endian. Copied.
             salt: what its KV was shared under (vLLM's ``cache_salt``); kept as a digest, see `token_archive.tenant_of`.
             prefixes: token counts at which shared beginnings end, as a system prompt's; hints: those that do not fit are left out.
             base: name under which the first prefix is shared with all tenants. None: within the tenant.
@@ -280,88 +174,46 @@ class EvictionHook:
             if os.getpid() != self._pid:
                 return self._refuse_forked()
             if multimodal or has_embeds:
-                return self._refuse("multimodal" if multimodal else "prompt embeddings")
+                raise Refused("multimodal" if multimodal else "prompt embeddings")
             if adapter is not None and (adapter is True or adapter is False or not adapter):
-                return self._refuse("adapter not named")
-            ids, size = _copied(token_ids)
-            if not 0 < len(ids) <= MAX_TOKENS:
-                return self._refuse("too long" if len(ids) else "no tokens")
-            rest = (tenant, salt, dict(tags) if tags else {}, tuple(prefixes), base or "", parent or "")
-            named = (target or self.target, adapter, self.disk.now() if time is None else time)
-            return self._accept(session, ids, size + OVERHEAD, rest, named)
-        except _Refused as exc:
+                raise Refused("adapter not named")
+            ids, size = self._snapshots.take(token_ids)
+            named = tenant, salt, dict(tags) if tags else {}, tuple(prefixes), base or "", parent or ""
+            served = target or self.target, adapter, self.disk.now() if time is None else time
+            ticket = self._waiting.add(session, ids, size, (*named, *served))
+            self._flusher.wake(self._waiting.full)
+            return ticket
+        except Refused as exc:
             return self._refuse(exc.reason)
-        except Exception as exc:  # noqa: BLE001  # a bug here must not take the serving loop down
-            self._error = f"{type(exc).__name__}: {exc}"
+        except Exception as exc:  # noqa: BLE001  # whatever a caller hands over must not take the serving loop down
+            self._flusher.error = f"{type(exc).__name__}: {exc}"
             return self._refuse("error")
 
-    def _accept(self, session: str, ids: Any, size: int, rest: Any, named: Any) -> int:
-        now = time.monotonic()
-        with self._lock:
-            if self._closing:
-                return self._refuse("closed")
-            while self._memory + size > self.settings.memory_bytes:
-                if self.settings.when_full == "refuse" or not self._queue:
-                    return self._refuse("memory full")
-                self._drop()
-            self._last = ticket = self._last + 1
-            self._queue.append(Eviction(ticket, now, size, session, ids, *rest, *named))
-            self._memory += size
-            self.counts.accepted += 1
-            full = self._memory > self.settings.flush_bytes
-        if not self._signalled or (full and not self._urgent):
-            self._signalled, self._urgent = True, full
-            self._signals.put(None)
-        return ticket
-
-    def _drop(self) -> None:
-        """Drop the oldest eviction that is not being written; the lock is held."""
-        oldest = self._queue.popleft()
-        self._memory -= oldest.size
-        self.counts.dropped += 1
-        self._hole(oldest.ticket)
-
-    def _hole(self, ticket: int) -> None:
-        """Keep in mind that a ticket did not become durable; the lock is held. Of very many, some that did count as not."""
-        holes = self._holes
-        if holes and holes[-1][1] + 1 >= ticket >= holes[-1][0]:
-            holes[-1][1] = max(holes[-1][1], ticket)
-        else:
-            holes.append([ticket, ticket])
-            holes.sort()
-            if len(holes) > HOLES:
-                holes[:2] = [[holes[0][0], holes[1][1]]]
-
     def _refuse(self, reason: str) -> int:
-        with self._lock:
-            known = self.counts.refused.get(reason, 0)
-            self.counts.refused[reason] = known + 1
-        if not known:
-            self._signals.put(None)  # the flusher logs it
+        if self._waiting.refuse(reason):
+            self._flusher.wake()
         return 0
 
     def _refuse_forked(self) -> int:
         """In a child there is no flusher, and the lock may be held for good: counted and logged without either."""
-        self.counts.refused["forked"] = known = self.counts.refused.get("forked", 0) + 1
+        refused = self.counts.refused
+        refused["forked"] = known = refused.get("forked", 0) + 1
         if known == 1:
             log.warning("evictions are refused: this process was forked from the hook's; open one here")
         return 0
 
+    @property
+    def counts(self) -> Counts:
+        """What happened since the hook was opened."""
+        return self._waiting.counts
+
     def durable(self, ticket: int) -> bool:
         """Whether the eviction of a ticket is on disk: no kill and no power cut loses it any more."""
-        with self._lock:
-            lost = any(first <= ticket <= last for first, last in self._holes)
-            return 0 < ticket <= self._durable and not lost
+        return self._waiting.durable(ticket)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all that was accepted is durable (or was dropped, where the settings say so); False when ``timeout`` seconds were not enough."""
-        wanted = self._last
-        self._urgent = self._signalled = True
-        self._signals.put(None)
-        with self._changed:
-            return self._changed.wait_for(lambda: self._durable >= wanted or self._closed, timeout) and (
-                self._durable >= wanted
-            )
+        return self._flusher.flush(timeout)
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until all that was accepted is in the archive, or laid aside by the worker; False when ``timeout`` seconds were not enough.
@@ -388,118 +240,32 @@ class EvictionHook:
         found = [s for s in self.backlog.segments() if s.name == name]
         return not found or found[0].done >= at
 
-    # ---- the flusher's side
-
-    def _flush_loop(self) -> None:
-        """Write groups, until closed."""
-        while not self._given_up.is_set() and (not self._closing or self._queue):
-            self._signals.get()
-            if not (self._urgent or self._closing):
-                try:
-                    self._signals.get(timeout=self.settings.flush_seconds)
-                except Empty:
-                    pass
-            self._signalled = self._urgent = False
-            self._tell()
-            while (group := self._group()) and self._write(group):
-                pass
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def _group(self) -> list[Eviction]:
-        """What is written at once; it stays counted as memory."""
-        with self._lock:
-            group: list[Eviction] = []
-            size = 0
-            while self._queue and size < GROUP:
-                group.append(self._queue.popleft())
-                size += group[-1].size
-            return group
-
-    def _write(self, group: list[Eviction]) -> bool:
-        """Make a group durable, trying until it is; False where the hook gives up before."""
-        bodies, kept = self._bodies(group)
-        pause, longest = RETRY
-        while bodies:
-            try:
-                self._journal.append(bodies)
-                break
-            except Exception as exc:  # noqa: BLE001  # full, failing, whatever it is: memory holds on
-                self.counts.failures += 1
-                self.failure = str(exc)
-                self._tell()
-            if self._given_up.wait(pause):
-                return False
-            pause = min(2 * pause, longest)
-        self.failure = ""
-        self._count(group, kept, sum(map(len, bodies)))
-        return True
-
-    def _bodies(self, group: list[Eviction]) -> tuple[list[bytes], list[Eviction]]:
-        """The journal's entries, and the evictions that have one: what cannot be kept is refused here, too."""
-        bodies: list[bytes] = []
-        kept: list[Eviction] = []
-        for one in group:
-            try:
-                bodies.append(_entry(one, self.tokenizer).encode())
-                kept.append(one)
-            except Exception as exc:  # noqa: BLE001
-                if not isinstance(exc, PltzError):
-                    self._error = f"{type(exc).__name__}: {exc}"
-                self._refuse("not valid" if isinstance(exc, PltzError) else "error")
-                with self._lock:
-                    self._hole(one.ticket)
-        return bodies, kept
-
-    def _count(self, group: list[Eviction], kept: list[Eviction], size: int) -> None:
-        """A group is durable: say so."""
-        now = time.monotonic()
-        counts = self.counts
-        for one in kept:
-            counts.latency[bisect_left(LATENCIES, now - one.at)] += 1
-            counts.latency_sum += now - one.at
-        counts.durable += len(kept)
-        counts.bytes += size
-        with self._lock:
-            self._memory -= sum(one.size for one in group)
-            self._durable = group[-1].ticket
-        with self._changed:
-            self._changed.notify_all()
-
-    def _tell(self) -> None:
-        """Log what is new, once each: from this thread, for a log may block."""
-        news = [f"evictions are refused: {reason}" for reason in list(self.counts.refused)]
-        news += [f"evictions cannot be written, and wait in memory: {self.failure}"] if self.failure else []
-        for line in news:
-            if line not in self._told:
-                self._told.add(line)
-                log.warning("%s%s", line, f" ({self._error})" if line.endswith(": error") else "")
-
     # ---- looking and ending
 
     def status(self) -> dict[str, Any]:
         """What goes on, for people and as JSON; reads the journal's directory. Bytes, seconds, counts since the hook was opened."""
-        with self._lock:
-            queued, memory, refused = len(self._queue), self._memory, dict(self.counts.refused)
-            found: dict[str, Any] = {"accepted": self.counts.accepted, "durable": self.counts.durable}
+        counts, (queued, memory) = self.counts, self._waiting.usage
         try:
             held: dict[str, Any] = asdict(self.backlog.status())
         except OSError as exc:
             held = {"failure": str(exc)}
         worker = self.background.done if self.background else {}
         since = max(int(worker.get("until", 0)), self._opened)
-        lag = max(0, self.disk.now() - since) if held.get("waiting") else 0
-        found |= {
-            "refused": refused,
-            "dropped": self.counts.dropped,
+        ended = not (self._flusher.alive or self._waiting.closed)
+        return {
+            "accepted": counts.accepted,
+            "durable": counts.durable,
+            "refused": dict(counts.refused),
+            "dropped": counts.dropped,
             "queued": queued,
             "memory_bytes": memory,
+            "failures": counts.failures,
+            "failure": "the thread that writes ended: see the log" if ended else self._flusher.failure,
+            "error": self._flusher.error,
+            "lag_seconds": max(0, self.disk.now() - since) if held.get("waiting") else 0,
+            "journal": held,
+            "worker": worker,
         }
-        ended = not (self._flusher.is_alive() or self._closing)
-        failure = "the thread that writes ended: see the log" if ended else self.failure
-        found |= {"failures": self.counts.failures, "failure": failure, "error": self._error}
-        return {**found, "lag_seconds": lag, "journal": held, "worker": worker}
 
     def metrics(self) -> HookCollector:
         """A collector for prometheus_client: ``REGISTRY.register(hook.metrics())``. Needs the extra ``pltz[serve]``; raises UsageError without."""
@@ -515,26 +281,11 @@ class EvictionHook:
         if os.getpid() != self._pid:
             return False
         atexit.unregister(self.close)
-        with self._lock:
-            self._closing = True
-        self._signals.put(None)
-        self._flusher.join(timeout)
-        self._given_up.set()
-        self._flusher.join(1.0)
-        if not self._flusher.is_alive():
-            self._journal.close()
+        self._waiting.close()
+        self._flusher.close(timeout)
         if self.background:
             self.background.close(timeout)
-        lost = self._last > self._durable
-        if lost and "lost" not in self._told:
-            self._told.add("lost")
-            log.error(
-                "evictions of tickets %d to %d are not durable: %s",
-                self._durable + 1,
-                self._last,
-                self.failure,
-            )
-        return not lost
+        return self._waiting.last <= self._waiting.until
 
     def __enter__(self) -> Self:
         return self
@@ -543,72 +294,3 @@ class EvictionHook:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _Bytes(NamedTuple):
-    """An array of ids, (T,), as bytes."""
-
-    data: bytes
-    dtype: np.dtype[Any]
-
-    def __len__(self) -> int:
-        return len(self.data) // self.dtype.itemsize
-
-
-class _Refused(Exception):
-    """An eviction that is not taken, and why."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-def _copied(ids: Any) -> tuple[Any, int]:
-    """A copy of token ids that the caller cannot change, and its bytes. What it costs is a copy of memory: no id is looked at.
-
-    An array is copied by ``tobytes``, which keeps the interpreter: ``copy`` would let go of it, and may wait 5 ms to have it back.
-    """
-    if isinstance(ids, list | tuple):
-        return tuple(ids), LIST_ITEM * len(ids)
-    if hasattr(ids, "detach"):  # torch, which is not imported for this
-        if ids.device.type != "cpu":
-            raise _Refused("tokens on a device")  # to copy them would wait for it
-        ids = ids.detach().numpy()
-    if not isinstance(ids, np.ndarray):
-        raise _Refused("not token ids")
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise _Refused("not token ids")
-    return _Bytes(ids.tobytes(), ids.dtype), ids.nbytes
-
-
-def _entry(one: Eviction, tokenizer: bytes) -> Entry:
-    """The journal's entry of an eviction. Raises ContentError, UsageError, and what numpy raises for ids that are none."""
-    try:
-        ids = np.frombuffer(*one.ids) if isinstance(one.ids, _Bytes) else np.asarray(one.ids)
-    except (ValueError, OverflowError) as exc:
-        raise UsageError("expected token ids") from exc
-    tenant, target = tenant_of(one.tenant, one.salt), target_of(one.target, one.adapter)
-    if not one.session or not all(isinstance(t, str) for t in (one.session, tenant, one.base, one.parent)):
-        raise UsageError("expected the name of a session, and of its tenant, base and parent")
-    return Entry(
-        one.session,
-        ids,
-        int(one.time),
-        tenant,
-        tokenizer,
-        target,
-        one.tags,
-        _ends(one.prefixes, len(ids)),
-        one.base,
-        one.parent,
-    )
-
-
-def _ends(prefixes: tuple[Any, ...], length: int) -> tuple[int, ...]:
-    """The prefixes that fit, ascending: they are hints."""
-    ends: list[int] = []
-    for end in prefixes:
-        with suppress(TypeError):
-            if (ends[-1] if ends else 0) < operator.index(end) <= length:
-                ends.append(operator.index(end))
-    return tuple(ends[:MAX_PREFIXES])

@@ -107,10 +107,8 @@ class LlamaServer:
     def vocab_size(self) -> int:
         """Ids are below it. Raises ModelError."""
         models = _object(self._call("/v1/models"), "/v1/models").get("data")
-        try:
-            return int(models[0]["meta"]["n_vocab"])  # type: ignore[index]  # anything else is caught
-        except (TypeError, KeyError, IndexError, ValueError) as exc:
-            raise ModelError(f"{self.url}/v1/models names no n_vocab: is this llama-server?") from exc
+        first = models[0] if isinstance(models, list) and models else None
+        return _integer(first.get("meta") if isinstance(first, dict) else None, "n_vocab")
 
     @cached_property
     def target(self) -> bytes | None:

@@ -93,7 +93,7 @@ class HookCollector:
         return self._core.CounterMetricFamily(f"pltz_hook_{name}", text, value=value)
 
     def _latency(self) -> Any:
-        from pltz.archive.hooks.hook import LATENCIES
+        from pltz.archive.hooks.waiting import LATENCIES
 
         counts = self._hook.counts
         total, buckets = 0, []

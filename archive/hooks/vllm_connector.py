@@ -53,11 +53,11 @@ SETTINGS = {"journal", "archive", "worker", "tokenizer", "target", "tenant", "un
 logger = init_logger("vllm.pltz")  # below "vllm", which is what vLLM shows
 
 
-class Nothing(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is in an environment of its own
+class Nothing(KVConnectorMetadata):  # type: ignore[misc]  # Any to mypy: vLLM is in an environment of its own
     """The scheduler has nothing to say to the workers."""
 
 
-class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # likewise
     """Gives each finished request to the eviction hook. Loads and saves no KV: only its scheduler half does anything."""
 
     def __init__(

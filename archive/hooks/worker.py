@@ -31,6 +31,7 @@ from pltz.plt_codec.errors import ContentError, ModelError, TokenizerMismatch, U
 if TYPE_CHECKING:
     from pltz.archive.keys import Secret
     from pltz.models.bundle import Bundle
+    from pltz.plt_codec.layout import LayoutName
 
 BATCH_TOKENS = 1 << 18  # of one commit
 BATCH_ENTRIES = 1024
@@ -227,6 +228,7 @@ def drain(
     bundle: Bundle | str | os.PathLike[str] | None = None,
     key: Secret | None = None,
     threads: int | None = None,
+    layout: LayoutName = "default",
     batch_tokens: int = BATCH_TOKENS,
     max_seconds: float | None = None,
     wait: float = 60.0,
@@ -238,6 +240,7 @@ def drain(
 
     Args:
         archive: where to; a path or URL is opened when there is something to put.
+        layout: as `TokenArchive.open`.
         max_seconds: stop after the commit in which they pass.
         wait: seconds for the worker of a serving process to end its pass; then ``busy``.
 
@@ -253,7 +256,7 @@ def drain(
     def open_archive() -> TokenArchive:
         if isinstance(archive, TokenArchive):
             return archive
-        return TokenArchive.open(archive, bundle=bundle, key=key, threads=threads)
+        return TokenArchive.open(archive, bundle=bundle, key=key, threads=threads, layout=layout)
 
     disk = OsDisk(journal)
     worker = Worker(

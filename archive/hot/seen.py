@@ -19,7 +19,7 @@ import numpy as np
 
 from pltz.archive.bridged import BridgedCodec
 from pltz.archive.codec import BytesCodec
-from pltz.archive.writer import KINDS
+from pltz.archive.new_session import KINDS
 from pltz.models import transcript
 from pltz.models.bridge import Bridge
 from pltz.models.target import as_seen_by

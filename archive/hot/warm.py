@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pltz.archive.hot.slab import Slab
-from pltz.archive.identity import SIZE
+from pltz.archive.identity import MAX_TOKENS, SIZE
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 
 if TYPE_CHECKING:
     import torch
-    from numpy.typing import NDArray
 
 FORMAT = "pltz hot 1"
 ALIGN = 64  # bytes: data begin at a multiple
@@ -62,7 +61,8 @@ class _Entry:
 class WarmFolder:
     """A folder of warm files.
 
-    ``budget``: bytes that all files together may take; ``damaged``, ``written``, ``evicted``, ``failed``: counts of this process.
+    ``budget``: bytes that all files together may take; ``damaged``, ``written``, ``evicted``, ``failed``: counts of this process, the last of reads
+    and writes that the machine refused.
     Raises UsageError where the folder cannot be made.
     """
 
@@ -80,24 +80,31 @@ class WarmFolder:
         return self.folder / space.hex() / f"{segment.hex()}.safetensors"
 
     def usage(self) -> tuple[int, int]:
-        """Bytes and number of all files, whoever wrote them."""
-        with self._locked():
-            sizes = [entry.size for entry in self._entries()]
+        """Bytes and number of all files, whoever wrote them; nothing where the folder cannot be read."""
+        try:
+            with self._locked():
+                sizes = [entry.size for entry in self._entries()]
+        except OSError:
+            return 0, 0
         return sum(sizes), len(sizes)
 
     def read(self, space: bytes, segment: bytes) -> Warm | None:
-        """The segment's slab over the mapped file, or None: not here, or damaged and now removed."""
+        """The segment's slab over the mapped file, or None: not here, not to be had now, or damaged and now removed."""
         path = self.path(space, segment)
         try:
             found = _decode(_mapped(path), space, segment)
-            os.utime(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (PltzError, RuntimeError, OSError):
+        except OSError:  # too many files are open, no memory to map: the file may be sound
+            self.failed += 1
+            return None
+        except (PltzError, RuntimeError):
             self.damaged += 1
             with suppress(OSError):
                 path.unlink()
             return None
+        with suppress(OSError):
+            os.utime(path)
         return found
 
     def write(
@@ -137,7 +144,7 @@ class WarmFolder:
 
     def clear(self) -> None:
         """Remove all files."""
-        with self._locked():
+        with suppress(OSError), self._locked():
             for entry in self._entries():
                 with suppress(OSError):
                     entry.path.unlink()
@@ -208,7 +215,7 @@ def _encode(space: bytes, segment: bytes, warm: Warm) -> list[memoryview]:
     tensors = [slab.kv, none if slab.logits is None else slab.logits]
     names = {f"torch.{name}": short for short, name in DTYPES.items()}
     parts = [_bytes(t.detach().cpu()) for t in tensors]
-    parts += [_buffer(np.ascontiguousarray(a, "<i4").view(np.uint8)) for a in (slab.ids, slab.tokens)]
+    parts += [np.ascontiguousarray(a, "<i4").view(np.uint8).data for a in (slab.ids, slab.tokens)]
     kinds = [names[str(t.dtype)] for t in tensors] + ["I32", "I32", "U8"]
     shapes = [list(t.shape) for t in tensors] + [[len(slab.ids)], [len(slab.tokens)], [CHECKSUM]]
     meta = {
@@ -234,11 +241,7 @@ def _encode(space: bytes, segment: bytes, warm: Warm) -> list[memoryview]:
 def _bytes(tensor: torch.Tensor) -> memoryview:
     import torch
 
-    return _buffer(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def _buffer(array: NDArray[Any]) -> memoryview:
-    return memoryview(array)  # type: ignore[arg-type]  # an array is a buffer; numpy says so from Python 3.12 on
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _mapped(path: Path) -> torch.Tensor:
@@ -259,7 +262,7 @@ def _decode(data: torch.Tensor, space: bytes, segment: bytes) -> Warm:
     """Check all of a file and lay tensors over it. Raises CorruptError."""
     import xxhash
 
-    whole = _buffer(data.numpy())
+    whole = data.numpy().data
     if xxhash.xxh3_128_digest(whole[:-CHECKSUM]) != bytes(whole[-CHECKSUM:]):
         raise CorruptError("the checksum is not that of the bytes: damaged")
     end = 8 + int.from_bytes(whole[:8], "little")
@@ -276,8 +279,8 @@ def _decode(data: torch.Tensor, space: bytes, segment: bytes) -> Warm:
         tensors = _tensors(header, data[end:])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
         raise CorruptError(f"not the header of a warm file ({exc})") from exc
-    if len(parent) != SIZE or start < 0:
-        raise CorruptError("no parent, or a start below zero")
+    if len(parent) != SIZE or not 0 <= start <= MAX_TOKENS or not 0 <= born < 1 << 40:
+        raise CorruptError("no parent, or a start or a time that cannot be")
     return Warm(_slab(tensors, start), parent, born)  # kv and logits on the mapped pages
 
 
@@ -307,8 +310,13 @@ def _tensors(header: dict[str, Any], data: torch.Tensor) -> dict[str, torch.Tens
 
 def _slab(tensors: dict[str, torch.Tensor], start: int) -> Slab:
     kv, logits, ids, tokens = (tensors[name] for name in TENSORS[:4])
-    flat = logits.dim() == ids.dim() == tokens.dim() == 1 and ids.dtype == tokens.dtype
-    if not flat or kv.dim() != 5 or kv.shape[1] != 2 or kv.shape[3] != len(ids):
+    flat = logits.dim() == ids.dim() == tokens.dim() == 1 and tensors["checksum"].shape == (CHECKSUM,)
+    kinds = (
+        kv.is_floating_point()
+        and logits.is_floating_point()
+        and str(ids.dtype) == str(tokens.dtype) == "torch.int32"
+    )
+    if not flat or not kinds or kv.dim() != 5 or kv.shape[1] != 2 or kv.shape[3] != len(ids):
         raise CorruptError("the tensors do not fit each other")
     known = logits if len(logits) else None
     return Slab(kv, ids.numpy().copy(), tokens.numpy().copy(), start, known)

@@ -24,6 +24,7 @@ from pltz.archive.nightly.slots import BUNDLE, SlotSource
 from pltz.archive.nightly.state import check_place
 from pltz.archive.retention import Policy, seconds
 from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.layout import LAYOUTS, LayoutName
 
 if TYPE_CHECKING:
     from pltz.archive.keys import Secret
@@ -63,6 +64,7 @@ state = "/var/lib/pltz/nightly"   # a folder: receipts, quarantine, reports, the
 # bundles = ["mini"]              # the first one codes; default: the one that ships with pltz
 # workers = 4                     # processes; with --engine ray: shards at once
 # threads = 1                     # of each process
+# layout = "fast"                 # sessions over 2048 tokens thaw sooner on a GPU and take a few per cent more bytes
 # keep_opaque = true              # keep sessions with images or audio, as plain bytes
 
 [[source]]                        # JSONL: a file, or every .jsonl, .ndjson (and .gz, .zst of them) below a folder
@@ -142,6 +144,7 @@ class Config:
     workers: int = 1
     threads: int | None = None
     device: str = "cpu"
+    layout: LayoutName = "default"
     keep_opaque: bool = False
     retention: tuple[Retention, ...] = ()
     grace: int | None = None  # seconds; None: nothing is collected
@@ -176,7 +179,10 @@ def parse(text: str, folder: Path) -> Config:
     """A configuration from TOML. ``folder``: of relative paths. Raises UsageError."""
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
+    except (
+        ValueError,
+        RecursionError,
+    ) as exc:  # of TOML, of a number of too many digits; of brackets in brackets
         raise UsageError(f"expected TOML: {exc}") from exc
     top = _Table(table, "the top level", folder)
     archive, state = top.path("archive"), top.path("state")
@@ -199,6 +205,7 @@ def parse(text: str, folder: Path) -> Config:
         top.number("workers", 1, 1, 1024),
         top.number("threads", None, 1, 1024),
         top.get("device", str, "cpu"),
+        _layout(top),
         top.get("keep_opaque", bool, False),
         tuple(_retention(t) for t in top.tables("retention")),
         seconds(collect.get("grace", str, "1d")) if collect else None,
@@ -211,6 +218,15 @@ def parse(text: str, folder: Path) -> Config:
         if part:
             part.end()
     return config
+
+
+def _layout(table: _Table) -> LayoutName:
+    """How long sessions are laid out. Raises UsageError."""
+    name = table.get("layout", str, "default")
+    for known in LAYOUTS:
+        if known == name:
+            return known
+    raise UsageError(f"{table.where}: expected layout = {' or '.join(LAYOUTS)}, found {name!r}")
 
 
 def _source(table: _Table, number: int) -> Source | JournalSource:
@@ -291,9 +307,14 @@ class _Table:
         value = self.get(key, str, default)
         if value is default or "://" in value:
             return value
-        if not value:
-            raise UsageError(f"{self.where}: expected a path as {key}, found an empty one")
-        return str(self.folder / Path(value).expanduser())
+        if not value or "\0" in value:
+            raise UsageError(f"{self.where}: expected a path as {key}, found {value!r}"[:200])
+        try:
+            return str(self.folder / Path(value).expanduser())
+        except RuntimeError as exc:
+            raise UsageError(
+                f"{self.where}: expected a path as {key}, found {value!r}: whose home is that?"
+            ) from exc
 
     def strings(self, key: str) -> list[str]:
         values = self.get(key, list, [])

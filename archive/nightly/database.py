@@ -19,8 +19,9 @@ from __future__ import annotations
 import itertools
 import sqlite3
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ Ask = Callable[[str], tuple[list[str], Iterator[Row]]]  # SQL -> (columns, rows)
 
 
 @dataclass(frozen=True)
-class DatabaseSource:
+class DatabaseSource(ABC):
     """What both databases share. ``max_bytes``: of a session."""
 
     name: str
@@ -114,9 +115,9 @@ class DatabaseSource:
                 f"found {', '.join(columns)}"
             )
 
-    def _opened(self) -> Any:
-        """A context: (ask, quote). Raises UsageError."""
-        raise NotImplementedError
+    @abstractmethod
+    def _opened(self) -> AbstractContextManager[tuple[Ask, Quote]]:
+        """The database, open. Raises UsageError."""
 
     def _failed(self, exc: Exception) -> UsageError:
         return UsageError(f"source {self.name!r}: the database says: {' '.join(str(exc).split())}")

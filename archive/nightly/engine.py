@@ -95,9 +95,13 @@ class _Process:
 
 def _ready(busy: dict[int, tuple[_Process, Shard, int]]) -> list[int]:
     """Sentinels of the processes that have answered or died."""
-    pipes = {process.pipe: sentinel for sentinel, (process, _, _) in busy.items()}
-    found = connection.wait([*pipes, *busy])
-    return list({pipes.get(one, one) if not isinstance(one, int) else one for one in found})  # type: ignore[call-overload]
+    pipes = [process.pipe for process, _, _ in busy.values()]
+    found = set(connection.wait([*pipes, *busy]))
+    return [
+        sentinel
+        for sentinel, (process, _, _) in busy.items()
+        if not found.isdisjoint((sentinel, process.pipe))
+    ]
 
 
 def _work(config: Config, run: int, pipe: connection.Connection) -> None:
@@ -111,7 +115,7 @@ def _work(config: Config, run: int, pipe: connection.Connection) -> None:
             return
         try:
             pipe.send(freezer.freeze(shard))
-        except Exception as exc:  # noqa: BLE001, the parent raises it
+        except Exception as exc:  # noqa: BLE001  # whatever it is: the parent raises it
             pipe.send(exc)
 
 

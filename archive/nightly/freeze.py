@@ -71,7 +71,9 @@ class Freezer:
         self.config, self.run, self.dry_run = config, run, dry_run
         self.state = State(config.state)
         self.bundles = [Bundle.load(name) for name in config.bundles or (None,)]
-        self._codecs = codecs_of(self.bundles, device=config.device, threads=config.threads)
+        self._codecs = codecs_of(
+            self.bundles, device=config.device, threads=config.threads, layout=config.layout
+        )
         self.secret = config.secret()
         self._ledger = Ledger()
 
@@ -87,7 +89,9 @@ class Freezer:
         try:
             if isinstance(source, JournalSource):
                 if not self.dry_run:
-                    tally.add(source.drain(self.config.archive, self.bundles[0], self.secret))
+                    tally.add(
+                        source.drain(self.config.archive, self.bundles[0], self.secret, self.config.layout)
+                    )
             else:
                 _Shard(self, source, tally).freeze(shard)
         except (PltzError, OSError) as exc:
@@ -232,9 +236,9 @@ class _Shard:
     def _refuse(
         self, where: str, name: str | None, tenant: str | None, error: str, reason: str, size: int | None
     ) -> None:
-        facts = [self.source.name, where, name, tenant, error, reason[:1000], size]
+        facts = self.source.name, where, name, tenant, error, reason[:1000], size
         identity = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16, person=PERSON).hexdigest()
-        refused = Refused(identity, *facts)  # type: ignore[arg-type]
+        refused = Refused(identity, *facts)
         self.tally.refuse(refused)
         if not self.freezer.dry_run:
             self.freezer.state.quarantine(identity, json.dumps(asdict(refused), indent=1).encode() + b"\n")

@@ -20,6 +20,7 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     from pltz.archive.keys import Secret
     from pltz.models.bundle import Bundle
+    from pltz.plt_codec.layout import LayoutName
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,15 @@ class JournalSource:
             raise UsageError(f"expected the folder of a journal, found none at {self.path}")
         yield Shard(number, self.path, ())
 
-    def drain(self, archive: str, bundle: Bundle, key: Secret | None) -> Tally:
+    def drain(
+        self, archive: str, bundle: Bundle, key: Secret | None, layout: LayoutName = "default"
+    ) -> Tally:
         """Archive what is in it. What was refused lies aside in the journal itself."""
         worker = importlib.import_module("pltz.archive.hooks.worker")
         limit = self.max_seconds or None
-        done = worker.drain(self.path, archive, bundle=bundle, key=key, max_seconds=limit, wait=self.wait)
+        done = worker.drain(
+            self.path, archive, bundle=bundle, key=key, layout=layout, max_seconds=limit, wait=self.wait
+        )
         return self._tally(done.as_fields())
 
     def _tally(self, done: Mapping[str, Any]) -> Tally:

@@ -67,20 +67,18 @@ def moment(value: Any, what: str) -> int:
     >>> moment("1970-01-02T00:00Z", "updated"), moment(7.9, "updated")
     (86400, 7)
     """
-    if isinstance(value, datetime):
-        return _seconds(value)
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool) and 0 <= value < 1 << 40:
         return int(value)
     try:
-        return _seconds(datetime.fromisoformat(value))
-    except (TypeError, ValueError) as exc:
+        when = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+        found = int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
+    except (TypeError, ValueError):
+        found = -1
+    if found < 0:
         raise ContentError(
             f"expected seconds since 1970 or a date such as 2026-01-31T12:00 as {what!r}, found {str(value)[:40]!r}"
-        ) from exc
-
-
-def _seconds(when: datetime) -> int:
-    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
+        )
+    return found
 
 
 def _member(session: Session, key: str) -> Any:

@@ -19,7 +19,7 @@ from pltz.archive.io import OsDisk
 from pltz.archive.nightly import receipt
 from pltz.archive.nightly.receipt import Ledger, Receipt
 from pltz.archive.store import DirectoryStore
-from pltz.plt_codec.errors import FormatError, UsageError
+from pltz.plt_codec.errors import FormatError, UsageError, VersionError
 
 FOLDERS = ("receipts", "pending", "quarantine", "reports", "tmp")
 NAME = re.compile(r"[0-9a-f]{32}")
@@ -79,7 +79,7 @@ class State:
         for name in sorted(set(there) - ledger.names - self.damaged):
             try:
                 ledger.add(name, self._open(folder, name))
-            except FileNotFoundError:
+            except (FileNotFoundError, VersionError):  # one of a newer pltz is left for that
                 continue
             except FormatError:
                 self.damaged.add(name)

@@ -63,7 +63,7 @@ class Sampler:
         block: int,
         power: float,
         text_share: float,
-        seed: int,
+        seed: int | list[int],
         augment: float = 0.0,
         most: float = 2.0,
         prefix: float = 0.0,

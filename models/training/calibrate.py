@@ -3,7 +3,7 @@
     python -m pltz.models.training.calibrate --bundle DIR --data chat_validation.jsonl.zst --out DIR2
 
 Training leaves the model too sure of itself on data it has not seen. Four groups of multipliers get one factor each, one group after the
-other, by the model's ideal code length (integer engine, real frames): both levels of the head, the inverse temperatures of
+other and then all again in finer steps, by the model's ideal code length (integer engine, real frames): both levels of the head, the inverse temperatures of
 attention, and the last layer's contribution to the residual. Nothing else changes, so speed and size stay. Prints what each value costs.
 """
 
@@ -16,16 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from pltz.models.bundle import Bundle, write_bundle
+from pltz.models.bundle import Bundle, coder_of, write_bundle
 from pltz.models.tokenizer import Ids
 from pltz.models.training.layouts import sessions
 from pltz.models.transcript import to_tokens_many
-from pltz.plt_codec.engine import TorchEngine
-from pltz.plt_codec.frame import TokenCoder
-from pltz.plt_codec.native import NativeCoder, available
 from pltz.plt_codec.weights import Weights
 
-FACTORS = (0.86, 0.90, 0.94, 0.97, 1.03)
+ROUNDS = ((0.85, 0.9, 0.93, 0.96, 1.04), (0.975, 1.025))  # factors, coarse and then fine
 
 
 def groups(layers: int) -> dict[str, list[str]]:
@@ -44,29 +41,26 @@ def scaled(weights: Weights, names: list[str], factor: float) -> Weights:
     return Weights(weights.shape, {**weights.tensors, **changed})
 
 
-def coder(weights: Weights) -> NativeCoder | TokenCoder:
-    """The fastest coder this machine has."""
-    return NativeCoder(weights) if available() else TokenCoder(TorchEngine(weights))
-
-
-def cost(weights: Weights, tokens: list[Ids]) -> float:
+def cost(weights: Weights, tokens: list[Ids], device: str) -> float:
     """Ideal code length in bits."""
-    return sum(e.ideal_bits for e in coder(weights).encode(tokens))
+    return sum(e.ideal_bits for e in coder_of(weights, device).encode(tokens))
 
 
 def calibrate(
-    weights: Weights, tokens: list[Ids], say: Callable[[str], None] = print
+    weights: Weights, tokens: list[Ids], say: Callable[[str], None] = print, device: str = "cpu"
 ) -> tuple[Weights, dict[str, dict[str, float]]]:
-    """The weights with the best factor for each group, and bits a token by group and factor."""
-    count, best = max(1, sum(map(len, tokens))), cost(weights, tokens)
+    """The weights with the best factors for each group, and bits a token by group, round and factor."""
+    count, best = max(1, sum(map(len, tokens))), cost(weights, tokens, device)
     report: dict[str, dict[str, float]] = {"before": {"1.0": round(best / count, 4)}}
-    for title, names in groups(weights.shape.layers).items():
-        found = {factor: cost(scaled(weights, names, factor), tokens) for factor in FACTORS}
-        report[title] = {str(f): round(bits / count, 4) for f, bits in found.items()}
-        factor = min(found, key=lambda f: found[f])
-        if found[factor] < best:
-            best, weights = found[factor], scaled(weights, names, factor)
-        say(f"{title} {report[title]} now {best / count:.4f} bits a token")
+    for turn, factors in enumerate(ROUNDS):
+        for group, names in groups(weights.shape.layers).items():
+            title = group if not turn else f"{group}, again"
+            found = {factor: cost(scaled(weights, names, factor), tokens, device) for factor in factors}
+            report[title] = {str(f): round(bits / count, 4) for f, bits in found.items()}
+            factor = min(found, key=lambda f: found[f])
+            if found[factor] < best:
+                best, weights = found[factor], scaled(weights, names, factor)
+            say(f"{title} {report[title]} now {best / count:.4f} bits a token")
     report["after"] = {"1.0": round(best / count, 4)}
     return weights, report
 
@@ -76,13 +70,17 @@ def main() -> None:
     p = argparse.ArgumentParser()
     p.add_argument("--bundle", type=Path, required=True)
     p.add_argument("--data", required=True)
-    p.add_argument("--limit", type=int, default=20_000, help="content bytes a source")
+    p.add_argument("--limit", type=int, default=100_000, help="content bytes a source")
+    p.add_argument("--device", default="cpu", help="cpu or cuda")
     p.add_argument("--out", type=Path, required=True)
     a = p.parse_args()
     bundle = Bundle.load(a.bundle)
     tokens = to_tokens_many(sessions(a.data, a.limit), bundle.tokenizer)
-    weights, report = calibrate(bundle.weights, tokens)
-    write_bundle(a.out, bundle.name, weights, bundle.tokenizer.json, bundle.zstd_dict, bundle.card)
+    weights, report = calibrate(bundle.weights, tokens, device=a.device)
+    packed = bundle.weights.shape.gated
+    write_bundle(
+        a.out, bundle.name, weights, bundle.tokenizer.json, bundle.zstd_dict, bundle.card, packed=packed
+    )
     print(json.dumps({"tokens": sum(map(len, tokens)), "bits_per_token": report}))
 
 

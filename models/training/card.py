@@ -1,6 +1,6 @@
 """Write the model card of a bundle from what was measured: card.json for programs, CARD.md for people.
 
-    pltz bench codec --data chat_test.jsonl.zst --json > bench.json
+    pltz bench codec --data chat_test.jsonl.zst --limit-bytes 300000 --json > bench.json     # or: pltz bundle eval
     python -m pltz.models.training.card --bundle models/bundles/mini --bench bench.json --training training.json
 
 training.json records the runs: what train.py printed last of each, and what was done after. Every figure of the card comes from these two files and the bundle itself;
@@ -22,6 +22,7 @@ from pltz.plt_codec.weights import Weights
 SOURCES = Path(__file__).with_name("sources.json")
 LICENCE = "CC-BY-SA-4.0"
 CHOSEN = (
+    "benchmark",
     "sources",
     "total",
     "limit_bytes",
@@ -67,14 +68,19 @@ def as_markdown(c: dict[str, Any]) -> str:
         (
             f"Llama-style transformer in integers (`plt_codec/NUMERICS.md`): width {s['d']}, {s['layers']} layers, {s['heads']} query and {s['kv_heads']} key heads of "
             f"{s['head_dim']}, hidden {s['hidden']}, vocabulary {s['vocab']:,} in {s['vocab'] // 128} classes, blocks of {s['block']} tokens, memory {s['memory']}. "
-            f"{c['multiply_adds_a_token'] / 1e6:.2f} M multiply-adds a token outside attention, head included. Weights int8."
+            f"{c['multiply_adds_a_token'] / 1e6:.2f} M multiply-adds a token outside attention, head included. Weights int8{', few of the 255 values used: 4 bits each once packed' if s.get('gated') else ''}."
         ),
         "",
         "## Training",
         "",
         (
-            f"{t['tokens'] / 1e6:,.0f} M tokens in {t['steps']:,} steps, {t['seconds']:.0f} seconds on one H200 in {len(t['runs'])} run{'s' * (len(t['runs']) > 1)}, rounding in the loop from the first step, "
-            f"a mix of lane layouts (`models/training/`, `models/LOG.md`). Validation, ideal code length of the last run's float model: {t['validation_bits_per_byte']:.4f} bits a byte."
+            f"{t['tokens'] / 1e6:,.0f} M tokens, {t['seconds']:,.0f} seconds of an H200 in {len(t['runs'])} run{'s' * (len(t['runs']) > 1)}, rounding in the loop from the first step, "
+            "a mix of lane layouts (`models/training/`, `models/LOG.md`)."
+            + (
+                f" Validation, ideal code length of the last run's float model: {t['validation_bits_per_byte']:.4f} bits a byte."
+                if "validation_bits_per_byte" in t
+                else ""
+            )
         ),
         "",
         *(
@@ -82,14 +88,18 @@ def as_markdown(c: dict[str, Any]) -> str:
             for r in t["runs"]
         ),
         *(f"- then: {line}" for line in t["after"]),
-        *([f"- began as {t['start']['model']} ({t['start']['file']}), licence {t['start']['licence']}"] if "start" in t else []),
+        *(
+            [f"- began as {t['start']['model']} ({t['start']['file']}), licence {t['start']['licence']}"]
+            if "start" in t
+            else []
+        ),
         "",
         "## Test",
         "",
         (
             f"Chat test split, at most {c['test']['limit_bytes']:,} bytes of content a source, sessions it never saw, each decodable alone, default layout. Bytes are those of one real "
-            f".pltz file (header, index and checks included, shared out evenly), decoded back and compared. Measured with `pltz bench codec` on {machine['cpu']}, "
-            f"{machine['cores']} cores, engine {machine['engine']}."
+            f".pltz file (header, index and checks included, shared out evenly), decoded back and compared. Measured with `pltz {'bundle eval' if c['test']['benchmark'] == 'bundle eval' else 'bench codec'}` on "
+            f"{machine['cpu'] if machine['device'] == 'cpu' else machine['device']}, engine {machine['engine']}; peers in the same run: {', '.join(total['peer_bytes'])}."
         ),
         "",
         "| source | sessions | content bytes | pltz bytes | bits a byte | bits a token | zstd -19 + dictionary | best peer | pltz : best peer | by fallback |",

@@ -14,7 +14,7 @@ What a target cannot say is left to the data: roles and other specials of the bu
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,16 +25,43 @@ from torch import Tensor
 from pltz.models import bridge, transcript
 from pltz.models.target import Target
 from pltz.models.tokenizer import SPECIALS, BundleTokenizer
-from pltz.models.training.fit import Batch, compile_net
-from pltz.models.training.net import Net
+from pltz.models.training import rounded
+from pltz.models.training.job import Job
+from pltz.models.training.net import Net, built, compile_net, divergence, nats
 from pltz.models.training.vocabulary import counterparts, covered
 from pltz.plt_codec.errors import ContentError, ModelError
 from pltz.plt_codec.weights import CLASS
 
+Batch = dict[str, Tensor]
 Ints = npt.NDArray[np.int64]
 PADDED = 16384  # tokens in one pass of a target, padding included
 ROWS = 4096  # positions whose probabilities over the whole vocabulary are held at once
 FIRST_ESCAPE = SPECIALS.index("x0")
+
+
+class Teaching(Protocol):
+    """What a teacher says of a batch."""
+
+    def losses(
+        self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the student's positions, (T,) each, in one order: nats of the data, nats against the teacher, and where it has a say.
+
+        Args:
+            x, table: the student's residual (T, d) and table. mask: what each position of the batch sees.
+        """
+
+
+def teacher_of(job: Job, device: str) -> Teaching | None:
+    """The teacher of a job. Raises ModelError where it cannot teach."""
+    if job.share <= 0:
+        return None
+    if job.target:
+        tokenizer = BundleTokenizer((job.streams / "tokenizer.json").read_bytes())
+        return TargetTeacher(Target.load(job.target, device=device), tokenizer, job.temperature)
+    if job.teacher is None:
+        return None
+    return NetTeacher(built(rounded.read(job.teacher)), device)
 
 
 def member_logits(net: Net, x: Tensor, table: Tensor, classes: Tensor) -> Tensor:
@@ -56,22 +83,32 @@ def against(net: Net, x: Tensor, table: Tensor, first: Tensor, classes: Tensor, 
 
 
 class NetTeacher:
-    """A trained net of the same vocabulary, block and memory."""
+    """A trained net of the same vocabulary, block and memory.
+
+    Its members are learnt where the token's own class says, not where a class drawn from it would: the student's second level is then computed once.
+    """
 
     def __init__(self, net: Net, device: str) -> None:
         self.net = net.to(device).eval().requires_grad_(False)
+        self.nats: Any = nats
+        self.divergence: Any = divergence
         if device.startswith("cuda"):
             compile_net(self.net)
+            self.nats, self.divergence = (torch.compile(f, dynamic=False) for f in (nats, divergence))
 
-    def loss(self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any) -> tuple[Tensor, Tensor]:
-        """Nats (T,) to learn by, and which rows have them (T,) bool."""
+    def losses(
+        self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Teaching`; in the order of the classes."""
+        target = batch["target"].flatten()
+        cls, order = torch.sort(target.clamp(min=0).long() // CLASS)
+        member, known = (target.clamp(min=0).long() % CLASS)[order], (target >= 0)[order]
         with torch.no_grad():
             y, own = self.net.body(batch["input"], batch["position"], mask)
-            y = y.flatten(0, 1)
-            first = self.net.class_logits(y).softmax(-1)
-            classes = torch.multinomial(first, 1)[:, 0]
-            second = member_logits(self.net, y, own, classes).softmax(-1)
-        return against(net, x, table, first, classes, second), batch["target"].flatten() >= 0
+            sure = self.net.levels(y.flatten(0, 1), own, order, cls)
+        classes, members = net.levels(x, table, order, cls)
+        said = self.divergence(classes, sure[0]) + self.divergence(members, sure[1])
+        return (self.nats(classes, cls) + self.nats(members, member)) * known, said * known, known
 
 
 class TargetTeacher:
@@ -88,11 +125,14 @@ class TargetTeacher:
         known = torch.from_numpy(self.spelling.single).to(target.device)
         self.columns, self.unknown = known.clamp(min=0), known < 0
 
-    def loss(self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any) -> tuple[Tensor, Tensor]:
-        """Nats (T,) to learn by, and which rows have them (T,) bool."""
+    def losses(
+        self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Teaching`."""
         with torch.no_grad():
             first, classes, second, known = self._said(batch, net.cfg.vocab)
-        return against(net, x, table, first, classes, second), known
+        upper, lower = net.losses(x, table, batch["target"].flatten())
+        return upper + lower, against(net, x, table, first, classes, second), known
 
     def _said(self, batch: Batch, vocab: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """p(class), a class drawn from it, p(member | class), and where there are any, for each flat position of a batch."""

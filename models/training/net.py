@@ -1,7 +1,7 @@
 """The float model that is trained: the integer model of NUMERICS.md with rounding in the loop.
 
 Every place where the integer contract rounds or clamps has its twin here, with a straight-through gradient, so the
-exported integers behave as the trained floats did. Without `quant` the roundings are left out (for comparison only).
+exported integers behave as the trained floats did. Without `quant` the roundings are left out (to compare, and to equalise a pretrained net).
 
 Llama in shape: pre-norm decoder blocks, rotary positions, grouped queries; norms without gain, queries and keys
 normalised, squared ReLU instead of SwiGLU (one product and one table fewer in integers), a two-level head.
@@ -10,13 +10,16 @@ normalised, squared ReLU instead of SwiGLU (one product and one table fewer in i
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
+
+from pltz.models.training import rounded
+from pltz.models.training.rounded import Rounded
+from pltz.models.training.shape import NetConfig
 
 A_SCALE = 20.0  # int8 units per unit of a normalised activation
 QK_SCALE = 24.0  # int8 units per unit of a normalised query or key
@@ -26,31 +29,6 @@ U_SCALE = 64.0  # units of the hidden activation before squaring, clamped to 0..
 GATE_SCALE = 32.0  # gated: units of the gate, clamped to 511
 ACT_SCALE = 2048.0  # gated: units of the gate's function, int16
 LINEAR_SCALE = 32.0  # gated: units of the linear half of the hidden layer, int16
-
-
-@dataclass(frozen=True)
-class NetConfig:
-    """Shape of the model. MACs a token outside attention: layers * (2 d^2 + 2 d kv + 2 d hidden) + 2 * 128 d."""
-
-    vocab: int = 16384
-    d: int = 384
-    layers: int = 7
-    heads: int = 6
-    kv_heads: int = 3
-    head_dim: int = 64
-    hidden: int = 1664
-    rope_base: float = 10000.0
-    head: str = "two"  # "two": class then member; "full": one softmax
-    quant: bool = True
-    memory: int = 1024
-    block: int = 4096
-    gated: bool = False  # numeric contract 2: norms with gains, SiLU gate, queries and keys not normalised
-    step: float = 0.0  # gated: smallest step of a weight, in root mean squares of its row; what entropy coding of the weights saves
-    residual_max: float = 32768.0  # gated: the residual is clamped to it
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain dict for JSON."""
-        return asdict(self)
 
 
 def ste_round(x: Tensor) -> Tensor:
@@ -109,6 +87,14 @@ class Linear(nn.Module):
         return F.linear(x, w.to(x.dtype))
 
 
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+    """Attention (B, H, N, D) of q (B, H, N, D) to k, v (B, K, N, D); `mask` as `mask_of` makes it."""
+    if isinstance(mask, Tensor):  # on a CPU, where FlexAttention has no backward
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0, enable_gqa=True)
+    o: Tensor = flex_attention(q, k, v, block_mask=mask, scale=1.0, enable_gqa=True)
+    return o
+
+
 class Block(nn.Module):
     """Attention and squared-ReLU network, each on the normalised residual."""
 
@@ -153,12 +139,7 @@ class Block(nn.Module):
         return out
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
-        q, k, v = self.heads(x, cos, sin)
-        if isinstance(mask, Tensor):  # on a CPU, where FlexAttention has no backward
-            o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0, enable_gqa=True)
-        else:
-            o = flex_attention(q, k, v, block_mask=mask, scale=1.0, enable_gqa=True)
-        return self.join(x, o)
+        return self.join(x, attend(*self.heads(x, cos, sin), mask))
 
 
 def whole(x: Tensor, limit: float, quant: bool) -> Tensor:
@@ -214,9 +195,7 @@ class GatedBlock(nn.Module):
         return x.clamp(-c.residual_max, c.residual_max)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
-        q, k, v = self.heads(x, cos, sin)
-        o = flex_attention(q, k, v, block_mask=mask, scale=1.0, enable_gqa=True)
-        return self.join(x, o)
+        return self.join(x, attend(*self.heads(x, cos, sin), mask))
 
 
 class Net(nn.Module):
@@ -288,17 +267,28 @@ class Net(nn.Module):
         """Nats of class and of member for each row of x (T, d), target (T,); rows whose target is -1 cost nothing."""
         keep = target >= 0
         target = target.clamp(min=0).long()
-        if self.cfg.head == "full":
-            h = fake_act(unit(x), A_SCALE, self.cfg.quant).bfloat16()
-            scale = self.member_gain.exp() / math.sqrt(self.cfg.d)
-            logits = (h @ table.t().bfloat16()).float() * scale + self.member_bias
-            ce = F.cross_entropy(logits, target, reduction="none") * keep
-            return ce, torch.zeros_like(ce)
         cls, order = torch.sort(target >> 7)
         classes, members = self.levels(x, table, order, cls)
         first, second = nats(classes, cls), nats(members, (target & 127)[order])
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         return first[back] * keep, second[back] * keep
+
+
+def built(found: Rounded) -> Net:
+    """The float net of a rounded one. Raises RuntimeError where tensors are missing or of another shape."""
+    net = Net(found.config)
+    net.load_state_dict({k: torch.from_numpy(v) for k, v in found.floats().items()})
+    return net
+
+
+def state(net: Net) -> dict[str, Tensor]:
+    """A net's tensors on the CPU, under their names before compiling."""
+    return {k.replace("_orig_mod.", ""): v.detach().cpu() for k, v in net.state_dict().items()}
+
+
+def rounded_net(net: Net) -> Rounded:
+    """A net as its integers will be."""
+    return rounded.rounded({k: v.numpy() for k, v in state(net).items()}, net.cfg)
 
 
 def nats(logits: Tensor, target: Tensor) -> Tensor:
@@ -328,3 +318,20 @@ def block_mask(batch: dict[str, Tensor], memory: int, compiled: Any = create_blo
     """FlexAttention mask of a batch."""
     b, n = batch["doc"].shape
     return compiled(visible(batch, memory), b, None, n, n, device=batch["doc"].device)
+
+
+def mask_of(batch: dict[str, Tensor], memory: int, compiled: Any = create_block_mask) -> Any:
+    """What each position sees: FlexAttention's mask on a GPU, (rows, 1, n, n) bool on a CPU."""
+    if batch["doc"].device.type == "cuda":
+        return block_mask(batch, memory, compiled)
+    rows, n = batch["doc"].shape
+    return create_mask(visible(batch, memory), rows, None, n, n, device="cpu")
+
+
+def compile_net(net: Net) -> None:
+    """Compile what takes the time, in place; FlexAttention would hold all scores at once without."""
+    torch._dynamo.config.cache_size_limit = 64
+    for i, block in enumerate(net.blocks):
+        net.blocks[i] = cast(nn.Module, torch.compile(block, dynamic=False))
+    for name in ("table", "class_logits", "member_hidden", "member_logits"):
+        setattr(net, name, torch.compile(getattr(net, name), dynamic=False))

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pltz.models.training.plan import Plan
+from pltz.models.training.shape import NetShape, NetSize
 from pltz.plt_codec.errors import UsageError
 
 T = TypeVar("T")
@@ -48,10 +50,11 @@ class TokenizerSettings:
 
 
 @dataclass(frozen=True)
-class Teacher:
+class Teacher(NetSize):
     """`[teacher]`: whose probabilities the student learns beside the data. Without the table there is none."""
 
-    target: str = ""  # a Hugging Face causal LM (folder, name, hub name); empty: a larger net of our own
+    target: str = ""  # a Hugging Face causal LM (folder, name, hub name)
+    bundle: str = ""  # a bundle of the same tokenizer; neither: a larger net of our own
     share: float = 0.5  # of the loss, where the teacher has a say
     temperature: float = 1.0
     write: int = 0  # sessions whose next turn the target writes, as more training data
@@ -60,42 +63,16 @@ class Teacher:
     layers: int = 12
     heads: int = 8
     kv_heads: int = 4
-    head_dim: int = 64
     hidden: int = 2048
     steps: int = 0
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class Student:
-    """`[student]`: shape and training of the model that ships."""
+class Student(NetShape, Plan):
+    """`[student]`: shape (shape.py) and training (plan.py) of the model that ships."""
 
-    d: int = 384
-    layers: int = 7
-    heads: int = 6
-    kv_heads: int = 3
-    head_dim: int = 64
-    hidden: int = 1664
-    block: int = 4096
-    memory: int = 1024
     start: str = ""  # a bundle of the same tokenizer and shape to start from; empty: random weights
-    rounding: bool = True  # the integers' roundings in the loop from the first step; else in the finish alone
-    steps: int = 0  # how long: either steps
-    seconds: float = 0.0  # or seconds
-    rows: int = 16  # rows a batch
-    row: int = 8192  # tokens a row
-    muon_rate: float = 0.02
-    adam_rate: float = 0.004
-    weight_decay: float = 0.03
-
-
-@dataclass(frozen=True)
-class Finish:
-    """`[finish]`: the last part of training, roundings in the loop, the rate falling to zero."""
-
-    steps: int = 0
-    seconds: float = 0.0
-    rate: float = 1.0  # of the student's rates, at the beginning
 
 
 @dataclass(frozen=True)
@@ -139,7 +116,6 @@ class Settings:
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
     teacher: Teacher | None = None
     student: Student = field(default_factory=Student)
-    finish: Finish = field(default_factory=Finish)
     calibrate: Calibrate = field(default_factory=Calibrate)
     dictionary: Dictionary = field(default_factory=Dictionary)
     evaluate: Evaluate = field(default_factory=Evaluate)
@@ -157,12 +133,13 @@ class Settings:
         if not 0 < self.data.held_out < 1 and not (self.data.validation and self.data.test):
             raise UsageError(f"[data] held_out: expected a share between 0 and 1, found {self.data.held_out}")
         _one_budget("student", self.student)
-        _one_budget("finish", self.finish)
         if self.tokenizer.kind == "target" and not (self.teacher and self.teacher.target):
             raise UsageError('[tokenizer] kind "target" needs a [teacher] with a target')
         if self.teacher and self.teacher.write and not self.teacher.target:
             raise UsageError("[teacher] write: only a target can write, and none is named")
-        if self.teacher and not self.teacher.target:
+        if self.teacher and self.teacher.target and self.teacher.bundle:
+            raise UsageError("[teacher] expected a target or a bundle, found both")
+        if self.teacher and not self.teacher.target and not self.teacher.bundle:
             _one_budget("teacher", self.teacher)
         if self.tokenizer.vocabulary % 128 or not 384 <= self.tokenizer.vocabulary <= 1 << 16:
             raise UsageError(
@@ -172,7 +149,7 @@ class Settings:
             raise UsageError(f"name: expected a plain name, found {self.name!r}")
 
 
-def _one_budget(table: str, part: Student | Finish | Teacher) -> None:
+def _one_budget(table: str, part: Student | Teacher) -> None:
     if (part.steps > 0) == (part.seconds > 0):
         raise UsageError(
             f"[{table}] expected either steps or seconds above 0, found {part.steps} and {part.seconds:g}"
@@ -260,40 +237,41 @@ sample_bytes = 4_000_000      # at most so many bytes a source to learn it from
 order_steps = 300             # steps of a quick first model; its embeddings say which ids share a class
 
 # [teacher]                   # whose probabilities the student learns beside the data. No table: none
-# target = ""                 # a folder with a Hugging Face causal LM. Empty: a larger net of our own, trained first
+# target = ""                 # a folder with a Hugging Face causal LM,
+# bundle = ""                 # or a bundle of the same tokenizer. Neither: a larger net of our own, trained first
 # share = 0.5                 # of the loss, where the teacher has a say
 # temperature = 1.0
 # write = 0                   # training chats whose next turn the target writes anew, as more data
 # write_tokens = 256
-# d = 512                     # shape and budget of our own net
+# d = 512                     # shape (keys of [student]) and budget of our own net
 # layers = 12
 # heads = 8
 # kv_heads = 4
-# head_dim = 64
 # hidden = 2048
 # seconds = 1200
 
 [student]
-d = 384                       # at most 512
+d = 384                       # at most 512; gated: 576
 layers = 7
 heads = 6
 kv_heads = 3
 head_dim = 64                 # at most 64
 hidden = 1664
+rope_base = 10000.0
+gated = false                 # a Llama's layers (numeric contract 2), for pretrained weights
+step = 0.0                    # gated: smallest step of a weight, in root mean squares of its row: what compresses the weights
 block = 4096                  # tokens that see each other, and
 memory = 1024                 # how many of the block before they see
 start = ""                    # a bundle of the same tokenizer and shape to go on from
-rounding = true               # round as the integers will from the first step on; false: in the finish alone
-seconds = 700                 # no default: seconds, or steps
-rows = 16                     # a batch is rows times row tokens
+seconds = 1400                # no default: seconds, or steps
+rows = 16                     # a batch is rows times row tokens, on each GPU
 row = 8192
-muon_rate = 0.02
-adam_rate = 0.004
+warm = 40                     # steps until the full rate, at most a tenth of steps
+decay = 0.5                   # share of the budget, the last, over which the rate falls to zero
+muon_rate = 0.02              # of the matrices
+adam_rate = 0.004             # of the rest
 weight_decay = 0.03
-
-[finish]                      # rounding in the loop, the rate falling to zero
-seconds = 700                 # no default: seconds, or steps
-rate = 1.0                    # of the student's rates, at its beginning
+relative_rate = 0.003         # gated: of a matrix, in root mean squares of it; the other rates are not used
 
 [calibrate]
 limit_bytes = 20_000          # validation bytes a source for fitting temperatures; 0: none

@@ -22,8 +22,10 @@ import torch
 from torch import Tensor
 
 from pltz.models.training import net as nets
+from pltz.models.training import rounded
 from pltz.models.training.batches import Sampler
-from pltz.models.training.net import A_SCALE, GatedBlock, Net, NetConfig, block_mask
+from pltz.models.training.net import A_SCALE, GatedBlock, Net, block_mask, rounded_net
+from pltz.models.training.shape import NetConfig
 
 TENSORS = {
     "attn_q",
@@ -233,8 +235,8 @@ def main() -> None:
             block.cfg = net.cfg  # type: ignore[assignment]
         report(net, batches[:1], f"rounded, steps of {step} root mean squares")
     a.out.mkdir(parents=True, exist_ok=True)
-    torch.save({k: v.detach().cpu() for k, v in net.state_dict().items()}, a.out / "net.pt")
-    (a.out / "config.json").write_text(json.dumps(net.cfg.to_dict(), indent=1))
+    net.cfg = replace(net.cfg, step=0.0)  # all of int8: training makes the steps larger
+    rounded.write(rounded_net(net), a.out)
 
 
 @torch.no_grad()

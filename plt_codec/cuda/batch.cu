@@ -92,7 +92,7 @@ KERNEL(1024) collect(State *state, Session *sessions, int32_t *slots, Piece *pie
 
 /* A warp a row: what the row is, its embedding and that normed. Rows of slots cut short lie beyond state->rows. */
 KERNEL(256) enter(State *state, Session *sessions, const Piece *pieces, Row *rows, const int32_t *tokens, const int8_t *embed_w,
-                  const int32_t *embed_m, int32_t *x, int8_t *a) {
+                  const int32_t *embed_m, const int32_t *gains, int32_t *x, int8_t *a) {
     const int r = (int)blockIdx.x * 8 + warp_of(), lane = lane_of();
     if (r >= state->rows) return;
     int low = 0, high = state->slots; /* the last slot that begins at or before r and has rows */
@@ -121,22 +121,28 @@ KERNEL(256) enter(State *state, Session *sessions, const Piece *pieces, Row *row
         to[c + 1] = entry(w[i * 512 + lane * 2 + 1], m);
     }
     __syncwarp();
-    norm_row(to, a + (int64_t)r * DP, lane);
+    norm_row(to, a + (int64_t)r * DP, lane, gains);
 }
 
-KERNEL(256) norms(const State *state, const int32_t *x, int8_t *a) {
+KERNEL(256) norms(const State *state, const int32_t *x, const int32_t *gains, int8_t *a) {
     const int r = (int)blockIdx.x * 8 + warp_of();
-    if (r < state->rows) norm_row(x + (int64_t)r * DP, a + (int64_t)r * DP, lane_of());
+    if (r < state->rows) norm_row(x + (int64_t)r * DP, a + (int64_t)r * DP, lane_of(), gains);
 }
 
 /* ---------------------------------------------------------------- products */
 
-enum { TO_QKV, TO_RESIDUAL, TO_HIDDEN, TO_LOGITS };
+enum { TO_QKV, TO_RESIDUAL, TO_HIDDEN, TO_GATED, TO_LOGITS };
 enum { BM = 128, BN = 128, /* fixed: a thread copies two pieces of inputs and two of weights a chunk */
      PRODUCT_SHARED = (BM + BN) * 64 * 6 }; /* coder.py: 96 KB */
 
-/* 128 rows times 128 channels a block, 64 x 32 a warp. Channels come in multiples of 64: in the last block half may be missing. a (rows, K), w tiles, out (rows, stride). */
-template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *bias,
+/* Contract 2: of the hidden layer, from its gate and its linear half. act: int16 numbers. */
+DEV int32_t hidden(int32_t gate, int32_t up, const int32_t *act) {
+    return clamp_to((act[clamp_to(gate, GATE_MAX) + GATE_MAX] * clamp_to(up, 32767) + (1 << 15)) >> 16, 127);
+}
+
+/* 128 rows times 128 channels a block, 64 x 32 a warp. Channels come in multiples of 64: in the last block half may be missing. a (rows, K), w tiles, out (rows, stride).
+ * TO_GATED: tiles of gate and up take turns, out is (rows, stride / 2). table: biases of logits; the gate's function. */
+template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *table,
                                             void *out, int stride) {
     const int row0 = (int)blockIdx.y * BM, tile0 = (int)blockIdx.x * (BN / 8), all = state->rows;
     if (row0 >= all) return;
@@ -204,6 +210,23 @@ template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *
         }
     }
     if ((tile0 + wn * 4) * 8 >= stride) return;
+    if (KIND == TO_GATED) {
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            const int n = (tile0 + wn * 4 + j) * 8 + (lane & 3) * 2, place = (tile0 + wn * 4 + j) * 4 + (lane & 3) * 2;
+            const int2 of_gate = *(const int2 *)(m + n), of_up = *(const int2 *)(m + n + 8);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const int r = row0 + wm * 64 + (i >> 1) * 16 + (i & 1) * 8 + (lane >> 2);
+                if (r >= all) continue;
+                const int32_t *gate = &c[i >> 1][j][(i & 1) * 2], *up = &c[i >> 1][j + 1][(i & 1) * 2];
+                const int32_t h0 = hidden(scaled(gate[0], of_gate.x), scaled(up[0], of_up.x), table);
+                const int32_t h1 = hidden(scaled(gate[1], of_gate.y), scaled(up[1], of_up.y), table);
+                *(uint16_t *)((uint8_t *)out + (int64_t)r * (stride / 2) + place) = (uint16_t)((uint32_t)h0 & 255 | ((uint32_t)h1 & 255) << 8);
+            }
+        }
+        return;
+    }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         const int n = (tile0 + wn * 4 + j) * 8 + (lane & 3) * 2;
@@ -231,7 +254,7 @@ template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *
                 const uint32_t u0 = (uint32_t)min(max(y0, 0), 255), u1 = (uint32_t)min(max(y1, 0), 255);
                 *(uint16_t *)((uint8_t *)out + place) = (uint16_t)((u0 * u0 + 128) >> 8 | (u1 * u1 + 128) >> 8 << 8);
             } else {
-                *(int2 *)((int32_t *)out + place) = make_int2(y0 + bias[n], y1 + bias[n + 1]);
+                *(int2 *)((int32_t *)out + place) = make_int2(y0 + table[n], y1 + table[n + 1]);
             }
         }
     }
@@ -242,11 +265,11 @@ KERNEL2(256) to_qkv(const State *state, const int8_t *a, const int8_t *w, const 
 KERNEL2(256) to_out(const State *state, const int8_t *o, const int8_t *w, const int32_t *m, int32_t *x) {
     product<TO_RESIDUAL, OP>(state, o, w, m, 0, x, DP);
 }
-KERNEL2(256) to_up(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, uint8_t *h) {
-    product<TO_HIDDEN, DP>(state, a, w, m, 0, h, FP);
+KERNEL2(256) to_up(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *act, uint8_t *h) {
+    product<GATED ? TO_GATED : TO_HIDDEN, DP>(state, a, w, m, act, h, GATED ? 2 * FP : FP);
 }
 KERNEL2(256) to_down(const State *state, const int8_t *h, const int8_t *w, const int32_t *m, int32_t *x) {
-    product<TO_RESIDUAL, FP, true>(state, h, w, m, 0, x, DP);
+    product<TO_RESIDUAL, FP, !GATED>(state, h, w, m, 0, x, DP);
 }
 KERNEL2(256) to_class(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *bias, int32_t *logits) {
     product<TO_LOGITS, DP>(state, a, w, m, bias, logits, CP);
@@ -254,55 +277,90 @@ KERNEL2(256) to_class(const State *state, const int8_t *a, const int8_t *w, cons
 
 /* ---------------------------------------------------------------- attention */
 
-/* A warp a row and head: queries to q (rows, HEADS, 64), keys and values to the cache. */
+/* A warp a row: queries to q (rows, HEADS, 64), keys and values to the cache. */
 KERNEL(256) heads(const State *state, const Row *rows, const int16_t *y, const int32_t *phase, const int16_t *cosine, const int16_t *sine,
                   int32_t layer, int8_t *q, const Cache *caches, int8_t *memory) {
-    const int item = (int)blockIdx.x * 8 + warp_of(), lane = lane_of();
-    const int r = item / (HEADS + 2 * KV), h = item % (HEADS + 2 * KV);
+    const int r = (int)blockIdx.x * 8 + warp_of(), lane = lane_of();
     if (r >= state->rows) return;
     const Row row = rows[r];
-    const int16_t *from = y + (int64_t)r * QP + h * HD;
-    if (h < HEADS) {
-        turn_row(from, row.at, phase, cosine, sine, q + ((int64_t)r * HEADS + h) * HW, lane);
-    } else if (h < HEADS + KV) {
-        turn_row(from, row.at, phase, cosine, sine, keys_of(caches[row.slot], memory, layer, h - HEADS) + (int64_t)row.key * HW, lane);
-    } else {
-        int8_t *v = keys_of(caches[row.slot], memory, layer, h - HEADS - KV) + caches[row.slot].room * HW;
-        for (int i = lane; i < HD; i += 32) v[value_place(row.key, i)] = (int8_t)clamp_to(from[i], 127);
+    const Cache cache = caches[row.slot];
+    const int16_t *from = y + (int64_t)r * QP;
+    turn_heads(from, row.at, phase, cosine, sine, lane, [&](int h) {
+        return h < HEADS ? q + ((int64_t)r * HEADS + h) * HW : keys_of(cache, memory, layer, h - HEADS) + (int64_t)row.key * HW;
+    });
+#pragma unroll
+    for (int h = 0; h < KV; h++) {
+        int8_t *v = keys_of(cache, memory, layer, h) + cache.room * HW;
+        for (int i = lane; i < HD; i += 32) v[value_place(row.key, i)] = (int8_t)clamp_to(from[(HEADS + KV + h) * HD + i], 127);
     }
 }
 
-enum { MIXED = 72 }; /* numbers a row: neighbouring rows begin 8 banks apart */
+enum { QUERIES = 64, /* of a block */
+       MIXED = 72 }; /* numbers a row: neighbouring rows begin 8 banks apart */
 
-/* A block 64 queries of one key head and one slot; a warp 16 of them and its share of the keys. Three times over the keys:
- * highest score, sum of weights, shares times values; between them the warps meet in shared memory. */
-KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *q, const Cache *caches, int8_t *memory,
+/* out += shares of 32 keys times their values v; out[n]: dims 8 n + 2 t, + 1 of rows g, g, g + 8, g + 8. One sum for both bytes of the
+ * shares, unlike mix(): the registers that a second one takes are worth more than the few shifts of large shares. */
+DEV void add_values(const Queries &q, const Keys &v, const int32_t w[4][4], int32_t out[8][4]) {
+    uint32_t low[4], high[4], large = 0;
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        uint32_t first[4], second[4]; /* words of w * t + 2^23: the share's low byte is the last of the first, its high byte the second */
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint64_t p = multiply((uint32_t)w[(r & 2) + (i >> 1)][(r & 1) * 2 + (i & 1)], q.t[r & 1]) + (1 << 23);
+            first[i] = (uint32_t)p;
+            second[i] = (uint32_t)(p >> 32);
+        }
+        low[r] = __byte_perm(__byte_perm(first[0], first[1], 0x73), __byte_perm(first[2], first[3], 0x73), 0x5410);
+        high[r] = __byte_perm(__byte_perm(second[0], second[1], 0x40), __byte_perm(second[2], second[3], 0x40), 0x5410);
+        large |= high[r];
+    }
+    if (!__any_sync(FULL, (low[0] | low[1] | low[2] | low[3] | large) != 0)) return;
+    if (__any_sync(FULL, large != 0)) {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            int32_t part[4] = {0, 0, 0, 0};
+            mma_u8(part, high[0], high[1], high[2], high[3], n & 1 ? v.f[n / 2].z : v.f[n / 2].x, n & 1 ? v.f[n / 2].w : v.f[n / 2].y);
+#pragma unroll
+            for (int i = 0; i < 4; i++) out[n][i] += part[i] << 8;
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        mma_u8(out[n], low[0], low[1], low[2], low[3], n & 1 ? v.f[n / 2].z : v.f[n / 2].x, n & 1 ? v.f[n / 2].w : v.f[n / 2].y);
+    }
+}
+
+/* A block QUERIES queries of one key head and one slot; a warp 16 of them and its share of the keys. Three times over the keys:
+ * highest score, sum of weights, shares times values; between them the warps meet in shared memory. Blocks of the same keys follow
+ * each other, so that L2 holds those: of all slots together it could not. */
+KERNEL3(256) attend(const Session *sessions, const Piece *pieces, const int8_t *q, const Cache *caches, int8_t *memory,
                    int32_t layer, const int32_t *heat, const int32_t *exp, int8_t *o) {
-    const Piece piece = pieces[blockIdx.x];
+    const Piece piece = pieces[blockIdx.z];
     if (!piece.rows) return;
     const int head = (int)blockIdx.y, lane = lane_of(), g = lane >> 2, t = lane & 3, queries = piece.rows * GROUP;
     const int L = sessions[piece.session].L, old = sessions[piece.session].old;
-    const Cache cache = caches[blockIdx.x];
+    const Cache cache = caches[blockIdx.z];
     const int8_t *keys = keys_of(cache, memory, layer, head), *values = keys + cache.room * HW;
-    int32_t *lowest = (int32_t *)shared();          /* 64: of -score */
-    uint32_t *sum = (uint32_t *)(lowest + 64);      /* 64 */
-    int32_t *mixed = (int32_t *)(sum + 64);         /* 64 x MIXED */
-    uint32_t *table = (uint32_t *)(mixed + 64 * MIXED); /* WEIGHTS */
-    const uint8_t *weights = (const uint8_t *)(table + lane);
+    int32_t *lowest = (int32_t *)shared();                   /* QUERIES: of -score */
+    uint32_t *sum = (uint32_t *)(lowest + QUERIES);          /* QUERIES */
+    int32_t *mixed = (int32_t *)(sum + QUERIES);             /* QUERIES x MIXED */
+    uint32_t *table = (uint32_t *)(mixed + QUERIES * MIXED); /* WEIGHTS */
+    const uint8_t *weights = (const uint8_t *)table;
     fill_weights(table, exp, (int)threadIdx.x, 256);
-    for (int chunk = (int)blockIdx.z; chunk * 64 < queries; chunk += (int)gridDim.z) {
-        const int n = min(64, queries - chunk * 64), tiles = n > 32 ? 4 : n > 16 ? 2 : 1;
+    for (int chunk = (int)blockIdx.x; chunk * QUERIES < queries; chunk += (int)gridDim.x) {
+        const int n = min((int)QUERIES, queries - chunk * QUERIES), tiles = n > 32 ? 4 : n > 16 ? 2 : 1;
         const int tile = warp_of() % tiles, share = warp_of() / tiles, shares = 8 / tiles;
-        for (int i = (int)threadIdx.x; i < 64; i += 256) {
+        for (int i = (int)threadIdx.x; i < tiles * 16; i += 256) {
             lowest[i] = 0x7fffffff;
             sum[i] = 0;
         }
-        for (int i = (int)threadIdx.x; i < 64 * MIXED; i += 256) mixed[i] = 0;
+        for (int i = (int)threadIdx.x; i < tiles * 16 * MIXED; i += 256) mixed[i] = 0;
         Queries f;
         uint4 part[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) { /* rows past the last repeat it */
-            const int query = min(chunk * 64 + tile * 16 + h * 8 + g, queries - 1), r = query / GROUP, qh = head * GROUP + query % GROUP;
+            const int query = min(chunk * QUERIES + tile * 16 + h * 8 + g, queries - 1), r = query / GROUP, qh = head * GROUP + query % GROUP;
             part[h] = *(const uint4 *)(q + ((int64_t)(piece.row + r) * HEADS + qh) * HW + t * 16);
             f.limit[h] = old + (piece.step + r / L + 1) * L;
             f.heat[h] = (uint32_t)heat[qh];
@@ -336,7 +394,7 @@ KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
         for (int kg = share; kg < groups; kg += shares) {
             const Keys now = k;
             k = load_keys(keys, min(kg + shares, groups - 1), lane);
-            weigh(f, now, kg, lane, weights, c);
+            weigh(f, now, kg, lane, weights, c, (uint32_t)lane * 4);
             add_weights(c, total);
         }
 #pragma unroll
@@ -345,25 +403,23 @@ KERNEL2(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
             if (t == 0) atomicAdd(&sum[tile * 16 + h * 8 + g], total[h]);
         }
         __syncthreads();
-        int32_t lo[8][4], hi[8][4];
+        int32_t out[8][4];
 #pragma unroll
-        for (int i = 0; i < 32; i++) lo[i / 4][i % 4] = hi[i / 4][i % 4] = 0;
+        for (int i = 0; i < 32; i++) out[i / 4][i % 4] = 0;
 #pragma unroll
         for (int h = 0; h < 2; h++) f.t[h] = key_scale(sum[tile * 16 + h * 8 + g]);
         for (int kg = share; kg < groups; kg += shares) {
-            weigh(f, load_keys(keys, kg, lane), kg, lane, weights, c);
-            mix<8>(f, values, kg, lane, 0, c, lo, hi);
+            weigh(f, load_keys(keys, kg, lane), kg, lane, weights, c, (uint32_t)lane * 4);
+            add_values(f, load_keys(values, kg, lane), c, out);
         }
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             const int row = tile * 16 + (i >> 1 & 1) * 8 + g, dim = (i >> 2) * 8 + t * 2 + (i & 1);
-            const int32_t v = lo[i / 4][i % 4] + (hi[i / 4][i % 4] << 8);
-            if (shares == 1) mixed[row * MIXED + dim] = v;
-            else atomicAdd(&mixed[row * MIXED + dim], v);
+            atomicAdd(&mixed[row * MIXED + dim], out[i / 4][i % 4]);
         }
         __syncthreads();
         for (int i = (int)threadIdx.x; i < n * HD; i += 256) {
-            const int local = i / HD, dim = i % HD, query = chunk * 64 + local;
+            const int local = i / HD, dim = i % HD, query = chunk * QUERIES + local;
             o[(int64_t)(piece.row + query / GROUP) * OP + (head * GROUP + query % GROUP) * HD + dim] =
                 (int8_t)clamp_to((mixed[local * MIXED + dim] + (1 << 14)) >> 15, 127);
         }
@@ -423,14 +479,14 @@ KERNEL(256) classes(const State *state, const Row *rows, const int32_t *logits, 
     if (lane == 0) intervals[(int64_t)r * 2] = Interval{to[c], to[c + 1] - to[c]};
 }
 
-/* Logits of the 128 members of a class, 4 warps: z (DP, shared), its norm a (DP, shared) -> l (128, shared). */
+/* Logits of the 128 members of a class, 4 warps: z (DP, shared), its norm a (DP, shared) -> l (128, shared). gains: norm_row(). */
 DEV void member_logits(const int32_t *x, int c, const int8_t *shift_w, const int32_t *shift_m, const int8_t *embed_w, const int32_t *member_m,
-                       const int32_t *member_b, int32_t *z, int8_t *a, int32_t *l, int warp, int lane) {
+                       const int32_t *member_b, const int32_t *gains, int32_t *z, int8_t *a, int32_t *l, int warp, int lane) {
     if (warp == 0) {
         const int32_t m = shift_m[c];
         for (int i = lane; i < DP; i += 32) z[i] = i < D ? clamp_to(x[i] + shift(shift_w[(int64_t)c * D + i], m), RESIDUAL_MAX) : 0;
         __syncwarp();
-        norm_row(z, a, lane);
+        norm_row(z, a, lane, gains);
     }
     __syncthreads();
     const int8_t *w = embed_w + ((int64_t)c * 16 + warp * 4) * 8 * DP + lane * 16;
@@ -455,14 +511,15 @@ DEV void member_logits(const int32_t *x, int c, const int8_t *shift_w, const int
 
 /* A block a row: frequencies of the members, its class known. */
 KERNEL(128) members(const State *state, const Row *rows, const int32_t *x, const int8_t *shift_w, const int32_t *shift_m, const int8_t *embed_w,
-                    const int32_t *member_m, const int32_t *member_b, const int32_t *exp, uint32_t *sums, Interval *intervals) {
+                    const int32_t *member_m, const int32_t *member_b, const int32_t *gains, const int32_t *exp, uint32_t *sums,
+                    Interval *intervals) {
     const int r = (int)blockIdx.x, lane = lane_of();
     if (r >= state->rows) return;
     const int c = rows[r].cls;
     if (c < 0) return;
     int32_t *z = (int32_t *)shared(), *l = z + DP;
     int8_t *a = (int8_t *)(l + 128);
-    member_logits(x + (int64_t)r * DP, c, shift_w, shift_m, embed_w, member_m, member_b, z, a, l, warp_of(), lane);
+    member_logits(x + (int64_t)r * DP, c, shift_w, shift_m, embed_w, member_m, member_b, gains, z, a, l, warp_of(), lane);
     __syncthreads();
     if (warp_of()) return;
     const int32_t mine[4] = {l[lane * 4], l[lane * 4 + 1], l[lane * 4 + 2], l[lane * 4 + 3]};

@@ -9,7 +9,7 @@
  * output | residual | hidden | residual. Keys are dealt out to the blocks 32 at a time. At most 16 lanes.
  */
 #include "common.cuh"
-#if defined(PLTZ_EMULATE) || __CUDA_ARCH__ >= 900
+#if !P_GATED && (defined(PLTZ_EMULATE) || __CUDA_ARCH__ >= 900)
 
 enum { CTAS = 16, WARPS = 16, LANES = 16, THREADS = WARPS * 32 };
 enum { ROWS_ALL = LANES * HEADS, TILES = HEADS, OWN = TILES }; /* queries: 16 lanes of each head, 16 a tile */

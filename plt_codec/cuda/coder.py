@@ -65,14 +65,15 @@ STATE_TYPE = np.dtype(
 )
 DAMAGED, SPENT = 1, 2
 PRODUCT_SHARED = 96 << 10  # shared memory of the products of batch.cu
+QUERIES = 64  # of a block of its attention
 MODEL = (
     "embed.w", "class.w", "shift.w", "embed.m", "class.m", "class.b", "shift.m", "member.m", "member.b",
     "table.exp", "table.phase", "table.cos", "table.sin",
 )  # fmt: skip
 MODEL_LAYERS = ("qkv.w", "out.w", "up.w", "down.w", "qkv.m", "out.m", "up.m", "down.m", "heat")
-CLUSTER_LANES = 16  # cluster.cu, grid.cu: most lanes
-GRID_KEYS = 8192  # grid.cu: most keys
+CLUSTER_LANES = 16  # cluster.cu: most lanes; grid.cu: of its narrow kernel
 GRID_LIMIT = 2  # sequences one after the other by grid.cu: with more, cluster.cu decodes them faster
+GRID_WIDE_LIMIT = 4  # the same of more than 16 lanes: with more, batch.cu does
 CLUSTER_LIMIT = 3  # sequences a cluster: with more, batch.cu decodes them faster
 Work = tuple[int, int, int]  # a sequence's tokens, lanes, steps (0, 0: default layout)
 
@@ -243,11 +244,10 @@ class CudaCoder:
     def clusters(self, work: Sequence[Work]) -> int:
         """Clusters to decode these sequences with, one each; 0: they are too many or too wide."""
         s, most = self.shape, self._device.clusters
-        fits = (
-            s.head_dim % 8 == 0 and s.heads <= 16 and cluster_memory(s) <= MOST_SHARED and up(s.d, 64) <= 1024
-        )
+        fits = s.head_dim % 8 == 0 and s.heads <= 16 and cluster_memory(s) <= MOST_SHARED
         if (
             not fits
+            or s.gated
             or len(work) > CLUSTER_LIMIT * most
             or any(most_lanes(s, *w) > CLUSTER_LANES for w in work)
         ):
@@ -256,11 +256,14 @@ class CudaCoder:
 
     def alone(self, work: Sequence[Work]) -> bool:
         """Whether to decode these sequences one by one, each by the whole GPU."""
-        s = self.shape
+        s, grid = self.shape, self._device.grid
+        if not grid:
+            return False
+        lanes, plan = max(most_lanes(s, *w) for w in work), grid_plan(s, grid)
         return (
-            self._device.grid > 0
-            and len(work) <= GRID_LIMIT
-            and all(most_lanes(s, *w) <= CLUSTER_LANES and key_room(s, *w) <= GRID_KEYS for w in work)
+            len(work) <= (GRID_LIMIT if lanes <= CLUSTER_LANES else GRID_WIDE_LIMIT)
+            and lanes <= plan["P_GRID_LANES"]
+            and all(key_room(s, *w) <= 512 * plan["P_GRID_GROUPS"] for w in work)
         )
 
     def _parts(self, work: Sequence[Work]) -> Iterator[list[int]]:
@@ -376,7 +379,7 @@ class _Batch:
         dp, hidden = up(s.d, 64), up(s.hidden, 64)
         out = {"memory": memory, "pieces": self.slots * 16}
         if self.grid:
-            out["wire"] = grid_plan(s, self.device.grid)["P_GRID_WIRE"]
+            out["wire"] = 32 * grid_plan(s, self.device.grid)["P_GRID_WIRE"]
         if self.clusters:
             return out
         return out | {
@@ -406,18 +409,18 @@ class _Batch:
         kernel: str,
         grid: tuple[int, int, int],
         threads: int,
-        *args: str | int,
+        *args: str | int | None,
         shared: int = 0,
         cluster: int = 1,
         together: bool = False,
     ) -> None:
-        """args: names of buffers or tensors, or numbers."""
+        """args: names of buffers or tensors (None: none), or numbers."""
         values: list[Any] = [
             self.coder._model
             if a == "model"
             else ctypes.c_int32(a)
             if isinstance(a, int)
-            else ctypes.c_void_p(self._at.get(a) or self.model[a])
+            else ctypes.c_void_p(a if a is None else self._at.get(a) or self.model[a])
             for a in args
         ]
         self.device.launch(kernel, grid, threads, values, shared, cluster, together)
@@ -427,8 +430,11 @@ class _Batch:
         s, rows, go = self.shape, self.rows, self._launch
         warps = (-(-rows // 8), 1, 1)
 
-        def product(kernel: str, n: int, *args: str) -> None:
+        def product(kernel: str, n: int, *args: str | None) -> None:
             go(kernel, (-(-n // 128), -(-rows // 128), 1), 256, "state", *args, shared=PRODUCT_SHARED)
+
+        def gated(tensor: str) -> str | None:
+            return tensor if s.gated else None
 
         threads = up(self.slots, 32)
         go("collect", (1, 1, 1), threads, "state", "sessions", "slots", "pieces", shared=512)
@@ -443,31 +449,34 @@ class _Batch:
             "tokens",
             "embed.w",
             "embed.m",
+            gated("layer.0.norm_in"),
             "x",
             "a",
         )
         group = s.heads // s.kv_heads
-        chunks = -(-(self.lanes if self.decoding else rows) * group // 64)
+        chunks = -(-(self.lanes if self.decoding else rows) * group // QUERIES)
         chunks = max(1, min(chunks, 4096 // (self.slots * s.kv_heads)))
         for i in range(s.layers):
             t = f"layer.{i}."
             product("to_qkv", s.qkv, "a", t + "qkv.w", t + "qkv.m", "y")
-            go("heads", (-(-rows * (s.heads + 2 * s.kv_heads) // 8), 1, 1), 256, "state", "rows", "y", "table.phase",
+            go("heads", warps, 256, "state", "rows", "y", "table.phase",
                "table.cos", "table.sin", i, "q", "caches", "memory")  # fmt: skip
-            go("attend", (self.slots, s.kv_heads, chunks), 256, "sessions", "pieces", "q", "caches", "memory", i,
-               t + "heat", "table.exp", "o", shared=(128 + 64 * 72 + 64 * 32) * 4)  # fmt: skip
+            go("attend", (chunks, s.kv_heads, self.slots), 256, "sessions", "pieces", "q", "caches", "memory", i,
+               t + "heat", "table.exp", "o", shared=(QUERIES * (2 + 72) + 64 * 32) * 4)  # fmt: skip
             product("to_out", s.d, "o", t + "out.w", t + "out.m", "x")
-            go("norms", warps, 256, "state", "x", "a")
-            product("to_up", s.hidden, "a", t + "up.w", t + "up.m", "h")
+            go("norms", warps, 256, "state", "x", gated(t + "norm_mid"), "a")
+            channels = 2 * up(s.hidden, 64) if s.gated else s.hidden
+            product("to_up", channels, "a", t + "up.w", t + "up.m", gated("table.act"), "h")
             product("to_down", s.d, "h", t + "down.w", t + "down.m", "x")
-            go("norms", warps, 256, "state", "x", "a")
+            after = f"layer.{i + 1}.norm_in" if i + 1 < s.layers else "norm_out"
+            go("norms", warps, 256, "state", "x", gated(after), "a")
         product("to_class", s.classes, "a", "class.w", "class.m", "class.b", "logits")
         go("classes", warps, 256, "state", "rows", "logits", "table.exp", "sums", "intervals")
         each = (-(-self.slots // 4), 1, 1)
         if self.decoding:
             go("decode", each, 128, "state", "sessions", "pieces", "rows", "sums", "words", 0, "tokens")
         go("members", (rows, 1, 1), 128, "state", "rows", "x", "shift.w", "shift.m", "embed.w", "member.m", "member.b",
-           "table.exp", "sums", "intervals", shared=up(s.d, 64) * 5 + 512)  # fmt: skip
+           gated("norm_out"), "table.exp", "sums", "intervals", shared=up(s.d, 64) * 5 + 512)  # fmt: skip
         if self.decoding:
             go("decode", each, 128, "state", "sessions", "pieces", "rows", "sums", "words", 1, "tokens")
         else:
@@ -479,8 +488,13 @@ class _Batch:
         s, go = self.shape, self._launch
         if self.grid:
             clusters = self.device.grid
-            go("decode_grid", (clusters * CLUSTER, 1, 1), 512, "state", "sessions", "slots", "pieces", "caches", "memory",
-               "model", "words", "tokens", "wire", shared=grid_plan(s, clusters)["P_GRID_SHARED"], cluster=CLUSTER,
+            kernel, size = (
+                ("decode_grid", "P_GRID_SHARED")
+                if self.lanes <= CLUSTER_LANES
+                else ("decode_grid_wide", "P_GRID_WIDE_SHARED")
+            )
+            go(kernel, (clusters * CLUSTER, 1, 1), 512, "state", "sessions", "slots", "pieces", "caches", "memory",
+               "model", "words", "tokens", "wire", shared=grid_plan(s, clusters)[size], cluster=CLUSTER,
                together=True)  # fmt: skip
         else:
             go("decode_block", (self.slots * CLUSTER, 1, 1), 512, "state", "sessions", "slots", "pieces", "caches", "memory",

@@ -24,6 +24,7 @@ typedef unsigned long long uint64_t;
 #define DEV __device__ __forceinline__
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 #define KERNEL2(threads) extern "C" __global__ void __launch_bounds__(threads, 2) /* two blocks a multiprocessor */
+#define KERNEL3(threads) extern "C" __global__ void __launch_bounds__(threads, 3)
 extern __shared__ __align__(128) uint8_t shared_memory[];
 DEV uint8_t *shared() { return shared_memory; }
 
@@ -57,8 +58,8 @@ DEV void meeting_open(uint64_t *m) {
 DEV void meeting_expect(uint64_t *m, uint32_t round, uint32_t bytes) { /* by one thread */
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(m + (round & 1))), "r"(bytes) : "memory");
 }
-DEV void meeting_wait(uint64_t *m, uint32_t round) {
-    asm volatile("{.reg .pred p;\n again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n @!p bra again;}"
+DEV void meeting_wait(uint64_t *m, uint32_t round) { /* 20 ns: how long a thread may sleep between two looks; without, a step takes 1 % more */
+    asm volatile("{.reg .pred p;\n again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, 20;\n @!p bra again;}"
                  ::"r"(shared_address(m + (round & 1))), "r"(round >> 1 & 1) : "memory");
 }
 /* An address of this block's shared memory in block `rank` of the cluster. */
@@ -117,6 +118,7 @@ DEV int32_t low_word(double v) { return __double2loint(v); }
 enum {
     D = P_D, LAYERS = P_LAYERS, HEADS = P_HEADS, KV = P_KV, HD = P_HEAD, FF = P_HIDDEN, VOCAB = P_VOCAB,
     BLOCK = P_BLOCK, MEMORY = P_MEMORY, NORM_GAIN = P_NORM_GAIN, HEAD_GAIN = P_HEAD_GAIN,
+    GATED = P_GATED, GATE_MAX = 511,         /* contract 2 */
     GROUP = HEADS / KV, CLASSES = VOCAB / 128, HW = 64,  /* HW: bytes a head takes, zeros after HD */
     DP = (D + 63) / 64 * 64, OP = (HEADS * HD + 63) / 64 * 64, FP = (FF + 63) / 64 * 64,
     QKV = (HEADS + 2 * KV) * HD, QP = (QKV + 63) / 64 * 64, CP = (CLASSES + 63) / 64 * 64,
@@ -169,8 +171,8 @@ DEV int8_t *keys_of(const Cache &c, int8_t *memory, int layer, int head) {
 /* ---------------------------------------------------------------- contract */
 
 DEV int32_t clamp_to(int32_t a, int32_t most) { return min(max(a, -most), most); }
-/* rs(dot * m, 24). Where a row of some matrix could leave 2^30 (P_WIDE; pack.py), it is held there, beyond which every use
- * clamps anyway. */
+/* rs(dot * m, 24). Where a row of some matrix could leave 2^30 (P_WIDE; pack.py), it is held there: contract 2 says so, and in
+ * contract 1, where no logit gets that far, all that follows clamps further. */
 DEV int32_t scaled(int32_t dot, int32_t m) {
     const int64_t y = ((int64_t)dot * m + (1 << 23)) >> 24;
     if (P_WIDE) return (int32_t)(y > 1 << 30 ? 1 << 30 : y < -(1 << 30) ? -(1 << 30) : y);
@@ -194,25 +196,39 @@ DEV double quotient(double n, double d) {
     const double q = whole(n * inverse), rest = fma(-q, d, n);
     return rest < 0 ? q - 1 : rest >= d ? q + 1 : q;
 }
-/* (gain << 32) // max(1, isqrt(total)) as a factor that turns x into x t / 2^40, total < 2^53. The root comes from an approximate
- * one by a step of Newton's, to within 1, and the test of its square. */
+/* A whole number within 1 of the root of s: an approximate root after a step of Newton's. */
+DEV double near_root(double s) {
+    const double guess = near_inverse_root(s), root = s * guess;
+    return whole(fma(0.5 * guess, fma(-root, root, s), root));
+}
+DEV double floor_root(double root, double rest) { /* of root^2 + rest, both exact, root within 1 of it */
+    return rest < 0 ? root - 1 : rest > 2 * root ? root + 1 : root;
+}
+/* (gain << 32) // max(1, isqrt(total)) as a factor that turns x into x t / 2^40, total < 2^53. */
 DEV double norm_scale(double total, uint32_t gain) {
-    const double s = fmax(total, 1.0), guess = near_inverse_root(s);
-    double root = s * guess;
-    root = whole(fma(0.5 * guess, fma(-root, root, s), root));
-    const double rest = fma(-root, root, s);
-    root = rest < 0 ? root - 1 : rest > 2 * root ? root + 1 : root;
+    const double s = fmax(total, 1.0), near = near_root(s), root = floor_root(near, fma(-near, near, s));
     return quotient((double)((uint64_t)gain << 32), root) * (1.0 / ((uint64_t)1 << 40));
 }
-/* clamp(rs(x * t, 40), 127). In double: |x| t < 2^50, so the product and 2^-42 beside it are exact; adding 1.5 * 2^52 rounds to the
- * nearest integer, and 2^-42 sends the halves up. Factor: of norm_scale(). */
+DEV int32_t nearest(double v) { return low_word(v + 6755399441055744.0); } /* |v| < 2^31; 1.5 * 2^52 leaves no fraction */
+/* clamp(rs(x * t, 40), 127). In double: |x| t < 2^50, so the product and 2^-42 beside it are exact, and 2^-42 sends the halves up.
+ * Factor: of norm_scale(). */
 DEV int32_t norm_one(int32_t x, double factor) {
-    const double y = fma((double)x, factor, 1.0 / ((uint64_t)1 << 42)) + 6755399441055744.0;
-    return clamp_to(low_word(y), 127);
+    return clamp_to(nearest(fma((double)x, factor, 1.0 / ((uint64_t)1 << 42))), 127);
+}
+/* Contract 2. (norm_gain << 32) // max(1, isqrt(total)) as a factor that turns x into x t / 2^32. A row of more than 512 numbers can have
+ * a total of up to 2^54, so the two parts of its sum, each exact, meet only where little is left of them. */
+DEV double gained_scale(uint2 total) {
+    const double high = (double)total.y * 16777216.0, low = (double)(total.x | total.y ? total.x : 1), root = near_root(high + low);
+    return quotient((double)((uint64_t)NORM_GAIN << 32), floor_root(root, fma(-root, root, high) + low)) * (1.0 / ((uint64_t)1 << 32));
+}
+/* clamp(rs(rs(x * t, 32) * gain, 20), 127); as norm_one(), with 2^-34 for the halves. The first is within 2^18. */
+DEV int32_t gained_one(int32_t x, double factor, int32_t gain) {
+    const int32_t unit = nearest(fma((double)x, factor, 1.0 / ((uint64_t)1 << 34)));
+    return clamp_to((int32_t)(((int64_t)unit * gain + (1 << 19)) >> 20), 127);
 }
 
-/* One warp: x (DP) -> out (DP), zeros beyond D on both sides. */
-DEV void norm_row(const int32_t *x, int8_t *out, int lane) {
+/* One warp: x (DP) -> out (DP), zeros beyond D on both sides; gains (DP): contract 2. */
+DEV void norm_row(const int32_t *x, int8_t *out, int lane, const int32_t *gains = 0) {
     int32_t v[DP / 32];
     uint64_t total = 0;
 #pragma unroll
@@ -222,27 +238,51 @@ DEV void norm_row(const int32_t *x, int8_t *out, int lane) {
         v[2 * i + 1] = two.y;
         total += (uint64_t)((int64_t)two.x * two.x) + (uint64_t)((int64_t)two.y * two.y);
     }
-    const double scale = norm_scale(joined(sum_warp(total)), NORM_GAIN);
+    const uint2 sum = sum_warp(total);
+    const double scale = GATED ? gained_scale(sum) : norm_scale(joined(sum), NORM_GAIN);
 #pragma unroll
     for (int i = 0; i < DP / 64; i++) {
-        const uint32_t a = (uint32_t)norm_one(v[2 * i], scale) & 255, b = (uint32_t)norm_one(v[2 * i + 1], scale) & 255;
-        *(uint16_t *)(out + i * 64 + lane * 2) = (uint16_t)(a | b << 8);
+        const int2 gain = GATED ? *(const int2 *)(gains + i * 64 + lane * 2) : make_int2(0, 0);
+        const int32_t a = GATED ? gained_one(v[2 * i], scale, gain.x) : norm_one(v[2 * i], scale);
+        const int32_t b = GATED ? gained_one(v[2 * i + 1], scale, gain.y) : norm_one(v[2 * i + 1], scale);
+        *(uint16_t *)(out + i * 64 + lane * 2) = (uint16_t)((uint32_t)a & 255 | ((uint32_t)b & 255) << 8);
     }
 }
 
-/* One warp: a query or key of HD values turned by its position and normed: y -> out (HW, bytes beyond HD untouched). */
-DEV void turn_row(const int16_t *y, int32_t at, const int32_t *phase, const int16_t *cosine, const int16_t *sine, int8_t *out, int lane) {
-    int32_t a = 0, b = 0;
-    if (lane < HD / 2) {
-        const uint32_t j = (uint32_t)at * (uint32_t)phase[lane] >> 10 & 1023;
-        const int32_t p = y[lane], q = y[lane + HD / 2], c = cosine[j], s = sine[j];
-        a = (p * c - q * s + (1 << 13)) >> 14; /* |p|, |q| < 2^15, |c|, |s| <= 2^14: below 2^30 + 2^13 */
-        b = (p * s + q * c + (1 << 13)) >> 14;
-    }
-    const double scale = norm_scale(joined(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b))), HEAD_GAIN);
-    if (lane < HD / 2) {
-        out[lane] = (int8_t)norm_one(a, scale);
-        out[lane + HD / 2] = (int8_t)norm_one(b, scale);
+/* One warp: a row's queries and keys, HD values each, turned by its position and normed (contract 2: brought to 8 bits): y -> to(head),
+ * of HW, bytes beyond HD untouched. Eight heads at a time; each has its scale worked out by a thread of its own. */
+template <class To> DEV void turn_heads(const int16_t *y, int32_t at, const int32_t *phase, const int16_t *cosine, const int16_t *sine, int lane, To to) {
+    enum { ALL = HEADS + KV, PART = 8 };
+    const bool mine = lane < HD / 2;
+    const uint32_t j = mine ? (uint32_t)at * (uint32_t)phase[lane] >> 10 & 1023 : 0;
+    const int32_t c = cosine[j], s = sine[j];
+#pragma unroll
+    for (int first = 0; first < ALL; first += PART) {
+        int32_t a[PART], b[PART];
+        double total = 0;
+#pragma unroll
+        for (int i = 0; i < PART; i++) {
+            const int16_t *from = y + (first + i) * HD;
+            const bool there = first + i < ALL && mine;
+            const int32_t p = there ? from[lane] : 0, q = there ? from[lane + HD / 2] : 0;
+            a[i] = (p * c - q * s + (1 << 13)) >> 14; /* |p|, |q| < 2^15, |c|, |s| <= 2^14: below 2^30 + 2^13 */
+            b[i] = (p * s + q * c + (1 << 13)) >> 14;
+        }
+#pragma unroll
+        for (int i = 0; i < PART && !GATED; i++) {
+            const uint2 sum = sum_warp((uint64_t)((int64_t)a[i] * a[i] + (int64_t)b[i] * b[i]));
+            if (lane == i) total = joined(sum);
+        }
+        const double scale = GATED ? 0 : norm_scale(total, HEAD_GAIN);
+#pragma unroll
+        for (int i = 0; i < PART; i++) {
+            if (first + i >= ALL) break;
+            const double factor = GATED ? 0 : __shfl_sync(FULL, scale, i);
+            int8_t *out = to(first + i);
+            if (!mine) continue;
+            out[lane] = (int8_t)(GATED ? clamp_to((a[i] + 64) >> 7, 127) : norm_one(a[i], factor));
+            out[lane + HD / 2] = (int8_t)(GATED ? clamp_to((b[i] + 64) >> 7, 127) : norm_one(b[i], factor));
+        }
     }
 }
 
@@ -255,21 +295,22 @@ DEV int value_place(int key, int dim) {
 /* ---------------------------------------------------------------- attention of 16 queries by a warp */
 
 /* Weight of a key: w = rs(exp[e & 63], 5) >> (e >> 6), e = min(below * heat >> 16, 1023), below = most - s. It is 0 from e = 1023
- * on, so a larger e does no harm; but below * heat must fit 32 bits. Where it might not (P_HOT; pack.py), `below` ends at `far`,
- * from where on e is 1023.
- * The table lies in shared memory once for each thread of a warp (64 x 32), so that no two threads meet in a bank. */
+ * on, so a larger e does no harm; but heat * 2^10 must fit 32 bits. Where it does not (P_HOT; pack.py), `below` ends at `far`, from
+ * where on e is 1023.
+ * The table lies in shared memory once for each thread of a warp (64 x 32), so that no two threads meet in a bank. `table` is this
+ * thread's copy; or all of it, and `own` = 4 * lane, which the compiler joins with the mask: an instruction less, a register more. */
 enum { WEIGHTS = 64 * 32 };
 DEV void fill_weights(uint32_t *table, const int32_t *exp, int tid, int threads) {
     for (int i = tid; i < WEIGHTS; i += threads) table[i] = (uint32_t)(exp[i >> 5] + 16) >> 5;
 }
 DEV uint32_t far_enough(uint32_t heat) { return heat ? (1023u * 65536u + heat - 1) / heat : 0; }
-DEV uint32_t key_weight(uint32_t below, uint32_t far, uint32_t heat, const uint8_t *table) { /* table: of this thread */
+DEV uint32_t key_weight(uint32_t below, uint32_t far, uint32_t heat, const uint8_t *table, uint32_t own = 0) {
     if (P_HOT) {
         const uint32_t e = min(min(below, far) * heat, 1023u << 16);
-        return *(const uint32_t *)(table + (e >> 9 & 63 << 7)) >> (e >> 22);
+        return *(const uint32_t *)(table + (e >> 9 & 63 << 7 | own)) >> (e >> 22);
     }
     const uint64_t e = multiply(below, heat << 10); /* the whole powers of two in the upper half: the multiplier's work, not the shifter's */
-    return shift_right(*(const uint32_t *)(table + ((uint32_t)e >> 19 & 63 << 7)), (uint32_t)(e >> 32));
+    return shift_right(*(const uint32_t *)(table + ((uint32_t)e >> 19 & 63 << 7 | own)), (uint32_t)(e >> 32));
 }
 /* 2^40 / sum, and a little less where one key has all the weight: there rs(w * t, 24) would be 2^16, one more than 16 bits hold,
  * and 2^16 - 1 gives the same output, since |v| < 2^14. */
@@ -336,11 +377,11 @@ DEV void top(const Queries &q, int kg, int lane, const int32_t c[4][4], int32_t 
     }
 }
 /* c, how far below the highest the scores of 32 keys are, becomes their weights. */
-DEV void weigh(const Queries &q, int kg, int lane, const uint8_t *table, int32_t c[4][4]) {
+DEV void weigh(const Queries &q, int kg, int lane, const uint8_t *table, int32_t c[4][4], uint32_t own = 0) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) c[j][i] = (int32_t)key_weight((uint32_t)c[j][i], q.far[i >> 1], q.heat[i >> 1], table);
+        for (int i = 0; i < 4; i++) c[j][i] = (int32_t)key_weight((uint32_t)c[j][i], q.far[i >> 1], q.heat[i >> 1], table, own);
     }
     if (kg * 32 + 32 > q.whole) {
 #pragma unroll
@@ -350,9 +391,9 @@ DEV void weigh(const Queries &q, int kg, int lane, const uint8_t *table, int32_t
         }
     }
 }
-DEV void weigh(const Queries &q, const Keys &k, int kg, int lane, const uint8_t *table, int32_t c[4][4]) {
+DEV void weigh(const Queries &q, const Keys &k, int kg, int lane, const uint8_t *table, int32_t c[4][4], uint32_t own = 0) {
     scores(q, k, q.most[0], q.most[1], c);
-    weigh(q, kg, lane, table, c);
+    weigh(q, kg, lane, table, c, own);
 }
 DEV void add_weights(const int32_t c[4][4], uint32_t total[2]) {
 #pragma unroll

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.cuda.pack import MOST_SHARED
+from pltz.plt_codec.cuda.pool import Pool
 from pltz.plt_codec.errors import ModelError, UsageError
 
 HERE = Path(__file__).resolve().parent
@@ -27,6 +28,7 @@ SOURCES = ("common.cuh", "batch.cu", "cluster.cu", "grid.cu")
 OLDEST = 80  # compute capability that the instructions need
 CLUSTERS = 90  # from here on there are clusters of blocks
 CLUSTER = 16  # blocks of a cluster of cluster.cu and grid.cu
+MOST_CONFIGS = 256  # ways to launch that are remembered
 Argument = Any  # a ctypes scalar
 
 
@@ -121,6 +123,14 @@ def _ask(answer: tuple[Any, ...]) -> Any:
     return rest[0] if len(rest) == 1 else tuple(rest)
 
 
+def _allocate(cu: Any, size: int) -> int:
+    """The address of so many bytes more. Raises ModelError where memory does not suffice."""
+    status, address = cu.cuMemAlloc(size)
+    if int(status):
+        raise ModelError(f"not enough GPU memory: {size} bytes more are needed ({status.name})")
+    return int(address)
+
+
 @functools.cache
 def count() -> int:
     """GPUs that the driver shows; 0 where there is no driver or the extra is not installed."""
@@ -166,7 +176,9 @@ class CudaDevice:
         self._stream = _ask(cu.cuStreamCreate(1))  # does not wait for the default stream
         self._module = _ask(cu.cuModuleLoadData(compile_kernels(shape, self.capability)))
         self._functions: dict[str, Any] = {}
-        self.clusters = self._clusters() if self.capability >= CLUSTERS else 0
+        self._configs: dict[tuple[object, ...], Any] = {}
+        self._pool = Pool(functools.partial(_allocate, cu), cu.cuMemFree)  # neither holds the device
+        self.clusters = self._clusters() if self.capability >= CLUSTERS and not shape["P_GATED"] else 0
         self.grid = shape["P_GRID"] if shape["P_GRID"] <= self.clusters else 0
 
     def _clusters(self) -> int:
@@ -186,7 +198,12 @@ class CudaDevice:
         self, grid: tuple[int, int, int], threads: int, shared: int, cluster: int, together: bool
     ) -> Any:
         cu = self._cu
-        config = cu.CUlaunchConfig()
+        named = grid, threads, shared, cluster, together
+        if named in self._configs:
+            return self._configs[named]
+        if len(self._configs) > MOST_CONFIGS:
+            self._configs.clear()
+        config = self._configs[named] = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes, config.hStream = shared, self._stream
@@ -226,16 +243,19 @@ class CudaDevice:
     def alloc(self, size: int) -> int:
         """Bytes of zeros. Raises ModelError where memory does not suffice."""
         self._enter()
-        status, address = self._cu.cuMemAlloc(max(size, 16))
-        if int(status):
-            raise ModelError(f"not enough GPU memory: {size} bytes more are needed ({status.name})")
+        address = self._pool.take(size)
         _ask((*self._cu.cuMemsetD8Async(address, 0, max(size, 16), self._stream), None))
-        return int(address)
+        return address
 
     def free(self, address: int) -> None:
-        """Give back what alloc gave."""
+        """Give back what alloc gave. What still runs may use it: who gets it next comes after, in the one stream there is."""
         self._enter()
-        self._cu.cuMemFree(address)
+        self._pool.give(address)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pool"):
+            self._enter()
+            self._pool.drop()
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
         """Array to device."""
@@ -269,8 +289,8 @@ class CudaDevice:
         self._enter()
         _ask(
             (
-                *cu.cuStreamBeginCapture(
-                    self._stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+                *cu.cuStreamBeginCapture(  # relaxed: a coder collected just now may give its memory back in the middle
+                    self._stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
                 ),
                 None,
             )

@@ -18,6 +18,7 @@ using std::min;
 #define DEV inline
 #define KERNEL(threads) static void
 #define KERNEL2(threads) static void
+#define KERNEL3(threads) static void
 #define __restrict__
 #define __noinline__
 struct uint4 { uint32_t x, y, z, w; };

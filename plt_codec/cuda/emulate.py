@@ -26,9 +26,11 @@ def available() -> bool:
 def build(shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()) -> Path:
     """Compile the kernels for a shape into a shared library in `folder`."""
     text = source()
-    kernels = re.findall(r"^KERNEL2?\(\d+\) (\w+)\(", text, re.MULTILINE)
-    if not shape["P_GRID"]:
-        kernels.remove("decode_grid")
+    kernels = re.findall(r"^KERNEL[23]?\(\d+\) (\w+)\(", text, re.MULTILINE)
+    without = ["decode_grid"] * (not shape["P_GRID"])
+    without += ["decode_grid_wide"] * (not shape["P_GRID"] or shape["P_GRID_LANES"] <= 16)
+    without += ["decode_block"] * shape["P_GATED"]
+    kernels = [name for name in kernels if name not in without]
     calls = "".join(f"    EMULATED({name})\n" for name in kernels)
     text = (
         f'#include "{HERE / "emulate.h"}"\n{text}\nextern "C" int emulated(const char *kernel, const uint32_t *grid, '

@@ -1,7 +1,8 @@
 /* One session: one kernel decodes a whole block on the whole GPU.
  *
- * P_GRID clusters of 16 blocks. A block's place in its cluster is the lane it stands for: it keeps that lane's residual, one
- * channel a thread, and norms it. Its cluster stands for some heads and for a slice of the hidden layer. A layer is then
+ * P_GRID clusters of 16 blocks. A block's place in its cluster is the lane it stands for, and where there are more than 16, also
+ * the lane 16 further on: it keeps their residuals, one channel a thread, and norms them. Its cluster stands for some heads and
+ * for a slice of the hidden layer. A layer is then
  *
  *     queries, keys, values of the lane and the cluster's heads | D | highest scores | D | sums | D | shares times values | D |
  *     the output's part of these heads | L | norm | D | hidden slice | D | its part of the residual | L | norm
@@ -12,6 +13,9 @@
  *
  * Weights are loaded from L2 into registers while an exchange is under way. Keys are dealt out to the blocks of a cluster 32
  * at a time; the keys of a block's last group, which still grows, lie in shared memory too.
+ *
+ * Compiled for 16 lanes and for 32 (Grid<1>, Grid<2>). A step's time goes with the stages, hardly with the lanes: rows of the
+ * second half take the same weights, and their instructions stand between those of the first.
  */
 #include "common.cuh"
 #if P_GRID > 0 && (defined(PLTZ_EMULATE) || __CUDA_ARCH__ >= 900)
@@ -24,8 +28,9 @@ enum {
     OUT_CHUNKS = HEADS_EACH * HD % 64 ? (HEADS_EACH * HD + 62) / 64 + 1 : HEADS_EACH * HD / 64, /* that the heads of a cluster touch */
     UT = (FP / 8 + CLUSTERS * CTAS - 1) / (CLUSTERS * CTAS), DT = (DP / 8 + CTAS - 1) / CTAS, /* tiles a block: up, down */
     SLICE = CTAS * UT * 8, H_WIDE = pitch(SLICE), /* hidden values of a cluster */
-    GROUPS = 16, PIECES = GROUPS * 4 / WARPS, /* groups of 32 keys a block, at most, so 8192 keys in all; pieces of 8 keys a warp */
+    GROUPS = P_GRID_GROUPS, PIECES = GROUPS * 4 / WARPS, /* groups of 32 keys a block, at most; pieces of 8 keys a warp */
 };
+static_assert(GROUPS % 4 == 0, "as many pieces a warp, even and odd groups");
 static_assert(HEADS % HEADS_EACH == 0 && (GROUP % HEADS_EACH == 0 || HEADS_EACH % GROUP == 0) && BUSY <= CLUSTERS, "heads are dealt out evenly");
 static_assert(HD % 8 == 0 && DP <= THREADS && ITEMS <= WARPS, "a thread a channel, a warp an item");
 static_assert((int64_t)SLICE * 254 * 127 < 1 << 27 && (int64_t)HEADS_EACH * HD * 127 * 127 < 1 << 27, "a part and its mark fit a word");
@@ -62,21 +67,24 @@ template <int TILES, int CHUNKS> struct Strip {
 #pragma unroll
         for (int i = EACH * LONG * PART / PARTS; i < EACH * LONG * (PART + 1) / PARTS; i++) w[i] = *(const uint4 *)(from + (places[i * WARPS + p.warp] + p.lane * 16));
     }
-    /* Times one row a: sums [split][tile][row of the tile][quarter of a chunk], for total(). */
-    DEV void row(const Place &p, const uint8_t *a, int32_t *sums) const {
+    /* Times N rows, `stride` apart: of each, sums [split][tile][row of the tile][quarter of a chunk], for total(). */
+    template <int N> DEV void row(const Place &p, const uint8_t *a, int stride, int32_t *sums) const {
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             if (!has(p.warp, i)) continue;
-            int32_t dot[2] = {0, 0};
 #pragma unroll
-            for (int c = 0; c < LONG; c++) {
-                const int chunk = first(p.warp, i) + c;
-                if (CHUNKS % SPLITS && chunk >= CHUNKS) continue;
-                const uint4 v = *(const uint4 *)(a + chunk * 64 + (p.lane & 3) * 16), f = w[i * LONG + c];
-                dot[0] = dot4(v.x, f.x, dot4(v.y, f.y, dot[0]));
-                dot[1] = dot4(v.z, f.z, dot4(v.w, f.w, dot[1]));
+            for (int r = 0; r < N; r++) {
+                int32_t dot[2] = {0, 0};
+#pragma unroll
+                for (int c = 0; c < LONG; c++) {
+                    const int chunk = first(p.warp, i) + c;
+                    if (CHUNKS % SPLITS && chunk >= CHUNKS) continue;
+                    const uint4 v = *(const uint4 *)(a + r * stride + chunk * 64 + (p.lane & 3) * 16), f = w[i * LONG + c];
+                    dot[0] = dot4(v.x, f.x, dot4(v.y, f.y, dot[0]));
+                    dot[1] = dot4(v.z, f.z, dot4(v.w, f.w, dot[1]));
+                }
+                sums[r * ROW_SUMS + (p.warp + i * WARPS) * 32 + p.lane] = dot[0] + dot[1];
             }
-            sums[(p.warp + i * WARPS) * 32 + p.lane] = dot[0] + dot[1];
         }
     }
     DEV static int32_t total(const int32_t *sums, int n) {
@@ -88,39 +96,41 @@ template <int TILES, int CHUNKS> struct Strip {
         }
         return all;
     }
-    /* Times 16 rows: sums [split][16][WIDE], for total16(). */
-    enum { WIDE = TILES * 8 + 8 };
-    template <bool UNSIGNED> DEV void rows(const Place &p, const uint8_t *a, int stride, int32_t *sums) const {
+    /* Times N x 16 rows: sums [split][N * 16][WIDE], for totals(). */
+    template <int N, bool UNSIGNED> DEV void rows(const Place &p, const uint8_t *a, int stride, int32_t *sums) const {
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             if (!has(p.warp, i)) continue;
-            int32_t c[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
-            const uint8_t *row = a + (p.lane >> 2) * stride + (p.lane & 3) * 16;
 #pragma unroll
-            for (int n = 0; n < LONG; n++) {
-                const int chunk = first(p.warp, i) + n;
-                if (CHUNKS % SPLITS && chunk >= CHUNKS) continue;
-                const uint4 x = *(const uint4 *)(row + chunk * 64), y = *(const uint4 *)(row + 8 * stride + chunk * 64), b = w[i * LONG + n];
-                if (UNSIGNED) {
-                    mma_u8(c[0], x.x, y.x, x.y, y.y, b.x, b.y);
-                    mma_u8(c[1], x.z, y.z, x.w, y.w, b.z, b.w);
-                } else {
-                    mma_s8(c[0], x.x, y.x, x.y, y.y, b.x, b.y);
-                    mma_s8(c[1], x.z, y.z, x.w, y.w, b.z, b.w);
+            for (int r = 0; r < N; r++) {
+                int32_t c[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+                const uint8_t *row = a + (r * 16 + (p.lane >> 2)) * stride + (p.lane & 3) * 16;
+#pragma unroll
+                for (int n = 0; n < LONG; n++) {
+                    const int chunk = first(p.warp, i) + n;
+                    if (CHUNKS % SPLITS && chunk >= CHUNKS) continue;
+                    const uint4 x = *(const uint4 *)(row + chunk * 64), y = *(const uint4 *)(row + 8 * stride + chunk * 64), b = w[i * LONG + n];
+                    if (UNSIGNED) {
+                        mma_u8(c[0], x.x, y.x, x.y, y.y, b.x, b.y);
+                        mma_u8(c[1], x.z, y.z, x.w, y.w, b.z, b.w);
+                    } else {
+                        mma_s8(c[0], x.x, y.x, x.y, y.y, b.x, b.y);
+                        mma_s8(c[1], x.z, y.z, x.w, y.w, b.z, b.w);
+                    }
                 }
+                int32_t *to = sums + ((first(p.warp, i) / LONG * N + r) * 16 + (p.lane >> 2)) * WIDE + tile(p.warp, i) * 8 + (p.lane & 3) * 2;
+                *(int2 *)to = make_int2(c[0][0] + c[1][0], c[0][1] + c[1][1]);
+                *(int2 *)(to + 8 * WIDE) = make_int2(c[0][2] + c[1][2], c[0][3] + c[1][3]);
             }
-            int32_t *to = sums + (first(p.warp, i) / LONG * 16 + (p.lane >> 2)) * WIDE + tile(p.warp, i) * 8 + (p.lane & 3) * 2;
-            *(int2 *)to = make_int2(c[0][0] + c[1][0], c[0][1] + c[1][1]);
-            *(int2 *)(to + 8 * WIDE) = make_int2(c[0][2] + c[1][2], c[0][3] + c[1][3]);
         }
     }
-    DEV static int32_t total16(const int32_t *sums, int row, int n) {
+    template <int N> DEV static int32_t totals(const int32_t *sums, int row, int n) {
         int32_t all = 0;
 #pragma unroll
-        for (int s = 0; s < SPLITS; s++) all += sums[(s * 16 + row) * WIDE + n];
+        for (int s = 0; s < SPLITS; s++) all += sums[(s * N * 16 + row) * WIDE + n];
         return all;
     }
-    enum { ROW_SUMS = EACH * WARPS * 32, ROWS_SUMS = SPLITS * 16 * WIDE };
+    enum { ROW_SUMS = EACH * WARPS * 32, WIDE = TILES * 8 + 8, TILE_SUMS = SPLITS * 16 * WIDE };
 };
 typedef Strip<ITEMS * HT, CHUNKS> Qkv;
 typedef Strip<DP / 8, OUT_CHUNKS> Out;
@@ -128,296 +138,6 @@ typedef Strip<UT, CHUNKS> Up;
 typedef Strip<DT, SLICE / 64> Down;
 typedef Strip<CP / 8, CHUNKS> Class;
 typedef Strip<16, CHUNKS> Member;
-
-enum { /* shared memory */
-    AT_ROW = 0,                                           /* norm of the own lane (DP) */
-    AT_A = AT_ROW + DP,                                   /* of all lanes (16, A_PITCH) */
-    AT_HIDDEN = AT_A + LANES * A_PITCH,                   /* (16, H_WIDE) */
-    AT_O = AT_HIDDEN + LANES * H_WIDE,                    /* attention output of the own lane (OUT_CHUNKS, 64), zeros between heads */
-    AT_Q = AT_O + OUT_CHUNKS * 64,                        /* queries of the cluster's heads (HEADS_EACH, 16, 64) */
-    AT_NEW = AT_Q + HEADS_EACH * LANES * 64,              /* new values that this block keeps (KV_EACH, 16, 64) */
-    AT_MOST = AT_NEW + KV_EACH * LANES * 64,              /* highest scores, sums: (HEADS_EACH, 16 lanes, 16 blocks) each */
-    AT_SUM = AT_MOST + HEADS_EACH * 1024,
-    AT_MINE = AT_SUM + HEADS_EACH * 1024,                 /* the same of the own warps: (HEADS_EACH, 16 lanes, 16 warps) each */
-    AT_PARTS = AT_MINE + 2 * HEADS_EACH * 1024,           /* of each block, shares times values of the own lane (16, HEADS_EACH, 64) */
-    AT_HALVES = AT_PARTS + CTAS * HEADS_EACH * 256,       /* own shares times values, even and odd groups (2, HEADS_EACH, 16, PART) */
-    AT_SHARES = AT_HALVES + 2 * HEADS_EACH * LANES * PART * 4, /* fragments of shares, low and high bytes (HEADS_EACH, GROUPS, 2, 512) */
-    AT_ROWS = AT_SHARES + most_of(HEADS_EACH * GROUPS * 1024, (Up::ROWS_SUMS + Down::ROWS_SUMS) * 4), /* sums of products of one row */
-    ROWS_SIZE = most_of(most_of(Qkv::ROW_SUMS, Out::ROW_SUMS), most_of(Class::ROW_SUMS, Member::ROW_SUMS)),
-    AT_UP = AT_SHARES,                                    /* sums of products of 16 rows, used while SHARES is not */
-    AT_DOWN = AT_UP + Up::ROWS_SUMS * 4,
-    AT_STAGE = AT_ROWS + ROWS_SIZE * 4,                   /* what goes to the other blocks */
-    AT_MADE = AT_STAGE + LANES * UT * 8,                  /* queries, keys, values of the own lane (ITEMS, 64), zeros beyond HD */
-    AT_CUM = AT_MADE + ITEMS * 64,                        /* cumulative frequencies (2, 16, SUMS): classes, members */
-    AT_OWN = AT_CUM + 2 * LANES * SUMS * 4,               /* of the own lane */
-    AT_WEIGHTS = AT_OWN + SUMS * 4,                       /* of keys (WEIGHTS) */
-    AT_EXP = AT_WEIGHTS + WEIGHTS * 4,
-    AT_HEAT = AT_EXP + 256,                               /* (LAYERS, HEADS_EACH) */
-    AT_NORM = (AT_HEAT + LAYERS * HEADS_EACH * 4 + 31) / 32 * 32, /* sums of squares of the warps */
-    AT_STEP = AT_NORM + 128,                              /* classes, tokens of the lanes; error */
-    AT_CODER = AT_STEP + 256,
-    AT_MEETING = AT_CODER + 64 + 32,
-    AT_PLACES = AT_MEETING + 32,                          /* where the pieces of weights lie: of Qkv, Out, Up, Down, Class, Member */
-    PLACES_OUT = Qkv::PIECES, PLACES_UP = PLACES_OUT + Out::PIECES, PLACES_DOWN = PLACES_UP + Up::PIECES,
-    PLACES_CLASS = PLACES_DOWN + Down::PIECES, PLACES_MEMBER = PLACES_CLASS + Class::PIECES,
-    AT_FRESH = (AT_PLACES + (PLACES_MEMBER + Member::PIECES) * 4 + 127) / 128 * 128,       /* keys of the newest own group: (LAYERS, KV_EACH, 2048) */
-    SHARED = AT_FRESH + LAYERS * KV_EACH * 2048,
-};
-static_assert(SHARED == P_GRID_SHARED && AT_MEETING % 32 == 0, "coder.py: grid_plan");
-
-/* Words between clusters. A word of a part: value << 4 | mark. Of a token: token | stop << 16 | mark << 17. Two copies of each
- * buffer, in turn; a copy is written again only after all have sent what they made of its content before. */
-struct Wire {
-    uint32_t out[2][LANES][CLUSTERS][DP], down[2][LANES][CLUSTERS][DP], token[2][LANES];
-};
-static_assert(sizeof(Wire) == (size_t)P_GRID_WIRE, "coder.py: grid_plan");
-
-/* Sums the parts of `n` clusters of this thread's channel. */
-template <int N> DEV int32_t collect_parts(const uint32_t *from, uint32_t mark) {
-    uint32_t v[N];
-    bool whole;
-    do {
-        whole = true;
-#pragma unroll
-        for (int i = 0; i < N; i++) v[i] = wire_load(from + i * DP);
-#pragma unroll
-        for (int i = 0; i < N; i++) whole = whole && (v[i] & 15) == mark;
-    } while (!whole && breathe());
-    int32_t all = 0;
-#pragma unroll
-    for (int i = 0; i < N; i++) all += (int32_t)v[i] >> 4;
-    return all;
-}
-DEV uint32_t marked(int32_t v, uint32_t mark) { return (uint32_t)v << 4 | mark; }
-
-/* Norm of the row whose channel `tid` is x, into AT_ROW. */
-DEV void norm_lane(const Place &p, int32_t x) {
-    uint2 *sums = (uint2 *)(p.m + AT_NORM);
-    const uint2 mine = sum_warp((uint64_t)((int64_t)x * x));
-    if (p.lane == 0) sums[p.warp] = mine;
-    __syncthreads();
-    uint2 total = make_uint2(0, 0);
-#pragma unroll
-    for (int i = 0; i < DP / 32; i++) {
-        total.x += sums[i].x;
-        total.y += sums[i].y;
-    }
-    if (p.tid < DP) p.m[AT_ROW + p.tid] = (uint8_t)norm_one(x, norm_scale(joined(total), NORM_GAIN));
-    __syncthreads();
-}
-
-/* Lowest, or sum, of the rows over the warps, sent to all blocks: mine (heads, 16, 16 warps) -> all (heads, 16, 16 blocks). */
-template <bool SUM> DEV void spread(const Place &p, const int32_t *mine, void *all) {
-    __syncthreads();
-    const Sender to = sender(p, all);
-    each<HEADS_EACH * LANES, 32>(p.lane, [&](int i) {
-        int32_t v = SUM ? 0 : 0x7fffffff;
-#pragma unroll
-        for (int w = 0; w < 4; w++) {
-            const int4 four = *(const int4 *)(mine + i * 16 + (w + i & 3) * 4);
-            v = SUM ? v + four.x + four.y + four.z + four.w : min(v, min(min(four.x, four.y), min(four.z, four.w)));
-        }
-        to.put4((i * CTAS + p.rank) * 4, (uint32_t)v);
-    });
-}
-/* The same of the blocks, for row n. */
-template <bool SUM> DEV int32_t gathered(const Place &p, const uint8_t *all, int n) {
-    const int4 four = *(const int4 *)(all + n * 64 + (p.lane & 3) * 16);
-    int32_t v = SUM ? four.x + four.y + four.z + four.w : min(min(four.x, four.y), min(four.z, four.w));
-    for (int i = 1; i < 4; i <<= 1) {
-        const int32_t other = __shfl_xor_sync(FULL, v, i);
-        v = SUM ? v + other : min(v, other);
-    }
-    return v;
-}
-
-/* How many of the new keys, `lanes` from `key` on, the block `rank` keeps. */
-DEV int owned_lanes(int key, int lanes, int rank) {
-    const int here = least(lanes, 32 - key % 32);
-    return (key / 32 % CTAS == rank ? here : 0) + ((key / 32 + 1) % CTAS == rank ? lanes - here : 0);
-}
-struct Keeper { /* where this block finds groups of keys */
-    const Cache &cache;
-    int8_t *memory, *fresh; /* fresh: (KV_EACH, 2048) of the layer */
-    int layer, first_kv, newest; /* newest: the group whose keys lie in `fresh`, or -1 */
-    DEV int8_t *keys(int kv) const { return keys_of(cache, memory, layer, first_kv + kv); }
-    DEV const int8_t *group_values(int kv, int g) const { return keys(kv) + cache.room * HW + (int64_t)g * 2048; } /* asked for late enough */
-};
-
-/* Attention of the cluster's heads: Q is under way; ends with the output of the own lane in AT_O. A warp scores the keys
- * `part` * 8 .. + 7 of every fourth own group, so that few keys give all warps work too. */
-DEV void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out, const int32_t *places, const int8_t *out_w, int o_at) {
-    const int g = p.lane >> 2, t = p.lane & 3, keys_all = key + lanes, groups = (keys_all + 31) / 32;
-    const int count = groups > p.rank ? (groups - p.rank + CTAS - 1) / CTAS : 0; /* own groups: rank, rank + 16, .. */
-    const int part = p.warp & 3, first = p.warp >> 2;
-    const uint8_t *weights = p.m + AT_WEIGHTS + p.lane * 4;
-    int32_t *mine = (int32_t *)(p.m + AT_MINE);
-    const int owned = owned_lanes(key, lanes, p.rank), key_at = part * 512 + p.lane * 16;
-    uint4 k[KV_EACH][PIECES];
-#pragma unroll
-    for (int kv = 0; kv < KV_EACH; kv++) {
-#pragma unroll
-        for (int i = 0; i < PIECES; i++) {
-            const int n = first + i * 4, group = p.rank + n * CTAS;
-            k[kv][i] = make_uint4(0, 0, 0, 0);
-            if (n < count && group != keep.newest) k[kv][i] = *(const uint4 *)(keep.keys(kv) + (int64_t)group * 2048 + key_at);
-        }
-    }
-    wait(p, HEADS_EACH * LANES * 64 + owned * KV_EACH * 128);
-    mark(p, 36);
-    uint32_t heat[HEADS_EACH], far[HEADS_EACH];
-    int32_t c[HEADS_EACH][PIECES][4];
-#pragma unroll
-    for (int h = 0; h < HEADS_EACH; h++) {
-        const int kv = h * KV_EACH / HEADS_EACH;
-        const uint8_t *rows = p.m + AT_Q + (h * LANES + g) * 64 + t * 16;
-        const uint4 a = negated(*(const uint4 *)rows), b = negated(*(const uint4 *)(rows + 512));
-        heat[h] = ((const uint32_t *)(p.m + AT_HEAT))[keep.layer * HEADS_EACH + h];
-        far[h] = far_enough(heat[h]);
-        int32_t low[2] = {0x7fffffff, 0x7fffffff};
-#pragma unroll
-        for (int i = 0; i < PIECES; i++) {
-            const int n = first + i * 4, group = p.rank + n * CTAS, left = keys_all - group * 32 - part * 8 - t * 2;
-            if (n >= count) break;
-            if (group == keep.newest) k[kv][i] = *(const uint4 *)(keep.fresh + kv * 2048 + key_at);
-#pragma unroll
-            for (int e = 0; e < 4; e++) c[h][i][e] = 0;
-            mma_s8(c[h][i], a.x, b.x, a.y, b.y, k[kv][i].x, k[kv][i].y);
-            mma_s8(c[h][i], a.z, b.z, a.w, b.w, k[kv][i].z, k[kv][i].w);
-#pragma unroll
-            for (int e = 0; e < 4; e++) low[e >> 1] = min(low[e >> 1], left > (e & 1) ? c[h][i][e] : 0x7fffffff);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            for (int n = 1; n < 4; n <<= 1) low[i] = min(low[i], __shfl_xor_sync(FULL, low[i], n));
-            if (t == 0) mine[(h * LANES + g + i * 8) * 16 + p.warp] = low[i];
-        }
-    }
-    mark(p, 37);
-    spread<false>(p, mine, p.m + AT_MOST);
-    /* while the highest scores are under way: the output's weights; new keys and values into the cache */
-    out.load(p, places, out_w);
-    if (owned) {
-#pragma unroll 1
-        for (int i = p.warp; i < 2 * KV_EACH * LANES; i += WARPS) {
-            const int item = i / LANES, lane = i % LANES, slot = key + lane, kv = item % KV_EACH;
-            if (lane >= lanes || slot / 32 % CTAS != p.rank) continue;
-            int8_t *to = keep.keys(kv);
-            if (item < KV_EACH) {
-                *(uint16_t *)(to + (int64_t)slot * 64 + p.lane * 2) = *(const uint16_t *)(keep.fresh + kv * 2048 + (slot & 31) * 64 + p.lane * 2);
-            } else {
-                const uint8_t *from = p.m + AT_NEW + (kv * LANES + lane) * 64;
-                to += keep.cache.room * HW;
-                to[value_place(slot, p.lane)] = (int8_t)from[p.lane];
-                to[value_place(slot, p.lane + 32)] = (int8_t)from[p.lane + 32];
-            }
-        }
-    }
-    wait(p, HEADS_EACH * LANES * CTAS * 4);
-    mark(p, 38);
-    mine += HEADS_EACH * LANES * 16;
-#pragma unroll
-    for (int h = 0; h < HEADS_EACH; h++) {
-        uint32_t total[2] = {0, 0};
-        int32_t low[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) low[i] = gathered<false>(p, p.m + AT_MOST, h * LANES + g + i * 8);
-#pragma unroll
-        for (int i = 0; i < PIECES; i++) {
-            const int n = first + i * 4, left = keys_all - (p.rank + n * CTAS) * 32 - part * 8 - t * 2;
-            if (n >= count) break;
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const uint32_t w = key_weight((uint32_t)(c[h][i][e] - low[e >> 1]), far[h], heat[h], weights);
-                c[h][i][e] = left > (e & 1) ? (int32_t)w : 0;
-                total[e >> 1] += (uint32_t)c[h][i][e];
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            for (int n = 1; n < 4; n <<= 1) total[i] += __shfl_xor_sync(FULL, total[i], n);
-            if (t == 0) mine[(h * LANES + g + i * 8) * 16 + p.warp] = (int32_t)total[i];
-        }
-    }
-    mark(p, 39);
-    spread<true>(p, mine, p.m + AT_SUM);
-    const int tile = p.warp & 7, half = p.warp >> 3; /* shares times values: a warp 8 dims of even or odd groups */
-    const int value_at = (tile >> 1) * 512 + p.lane * 16 + (tile & 1) * 8;
-    uint2 v[KV_EACH][GROUPS / 2];
-#pragma unroll
-    for (int kv = 0; kv < KV_EACH; kv++) {
-        const int8_t *from = keep.group_values(kv, p.rank + half * CTAS) + value_at;
-#pragma unroll
-        for (int i = 0; i < GROUPS / 2; i++) {
-            v[kv][i] = make_uint2(0, 0);
-            if (i * 2 + half < count) v[kv][i] = *(const uint2 *)(from + i * 2 * CTAS * 2048);
-        }
-    }
-    wait(p, HEADS_EACH * LANES * CTAS * 4);
-    mark(p, 40);
-    int32_t lo[HEADS_EACH][4], hi[HEADS_EACH][4];
-#pragma unroll
-    for (int h = 0; h < HEADS_EACH; h++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) lo[h][i] = hi[h][i] = 0;
-        const int32_t sums[2] = {gathered<true>(p, p.m + AT_SUM, h * LANES + g), gathered<true>(p, p.m + AT_SUM, h * LANES + g + 8)};
-        const uint32_t own = key_scale((uint32_t)(t & 1 ? sums[1] : sums[0])); /* a row a thread */
-        const uint32_t scale[2] = {__shfl_sync(FULL, own, p.lane & ~1), __shfl_sync(FULL, own, p.lane | 1)};
-#pragma unroll
-        for (int i = 0; i < PIECES; i++) {
-            const int n = first + i * 4;
-            if (n >= count) break;
-            uint8_t *to = p.m + AT_SHARES + (h * GROUPS + n) * 1024 + p.lane * 16 + (part >> 1) * 8 + (part & 1) * 2;
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const uint32_t two = __byte_perm(key_share((uint32_t)c[h][i][2 * r], scale[r]), key_share((uint32_t)c[h][i][2 * r + 1], scale[r]), 0x7362);
-                *(uint16_t *)(to + r * 4) = (uint16_t)two; /* low bytes */
-                *(uint16_t *)(to + 512 + r * 4) = (uint16_t)(two >> 16);
-            }
-        }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int n = 0; n < GROUPS / 2; n++) {
-        const int local = n * 2 + half;
-        if (local >= count) break;
-#pragma unroll
-        for (int h = 0; h < HEADS_EACH; h++) {
-            const uint8_t *from = p.m + AT_SHARES + (h * GROUPS + local) * 1024 + p.lane * 16;
-            const uint4 a = *(const uint4 *)from, b = *(const uint4 *)(from + 512);
-            const uint2 x = v[h * KV_EACH / HEADS_EACH][n];
-            mma_u8(lo[h], a.x, a.y, a.z, a.w, x.x, x.y);
-            mma_u8(hi[h], b.x, b.y, b.z, b.w, x.x, x.y);
-        }
-    }
-    mark(p, 41);
-    int32_t *halves = (int32_t *)(p.m + AT_HALVES);
-#pragma unroll
-    for (int h = 0; h < HEADS_EACH; h++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            *(int2 *)(halves + ((half * HEADS_EACH + h) * LANES + g + i * 8) * PART + tile * 8 + t * 2) =
-                make_int2(lo[h][2 * i] + (hi[h][2 * i] << 8), lo[h][2 * i + 1] + (hi[h][2 * i + 1] << 8));
-        }
-    }
-    __syncthreads();
-    const Sender to = sender(p, p.m + AT_PARTS + p.rank * HEADS_EACH * 256); /* row w to the block that stands for lane w */
-    each<HEADS_EACH * 16, 32>(p.lane, [&](int i) {
-        const int32_t *from = halves + (i / 16 * LANES + p.warp) * PART + i % 16 * 4;
-        const uint4 a = *(const uint4 *)from, b = *(const uint4 *)(from + HEADS_EACH * LANES * PART);
-        to.put16(i * 16, make_uint4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w));
-    });
-    wait(p, CTAS * HEADS_EACH * 256);
-    mark(p, 42);
-    if (p.tid < HEADS_EACH * 64) {
-        int32_t total = 1 << 14;
-#pragma unroll
-        for (int b = 0; b < CTAS; b++) total += ((const int32_t *)(p.m + AT_PARTS))[b * HEADS_EACH * 64 + p.tid];
-        const int h = p.tid / 64, dim = p.tid % 64;
-        if (dim < HD) p.m[AT_O + o_at + h * HD + dim] = (uint8_t)clamp_to(total >> 15, 127);
-    }
-    __syncthreads();
-}
 
 /* The next symbol of n. s: N cumulative frequencies of this thread and the one behind them, symbols lane * N ..; words: the
  * stream's next 32, one a thread, of which `used` are used up. One chain of dependent steps a symbol, so no branches in it;
@@ -475,330 +195,721 @@ template <int N> DEV int32_t next_symbols(Coder &c, const uint32_t *sums, int n,
     }
     return found;
 }
-} // namespace grid
 
-/* Every instruction of a layer runs once a layer, so its fetch counts: loops that need not be are straight lines, and what few
- * sessions need is left out (a layer of 62 kB: 27 ms a session; of 32 kB: 21 ms). */
-KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, Piece *pieces, const Cache *caches, int8_t *memory,
-                        const GRID_CONSTANT Model model, const uint32_t *words, int32_t *tokens, grid::Wire *wire) {
-    using namespace grid;
-    const int held = slots[0];
-    if (held < 0) return; /* all */
-    Place p = {cluster_rank(), (int)threadIdx.x >> 5, (int)threadIdx.x & 31, (int)threadIdx.x, shared(), (uint64_t *)(shared() + grid::AT_MEETING), 0, 0};
-    const int cluster = (int)blockIdx.x / CTAS;
-    const bool first = cluster == 0, busy = cluster < BUSY;
-    const Session s = sessions[held];
-    const Cache cache = caches[0];
-    const uint32_t epoch = (uint32_t)state->epoch;
-    Coder *kept = (Coder *)(p.m + grid::AT_CODER);
-    double *worth = (double *)(kept + 1);
-    int32_t *classes = (int32_t *)(p.m + grid::AT_STEP), *found = classes + LANES, *error = found + LANES;
-    for (int i = p.tid; i < grid::SHARED / 4; i += THREADS) ((uint32_t *)p.m)[i] = 0;
-    __syncthreads();
-    if (p.tid == 0) {
-        *kept = Coder{0, s.range, s.point - s.lower, s.place, s.words, words + s.word_at, 0};
-        *worth = s.bits;
-        meeting_open(p.meeting);
-    }
-    for (int i = p.tid; i < 64; i += THREADS) ((int32_t *)(p.m + grid::AT_EXP))[i] = model.exp[i];
-    const int head = busy ? cluster * HEADS_EACH : 0, first_kv = head / GROUP;
-    for (int i = p.tid; i < LAYERS * HEADS_EACH; i += THREADS) {
-        ((int32_t *)(p.m + grid::AT_HEAT))[i] = model.heat[i / HEADS_EACH][head + i % HEADS_EACH];
-    }
-    fill_weights((uint32_t *)(p.m + grid::AT_WEIGHTS), model.exp, p.tid, THREADS);
-    if (s.old % 32 && s.old / 32 % CTAS == p.rank) { /* a group begun by the block before */
-        for (int i = p.tid; i < LAYERS * KV_EACH * 128; i += THREADS) {
-            const int at = i / 128;
-            const int8_t *from = keys_of(cache, memory, at / KV_EACH, first_kv + at % KV_EACH) + (int64_t)(s.old / 32) * 2048;
-            ((uint4 *)(p.m + grid::AT_FRESH))[i] = ((const uint4 *)from)[i % 128];
-        }
-    }
-    int at = p.rank < s.L ? (int32_t)(s.start + lane_start(s, p.rank)) : 0;
-    int token = p.rank == 0 && s.start ? tokens[s.token_at + s.start - 1] : 0;
-    Qkv qkv;
-    Out out;
-    Up upper;
-    Down down;
-    Class head_class;
-    const int channel = p.tid < DP ? p.tid : 0, hidden_tile = (cluster * CTAS + p.rank) * UT;
-    auto row_of = [&](int item) { /* in the tensor, in heads */
-        return item < HEADS_EACH ? head + item : item < HEADS_EACH + KV_EACH ? HEADS + first_kv + item - HEADS_EACH : HEADS + KV + first_kv + item - HEADS_EACH - KV_EACH;
+/* How many of the new keys, `lanes` from `key` on, the block `rank` keeps. */
+DEV int owned_lanes(int key, int lanes, int rank) {
+    const int here = least(lanes, 32 - key % 32);
+    return (key / 32 % CTAS == rank ? here : 0) + ((key / 32 + 1) % CTAS == rank ? lanes - here : 0);
+}
+struct Keeper { /* where this block finds groups of keys */
+    const Cache &cache;
+    int8_t *memory, *fresh; /* fresh: (KV_EACH, 2048) of the layer */
+    int layer, first_kv, newest; /* newest: the group whose keys lie in `fresh`, or -1 */
+    DEV int8_t *keys(int kv) const { return keys_of(cache, memory, layer, first_kv + kv); }
+    DEV const int8_t *group_values(int kv, int g) const { return keys(kv) + cache.room * HW + (int64_t)g * 2048; } /* asked for late enough */
+};
+DEV uint32_t marked(int32_t v, uint32_t mark) { return (uint32_t)v << 4 | mark; }
+
+/* The kernel for blocks that stand for OWN lanes each: lanes rank, rank + 16, .. */
+template <int OWN> struct Grid {
+    enum { /* shared memory */
+        LANES = OWN * CTAS,
+        AT_ROW = 0,                                           /* norms of the own lanes (OWN, DP) */
+        AT_A = AT_ROW + OWN * DP,                             /* of all lanes (LANES, A_PITCH) */
+        AT_HIDDEN = AT_A + LANES * A_PITCH,                   /* (LANES, H_WIDE) */
+        AT_O = AT_HIDDEN + LANES * H_WIDE,                    /* attention output of the own lanes (OWN, OUT_CHUNKS, 64), zeros between heads */
+        AT_Q = AT_O + OWN * OUT_CHUNKS * 64,                  /* queries of the cluster's heads (HEADS_EACH, LANES, 64) */
+        AT_NEW = AT_Q + HEADS_EACH * LANES * 64,              /* new values that this block keeps (KV_EACH, LANES, 64) */
+        AT_MOST = AT_NEW + KV_EACH * LANES * 64,              /* highest scores, sums: (16 blocks, ROWS_WIDE) each */
+        ROWS = HEADS_EACH * LANES, ROWS_WIDE = ROWS + 4,
+        AT_SUM = AT_MOST + CTAS * ROWS_WIDE * 4,
+        AT_MINE = AT_SUM + CTAS * ROWS_WIDE * 4,              /* the same of the own warps: (HEADS_EACH, LANES, 16 warps) each */
+        AT_PARTS = AT_MINE + 2 * HEADS_EACH * LANES * 64,     /* of each block, shares times values of the own lanes (16, OWN, HEADS_EACH, 64) */
+        AT_HALVES = AT_PARTS + CTAS * OWN * HEADS_EACH * 256, /* own shares times values, even and odd groups (2, HEADS_EACH, LANES, PART) */
+        AT_SHARES = AT_HALVES + 2 * HEADS_EACH * LANES * PART * 4, /* fragments of shares, low and high bytes (HEADS_EACH, OWN, GROUPS, 2, 512) */
+        AT_ROWS = AT_SHARES + most_of(HEADS_EACH * OWN * GROUPS * 1024, OWN * (Up::TILE_SUMS + Down::TILE_SUMS) * 4), /* sums of products of the own rows */
+        ROWS_SIZE = OWN * most_of(most_of(Qkv::ROW_SUMS, Out::ROW_SUMS), most_of(Class::ROW_SUMS, Member::ROW_SUMS)),
+        AT_UP = AT_SHARES,                                    /* sums of products of all rows, used while SHARES is not */
+        AT_DOWN = AT_UP + OWN * Up::TILE_SUMS * 4,
+        AT_STAGE = AT_ROWS + ROWS_SIZE * 4,                   /* what goes to the other blocks */
+        AT_MADE = AT_STAGE + LANES * UT * 8,                  /* queries, keys, values of the own lanes (OWN, ITEMS, 64), zeros beyond HD */
+        AT_CUM = AT_MADE + OWN * ITEMS * 64,                  /* cumulative frequencies (2, LANES, SUMS): classes, members */
+        AT_OWN = AT_CUM + 2 * LANES * SUMS * 4,               /* of the own lanes */
+        AT_WEIGHTS = AT_OWN + OWN * SUMS * 4,                 /* of keys (WEIGHTS) */
+        AT_EXP = AT_WEIGHTS + WEIGHTS * 4,
+        AT_HEAT = AT_EXP + 256,                               /* (LAYERS, HEADS_EACH) */
+        AT_NORM = (AT_HEAT + LAYERS * HEADS_EACH * 4 + 31) / 32 * 32, /* sums of squares of the warps (OWN, 16) */
+        AT_STEP = AT_NORM + OWN * 128,                        /* classes, tokens of the lanes; error */
+        AT_CODER = AT_STEP + OWN * 128 + 128,
+        AT_SCALE = AT_CODER - 64,                             /* of the norms of the own lanes */
+        AT_MEETING = AT_CODER + 64 + 32,
+        AT_PLACES = AT_MEETING + 32,                          /* where the pieces of weights lie: of Qkv, Out, Up, Down, Class, Member */
+        PLACES_OUT = Qkv::PIECES, PLACES_UP = PLACES_OUT + Out::PIECES, PLACES_DOWN = PLACES_UP + Up::PIECES,
+        PLACES_CLASS = PLACES_DOWN + Down::PIECES, PLACES_MEMBER = PLACES_CLASS + Class::PIECES,
+        AT_FRESH = (AT_PLACES + (PLACES_MEMBER + Member::PIECES) * 4 + 127) / 128 * 128,       /* keys of the newest own group: (LAYERS, KV_EACH, 2048) */
+        SHARED = AT_FRESH + LAYERS * KV_EACH * 2048,
     };
-    int32_t *places = (int32_t *)(p.m + grid::AT_PLACES);
-    const int o_chunk = cluster * HEADS_EACH * HD / 64, o_at = cluster * HEADS_EACH * HD - o_chunk * 64;
-    Qkv::place(p.tid, places, QP / 8, CHUNKS, 0, [&](int tile) { return row_of(tile / HT) * HT + tile % HT; });
-    Out::place(p.tid, places + PLACES_OUT, DP / 8, OP / 64, o_chunk, [&](int tile) { return tile; });
-    Up::place(p.tid, places + PLACES_UP, FP / 8, CHUNKS, 0, [&](int tile) { return hidden_tile + tile; });
-    Down::place(p.tid, places + PLACES_DOWN, DP / 8, FP / 64, cluster * (SLICE / 64), [&](int tile) { return p.rank * DT + tile; });
-    Class::place(p.tid, places + PLACES_CLASS, CP / 8, CHUNKS, 0, [&](int tile) { return tile; });
-    Member::place(p.tid, places + PLACES_MEMBER, 16, CHUNKS, 0, [&](int tile) { return tile; });
-    __syncthreads();
-    if (busy) qkv.load(p, places, model.qkv_w[0]);
-    cluster_arrive(); /* all have cleared their memory before anyone writes to it */
-    cluster_wait();
-    const uint32_t phase = p.lane < HD / 2 ? (uint32_t)model.phase[p.lane] : 0;
-    int32_t cosine, sine;
-    auto turn_to = [&](int at) { /* the angles of a position */
-        const uint32_t j = (uint32_t)at * phase >> 10 & 1023;
-        cosine = model.cosine[j];
-        sine = model.sine[j];
+    static_assert(AT_MEETING % 32 == 0 && OWN * ITEMS <= WARPS && LANES <= 32, "a warp an item of a lane; a thread a lane");
+
+    /* Words between clusters. A word of a part: value << 4 | mark. Of a token: token | stop << 16 | mark << 17. Two copies of each
+     * buffer, in turn; a copy is written again only after all have sent what they made of its content before. */
+    struct Wire {
+        uint32_t out[2][LANES][CLUSTERS][DP], down[2][LANES][CLUSTERS][DP], token[2][LANES];
     };
-    turn_to(at);
-    /* The next product's weights, a third while each of three exchanges is under way: all at once would hold up the words of others. */
-    auto ahead = [&](int part, int layer) {
-        if (layer + 1 < LAYERS) {
-            const int8_t *from = model.qkv_w[layer + 1];
-            if (!busy) return;
-            if (part == 0) qkv.template load<0, 3>(p, places, from);
-            else if (part == 1) qkv.template load<1, 3>(p, places, from);
-            else qkv.template load<2, 3>(p, places, from);
-        } else if (first) {
-            if (part == 0) head_class.template load<0, 3>(p, places + PLACES_CLASS, model.class_w);
-            else if (part == 1) head_class.template load<1, 3>(p, places + PLACES_CLASS, model.class_w);
-            else head_class.template load<2, 3>(p, places + PLACES_CLASS, model.class_w);
-        }
-    };
-    int step = 0;
-    bool stop = false;
-    for (; step < s.C && !stop; step++) {
-        int32_t x = 0;
-        if (p.tid < DP) x = entry(model.embed_w[(int64_t)(token >> 3) * 8 * DP + (p.tid >> 6) * 512 + (token & 7) * 64 + (p.tid & 63)], model.embed_m[token]);
-        const int key = s.old + step * s.L, last = (key + s.L - 1) / 32;
-        const int newest = last - ((last - p.rank) % CTAS + CTAS) % CTAS; /* the last own group, where it is of this block of tokens */
-#pragma unroll 1
-        for (int layer = 0; layer < LAYERS; layer++) {
-            const uint32_t n = (epoch + (uint32_t)step) * LAYERS + (uint32_t)layer + 2, turn = n & 1, sign = n >> 1 & 15;
-            forget(p);
-            mark(p, 32);
-            const int32_t out_m = model.out_m[layer][channel];
-            if (busy) {
-                const int row = row_of(p.warp);
-                int32_t m[2] = {0, 0};
-                if (p.warp < ITEMS && p.lane < HD / 2) {
-                    m[0] = model.qkv_m[layer][row * HD + p.lane];
-                    m[1] = model.qkv_m[layer][row * HD + p.lane + HD / 2];
-                }
-                norm_lane(p, x);
-                mark(p, 33);
-                qkv.row(p, p.m + grid::AT_ROW, (int32_t *)(p.m + grid::AT_ROWS));
-                __syncthreads();
-                mark(p, 34);
-                if (p.warp < ITEMS) {
-                    uint8_t *stage = p.m + grid::AT_MADE + p.warp * 64;
-                    int32_t y[2] = {0, 0};
-                    if (p.lane < HD / 2) {
+    static_assert(sizeof(Wire) == (size_t)LANES * P_GRID_WIRE, "pack.py: grid_plan");
+
+    /* Sums the parts of `n` clusters of this thread's channel, for the own lanes; from: of the first of them. */
+    template <int N> DEV static void collect_parts(const uint32_t *from, uint32_t mark, int32_t all[OWN]) {
+        uint32_t v[OWN][N];
+        bool whole;
+        do {
+            whole = true;
 #pragma unroll
-                        for (int i = 0; i < 2; i++) {
-                            y[i] = clamp_to(scaled(Qkv::total((const int32_t *)(p.m + grid::AT_ROWS), p.warp * HD + p.lane + i * (HD / 2)), m[i]), 32767);
+            for (int i = 0; i < OWN * N; i++) v[i / N][i % N] = wire_load(from + (i / N * CTAS * CLUSTERS + i % N) * DP);
+#pragma unroll
+            for (int i = 0; i < OWN * N; i++) whole = whole && (v[i / N][i % N] & 15) == mark;
+        } while (!whole && breathe());
+#pragma unroll
+        for (int r = 0; r < OWN; r++) {
+            all[r] = 0;
+#pragma unroll
+            for (int i = 0; i < N; i++) all[r] += (int32_t)v[r][i] >> 4;
+        }
+    }
+
+    /* Norms of the rows whose channel `tid` is x, into AT_ROW. */
+    DEV static void norm_lanes(const Place &p, const int32_t x[OWN]) {
+        uint2 *sums = (uint2 *)(p.m + AT_NORM);
+#pragma unroll
+        for (int r = 0; r < OWN; r++) {
+            const uint2 mine = sum_warp((uint64_t)((int64_t)x[r] * x[r]));
+            if (p.lane == 0) sums[r * WARPS + p.warp] = mine;
+        }
+        __syncthreads();
+        double *scale = (double *)(p.m + AT_SCALE);
+        if (p.warp < OWN) { /* a warp a lane: all of them at once would take turns at the few units for double */
+            const uint2 mine = p.lane < DP / 32 ? sums[p.warp * WARPS + p.lane] : make_uint2(0, 0);
+            const uint2 total = make_uint2(__reduce_add_sync(FULL, mine.x), __reduce_add_sync(FULL, mine.y));
+            const double own = norm_scale(joined(total), NORM_GAIN);
+            if (p.lane == 0) scale[p.warp] = own;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < OWN; r++) {
+            if (p.tid < DP) p.m[AT_ROW + r * DP + p.tid] = (uint8_t)norm_one(x[r], scale[r]);
+        }
+        __syncthreads();
+    }
+
+    /* Lowest, or sum, of the rows over the warps, sent to all blocks: mine (ROWS, 16 warps) -> all (16 blocks, ROWS_WIDE). Four rows at a
+     * time: the time goes with the number of messages that a block gets. */
+    template <bool SUM> DEV static void spread(const Place &p, const int32_t *mine, void *all) {
+        __syncthreads();
+        const Sender to = sender(p, all);
+#pragma unroll
+        for (int first = 0; first < ROWS; first += 32) {
+            const int row = least(first + p.lane, ROWS - 1);
+            int32_t v = SUM ? 0 : 0x7fffffff;
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                const int4 four = *(const int4 *)(mine + row * 16 + (w + row & 3) * 4);
+                v = SUM ? v + four.x + four.y + four.z + four.w : min(v, min(min(four.x, four.y), min(four.z, four.w)));
+            }
+            uint32_t four[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) four[i] = (uint32_t)__shfl_sync(FULL, v, p.lane * 4 + i & 31);
+            if (p.lane < 8 && first + p.lane * 4 < ROWS) to.put16((p.rank * ROWS_WIDE + first + p.lane * 4) * 4, make_uint4(four[0], four[1], four[2], four[3]));
+        }
+    }
+    /* The same of the blocks, for row n. */
+    template <bool SUM> DEV static int32_t gathered(const Place &p, const uint8_t *all, int n) {
+        const int32_t *from = (const int32_t *)all + (p.lane & 3) * 4 * ROWS_WIDE + n;
+        int32_t v = from[0];
+#pragma unroll
+        for (int i = 1; i < 4; i++) v = SUM ? v + from[i * ROWS_WIDE] : min(v, from[i * ROWS_WIDE]);
+        for (int i = 1; i < 4; i <<= 1) {
+            const int32_t other = __shfl_xor_sync(FULL, v, i);
+            v = SUM ? v + other : min(v, other);
+        }
+        return v;
+    }
+
+    /* Attention of the cluster's heads: Q is under way; ends with the output of the own lanes in AT_O. A warp scores the keys
+     * `part` * 8 .. + 7 of every fourth own group, so that few keys give all warps work too. */
+    DEV static void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out, const int32_t *places, const int8_t *out_w, int o_at) {
+        const int g = p.lane >> 2, t = p.lane & 3, keys_all = key + lanes, groups = (keys_all + 31) / 32;
+        const int count = groups > p.rank ? (groups - p.rank + CTAS - 1) / CTAS : 0; /* own groups: rank, rank + 16, .. */
+        const int part = p.warp & 3, first = p.warp >> 2;
+        const uint8_t *weights = p.m + AT_WEIGHTS + p.lane * 4;
+        int32_t *mine = (int32_t *)(p.m + AT_MINE);
+        const int owned = owned_lanes(key, lanes, p.rank), key_at = part * 512 + p.lane * 16;
+        uint4 k[KV_EACH][PIECES];
+#pragma unroll
+        for (int kv = 0; kv < KV_EACH; kv++) {
+#pragma unroll
+            for (int i = 0; i < PIECES; i++) {
+                const int n = first + i * 4, group = p.rank + n * CTAS;
+                k[kv][i] = make_uint4(0, 0, 0, 0);
+                if (n < count && group != keep.newest) k[kv][i] = *(const uint4 *)(keep.keys(kv) + (int64_t)group * 2048 + key_at);
+            }
+        }
+        wait(p, HEADS_EACH * LANES * 64 + owned * KV_EACH * 128);
+        mark(p, 36);
+        uint32_t heat[HEADS_EACH], far[HEADS_EACH];
+        int32_t c[HEADS_EACH * OWN][PIECES][4]; /* of 16 lanes of a head each: tiles */
+#pragma unroll
+        for (int h = 0; h < HEADS_EACH; h++) {
+            heat[h] = ((const uint32_t *)(p.m + AT_HEAT))[keep.layer * HEADS_EACH + h];
+            far[h] = far_enough(heat[h]);
+        }
+#pragma unroll
+        for (int h = 0; h < HEADS_EACH * OWN; h++) {
+            const int kv = h / OWN * KV_EACH / HEADS_EACH;
+            const uint8_t *rows = p.m + AT_Q + (h * 16 + g) * 64 + t * 16;
+            const uint4 a = negated(*(const uint4 *)rows), b = negated(*(const uint4 *)(rows + 512));
+            int32_t low[2] = {0x7fffffff, 0x7fffffff};
+#pragma unroll
+            for (int i = 0; i < PIECES; i++) {
+                const int n = first + i * 4, group = p.rank + n * CTAS, left = keys_all - group * 32 - part * 8 - t * 2;
+                if (n >= count) break;
+                if (h % OWN == 0 && group == keep.newest) k[kv][i] = *(const uint4 *)(keep.fresh + kv * 2048 + key_at);
+#pragma unroll
+                for (int e = 0; e < 4; e++) c[h][i][e] = 0;
+                mma_s8(c[h][i], a.x, b.x, a.y, b.y, k[kv][i].x, k[kv][i].y);
+                mma_s8(c[h][i], a.z, b.z, a.w, b.w, k[kv][i].z, k[kv][i].w);
+#pragma unroll
+                for (int e = 0; e < 4; e++) low[e >> 1] = min(low[e >> 1], left > (e & 1) ? c[h][i][e] : 0x7fffffff);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                for (int n = 1; n < 4; n <<= 1) low[i] = min(low[i], __shfl_xor_sync(FULL, low[i], n));
+                if (t == 0) mine[(h * 16 + g + i * 8) * 16 + p.warp] = low[i];
+            }
+        }
+        mark(p, 37);
+        spread<false>(p, mine, p.m + AT_MOST);
+        /* while the highest scores are under way: the output's weights; new keys and values into the cache */
+        out.load(p, places, out_w);
+        if (owned) {
+#pragma unroll 1
+            for (int i = p.warp; i < 2 * KV_EACH * LANES; i += WARPS) {
+                const int item = i / LANES, lane = i % LANES, slot = key + lane, kv = item % KV_EACH;
+                if (lane >= lanes || slot / 32 % CTAS != p.rank) continue;
+                int8_t *to = keep.keys(kv);
+                if (item < KV_EACH) {
+                    *(uint16_t *)(to + (int64_t)slot * 64 + p.lane * 2) = *(const uint16_t *)(keep.fresh + kv * 2048 + (slot & 31) * 64 + p.lane * 2);
+                } else {
+                    const uint8_t *from = p.m + AT_NEW + (kv * LANES + lane) * 64;
+                    to += keep.cache.room * HW;
+                    to[value_place(slot, p.lane)] = (int8_t)from[p.lane];
+                    to[value_place(slot, p.lane + 32)] = (int8_t)from[p.lane + 32];
+                }
+            }
+        }
+        wait(p, HEADS_EACH * LANES * CTAS * 4);
+        mark(p, 38);
+        mine += HEADS_EACH * LANES * 16;
+#pragma unroll
+        for (int h = 0; h < HEADS_EACH * OWN; h++) {
+            uint32_t total[2] = {0, 0};
+            int32_t low[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) low[i] = gathered<false>(p, p.m + AT_MOST, h * 16 + g + i * 8);
+#pragma unroll
+            for (int i = 0; i < PIECES; i++) {
+                const int n = first + i * 4, left = keys_all - (p.rank + n * CTAS) * 32 - part * 8 - t * 2;
+                if (n >= count) break;
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const uint32_t w = key_weight((uint32_t)(c[h][i][e] - low[e >> 1]), far[h / OWN], heat[h / OWN], weights);
+                    c[h][i][e] = left > (e & 1) ? (int32_t)w : 0;
+                    total[e >> 1] += (uint32_t)c[h][i][e];
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                for (int n = 1; n < 4; n <<= 1) total[i] += __shfl_xor_sync(FULL, total[i], n);
+                if (t == 0) mine[(h * 16 + g + i * 8) * 16 + p.warp] = (int32_t)total[i];
+            }
+        }
+        mark(p, 39);
+        spread<true>(p, mine, p.m + AT_SUM);
+        const int tile = p.warp & 7, half = p.warp >> 3; /* shares times values: a warp 8 dims of even or odd groups */
+        const int value_at = (tile >> 1) * 512 + p.lane * 16 + (tile & 1) * 8;
+        uint2 v[KV_EACH][GROUPS / 2];
+#pragma unroll
+        for (int kv = 0; kv < KV_EACH; kv++) {
+            const int8_t *from = keep.group_values(kv, p.rank + half * CTAS) + value_at;
+#pragma unroll
+            for (int i = 0; i < GROUPS / 2; i++) {
+                v[kv][i] = make_uint2(0, 0);
+                if (i * 2 + half < count) v[kv][i] = *(const uint2 *)(from + i * 2 * CTAS * 2048);
+            }
+        }
+        wait(p, HEADS_EACH * LANES * CTAS * 4);
+        mark(p, 40);
+        int32_t lo[HEADS_EACH * OWN][4], hi[HEADS_EACH * OWN][4];
+#pragma unroll
+        for (int h = 0; h < HEADS_EACH; h++) {
+            uint32_t own = 0; /* the scale of row t of this thread's 2 OWN; a row a thread */
+#pragma unroll
+            for (int i = 0; i < OWN * 2; i++) {
+                const int32_t sum = gathered<true>(p, p.m + AT_SUM, h * LANES + g + i * 8);
+                if ((t & OWN * 2 - 1) == i) own = (uint32_t)sum;
+            }
+            own = key_scale(own);
+#pragma unroll
+            for (int r = 0; r < OWN; r++) {
+                const int n16 = h * OWN + r;
+#pragma unroll
+                for (int i = 0; i < 4; i++) lo[n16][i] = hi[n16][i] = 0;
+                const uint32_t scale[2] = {__shfl_sync(FULL, own, (p.lane & ~3) + r * 2), __shfl_sync(FULL, own, (p.lane & ~3) + r * 2 + 1)};
+#pragma unroll
+                for (int i = 0; i < PIECES; i++) {
+                    const int n = first + i * 4;
+                    if (n >= count) break;
+                    uint8_t *to = p.m + AT_SHARES + (n16 * GROUPS + n) * 1024 + p.lane * 16 + (part >> 1) * 8 + (part & 1) * 2;
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        const uint32_t two = __byte_perm(key_share((uint32_t)c[n16][i][2 * e], scale[e]), key_share((uint32_t)c[n16][i][2 * e + 1], scale[e]), 0x7362);
+                        *(uint16_t *)(to + e * 4) = (uint16_t)two; /* low bytes */
+                        *(uint16_t *)(to + 512 + e * 4) = (uint16_t)(two >> 16);
+                    }
+                }
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int n = 0; n < GROUPS / 2; n++) {
+            const int local = n * 2 + half;
+            if (local >= count) break;
+#pragma unroll
+            for (int h = 0; h < HEADS_EACH * OWN; h++) {
+                const uint8_t *from = p.m + AT_SHARES + (h * GROUPS + local) * 1024 + p.lane * 16;
+                const uint4 a = *(const uint4 *)from, b = *(const uint4 *)(from + 512);
+                const uint2 x = v[h / OWN * KV_EACH / HEADS_EACH][n];
+                mma_u8(lo[h], a.x, a.y, a.z, a.w, x.x, x.y);
+                mma_u8(hi[h], b.x, b.y, b.z, b.w, x.x, x.y);
+            }
+        }
+        mark(p, 41);
+        int32_t *halves = (int32_t *)(p.m + AT_HALVES);
+#pragma unroll
+        for (int h = 0; h < HEADS_EACH * OWN; h++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                *(int2 *)(halves + ((half * HEADS_EACH * OWN + h) * 16 + g + i * 8) * PART + tile * 8 + t * 2) =
+                    make_int2(lo[h][2 * i] + (hi[h][2 * i] << 8), lo[h][2 * i + 1] + (hi[h][2 * i + 1] << 8));
+            }
+        }
+        __syncthreads();
+        const Sender to = sender(p, p.m + AT_PARTS + p.rank * OWN * HEADS_EACH * 256); /* rows w, w + 16 to the block that stands for those lanes */
+        each<OWN * HEADS_EACH * 16, 32>(p.lane, [&](int i) {
+            const int r = i / (HEADS_EACH * 16), h = i / 16 % HEADS_EACH;
+            const int32_t *from = halves + ((h * OWN + r) * 16 + p.warp) * PART + i % 16 * 4;
+            const uint4 a = *(const uint4 *)from, b = *(const uint4 *)(from + HEADS_EACH * LANES * PART);
+            to.put16(i * 16, make_uint4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w));
+        });
+        wait(p, CTAS * OWN * HEADS_EACH * 256);
+        mark(p, 42);
+        each<OWN * HEADS_EACH * 64, THREADS>(p.tid, [&](int i) {
+            int32_t total = 1 << 14;
+#pragma unroll
+            for (int b = 0; b < CTAS; b++) total += ((const int32_t *)(p.m + AT_PARTS))[b * OWN * HEADS_EACH * 64 + i];
+            const int r = i / (HEADS_EACH * 64), h = i / 64 % HEADS_EACH, dim = i % 64;
+            if (dim < HD) p.m[AT_O + r * OUT_CHUNKS * 64 + o_at + h * HD + dim] = (uint8_t)clamp_to(total >> 15, 127);
+        });
+        __syncthreads();
+    }
+
+    /* A block of tokens of one session. Every instruction of a layer runs once a layer, so its fetch counts: loops that need not
+     * be are straight lines, and what few sessions need is left out (a layer of 62 kB: 27 ms a session; of 32 kB: 21 ms). */
+    DEV static void decode(State *state, Session *sessions, const int32_t *slots, Piece *pieces, const Cache *caches, int8_t *memory,
+                           const Model &model, const uint32_t *words, int32_t *tokens, Wire *wire) {
+        const int held = slots[0];
+        if (held < 0) return; /* all */
+        Place p = {cluster_rank(), (int)threadIdx.x >> 5, (int)threadIdx.x & 31, (int)threadIdx.x, shared(), (uint64_t *)(shared() + AT_MEETING), 0, 0};
+        const int cluster = (int)blockIdx.x / CTAS;
+        const bool first = cluster == 0, busy = cluster < BUSY;
+        const Session s = sessions[held];
+        const Cache cache = caches[0];
+        const uint32_t epoch = (uint32_t)state->epoch;
+        Coder *kept = (Coder *)(p.m + AT_CODER);
+        double *worth = (double *)(kept + 1);
+        int32_t *classes = (int32_t *)(p.m + AT_STEP), *found = classes + LANES, *error = found + LANES;
+        for (int i = p.tid; i < SHARED / 4; i += THREADS) ((uint32_t *)p.m)[i] = 0;
+        __syncthreads();
+        if (p.tid == 0) {
+            *kept = Coder{0, s.range, s.point - s.lower, s.place, s.words, words + s.word_at, 0};
+            *worth = s.bits;
+            meeting_open(p.meeting);
+        }
+        for (int i = p.tid; i < 64; i += THREADS) ((int32_t *)(p.m + AT_EXP))[i] = model.exp[i];
+        const int head = busy ? cluster * HEADS_EACH : 0, first_kv = head / GROUP;
+        for (int i = p.tid; i < LAYERS * HEADS_EACH; i += THREADS) {
+            ((int32_t *)(p.m + AT_HEAT))[i] = model.heat[i / HEADS_EACH][head + i % HEADS_EACH];
+        }
+        fill_weights((uint32_t *)(p.m + AT_WEIGHTS), model.exp, p.tid, THREADS);
+        if (s.old % 32 && s.old / 32 % CTAS == p.rank) { /* a group begun by the block before */
+            for (int i = p.tid; i < LAYERS * KV_EACH * 128; i += THREADS) {
+                const int at = i / 128;
+                const int8_t *from = keys_of(cache, memory, at / KV_EACH, first_kv + at % KV_EACH) + (int64_t)(s.old / 32) * 2048;
+                ((uint4 *)(p.m + AT_FRESH))[i] = ((const uint4 *)from)[i % 128];
+            }
+        }
+        int at[OWN], token[OWN]; /* of the own lanes: position in the session, input */
+#pragma unroll
+        for (int r = 0; r < OWN; r++) {
+            const int lane = p.rank + r * CTAS;
+            at[r] = lane < s.L ? (int32_t)(s.start + lane_start(s, lane)) : 0;
+            token[r] = lane == 0 && s.start ? tokens[s.token_at + s.start - 1] : 0;
+        }
+        Qkv qkv;
+        Out out;
+        Up upper;
+        Down down;
+        Class head_class;
+        const int channel = p.tid < DP ? p.tid : 0, hidden_tile = (cluster * CTAS + p.rank) * UT;
+        auto row_of = [&](int item) { /* in the tensor, in heads */
+            return item < HEADS_EACH ? head + item : item < HEADS_EACH + KV_EACH ? HEADS + first_kv + item - HEADS_EACH : HEADS + KV + first_kv + item - HEADS_EACH - KV_EACH;
+        };
+        int32_t *places = (int32_t *)(p.m + AT_PLACES);
+        const int o_chunk = cluster * HEADS_EACH * HD / 64, o_at = cluster * HEADS_EACH * HD - o_chunk * 64;
+        Qkv::place(p.tid, places, QP / 8, CHUNKS, 0, [&](int tile) { return row_of(tile / HT) * HT + tile % HT; });
+        Out::place(p.tid, places + PLACES_OUT, DP / 8, OP / 64, o_chunk, [&](int tile) { return tile; });
+        Up::place(p.tid, places + PLACES_UP, FP / 8, CHUNKS, 0, [&](int tile) { return hidden_tile + tile; });
+        Down::place(p.tid, places + PLACES_DOWN, DP / 8, FP / 64, cluster * (SLICE / 64), [&](int tile) { return p.rank * DT + tile; });
+        Class::place(p.tid, places + PLACES_CLASS, CP / 8, CHUNKS, 0, [&](int tile) { return tile; });
+        Member::place(p.tid, places + PLACES_MEMBER, 16, CHUNKS, 0, [&](int tile) { return tile; });
+        __syncthreads();
+        if (busy) qkv.load(p, places, model.qkv_w[0]);
+        cluster_arrive(); /* all have cleared their memory before anyone writes to it */
+        cluster_wait();
+        const uint32_t phase = p.lane < HD / 2 ? (uint32_t)model.phase[p.lane] : 0;
+        int32_t cosine, sine;
+        auto turn_on = [&](int ahead) { /* the angles of the position of the lane that this warp makes an item of, `ahead` steps on */
+            const uint32_t j = (uint32_t)((p.warp < ITEMS ? at[0] : at[OWN - 1]) + ahead) * phase >> 10 & 1023;
+            cosine = model.cosine[j];
+            sine = model.sine[j];
+        };
+        turn_on(0);
+        /* The next product's weights, a third while each of three exchanges is under way: all at once would hold up the words of others. */
+        auto ahead = [&](int part, int layer) {
+            if (layer + 1 < LAYERS) {
+                const int8_t *from = model.qkv_w[layer + 1];
+                if (!busy) return;
+                if (part == 0) qkv.template load<0, 3>(p, places, from);
+                else if (part == 1) qkv.template load<1, 3>(p, places, from);
+                else qkv.template load<2, 3>(p, places, from);
+            } else if (first) {
+                if (part == 0) head_class.template load<0, 3>(p, places + PLACES_CLASS, model.class_w);
+                else if (part == 1) head_class.template load<1, 3>(p, places + PLACES_CLASS, model.class_w);
+                else head_class.template load<2, 3>(p, places + PLACES_CLASS, model.class_w);
+            }
+        };
+        int step = 0;
+        bool stop = false;
+        for (; step < s.C && !stop; step++) {
+            int32_t x[OWN];
+#pragma unroll
+            for (int r = 0; r < OWN; r++) {
+                x[r] = 0;
+                if (p.tid < DP) x[r] = entry(model.embed_w[(int64_t)(token[r] >> 3) * 8 * DP + (p.tid >> 6) * 512 + (token[r] & 7) * 64 + (p.tid & 63)], model.embed_m[token[r]]);
+            }
+            const int key = s.old + step * s.L, last = (key + s.L - 1) / 32;
+            const int newest = last - ((last - p.rank) % CTAS + CTAS) % CTAS; /* the last own group, where it is of this block of tokens */
+#pragma unroll 1
+            for (int layer = 0; layer < LAYERS; layer++) {
+                const uint32_t n = (epoch + (uint32_t)step) * LAYERS + (uint32_t)layer + 2, turn = n & 1, sign = n >> 1 & 15;
+                int32_t parts[OWN];
+                forget(p);
+                mark(p, 32);
+                const int32_t out_m = model.out_m[layer][channel];
+                if (busy) {
+                    const int row = row_of(p.warp % ITEMS);
+                    int32_t m[2] = {0, 0};
+                    if (p.warp < OWN * ITEMS && p.lane < HD / 2) {
+                        m[0] = model.qkv_m[layer][row * HD + p.lane];
+                        m[1] = model.qkv_m[layer][row * HD + p.lane + HD / 2];
+                    }
+                    norm_lanes(p, x);
+                    mark(p, 33);
+                    qkv.template row<OWN>(p, p.m + AT_ROW, DP, (int32_t *)(p.m + AT_ROWS));
+                    __syncthreads();
+                    mark(p, 34);
+                    if (p.warp < OWN * ITEMS) {
+                        const int item = p.warp % ITEMS;
+                        const int32_t *sums = (const int32_t *)(p.m + AT_ROWS) + p.warp / ITEMS * Qkv::ROW_SUMS;
+                        uint8_t *stage = p.m + AT_MADE + p.warp * 64;
+                        int32_t y[2] = {0, 0};
+                        if (p.lane < HD / 2) {
+#pragma unroll
+                            for (int i = 0; i < 2; i++) y[i] = clamp_to(scaled(Qkv::total(sums, item * HD + p.lane + i * (HD / 2)), m[i]), 32767);
+                        }
+                        if (item < HEADS_EACH + KV_EACH) {
+                            const int32_t a = (y[0] * cosine - y[1] * sine + (1 << 13)) >> 14, b = (y[0] * sine + y[1] * cosine + (1 << 13)) >> 14;
+                            const double scale = norm_scale(joined(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b))), HEAD_GAIN);
+                            y[0] = norm_one(a, scale);
+                            y[1] = norm_one(b, scale);
+                        } else {
+                            y[0] = clamp_to(y[0], 127);
+                            y[1] = clamp_to(y[1], 127);
+                        }
+                        if (p.lane < HD / 2) { /* bytes beyond HD stay zero */
+                            stage[p.lane] = (uint8_t)y[0];
+                            stage[p.lane + HD / 2] = (uint8_t)y[1];
                         }
                     }
-                    if (p.warp < HEADS_EACH + KV_EACH) {
-                        const int32_t a = (y[0] * cosine - y[1] * sine + (1 << 13)) >> 14, b = (y[0] * sine + y[1] * cosine + (1 << 13)) >> 14;
-                        const double scale = norm_scale(joined(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b))), HEAD_GAIN);
-                        y[0] = norm_one(a, scale);
-                        y[1] = norm_one(b, scale);
-                    } else {
-                        y[0] = clamp_to(y[0], 127);
-                        y[1] = clamp_to(y[1], 127);
-                    }
-                    if (p.lane < HD / 2) { /* bytes beyond HD stay zero */
-                        stage[p.lane] = (uint8_t)y[0];
-                        stage[p.lane + HD / 2] = (uint8_t)y[1];
+                    __syncthreads();
+                    const Sender to = sender(p, p.m); /* queries to all, a key and a value to the block that keeps them */
+                    each<OWN * ITEMS * 4, 32>(p.lane, [&](int i) {
+                        const int lane = p.rank + i / (ITEMS * 4) * CTAS, slot = key + lane, item = i / 4 % ITEMS, kv = item - HEADS_EACH;
+                        const bool keeper = lane < s.L && slot / 32 % CTAS == p.warp;
+                        const int at = item < HEADS_EACH ? AT_Q + (item * LANES + lane) * 64
+                                       : kv < KV_EACH    ? AT_FRESH + ((layer * KV_EACH + kv) * 32 + slot % 32) * 64
+                                                         : AT_NEW + ((kv - KV_EACH) * LANES + lane) * 64;
+                        if (item < HEADS_EACH || keeper) to.put16(at + i % 4 * 16, *(const uint4 *)(p.m + AT_MADE + i * 16));
+                    });
+                    mark(p, 35);
+                    const Keeper keep = {cache, memory, (int8_t *)(p.m + AT_FRESH) + layer * KV_EACH * 2048, layer, first_kv, newest >= s.old / 32 ? newest : -1};
+                    attend(p, keep, s.L, key, out, places + PLACES_OUT, model.out_w[layer], o_at);
+                    out.template row<OWN>(p, p.m + AT_O, OUT_CHUNKS * 64, (int32_t *)(p.m + AT_ROWS));
+                    __syncthreads();
+#pragma unroll
+                    for (int r = 0; r < OWN; r++) {
+                        const int32_t *sums = (const int32_t *)(p.m + AT_ROWS) + r * Out::ROW_SUMS;
+                        if (p.tid < DP) wire_store(&wire->out[turn][p.rank + r * CTAS][cluster][p.tid], marked(Out::total(sums, p.tid), sign));
                     }
                 }
-                __syncthreads();
-                const Sender to = sender(p, p.m); /* queries to all, a key and a value to the block that keeps them */
-                const int slot = key + p.rank;
-                const bool keeper = p.rank < s.L && slot / 32 % CTAS == p.warp;
-                each<ITEMS * 4, 32>(p.lane, [&](int i) {
-                    const int item = i / 4, kv = item - HEADS_EACH;
-                    const int at = item < HEADS_EACH        ? grid::AT_Q + (item * LANES + p.rank) * 64
-                                   : kv < KV_EACH ? grid::AT_FRESH + ((layer * KV_EACH + kv) * 32 + slot % 32) * 64
-                                                            : grid::AT_NEW + ((kv - KV_EACH) * LANES + p.rank) * 64;
-                    if (item < HEADS_EACH || keeper) to.put16(at + i % 4 * 16, *(const uint4 *)(p.m + grid::AT_MADE + i * 16));
+                mark(p, 43);
+                upper.load(p, places + PLACES_UP, model.up_w[layer]);
+                const int column = p.tid % (UT * 8); /* of the hidden values of this block, where there are few */
+                if (p.tid < DP) {
+                    collect_parts<BUSY>(&wire->out[turn][p.rank][0][p.tid], sign, parts);
+#pragma unroll
+                    for (int r = 0; r < OWN; r++) x[r] = clamp_to(x[r] + scaled(parts[r], out_m), RESIDUAL_MAX);
+                }
+                mark(p, 44);
+                const int32_t down_m = model.down_m[layer][channel];
+                const int32_t up_m = hidden_tile * 8 + column < FP ? model.up_m[layer][hidden_tile * 8 + column] : 0;
+                norm_lanes(p, x);
+                mark(p, 45);
+                const Sender norms = sender(p, p.m + AT_A + p.rank * A_PITCH);
+                each<OWN * DP / 16, 32>(p.lane, [&](int i) {
+                    const int r = i / (DP / 16), column = i % (DP / 16) * 16;
+                    norms.put16(r * CTAS * A_PITCH + column, *(const uint4 *)(p.m + AT_ROW + r * DP + column));
                 });
-                mark(p, 35);
-                const Keeper keep = {cache, memory, (int8_t *)(p.m + grid::AT_FRESH) + layer * KV_EACH * 2048, layer, first_kv, newest >= s.old / 32 ? newest : -1};
-                grid::attend(p, keep, s.L, key, out, places + PLACES_OUT, model.out_w[layer], o_at);
-                out.row(p, p.m + grid::AT_O, (int32_t *)(p.m + grid::AT_ROWS));
+                down.load(p, places + PLACES_DOWN, model.down_w[layer]);
+                ahead(0, layer);
+                wait(p, LANES * DP);
+                mark(p, 46);
+                upper.template rows<OWN, false>(p, p.m + AT_A, A_PITCH, (int32_t *)(p.m + AT_UP));
                 __syncthreads();
-                if (p.tid < DP) wire_store(&wire->out[turn][p.rank][cluster][p.tid], marked(Out::total((const int32_t *)(p.m + grid::AT_ROWS), p.tid), sign));
-            }
-            mark(p, 43);
-            upper.load(p, places + PLACES_UP, model.up_w[layer]);
-            const int column = p.tid % (UT * 8); /* of the hidden values of this block, where there are few */
-            if (p.tid < DP) x = clamp_to(x + scaled(collect_parts<BUSY>(&wire->out[turn][p.rank][0][p.tid], sign), out_m), RESIDUAL_MAX);
-            mark(p, 44);
-            const int32_t down_m = model.down_m[layer][channel];
-            const int32_t up_m = hidden_tile * 8 + column < FP ? model.up_m[layer][hidden_tile * 8 + column] : 0;
-            norm_lane(p, x);
-            mark(p, 45);
-            const Sender norms = sender(p, p.m + grid::AT_A + p.rank * A_PITCH);
-            each<DP / 16, 32>(p.lane, [&](int i) { norms.put16(i * 16, *(const uint4 *)(p.m + grid::AT_ROW + i * 16)); });
-            down.load(p, places + PLACES_DOWN, model.down_w[layer]);
-            ahead(0, layer);
-            wait(p, LANES * DP);
-            mark(p, 46);
-            upper.template rows<false>(p, p.m + grid::AT_A, A_PITCH, (int32_t *)(p.m + grid::AT_UP));
-            __syncthreads();
-            each<LANES * UT * 8, THREADS>(p.tid, [&](int i) {
-                const int r = i / (UT * 8), c = i % (UT * 8);
-                const int32_t m = LANES * UT * 8 <= THREADS ? up_m : hidden_tile * 8 + c < FP ? model.up_m[layer][hidden_tile * 8 + c] : 0;
-                const uint32_t u = (uint32_t)min(max(scaled(Up::total16((const int32_t *)(p.m + grid::AT_UP), r, c), m), 0), 255);
-                p.m[grid::AT_STAGE + i] = (uint8_t)((u * u + 128) >> 8);
-            });
-            __syncthreads();
-            const Sender hidden = sender(p, p.m + grid::AT_HIDDEN + p.rank * UT * 8);
-            each<LANES * UT, 32>(p.lane, [&](int i) { hidden.put8(i / UT * H_WIDE + i % UT * 8, *(const uint2 *)(p.m + grid::AT_STAGE + i * 8)); });
-            mark(p, 47);
-            ahead(1, layer);
-            wait(p, LANES * SLICE);
-            mark(p, 48);
-            down.template rows<true>(p, p.m + grid::AT_HIDDEN, H_WIDE, (int32_t *)(p.m + grid::AT_DOWN));
-            __syncthreads();
-            each<LANES * DT * 8, THREADS>(p.tid, [&](int i) {
-                const int r = i / (DT * 8), c = i % (DT * 8), to = p.rank * DT * 8 + c;
-                if (to < DP) wire_store(&wire->down[turn][r][cluster][to], marked(Down::total16((const int32_t *)(p.m + grid::AT_DOWN), r, c), sign));
-            });
-            mark(p, 49);
-            if (layer + 1 == LAYERS && !first) break;
-            ahead(2, layer);
-            if (p.tid < DP) x = clamp_to(x + scaled(collect_parts<CLUSTERS>(&wire->down[turn][p.rank][0][p.tid], sign), down_m), RESIDUAL_MAX);
-            mark(p, 50);
-        }
-        forget(p);
-        const uint32_t n = epoch + (uint32_t)step + 2, turn = n & 1, sign = n >> 1 & 0x7fff;
-        turn_to(at + 1);
-        if (first) {
-            const int active = active_lanes(s, step);
-            uint32_t *cum = (uint32_t *)(p.m + grid::AT_CUM), *own = (uint32_t *)(p.m + grid::AT_OWN);
-            int32_t *sums = (int32_t *)(p.m + grid::AT_ROWS);
-            const int32_t *exp = (const int32_t *)(p.m + grid::AT_EXP);
-            Coder coder = {0, 0, 0, 0, 0, 0, 0};
-            uint32_t following = 0; /* words of the stream; a symbol takes one at most */
-            int used = 0;
-            int32_t m[PER], b[PER];
-            if (p.warp == 0) {
-                coder = *kept;
-                if (coder.place + p.lane < coder.words) following = coder.data[coder.place + p.lane];
+                each<LANES * UT * 8, THREADS>(p.tid, [&](int i) {
+                    const int r = i / (UT * 8), c = i % (UT * 8);
+                    const int32_t m = LANES * UT * 8 <= THREADS || THREADS % (UT * 8) == 0 ? up_m : hidden_tile * 8 + c < FP ? model.up_m[layer][hidden_tile * 8 + c] : 0;
+                    const uint32_t u = (uint32_t)min(max(scaled(Up::template totals<OWN>((const int32_t *)(p.m + AT_UP), r, c), m), 0), 255);
+                    p.m[AT_STAGE + i] = (uint8_t)((u * u + 128) >> 8);
+                });
+                __syncthreads();
+                const Sender hidden = sender(p, p.m + AT_HIDDEN + p.rank * UT * 8);
+                if (UT % 2) each<LANES * UT, 32>(p.lane, [&](int i) { hidden.put8(i / UT * H_WIDE + i % UT * 8, *(const uint2 *)(p.m + AT_STAGE + i * 8)); });
+                else each<LANES * UT / 2, 32>(p.lane, [&](int i) { hidden.put16(i * 2 / UT * H_WIDE + i * 2 % UT * 8, *(const uint4 *)(p.m + AT_STAGE + i * 16)); });
+                mark(p, 47);
+                ahead(1, layer);
+                wait(p, LANES * SLICE);
+                mark(p, 48);
+                down.template rows<OWN, true>(p, p.m + AT_HIDDEN, H_WIDE, (int32_t *)(p.m + AT_DOWN));
+                __syncthreads();
+                each<LANES * DT * 8, THREADS>(p.tid, [&](int i) {
+                    const int r = i / (DT * 8), c = i % (DT * 8), to = p.rank * DT * 8 + c;
+                    if (to < DP) wire_store(&wire->down[turn][r][cluster][to], marked(Down::template totals<OWN>((const int32_t *)(p.m + AT_DOWN), r, c), sign));
+                });
+                mark(p, 49);
+                if (layer + 1 == LAYERS && !first) break;
+                ahead(2, layer);
+                if (p.tid < DP) {
+                    collect_parts<CLUSTERS>(&wire->down[turn][p.rank][0][p.tid], sign, parts);
 #pragma unroll
-                for (int i = 0; i < PER; i++) {
-                    const int c = p.lane * PER + i;
-                    m[i] = c < CLASSES ? model.class_m[c] : 0;
-                    b[i] = c < CLASSES ? model.class_b[c] : 0;
+                    for (int r = 0; r < OWN; r++) x[r] = clamp_to(x[r] + scaled(parts[r], down_m), RESIDUAL_MAX);
                 }
+                mark(p, 50);
             }
-            norm_lane(p, x);
-            head_class.row(p, p.m + grid::AT_ROW, sums);
-            __syncthreads();
-            if (p.warp == 0) {
-                int32_t l[PER];
+            forget(p);
+            const uint32_t n = epoch + (uint32_t)step + 2, turn = n & 1, sign = n >> 1 & 0x7fff;
+            turn_on(1);
+            if (first) {
+                const int active = active_lanes(s, step);
+                uint32_t *cum = (uint32_t *)(p.m + AT_CUM), *own = (uint32_t *)(p.m + AT_OWN);
+                int32_t *sums = (int32_t *)(p.m + AT_ROWS);
+                const int32_t *exp = (const int32_t *)(p.m + AT_EXP);
+                Coder coder = {0, 0, 0, 0, 0, 0, 0};
+                uint32_t following = 0; /* words of the stream; a symbol takes one at most */
+                int used = 0;
+                int32_t m[PER], b[PER];
+                auto look = [&] { following = coder.place + p.lane < coder.words ? coder.data[coder.place + p.lane] : 0; };
+                if (p.warp == 0) {
+                    coder = *kept;
+                    look();
+                }
+                if (p.warp < OWN) {
 #pragma unroll
-                for (int i = 0; i < PER; i++) {
-                    const int c = p.lane * PER + i;
-                    l[i] = c < CLASSES ? scaled(Class::total(sums, c), m[i]) + b[i] : 0;
-                }
-                cumulate<PER>(l, CLASSES, exp, own, p.lane);
-            }
-            __syncthreads();
-            mark(p, 51);
-            if (p.rank < active) {
-                const Sender to = sender(p, cum + p.rank * SUMS);
-#pragma unroll 1
-                for (int i = p.lane * 4; i < SUMS; i += 128) to.put16(i * 4, *(const uint4 *)(own + i));
-            }
-            wait(p, active * SUMS * 4);
-            mark(p, 52);
-            uint32_t frequency = 1u << 24;
-            double bits = 0;
-            int32_t cls = 0;
-            if (p.warp == 0) {
-                cls = next_symbols<PER>(coder, cum, CLASSES, active, following, used, frequency, p.lane);
-                if (p.lane < LANES) classes[p.lane] = cls;
-                bits = bits_of_warp(frequency);
-            }
-            __syncthreads();
-            mark(p, 53);
-            if (p.rank < active) {
-                const int c = classes[p.rank];
-                Member member;
-                member.load(p, places + PLACES_MEMBER, model.embed_w + (int64_t)c * 128 * DP);
-                int32_t z = 0;
-                if (p.tid < D) z = clamp_to(x + shift(model.shift_w[(int64_t)c * D + p.tid], model.shift_m[c]), RESIDUAL_MAX);
-                int4 m4, b4;
-                if (p.warp == 0) {
-                    m4 = *(const int4 *)(model.member_m + c * 128 + p.lane * 4);
-                    b4 = *(const int4 *)(model.member_b + c * 128 + p.lane * 4);
-                }
-                norm_lane(p, z);
-                member.row(p, p.m + grid::AT_ROW, sums);
-                __syncthreads();
-                if (p.warp == 0) {
-                    const int32_t l[4] = {scaled(Member::total(sums, p.lane * 4), m4.x) + b4.x, scaled(Member::total(sums, p.lane * 4 + 1), m4.y) + b4.y,
-                                          scaled(Member::total(sums, p.lane * 4 + 2), m4.z) + b4.z, scaled(Member::total(sums, p.lane * 4 + 3), m4.w) + b4.w};
-                    cumulate<4>(l, 128, exp, own, p.lane);
-                }
-                __syncthreads();
-                const Sender to = sender(p, cum + (LANES + p.rank) * SUMS);
-#pragma unroll 1
-                for (int i = p.lane * 4; i < 132; i += 128) to.put16(i * 4, *(const uint4 *)(own + i));
-            }
-            mark(p, 54);
-            qkv.load(p, places, model.qkv_w[0]);
-            wait(p, active * 132 * 4);
-            mark(p, 55);
-            if (p.warp == 0) {
-                frequency = 1u << 24;
-                const int32_t symbol = next_symbols<4>(coder, cum + LANES * SUMS, 128, active, following, used, frequency, p.lane);
-                coder.place += used;
-                bits += bits_of_warp(frequency) + *worth;
-                __syncwarp(); /* all have read what lane 0 now writes */
-                if (!coder.error && bits > s.budget) coder.error = SPENT;
-                if (p.lane < LANES) {
-                    const int32_t one = p.lane < active ? cls * 128 + symbol : 0;
-                    found[p.lane] = one;
-                    if (p.lane == p.rank) {
-                        wire_store(&wire->token[turn][p.lane], (uint32_t)one | (coder.error ? 1u << 16 : 0) | sign << 17);
-                        if (p.rank < active) tokens[s.token_at + at] = one;
+                    for (int i = 0; i < PER; i++) {
+                        const int c = p.lane * PER + i;
+                        m[i] = c < CLASSES ? model.class_m[c] : 0;
+                        b[i] = c < CLASSES ? model.class_b[c] : 0;
                     }
                 }
-                if (p.lane == 0) {
-                    *kept = coder;
-                    *worth = bits;
-                    *error = coder.error;
+                norm_lanes(p, x);
+                head_class.template row<OWN>(p, p.m + AT_ROW, DP, sums);
+                __syncthreads();
+                if (p.warp < OWN) {
+                    int32_t l[PER];
+#pragma unroll
+                    for (int i = 0; i < PER; i++) {
+                        const int c = p.lane * PER + i;
+                        l[i] = c < CLASSES ? scaled(Class::total(sums + p.warp * Class::ROW_SUMS, c), m[i]) + b[i] : 0;
+                    }
+                    cumulate<PER>(l, CLASSES, exp, own + p.warp * SUMS, p.lane);
+                }
+                __syncthreads();
+                mark(p, 51);
+#pragma unroll
+                for (int r = 0; r < OWN; r++) {
+                    const int lane = p.rank + r * CTAS;
+                    if (lane >= active) continue;
+                    const Sender to = sender(p, cum + lane * SUMS);
+#pragma unroll 1
+                    for (int i = p.lane * 4; i < SUMS; i += 128) to.put16(i * 4, *(const uint4 *)(own + r * SUMS + i));
+                }
+                wait(p, active * SUMS * 4);
+                mark(p, 52);
+                uint32_t frequency = 1u << 24;
+                double bits = 0;
+                int32_t cls = 0;
+                if (p.warp == 0) {
+                    cls = next_symbols<PER>(coder, cum, CLASSES, active, following, used, frequency, p.lane);
+                    if (p.lane < LANES) classes[p.lane] = cls;
+                    bits = bits_of_warp(frequency);
+                    if (LANES > 16) { /* more than the 32 words at hand may be needed */
+                        coder.place += used;
+                        used = 0;
+                        look();
+                    }
+                }
+                __syncthreads();
+                mark(p, 53);
+                if (p.rank < active) {
+                    Member member[OWN];
+                    int4 m4, b4;
+                    int32_t z[OWN];
+#pragma unroll
+                    for (int r = 0; r < OWN; r++) { /* of a lane that is not active: class 0, which nobody asks for */
+                        const int c = classes[p.rank + r * CTAS];
+                        member[r].load(p, places + PLACES_MEMBER, model.embed_w + (int64_t)c * 128 * DP);
+                        z[r] = 0;
+                        if (p.tid < D) z[r] = clamp_to(x[r] + shift(model.shift_w[(int64_t)c * D + p.tid], model.shift_m[c]), RESIDUAL_MAX);
+                        if (p.warp == r) {
+                            m4 = *(const int4 *)(model.member_m + c * 128 + p.lane * 4);
+                            b4 = *(const int4 *)(model.member_b + c * 128 + p.lane * 4);
+                        }
+                    }
+                    norm_lanes(p, z);
+#pragma unroll
+                    for (int r = 0; r < OWN; r++) member[r].template row<1>(p, p.m + AT_ROW + r * DP, DP, sums + r * Member::ROW_SUMS);
+                    __syncthreads();
+                    if (p.warp < OWN) {
+                        const int32_t *mine = sums + p.warp * Member::ROW_SUMS;
+                        const int32_t l[4] = {scaled(Member::total(mine, p.lane * 4), m4.x) + b4.x, scaled(Member::total(mine, p.lane * 4 + 1), m4.y) + b4.y,
+                                              scaled(Member::total(mine, p.lane * 4 + 2), m4.z) + b4.z, scaled(Member::total(mine, p.lane * 4 + 3), m4.w) + b4.w};
+                        cumulate<4>(l, 128, exp, own + p.warp * SUMS, p.lane);
+                    }
+                    __syncthreads();
+#pragma unroll
+                    for (int r = 0; r < OWN; r++) {
+                        const int lane = p.rank + r * CTAS;
+                        if (lane >= active) continue;
+                        const Sender to = sender(p, cum + (LANES + lane) * SUMS);
+#pragma unroll 1
+                        for (int i = p.lane * 4; i < 132; i += 128) to.put16(i * 4, *(const uint4 *)(own + r * SUMS + i));
+                    }
+                }
+                mark(p, 54);
+                qkv.load(p, places, model.qkv_w[0]);
+                wait(p, active * 132 * 4);
+                mark(p, 55);
+                if (p.warp == 0) {
+                    frequency = 1u << 24;
+                    const int32_t symbol = next_symbols<4>(coder, cum + LANES * SUMS, 128, active, following, used, frequency, p.lane);
+                    coder.place += used;
+                    bits += bits_of_warp(frequency) + *worth;
+                    __syncwarp(); /* all have read what lane 0 now writes */
+                    if (!coder.error && bits > s.budget) coder.error = SPENT;
+                    if (p.lane < LANES) {
+                        const int32_t one = p.lane < active ? cls * 128 + symbol : 0;
+                        found[p.lane] = one;
+                        if (p.lane % CTAS == p.rank) {
+                            wire_store(&wire->token[turn][p.lane], (uint32_t)one | (coder.error ? 1u << 16 : 0) | sign << 17);
+                            if (p.lane < active) tokens[s.token_at + (p.lane < CTAS ? at[0] : at[OWN - 1])] = one;
+                        }
+                    }
+                    if (p.lane == 0) {
+                        *kept = coder;
+                        *worth = bits;
+                        *error = coder.error;
+                    }
+                }
+                __syncthreads();
+#pragma unroll
+                for (int r = 0; r < OWN; r++) token[r] = found[p.rank + r * CTAS];
+                stop = *error != 0;
+                mark(p, 56);
+            } else {
+                if (busy) qkv.load(p, places, model.qkv_w[0]);
+#pragma unroll
+                for (int r = 0; r < OWN; r++) {
+                    uint32_t word;
+                    do word = wire_load(&wire->token[turn][p.rank + r * CTAS]);
+                    while (word >> 17 != sign && breathe());
+                    token[r] = (int32_t)(word & 0xffff);
+                    stop = word >> 16 & 1;
                 }
             }
-            __syncthreads();
-            token = found[p.rank];
-            stop = *error != 0;
-            mark(p, 56);
-        } else {
-            if (busy) qkv.load(p, places, model.qkv_w[0]);
-            uint32_t word;
-            do word = wire_load(&wire->token[turn][p.rank]);
-            while (word >> 17 != sign && breathe());
-            token = (int32_t)(word & 0xffff);
-            stop = word >> 16 & 1;
+#pragma unroll
+            for (int r = 0; r < OWN; r++) at[r]++;
         }
-        at++;
+        cluster_arrive(); /* nobody leaves while others write to its memory */
+        cluster_wait();
+        if (blockIdx.x || p.tid) return;
+        const Coder coder = *kept;
+        Session &to = sessions[held];
+        to.lower = coder.lower;
+        to.range = coder.range;
+        to.point = coder.point;
+        to.place = coder.place;
+        to.bits = *worth;
+        to.step = s.C - 1; /* as after the last step of an iteration of batch.cu: remember() and collect() go on from there */
+        pieces[0] = Piece{held, 0, s.L, s.C - 1};
+        state->epoch = (int32_t)(epoch + (uint32_t)step);
+        if (coder.error) {
+            to.error = coder.error;
+            if (atomicCAS(&state->error, 0, coder.error) == 0) state->failed = held;
+        }
+        atomicAdd((unsigned long long *)&state->tokens, (unsigned long long)s.size);
     }
-    cluster_arrive(); /* nobody leaves while others write to its memory */
-    cluster_wait();
-    if (blockIdx.x || p.tid) return;
-    const Coder coder = *kept;
-    Session &to = sessions[held];
-    to.lower = coder.lower;
-    to.range = coder.range;
-    to.point = coder.point;
-    to.place = coder.place;
-    to.bits = *worth;
-    to.step = s.C - 1; /* as after the last step of an iteration of batch.cu: remember() and collect() go on from there */
-    pieces[0] = Piece{held, 0, s.L, s.C - 1};
-    state->epoch = (int32_t)(epoch + (uint32_t)step);
-    if (coder.error) {
-        to.error = coder.error;
-        if (atomicCAS(&state->error, 0, coder.error) == 0) state->failed = held;
-    }
-    atomicAdd((unsigned long long *)&state->tokens, (unsigned long long)s.size);
+};
+} // namespace grid
+
+KERNEL(512) decode_grid(State *state, Session *sessions, const int32_t *slots, Piece *pieces, const Cache *caches, int8_t *memory,
+                        const GRID_CONSTANT Model model, const uint32_t *words, int32_t *tokens, grid::Grid<1>::Wire *wire) {
+    static_assert(grid::Grid<1>::SHARED == P_GRID_SHARED, "pack.py: grid_plan");
+    grid::Grid<1>::decode(state, sessions, slots, pieces, caches, memory, model, words, tokens, wire);
 }
+#if P_GRID_LANES > 16
+KERNEL(512) decode_grid_wide(State *state, Session *sessions, const int32_t *slots, Piece *pieces, const Cache *caches, int8_t *memory,
+                             const GRID_CONSTANT Model model, const uint32_t *words, int32_t *tokens, grid::Grid<2>::Wire *wire) {
+    static_assert(grid::Grid<2>::SHARED == P_GRID_WIDE_SHARED, "pack.py: grid_plan");
+    grid::Grid<2>::decode(state, sessions, slots, pieces, caches, memory, model, words, tokens, wire);
+}
+#endif
 #endif

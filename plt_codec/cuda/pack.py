@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,6 +13,7 @@ from pltz.plt_codec.weights import Array, Shape, Weights
 TILE = 8  # rows of a tile of weights
 CHUNK = 64  # inputs of a tile; rows of activations are padded to a multiple
 GRID = 7  # clusters of grid.cu: as many as an H100 or H200 runs side by side
+GRID_GROUPS = 16  # groups of 32 keys that a block of grid.cu has, at most: 512 keys in its cluster each
 MOST_SHARED = 227 << 10  # shared memory a block can have
 
 PARTS = ("qkv", "out", "up", "down")
@@ -30,8 +34,10 @@ def pitch(size: int) -> int:
     return size if size % 128 else size + 64
 
 
-def grid_plan(s: Shape, clusters: int = GRID) -> dict[str, int]:
-    """Macros of grid.cu: clusters (0: it does not serve this shape), heads of each, bytes of shared memory and of the wire."""
+@functools.cache
+def grid_plan(s: Shape, clusters: int = GRID) -> Mapping[str, int]:
+    """Macros of grid.cu: clusters (0: it does not serve this shape) and heads of each; groups of 32 keys a block; most lanes;
+    bytes of shared memory, for 16 lanes and for 32, and of the wire, a lane."""
     group, dp, fp, ct = s.heads // s.kv_heads, up(s.d, 64), up(s.hidden, 64), up(s.classes, 64)
     each = next(
         n for n in range(1, s.heads + 1)
@@ -40,6 +46,7 @@ def grid_plan(s: Shape, clusters: int = GRID) -> dict[str, int]:
     kv = max(1, each // group)
     items, tall, chunks = each + 2 * kv, s.head_dim // 8, dp // 64
     out = (each * s.head_dim + 62) // 64 + 1 if each * s.head_dim % 64 else each * s.head_dim // 64
+    groups = min(GRID_GROUPS, up(-(-(s.block + s.memory) // 512), 4))
     upper, down = -(-fp // 8 // (clusters * 16)), -(-dp // 8 // 16)
     sums = 4 * 4 * (max(s.classes, 128) // 4 + 1)
 
@@ -55,44 +62,46 @@ def grid_plan(s: Shape, clusters: int = GRID) -> dict[str, int]:
     def rows(tiles: int, chunks: int) -> int:
         return splits(tiles, chunks) * 64 * (tiles * 8 + 8)
 
-    shared = dp + 16 * pitch(dp) + 16 * pitch(128 * upper) + out * 64 + (each + kv) * 1024 + each * 4096
-    shared += each * (16 * 256 + 2 * 16 * 72 * 4) + max(
-        each * 16384, rows(upper, chunks) + rows(down, 2 * upper)
-    )
-    shared += max(row(items * tall, chunks), row(dp // 8, out), row(ct // 8, chunks), row(16, chunks))
-    shared += items * 64 + 128 * upper + 33 * sums
-    shared = up(shared + 8192 + 256 + s.layers * each * 4, 32) + 128 + 256 + 96
     strips = (
-        (items * tall, chunks),
-        (dp // 8, out),
-        (upper, chunks),
-        (down, 2 * upper),
-        (ct // 8, chunks),
-        (16, chunks),
-    )
-    shared += 32 + sum(pieces(*strip) for strip in strips)
-    shared = up(shared, 128) + s.layers * kv * 2048
-    fits = s.head_dim % 8 == 0 and dp <= 512 and items <= 16 and shared <= MOST_SHARED
-    wire = 4 * (4 * 16 * clusters * dp + 32)
+        (items * tall, chunks), (dp // 8, out), (upper, chunks), (down, 2 * upper), (ct // 8, chunks), (16, chunks)
+    )  # fmt: skip
+
+    def shared(own: int) -> int:
+        """Bytes of a block that stands for `own` lanes (Grid<own>::SHARED)."""
+        total = own * (dp + 16 * pitch(dp) + 16 * pitch(128 * upper) + out * 64 + (each + kv) * 1024)
+        total += own * each * (4096 + 16 * 256 + 2 * 16 * 72 * 4)
+        total += own * max(each * groups * 1024, rows(upper, chunks) + rows(down, 2 * upper))
+        total += own * max(row(*strips[0]), row(*strips[1]), row(*strips[4]), row(*strips[5]))
+        total += own * (items * 64 + 128 * upper + 33 * sums)
+        total = up(total + 8192 + 256 + s.layers * each * 4, 32) + own * 256 + 128 + 96
+        total += 2 * 16 * 4 * 4
+        return up(total + 32 + sum(pieces(*strip) for strip in strips), 128) + s.layers * kv * 2048
+
+    def fits(own: int) -> bool:
+        narrow = not s.gated and s.head_dim % 8 == 0 and dp <= 512
+        return narrow and own * items <= 16 and shared(own) <= MOST_SHARED
+
     return {
-        "P_GRID": clusters if fits else 0, "P_GRID_HEADS": each, "P_GRID_SHARED": shared, "P_GRID_WIRE": wire
+        "P_GRID": clusters if fits(1) else 0, "P_GRID_HEADS": each, "P_GRID_GROUPS": groups, "P_GRID_LANES": 32 if fits(2) else 16,
+        "P_GRID_SHARED": shared(1), "P_GRID_WIDE_SHARED": shared(2), "P_GRID_WIRE": 8 * (2 * clusters * dp + 1),
     }  # fmt: skip
 
 
 def macros(weights: Weights) -> dict[str, int]:
     """Names and values that the sources are compiled with."""
     s = weights.shape
-    names = [(f"layer.{i}.{part}", 254 if part == "down" else 127) for i in range(s.layers) for part in PARTS]
-    wide = any(_largest(weights[n + ".w"], weights[n + ".m"], most) >= 1 << 30 for n, most in names)
-    longest = (
-        s.head_gain / 256 * 1.7321 + s.head_dim**0.5 / 2
-    )  # of a normed query or key: isqrt misses a root by sqrt(3) at most
-    heat = max(int(weights[f"layer.{i}.heat"].max()) for i in range(s.layers))
-    hot = heat >= 1 << 16 or 2 * longest**2 * heat >= 1 << 32
+    most = {part: 127 for part in PARTS} | ({"gate": 127} if s.gated else {"down": 254})
+    products = [
+        (f"layer.{i}.{part}.w", f"layer.{i}.{part}.m", n) for i in range(s.layers) for part, n in most.items()
+    ]
+    products += [("class.w", "class.m", 127), ("embed.w", "member.m", 127)]
+    wide = any(_largest(weights[w], weights[m], n) >= 1 << 30 for w, m, n in products)
+    hot = any(int(weights[f"layer.{i}.heat"].max()) >= 1 << 22 for i in range(s.layers))
     return {
         "P_D": s.d, "P_LAYERS": s.layers, "P_HEADS": s.heads, "P_KV": s.kv_heads, "P_HEAD": s.head_dim,
         "P_HIDDEN": s.hidden, "P_VOCAB": s.vocab, "P_BLOCK": s.block, "P_MEMORY": s.memory,
         "P_NORM_GAIN": s.norm_gain, "P_HEAD_GAIN": s.head_gain, "P_HOT": int(hot), "P_WIDE": int(wide),
+        "P_GATED": int(s.gated),
         **grid_plan(s),
     }  # fmt: skip
 
@@ -124,4 +133,17 @@ def tensors(weights: Weights) -> dict[str, Array]:
             name = f"layer.{i}.{part}"
             out[name + ".w"], out[name + ".m"] = tiles(weights[name + ".w"]), padded(weights[name + ".m"])
         out[f"layer.{i}.heat"] = np.ascontiguousarray(weights[f"layer.{i}.heat"])
+    return out | (_gated(weights) if weights.shape.gated else {})
+
+
+def _gated(weights: Weights) -> dict[str, Array]:
+    """What contract 2 adds or has otherwise: to_up multiplies gate and up together, their tiles take turns."""
+    out: dict[str, Array] = {"norm_out": padded(weights["norm_out"])}
+    out["table.act"] = weights["table.act"].astype(np.int32)
+    for i in range(weights.shape.layers):
+        t = f"layer.{i}."
+        out[t + "up.w"] = np.stack([tiles(weights[t + part + ".w"]) for part in ("gate", "up")], 1)
+        m = [padded(weights[t + part + ".m"]).reshape(-1, TILE) for part in ("gate", "up")]
+        out[t + "up.m"] = np.stack(m, 1)
+        out |= {t + name: padded(weights[t + name]) for name in ("norm_in", "norm_mid")}
     return out

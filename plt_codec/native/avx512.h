@@ -1,4 +1,4 @@
-/* What the kernels with AVX-512 share: the VNNI products and the arithmetic between products. Define TARGET first. */
+/* What the kernels with AVX-512 share: the VNNI products and the arithmetic between products. Define TARGET and SIGNED_KEYS (0 or 1) first. */
 #ifndef PLTZ_AVX512_H
 #define PLTZ_AVX512_H
 
@@ -22,11 +22,12 @@ typedef struct {
 } Blocks;
 
 /* R rows times B blocks in registers: acc[r][16 b + c] = sum over k of row[r][k] * block[b][k / 4][c][k % 4].
- * The unsigned side is the rows (activations) or, when swapped, the blocks (keys). R, B and swapped are constants. */
+ * The unsigned side is the rows (activations) or, when swapped, the blocks (keys, made so where they have a sign). R, B and swapped are constants. */
 INLINE void micro(const int R, const int B, const int swapped, const void *rows, size_t stride, Blocks blocks, int32_t *acc,
                   size_t pitch) {
     __m512i sum[6][4];
     const char *row = rows, *block = blocks.at;
+    const __m512i sign = _mm512_set1_epi8(swapped && SIGNED_KEYS ? -128 : 0); /* no instruction where it is 0 */
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
@@ -35,7 +36,7 @@ INLINE void micro(const int R, const int B, const int swapped, const void *rows,
     for (int k = 0; k < blocks.quads; k++, block += blocks.quad) {
         __m512i w[4];
 #pragma GCC unroll 4
-        for (int b = 0; b < B; b++) w[b] = _mm512_loadu_si512(block + b * blocks.block);
+        for (int b = 0; b < B; b++) w[b] = _mm512_xor_si512(_mm512_loadu_si512(block + b * blocks.block), sign);
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
             const __m512i a = _mm512_set1_epi32(load_quad(row + r * stride + k * 4));
@@ -178,8 +179,17 @@ INLINE __m256i scaled(__m256i x, __m512d scale) {
     return _mm512_cvttpd_epi32(_mm512_fmadd_pd(_mm512_cvtepi32_pd(x), scale, _mm512_set1_pd(4096.5)));
 }
 
-TARGET static void scale_to_bytes(const int32_t *x, int n, uint64_t t, uint8_t *out) {
-    const __m512d scale = _mm512_set1_pd((double)t * 0x1p-40);
+/* scale_for of TURNED = 8 sums below 2^53; the root may have been rounded up. */
+TARGET static void scales_for(const uint64_t *totals, uint32_t gain, double *t) {
+    const __m512d total = _mm512_cvtepi64_pd(_mm512_loadu_si512(totals)), one = _mm512_set1_pd(1);
+    __m512d root = _mm512_roundscale_pd(_mm512_sqrt_pd(total), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    root = _mm512_mask_sub_pd(root, _mm512_cmp_pd_mask(_mm512_mul_pd(root, root), total, _CMP_GT_OQ), root, one);
+    const __m512d scale = _mm512_div_pd(_mm512_set1_pd((double)((uint64_t)gain << 32)), _mm512_max_pd(root, one));
+    _mm512_storeu_pd(t, _mm512_roundscale_pd(scale, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
+}
+
+TARGET static void scale_to_bytes(const int32_t *x, int n, double t, uint8_t *out) {
+    const __m512d scale = _mm512_set1_pd(t * 0x1p-40);
     for (int i = 0; i < n; i += 16) {
         const __mmask16 some = first_of(n - i);
         const __m512i v = _mm512_maskz_loadu_epi32(some, x + i);

@@ -1,10 +1,10 @@
-/* What the engine (engine.c) asks of a kernel, and the layouts both share.
+/* What the engine (layers.c, head.c) asks of a kernel, and the layouts both share.
  *
  * Every kernel computes the same integers (NUMERICS.md); they differ in instructions only. Common layouts:
  *
  *   activations  u8, value + 128 (or 0..254 for the hidden layer), rows padded to a multiple of 64
  *   Matrix.w     s8, channels in blocks of 16: [channel / 16][k / 4][channel % 16][k % 4], padding is 0
- *   keys         u8, value + 128: [key / 16][i / 4][key % 16][i % 4]
+ *   keys         u8, value + 128, or s8 where Kernel.signed_keys: [key / 16][i / 4][key % 16][i % 4]
  *   values       s8: [key / 4][i][key % 4], i padded to a multiple of 16
  *
  * With a = u - 128, sum(w a) = sum(w u) - 128 sum(w): Matrix.offset holds the second term. Sums wrap modulo 2^32 on the
@@ -30,6 +30,7 @@ enum {
     TILE = 128,            /* rows a work item multiplies */
     ROW_PAD = 16,          /* rows that a kernel may read past the last one */
     HEAD_WIDTH = 64,       /* most dimensions of a head */
+    TURNED = 8,            /* heads that are turned together */
     GATE_MAX = 511,        /* largest gate; the table of its function goes from -GATE_MAX on */
 };
 
@@ -73,11 +74,11 @@ typedef struct {
 } Attention;
 
 typedef struct {
-    int32_t acc[TILE * GROUP * 16];                      /* also 16 rows of 8 blocks */
-    uint16_t shares[QUERIES * CHUNK];                    /* attention weights, two bytes each, as share() lays them */
+    _Alignas(64) int32_t acc[TILE * GROUP * 16]; /* also 16 rows of 8 blocks; kernels read it a line at a time */
+    uint16_t shares[QUERIES * CHUNK];            /* attention weights, two bytes each, as share() lays them */
     int32_t mixed[2 * QUERIES * HEAD_WIDTH];
-    int32_t *score;                                      /* (QUERIES, pitch) */
-    uint16_t *weight;                                    /* (QUERIES, pitch) */
+    int32_t *score;   /* (QUERIES, pitch) */
+    uint16_t *weight; /* (QUERIES, pitch) */
     size_t pitch;
 } Scratch;
 
@@ -88,13 +89,14 @@ typedef struct {
     void (*end)(void);
     void (*multiply)(const Product *, Scratch *);
     void (*norm)(const int32_t *x, int n, uint32_t gain, uint8_t *out);
-    /* A pair of half heads turned and normed: y (d) -> out (d) value + 128. */
-    void (*turn)(const int16_t *y, const int16_t *cos, const int16_t *sin, int d, uint32_t gain, uint8_t *out);
+    /* Up to TURNED heads of a row, each a pair of half heads, turned and normed: y (heads, d) -> out (heads, d) value + 128. */
+    void (*turn)(const int16_t *y, int heads, const int16_t *cos, const int16_t *sin, int d, uint32_t gain, uint8_t *out);
     void (*attend)(const Attention *, Scratch *);
-    /* Contract 2. Norm with gains; a head turned, not normed; gate and linear half -> hidden layer, value + 128. */
+    /* Contract 2. Norm with gains; heads turned, not normed; gate and linear half -> hidden layer, value + 128. */
     void (*gained)(const int32_t *x, int n, uint32_t gain, const int32_t *gains, uint8_t *out);
-    void (*turn_only)(const int16_t *y, const int16_t *cos, const int16_t *sin, int d, uint8_t *out);
+    void (*turn_only)(const int16_t *y, int heads, const int16_t *cos, const int16_t *sin, int d, uint8_t *out);
     void (*gate)(const int32_t *gate, const int32_t *linear, int n, const int16_t *act, uint8_t *out);
+    int signed_keys;
 } Kernel;
 
 extern const Kernel pltz_plain;

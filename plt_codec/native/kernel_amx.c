@@ -14,6 +14,7 @@
 #else
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,amx-tile,amx-int8,prefer-vector-width=512")))
 #endif
+#define SIGNED_KEYS 1
 #include "avx512.h"
 
 #include <cpuid.h>
@@ -26,76 +27,7 @@
 #define LOAD(n, at, stride) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #n ::"r"(at), "r"((size_t)(stride)) : "memory")
 #define STORE(n, at, stride) __asm__ volatile("tilestored %%tmm" #n ", (%0,%1,1)" ::"r"(at), "r"((size_t)(stride)) : "memory")
 
-/* 16 or 32 rows times 1 or 2 blocks: tiles 0..3 hold sums, 4 and 5 rows, 6 and 7 blocks. Tile numbers must be literal. */
-TARGET static void tile_1x1(const uint8_t *a, size_t stride, const int8_t *w, int tiles, int32_t *acc, size_t pitch) {
-    _tile_zero(0);
-    for (int k = 0; k < tiles; k++) {
-        LOAD(4, a + k * 64, stride);
-        LOAD(6, w + (size_t)k * 1024, 64);
-        _tile_dpbusd(0, 4, 6);
-    }
-    STORE(0, acc, pitch * 4);
-}
-
-TARGET static void tile_1x2(const uint8_t *a, size_t stride, const int8_t *w, int tiles, int32_t *acc, size_t pitch) {
-    const int8_t *v = w + (size_t)tiles * 1024;
-    _tile_zero(0);
-    _tile_zero(1);
-    for (int k = 0; k < tiles; k++) {
-        LOAD(4, a + k * 64, stride);
-        LOAD(6, w + (size_t)k * 1024, 64);
-        LOAD(7, v + (size_t)k * 1024, 64);
-        _tile_dpbusd(0, 4, 6);
-        _tile_dpbusd(1, 4, 7);
-    }
-    STORE(0, acc, pitch * 4);
-    STORE(1, acc + 16, pitch * 4);
-}
-
-TARGET static void tile_2x2(const uint8_t *a, size_t stride, const int8_t *w, int tiles, int32_t *acc, size_t pitch) {
-    const int8_t *v = w + (size_t)tiles * 1024;
-    const uint8_t *c = a + 16 * stride;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int k = 0; k < tiles; k++) {
-        LOAD(4, a + k * 64, stride);
-        LOAD(6, w + (size_t)k * 1024, 64);
-        LOAD(7, v + (size_t)k * 1024, 64);
-        _tile_dpbusd(0, 4, 6);
-        _tile_dpbusd(1, 4, 7);
-        LOAD(5, c + k * 64, stride);
-        _tile_dpbusd(2, 5, 6);
-        _tile_dpbusd(3, 5, 7);
-    }
-    STORE(0, acc, pitch * 4);
-    STORE(1, acc + 16, pitch * 4);
-    STORE(2, acc + 16 * pitch, pitch * 4);
-    STORE(3, acc + 16 * pitch + 16, pitch * 4);
-}
-
-TARGET static void tile(const int8_t *w, const int32_t *sum, int blocks, int quads, const uint8_t *a, int stride, int rows,
-                        int32_t *acc) {
-    if (rows <= 2) {
-        vnni_tile(w, sum, blocks, quads, a, stride, rows, acc);
-        return;
-    }
-    const size_t pitch = (size_t)blocks * 16, bytes = (size_t)quads * 64, s = (size_t)stride;
-    int r = 0;
-    for (; r < rows; r += 32) {
-        const uint8_t *row = a + r * s;
-        int32_t *to = acc + r * pitch;
-        const int one = rows - r <= 16;
-        int b = 0;
-        for (; b + 2 <= blocks; b += 2) (one ? tile_1x2 : tile_2x2)(row, s, w + b * bytes, quads / 16, to + b * 16, pitch);
-        if (b < blocks) {
-            tile_1x1(row, s, w + b * bytes, quads / 16, to + b * 16, pitch);
-            if (!one) tile_1x1(row + 16 * s, s, w + b * bytes, quads / 16, to + 16 * pitch + b * 16, pitch);
-        }
-    }
-}
-
+#define tile vnni_tile /* of one row or two, where tiles would be empty */
 #define scores vnni_scores
 #define mix vnni_mix
 #include "kernel_body.h"
@@ -106,24 +38,101 @@ TARGET static void attend_here(const Attention *a, Scratch *s) {
     if (a->dp != 64 || a->queries <= 2 || !attend_low(a, s)) attend(a, s);
 }
 
-/* A product in pieces of 32 rows and 2 blocks, each finished while its sums are near. */
-TARGET static void multiply_here(const Product *p, Scratch *s) {
+enum {
+    PIECE = 32 * 32, /* sums of a piece of a product: 32 rows times 2 blocks */
+    SLICE = 8,       /* outputs of 16 channels finished between two steps of the next piece, at least */
+};
+
+typedef struct {
+    int row, rows, block, blocks; /* of the product: which it has */
+} Patch;
+
+INLINE Patch patch_of(const Product *p, int number) {
+    const int across = (p->blocks + 1) / 2, row = number / across * 32, block = number % across * 2;
+    return (Patch){row, p->rows - row < 32 ? p->rows - row : 32, block, p->blocks - block < 2 ? 1 : 2};
+}
+
+/* A step of 64 inputs: tiles 0..3 hold sums, 4 and 5 rows, 6 and 7 blocks. */
+INLINE void step_piece(const Product *p, Patch piece, int k) {
     const size_t stride = (size_t)p->matrix->stride;
-    for (int r = 0; r < p->rows; r += 32) {
-        for (int b = 0; b < p->blocks; b += 2) {
-            const size_t out = r * p->out_stride + b * 16;
-            Product piece = *p;
-            piece.block += b;
-            piece.blocks = p->blocks - b < 2 ? 1 : 2;
-            piece.rows = p->rows - r < 32 ? p->rows - r : 32;
-            piece.a += r * stride;
-            if (p->kind == TO_QKV) piece.qkv += out;
-            else if (p->kind == TO_HIDDEN) piece.hidden += out;
-            else piece.x += out;
-            if (p->kind == TO_LOGITS) piece.bias += b * 16;
-            piece.next += ((size_t)r * p->blocks + b * 32) * 64; /* a line an output of 16 channels: see finish_as */
-            multiply(&piece, s);
+    const uint8_t *a = p->a + piece.row * stride + k * 64;
+    const int8_t *w = p->matrix->w + (p->block + piece.block) * 16 * stride + (size_t)k * 1024;
+    LOAD(4, a, stride);
+    LOAD(6, w, 64);
+    _tile_dpbusd(0, 4, 6);
+    if (piece.blocks > 1) {
+        LOAD(7, w + 16 * stride, 64);
+        _tile_dpbusd(1, 4, 7);
+    }
+    if (piece.rows <= 16) return;
+    LOAD(5, a + 16 * stride, stride);
+    _tile_dpbusd(2, 5, 6);
+    if (piece.blocks > 1) _tile_dpbusd(3, 5, 7);
+}
+
+INLINE void store_piece(int32_t *sums) {
+    STORE(0, sums, 128);
+    STORE(1, sums + 16, 128);
+    STORE(2, sums + 16 * 32, 128);
+    STORE(3, sums + 16 * 32 + 16, 128);
+}
+
+/* Outputs `from` to `to` of a piece, all rows of a block first. */
+INLINE void finish_some(const int narrow, const Output kind, const Product *p, Patch piece, const int32_t *sums, int from, int to) {
+    while (from < to) {
+        const int b = from / piece.rows, at = (piece.block + b) * 16, channel = p->block * 16 + at;
+        const int end = to - b * piece.rows < piece.rows ? to - b * piece.rows : piece.rows;
+        const __m512i offset = _mm512_loadu_si512(p->matrix->offset + channel), m = _mm512_loadu_si512(p->matrix->m + channel);
+        const __m512i odd = _mm512_srli_epi64(m, 32), bias = kind == TO_LOGITS ? _mm512_loadu_si512(p->bias + at) : m;
+        const int8_t *next = p->next + ((size_t)piece.row * p->blocks + piece.block * piece.rows) * 64;
+        for (int r = from - b * piece.rows; r < end; r++, from++) {
+            _mm_prefetch((const char *)next + (size_t)from * 64, _MM_HINT_T1); /* a line at a time: more would wait */
+            const __m512i y = rescale(narrow, _mm512_loadu_si512(sums + r * 32 + b * 16), offset, m, odd);
+            put(kind, p, (piece.row + r) * p->out_stride + at, y, bias);
         }
+    }
+}
+
+/* A product in pieces: a piece's sums are finished while the next piece is multiplied, which tiles and vectors do at the same time. */
+INLINE void multiply_as(const int narrow, const Output kind, const Product *given, Scratch *s) {
+    const Product copy = *given, *p = &copy; /* no store can change it, as far as the compiler sees */
+    const int steps = p->matrix->stride / 64, pieces = (p->rows + 31) / 32 * ((p->blocks + 1) / 2);
+    Patch before = {0};
+    for (int n = 0; n <= pieces; n++) {
+        const Patch piece = n < pieces ? patch_of(p, n) : before;
+        int32_t *to = s->acc + n % 2 * PIECE;
+        const int32_t *from = s->acc + (n + 1) % 2 * PIECE;
+        const int outputs = before.rows * before.blocks, slice = outputs / steps + 1 > SLICE ? outputs / steps + 1 : SLICE;
+        int done = 0;
+        if (n < pieces) {
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+            for (int k = 0; k < steps; k++) {
+                step_piece(p, piece, k);
+                const int end = done + slice < outputs ? done + slice : outputs;
+                finish_some(narrow, kind, p, before, from, done, end);
+                done = end;
+            }
+            store_piece(to);
+        }
+        finish_some(narrow, kind, p, before, from, done, outputs);
+        before = piece;
+    }
+}
+
+TARGET static void multiply_here(const Product *p, Scratch *s) {
+    const int narrow = p->matrix->narrow;
+    if (p->rows <= 2) {
+        multiply(p, s);
+        return;
+    }
+    switch (p->kind) {
+    case TO_QKV: narrow ? multiply_as(1, TO_QKV, p, s) : multiply_as(0, TO_QKV, p, s); break;
+    case TO_RESIDUAL: narrow ? multiply_as(1, TO_RESIDUAL, p, s) : multiply_as(0, TO_RESIDUAL, p, s); break;
+    case TO_HIDDEN: narrow ? multiply_as(1, TO_HIDDEN, p, s) : multiply_as(0, TO_HIDDEN, p, s); break;
+    case TO_LOGITS: narrow ? multiply_as(1, TO_LOGITS, p, s) : multiply_as(0, TO_LOGITS, p, s); break;
     }
 }
 
@@ -159,5 +168,5 @@ TARGET static void begin(void) {
 
 TARGET static void end(void) { _tile_release(); }
 
-const Kernel pltz_amx = {"amx", supported, begin, end, multiply_here, norm, turn, attend_here, gained, turn_only, gate};
+const Kernel pltz_amx = {"amx", supported, begin, end, multiply_here, norm, turn, attend_here, gained, turn_only, gate, 1};
 #endif

@@ -167,5 +167,5 @@ static int supported(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
 }
 
-const Kernel pltz_avx2 = {"avx2", supported, 0, 0, multiply, norm, turn, attend, gained, turn_only, gate};
+const Kernel pltz_avx2 = {"avx2", supported, 0, 0, multiply, norm, turn, attend, gained, turn_only, gate, 0};
 #endif

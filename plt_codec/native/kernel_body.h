@@ -52,12 +52,13 @@ TARGET static void multiply(const Product *p, Scratch *s) {
     finish(p, s->acc);
 }
 
-/* NUMERICS.md, "norm": t for a sum of squares. */
-TARGET static uint64_t scale_for(uint64_t total, uint32_t gain) {
+/* NUMERICS.md, "norm": t for a sum of squares. The quotient is cut in double and exact: with x < 2^50, r < 2^27 and q = x // r the
+ * true one is at most q + 1 - 1 / r, which is not rounded up to q + 1, since r (q + 1) < 2^53. */
+TARGET static double scale_for(uint64_t total, uint32_t gain) {
     uint64_t root = (uint64_t)sqrt((double)total);
     while (root * root > total) root--;
     while ((root + 1) * (root + 1) <= total) root++;
-    return ((uint64_t)gain << 32) / (root ? root : 1);
+    return (double)(int64_t)((double)((uint64_t)gain << 32) / (double)(root ? root : 1));
 }
 
 #if !defined(OWN_NORM)
@@ -71,8 +72,8 @@ TARGET static uint64_t squares(const int32_t *restrict x, int n) {
 /* NUMERICS.md, "norm", with y + 128 in a byte. The products run in doubles and are exact: x t and its sum with 2^39 are
  * integers below 2^53 (|x t| <= gain << 32 < 2^50), 2^-40 is a power of two, and 4096 * 2^40 = 2^52 more keeps the sum
  * below 2^53; so (int) cuts the exact value, which is positive, and floors it. */
-TARGET static void scale_to_bytes(const int32_t *restrict x, int n, uint64_t t, uint8_t *restrict out) {
-    const double scale = (double)t * 0x1p-40;
+TARGET static void scale_to_bytes(const int32_t *restrict x, int n, double t, uint8_t *restrict out) {
+    const double scale = t * 0x1p-40;
     for (int i = 0; i < n; i++) {
         int32_t y = (int32_t)((double)x[i] * scale + 4096.5) - 4096;
         out[i] = (uint8_t)(clamp32(y, -127, 127) + 128);
@@ -88,17 +89,28 @@ TARGET static void rotate(const int16_t *restrict y, const int16_t *restrict cos
         z[i + half] = (a * s + b * c + 8192) >> 14;
     }
 }
+
+/* scale_for of TURNED sums */
+TARGET static void scales_for(const uint64_t *totals, uint32_t gain, double *t) {
+    for (int h = 0; h < TURNED; h++) t[h] = scale_for(totals[h], gain);
+}
 #endif
 
 TARGET static void norm(const int32_t *restrict x, int n, uint32_t gain, uint8_t *restrict out) {
     scale_to_bytes(x, n, scale_for(squares(x, n), gain), out);
 }
 
-TARGET static void turn(const int16_t *restrict y, const int16_t *restrict cos, const int16_t *restrict sin, int d,
+TARGET static void turn(const int16_t *restrict y, int heads, const int16_t *restrict cos, const int16_t *restrict sin, int d,
                         uint32_t gain, uint8_t *restrict out) {
-    int32_t z[HEAD_WIDTH] = {0};
-    rotate(y, cos, sin, d / 2, z);
-    norm(z, d, gain, out);
+    int32_t z[TURNED * HEAD_WIDTH];
+    uint64_t totals[TURNED] = {0};
+    double t[TURNED];
+    for (int h = 0; h < heads; h++) {
+        rotate(y + h * d, cos, sin, d / 2, z + h * HEAD_WIDTH);
+        totals[h] = squares(z + h * HEAD_WIDTH, d);
+    }
+    scales_for(totals, gain, t);
+    for (int h = 0; h < heads; h++) scale_to_bytes(z + h * HEAD_WIDTH, d, t[h], out + h * d);
 }
 
 /* Attention of up to QUERIES queries over one cache of keys and values.
@@ -158,7 +170,7 @@ TARGET static void attend(const Attention *a, Scratch *s) {
 TARGET static void gained(const int32_t *restrict x, int n, uint32_t gain, const int32_t *restrict gains, uint8_t *restrict out) {
     uint64_t total = 0;
     for (int i = 0; i < n; i++) total += (uint64_t)((int64_t)x[i] * x[i]);
-    const double scale = (double)scale_for(total, gain) * 0x1p-32;
+    const double scale = scale_for(total, gain) * 0x1p-32;
     for (int i = 0; i < n; i++) {
         const int32_t z = (int32_t)((double)x[i] * scale + 1048576.5) - 1048576;
         const int32_t y = (int32_t)((double)z * (double)gains[i] * 0x1p-20 + 1073741824.5) - 1073741824;
@@ -167,14 +179,16 @@ TARGET static void gained(const int32_t *restrict x, int n, uint32_t gain, const
 }
 
 /* As rotate(), the sums divided by 2^7 once more and clamped to a byte. */
-TARGET static void turn_only(const int16_t *restrict y, const int16_t *restrict cos, const int16_t *restrict sin, int d,
+TARGET static void turn_only(const int16_t *restrict y, int heads, const int16_t *restrict cos, const int16_t *restrict sin, int d,
                              uint8_t *restrict out) {
     const int half = d / 2;
-    for (int i = 0; i < half; i++) {
-        const int32_t a = y[i], b = y[i + half], c = cos[i], s = sin[i];
-        const int32_t first = (a * c - b * s + 8192) >> 14, second = (a * s + b * c + 8192) >> 14;
-        out[i] = (uint8_t)(clamp32((first + 64) >> 7, -127, 127) + 128);
-        out[i + half] = (uint8_t)(clamp32((second + 64) >> 7, -127, 127) + 128);
+    for (int h = 0; h < heads; h++, y += d, out += d) {
+        for (int i = 0; i < half; i++) {
+            const int32_t a = y[i], b = y[i + half], c = cos[i], s = sin[i];
+            const int32_t first = (a * c - b * s + 8192) >> 14, second = (a * s + b * c + 8192) >> 14;
+            out[i] = (uint8_t)(clamp32((first + 64) >> 7, -127, 127) + 128);
+            out[i + half] = (uint8_t)(clamp32((second + 64) >> 7, -127, 127) + 128);
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 #else
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,prefer-vector-width=512")))
 #endif
+#define SIGNED_KEYS 0
 #include "avx512.h"
 
 #define tile vnni_tile
@@ -20,5 +21,5 @@ static int supported(void) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
 }
 
-const Kernel pltz_vnni = {"vnni", supported, 0, 0, multiply, norm, turn, attend, gained, turn_only, gate};
+const Kernel pltz_vnni = {"vnni", supported, 0, 0, multiply, norm, turn, attend, gained, turn_only, gate, 0};
 #endif

@@ -43,7 +43,7 @@ struct Pool {
     PoolThread helpers[POOL_MAX];
 };
 
-static int pool_take(Pool *p, uint64_t seen) {
+static inline int pool_take(Pool *p, uint64_t seen) {
     const int items = (int)(seen >> 24 & (POOL_ITEMS - 1));
     if ((int)(seen & (POOL_ITEMS - 1)) >= items) return -1;
     const uint64_t got = atomic_fetch_add_explicit(&p->ticket, 1, memory_order_acq_rel);
@@ -51,7 +51,7 @@ static int pool_take(Pool *p, uint64_t seen) {
     return item < (int)(got >> 24 & (POOL_ITEMS - 1)) ? item : -1;
 }
 
-static void *pool_help(void *argument) {
+static inline void *pool_help(void *argument) {
     const PoolThread *self = argument;
     Pool *p = self->pool;
     int idle = 0;
@@ -73,7 +73,7 @@ static void *pool_help(void *argument) {
 }
 
 /* Starts up to threads - 1 helpers; fewer if the system refuses. */
-static void pool_start(Pool *p, int threads, void (*begin)(void *, int), void *begin_context) {
+static inline void pool_start(Pool *p, int threads, void (*begin)(void *, int), void *begin_context) {
     atomic_init(&p->ticket, 0);
     atomic_init(&p->done, 0);
     atomic_init(&p->stop, 0);
@@ -90,7 +90,7 @@ static void pool_start(Pool *p, int threads, void (*begin)(void *, int), void *b
     if (begin) begin(begin_context, 1);
 }
 
-static void pool_for(Pool *p, PoolFn fn, void *context, int items) {
+static inline void pool_for(Pool *p, PoolFn fn, void *context, int items) {
     if (p->threads == 1 || items < 2) {
         for (int i = 0; i < items; i++) fn(context, i, 0);
         return;
@@ -114,7 +114,7 @@ static void pool_for(Pool *p, PoolFn fn, void *context, int items) {
     }
 }
 
-static void pool_stop(Pool *p) {
+static inline void pool_stop(Pool *p) {
     atomic_store_explicit(&p->stop, 1, memory_order_release);
     for (int i = 1; i < p->threads; i++) pthread_join(p->helpers[i].handle, 0);
     if (p->begin) p->begin(p->begin_context, 0);

@@ -33,6 +33,7 @@ class ZlibCodec:
 
     def __init__(self, mode: int = ALONE, bundle_id: bytes = b"zlib bundle....."):
         self.mode, self.bundle_id = mode, bundle_id
+        self.fast = False
         self.reach = 8192 if mode else 0  # zlib looks 32 KiB back
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:

@@ -14,10 +14,10 @@ from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec, Coded, Plain, SegmentCodec
 from pltz.archive.errors import ArchiveError, Fenced, LostError, NotFound, StoreError, WriterFailed
 from pltz.archive.identity import Tokens
+from pltz.archive.new_session import NewSession
 from pltz.archive.plan import Plan
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
-from pltz.archive.writer import NewSession
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError
 
 PROMPT = np.arange(100)
@@ -167,7 +167,7 @@ def test_what_cannot_be_stored_is_refused_and_nothing_written(archive: Archive, 
 class LyingCodec:
     """Decodes to something else than it was given."""
 
-    mode, reach, contract, bundle_id, tokenizer = 0, 0, 1, b"b" * 16, b"t" * 16
+    mode, fast, reach, contract, bundle_id, tokenizer = 0, False, 0, 1, b"b" * 16, b"t" * 16
 
     def encode(self, batch: list[Plain]) -> list[bytes]:
         return [bytes(len(p.tokens)) for p in batch]
@@ -188,7 +188,7 @@ def test_init_twice_and_open_nothing(
 ) -> None:
     with pytest.raises(UsageError, match="already"):
         Archive.create(DirectoryStore(disk), [codec])
-    with pytest.raises(UsageError, match="no archive here"):
+    with pytest.raises(UsageError, match="no archive at"):
         Archive.open(tmp_path / "nowhere", [codec])
 
 

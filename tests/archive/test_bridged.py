@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pltz.archive.archive import Archive
 from pltz.archive.bridged import BridgedCodec, _Parts
 from pltz.archive.codec import BundleCodec, Coded, Plain
-from pltz.archive.writer import NewSession
+from pltz.archive.new_session import NewSession
 from pltz.models.bridge import Bridge
 from pltz.models.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError

@@ -12,9 +12,9 @@ from pltz.archive.chain import BATCH, Chains
 from pltz.archive.codec import Coded, Plain
 from pltz.archive.errors import LostError
 from pltz.archive.identity import Tokens
+from pltz.archive.new_session import NewSession
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
-from pltz.archive.writer import NewSession
 from pltz.plt_codec.errors import BundleMismatch, CorruptError
 from tests.archive.conftest import ZlibCodec
 

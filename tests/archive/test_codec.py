@@ -10,9 +10,12 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Plain
-from pltz.archive.writer import NewSession
+from pltz.archive.index import SEGMENTS
+from pltz.archive.new_session import NewSession
+from pltz.archive.pack import ALONE, FAST, TOWER, Builder, Context, Pack
+from pltz.archive.record import Record
 from pltz.models.bundle import Bundle, write_bundle
-from pltz.plt_codec.errors import ContentError, CorruptError
+from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.weights import random_weights
 
 NOTHING = np.zeros(0, np.int64)
@@ -63,3 +66,40 @@ def test_bytes_codec_refuses_what_is_no_byte_and_what_lies() -> None:
     for data, count in ((b"abc", 2), (b"abc", 500), (b"", 1), (b"\xff" * 9, 1 << 30)):
         with pytest.raises(CorruptError):
             codec.decode([Coded(data, count, NOTHING)])
+
+
+def test_the_fast_layout(bundle: Bundle, tmp_path: Path) -> None:
+    """Long segments go into 32 lanes, short ones as ever, alone and after a prompt; any archive object reads them, and shares them."""
+    dice = np.random.default_rng(3)
+    turns = [dice.integers(0, 1024, size) for size in (2049, 2048, 2500)]
+    place = tmp_path / "cold"
+    Archive.create(place, []).put([])
+    fast = Archive.open(place, [BundleCodec(bundle, layout="fast")])
+    assert fast.put([NewSession("long", turns)])[0].new == 3
+    plain = Archive.open(place, [BundleCodec(bundle)])
+    assert plain.get("long").tokens.tolist() == np.concatenate(turns).tolist()
+    assert plain.verify(decode=True).decoded == 3
+    found = {len(t): plain.view.find(SEGMENTS, s)[0] for s, t in plain.get("long").segments}
+    assert {size: item.context.mode & FAST for size, item in found.items()} == {
+        2049: FAST,
+        2048: 0,
+        2500: FAST,
+    }
+    coder = bundle.coder()
+    assert found[2049].record.bitstring == coder.encode(turns[:1], lanes=32, steps=128)[0].data
+    assert found[2500].context.mode & TOWER or found[2500].record.bitstring == (
+        coder.encode([turns[2]], lanes=32, steps=128)[0].data
+    )
+    assert (
+        plain.put([NewSession("again", turns)])[0].new == 0
+    )  # the same tokens are the same segment, however coded
+    assert plain.put([NewSession("other", [turns[0][::-1]])])[0].new == 1
+    [(segment, _)] = plain.get("other").segments
+    assert plain.view.find(SEGMENTS, segment)[0].context.mode == ALONE
+
+
+def test_a_mode_that_is_not_known_is_refused_by_name() -> None:
+    b = Builder(epoch=0, time=7, salt=bytes(16))
+    n = b.context(Context(0, bytes(16), "acme", bytes(16), bytes(16), 1, mode=4))
+    with pytest.raises(VersionError, match="mode 4"):
+        Pack.of(b.add(Record(n, name="x", time=7)).finish())

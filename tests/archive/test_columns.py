@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pltz.archive import columns, record
 from pltz.archive.identity import NONE
+from pltz.archive.layout import lay_out
 from pltz.archive.pack import Builder, Context, Damage, Pack
 from pltz.archive.record import Mark, Place, Record
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, UsageError
@@ -91,7 +92,7 @@ def rows(draw: st.DrawFn) -> Record:
 
 
 def laid_out(records: list[Record]) -> tuple[bytes, list[int]]:
-    layout = columns.lay_out(records, {p: n for n, p in enumerate(TABLE)}, place())
+    layout = lay_out(records, {p: n for n, p in enumerate(TABLE)}, place())
     out = bytearray(layout.size)
     layout.write(memoryview(out))
     return bytes(out), [0, *layout.ends[:-1].tolist()]

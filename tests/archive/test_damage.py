@@ -16,13 +16,13 @@ from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.identity import NONE, digest
 from pltz.archive.index import FileIndex
+from pltz.archive.new_session import NewSession
 from pltz.archive.pack import Builder, Context, Damage, Pack
 from pltz.archive.plan import Plan
 from pltz.archive.record import Mark, Place, Record
 from pltz.archive.settings import Settings
 from pltz.archive.simulate import SimDisk, State
 from pltz.archive.store import DirectoryStore
-from pltz.archive.writer import NewSession
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError, VersionError
 
 PROMPT = np.arange(30)

@@ -9,10 +9,10 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
+from pltz.archive.new_session import NewSession
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
 from pltz.archive.view import Version, View
-from pltz.archive.writer import NewSession
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 from pltz.archive.archive import Archive
 from pltz.archive.codec import Coded, Plain
 from pltz.archive.identity import Tokens
-from pltz.archive.writer import NewSession
+from pltz.archive.new_session import NewSession
 
 SESSIONS = 20_000
 BITSTRING = 200  # bytes: a mean chat
@@ -19,7 +19,7 @@ BITSTRING = 200  # bytes: a mean chat
 class StoredCodec:
     """A token is a byte, so a bitstring has a known size."""
 
-    mode, reach, contract, bundle_id, tokenizer = 0, 0, 1, b"b" * 16, b"t" * 16
+    mode, fast, reach, contract, bundle_id, tokenizer = 0, False, 0, 1, b"b" * 16, b"t" * 16
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         return [np.asarray(p.tokens, np.uint8).tobytes() for p in batch]

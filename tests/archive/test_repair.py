@@ -11,13 +11,18 @@ from hypothesis import strategies as st
 
 from pltz.archive.archive import Archive, open_keys
 from pltz.archive.codec import SegmentCodec
+from pltz.archive.errors import StoreError
+from pltz.archive.identity import TENANT, digest
+from pltz.archive.key_files import KeyFile, KeyFolder, file_name
 from pltz.archive.keys import Secret
+from pltz.archive.new_session import NewSession
 from pltz.archive.pack import Damage, Pack
+from pltz.archive.parity import Parity
 from pltz.archive.plan import Plan
 from pltz.archive.repair import Repaired, Repairer
 from pltz.archive.simulate import SimDisk, State
 from pltz.archive.store import DirectoryStore, Store
-from pltz.archive.writer import NewSession
+from pltz.archive.view import View
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 from tests.archive.conftest import ZlibCodec
 
@@ -386,3 +391,101 @@ def test_repair_over_each_store(store: Store) -> None:
         assert Repairer(store).run().restored == [name]
         assert store.read(name, 0, 1 << 20) == sound
     assert Archive.open(store, [ZlibCodec()]).verify(decode=True).sound
+
+
+# At once with others, and what is not to be believed
+
+
+def test_a_plan_under_another_name_is_not_put_in_its_place(small: State) -> None:
+    disk = SimDisk(small)
+    store = DirectoryStore(disk)
+    store.put("parity/0000000000000002", store.read("parity/0000000000000001", 0, 1 << 20))
+    assert repaired(disk).broken == ["collect/0000000000000002"]
+    assert "collect/0000000000000002" not in disk.seen.names
+
+
+def test_an_older_key_does_not_stand_in_for_a_damaged_one(codec: SegmentCodec) -> None:
+    """The last generation may hold an erasure, of which the older one, left by a crash, knows nothing."""
+    disk = SimDisk(build(KEY))
+    archive = Archive.open(DirectoryStore(disk), [codec], key=KEY)
+    keys = archive.keys.of(archive.keys.domain(TENANT, "default"))  # type: ignore[attr-defined]
+    assert archive.keys.publish(keys.following())  # type: ignore[attr-defined]
+    last, before = (file_name(keys.domain, n, 0) for n in (1, 0))
+    for copy in range(2):
+        disk.overwrite(file_name(keys.domain, 1, copy), b"x" * 200)
+    files = disk.seen.files()
+    report = repaired(disk)
+    assert report.broken == [last] and not report.whole
+    assert disk.seen.files()[before] == files[before] and disk.seen.files()[last] == files[last]
+
+
+def test_what_is_damaged_stays_where_no_copy_of_it_can_be_kept(small: State) -> None:
+    disk = SimDisk(small)
+    path = next(p for p in small.files() if p.startswith("packs/"))
+    hurt = b"?" + small.files()[path][1:]
+    disk.overwrite(path, hurt)
+    name = f"damaged/{path.replace('/', '-')}-{digest(b'pltz damaged', hurt).hex()[:8]}"
+    disk.write_new(name, b"somebody else's")
+    with pytest.raises(StoreError, match="move it away"):
+        repaired(disk)
+    assert disk.seen.files()[path] == hurt
+
+
+def test_keys_that_are_erased_meanwhile_are_not_put_back(
+    codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimDisk(build(KEY))
+    other = Archive.open(DirectoryStore(disk), [codec], key=KEY)
+    domain = other.keys.domain(TENANT, "default")
+    disk.unlink(file_name(domain, 0, 1))
+    read = KeyFolder.read
+
+    def then_erased(self: KeyFolder, whose: bytes, generation: int) -> KeyFile | None:
+        found = read(self, whose, generation)
+        if whose == domain:
+            monkeypatch.setattr(KeyFolder, "read", read)
+            other.erase("default", "b")
+        return found
+
+    monkeypatch.setattr(KeyFolder, "read", then_erased)
+    repaired(disk)
+    last = KeyFolder(DirectoryStore(disk)).generations()[domain]
+    assert len(last) == 1 and last[0] > 0
+
+
+def test_a_pack_that_a_collector_deletes_meanwhile_is_not_lost(
+    small: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimDisk(small)
+    names, store = Repairer._pack_names, DirectoryStore(disk)
+    condemned = {
+        p for path, d in small.files().items() if path[:8] == "collect/" for p in Plan.decode(d).condemned
+    }
+
+    def then_collected(self: Repairer, view: View) -> set[bytes]:
+        found = names(self, view)
+        for pack in condemned:
+            store.delete(f"parity/{pack.hex()}")
+            store.delete(f"packs/{pack.hex()}")
+        return found
+
+    monkeypatch.setattr(Repairer, "_pack_names", then_collected)
+    assert condemned and not repaired(disk).uncounted
+
+
+def test_no_parity_is_left_of_a_pack_that_is_collected_meanwhile(
+    small: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimDisk(small)
+    pack = max(p for p in small.files() if p.startswith("packs/")).removeprefix("packs/")
+    disk.unlink(f"parity/{pack}")
+    made = Parity.encode
+
+    def then_collected(self: Parity) -> bytes:
+        if self.pack.hex() == pack:
+            DirectoryStore(disk).delete(f"packs/{pack}")
+        return made(self)
+
+    monkeypatch.setattr(Parity, "encode", then_collected)
+    assert f"parity/{pack}" in repaired(disk).remade
+    assert f"parity/{pack}" not in disk.seen.names

@@ -10,6 +10,7 @@ import pytest
 
 from pltz.archive import sessions
 from pltz.archive.codec import BundleCodec, Plain
+from pltz.archive.keys import Secret
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.models.bundle import Bundle, write_bundle
 from pltz.models.session import Session
@@ -49,3 +50,16 @@ def test_a_segment_is_encoded_once_after_its_tower_and_once_alone(
         after = {(new, ids[count - 132 : count - 100].tobytes())} if count > 100 else set()
         assert sorted(asked) == sorted({(new, b""), *after})
     assert cold.get("s").value.tolist() == ids.tolist()
+
+
+def test_a_sealed_session_that_grew_adds_what_is_new(bundle: Bundle, tmp_path: Path) -> None:
+    cold = SessionArchive.create(tmp_path / "cold", [bundle], key=Secret(b"sixteen bytes or more", 0))
+    chat = [
+        {"role": "user", "content": "Why is the sky blue?"},
+        {"role": "assistant", "content": "Rayleigh."},
+    ]
+    more = [{"role": "user", "content": "And at dusk?"}, {"role": "assistant", "content": "Longer paths."}]
+    for turns, known in ((chat, 0), (chat + more, 1)):
+        [stored] = cold.put([Item("s", Session("chat", {"messages": turns}), tenant="acme")])
+        assert (stored.segments, stored.known) == (known + 1, known)
+    assert cold.get("s", "acme").value == {"messages": chat + more}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +14,12 @@ from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.index import FileIndex
+from pltz.archive.io import OsDisk
+from pltz.archive.new_session import NewSession
 from pltz.archive.object_store import ObjectStore, Place
-from pltz.archive.store import Store, open_store
-from pltz.archive.writer import NewSession
-from pltz.plt_codec.errors import UsageError
+from pltz.archive.store import DirectoryStore, Store, open_store
+from pltz.archive.view import View
+from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
     from tests.archive.conftest import S3Server
@@ -210,6 +213,18 @@ def test_a_fault_leaves_the_archive_as_it_was(s3: S3Server, codec: SegmentCodec)
             assert not kept or [turn, int(late)] in ends
 
 
+@pytest.mark.parametrize("place", ["", "http://cold/x", "file:///tmp/cold"])
+def test_what_is_no_place(place: str) -> None:
+    with pytest.raises(UsageError, match="expected a directory or s3://bucket/prefix"):
+        open_store(place)
+
+
+def test_a_file_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with pytest.raises(UsageError, match="found a file"):
+        open_store(tmp_path / "a")
+
+
 def test_places() -> None:
     assert Place.of("s3://cold/a/b/") == Place("cold", "a/b") and Place.of("s3://cold").url == "s3://cold"
     for wrong in ("s3://", "s3:///x", "http://cold", "s3://key:secret@cold", "s3://cold?x=1"):
@@ -217,3 +232,33 @@ def test_places() -> None:
             Place.of(wrong)
         assert "secret" not in str(caught.value)
     assert isinstance(open_store("s3://cold/x"), ObjectStore)
+
+
+def test_an_object_larger_than_any_of_ours_is_not_fetched(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pltz.archive.object_store.MOST_WHOLE", 1000, raising=False)
+    store = ObjectStore(s3.place(), tmp_path)
+    store.put("packs/" + "0" * 32, bytes(1001))
+    with pytest.raises(CorruptError, match="more than any of ours"):
+        store.view("packs/" + "0" * 32)
+    assert not View(store).packs
+    view = View(store)
+    view.refresh()
+    assert [p.kind for p in view.problems] == ["pack"]
+
+
+def test_a_hole_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of keys that somebody made as large as a disk."""
+    monkeypatch.setattr("pltz.archive.store.MOST_SECRET", 1 << 20, raising=False)
+    store = DirectoryStore(OsDisk(tmp_path))
+    store.make()
+    path = tmp_path / "keys" / "hole"
+    with path.open("wb") as file:
+        file.write(b"secret")
+        file.truncate(1 << 40)
+    left = path.open("rb")
+    store.shred("keys/hole")
+    assert not path.exists() and left.read(6) == bytes(6)
+    assert os.fstat(left.fileno()).st_blocks * 512 < 2 << 20
+    left.close()

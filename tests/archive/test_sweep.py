@@ -14,12 +14,12 @@ from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.identity import SIZE
 from pltz.archive.index import SEGMENTS, FileIndex, MemoryIndex, by_section
+from pltz.archive.new_session import NewSession
 from pltz.archive.pack import Damage
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
 from pltz.archive.sweep import Sweep, whole
 from pltz.archive.view import View
-from pltz.archive.writer import NewSession
 
 
 @pytest.fixture

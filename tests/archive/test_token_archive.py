@@ -11,13 +11,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pltz.archive.archive import Archive
+from pltz.archive.codec import BundleCodec
 from pltz.archive.errors import NotFound
 from pltz.archive.sessions import Item, SessionArchive
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import DirectoryStore
 from pltz.archive.token_archive import MAX_SEGMENT, Put, Recent, Segments, TokenArchive, TokenItem, tenant_of
 from pltz.models.bundle import Bundle, write_bundle
 from pltz.models.session import Session
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 from pltz.plt_codec.weights import random_weights
+from tests.archive.test_durable import killed_before_sync
 from tests.models.test_bridge import PAGE, target
 
 SYSTEM = np.random.default_rng(1).integers(20, 1000, 80)
@@ -218,3 +223,16 @@ def test_a_chat_is_not_taken_for_token_ids(tmp_path: Path, bundle: Bundle) -> No
     assert np.array_equal(cold.get("chat").ids, ids(5)) and cold.get("chat").target is None
     ids_of_bundle = SessionArchive.open(tmp_path / "cold", [bundle])
     assert np.array_equal(ids_of_bundle.get("chat").value, ids(5))
+
+
+def test_what_is_there_already_lasts(bundle: Bundle) -> None:
+    """Another process was killed between the link of a session's pack and its sync; putting it again adds nothing, and is acknowledged."""
+    disk = SimDisk()
+    cold = TokenArchive(Archive.create(DirectoryStore(disk), [BundleCodec(bundle)]), bundle)
+    with killed_before_sync(disk, "packs"):
+        put(cold, "a", ids(20), time=7)
+    other = TokenArchive(Archive.open(DirectoryStore(disk), [BundleCodec(bundle)]), bundle)
+    assert put(other, "a", ids(20), time=7).receipt is None
+    for state in disk.crashes("tmp"):
+        left = Archive.open(DirectoryStore(SimDisk(state)), [BundleCodec(bundle)])
+        assert left.get("a").tokens.tolist() == ids(20).tolist()

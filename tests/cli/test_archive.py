@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from pltz.archive.archive import Archive
+from pltz.archive.index import SEGMENTS
+from pltz.archive.pack import ALONE, FAST
 from pltz.plt_codec.container import Reader
 
 Run = Callable[..., Result]
@@ -79,7 +82,17 @@ def test_init_refuses_what_is_an_archive(run: Run, cold: Path) -> None:
 @pytest.mark.parametrize("name", ["ls", "stat", "verify", "collect", "find"])
 def test_no_archive_here(run: Run, tmp_path: Path, name: str) -> None:
     done = run("archive", name, tmp_path)
-    assert done.exit_code == 2 and "pltz archive init" in done.stderr
+    assert done.exit_code == 2 and f"no archive at {tmp_path}" in done.stderr
+    assert "pltz archive init" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["init", "ls", "stat"])
+def test_what_can_be_no_archive(run: Run, chats: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(chats.parent)
+    for place in ("", "http://example.org/cold", chats):
+        done = run("archive", name, place)
+        assert done.exit_code == 2 and "expected" in done.stderr and str(place) in done.stderr
+    assert os.listdir() == [chats.name]
 
 
 def test_sessions_come_back(run: Run, cold: Path, chats: Path) -> None:
@@ -105,6 +118,25 @@ def test_texts_and_ids(run: Run, cold: Path, tmp_path: Path) -> None:
     assert run("archive", "get", cold, "a/0").stdout_bytes == text.read_bytes()
     assert run("archive", "get", cold, "b/0").stdout_bytes == log.read_bytes()
     assert json.loads(run("archive", "get", cold, "c/0").stdout) == [5, 900, 1023, 0, 31]
+
+
+def test_the_fast_layout(trained: None, run: Run, cold: Path, tmp_path: Path) -> None:
+    """Only what is long, only where asked for; read by every later call, and kept by verify."""
+    (tmp_path / "long.txt").write_text(" ".join(f"line {n} of the long log" for n in range(600)), "utf8")
+    found = [
+        json.loads(line)
+        for words in (("--name", "plain"), ("--name", "fast", "--tenant", "other", "--layout", "fast"))
+        for line in run("archive", "put", cold, tmp_path / "long.txt", *words, "--json").stdout.splitlines()
+    ]
+    assert [f["method"] for f in found] == ["model", "model"] and found[0]["tokens"] > 2048
+    assert found[0]["bytes"] < found[1]["bytes"]  # the price of more lanes
+    archive = Archive.open(cold, [])
+    modes = {v.name: archive.view.find(SEGMENTS, v.leaf)[0].context.mode for v in archive.ls()}
+    assert modes == {"plain": ALONE, "fast": FAST}
+    for words in (("plain",), ("fast", "--tenant", "other")):
+        done = run("archive", "get", cold, *words)
+        assert done.exit_code == 0 and done.stdout_bytes == (tmp_path / "long.txt").read_bytes()
+    assert run("archive", "verify", cold, "--decode").exit_code == 0
 
 
 def test_no_larger_than_a_file(trained: None, run: Run, cold: Path, chats: Path, tmp_path: Path) -> None:
@@ -220,6 +252,15 @@ def test_find_and_stat(run: Run, cold: Path, put: Put) -> None:
     found = lines(run("archive", "stat", cold, "--json"))[0]
     assert found["sessions"] == 3 and found["packs"] == 3 and found["problems"] == 0
     assert "pack bytes" in run("archive", "stat", cold).stdout
+
+
+@pytest.mark.parametrize("words", [["--name", "e\udcff"], ["--tenant", "\udcff"]])
+def test_a_name_that_is_no_unicode_is_refused(run: Run, cold: Path, words: list[str]) -> None:
+    """As the shell hands on what was typed in another encoding."""
+    done = run("archive", "put", cold, "-", *words, input=b'{"messages":[]}\n')
+    assert done.exit_code == 5 and r"\udcff' is not valid Unicode" in done.output
+    done = run("archive", "get", cold, *(words if words[0] == "--tenant" else []), "e\udcff")
+    assert done.exit_code == 5 and r"\udcff' is not valid Unicode" in done.output
 
 
 def test_a_name_does_not_steer_the_terminal(run: Run, cold: Path, put: Put) -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec
 from pltz.archive.keys import Secret
-from pltz.archive.writer import NewSession
+from pltz.archive.new_session import NewSession
 from pltz.cli.groups import RootGroup
 
 LAZY = {"repair": "pltz.cli.archive_repair:repair", "erase": "pltz.cli.archive_erase:erase"}

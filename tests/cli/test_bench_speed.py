@@ -1,6 +1,7 @@
 """bench speed: the figures follow from each other, and what does not come back is no speed."""
 
 import json
+import runpy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from pltz.cli import bench_speed, llama_peer
+from pltz.cli import bench_speed, engines, llama_peer, timing
 from pltz.cli.products import Products
-from pltz.plt_codec.errors import ModelError
+from pltz.plt_codec.errors import ModelError, UsageError
+from pltz.plt_codec.item import Encoded, FrameItem
 
 Run = Callable[..., Result]
 SMALL = ("--tokens", 70, "--lanes", 4, "--steps", 9, "--rounds", 1, "--threads", 1)
@@ -39,10 +41,59 @@ def test_figures_follow_from_each_other(run: Run, tiny: Path) -> None:
     assert sum(line.startswith("decode") for line in table) == (4 if split else 2)
 
 
-def test_products_count_the_multiply_adds_of_the_model(tiny: Path) -> None:
-    from pltz.models.bundle import Bundle
+def test_every_engine_is_timed_and_agrees(run: Run, tiny: Path) -> None:
+    from pltz.plt_codec.native import kernels
 
-    weights = Bundle.load().weights
+    done = run("bench", "speed", *SMALL, "--together", "1", "--engines")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout.splitlines()[-1])["engines"]
+    assert [one["engine"] for one in found] == [*(f"compiled, {k}" for k in kernels()), "torch"]
+    clocks = {f"{way}{clock}_s" for way in ("encode", "decode") for clock in ("", "_processor")}
+    assert all(one.keys() == {"engine"} | clocks for one in found)
+    assert found[-1]["decode_s"] > 0
+    lines = done.stdout.splitlines()
+    assert any(line.startswith("torch ") and f"{found[-1]['decode_s']:.2f}" in line for line in lines)
+
+
+def test_engines_that_disagree_have_no_speed() -> None:
+    class Fake:
+        def __init__(self, data: bytes):
+            self.data = data
+
+        def encode(self, sessions: list[np.ndarray], **layout: int) -> list[Encoded]:
+            return [Encoded(self.data, 1.0, 1, 4, 9) for _ in sessions]
+
+        def decode(self, items: list[FrameItem]) -> list[np.ndarray]:
+            return [np.arange(item.tokens) for item in items]
+
+    session = np.arange(5)
+    assert len(engines.measure({"a": Fake(b"1"), "b": Fake(b"1")}, session, 4, 9, 1)) == 2  # type: ignore[dict-item]
+    with pytest.raises(ModelError, match="2 frames"):
+        engines.measure({"a": Fake(b"1"), "b": Fake(b"2")}, session, 4, 9, 1)  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("options", [(), ("--linear", 1024, "--engines")])
+def test_the_plot_is_drawn_from_what_the_command_writes(
+    run: Run, tiny: Path, tmp_path: Path, options: tuple[object, ...]
+) -> None:
+    """With every panel, and without those that were not measured: the CUDA engine counts no stages."""
+    pytest.importorskip("matplotlib")
+    done = run("bench", "speed", *SMALL, "--together", "1,3", *options, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    if not options:
+        for row in found["rows"]:
+            row |= {"encode_us_per_token": None, "decode_us_per_token": None}
+    draw = runpy.run_path(str(Path(__file__).parents[2] / "figures" / "speed.py"))["draw"]
+    draw(found, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_products_count_the_multiply_adds_of_the_model(gated: bool) -> None:
+    from pltz.plt_codec.weights import random_weights
+
+    weights = random_weights(0, gated=gated)
     assert Products(weights, 8, "cpu").macs == 8 * weights.shape.macs
 
 
@@ -68,9 +119,9 @@ def test_sessions_are_cut_from_different_places() -> None:
 
 def test_a_session_that_does_not_come_back_has_no_speed() -> None:
     sessions: Sequence[np.ndarray] = [np.arange(4)]
-    bench_speed.check(sessions, [np.arange(4)])
+    timing.check(sessions, [np.arange(4)])
     with pytest.raises(ModelError, match="no speed"):
-        bench_speed.check(sessions, [np.array([0, 1, 2, 4])])
+        timing.check(sessions, [np.array([0, 1, 2, 4])])
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,x", "2,-1"])
@@ -116,8 +167,17 @@ def test_the_export_holds_the_matrices(tmp_path: Path) -> None:
     weights = random_weights(0, d=64, hidden=128)
     llama_peer.write_gguf(tmp_path / "model.gguf", weights)
     found = {t.name: t for t in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
-    assert len(found) == 2 + 8 * weights.shape.layers
-    for name, want in (("token_embd", weights["embed.w"]), ("blk.1.ffn_down", weights["layer.1.down.w"])):
-        tensor = found[f"{name}.weight"]
-        got = gguf.quants.dequantize(tensor.data, tensor.tensor_type) * 64 * want.shape[1] ** 0.5
-        assert got.shape == want.shape and np.abs(got - want).max() < 1
+    assert len(found) == 4 + 10 * weights.shape.layers
+    want, scale = weights["layer.1.down.w"], weights["layer.1.down.m"] * 16 / 256 / 2**24
+    tensor = found["blk.1.ffn_down.weight"]
+    got = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    assert np.array_equal(np.round(got / scale[:, None]), want)  # the integers themselves
+
+
+def test_a_gated_model_has_no_export(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    from pltz.plt_codec.weights import random_weights
+
+    with pytest.raises(UsageError, match="contract 1"):
+        llama_peer.write_gguf(tmp_path / "model.gguf", random_weights(0, gated=True))
+    assert llama_peer.unavailable(random_weights(0, gated=True))

@@ -27,11 +27,13 @@ def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str) -> Non
     *table, last = done.stdout.splitlines()
     found = json.loads(last)
     rows = {row["way"]: row for row in found["rows"]}
-    assert len(rows) == 10 and next(iter(rows)) == "prefill"
+    assert len(rows) == 11 and next(iter(rows)) == "prefill"
     for row in rows.values():
         assert row["ms"] == min(row["all_ms"]) and len(row["all_ms"]) == 2
         assert row["over_prefill"] == pytest.approx(row["ms"] / rows["prefill"]["ms"], rel=0.01, abs=1e-4)
     assert found["thaw_over_prefill"] == rows["thaw"]["over_prefill"]
+    assert found["fast_over_prefill"] == rows["thaw, fast layout"]["over_prefill"]
+    assert rows["thaw"]["stored_bytes"] == rows["thaw, fast layout"]["stored_bytes"]  # too short for another
     assert 0 < rows["thaw"]["stored_bytes"] < 500
     kv = rows["host memory"]["stored_bytes"]
     assert (
@@ -40,10 +42,11 @@ def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str) -> Non
         == 60 * 2 * 2 * 2 * (8 * 4 if shape == "embedded" else 16 * 2)
     )
     assert found["stages_ms"]["total"] <= rows["thaw"]["ms"] * 1.05 + 1
-    assert {"read", "lookup", "decode", "prefill", "insert"} < found["stages_ms"].keys()
+    for stages in ("stages_ms", "fast_stages_ms"):
+        assert {"read", "lookup", "decode", "prefill", "insert"} < found[stages].keys()
     assert [row["sessions"] for row in found["together"]] == [1, 3]
     checked = found["checked"]
-    assert checked["thaws"] == 3 * 6 + 3 * (1 + 3) and max(checked["kv"], checked["logits"]) < 0.06
+    assert checked["thaws"] == 3 * 7 + 3 * (1 + 3) and max(checked["kv"], checked["logits"]) < 0.06
     assert shape != "embedded" or checked["same_next"] == checked["thaws"]
     assert any(line.startswith("safetensors on the disk") for line in table)
 

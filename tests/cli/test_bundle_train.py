@@ -33,8 +33,6 @@ memory = 64
 steps = {steps}
 rows = 1
 row = 256
-[finish]
-steps = {steps}
 [calibrate]
 limit_bytes = 3000
 [dictionary]
@@ -87,7 +85,7 @@ def test_train_eval_compress_decompress(run: Run, project: Path) -> None:
     assert told["id"] == json.loads((output / "bundle.json").read_text())["id"]
     assert told["test"]["pltz_bytes"] > 0 and "student: done" in done.stderr
     log = (project / "mine.work" / "log.txt").read_text()
-    assert all(f"{stage}: done in" in log for stage in ("split", "order", "finish", "calibrate", "evaluate"))
+    assert all(f"{stage}: done in" in log for stage in ("split", "order", "student", "calibrate", "evaluate"))
 
     card = json.loads((output / "card.json").read_text())
     assert card["licence"] == "CC-BY-SA-4.0" and card["test"]["sources"]
@@ -151,7 +149,7 @@ def test_a_run_that_dies_goes_on(project: Path) -> None:
         return bundle_eval.measured(options.load_codec(str(bundle), "cpu", 1), records, limit, shown=False)
 
     def run() -> pipeline.Run:
-        return pipeline.Run(output, project / "work", bundle_train.read, measure, "cpu", False, tell)
+        return pipeline.Run(output, project / "work", bundle_train.read, measure, "cpu", 1, False, tell)
 
     while runs < 200:
         runs += 1
@@ -339,9 +337,12 @@ def test_distill_refuses_what_it_cannot_do(run: Run, tiny: Path, project: Path) 
     assert done.exit_code == 2 and "exclude each other" in done.stderr
 
 
-def test_train_with_a_teacher_of_its_own(run: Run, project: Path) -> None:
+def test_train_with_a_teacher_of_its_own(run: Run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A larger net first, then a student that learns its probabilities; with so few steps only that it runs and improves."""
-    (project / "tiny.toml").write_text(CONFIG.format(steps=30) + TEACHER)
+    from pltz.models.training import fit
+
+    monkeypatch.setattr(fit, "REPORT_EVERY", 0.0)  # the figure is then of the last step alone
+    (project / "tiny.toml").write_text(CONFIG.format(steps=60) + TEACHER)
     call = (
         "bundle",
         "train",
@@ -355,4 +356,4 @@ def test_train_with_a_teacher_of_its_own(run: Run, project: Path) -> None:
     assert run(*call, "--quiet").exit_code == 0
     training = json.loads((project / "mine/card.json").read_text())["training"]
     assert training["teacher"]["parameters"] > training["student"]["parameters"]
-    assert training["finish"]["bits_per_token"] < training["student"]["bits_per_token"] < 9.5
+    assert training["student"]["bits_per_token"] < 9.0  # by chance

@@ -10,8 +10,9 @@ import zstandard
 from click.testing import Result
 
 from pltz.cli.output import Output
-from pltz.plt_codec.container import Header, Reader, pack
+from pltz.plt_codec.container import Reader, pack
 from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.header import Header
 
 Run = Callable[..., Result]
 
@@ -43,6 +44,15 @@ def test_stdin_and_stdout(run: Run, tiny: Path, chats: Path) -> None:
     assert "4 sessions" in packed.stderr
     back = run("decompress", "-", "--session", 2, input=packed.stdout_bytes)
     assert json.loads(back.stdout) == json.loads(chats.read_text("utf8").splitlines()[2])
+
+
+def test_a_file_written_is_reported_as_json(run: Run, frozen: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    done = run("decompress", frozen, "-o", path, "--json")
+    facts = {"sessions": 4, "bytes": path.stat().st_size, "output": str(path)}
+    assert json.loads(done.stdout) == facts and path.stat().st_size > 100
+    done = run("decompress", frozen, "--json")
+    assert done.stdout == path.read_text("utf8") and json.loads(done.stderr) == facts | {"output": "-"}
 
 
 def test_sessions_in_the_order_asked(run: Run, frozen: Path, chats: Path) -> None:
@@ -207,3 +217,20 @@ def test_a_terminal_gets_no_binary_data(
     with pytest.raises(UsageError, match="terminal"):
         Output("-")
     Output("-", binary=False)
+
+
+def test_the_fast_layout_is_for_long_sessions(run: Run, tmp_path: Path) -> None:
+    """With the bundle that ships: what an untrained one makes is longer than zstd's, and so not what is kept."""
+    texts = [" ".join(f"line {n} of the long log" for n in range(count)) for count in (600, 60)]
+    for n, text in enumerate(texts):
+        (tmp_path / f"{n}.txt").write_text(text, "utf8")
+    words = "compress", tmp_path / "0.txt", tmp_path / "1.txt", "--format", "text", "--layout", "fast"
+    done = run(*words, "-o", tmp_path / "a.pltz")
+    assert done.exit_code == 0, done.output
+    with Reader.open(tmp_path / "a.pltz") as reader:
+        assert [(f.lanes, f.steps) for f in map(reader.frame, range(2))] == [(32, 128), (None, None)]
+    back = run("decompress", tmp_path / "a.pltz", "--session", 0)
+    assert back.stdout == texts[0]
+    refused = run(*words, "--lanes", 2, "-o", tmp_path / "b.pltz")
+    assert refused.exit_code == 2 and "without lanes and steps" in refused.output
+    assert not (tmp_path / "b.pltz").exists()

@@ -46,6 +46,7 @@ def test_the_commands_are_the_documented_ones() -> None:
         "bundle distill",
         "bench archive",
         "bench codec",
+        "bench field",
         "bench hook",
         "bench nightly",
         "bench speed",
@@ -83,6 +84,13 @@ def test_options_have_help(path: tuple[str, ...]) -> None:
     for parameter in LEAVES[path].params:
         if isinstance(parameter, click.Option):
             assert parameter.help, parameter.name
+            named = parameter.metavar or parameter.is_flag or isinstance(parameter.type, click.Choice)
+            assert named, f"{parameter.name}: its value needs a short name, not {parameter.type.name}"
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_every_command_speaks_json(path: tuple[str, ...]) -> None:
+    assert "--json" in {word for parameter in LEAVES[path].params for word in parameter.opts}
 
 
 def test_exit_codes_cover_the_error_tree() -> None:

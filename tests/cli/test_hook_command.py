@@ -62,17 +62,20 @@ def test_there_must_be_a_journal_and_an_archive(
         assert run("hook", "drain", journal, *options).exit_code == 2
 
 
+FORMS = "list", "numpy", "torch", "bytes"
+
+
 def test_bench_hook_on_a_small_run(
     run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_hook, "LENGTHS", (64,))
+    monkeypatch.setattr(bench_hook, "ROWS", [(64, form) for form in FORMS])
     monkeypatch.setattr(bench_hook, "BUSY", 1 << 10)
     monkeypatch.setattr(bench_hook, "_CACHE", [])
     done = run("bench", "hook", "--calls", "20", "--where", tmp_path)
     assert done.exit_code == 0, done.output
     result = json.loads(done.output.strip().splitlines()[-1])
     assert [(row["worker"], row["form"]) for row in result["rows"]] == [
-        (worker, form) for worker in ("none", "thread", "process") for form in ("list", "numpy")
+        (worker, form) for worker in ("none", "thread", "process") for form in FORMS
     ]
     for row in result["rows"]:
         assert 0 < row["p50_us"] <= row["p99_us"] <= row["max_us"] and row["refused"] == 0

@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 from click.testing import Result
 
-from pltz.plt_codec.container import Frame, Header, Kind, content_check, pack
+from pltz.plt_codec.container import pack
+from pltz.plt_codec.header import Header
+from pltz.plt_codec.session_frame import Frame, Kind, content_check
 
 Run = Callable[..., Result]
 BUNDLE = bytes(range(16))
@@ -79,3 +82,17 @@ def test_needs_no_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_frame_of_millions_of_blocks_of_one_token_takes_no_memory_for_each(
+    run: Run, tmp_path: Path
+) -> None:
+    size = 20_000
+    path = tmp_path / "a.pltz"
+    path.write_bytes(file_of([model_frame(256 * size, bytes(size), 1, 1)]))
+    tracemalloc.start()
+    found = json.loads(run("inspect", path, "--json").stdout)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found["blocks"] == found["most_steps"] == 256 * size
+    assert peak < 20e6, f"{peak:,} bytes for a file of {size:,}"

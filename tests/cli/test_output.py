@@ -17,6 +17,21 @@ def test_writes_all_chunks(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_stdout_gets_all_or_nothing_where_asked(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    def chunks(fails: bool) -> Iterator[bytes]:
+        yield b"one"
+        yield b"two"
+        if fails:
+            raise RuntimeError("the work failed")
+
+    with pytest.raises(RuntimeError):
+        Output("-", binary=False).write(chunks(True), whole=True)
+    assert capfdbinary.readouterr().out == b""
+    output = Output("-", binary=False)
+    output.write(chunks(False), whole=True)
+    assert (capfdbinary.readouterr().out, output.written) == (b"onetwo", 6)
+
+
 def test_new_file_has_the_usual_mode(tmp_path: Path) -> None:
     (tmp_path / "usual").touch()
     Output(str(tmp_path / "a")).write([b"x"])
@@ -120,6 +135,11 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     Output(str(tmp_path / "link"), force=True).write([b"new"])
     assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_bytes() == b"new"
+
+
+def test_an_empty_name_is_refused() -> None:
+    with pytest.raises(UsageError, match="empty"):
+        Output("")
 
 
 def test_folders(tmp_path: Path) -> None:

@@ -1,18 +1,9 @@
 """The small parts of a report: tables, sizes, the progress line."""
 
-import doctest
-from types import ModuleType
-
 import pytest
 
-from pltz.cli import peers, table
+from pltz.cli import table
 from pltz.cli.progress import Progress, wanted
-
-
-@pytest.mark.parametrize("module", [table, peers])
-def test_examples_in_docstrings(module: ModuleType) -> None:
-    done = doctest.testmod(module)
-    assert done.attempted and not done.failed
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pltz.plt_codec.container import Header, Reader, pack
+from pltz.plt_codec.container import Reader, pack
+from pltz.plt_codec.header import Header
 
 Run = Callable[..., Result]
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 
 from pltz.models.bundle import Bundle, bundle_id, write_bundle
 from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError, VersionError
@@ -111,3 +115,146 @@ def test_the_embedded_bundle() -> None:
     assert bundle.name == "mini" and bundle.weights.shape.macs <= 15_000_000 and bundle.size() <= 20_000_000
     assert bundle.verify() and Bundle.find(bundle.id).name == "mini"
     assert bundle.card["licence"] and bundle.card["data"]
+
+
+def _repacked(folder: Path, name: str, data: bytes, **shape: int) -> None:
+    """One weight file that holds `data`, named and digested in bundle.json as a forger would."""
+    head = json.loads((folder / "bundle.json").read_text())
+    for old in [n for n in head["files"] if n.startswith("weights")]:
+        (folder / old).unlink(missing_ok=True)
+        del head["files"][old]
+    (folder / name).write_bytes(data)
+    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+    head["files"][name] = {"size": len(data), "blake2b": digest}
+    head["shape"].update(shape)
+    (folder / "bundle.json").write_text(json.dumps(head))
+
+
+def _safetensors(head: bytes, data: bytes = b"") -> bytes:
+    return len(head).to_bytes(8, "little") + head + data
+
+
+def _bomb(size: int) -> bytes:
+    """A zstd frame of zeros, some 30,000 times smaller than what it holds."""
+    packer = zstandard.ZstdCompressor().compressobj(size=size)
+    piece = bytes(1 << 20)
+    return b"".join([*(packer.compress(piece) for _ in range(size >> 20)), packer.flush()])
+
+
+HOSTILE: dict[str, tuple[str, bytes, str]] = {
+    "a bomb": ("weights-00.safetensors.zst", _bomb(1 << 28), "claims 268435456 bytes"),
+    "a bomb of no stated size": (
+        "weights-00.safetensors.zst",
+        zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 20)),
+        "claims",
+    ),
+    "a size that is a lie": (
+        "weights-00.safetensors.zst",
+        zstandard.ZstdCompressor().compress(bytes(5000))[:-20],
+        "does not unpack",
+    ),
+    "no zstd": ("weights-00.safetensors.zst", b"\0" * 1000, "does not unpack"),
+    "a large file": ("weights-0.safetensors", bytes(3 << 20), "claims 3145728 bytes"),
+    "a large head": (
+        "weights-0.safetensors",
+        ((1 << 20) + 1).to_bytes(8, "little") + bytes(1 << 20),
+        "a head of",
+    ),
+    "a head beyond the file": (
+        "weights-0.safetensors",
+        (1 << 19).to_bytes(8, "little") + bytes(9),
+        "damaged",
+    ),
+    "no head": ("weights-0.safetensors", b"\1", "damaged"),
+    "offsets beyond the file": (
+        "weights-0.safetensors",
+        _safetensors(b'{"embed.w":{"dtype":"I8","shape":[1024,64],"data_offsets":[0,65536]}}', b"\0" * 9),
+        "damaged",
+    ),
+    "a shape that overflows": (
+        "weights-0.safetensors",
+        _safetensors(b'{"embed.w":{"dtype":"I8","shape":[0,9223372036854775807,4],"data_offsets":[0,0]}}'),
+        "damaged|tensors",
+    ),
+    "a type that numpy has not": (
+        "weights-0.safetensors",
+        _safetensors(b'{"embed.w":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}', b"\0"),
+        "damaged|tensors",
+    ),
+    "an unknown tensor": (
+        "weights-0.safetensors",
+        _safetensors(b'{"x":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}}', b"\0"),
+        "unknown",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_weights_are_refused_before_they_take_memory(folder: Path, case: str) -> None:
+    name, data, message = HOSTILE[case]
+    _repacked(folder, name, data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match=message):
+            Bundle.load(folder)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 12 << 20  # the tiny bundle's own weights are a quarter of a megabyte
+
+
+def test_packed_weights_are_the_same_bundle(
+    folder: Path, tmp_path: Path, tiny_tokenizer_json: Callable[[int], bytes]
+) -> None:
+    weights = random_weights(1, vocab=1024)
+    write_bundle(tmp_path / "p", "tiny", weights, tiny_tokenizer_json(1024), b"dictionary", {}, packed=True)
+    assert Bundle.load(tmp_path / "p").id == Bundle.load(folder).id
+    assert "weights-00.safetensors.zst" in Bundle.load(tmp_path / "p").verify()
+
+
+def test_a_tensor_given_twice_is_refused(folder: Path) -> None:
+    head = json.loads((folder / "bundle.json").read_text())
+    head["files"]["weights-1.safetensors"] = head["files"]["weights-0.safetensors"]
+    shutil.copy(folder / "weights-0.safetensors", folder / "weights-1.safetensors")
+    (folder / "bundle.json").write_text(json.dumps(head))
+    with pytest.raises(ModelError, match=r"weights-1\.safetensors"):
+        Bundle.load(folder)
+
+
+def test_a_shape_of_too_many_bytes_is_refused(folder: Path) -> None:
+    sizes = {"d": 512, "layers": 64, "hidden": 8192, "heads": 64, "kv_heads": 64, "head_dim": 64}
+    _repacked(folder, "weights-0.safetensors", b"", **sizes)
+    with pytest.raises(ModelError, match="1073741824 are allowed"):
+        Bundle.load(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json.zst", "weights-0.safetensors", "card.json", "bundle.json"])
+def test_what_is_no_plain_file_is_refused(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)  # reading it would wait for ever
+    with pytest.raises((ModelError, UsageError)):
+        Bundle.load(folder)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[1]", "7", '{"a"'])
+def test_a_broken_card_is_refused(folder: Path, text: str) -> None:
+    (folder / "card.json").write_text(text)
+    with pytest.raises(ModelError, match="is not a card"):
+        Bundle.load(folder)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"files": {"x": {"size": Infinity}}}', "\xff", " " * (1 << 21)]
+)
+def test_a_broken_head_is_refused(folder: Path, text: str) -> None:
+    (folder / "bundle.json").write_text(text)
+    with pytest.raises(ModelError, match=r"bundle\.json"):
+        Bundle.load(folder)
+
+
+@pytest.mark.parametrize("name", Bundle.names())
+def test_every_embedded_bundle_is_whole_small_and_found_by_its_id(name: str) -> None:
+    bundle = Bundle.load(name)
+    assert bundle.verify() and Bundle.find(bundle.id).name == name
+    assert bundle.card["licence"] and bundle.card["data"] and (bundle.path / "CARD.md").is_file()
+    assert max(p.stat().st_size for p in bundle.path.iterdir()) <= 16_000_000 and bundle.size() <= 64_000_000

@@ -5,6 +5,7 @@ are the real ones.
 """
 
 import json
+import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,10 +18,10 @@ from hypothesis import strategies as st
 from pltz.datasets import sample_sessions
 from pltz.models import transcript
 from pltz.models.bridge import Bridge
-from pltz.models.codec import Codec, content_bytes
-from pltz.models.session import Session
+from pltz.models.codec import Codec
+from pltz.models.session import Session, content_bytes
 from pltz.models.tokenizer import BundleTokenizer
-from pltz.plt_codec.container import Frame, Header, Kind, Reader, content_check, pack
+from pltz.plt_codec.container import Reader, pack
 from pltz.plt_codec.errors import (
     BundleMismatch,
     ContentError,
@@ -33,7 +34,9 @@ from pltz.plt_codec.errors import (
     UsageError,
     VersionError,
 )
+from pltz.plt_codec.header import Header
 from pltz.plt_codec.item import Encoded, FrameItem
+from pltz.plt_codec.session_frame import Frame, Kind, content_check
 
 
 @dataclass
@@ -515,3 +518,17 @@ def test_content_bytes(session: Session, size: int) -> None:
 def test_fallback_of_a_chat_is_its_compact_json(codec: Codec) -> None:
     reader = Reader(codec.compress([IMAGE], keep_opaque=True))
     assert reader.info(0).count == len(json.dumps(IMAGE.value, separators=(",", ":")))
+
+
+def test_a_file_that_unpacks_to_very_much_is_decoded_piece_by_piece(codec: Codec) -> None:
+    """A few kilobytes stand for hundreds of megabytes: the caller holds one session of them at a time."""
+    size, many = 1 << 24, 12
+    session = Session("text", bytes(size))
+    frame = codec._fallback_frame(session)
+    data = pack(Header(codec.bundle.contract, codec.bundle.id), [frame] * many)
+    assert len(data) < many * size / 1000
+    tracemalloc.start()
+    count = sum(len(found.value) for found in codec.decompress_each(data))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert count == many * size and peak < 4 * size

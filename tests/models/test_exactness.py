@@ -44,8 +44,9 @@ def test_golden_frequencies_in_crowds(name: str, title: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("title", LAYOUTS)
-def test_golden_frequencies_of_the_bundle(title: str) -> None:
-    cases = {k: v for k, v in models("mini").items() if k.startswith("bundle")}
+@pytest.mark.parametrize("bundle", ["mini", "mini-1"])
+def test_golden_frequencies_of_the_bundle(bundle: str, title: str) -> None:
+    cases = {k: v for k, v in models(bundle).items() if k.startswith("bundle")}
     for name, make in cases.items():
         assert measure(make(), LAYOUTS[title], "cpu", quick=True) == {
             GOLDEN[f"contract {CONTRACT.get(name, 1)}, {name}, {title}"]

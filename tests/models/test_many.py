@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pltz.models import codec as module
+from pltz.models import session_decoder
 from pltz.models.codec import Codec
 from pltz.models.session import Session
 from pltz.models.tokenizer import BundleTokenizer
@@ -84,6 +85,7 @@ def test_each_session_gets_the_file_it_would_get_alone(codec: Codec) -> None:
 
 def test_they_are_coded_side_by_side_in_batches(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_TOKENS", 1000)
+    monkeypatch.setattr(session_decoder, "BATCH_TOKENS", 1000)
     monkeypatch.setattr(module, "GROUP", 4)
     sessions = [ids(100)] * 30
     files = list(codec.compress_many(sessions))
@@ -95,6 +97,7 @@ def test_they_are_coded_side_by_side_in_batches(codec: Codec, monkeypatch: pytes
 
 def test_no_more_is_read_than_a_batch(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_TOKENS", 1000)
+    monkeypatch.setattr(session_decoder, "BATCH_TOKENS", 1000)
     monkeypatch.setattr(module, "GROUP", 4)
     seen: list[int] = []
     next(codec.compress_many(counted([ids(100)] * 40, seen)))
@@ -136,7 +139,8 @@ def damaged(file: bytes) -> bytes:
     """The last byte of the frames gone, with all checksums in order."""
     import io
 
-    from pltz.plt_codec.container import Frame, Writer
+    from pltz.plt_codec.container import Writer
+    from pltz.plt_codec.session_frame import Frame
 
     reader, sink = Reader(file), io.BytesIO()
     writer = Writer(sink, reader.header)

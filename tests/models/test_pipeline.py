@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,16 @@ from pltz.models.bridge import Bridge
 from pltz.models.session import Session
 from pltz.models.target import Target
 from pltz.models.tokenizer import BundleTokenizer
-from pltz.models.training import batches, distil, fit, records, settings, stages, vocabulary
-from pltz.models.training.net import Net, NetConfig
+from pltz.models.training import batches, distil, fit, records, rounded, settings, stages, vocabulary
+from pltz.models.training import net as nets
+from pltz.models.training.feed import feed
+from pltz.models.training.fit import Place
+from pltz.models.training.job import Job
+from pltz.models.training.net import Net
+from pltz.models.training.optimisers import clipped, optimisers
+from pltz.models.training.plan import Plan
+from pltz.models.training.ranks import Ranks
+from pltz.models.training.shape import NetConfig
 from pltz.plt_codec.errors import ModelError, UsageError
 
 TINY = NetConfig(vocab=1024, d=32, layers=1, heads=2, kv_heads=1, head_dim=16, hidden=64, memory=64)
@@ -42,11 +51,12 @@ def streams(tmp_path: Path, tiny_tokenizer: BundleTokenizer) -> Path:
 SAMPLING: dict[str, Any] = {"block": 4096, "memory": 64, "power": 0.85, "most": 2.0, "text_share": 0.0}
 
 
-def plan(**changes: Any) -> fit.Plan:
-    rates = {"muon_rate": 0.02, "adam_rate": 0.004, "weight_decay": 0.0}
-    return fit.Plan(
-        **{"steps": 6, "seconds": 0.0, "rows": 1, "row": 128, "falls": True, "seed": 1, **rates, **changes}
-    )
+HERE = Place("cpu", no_say)
+
+
+def a_job(streams: Path, start: Path | None = None, **plan: Any) -> Job:
+    given = {"steps": 6, "rows": 1, "row": 128, "decay": 1.0, "weight_decay": 0.0, **plan}
+    return Job(TINY, Plan(**given), SAMPLING, 1, streams, start)
 
 
 # ---- settings
@@ -61,7 +71,7 @@ def test_the_example_is_a_configuration_and_names_every_key(tmp_path: Path) -> N
         assert isinstance(table, type)
         for field in dataclasses.fields(table):
             assert field.name in settings.EXAMPLE, f"{table.__name__}.{field.name}"
-    plain = dataclasses.replace(settings.Student(), seconds=700.0)
+    plain = dataclasses.replace(settings.Student(), seconds=1400.0)
     assert found.student == plain and found.tokenizer == settings.TokenizerSettings()
 
 
@@ -88,7 +98,7 @@ def test_settings_refuse_by_name(tmp_path: Path, text: str, said: str) -> None:
     whole = "" if "[data" in text else '[data]\nfiles = ["a"]\n'
     rest = "" if "[student" in text else "[student]\nsteps = 1\n"
     path = tmp_path / "c.toml"
-    path.write_text(text + whole + rest + "[finish]\nsteps = 1\n")
+    path.write_text(text + whole + rest)
     with pytest.raises(UsageError) as caught:
         settings.load(path)
     assert said in str(caught.value)
@@ -305,7 +315,7 @@ def test_against_itself_the_loss_is_the_entropy_and_nothing_is_lower(
     sampler = batches.Sampler(streams, row=128, seed=0, **SAMPLING)
     batch = {k: torch.from_numpy(v) for k, v in sampler.rows(1).items()}
     with torch.no_grad():
-        mask = fit.mask_of(batch, TINY.memory)
+        mask = nets.mask_of(batch, TINY.memory)
         x, table = net.body(batch["input"], batch["position"], mask)
         x = x.flatten(0, 1)
         first = net.class_logits(x).softmax(-1)
@@ -329,10 +339,11 @@ def test_a_vocabulary_that_does_not_fit_cannot_teach(foreign: Path, tiny_tokeniz
 def test_a_net_learns_and_a_checkpoint_goes_on(
     streams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fit, "REPORT_EVERY", 0.0)
     first = tmp_path / "first"
     first.mkdir()
-    report = fit.fit(Net(TINY), first, plan(steps=30, report_every=0.0), SAMPLING, streams, "cpu", no_say)
-    assert report["steps"] == 30 and report["tokens"] == 30 * 128
+    report = fit.fit(a_job(streams, steps=40), first, HERE)
+    assert report["steps"] == 40 and report["tokens"] == 40 * 128 and report["done"]
     assert report["bits_per_token"] < 9.7  # 10 by chance
 
     class Stop(Exception):
@@ -352,29 +363,105 @@ def test_a_net_learns_and_a_checkpoint_goes_on(
     monkeypatch.setattr(fit, "CHECKPOINT_EVERY", 0.0)
     monkeypatch.setattr(fit, "CHECKPOINT_SHARE", 0)
     with pytest.raises(Stop):
-        fit.fit(Net(TINY), second, plan(steps=12), SAMPLING, streams, "cpu", no_say)
-    report = fit.fit(Net(TINY), second, plan(steps=12), SAMPLING, streams, "cpu", no_say)
+        fit.fit(a_job(streams, steps=12), second, HERE)
+    report = fit.fit(a_job(streams, steps=12), second, HERE)
     assert steps == [0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11] and report["steps"] == 12
+    assert fit.fit(a_job(streams, steps=12), second, HERE) == report and len(steps) == 13  # nothing is left
 
 
-def test_training_that_cannot_go_on_says_so(streams: Path, tmp_path: Path) -> None:
+def test_a_call_that_ends_early_leaves_a_net_that_another_machine_goes_on_from(
+    streams: Path, tmp_path: Path
+) -> None:
+    """What travels is the rounded net and fit.json; the optimisers' memory stays behind."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    report = fit.fit(a_job(streams, steps=100_000), here, Place("cpu", no_say, until=time.monotonic() + 0.5))
+    assert not report["done"] and report["steps"] < 100_000
+    last = report["steps"] + 3
+    for name in (fit.NET, fit.CONFIG, fit.REPORT):
+        (there / name).write_bytes((here / name).read_bytes())
+    lines: list[str] = []
+    report = fit.fit(a_job(streams, steps=last), there, Place("cpu", lines.append))
+    assert (
+        report["done"] and report["steps"] == last and any("from the rounded net" in line for line in lines)
+    )
+
+
+@pytest.mark.slow
+def test_two_processes_take_one_step_on_the_rows_of_both(streams: Path, tmp_path: Path) -> None:
+    """What they end with is what one process makes of the mean of both losses; neither's rows alone give it."""
+    start, folder = tmp_path / "start", tmp_path / "two"
+    start.mkdir()
+    folder.mkdir()
+    torch.manual_seed(5)
+    rounded.write(nets.rounded_net(Net(TINY)), start)
+    job = a_job(streams, start, steps=1, warm=1)
+    report = fit.fit(job, folder, Place("cpu", no_say, 2))
+    assert report["steps"] == 1 and report["tokens"] == 2 * 128
+    found = torch.load(folder / "resume.pt", weights_only=True)["net"]
+
+    def stepped(numbers: list[int]) -> dict[str, torch.Tensor]:
+        net = nets.built(rounded.read(start))
+        made = optimisers(net, job.plan, fused=False)
+        options = {**job.sampling, "row": job.plan.row}
+        for number in numbers:
+            batch = next(feed(streams, options, 1, job.seed * 100_003, Ranks(number, 2, "cpu")))
+            loss, _ = fit.Objective(net, None, 0.0).losses(batch, nets.mask_of(batch, TINY.memory))
+            (loss / len(numbers)).backward()
+        torch.nn.utils.clip_grad_norm_(clipped(net), 1.0)
+        for one in made:
+            one.step()
+        return nets.state(net)
+
+    def apart(other: dict[str, torch.Tensor]) -> float:
+        return max(float((found[name] - value).abs().max()) for name, value in other.items())
+
+    assert apart(stepped([0, 1])) < 1e-5
+    assert min(apart(stepped([0])), apart(stepped([1]))) > 1e-3
+
+
+def test_a_rounded_net_is_what_was_trained_and_comes_back(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    for config in (TINY, dataclasses.replace(TINY, gated=True, step=0.28)):
+        found = nets.rounded_net(Net(config))
+        rounded.write(found, tmp_path)
+        back = rounded.read(tmp_path)
+        assert back.config == config and sorted(back.rest) == sorted(found.rest)
+        for name, matrix in found.matrices.items():
+            assert (back.matrices[name].weights == matrix.weights).all(), name
+            assert (back.matrices[name].scale == matrix.scale).all(), name
+        assert all(np.array_equal(back.rest[name], value) for name, value in found.rest.items())
+        nets.built(back)
+
+
+def test_training_that_cannot_go_on_says_so(
+    streams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "REPORT_EVERY", 0.0)
     (tmp_path / "resume.pt").write_bytes(b"PK\x03\x04 torn")
-    with pytest.raises(ModelError, match="checkpoint"):
-        fit.fit(Net(TINY), tmp_path, plan(), SAMPLING, streams, "cpu", no_say)
+    with pytest.raises(ModelError, match="damaged"):
+        fit.fit(a_job(streams), tmp_path, HERE)
     (tmp_path / "resume.pt").unlink()
-    net = Net(TINY)
+    one = Net(TINY)
     with torch.no_grad():
-        net.embed.fill_(torch.nan)
+        one.member_bias.fill_(torch.nan)
+    start = tmp_path / "start"
+    start.mkdir()
+    rounded.write(nets.rounded_net(one), start)
     with pytest.raises(UsageError, match="rates"):
-        fit.fit(net, tmp_path, plan(report_every=0.0), SAMPLING, streams, "cpu", no_say)
+        fit.fit(a_job(streams, start), tmp_path, HERE)
 
 
 def test_the_rate_falls_to_zero_and_warms_up() -> None:
-    falling, steady = plan(steps=100), plan(steps=100, falls=False)
+    falling, steady = Plan(steps=100, decay=1.0), Plan(steps=100, decay=0.0)
     assert falling.factor(0, 0.0) == pytest.approx(0.1) and falling.factor(99, 0.0) == pytest.approx(0.01)
     assert steady.factor(99, 0.0) == 1.0
-    timed = plan(steps=0, seconds=10.0)
+    timed = Plan(seconds=10.0, decay=1.0)
     assert timed.done(5, 5.0) == 0.5 and timed.factor(100, 5.0) == pytest.approx(0.5)
+    assert timed.factor(100, 5.0, first=100) == pytest.approx(
+        0.5 / 40
+    )  # optimisers that begin with nothing warm up
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
@@ -386,7 +473,7 @@ def test_attention_on_a_cpu_is_what_flex_attention_computes(streams: Path) -> No
     sampler = batches.Sampler(streams, row=256, seed=0, **SAMPLING)
     batch = {k: torch.from_numpy(v) for k, v in sampler.rows(1).items()}
     with torch.no_grad():
-        plain, _ = net.body(batch["input"], batch["position"], fit.mask_of(batch, TINY.memory))
+        plain, _ = net.body(batch["input"], batch["position"], nets.mask_of(batch, TINY.memory))
         flexed, _ = net.body(batch["input"], batch["position"], block_mask(batch, TINY.memory))
     kept = batch["target"] >= 0
     assert torch.allclose(plain[kept], flexed[kept], atol=0.02)

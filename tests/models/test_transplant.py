@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pltz.models.training import net as nets
 from pltz.models.training.batches import KEYS, lay
 from pltz.models.training.export import export
-from pltz.models.training.net import Net, block_mask
+from pltz.models.training.net import Net, block_mask, rounded_net
 from pltz.models.training.transplant import embeddings, equalise, transplant
 from pltz.plt_codec.engine import TorchEngine
 from pltz.plt_codec.frame import TokenCoder
@@ -119,7 +119,7 @@ def test_equalising_keeps_the_function_and_rounding_costs_little(
         block.cfg = net.cfg  # type: ignore[assignment]
     rounded = bits(net, b)
     assert rounded == pytest.approx(before, rel=0.05)
-    weights = export({k: v.double().numpy() for k, v in net.state_dict().items()}, net.cfg.to_dict())
+    weights = export(rounded_net(net))
     assert weights.contract == 2
     coded = TokenCoder(TorchEngine(weights)).encode([ids], lanes=1, steps=256)[0]
     assert coded.ideal_bits == pytest.approx(rounded, rel=0.05)

@@ -6,9 +6,11 @@ cd "$(dirname "$0")/../.."
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 cc=${CC:-gcc}
-for source in engine kernel_plain kernel_avx2 kernel_vnni kernel_amx kernel_neon; do
+for source in plt_codec/native/*.c; do
+    name=$(basename "$source" .c)
+    [ "$name" = module ] && continue # the Python module: native.py calls the functions alone
     "$cc" -O1 -g -std=c11 -Wall -Wextra -Werror -fPIC -pthread -fsanitize=address,undefined -fno-sanitize-recover=all \
-        -fno-omit-frame-pointer -c "plt_codec/native/$source.c" -o "$build/$source.o"
+        -fno-omit-frame-pointer -c "$source" -o "$build/$name.o"
 done
 "$cc" -shared -pthread -fsanitize=address,undefined "$build"/*.o -lm -o "$build/_native.so"
 # Leaks are not looked for: the interpreter's own would drown ours.

@@ -19,18 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pltz.plt_codec import columns
-from pltz.plt_codec.container import (
-    MAX_COUNT,
-    MAX_TOKENS_PER_BYTE,
-    Frame,
-    Header,
-    Kind,
-    Reader,
-    Writer,
-    content_check,
-    pack,
-)
+from pltz.plt_codec.container import Reader, Writer, pack
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, UsageError, VersionError
+from pltz.plt_codec.header import Header
+from pltz.plt_codec.session_frame import MAX_COUNT, MAX_TOKENS_PER_BYTE, Frame, Kind, content_check
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "containers"
 HEADER = Header(contract=1, bundle_id=bytes(range(16)))

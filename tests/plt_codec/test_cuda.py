@@ -3,9 +3,11 @@
 The emulation runs the same kernel sources thread by thread, so models and sequences are small here.
 """
 
+import ctypes
 import shutil
 from collections.abc import Iterator
 from functools import cache
+from math import isqrt
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 from pltz.plt_codec.cuda import device as gpu
 from pltz.plt_codec.cuda import emulate
 from pltz.plt_codec.cuda.coder import (
+    STATE_TYPE,
     CudaCoder,
     all_steps,
     cluster_memory,
@@ -27,7 +30,8 @@ from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.frame import TokenCoder
 from pltz.plt_codec.item import Encoded, FrameItem
 from pltz.plt_codec.layout import Layout
-from pltz.plt_codec.weights import Weights, random_weights
+from pltz.plt_codec.oracle import gained
+from pltz.plt_codec.weights import RESIDUAL_MAX, Weights, random_weights
 
 SHAPES: dict[str, dict[str, int | bool]] = {
     "small": {"layers": 1},
@@ -45,8 +49,24 @@ SHAPES: dict[str, dict[str, int | bool]] = {
     "many classes": {
         "vocab": 128 * 136, "d": 72, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 64, "hidden": 64,
     },
+    "warm": {"layers": 1, "block": 64, "memory": 30},
+    "gated": {"gated": True},
+    "gated, odd": {
+        "gated": True, "vocab": 384, "d": 50, "layers": 2, "heads": 6, "kv_heads": 2, "head_dim": 10, "hidden": 75,
+        "block": 100, "memory": 37,
+    },
+    "gated, extreme": {"gated": True, "extreme": True, "block": 64, "memory": 30, "layers": 1},
+    "gated, warm": {"gated": True, "layers": 1, "block": 64, "memory": 30},
+    "gated, base": {
+        "gated": True, "d": 576, "layers": 1, "heads": 9, "kv_heads": 3, "head_dim": 64, "hidden": 160, "block": 64, "memory": 30,
+    },
+    "gated, edges": {"gated": True, "block": 64, "memory": 30, "hidden": 300},
+    "gated, flood": {
+        "gated": True, "extreme": True, "d": 1024, "layers": 1, "heads": 4, "kv_heads": 1, "head_dim": 64, "hidden": 200,
+        "block": 64, "memory": 30,
+    },
 }  # fmt: skip
-LAYOUTS = [(None, None), (3, 7), (16, 4), (40, 2)]
+LAYOUTS = [(None, None), (3, 7), (16, 4), (32, 3), (40, 2)]
 LENGTHS = (0, 1, 3, 55, 130)
 emulated = pytest.mark.skipif(not emulate.available(), reason="the emulation needs g++ on x86-64 Linux")
 on_gpu = pytest.mark.skipif(gpu.count() == 0, reason="no NVIDIA GPU, or pltz[cuda] is not installed")
@@ -54,8 +74,26 @@ on_gpu = pytest.mark.skipif(gpu.count() == 0, reason="no NVIDIA GPU, or pltz[cud
 
 @cache
 def model(name: str) -> Weights:
-    """A random model of one of SHAPES."""
-    return random_weights(5, **SHAPES[name])  # type: ignore[arg-type]
+    """A random model of one of SHAPES, some tensors of which are at_the_bounds()."""
+    weights = random_weights(5, **SHAPES[name])  # type: ignore[arg-type]
+    rng = np.random.default_rng(8)
+    tensors = {k: at_the_bounds(name.split()[-1], k, v, rng) for k, v in weights.tensors.items()}
+    return Weights(weights.shape, tensors)
+
+
+def at_the_bounds(kind: str, tensor: str, v: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """warm: heats at the end of what the kernels multiply in one step. edges: what is added and the gains at their ends.
+    flood: weights nearly all positive, so that logits pass 2^30 and sums of squares 2^53."""
+    if kind == "warm" and tensor.endswith("heat"):
+        return np.arange((1 << 22) - len(v), 1 << 22, dtype=v.dtype)
+    if kind == "edges" and tensor.startswith(("layer.0.norm", "norm", "table.act")):
+        ends = np.iinfo(v.dtype)
+        return rng.choice([ends.min, ends.min + 1, -1, 0, 1, 5000, ends.max], v.shape).astype(v.dtype)
+    if kind == "edges" and tensor.endswith(".b"):
+        return rng.choice([1 - (1 << 24), -700, 0, 700, (1 << 24) - 1], v.shape).astype(v.dtype)
+    if kind == "flood" and v.dtype == np.int8:
+        return np.where(rng.random(v.shape) < 0.05, -127, 127).astype(v.dtype)
+    return v
 
 
 @cache
@@ -105,7 +143,7 @@ def items(name: str, lanes: int | None, steps: int | None) -> list[FrameItem]:
 
 
 @emulated
-@pytest.mark.parametrize("name", ["small", "extreme", "odd"])
+@pytest.mark.parametrize("name", ["small", "extreme", "odd", "gated", "gated, extreme", "gated, odd"])
 @pytest.mark.parametrize("lanes,steps", LAYOUTS)
 def test_emulated_encode(
     name: str,
@@ -126,7 +164,7 @@ def test_emulated_encode(
 
 
 @emulated
-@pytest.mark.parametrize("name", ["small", "extreme", "odd"])
+@pytest.mark.parametrize("name", ["small", "extreme", "odd", "gated", "gated, extreme", "gated, odd"])
 @pytest.mark.parametrize("lanes,steps", [(3, 7), (40, 2)])
 def test_emulated_decode_of_many(
     name: str,
@@ -173,13 +211,27 @@ def test_emulated_decode_by_the_whole_gpu(
 
 
 @emulated
+@pytest.mark.parametrize("name,lanes,steps", [("small", 32, 2), ("extreme", 17, 3), ("extreme", 24, 5)])
+def test_emulated_decode_of_up_to_32_lanes(
+    name: str, lanes: int, steps: int, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whole blocks, lanes one step short, a last block of few tokens, fewer tokens than lanes, one token."""
+    c = coder(libraries, tmp_path_factory, name, 2, 2)
+    assert c.alone([(130, lanes, steps)]) and not c.alone([(130, lanes, steps)] * 5)
+    for i, s in zip(items(name, lanes, steps)[1:], sequences(name)[1:], strict=True):
+        (got,) = c.decode([i])
+        assert np.array_equal(got, s)
+
+
+@emulated
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["wide", "many classes"])
+@pytest.mark.parametrize("lanes,steps", [(16, 4), (32, 3)])
 def test_emulated_whole_gpu_of_other_shapes(
-    name: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    name: str, lanes: int, steps: int, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     c = coder(libraries, tmp_path_factory, name, 2, 2)
-    got = c.decode(items(name, 16, 4)[-1:])
+    got = c.decode(items(name, lanes, steps)[-1:])
     assert np.array_equal(got[0], sequences(name)[-1])
 
 
@@ -202,21 +254,104 @@ def test_emulated_round_trip_of_other_shapes(
 
 
 @emulated
-@pytest.mark.parametrize("clusters,grid", [(0, 0), (2, 0), (2, 2)])
+@pytest.mark.parametrize("name", ["warm", "gated, warm", "gated, edges", "gated, base", "gated, flood"])
+def test_emulated_round_trip_at_the_bounds(
+    name: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    c = coder(libraries, tmp_path_factory, name, 2)
+    assert not model(name).shape.gated or not c.clusters([(130, 16, 4)])  # then by those for many
+    got = c.encode(sequences(name), lanes=16, steps=4)
+    assert [g.data for g in got] == [w.data for w in frames(name, 16, 4)]
+    for g, s in zip(c.decode(items(name, 16, 4)[:4]), sequences(name), strict=False):
+        assert np.array_equal(g, s)
+
+
+def row_of(total: int, d: int, rng: np.random.Generator) -> np.ndarray:
+    """(d,) residuals whose squares sum to `total`: random ones, and 48 for what is left."""
+    x = rng.standard_normal(d - 48)
+    for _ in range(50):  # 99 % of the total, however many come to stand at the bound
+        x = np.clip(x * np.sqrt(0.99 * total / (x * x).sum()), -RESIDUAL_MAX, RESIDUAL_MAX)
+    out = [int(v) for v in x]
+    rest = total - sum(v * v for v in out)
+    for _ in range(48):
+        out.append(min(RESIDUAL_MAX, isqrt(rest)))
+        rest -= out[-1] ** 2
+    assert rest == 0
+    return np.array(out)
+
+
+def check_norms(device: gpu.Device, weights: Weights) -> None:
+    """norms() on rows where the root, the quotient or the rounding is close, with gains that show each unit to the last one."""
+    rng = np.random.default_rng(4)
+    d, gain = weights.shape.d, weights.shape.norm_gain
+    roots = [1000, 1 << 16, 1 << 17, 3 << 20, (1 << 26) + 1, 94906267, 127_000_000, 127_000_001]
+    beyond = range(94906268, 95000000, 4)  # r^2 - 1 is no double, the nearest is r^2
+    roots += [r for r in beyond if (gain << 32) // r != (gain << 32) // (r - 1)][:8]
+    xs = [row_of(r * r + more, d, rng) for r in roots for more in (-1, 0, 2 * r, 2 * r + 1)]
+    xs += [np.full(d, v) for v in (0, 1, -1, RESIDUAL_MAX, -RESIDUAL_MAX)] + [np.eye(1, d, dtype=np.int64)[0]]
+    at = {
+        name: device.alloc(size)
+        for name, size in (("state", 256), ("x", 4 * d), ("gains", 4 * d), ("out", d))
+    }
+    state = np.zeros(1, STATE_TYPE)
+    state["rows"] = 1
+    device.upload(at["state"], state)
+    for x in xs:
+        scale = (gain << 32) // max(1, isqrt(int((x * x).sum())))
+        unit = (x * scale + (1 << 31)) >> 32
+        edge = 253 << 19  # between 126 and 127
+        first = -(
+            -edge // np.maximum(1, np.abs(unit))
+        )  # the least gain that gives 127; one less of the unit: 126
+        for gains in (
+            np.sign(unit) * first,
+            np.sign(unit) * (first - 1),
+            np.full(d, (1 << 31) - 1),
+            np.full(d, -(1 << 31)),
+        ):
+            device.upload(at["x"], x.astype(np.int32))
+            device.upload(at["gains"], gains.astype(np.int32))
+            device.launch(
+                "norms", (1, 1, 1), 256, [ctypes.c_void_p(at[n]) for n in ("state", "x", "gains", "out")]
+            )
+            out = np.zeros(d, np.int8)
+            device.download(at["out"], out)
+            assert np.array_equal(out, gained(x, gain, gains))
+
+
+@emulated
+def test_emulated_norms_with_gains(
+    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    c = coder(libraries, tmp_path_factory, "gated, flood", 0)
+    check_norms(c._device, c.weights)
+
+
+@on_gpu
+def test_norms_with_gains_on_a_gpu() -> None:
+    c = CudaCoder(model("gated, flood"))
+    check_norms(c._device, c.weights)
+
+
+@emulated
+@pytest.mark.parametrize(
+    "name,clusters,grid", [("small", 0, 0), ("small", 2, 0), ("small", 2, 2), ("gated", 0, 0)]
+)
 @pytest.mark.parametrize("damage", ["empty", "ones", "cut"])
 def test_emulated_damage_is_named(
+    name: str,
     clusters: int,
     grid: int,
     damage: str,
     libraries: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    whole = frames("small", 16, 4)[-1].data
+    whole = frames(name, 16, 4)[-1].data
     data = {"empty": b"", "ones": b"\xff" * 100, "cut": whole[:40]}[damage]
     with pytest.raises(CorruptError) as ours:
-        coder(libraries, tmp_path_factory, "small", clusters, grid).decode([FrameItem(data, 130, 16, 4)])
+        coder(libraries, tmp_path_factory, name, clusters, grid).decode([FrameItem(data, 130, 16, 4)])
     with pytest.raises(CorruptError) as theirs:
-        reference("small").decode([FrameItem(data, 130, 16, 4)])
+        reference(name).decode([FrameItem(data, 130, 16, 4)])
     assert str(ours.value) == str(theirs.value)
 
 
@@ -271,10 +406,18 @@ def test_tiles_put_weights_where_the_kernels_look() -> None:
     assert len(packed) == 128 * 128
 
 
+def test_bounds_that_permit_32_bits_are_checked() -> None:
+    hot = {name: macros(model(name))["P_HOT"] for name in SHAPES}
+    wide = {name: macros(model(name))["P_WIDE"] for name in SHAPES}
+    assert {n for n in hot if hot[n]} == {"extreme", "gated, extreme", "gated, flood"}
+    assert {n for n in wide if wide[n]} == {"gated, flood"}
+
+
 def test_a_cluster_of_the_shipped_shape_fits() -> None:
     wide = random_weights(1, d=384, heads=6, kv_heads=3, head_dim=64, hidden=1664, layers=7, vocab=16384)
     assert cluster_memory(wide.shape) <= MOST_SHARED
-    assert grid_plan(wide.shape)["P_GRID"] == GRID
+    assert grid_plan(wide.shape)["P_GRID"] == GRID and grid_plan(wide.shape)["P_GRID_LANES"] == 32
+    assert grid_plan(wide.shape)["P_GRID_WIDE_SHARED"] <= MOST_SHARED
 
 
 def test_the_kernels_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pltz.plt_codec.coder import RangeEncoder
 from pltz.plt_codec.engine import TorchEngine
 from pltz.plt_codec.frame import TokenCoder
 from pltz.plt_codec.item import FrameItem
-from pltz.plt_codec.layout import Layout
+from pltz.plt_codec.layout import FAST, Layout
 from pltz.plt_codec.native import NativeCoder, available, kernels
 from pltz.plt_codec.oracle import Oracle
 from pltz.plt_codec.weights import CLASS, Weights, random_weights
@@ -108,7 +108,7 @@ def oracle_frame(weights: Weights, tokens: np.ndarray, layout: Layout) -> bytes:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("lanes, steps", [(None, None), (16, 5), (5, 19)])
+@pytest.mark.parametrize("lanes, steps", [(None, None), (16, 5), (5, 19), (FAST.lanes, FAST.steps)])
 @pytest.mark.parametrize("case", CASES)
 def test_coded_by_one_decoded_by_any(case: str, lanes: int | None, steps: int | None, engine: str) -> None:
     """Sessions of unequal lanes that end at different times, side by side: the bytes of the first engine, and back."""

@@ -62,6 +62,32 @@ def test_the_dictionary_pays_on_short_content() -> None:
     assert len(Fallback(DICTIONARY).compress(content)) < 25 < len(Fallback().compress(content))
 
 
+def test_a_dictionary_never_costs(trained_dictionary: bytes) -> None:
+    """Statistics of chats mislead on other content: then the dictionary is not used, and its reader does not mind."""
+    with_it, without = Fallback(trained_dictionary), Fallback()
+    gained = 0
+    for content in (
+        noise(9000).hex().encode(),
+        bytes(9000),
+        noise(40),
+        b" ".join(WORDS) * 9,
+        bytes(range(256)) * 40,
+    ):
+        packed = with_it.compress(content)
+        assert with_it.decompress(packed, len(content)) == content
+        assert len(packed) <= len(without.compress(content))
+        gained += len(packed) < len(without.compress(content))
+    assert gained  # it is used where it pays
+
+
+@pytest.fixture(scope="module")
+def trained_dictionary() -> bytes:
+    """Of the bundle that ships: with statistics of its own, not content alone."""
+    from pltz.models.bundle import Bundle
+
+    return Bundle.load("mini").zstd_dict
+
+
 def test_output_does_not_depend_on_what_was_coded_before() -> None:
     used = Fallback(DICTIONARY)
     contents = [b" ".join(random.Random(i).choices(WORDS, k=60)) for i in range(20)]

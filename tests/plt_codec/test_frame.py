@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -168,3 +170,14 @@ def test_progress_counts_every_token(coder: TokenCoder) -> None:
         [FrameItem(e.data, len(r)) for e, r in zip(encoded, rows, strict=True)], progress=seen.append
     )
     assert sum(seen) == 140
+
+
+def test_a_frame_that_claims_very_many_blocks_is_refused_without_making_them(coder: TokenCoder) -> None:
+    size = 2_000
+    item = FrameItem(bytes(range(1, 201)) * (size // 200), 256 * size, 1, 1)
+    tracemalloc.start()
+    with pytest.raises(CorruptError):
+        coder.decode([item])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 40e6, f"{peak:,} bytes"

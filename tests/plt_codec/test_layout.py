@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.layout import LANE_MARK, Block, Layout, default_lanes
+from pltz.plt_codec.layout import FAST, LANE_MARK, Block, Layout, by_layout, default_lanes, layout_of
 
 BLOCK = 4096
 
@@ -53,6 +53,14 @@ def test_explicit_layout_cuts_blocks_of_lanes_times_steps() -> None:
     assert [(b.start, b.tokens, b.lanes) for b in blocks] == [(0, 40, 4), (40, 40, 4), (80, 5, 4)]
 
 
+@given(st.integers(0, 20000), st.none() | st.tuples(st.integers(1, 64), st.integers(1, 250)))
+def test_the_extent_is_that_of_the_blocks(tokens: int, shape: tuple[int, int] | None) -> None:
+    layout = Layout(*shape) if shape else Layout()
+    blocks = list(layout.blocks(tokens, BLOCK))
+    lanes = max((b.lanes for b in blocks), default=0)
+    assert layout.extent(tokens, BLOCK) == (len(blocks), lanes, sum(b.steps for b in blocks))
+
+
 @pytest.mark.parametrize("lanes, steps", [(0, 4), (65, 4), (4, 0), (4, None), (64, 1024)])
 def test_impossible_layouts_are_refused(lanes: int, steps: int | None) -> None:
     with pytest.raises(UsageError):
@@ -68,3 +76,17 @@ def test_half_given_layouts_are_completed() -> None:
         Layout.of(None, 0, BLOCK)
     with pytest.raises(UsageError, match="lanes"):
         Layout.of(0, None, BLOCK)
+
+
+@given(st.integers(0, 20000))
+def test_the_fast_rule_bounds_the_steps_of_what_is_long(tokens: int) -> None:
+    layout = layout_of(tokens, True)
+    assert layout == (FAST if tokens > 2048 else Layout()) and layout_of(tokens, False) == Layout()
+    blocks = list(layout.blocks(tokens, BLOCK))
+    assert sum(b.tokens for b in blocks) == tokens
+    assert tokens <= 2048 or all(b.steps <= 128 for b in blocks)
+
+
+def test_sequences_of_one_layout_go_together() -> None:
+    layouts = [layout_of(n, True) for n in (1, 3000, 2048, 2049)]
+    assert by_layout(layouts) == {Layout(): [0, 2], FAST: [1, 3]} and by_layout([]) == {}

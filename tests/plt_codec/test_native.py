@@ -53,6 +53,8 @@ SHAPES = {
     },
     "one key head": {"heads": 20, "kv_heads": 1, "head_dim": 6, "d": 34, "block": 64, "memory": 64},
     "silent": {},
+    "alike": {"d": 64, "heads": 2, "kv_heads": 1, "head_dim": 64, "layers": 1, "block": 128, "memory": 64},
+    "opposed": {"d": 64, "heads": 2, "kv_heads": 1, "head_dim": 64, "layers": 1, "block": 128, "memory": 64},
     "extreme": {"extreme": True},
     "extreme, wide": {"extreme": True, "d": 512, "head_dim": 64, "hidden": 1000, "layers": 1, "block": 128},
     "gated": {"gated": True},
@@ -94,8 +96,18 @@ LENGTHS = (0, 1, 2, 3, 15, 64, 65, 100, 259, 333)
 
 @cache
 def model(name: str) -> Weights:
-    """A random model of one of SHAPES; "silent" has all multipliers 0."""
+    """A random model of one of SHAPES.
+
+    "silent" has all multipliers 0; where queries are keys, or keys with the other sign ("alike", "opposed"), a
+    position's score with itself is near 24^2 * 64 = 36864 or its opposite, which do not fit 16 bits.
+    """
     weights = random_weights(5, **SHAPES[name])  # type: ignore[arg-type]
+    if name in ("alike", "opposed"):
+        w, m = weights["layer.0.qkv.w"].copy(), weights["layer.0.qkv.m"].copy()
+        for head in (0, 64):
+            w[head : head + 64] = w[128:192] * (1 if name == "alike" else -1)
+            m[head : head + 64] = m[128:192]
+        return Weights(weights.shape, {**weights.tensors, "layer.0.qkv.w": w, "layer.0.qkv.m": m})
     if name != "silent":
         return weights
     silent = {k: v * 0 if k.endswith((".m", ".heat")) else v for k, v in weights.tensors.items()}
@@ -160,14 +172,17 @@ def test_same_bytes_as_the_oracle(kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", kernels())
 @pytest.mark.parametrize("threads", [2, 5])
-def test_threads_and_company_change_nothing(threads: int, kernel: str) -> None:
-    coder = NativeCoder(model("odd"), threads=threads, kernel=kernel)
+@pytest.mark.parametrize(
+    "name", ["odd", "alike", "gated, wide"]
+)  # heads of 64 have an attention of their own
+def test_threads_and_company_change_nothing(name: str, threads: int, kernel: str) -> None:
+    coder = NativeCoder(model(name), threads=threads, kernel=kernel)
     tokens = sequences(coder.shape.vocab)
-    want = frames("odd", None, None)
+    want = frames(name, None, None)
     for _ in range(3):
         assert [e.data for e in coder.encode(tokens[::-1])] == [e.data for e in want[::-1]]
     mixed = [FrameItem(e.data, n) for e, n in zip(want, LENGTHS, strict=True)] + items(
-        reference("odd").encode(tokens, lanes=4, steps=16)
+        reference(name).encode(tokens, lanes=4, steps=16)
     )
     for batch in (mixed, mixed[::-1], mixed * 6, mixed[5:6]):
         for item, got in zip(batch, coder.decode(batch), strict=True):

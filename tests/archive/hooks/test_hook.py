@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from pltz.archive.codec import SegmentCodec
+from pltz.archive.hooks import flusher, snapshot
 from pltz.archive.hooks.backlog import Backlog
 from pltz.archive.hooks.entry import Entry
 from pltz.archive.hooks.hook import EvictionHook, HookSettings
@@ -101,26 +103,92 @@ def test_an_eviction_is_durable_soon(open_hook: Opened) -> None:
     assert not hook.durable(0) and not hook.durable(2)
 
 
-@pytest.mark.parametrize("kind", ["list", "tuple", "int32", "int64", "uint16", "strided", "torch"])
-def test_tokens_are_copied_whatever_holds_them(open_hook: Opened, kind: str) -> None:
-    import torch
+KINDS = [
+    "list",
+    "numpy items",
+    "tuple",
+    "bytes",
+    "bytearray",
+    "torch",
+    "torch 32",
+    "torch 16",
+    "torch strided",
+    "torch part",
+    "strided",
+    "int32",
+    "int64",
+    ">i4",
+    "uint16",
+]
 
+
+@pytest.mark.parametrize("length", [3, 5000, 70_000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_caller_does_afterwards_changes_nothing(open_hook: Opened, kind: str, length: int) -> None:
+    """Whatever holds the tokens; below and above what a buffer holds."""
     hook = open_hook(flush_seconds=0.2)
-    wanted = list(range(0, 4000, 2))
-    made: dict[str, Any] = {
-        "list": wanted[:],
-        "tuple": tuple(wanted),
-        "strided": np.arange(4000)[::2],
-        "torch": torch.tensor(wanted),
+    wanted = (np.arange(length) * 7 % (999 if kind == "torch 16" else 65_536)).astype(np.int64)
+    made: dict[str, Callable[[], Any]] = {
+        "list": wanted.tolist,
+        "numpy items": lambda: list(wanted),
+        "tuple": lambda: tuple(wanted.tolist()),
+        "bytes": wanted.astype("<u4").tobytes,
+        "bytearray": lambda: bytearray(wanted.astype("<u4").tobytes()),
+        "torch": lambda: torch.from_numpy(wanted.copy()),
+        "torch 32": lambda: torch.from_numpy(wanted.astype(np.int32)),
+        "torch 16": lambda: torch.from_numpy(wanted.astype(np.int16)),
+        "torch part": lambda: torch.from_numpy(np.append(wanted, 5))[:-1],
+        "torch strided": lambda: torch.from_numpy(np.repeat(wanted, 2))[::2],
+        "strided": lambda: np.repeat(wanted, 2)[::2],
     }
-    given = made[kind] if kind in made else np.array(wanted, kind)
+    given = made[kind]() if kind in made else wanted.astype(kind)
     ticket = hook.on_evict("a", given)
-    if kind != "tuple":
+    if kind not in ("tuple", "bytes"):  # the caller uses its memory again, at once
         given[:] = (
-            given[:] * 0 if kind != "list" else [0] * len(wanted)
-        )  # the caller uses its buffer again, at once
+            bytes(len(given)) if kind == "bytearray" else given[:] * 0 if hasattr(given, "dtype") else []
+        )
     assert hook.flush(10) and hook.durable(ticket)
-    assert entries(hook)[0].ids.tolist() == wanted
+    assert entries(hook)[0].ids.tolist() == wanted.tolist()
+
+
+def test_without_a_compiler_lists_are_kept_all_the_same(
+    open_hook: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "copy_ids", None)
+    hook = open_hook()
+    given = list(range(10_000))
+    assert hook.on_evict("a", given) and not hook.on_evict("b", [])
+    bad = hook.on_evict("c", [1, 2.5])
+    given.clear()
+    assert (
+        hook.flush(10)
+        and not hook.durable(bad)
+        and hook.status()["refused"] == {"no tokens": 1, "not valid": 1}
+    )
+    assert [entry.ids.tolist() for entry in entries(hook)] == [list(range(10_000))]
+
+
+def test_more_wait_than_there_are_buffers(open_hook: Opened) -> None:
+    """And all buffers come back, from what was refused, too."""
+    hook = open_hook(flush_seconds=60, memory_bytes=60 << 20)
+    for n in range(3 * snapshot.BUFFERS):
+        hook.on_evict(f"s{n}", np.full(8000, n))
+        hook.on_evict(f"l{n}", [n] * 8000)
+        hook.on_evict("bad", np.full(8000, -1))
+    assert hook.flush(10)
+    found = {entry.name: set(entry.ids.tolist()) for entry in entries(hook)}
+    assert found == {f"{kind}{n}": {n} for n in range(3 * snapshot.BUFFERS) for kind in "sl"}
+    assert len(hook._snapshots._free) == snapshot.BUFFERS
+
+
+def test_an_eviction_wakes_a_flusher_that_sleeps(open_hook: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flusher, "IDLE", 0.0)
+    hook = open_hook()
+    for n in range(50):
+        ticket = hook.on_evict("a", [n])
+        assert eventually(lambda ticket=ticket: hook.durable(ticket))  # type: ignore[misc]
+        time.sleep(0.002 * (n % 5))
+    assert eventually(lambda: hook._flusher._asleep)
 
 
 REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
@@ -130,6 +198,12 @@ REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
     ("adapter not named", [1], {"adapter": ""}),
     ("no tokens", [], {}),
     ("not token ids", "text", {}),
+    ("not token ids", b"\1\0\0", {}),
+    ("no tokens", b"", {}),
+    ("not token ids", torch.zeros(2), {}),
+    ("not token ids", torch.zeros(2, requires_grad=True), {}),
+    ("not token ids", torch.zeros((2, 2), dtype=torch.int64), {}),
+    ("tokens on a device", torch.zeros(2, dtype=torch.int64, device="meta"), {}),
     ("not token ids", None, {}),
     ("not token ids", np.zeros((2, 2), np.int64), {}),
     ("not token ids", np.zeros(2), {}),
@@ -140,6 +214,9 @@ LATER: list[tuple[Any, dict[str, Any]]] = [
     ([-1], {}),
     ([1 << 40], {}),
     (["x"], {}),
+    ([1, None], {}),
+    ([1 << 31], {}),
+    (b"\0\0\0\x80", {}),
     ([[1], [2, 3]], {}),
     ([1], {"tenant": 5}),
     ([1], {"session": 5}),
@@ -366,23 +443,33 @@ def test_metrics(open_hook: Opened) -> None:
         assert line in text.splitlines(), line
 
 
-@pytest.mark.parametrize("form", ["list", "numpy"])
+@pytest.mark.parametrize("form", ["list", "numpy", "torch", "bytes"])
 def test_on_evict_is_quick(open_hook: Opened, form: str) -> None:
     """Generous, for machines that are busy: `pltz bench hook` measures. The CPU time is asserted, since others' work is not ours."""
     hook = open_hook()
-    array = np.arange(4096)
-    ids: Any = array.tolist() if form == "list" else array
+    array = np.arange(32_768)
+    made: dict[str, Any] = {"list": array[:16_384].tolist(), "torch": torch.from_numpy(array)}
+    ids = made.get(form, array.astype("<u4").tobytes() if form == "bytes" else array)
     used = []
-    for n in range(500):
+    for n in range(300):
         start = time.thread_time()
         hook.on_evict(f"s{n}", ids)
         used.append(time.thread_time() - start)
+        if n % 30 == 29:  # no faster than they are written
+            hook.flush(10)
     assert np.quantile(used, 0.99) < 500e-6
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"flush_seconds": 0}, {"memory_bytes": 0}, {"when_full": "wait"}, {"nice": -5}, {"journal_bytes": 0}],
+    [
+        {"flush_seconds": 0},
+        {"memory_bytes": 0},
+        {"when_full": "wait"},
+        {"nice": -5},
+        {"journal_bytes": 0},
+        {"layout": "wide"},
+    ],
 )
 def test_settings_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):

@@ -17,6 +17,7 @@ import pytest
 
 from pltz.archive.errors import ArchiveError
 from pltz.archive.hooks.backlog import Backlog
+from pltz.archive.hooks.entry import Entry
 from pltz.archive.hooks.hook import EvictionHook, HookSettings, WorkerKind
 from pltz.archive.hooks.lock import FileLocks
 from pltz.archive.hooks.segment import Name
@@ -79,6 +80,23 @@ def test_a_worker_process_that_dies_is_started_again(tmp_path: Path, cold: Path,
         assert hook.settle(60)
         assert hook.status()["worker"]["restarts"] == 1
     assert np.array_equal(TokenArchive.open(cold, bundle=bundle).get("a").ids, ids(1))
+
+
+def test_a_worker_of_a_real_time_process_is_none_itself(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except (OSError, AttributeError):
+        pytest.skip("needs the right to real time")
+    try:
+        with EvictionHook.open(tmp_path / "j", cold, bundle=bundle, settings=QUICK) as hook:
+            process: Any = hook.background
+            policy, end = os.SCHED_FIFO, time.monotonic() + 60
+            while policy != os.SCHED_OTHER and time.monotonic() < end:
+                time.sleep(0.05)
+                policy = os.sched_getscheduler(process.pid)
+            assert policy == os.SCHED_OTHER
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def test_ids_of_a_served_model_with_another_tokenizer(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
@@ -167,6 +185,56 @@ def test_one_bad_entry_does_not_hold_up_a_batch(bench: Bench) -> None:
     )
     done = bench.worker().once()
     assert (done.stored, done.rejected) == (4, 1) and len(bench.versions()) == 4
+
+
+ODD = [
+    entry("none", 0),
+    entry("", 5),
+    entry("a\0b", 5),
+    entry("a", 5, tenant=""),
+    entry("a", 5, tenant="x#salt=00"),
+    entry("a", 5, base="x"),
+    entry("a", 9, base="x", prefixes=(3,), tenant="x#salt=00"),
+    entry("a", 9, prefixes=tuple(range(1, 10))),
+    entry("a", 9, parent="nobody"),
+    entry("a", 9, parent="a"),
+    entry("late", 5, time=(1 << 40) - 1),
+    entry("a", 5, time=0),
+    entry("a", 9, labels={str(n): "b" for n in range(1000)}),
+    entry("x" * 1024, 3, tenant="y" * 1024),
+    Entry("ids", np.array([(1 << 31) - 1, 0]), 7),
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: f"{odd.name[:9]!r}")
+def test_no_entry_that_holds_stops_those_behind_it(bench: Bench, odd: Entry) -> None:
+    """Whoever wrote the journal: it is stored, or laid aside."""
+    from pltz.archive.hooks.journal import Journal
+
+    journal = Journal(bench.disk, bench.locks)
+    journal.append([one.encode() for one in (entry("s0", 10, 0), odd, entry("s1", 10, 1))])
+    done = bench.worker().once()
+    assert done.stored + done.rejected == 3 and {"s0", "s1"} <= {name for name, _ in bench.versions()}
+
+
+@pytest.mark.parametrize("share", range(8))
+def test_damage_in_the_archive_stops_no_eviction(bench: Bench, share: int) -> None:
+    from pltz.archive.hooks.journal import Journal
+
+    journal = Journal(bench.disk, bench.locks)
+    journal.append([entry("a", 10).encode()])
+    bench.worker().once()
+    [pack] = [name for name in bench.disk.seen.files() if name.startswith("packs/")]
+    inode = bench.disk.seen.names[pack]
+    for state in (bench.disk.seen, bench.disk.durable):
+        data = bytearray(state.data[inode])
+        data[len(data) * share // 8] ^= 0xFF
+        state.data[inode] = bytes(data)
+    journal.append([entry("a", 20).encode(), entry("b", 10, 1).encode()])
+    assert bench.worker().once().stored == 2
+    found = bench.archive().archive
+    for wanted in (entry("a", 20), entry("b", 10, 1)):
+        assert found.get(wanted.name).tokens.tolist() == wanted.ids.tolist()
 
 
 def test_an_archive_that_is_not_there_refuses_nothing(tmp_path: Path, cold: Path, bundle: Bundle) -> None:

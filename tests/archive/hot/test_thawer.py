@@ -14,9 +14,9 @@ from pltz.archive.errors import LostError, NotFound
 from pltz.archive.hot import HotStore, Thawer, Wanted
 from pltz.archive.hot.store import space_of
 from pltz.archive.keys import Secret
+from pltz.archive.new_session import NewSession
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.thaw import KV_NOISE, Thawed, kv_difference
-from pltz.archive.writer import NewSession
 from pltz.models.bridge import Bridge
 from pltz.models.bundle import Bundle
 from pltz.models.session import Session

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -138,6 +139,17 @@ def put(*place: Any) -> Any:
         put("kv", "data_offsets", [0]),
         put("ids", "shape", [1, 3]),
         put("ids", "dtype", "F32"),
+        lambda header: [header[name].update(dtype="F32") for name in ("ids", "tokens")] and None,
+        lambda header: [header[name].update(dtype="I32") for name in ("kv", "logits")] and None,
+        lambda header: (
+            header["tokens"].update(shape=[13], data_offsets=[176, 228])
+            or header["checksum"].update(shape=[0], data_offsets=[228, 228])
+        ),
+        put("__metadata__", "start", "1" + "0" * 4000),
+        put("__metadata__", "start", str(1 << 31)),
+        put("__metadata__", "born", "nan"),
+        put("__metadata__", "born", "1e999"),
+        put("__metadata__", "born", "-1"),
         put("more", {}),
         put("__metadata__", "format", "pltz hot 2"),
         put("__metadata__", "start", "-1"),
@@ -214,6 +226,32 @@ def test_a_disk_that_fails_is_no_error(folder: WarmFolder, monkeypatch: pytest.M
     monkeypatch.setattr("pltz.archive.hot.warm._fill", full)
     assert not folder.write(SPACE, SEGMENT, Warm(slab(), PARENT, 0))
     assert folder.failed == 1 and folder.usage() == (0, 0)
+
+
+def test_a_file_that_cannot_be_opened_now_is_a_miss_and_stays(
+    folder: WarmFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(folder, slab())
+
+    def too_many(*_: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as context:
+        context.setattr("pltz.archive.hot.warm._mapped", too_many)
+        assert folder.read(SPACE, SEGMENT) is None
+    with monkeypatch.context() as context:
+        context.setattr("os.utime", too_many)
+        assert folder.read(SPACE, SEGMENT) is not None
+    assert path.exists() and (folder.failed, folder.damaged) == (1, 0)
+
+
+def test_a_folder_that_goes_away_is_an_empty_one(folder: WarmFolder) -> None:
+    written(folder, slab())
+    shutil.rmtree(folder.folder)
+    assert folder.read(SPACE, SEGMENT) is None and folder.usage() == (0, 0)
+    assert not folder.write(SPACE, SEGMENT, Warm(slab(), PARENT, 0))
+    folder.discard(SPACE, SEGMENT)
+    folder.clear()
 
 
 def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:

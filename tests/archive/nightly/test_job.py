@@ -285,7 +285,7 @@ def test_a_commit_that_a_collector_overtook_is_put_again(
 
 def test_what_is_no_archive_is_said_before_anything_is_done(nightly: Nightly) -> None:
     nightly.head = nightly.head.replace('"cold"', '"nowhere"')
-    with pytest.raises(UsageError, match="no archive here"):
+    with pytest.raises(UsageError, match="no archive at"):
         nightly.run()
     assert not (nightly.root / "state").exists()
 

@@ -223,3 +223,17 @@ def test_a_receipt_that_is_damaged_costs_a_look_and_no_version(
     assert all(len(versions) == 1 for versions in nightly.content().values())
     assert json.loads(Path(report["report"]).read_bytes())["damaged_receipts"] == [receipt.name]
     assert nightly.counts() == (0, 4, 0, 0)
+    assert not receipt.exists()
+
+
+def test_a_receipt_of_a_newer_version_is_left(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(4))))
+    nightly.run()
+    [receipt] = (nightly.root / "state/receipts").iterdir()
+    newer = receipt.with_name("a" * 32)
+    newer.write_bytes(b"PLTr\x02" + receipt.read_bytes()[5:])
+    report = nightly.run()
+    assert report["totals"]["known"] == 4 and report["damaged_receipts"] == []
+    assert newer.exists() and receipt.exists()

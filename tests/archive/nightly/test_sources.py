@@ -19,7 +19,7 @@ import pytest
 from pltz.archive.nightly import database, jsonl
 from pltz.archive.nightly.database import SqliteSource
 from pltz.archive.nightly.jsonl import JsonlSource
-from pltz.archive.nightly.naming import Naming
+from pltz.archive.nightly.naming import Naming, moment
 from pltz.archive.nightly.shard import Entry
 from pltz.plt_codec.errors import ContentError, UsageError
 
@@ -54,6 +54,14 @@ def test_many_small_files_are_a_few_shards(tmp_path: Path) -> None:
     assert [e.name for e in source.entries(shard) if isinstance(e, Entry)] == [f"{n:03}/1" for n in range(50)]
     (tmp_path / "007.jsonl").unlink()  # moved away meanwhile
     assert len(list(source.entries(shard))) == 49
+
+
+@pytest.mark.parametrize(
+    "value", ["1969-12-31", "0001-01-01T00:00+23:59", -1, 1e400, 1 << 40, "1" * 5000, True, b"1"]
+)
+def test_a_time_that_cannot_be_is_refused(value: Any) -> None:
+    with pytest.raises(ContentError, match="'at'"):
+        moment(value, "at")
 
 
 @pytest.mark.parametrize("value", [None, True, "", [], {"a": 1}])

@@ -21,11 +21,11 @@ from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec
 from pltz.archive.identity import digest
 from pltz.archive.keys import Secret
+from pltz.archive.new_session import NewSession
 from pltz.archive.pack import Damage, Pack
 from pltz.archive.settings import COPY, NAME
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
-from pltz.archive.writer import NewSession
 
 HERE = Path(__file__).parent
 KEY = Secret(b"a key of golden archives", 0)

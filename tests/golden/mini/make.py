@@ -1,12 +1,13 @@
-"""Write the golden files of the bundle `mini`: sessions.json and one .pltz file a layout. Only for a new bundle or format version;
+"""Write the golden files of an embedded bundle, one .pltz file a layout. Only for a new bundle or format version;
 files that exist are never written again, since whatever was frozen once must thaw for ever.
 
-    python tests/golden/mini/make.py
+    python tests/golden/mini/make.py [BUNDLE]
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from pltz.datasets import sample_sessions
@@ -36,7 +37,7 @@ def sessions() -> list[Session]:
 
 def main() -> None:
     """See the head of this file."""
-    codec = Codec.load("mini")
+    codec = Codec.load(sys.argv[1] if len(sys.argv) > 1 else "mini")
     for name, layout in LAYOUTS.items():
         path = HERE / f"{codec.bundle.id.hex()}-{name}.pltz"
         if path.exists():

@@ -1,0 +1,189 @@
+"""Census: everything that lies in the packs, and what of it is live, in a database of its own on disk.
+
+    census.add(pack, offset, record...)     every record of every pack, as the collector reads them
+    census.settle(condemned)                what holds, what is live; ArchiveError where a live session lacks a segment
+    census.stranded()                       live records that lie in condemned packs alone, parents first
+
+SQLite keeps it in a temporary file that has no name and goes with the process, however that ends. So memory stays what its cache is, a few MB, whatever
+the number of sessions: their ids alone would take 100 bytes each. It holds ids and places, no names and no tokens.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Self
+
+from pltz.archive.errors import ArchiveError
+from pltz.archive.identity import NONE
+from pltz.archive.index import Location
+from pltz.archive.record import FORGET, Record
+
+BATCH = 512  # rows written at once
+CACHE = 2048  # KiB; it takes about twice that, with its temporary tables
+PLACE_BITS = 32  # of ``at``, for the offset; above them stands the pack's number
+SEGMENT, SESSION, MARK = 1, 2, 4  # parts of a record
+
+TABLES = """
+CREATE TABLE packs (number INTEGER PRIMARY KEY, name BLOB, stays INTEGER);
+CREATE TABLE segments (at INTEGER PRIMARY KEY, id BLOB, parent BLOB, size INTEGER);
+CREATE TABLE versions (at INTEGER PRIMARY KEY, id BLOB, leaf BLOB, size INTEGER);
+CREATE TABLE marks (at INTEGER PRIMARY KEY, id BLOB, counter INTEGER, verb INTEGER, size INTEGER);
+"""
+# Each id once: its first record (of a query with one min, SQLite takes the other columns from that row), and whether any lies in a pack that stays.
+# Of a version's marks only what holds counts.
+ONCE = f"SELECT *, min(at) AS first, sum(stays) > 0 AS stay FROM {{}} JOIN packs ON number = at >> {PLACE_BITS} {{}} GROUP BY id"
+SETTLED = f"""
+CREATE TABLE segment (id BLOB PRIMARY KEY, parent BLOB, first INTEGER, size INTEGER, stays INTEGER) WITHOUT ROWID;
+INSERT INTO segment SELECT id, parent, first, size, stay FROM ({ONCE.format("segments", "")});
+CREATE TABLE version (id BLOB PRIMARY KEY, leaf BLOB, first INTEGER, size INTEGER, stays INTEGER) WITHOUT ROWID;
+INSERT INTO version SELECT id, leaf, first, size, stay FROM ({ONCE.format("versions", "")});
+CREATE TABLE mark (id BLOB PRIMARY KEY, verb INTEGER, first INTEGER, stays INTEGER) WITHOUT ROWID;
+INSERT INTO mark SELECT id, verb, first, stay FROM ({
+    ONCE.format(
+        "(SELECT *, rank() OVER (PARTITION BY id ORDER BY counter DESC, verb) AS rank FROM marks)",
+        "WHERE rank = 1",
+    )
+}) WHERE id IN (SELECT id FROM version);
+CREATE TABLE live_version AS
+    SELECT * FROM version WHERE id NOT IN (SELECT id FROM mark WHERE verb = {FORGET});
+CREATE TABLE live (id BLOB PRIMARY KEY) WITHOUT ROWID;
+INSERT INTO live
+    WITH RECURSIVE tower (id) AS (
+        SELECT leaf FROM (SELECT leaf FROM live_version WHERE leaf <> x'{NONE.hex()}' ORDER BY leaf)
+        UNION SELECT parent FROM tower JOIN segment USING (id) WHERE parent <> x'{NONE.hex()}')
+    SELECT id FROM tower ORDER BY id;
+CREATE TABLE live_segment AS SELECT segment.* FROM live JOIN segment USING (id);
+"""
+LACKING = "SELECT id FROM live WHERE id NOT IN (SELECT id FROM segment) LIMIT 1"
+# Depth first: a tower's segments come together, parents first. A version that lies in its leaf's record goes with that.
+CHILDREN = "CREATE INDEX IF NOT EXISTS child ON live_segment (parent)"
+SEGMENTS = f"""
+WITH RECURSIVE tree (id, first, stays, depth) AS (
+    SELECT id, first, stays, 0 FROM live_segment WHERE parent = x'{NONE.hex()}'
+    UNION ALL SELECT child.id, child.first, child.stays, depth + 1
+    FROM tree JOIN live_segment AS child ON child.parent = tree.id ORDER BY 4 DESC, 1)
+SELECT first, {SEGMENT} | {SESSION} * (first IN (SELECT first FROM live_version WHERE NOT stays)) FROM tree WHERE NOT stays
+"""
+VERSIONS = f"""
+SELECT first, {SESSION} FROM live_version
+WHERE NOT stays AND first NOT IN (SELECT first FROM live_segment WHERE NOT stays) ORDER BY id
+"""
+# A mark is live as long as its version is in any pack: packs are deleted one after the other, and a version that outlived its mark would be back.
+MARKS = f"SELECT first, {MARK} FROM mark WHERE NOT stays ORDER BY id"
+WEIGHTS = f"""
+SELECT name, sum(total), sum(live) FROM (
+    SELECT at, size AS total, 0 AS live FROM segments UNION ALL SELECT first, 0, size FROM live_segment
+    UNION ALL SELECT at, size, 0 FROM versions UNION ALL SELECT first, 0, size FROM live_version
+    UNION ALL SELECT at, size, 0 FROM marks
+    UNION ALL SELECT min(at), 0, size FROM marks WHERE id IN (SELECT id FROM version) GROUP BY id
+) JOIN packs ON number = at >> {PLACE_BITS} GROUP BY number
+"""
+
+
+class Stranded(NamedTuple):
+    """A live record that lies in condemned packs alone. ``parts``: which of it are live: SEGMENT, SESSION, or both; or MARK."""
+
+    location: Location
+    parts: int
+
+
+class Census:
+    """See the head of this file. Any method raises ArchiveError where the disk for temporary files fails."""
+
+    def __init__(self) -> None:
+        self.live_versions = self.live_segments = 0
+        self._packs: list[bytes] = []
+        self._rows: dict[str, list[tuple[object, ...]]] = {"segments": [], "versions": [], "marks": []}
+        with _named():
+            self._db = sqlite3.connect("", isolation_level=None)
+            for name, value in (("journal_mode", "OFF"), ("synchronous", "OFF"), ("temp_store", "FILE")):
+                self._db.execute(f"PRAGMA {name} = {value}")
+            self._db.execute(f"PRAGMA cache_size = -{CACHE}")
+            self._db.executescript(TABLES)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The file is gone."""
+        self._db.close()
+
+    def add(self, location: Location, record: Record, version: bytes | None, segment: bytes | None) -> None:
+        """Count a record in. ``version``, ``segment``: ids of what it holds of these; packs come one after the other."""
+        if not self._packs or self._packs[-1] != location.pack:
+            self._packs.append(location.pack)
+        at, mark = (len(self._packs) - 1) << PLACE_BITS | location.offset, record.mark
+        size = weight(record)
+        if mark:
+            self._row("marks", at, mark.version, mark.counter, mark.verb, size)
+        if segment is not None:
+            self._row("segments", at, segment, record.parent, size)
+        if version is not None:
+            self._row("versions", at, version, record.leaf, size)
+
+    def settle(self, condemned: Collection[bytes]) -> None:
+        """After the last record: find out what is live. Raises ArchiveError where a segment is missing: then nothing may be deleted."""
+        packs = [(number, name, name not in condemned) for number, name in enumerate(self._packs)]
+        with _named():
+            for table in self._rows:
+                self._write(table)
+            self._db.executemany("INSERT INTO packs VALUES (?, ?, ?)", packs)
+            self._db.executescript(SETTLED)
+            lacking = self._db.execute(LACKING).fetchone()
+            self.live_versions, self.live_segments = (
+                self._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+                for table in ("live_version", "live")
+            )
+        if lacking:
+            raise ArchiveError(
+                f"segment {lacking[0].hex()} of a live session is missing: collecting stops; see pltz archive verify"
+            )
+
+    def stranded(self) -> Iterator[Stranded]:
+        """What is live and lies in condemned packs alone: segments, parents first, then versions, then marks."""
+        with _named():
+            self._db.execute(CHILDREN)
+            for query in (SEGMENTS, VERSIONS, MARKS):
+                for at, parts in self._db.execute(query):
+                    yield Stranded(Location(self._packs[at >> PLACE_BITS], at & (1 << PLACE_BITS) - 1), parts)
+
+    def weights(self) -> dict[bytes, tuple[int, int]]:
+        """By pack: bytes of its records, about, and of those that are live and lie nowhere before."""
+        with _named():
+            return {name: (total, live) for name, total, live in self._db.execute(WEIGHTS)}
+
+    def _row(self, table: str, *row: object) -> None:
+        rows = self._rows[table]
+        rows.append(row)
+        if len(rows) >= BATCH:
+            with _named():
+                self._write(table)
+
+    def _write(self, table: str) -> None:
+        rows = self._rows[table]
+        if rows:
+            marks = ", ".join("?" * len(rows[0]))
+            self._db.execute("BEGIN")
+            self._db.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
+            self._db.execute("COMMIT")
+            rows.clear()
+
+
+def weight(record: Record) -> int:
+    """Bytes of a record in a pack, about."""
+    return 32 + len(record.bitstring) + len(record.name or "")
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as exc:
+        raise ArchiveError(
+            f"the census of the archive cannot be kept in the folder for temporary files ({exc}): name another in TMPDIR; nothing was deleted"
+        ) from exc

@@ -1,0 +1,125 @@
+"""The keys of one domain: what its ids are made with, and one tree of unit keys a root (`seal.Tree`). Spec: FORMAT.md, "Encryption".
+
+{root: Tree} + id key + name + units whose erasure has begun --encode--> what a key file wraps
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pltz.archive.identity import BASE, TENANT
+from pltz.archive.record import MAX_NAME
+from pltz.archive.seal import KEY, UNIT, Tree, unit_of
+from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.varint import read_varint, write_varint
+
+NODE = struct.Struct("<BQ32s")  # depth, prefix, key
+MAX_ROOTS, MAX_NODES = 4096, 1 << 20
+
+
+class Unit(NamedTuple):
+    """A key of a domain: which tree, which leaf."""
+
+    root: bytes
+    number: int
+
+
+@dataclass(frozen=True)
+class DomainKeys:
+    """All keys of a domain, one generation. ``roots``: id -> tree, the last is the one that new records use; an empty tree was erased.
+
+    ``doomed``: units whose erasure has begun.
+    """
+
+    domain: bytes
+    generation: int
+    kind: int
+    name: str
+    id_key: bytes
+    roots: dict[bytes, Tree]
+    doomed: frozenset[Unit] = frozenset()
+
+    @property
+    def erased(self) -> bool:
+        """Whether the whole domain was: nothing is left but the ids of its roots."""
+        return not any(tree.nodes for tree in self.roots.values())
+
+    @property
+    def newest(self) -> bytes:
+        """Id of the root that new records use."""
+        return list(self.roots)[-1]
+
+    def following(self, **changes: object) -> DomainKeys:
+        """The next generation."""
+        return dataclasses.replace(self, generation=self.generation + 1, **changes)  # type: ignore[arg-type]
+
+    def encode(self) -> bytes:
+        """What is wrapped."""
+        name = self.name.encode()
+        out = [bytes([self.kind]), write_varint(len(name)), name, self.id_key, write_varint(len(self.roots))]
+        for root, tree in self.roots.items():
+            out += [root, write_varint(len(tree.nodes))]
+            out += [NODE.pack(*at, key) for at, key in sorted(tree.nodes.items())]
+        out.append(write_varint(len(self.doomed)))
+        out += [unit.root + unit.number.to_bytes(UNIT, "big") for unit in sorted(self.doomed)]
+        return b"".join(out)
+
+    @classmethod
+    def decode(cls, domain: bytes, generation: int, data: bytes) -> DomainKeys:
+        """Undo `encode`. Raises CorruptError."""
+        reader = Reader(data)
+        kind = reader.take(1)[0]
+        name = reader.name()
+        id_key = reader.take(KEY)
+        roots: dict[bytes, Tree] = {}
+        for _ in range(reader.count(MAX_ROOTS)):
+            root = reader.take(UNIT)
+            rows = [NODE.unpack(reader.take(NODE.size)) for _ in range(reader.count(MAX_NODES))]
+            roots[root] = Tree({(depth, prefix): key for depth, prefix, key in rows})
+        doomed = frozenset(
+            Unit(reader.take(UNIT), unit_of(reader.take(UNIT))) for _ in range(reader.count(MAX_NODES))
+        )
+        reader.end()
+        if not roots or kind not in (TENANT, BASE):
+            raise CorruptError("the keys of a domain have no root: damaged")
+        return cls(domain, generation, kind, name, id_key, roots, doomed)
+
+
+class Reader:
+    """Fields one after the other, each checked against what is there."""
+
+    def __init__(self, data: bytes):
+        self.data, self.at = data, 0
+
+    def take(self, size: int) -> bytes:
+        """The next bytes. Raises CorruptError."""
+        if self.at + size > len(self.data):
+            raise CorruptError("keys end before their fields do: damaged")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def count(self, most: int) -> int:
+        """The next varint. Raises CorruptError."""
+        value, self.at = read_varint(self.data, self.at)
+        if value > most:
+            raise CorruptError(f"a count of {value} where at most {most} are allowed: damaged")
+        return value
+
+    def name(self) -> str:
+        """A varint and so many bytes of UTF-8. Raises CorruptError."""
+        try:
+            return self.take(self.count(MAX_NAME)).decode()
+        except UnicodeDecodeError as exc:
+            raise CorruptError("a sealed name is not UTF-8: damaged") from exc
+
+    def rest(self) -> bytes:
+        """What is left."""
+        return self.take(len(self.data) - self.at)
+
+    def end(self) -> None:
+        """Raises CorruptError where anything is left."""
+        if self.at != len(self.data):
+            raise CorruptError("keys go on after their last field: damaged")

@@ -1,0 +1,227 @@
+"""Drafts: the sessions of one commit with their segments, each of these once and named by its tokens, before anything is encoded.
+
+    NewSession --draft--> Draft: tower of Segment, context, key --rows--> what is put, in tower order: parents first
+
+A session stands in the record of its leaf where that is new and in the same context, else in a record of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pltz.archive import identity
+from pltz.archive.chain import NOTHING
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.identity import BASE, NONE, TENANT, U32, Tokens
+from pltz.archive.keys import Keys
+from pltz.archive.new_session import KINDS, NewSession, Receipt, check
+from pltz.archive.pack import Context
+from pltz.archive.record import Record, pack_labels
+from pltz.archive.view import Version
+
+BATCH_TOKENS = 1 << 22  # handed to a codec at once
+
+
+class Segment:
+    """A segment of the batch: its place and tokens, then its name, then its bitstring.
+
+    ``up``: the segment above; ``own``: its context of mode ALONE, one object for all that share it; ``context``: the one it is stored
+    under, ``own`` or that of another mode; ``digest``: 32 bytes that begin with its ``id``.
+    """
+
+    __slots__ = "codec", "context", "data", "digest", "id", "own", "tokens", "up"
+
+    def __init__(self, own: Context, codec: SegmentCodec, up: Segment | None, tokens: Tokens):
+        self.own = self.context = own
+        self.codec, self.up, self.tokens = codec, up, tokens
+        self.id = self.digest = self.data = b""
+
+    @property
+    def parent(self) -> bytes:
+        return self.up.id if self.up else NONE
+
+    def above(self, reach: int) -> Tokens:
+        """The last ``reach`` tokens above it, (m,)."""
+        parts: list[Tokens] = []
+        at = self.up
+        while at is not None and reach > 0:
+            parts.append(at.tokens[-reach:])
+            reach -= len(parts[-1])
+            at = at.up
+        return np.concatenate([NOTHING, *parts[::-1]])
+
+    def row(self) -> Row:
+        """The segment alone."""
+        record = Record(0, self.parent, self.id, len(self.tokens), self.data)
+        return self.context, record, None, self
+
+
+class Draft:
+    """A session of the batch: its tower, and the version to write. ``kept``: the last version, where it is the same; ``new``, ``size``:
+    segments that it is the first to have, and bytes of their bitstrings."""
+
+    __slots__ = (
+        "context",
+        "kept",
+        "key",
+        "labels",
+        "new",
+        "number",
+        "session",
+        "size",
+        "time",
+        "tower",
+        "version",
+    )
+
+    def __init__(self, session: NewSession, tower: list[Segment], context: Context, key: bytes, time: int):
+        self.session, self.tower, self.context, self.key, self.time = session, tower, context, key, time
+        self.labels = pack_labels(session.labels)
+        self.number, self.version = 1, b""
+        self.kept: Version | None = None
+        self.new = self.size = 0
+
+    @property
+    def leaf(self) -> bytes:
+        return self.tower[-1].id if self.tower else NONE
+
+    def receipt(self) -> Receipt:
+        s, unchanged = self.session, self.kept is not None
+        return Receipt(s.tenant, s.name, self.version, self.number, self.leaf, self.new, self.size, unchanged)
+
+
+# What is put: a record and its context; the key of the session in it; the new segment in it, which is decoded before it is written
+Row = tuple[Context, Record, bytes | None, Segment | None]
+
+
+def draft(sessions: Sequence[NewSession], contexts: Contexts, now: int) -> tuple[list[Draft], list[Segment]]:
+    """Sessions checked, and their segments named: each of these once, parents first. Raises ContentError, UsageError."""
+    check(sessions, contexts.codecs)
+    known: dict[tuple[int, int, int], Segment] = {}  # many sessions hand over one prompt
+    session_key = contexts.keys.session_key
+    drafts = []
+    for session in sessions:
+        own, base = contexts.of(session)
+        tower = _tower(session, contexts.codecs[session.codec], own, base, known)
+        time = now if session.time is None else session.time
+        drafts.append(Draft(session, tower, own, session_key(own.domain, session.name), time))
+    segments = list(known.values())
+    _name(segments, contexts.keys)
+    return drafts, segments
+
+
+def _tower(
+    session: NewSession,
+    codec: SegmentCodec,
+    own: Context,
+    base: Context,
+    known: dict[tuple[int, int, int], Segment],
+) -> list[Segment]:
+    """The segments of a session, not named yet."""
+    tower: list[Segment] = []
+    up, shared = None, session.shared
+    for number, tokens in enumerate(session.segments):
+        context = base if number < shared else own
+        place = id(context), id(up), id(tokens)
+        segment = known.get(place)
+        if segment is None:
+            segment = known[place] = Segment(context, codec, up, tokens)
+        tower.append(segment)
+        up = segment
+    return tower
+
+
+def _name(segments: Sequence[Segment], keys: Keys) -> None:
+    """Name segments by their tokens, parents first. Raises ContentError."""
+    name = keys.segment_digest
+    for s in segments:
+        if not isinstance(s.tokens, np.ndarray) or s.tokens.dtype != U32 or s.tokens.ndim != 1:
+            s.tokens = identity.checked(s.tokens).astype(U32)
+        s.digest = name(s.own.domain, s.codec.tokenizer, s.up.id if s.up else NONE, s.tokens)
+        s.id = s.digest[: identity.SIZE]
+
+
+def session_rows(drafts: Sequence[Draft], unwritten: dict[bytes, Segment]) -> list[Row]:
+    """The batch in tower order, a session in the record of its leaf where that is new. A new segment is counted for the first session
+    that has it."""
+    rows: list[Row] = []
+    for d in drafts:
+        leaf: Segment | None = None
+        for s in d.tower:
+            if leaf:
+                rows.append(leaf.row())
+            if leaf := unwritten.pop(s.id, None):
+                d.new += 1
+                d.size += len(leaf.data)
+        if leaf and (d.kept or leaf.own is not d.context):
+            rows.append(leaf.row())
+            leaf = None
+        if d.kept:
+            continue
+        session = d.session.name, d.number, d.time, d.labels
+        if leaf:
+            record = Record(0, leaf.parent, leaf.id, len(leaf.tokens), leaf.data, *session)
+            rows.append((leaf.context, record, d.key, leaf))
+        else:
+            rows.append((d.context, Record(0, d.leaf, None, 0, b"", *session), d.key, None))
+    return rows
+
+
+class Contexts:
+    """One `Context` object for all sessions of a batch that share it."""
+
+    def __init__(self, codecs: Sequence[SegmentCodec], keys: Keys):
+        self.codecs, self.keys = codecs, keys
+        self._known: dict[tuple[int, str, int, bytes | None, str], Context] = {}
+        self._pairs: dict[tuple[str, str | None, int, bytes | None, str], tuple[Context, Context]] = {}
+
+    @property
+    def domains(self) -> set[bytes]:
+        """Of all that was asked for."""
+        return {context.domain for context in self._known.values()}
+
+    def of(self, session: NewSession) -> tuple[Context, Context]:
+        """Of a session and its tenant's segments, and of its shared segments."""
+        s = session
+        key = s.tenant, s.base if s.shared else None, s.codec, s.target, s.kind
+        found = self._pairs.get(key)
+        if found is None:
+            own = self._context(TENANT, s.tenant, s.codec, s.target, s.kind)
+            base = self._context(BASE, s.base, s.codec, None, "ids") if s.shared else own
+            found = self._pairs[key] = own, base
+        return found
+
+    def _context(self, kind: int, name: str, codec: int, target: bytes | None, session: str) -> Context:
+        key = kind, name, codec, target, session
+        if (known := self._known.get(key)) is None:
+            c, domain = self.codecs[codec], self.keys.context(kind, name)
+            known = replace(
+                domain,
+                tokenizer=c.tokenizer,
+                bundle=c.bundle_id,
+                contract=c.contract,
+                target=target or NONE,
+                kind=KINDS.index(session),
+            )
+            self._known[key] = known
+        return known
+
+
+def batches(segments: Sequence[Segment]) -> Iterator[tuple[SegmentCodec, list[int]]]:
+    """Numbers of segments of one codec, so many that the codec is busy and memory is bounded."""
+    for codec in {id(s.codec): s.codec for s in segments}.values():
+        batch: list[int] = []
+        total = 0
+        for number, s in enumerate(segments):
+            if s.codec is not codec:
+                continue
+            size = len(s.tokens) + codec.reach
+            if batch and total + size > BATCH_TOKENS:
+                yield codec, batch
+                batch, total = [], 0
+            batch.append(number)
+            total += size
+        yield codec, batch

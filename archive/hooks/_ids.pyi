@@ -1,0 +1,7 @@
+"""Types of ids.c."""
+
+from typing import Any
+
+from pltz.archive.identity import Tokens
+
+def copy_ids(ids: list[Any] | Tokens, room: bytearray | memoryview, /) -> bool: ...

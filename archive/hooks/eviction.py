@@ -1,0 +1,61 @@
+"""Eviction: what `on_evict` was told of a session, and the journal's entry of it. Nothing is looked at before the flusher makes that entry."""
+
+from __future__ import annotations
+
+import operator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from pltz.archive.hooks.entry import MAX_PREFIXES, Entry
+from pltz.archive.hooks.snapshot import Raw, ids_of
+from pltz.archive.token_archive import target_of, tenant_of
+from pltz.plt_codec.errors import UsageError
+
+
+class Eviction(NamedTuple):
+    """``at``: monotonic seconds; ``size``: bytes it takes in memory; ``ids``: as `snapshot.Snapshots` holds them."""
+
+    ticket: int
+    at: float
+    size: int
+    session: str
+    ids: tuple[Any, ...] | Raw
+    tenant: str
+    salt: str | bytes | None
+    tags: dict[str, str]
+    prefixes: tuple[int, ...]
+    base: str
+    parent: str
+    target: bytes
+    adapter: str | bytes | None
+    time: int
+
+    def encode(self, tokenizer: bytes) -> bytes:
+        """The body of the journal's entry. Raises ContentError, UsageError for what cannot be kept, and what Python raises for what is none of it."""
+        tenant, target = tenant_of(self.tenant, self.salt), target_of(self.target, self.adapter)
+        texts = self.session, tenant, self.base, self.parent
+        if not self.session or not all(isinstance(text, str) for text in texts):
+            raise UsageError("expected the name of a session, and of its tenant, base and parent")
+        entry = Entry(
+            self.session,
+            ids_of(self.ids),
+            int(self.time),
+            tenant,
+            tokenizer,
+            target,
+            self.tags,
+            _ends(self.prefixes, len(self.ids)),
+            self.base,
+            self.parent,
+        )
+        return entry.encode(known=isinstance(self.ids, Raw) and self.ids.known)
+
+
+def _ends(prefixes: tuple[Any, ...], length: int) -> tuple[int, ...]:
+    """The prefixes that fit, ascending: they are hints."""
+    ends: list[int] = []
+    for end in prefixes:
+        with suppress(TypeError):
+            if (ends[-1] if ends else 0) < operator.index(end) <= length:
+                ends.append(operator.index(end))
+    return tuple(ends[:MAX_PREFIXES])

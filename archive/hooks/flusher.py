@@ -1,0 +1,176 @@
+"""Flusher: the thread that brings evictions from memory to the journal, a group at a time.
+
+Each group is encoded, written and synced; where that fails it is tried again until it is done, later each time, while memory holds on. It is also
+who writes the hook's log, for a log may block.
+
+It looks every flush_seconds, by itself: to wake a thread is what would cost `on_evict` most (4 us, and on a busy machine its turn: milliseconds). Only
+where nothing came for a while does it sleep until it is woken.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from bisect import bisect_left
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+from pltz.archive.hooks.eviction import Eviction
+from pltz.archive.hooks.journal import Journal
+from pltz.archive.hooks.waiting import LATENCIES, Waiting
+from pltz.plt_codec.errors import PltzError
+
+log = logging.getLogger("pltz.hook")
+
+RETRY = 0.1, 5.0  # seconds until a failed write is tried again: at first, at most
+IDLE = 2.0  # seconds without anything to write, before it sleeps
+
+
+@dataclass
+class _Batch:
+    """A group as it goes to the journal. ``at``: when each of ``bodies`` came; ``size``: bytes the group took in memory."""
+
+    last: int
+    size: int
+    bodies: list[bytes] = field(default_factory=list)
+    at: list[float] = field(default_factory=list)
+
+
+class Flusher:
+    """See the head of this file. ``failure``: why nothing can be written, while that is so; ``error``: the last one that nobody foresaw."""
+
+    def __init__(self, waiting: Waiting, journal: Journal, tokenizer: bytes) -> None:
+        self.waiting, self.journal, self.tokenizer = waiting, journal, tokenizer
+        self.failure = self.error = ""
+        self._signals: SimpleQueue[None] = SimpleQueue()
+        self._asleep = self._urgent = self._ended = False
+        self._told: set[str] = set()
+        self._given_up = threading.Event()
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="pltz-hook", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    # ---- from other threads
+
+    def wake(self, urgent: bool = False) -> None:
+        """Something is to be written or logged: within flush_seconds, or at once. Never waits."""
+        if self._asleep or (urgent and not self._urgent):
+            self._asleep, self._urgent = False, urgent
+            self._signals.put(None)
+
+    def flush(self, timeout: float | None) -> bool:
+        """Write all that waits now; False when ``timeout`` seconds were not enough."""
+        wanted, waiting = self.waiting.last, self.waiting
+        self._signals.put(None)
+        with self._changed:
+            return self._changed.wait_for(lambda: waiting.until >= wanted or self._ended, timeout) and (
+                waiting.until >= wanted
+            )
+
+    def close(self, timeout: float) -> None:
+        """Write what is left, and end; give up what cannot be written within ``timeout`` seconds. After `Waiting.close`."""
+        self._signals.put(None)
+        self._thread.join(timeout)
+        self._given_up.set()
+        self._thread.join(1.0)
+        if not self.alive:
+            self.journal.close()
+        if self.waiting.last > self.waiting.until and "lost" not in self._told:
+            self._told.add("lost")
+            first, last = self.waiting.until + 1, self.waiting.last
+            log.error("evictions of tickets %d to %d are not durable: %s", first, last, self.failure)
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        """Write groups, until closed."""
+        pause, idle = self.waiting.settings.flush_seconds, 0.0
+        while not self._given_up.is_set() and (not self.waiting.closed or self.waiting):
+            with suppress(Empty):
+                self._signals.get(timeout=pause)
+            self._urgent, idle = False, idle + pause
+            self._log()
+            while (batch := self._next()) and self._write(batch):
+                idle = 0.0
+            if idle >= IDLE:
+                self._sleep()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _sleep(self) -> None:
+        """Until woken. Who adds something looks at ``_asleep`` after that; so what is there is looked at after it was set."""
+        self._asleep = True
+        self._log()
+        if not (self.waiting or self.waiting.closed):
+            self._signals.get()
+        self._asleep = False
+
+    def _next(self) -> _Batch | None:
+        """The next group as entries of the journal; what cannot be kept is refused here, too. None where nothing waits."""
+        group = self.waiting.take()
+        if not group:
+            return None
+        batch = _Batch(group[-1].ticket, sum(one.size for one in group))
+        for one in group:
+            if body := self._encoded(one):
+                batch.bodies.append(body)
+                batch.at.append(one.at)
+        return batch
+
+    def _encoded(self, one: Eviction) -> bytes | None:
+        try:
+            return one.encode(self.tokenizer)
+        except PltzError:
+            reason = "not valid"
+        except Exception as exc:  # noqa: BLE001  # what a caller handed over may raise anything when it is looked at
+            self.error, reason = f"{type(exc).__name__}: {exc}", "error"
+        self.waiting.refuse(reason)
+        self.waiting.hole(one.ticket)
+        return None
+
+    def _write(self, batch: _Batch) -> bool:
+        """Make a group durable, trying until it is; False where the hook gives up before."""
+        pause, longest = RETRY
+        while batch.bodies:
+            try:
+                self.journal.append(batch.bodies)
+                break
+            except Exception as exc:  # noqa: BLE001  # full, failing, a bug: this thread must live, memory holds on
+                self.waiting.counts.failures += 1
+                self.failure = str(exc)
+                self._log()
+            if self._given_up.wait(pause):
+                return False
+            pause = min(2 * pause, longest)
+        self.failure = ""
+        self._count(batch)
+        return True
+
+    def _count(self, batch: _Batch) -> None:
+        """A group is durable: say so."""
+        now, counts = time.monotonic(), self.waiting.counts
+        for at in batch.at:
+            counts.latency[bisect_left(LATENCIES, now - at)] += 1
+            counts.latency_sum += now - at
+        counts.durable += len(batch.bodies)
+        counts.bytes += sum(map(len, batch.bodies))
+        self.waiting.kept(batch.last, batch.size)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _log(self) -> None:
+        """Log what is new, once each."""
+        news = [f"evictions are refused: {reason}" for reason in list(self.waiting.counts.refused)]
+        news += [f"evictions cannot be written, and wait in memory: {self.failure}"] if self.failure else []
+        for line in news:
+            if line not in self._told:
+                self._told.add(line)
+                log.warning("%s%s", line, f" ({self.error})" if line.endswith(": error") else "")

@@ -1,0 +1,50 @@
+"""Settings of the eviction hook, checked when they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pltz.archive.hooks.journal import SEGMENT
+from pltz.archive.hooks.worker import BATCH_TOKENS
+from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.layout import LAYOUTS, LayoutName
+
+WorkerKind = Literal["process", "thread", "none"]
+
+
+@dataclass(frozen=True)
+class HookSettings:
+    """How the hook works. Raises UsageError for what makes no sense.
+
+    ``flush_seconds``: longest time an eviction waits before its group is written; ``flush_bytes``: a group of so many is written at once;
+    ``memory_bytes``: of evictions not yet durable; ``journal_bytes``: of all journal files, None for what the disk holds; ``when_full``: what goes
+    when memory is full; ``segment_bytes``: a journal file; ``batch_tokens``: of one commit; ``nice``: of the worker; ``threads``: of its coder;
+    ``layout``: of long sessions, as `TokenArchive.open` has it.
+    """
+
+    flush_seconds: float = 0.05
+    flush_bytes: int = 64 << 20
+    memory_bytes: int = 256 << 20
+    journal_bytes: int | None = None
+    when_full: Literal["refuse", "drop-oldest"] = "refuse"
+    segment_bytes: int = SEGMENT
+    batch_tokens: int = BATCH_TOKENS
+    nice: int = 19
+    threads: int = 1
+    layout: LayoutName = "default"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.flush_seconds <= 60:
+            raise UsageError(f"expected flush_seconds over 0 and at most 60, got {self.flush_seconds}")
+        for name in ("flush_bytes", "memory_bytes", "segment_bytes", "batch_tokens", "threads"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"expected {name} of at least 1, got {getattr(self, name)}")
+        if self.journal_bytes is not None and self.journal_bytes < 1:
+            raise UsageError(f"expected journal_bytes of at least 1, or None, got {self.journal_bytes}")
+        if self.when_full not in ("refuse", "drop-oldest"):
+            raise UsageError(f"expected when_full as refuse or drop-oldest, got {self.when_full!r}")
+        if self.layout not in LAYOUTS:
+            raise UsageError(f"expected layout as {' or '.join(LAYOUTS)}, got {self.layout!r}")
+        if not 0 <= self.nice <= 19:
+            raise UsageError(f"expected nice from 0 to 19, got {self.nice}")

@@ -1,0 +1,140 @@
+"""Waiting: evictions in memory, from `on_evict` until they are durable: their tickets, what memory they take, what was refused or dropped.
+
+    ticket = waiting.add(session, ids, size, rest)       # the serving loop; Refused where memory is full
+    group = waiting.take()                               # the flusher: the oldest, still counted as memory
+    waiting.kept(group[-1].ticket, size)                 # they are durable
+    waiting.durable(ticket)
+
+Any thread may call anything; nothing here waits for a disk.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from pltz.archive.hooks.eviction import Eviction
+from pltz.archive.hooks.settings import HookSettings
+from pltz.archive.hooks.snapshot import Raw, Refused
+
+GROUP, MOST = 32 << 20, 1024  # bytes and evictions of one write, taken while the lock is held
+OVERHEAD = 512  # bytes of an eviction in memory, ids aside
+HOLES = 1024  # ranges of tickets that did not become durable, told apart
+# seconds; upper ends of the buckets of `Counts.latency`
+LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+@dataclass
+class Counts:
+    """What happened since the hook was opened. ``latency``: evictions by time until durable, a bucket each of LATENCIES and one for longer."""
+
+    accepted: int = 0
+    durable: int = 0
+    dropped: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    bytes: int = 0
+    failures: int = 0
+    latency: list[int] = field(default_factory=lambda: [0] * (len(LATENCIES) + 1))
+    latency_sum: float = 0.0
+
+
+class Waiting:
+    """See the head of this file. ``closed``: takes no more; ``last``: ticket given out; ``until``: all tickets up to here are durable, but for holes."""
+
+    def __init__(self, settings: HookSettings) -> None:
+        self.settings = settings
+        self.counts = Counts()
+        self.closed = False
+        self.last = self.until = 0
+        self._queue: deque[Eviction] = deque()
+        self._memory = 0  # bytes
+        self._holes: list[list[int]] = []
+        # Held for a few statements at a time; reentrant, for an eviction may come out of a finalizer.
+        self._lock = threading.RLock()
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits that it is to be written at once."""
+        return self._memory > self.settings.flush_bytes
+
+    @property
+    def usage(self) -> tuple[int, int]:
+        """Evictions that wait, and bytes that they and what is being written take."""
+        with self._lock:
+            return len(self._queue), self._memory
+
+    def add(self, session: str, ids: tuple[Any, ...] | Raw, size: int, rest: tuple[Any, ...]) -> int:
+        """Take an eviction, ``rest`` being what `Eviction` has after the ids; its ticket. Raises Refused."""
+        now = time.monotonic()
+        size += OVERHEAD
+        with self._lock:
+            if self.closed:
+                raise Refused("closed")
+            while self._memory + size > self.settings.memory_bytes:
+                if self.settings.when_full == "refuse" or not self._queue:
+                    raise Refused("memory full")
+                self._drop()
+            self.last = ticket = self.last + 1
+            self._queue.append(Eviction(ticket, now, size, session, ids, *rest))
+            self._memory += size
+            self.counts.accepted += 1
+        return ticket
+
+    def close(self) -> None:
+        """Take no more."""
+        with self._lock:
+            self.closed = True
+
+    def refuse(self, reason: str) -> bool:
+        """Count an eviction that is not taken; whether this is the first for that reason."""
+        with self._lock:
+            known = self.counts.refused.get(reason, 0)
+            self.counts.refused[reason] = known + 1
+        return not known
+
+    def take(self) -> list[Eviction]:
+        """What is written at once; it stays counted as memory."""
+        with self._lock:
+            group: list[Eviction] = []
+            size = 0
+            while self._queue and size < GROUP and len(group) < MOST:
+                group.append(self._queue.popleft())
+                size += group[-1].size
+            return group
+
+    def kept(self, ticket: int, size: int) -> None:
+        """All up to a ticket are durable, or holes; ``size`` bytes of memory are free."""
+        with self._lock:
+            self._memory -= size
+            self.until = ticket
+
+    def hole(self, ticket: int) -> None:
+        """Keep in mind that a ticket does not become durable. Of very many, some that did count as not."""
+        with self._lock:
+            holes = self._holes
+            if holes and holes[-1][1] + 1 >= ticket >= holes[-1][0]:
+                holes[-1][1] = max(holes[-1][1], ticket)
+            else:
+                holes.append([ticket, ticket])
+                holes.sort()
+                if len(holes) > HOLES:
+                    holes[:2] = [[holes[0][0], holes[1][1]]]
+
+    def durable(self, ticket: int) -> bool:
+        """Whether the eviction of a ticket is on disk."""
+        with self._lock:
+            lost = any(first <= ticket <= last for first, last in self._holes)
+            return 0 < ticket <= self.until and not lost
+
+    def _drop(self) -> None:
+        """Drop the oldest eviction that is not being written; the lock is held."""
+        oldest = self._queue.popleft()
+        self._memory -= oldest.size
+        self.counts.dropped += 1
+        self.hole(oldest.ticket)

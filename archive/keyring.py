@@ -1,0 +1,296 @@
+"""The keyring: all keys of a sealed archive, at hand. Spec: FORMAT.md, "Encryption".
+
+    secret --opens--> archive key (keys/000...0) --wraps--> the keys of each domain (keys/<domain id>)
+
+It knows the generation of keys that it read, and looks whether that is still the newest: what was erased meanwhile is not read, and what a
+writer put under keys that changed is not acknowledged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from pltz.archive.domain_keys import DomainKeys, Reader, Unit
+from pltz.archive.errors import Erased, Fenced, KeyMismatch
+from pltz.archive.identity import NONE, SIZE, Tokens
+from pltz.archive.key_files import COPIES, SCRYPT, KeyFile, KeyFolder, file_name
+from pltz.archive.keys import Secret
+from pltz.archive.pack import SEALED, Context
+from pltz.archive.record import MAX_LABELS, Record
+from pltz.archive.seal import KEY, UNIT, Tree, keyed, seal, subkey, unit_of, unseal
+from pltz.archive.store import Store, is_there
+from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
+from pltz.plt_codec.varint import write_varint
+
+SCRYPT_COST = (15, 8, 1)  # 32 MiB, a tenth of a second
+MASTER = NONE
+
+
+class Keyring:
+    """The keys of a sealed archive, at hand. Raises KeyMismatch on opening with another secret."""
+
+    cipher = SEALED
+
+    def __init__(self, store: Store, archive: bytes, secret: Secret):
+        self.store, self.archive = store, archive
+        self.folder = KeyFolder(store)
+        self._master = self._open_master(secret)
+        self._wrap, self._names = subkey(self._master, b"pltz wrap"), subkey(self._master, b"pltz names")
+        self._domains: dict[bytes, DomainKeys] = {}
+        self._checked: set[bytes] = set()
+        self._made: set[bytes] = (
+            set()
+        )  # domains that got their first keys here, not compared with the list yet
+        self._listed: dict[bytes, list[int]] = {}
+        self._fresh = False  # whether it was listed since the last refresh
+
+    @classmethod
+    def create(cls, store: Store, archive: bytes, secret: Secret) -> None:
+        """Make an archive key and wrap it. Raises UsageError where there is one, StoreError."""
+        if not _put_master(KeyFolder(store), archive, secret, store.random(KEY), 0):
+            raise UsageError("somebody else is making an archive here")
+
+    def change(self, secret: Secret) -> None:
+        """Wrap the archive key by another secret and destroy what the old one opened. Raises Fenced, StoreError."""
+        generation = max(self.folder.generations()[MASTER])
+        if not _put_master(self.folder, self.archive, secret, self._master, generation + 1):
+            raise Fenced("somebody else changed the key at the same time: try again")
+        self.folder.shred(MASTER, generation + 1)
+
+    def refresh(self) -> None:
+        self._checked.clear()
+        self._fresh = False
+
+    def check(self, domains: Iterable[bytes]) -> None:
+        made, self._made = self._made, set()
+        if made:
+            self._list()
+        overtaken = {domain for domain in made if self._overtaken(self._domains[domain])}
+        for domain in set(domains):
+            if domain in overtaken or not self._current(self._domains[domain]):
+                raise Fenced(
+                    "something of this tenant was erased meanwhile: nothing was acknowledged, put again"
+                )
+
+    def domain(self, kind: int, name: str) -> bytes:
+        return keyed(self._names, b"pltz domain", [bytes([kind]), name.encode()], SIZE)
+
+    def domain_name(self, context: Context) -> str:
+        keys = self.of(context.domain)
+        return keys.name if keys else ""
+
+    def context(self, kind: int, name: str) -> Context:
+        domain = self.domain(kind, name)
+        keys = self.of(domain)
+        if keys is None or keys.erased:
+            keys = self._make(kind, name, domain, keys)
+        return Context(kind, domain, "", NONE, NONE, 0, cipher=SEALED, root=keys.newest)
+
+    def session_key(self, domain: bytes, name: str) -> bytes:
+        keys = self.of(domain)
+        key = keys.id_key if keys else self._names  # no session of an unknown domain is stored under any key
+        return keyed(key, b"pltz session", [domain, name.encode()], UNIT) + bytes(SIZE - UNIT)
+
+    def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
+        keys = self.of(domain)
+        if keys is None:
+            raise CorruptError(f"the keys of domain {domain.hex()} are missing: see pltz archive verify")
+        parts = [domain, tokenizer, parent, np.ascontiguousarray(tokens, "<u4").tobytes()]
+        return keyed(keys.id_key, b"pltz segment", parts, 2 * SIZE)
+
+    def seal(self, context: Context, record: Record) -> Record:
+        bitstring, veil = record.bitstring, b""
+        if record.id is not None:
+            bitstring = seal(self._key(context, record.id), bitstring, _about_segment(context, record))
+        if record.name is not None:
+            key = self.session_key(context.domain, record.name)
+            encoded = record.name.encode()
+            plain = write_varint(len(encoded)) + encoded + record.labels
+            veil = key[:UNIT] + seal(
+                self._key(context, key), plain, _about_session(context, record, key[:UNIT])
+            )
+        name = None if record.name is None else ""
+        return record._replace(bitstring=bitstring, name=name, labels=b"", veil=veil)
+
+    def bits(self, context: Context, record: Record) -> bytes:
+        if context.cipher != SEALED or record.id is None:
+            raise CorruptError("a record without encryption in a sealed archive: refused")
+        return unseal(
+            self._key(context, record.id), record.bitstring, _about_segment(context, record), "a bitstring"
+        )
+
+    def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
+        if context.cipher != SEALED:
+            raise CorruptError("a record without encryption in a sealed archive: refused")
+        unit, box = record.veil[:UNIT], record.veil[UNIT:]
+        plain = unseal(
+            self._key(context, unit), box, _about_session(context, record, unit), "a session's name"
+        )
+        reader = Reader(plain)
+        name = reader.name()
+        labels = reader.rest()
+        if len(labels) > MAX_LABELS:
+            raise CorruptError("the labels of a session are over the limit: damaged")
+        return self.domain_name(context), name, labels
+
+    def gone(self, context: Context, identity: bytes) -> bool:
+        keys = self.of(context.domain)
+        tree = keys.roots.get(context.root) if keys else None
+        return tree is not None and (not tree.nodes or tree._above(unit_of(identity)) is None)
+
+    def doomed(self, context: Context, identity: bytes) -> bool:
+        keys = self.of(context.domain)
+        return keys is not None and Unit(context.root, unit_of(identity)) in keys.doomed
+
+    def of(self, domain: bytes) -> DomainKeys | None:
+        """The keys of a domain as they are since the last refresh; None: it has none. Raises CorruptError where they are damaged."""
+        if domain not in self._checked:
+            known = self._domains.get(domain)
+            if known is None or not self._current(known):
+                self._load(domain)
+            self._checked.add(domain)
+        return self._domains.get(domain)
+
+    def publish(self, keys: DomainKeys) -> bool:
+        """Put the generation after one that was there. False: somebody else was first."""
+        if not self._there(keys.domain, keys.generation - 1) or not self._put(keys):
+            return False
+        self._list()
+        return not self._overtaken(keys)
+
+    def _overtaken(self, keys: DomainKeys) -> bool:
+        """Whether keys that were just put have a number that others went past, and destroyed, before.
+
+        What they erased would be back by them: they are destroyed again.
+        """
+        if self._listed[keys.domain][-1] == keys.generation:
+            return False
+        del self._domains[keys.domain]
+        self.folder.destroy(keys.domain, keys.generation)
+        return True
+
+    def _put(self, keys: DomainKeys) -> bool:
+        data = keys.encode()
+        plain = KeyFile(keys.domain, keys.generation, b"")
+        box = seal(self._wrap, data, [self.archive, plain.head])
+        if not self.folder.put(dataclasses.replace(plain, box=box)):
+            return False
+        self._domains[keys.domain] = keys
+        return True
+
+    def _make(self, kind: int, name: str, domain: bytes, old: DomainKeys | None) -> DomainKeys:
+        """First keys of a domain, or of one that was erased."""
+        fresh = {self.store.random(UNIT): Tree.root(self.store.random(KEY))}
+        keys = DomainKeys(
+            domain,
+            old.generation + 1 if old else 0,
+            kind,
+            name,
+            self.store.random(KEY),
+            (old.roots if old else {}) | fresh,
+        )
+        if self._put(keys):
+            self._made.add(domain)
+        else:
+            self._list()
+            self._load(domain)
+        return self._domains[domain]
+
+    def _key(self, context: Context, identity: bytes) -> bytes:
+        """Of a segment or session. Raises Erased, CorruptError."""
+        keys = self.of(context.domain)
+        if keys is None or context.root not in keys.roots:
+            raise CorruptError(
+                f"the keys of domain {context.domain.hex()} are missing: see pltz archive verify"
+            )
+        key = keys.roots[context.root].key(unit_of(identity))
+        if key is None:
+            raise Erased("this was erased: its key was destroyed")
+        return key
+
+    def _current(self, keys: DomainKeys) -> bool:
+        """Whether these are the newest: the next is not there, then this one still is (see the head of this file)."""
+        for generation, there in ((keys.generation + 1, False), (keys.generation, True)):
+            if self._there(keys.domain, generation) != there:
+                return False
+        return True
+
+    def _there(self, domain: bytes, generation: int) -> bool:
+        return any(is_there(self.store, file_name(domain, generation, copy)) for copy in range(COPIES))
+
+    def _load(self, domain: bytes) -> None:
+        """The newest generation that can be read; older ones only where a newer was never whole."""
+        self._domains.pop(domain, None)
+        for _ in range(8):  # a generation may be shredded while it is read: then a newer one is there
+            if not self._there_listed(domain):
+                return
+            generation = self._listed[domain][-1]
+            try:
+                file = self.folder.read(domain, generation)
+            except FormatError:
+                if self.folder.generations().get(domain, [])[-1:] == [generation]:
+                    raise
+                file = None
+            if file:
+                plain = dataclasses.replace(file, box=b"").head
+                data = unseal(self._wrap, file.box, [self.archive, plain], "a key file")
+                self._domains[domain] = DomainKeys.decode(domain, generation, data)
+                return
+            self._fresh = False
+        raise CorruptError(f"the keys of domain {domain.hex()} keep changing: try again")
+
+    def _there_listed(self, domain: bytes) -> bool:
+        """Whether a domain has keys. One that is not listed is looked for once a refresh: a put may have thousands of new ones."""
+        newest = self._listed.get(domain, [-1])[-1]
+        known = newest >= 0 and not self._there(domain, newest + 1) and self._there(domain, newest)
+        if not known and not (newest < 0 and self._fresh):
+            self._list()
+        return domain in self._listed
+
+    def _list(self) -> None:
+        self._listed, self._fresh = self.folder.generations(), True
+
+    def _open_master(self, secret: Secret) -> bytes:
+        generations = self.folder.generations().get(MASTER, [])
+        failure: FormatError | None = None
+        for generation in reversed(generations):
+            try:
+                file = self.folder.read(MASTER, generation)
+            except FormatError as exc:
+                failure = exc
+                continue
+            if file is None:
+                continue
+            if file.kdf != secret.kdf:
+                kind = "a passphrase" if file.kdf == SCRYPT else "a key file or key command"
+                raise KeyMismatch(f"this archive opens with {kind}")
+            plain = dataclasses.replace(file, box=b"").head
+            try:
+                return unseal(secret.key(file.cost, file.salt), file.box, [self.archive, plain], "")
+            except CorruptError:
+                raise KeyMismatch("this is not the key of this archive") from None
+        raise failure or CorruptError("the archive's key file is missing: restore keys/ from a copy")
+
+
+def _put_master(folder: KeyFolder, archive: bytes, secret: Secret, master: bytes, generation: int) -> bool:
+    salt = folder.store.random(SIZE)
+    cost = SCRYPT_COST if secret.kdf == SCRYPT else (0, 0, 0)
+    plain = KeyFile(MASTER, generation, b"", secret.kdf, cost, salt)
+    box = seal(secret.key(cost, salt), master, [archive, plain.head])
+    return folder.put(dataclasses.replace(plain, box=box))
+
+
+def _about_segment(context: Context, record: Record) -> Sequence[bytes]:
+    c = context
+    place = struct.pack("<HBQ", c.contract, c.mode, record.tokens)
+    return [b"segment", c.domain + c.root + c.tokenizer + c.bundle + place, record.id or NONE, record.parent]
+
+
+def _about_session(context: Context, record: Record, unit: bytes) -> Sequence[bytes]:
+    c = context
+    place = struct.pack("<BQQ", c.kind, record.number, record.time)
+    return [b"session", c.domain + c.root + c.tokenizer + c.target + place, unit, record.leaf]

@@ -1,0 +1,251 @@
+"""Layout: where every field of some thousand records goes, and the bytes of all of them. Spec: FORMAT.md, "Record".
+
+    records --lay_out--> widths, offsets --write--> bytes          back: `columns.py`
+
+A put lays out a whole commit field by field as arrays: Python for every field of every record took longer than the disk.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.archive.columns import Bools, Ints, tokens_fit
+from pltz.archive.identity import NONE, SIZE
+from pltz.archive.record import (
+    CHECK,
+    LABELS,
+    MARK,
+    MAX_LABELS,
+    MAX_NAME,
+    MAX_RECORD,
+    MAX_VEIL,
+    NUMBER,
+    PARENT_BACK,
+    PARENT_INLINE,
+    PARENT_NONE,
+    PARENT_SHIFT,
+    PARENT_TABLE,
+    SEGMENT,
+    SESSION,
+    TIME,
+    Place,
+    Record,
+)
+from pltz.archive.sums import checks
+from pltz.plt_codec.errors import ContentError, UsageError
+from pltz.plt_codec.varint import MAX_BYTES, MAX_VALUE
+
+HOW = 34  # bits of a reference; how it is meant stands above them
+
+
+def lay_out(rows: Sequence[Record], table: Mapping[bytes, int], place: Place) -> Layout:
+    """Where everything of these records goes, at least one, the first at ``place``.
+
+    ``table``: parents that stand in the pack's table, and their numbers there. Others are named by the distance to their record where that
+    comes before, else by their id.
+    Raises ContentError where a field is over its limit, UsageError where fields contradict each other.
+    """
+    marks = np.array([r.mark is not None for r in rows])
+    plain = [_as_segment(r) for r in rows] if marks.any() else rows
+    contexts, parents, ids, tokens, bits, names, numbers, times, labels, _, veils = zip(*plain, strict=True)
+    tags = [b"" if n is None else v or n.encode() for n, v in zip(names, veils, strict=True)]
+    fields = _Fields(
+        marks,
+        np.array([i is not None for i in ids]),
+        np.array([n is not None for n in names]),
+        np.array([bool(v) for v in veils]),
+        *(np.array(column, np.int64) for column in (contexts, tokens, numbers, times)),
+        *(np.fromiter(map(len, column), np.int64, len(rows)) for column in (tags, labels, bits)),
+    )
+    fields.check(place.base)
+    pieces = parents, [i or b"" for i in ids], tags, labels, bits
+    targets = [None if m else i for i, m in zip(ids, marks.tolist(), strict=True)]  # a mark is no parent
+    return Layout(fields, pieces, *_references(parents, targets, table), place)
+
+
+def _as_segment(record: Record) -> Record:
+    """A mark's fields, where a segment has the like: version id, counter, verb."""
+    if (mark := record.mark) is None:
+        return record
+    return Record(record.context, NONE, mark.version, mark.counter, bytes([mark.verb]))
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """(N,) each: what records have, and numbers and sizes of it."""
+
+    mark: Bools
+    segment: Bools  # of a mark, too
+    session: Bools
+    sealed: Bools
+    context: Ints
+    tokens: Ints
+    number: Ints
+    time: Ints
+    tag: Ints  # bytes of the name, or of the veil
+    labels: Ints  # bytes
+    bits: Ints  # bytes
+
+    def check(self, base: int) -> None:
+        """Raises ContentError, UsageError."""
+        if (~self.segment & ((self.bits > 0) | ~self.session)).any():
+            raise UsageError("a record without a segment holds a session and no bitstring")
+        wrong = np.flatnonzero(~self.mark & ~tokens_fit(self.tokens, self.bits))
+        for at in wrong[:1].tolist():
+            raise ContentError(
+                f"{self.tokens[at]} tokens in {self.bits[at]} bytes are over the format's limit"
+            )
+        _limit(np.where(self.sealed, 0, self.tag), MAX_NAME, "name of a session")
+        _limit(np.where(self.sealed, self.tag, 0), MAX_VEIL, "sealed name of a session")
+        _limit(self.labels, MAX_LABELS, "JSON of the labels")
+        delta = np.where(self.session, self.time - base, 0)
+        if ((delta < 0) | (delta > MAX_VALUE)).any():
+            raise UsageError("the time of a version lies before its pack's, or a century after")
+        if (np.where(self.mark, self.tokens, self.number) > MAX_VALUE).any():
+            raise ContentError(f"versions and marks are counted up to {MAX_VALUE}")
+
+
+def _limit(sizes: Ints, most: int, what: str) -> None:
+    if (size := int(sizes.max())) > most:
+        raise ContentError(f"the {what} has {size} bytes, at most {most} are allowed")
+
+
+def _references(
+    parents: Sequence[bytes], ids: Sequence[bytes | None], table: Mapping[bytes, int]
+) -> tuple[Ints, Ints]:
+    """(N,) how each parent is named, and its number in the table or the number of its record."""
+    first = dict(zip(reversed(ids), range(len(ids) - 1, -1, -1), strict=True))
+    known = {p: PARENT_BACK << HOW | first[p] if p in first else PARENT_INLINE << HOW for p in {*parents}}
+    known |= {p: PARENT_TABLE << HOW | table[p] for p in known.keys() & table.keys()}
+    known[NONE] = PARENT_NONE << HOW
+    codes = np.fromiter(map(known.__getitem__, parents), np.int64, len(parents))
+    how, reference = codes >> HOW, codes & (1 << HOW) - 1
+    how[(how == PARENT_BACK) & (reference >= np.arange(len(how)))] = PARENT_INLINE
+    return how, reference
+
+
+class Layout:
+    """Where every field of every record goes. ``size``: bytes of all. Widths are bytes; that of a field that is not there is 0."""
+
+    def __init__(
+        self,
+        fields: _Fields,
+        pieces: tuple[Sequence[bytes], ...],
+        how: Ints,
+        reference: Ints,
+        place: Place,
+    ):
+        f = self.fields = fields
+        self.pieces, self.place, self.how = pieces, place, how
+        self.delta = np.where(f.session, f.time - place.base, 0)
+        self.flags = (
+            np.where(f.mark, MARK, SEGMENT * f.segment)
+            | SESSION * f.session
+            | how << PARENT_SHIFT
+            | TIME * (self.delta > 0)
+            | NUMBER * (f.session & (f.number != 1))
+            | LABELS * (f.labels > 0)
+        )
+        self.tag_width = _widths(f.tag, f.session)
+        self.number_width = _widths(f.number, self.flags & NUMBER > 0)
+        self.time_width = _widths(self.delta, self.delta > 0)
+        self.labels_width = _widths(f.labels, f.labels > 0)
+        self.tokens_width = _widths(f.tokens, f.segment)
+        self.body = (
+            _widths(f.context) + SIZE * (how == PARENT_INLINE) + SIZE * f.segment + f.tag + f.labels + f.bits
+        )
+        self.body += (
+            self.tag_width + self.number_width + self.time_width + self.labels_width + self.tokens_width
+        )
+        self.reference, self.reference_width = reference, _widths(reference, how == PARENT_TABLE)
+        self._measure_back()
+        self.body += self.reference_width
+        _limit(self.body, MAX_RECORD, "rest of a record")
+        self.ends = np.cumsum(_whole(self.body))
+        self.size = int(self.ends[-1])
+
+    def _measure_back(self) -> None:
+        """Distances to parents in this pack, in order: how wide one is moves all that come after."""
+        rows = np.flatnonzero(self.how == PARENT_BACK).tolist()
+        body = self.body + self.reference_width
+        begins = (np.cumsum(_whole(body)) - _whole(body)).tolist()
+        grown = [0]  # bytes that the distances of the first so many rows took
+        for n, row in enumerate(rows):
+            parent = int(self.reference[row])
+            distance = begins[row] + grown[n] - begins[parent] - grown[bisect_left(rows, parent)]
+            width, size = _width(distance), int(body[row])
+            self.reference[row], self.reference_width[row] = distance, width
+            grown.append(grown[n] + width + _width(size + width) - _width(size))
+
+    def write(self, out: memoryview) -> None:
+        """All records, into as many bytes as they need."""
+        f, (parents, ids, tags, labels, bits) = self.fields, self.pieces
+        begins = self.ends - _whole(self.body)
+        pen = _Pen(out, begins.copy())
+        pen.byte(np.full(len(begins), self.place.mark, np.uint8))
+        pen.byte(self.flags)
+        pen.varints(self.body, _widths(self.body))
+        pen.varints(f.context, _widths(f.context))
+        pen.varints(self.reference, self.reference_width)
+        pen.pieces(parents, SIZE * (self.how == PARENT_INLINE))
+        pen.pieces(ids, SIZE * f.segment)
+        pen.varints(f.tokens, self.tokens_width)
+        pen.varints(f.tag, self.tag_width)
+        pen.pieces(tags, f.tag)
+        pen.varints(f.number, self.number_width)
+        pen.varints(self.delta, self.time_width)
+        pen.varints(f.labels, self.labels_width)
+        pen.pieces(labels, f.labels)
+        pen.pieces(bits, f.bits)
+        sums = checks(out, begins, self.ends - CHECK, self.place.seed, self.place.offset)
+        for byte in range(CHECK):
+            pen.byte(sums >> 8 * byte & 0xFF)
+
+
+class _Pen:
+    """Writes a field of all records at a time; ``at``: (N,) how far each is written."""
+
+    def __init__(self, out: memoryview, at: Ints):
+        self._view, self._out, self.at = out, np.frombuffer(out, np.uint8), at
+
+    def byte(self, values: npt.NDArray[np.integer[Any]]) -> None:
+        self._out[self.at] = values
+        self.at += 1
+
+    def varints(self, values: Ints, widths: Ints) -> None:
+        for step in range(int(widths.max())):
+            rows = np.flatnonzero(widths > step)
+            more = (widths[rows] > step + 1).astype(np.int64)
+            self._out[self.at[rows] + step] = values[rows] >> 7 * step & 0x7F | more << 7
+        self.at += widths
+
+    def pieces(self, pieces: Sequence[bytes], sizes: Ints) -> None:
+        view, rows = self._view, np.flatnonzero(sizes)
+        for row, begin, end in zip(
+            rows.tolist(), self.at[rows].tolist(), (self.at + sizes)[rows].tolist(), strict=True
+        ):
+            view[begin:end] = pieces[row]
+        self.at += sizes
+
+
+def _whole(body: Ints) -> Ints:
+    """Bytes of records, of which so many stand between size and checksum."""
+    return 2 + _widths(body) + body + CHECK
+
+
+def _widths(values: Ints, which: Bools | None = None) -> Ints:
+    """Bytes of varints; 0 where not ``which``."""
+    widths = np.ones(len(values), np.int64)
+    for step in range(1, MAX_BYTES):
+        widths += values >> 7 * step > 0
+    return widths if which is None else widths * which
+
+
+def _width(value: int) -> int:
+    return max(1, -(-value.bit_length() // 7))

@@ -1,0 +1,87 @@
+"""What a writer is given and what it gives back: sessions as towers of token ids, receipts. Neither is a format.
+
+NewSession("chat-7", [prompt_ids, turn_ids], tenant="acme", shared=1) --put--> Receipt(number=1, new=2, ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pltz.archive.chain import MAX_SEGMENTS
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.identity import SIZE, Tokens
+from pltz.archive.record import MAX_NAME
+from pltz.plt_codec.errors import ContentError, UsageError
+
+KINDS = ("chat", "text", "ids")
+
+
+@dataclass(frozen=True)
+class NewSession:
+    """A session to freeze.
+
+    ``segments``: token ids from the root to the leaf, each (T,); none is a session without tokens. ``shared``: how many of them, from the
+    root, belong to the domain ``base`` rather than to the tenant's: prompts that many tenants have. ``time``: seconds since
+    1970, None is now. ``target``: fingerprint of the weights it was made with. ``codec``: number of the archive's codec.
+    """
+
+    name: str
+    segments: Sequence[Tokens]
+    tenant: str = "default"
+    shared: int = 0
+    base: str = "base"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    kind: str = "ids"
+    target: bytes | None = None
+    time: int | None = None
+    codec: int = 0
+
+
+class Receipt(NamedTuple):
+    """What a put did. ``new``: segments that were not there; ``size``: bytes of their bitstrings; ``unchanged``: the session's
+    last version is the same, so none was added."""
+
+    tenant: str
+    name: str
+    version: bytes
+    number: int
+    leaf: bytes
+    new: int
+    size: int
+    unchanged: bool
+
+
+def check(sessions: Sequence[NewSession], codecs: Sequence[SegmentCodec]) -> None:
+    """Whether sessions can be put by these codecs. Raises ContentError, UsageError."""
+    for tenant, base, codec, kind, target in {
+        (s.tenant, s.base, s.codec, s.kind, s.target) for s in sessions
+    }:
+        _check_name(tenant)
+        _check_name(base)
+        if not 0 <= codec < len(codecs):
+            raise UsageError(f"expected one of the archive's {len(codecs)} codecs, got number {codec}")
+        if kind not in KINDS:
+            raise UsageError(f"expected a kind among {', '.join(KINDS)}, got {kind!r}")
+        if target is not None and len(target) != SIZE:
+            raise UsageError(f"expected a target fingerprint of 16 bytes, got {len(target)}")
+    for s in sessions:
+        _check_name(s.name)
+        if not 0 <= s.shared <= len(s.segments):
+            raise UsageError(f"{s.shared} shared of {len(s.segments)} segments: not valid")
+        if len(s.segments) > MAX_SEGMENTS:
+            raise ContentError(f"a tower has at most {MAX_SEGMENTS} segments, not {len(s.segments)}")
+        if s.time is not None and not 0 <= s.time < 1 << 40:
+            raise UsageError(f"expected a time in seconds since 1970, got {s.time}")
+
+
+def _check_name(name: str) -> None:
+    if name.isascii() and len(name) <= MAX_NAME:
+        return
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as exc:
+        raise ContentError("a name is not valid Unicode (a lone surrogate)") from exc
+    if size > MAX_NAME:
+        raise ContentError(f"a name has {size} bytes, at most {MAX_NAME} are allowed")

@@ -1,0 +1,95 @@
+"""Proof: where a segment is stored such that it decodes to its tokens; only there a new session relies on it.
+
+A record is decoded and compared once a process; after that all 32 bytes of the segment's digest are compared (FORMAT.md, "Identities").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+import numpy as np
+
+from pltz.archive import identity
+from pltz.archive.chain import NOTHING
+from pltz.archive.codec import Coded, SegmentCodec, codec_of
+from pltz.archive.draft import Segment
+from pltz.archive.index import SEGMENTS, Location
+from pltz.archive.pack import FAST, TOWER
+from pltz.archive.view import Found, View
+from pltz.plt_codec.errors import CorruptError, FormatError, PltzError
+
+PROVED = 1 << 18  # segments remembered as decoded and compared
+
+
+class Proved:
+    """What one process knows to decode."""
+
+    def __init__(self, view: View, codecs: list[SegmentCodec]):
+        self.view, self.codecs = view, codecs
+        self._known: dict[bytes, tuple[bytes, int, bytes]] = {}  # pack, offset, the segment's digest
+
+    def place(self, segment: Segment) -> Location | None:
+        """Where a segment is stored such that it decodes to these tokens; None: nowhere that may be relied on."""
+        if known := self._remembered(segment):
+            return known
+        for item in self.view.find(SEGMENTS, segment.id):
+            if self._decodes(item, segment):
+                self.remember(item.location.pack, [(item.location.offset, segment)])
+                return item.location
+        return None
+
+    def _remembered(self, segment: Segment) -> Location | None:
+        """Where it was proved before, if it stays there."""
+        if not (known := self._known.get(segment.id)):
+            return None
+        location, digest = Location(*known[:2]), known[2]
+        if digest != segment.digest:
+            raise collision(segment.id)
+        if location.pack not in self.view.packs or location.pack in self.view.condemned:
+            return None
+        with suppress(FormatError, FileNotFoundError):  # damaged since: another place may do
+            if not (self.view.keys.cipher and self._going(self.view.at(location), segment.id)):
+                return location
+        return None
+
+    def _decodes(self, item: Found, segment: Segment) -> bool:
+        """Whether a record may be relied on and decodes to a segment's tokens. Raises CorruptError where other tokens have its id."""
+        codec, keys = codec_of(self.codecs, item.context), self.view.keys
+        if item.location.pack in self.view.condemned or codec is None or self._going(item, segment.id):
+            return False
+        try:
+            bits, mode = keys.bits(item.context, item.record), item.context.mode
+            above = segment.above(codec.reach) if mode & TOWER else NOTHING
+            tokens = codec.decode([Coded(bits, item.record.tokens, above, bool(mode & FAST))])[0]
+        except (PltzError, FileNotFoundError) as exc:
+            self._problem(item, str(exc))
+            return False
+        if np.array_equal(tokens, segment.tokens):
+            return True
+        about = segment.context.domain, segment.codec.tokenizer, segment.parent
+        if keys.segment_digest(*about, tokens)[: identity.SIZE] == segment.id:
+            raise collision(segment.id)
+        self._problem(item, "decodes to other tokens than its id says")
+        return False
+
+    def _problem(self, item: Found, what: str) -> None:
+        self.view.problem("record", f"{item.location.pack.hex()} at {item.location.offset}", what)
+
+    def _going(self, item: Found, segment: bytes) -> bool:
+        """Whether a segment was erased, or is being erased: it is not relied on."""
+        keys = self.view.keys
+        return keys.gone(item.context, segment) or keys.doomed(item.context, segment)
+
+    def remember(self, pack: bytes, segments: Iterable[tuple[int, Segment | None]]) -> None:
+        """Segments at offsets in a pack, which were decoded and compared."""
+        if len(self._known) >= PROVED:
+            self._known.clear()
+        self._known.update((s.id, (pack, offset, s.digest)) for offset, s in segments if s)
+
+
+def collision(segment: bytes) -> CorruptError:
+    """What to raise where two segments have one id."""
+    return CorruptError(
+        f"two different segments have the id {segment.hex()}: this content is crafted, and refused"
+    )

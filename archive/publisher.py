@@ -1,0 +1,154 @@
+"""Publish: rows to packs, each proved before it is written. Spec: FORMAT.md, "Put".
+
+    rows --lay out--> pack in memory --read back, decode, compare--> put --> parity
+
+A crash leaves all records of a pack or none of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from pltz.archive import identity
+from pltz.archive.chain import NOTHING
+from pltz.archive.codec import Coded
+from pltz.archive.draft import Row, batches
+from pltz.archive.errors import ArchiveError, StoreError
+from pltz.archive.identity import BASE, Tokens
+from pltz.archive.index import MARKS, SEGMENTS, SESSIONS, Entries, key_of_session
+from pltz.archive.pack import FAST, FOOTER, MANY_CHILDREN, TOWER, Builder, Context, Damage, Pack
+from pltz.archive.parity import Parity, Range
+from pltz.archive.proof import Proved
+from pltz.archive.record import Record
+from pltz.archive.store import is_there
+from pltz.archive.view import View
+from pltz.plt_codec.errors import ContentError
+
+
+class Publisher:
+    """Puts rows of one view. ``proved``: learns what was decoded on the way; ``parity``: thousandths for packs, and for what many
+    sessions depend on."""
+
+    def __init__(self, view: View, proved: Proved, parity: tuple[int, int]):
+        self.view, self.proved, self.parity = view, proved, parity
+
+    def put(self, rows: list[Row]) -> None:
+        """Lay out packs, prove them and put them."""
+        while rows:
+            contexts, records, _, segments = zip(*rows, strict=True)
+            times = [r.time for r in records if r.name is not None]
+            time = min(times) if times else self.view.store.now()
+            builder = Builder(self.view.epoch, time, self.view.store.random(16))
+            count = builder.fill(contexts, records)
+            part, rows = rows[:count], rows[count:]
+            data = builder.finish()
+            offsets = _read_back(data, builder)
+            self._prove_decoding([row for row in part if row[3]])
+            self._put_pack(data, part, offsets)
+            self._put_parity(data, part, offsets)
+            self.proved.remember(_pack_name(data), zip(offsets, segments, strict=False))
+
+    def _prove_decoding(self, rows: Sequence[Row]) -> None:
+        """Decode every new segment from what the pack holds and compare, before a byte is written."""
+        bits, segments = self.view.keys.bits, [segment for *_, segment in rows if segment]
+        for codec, numbers in batches(segments):
+            coded = [
+                Coded(
+                    bits(c, r),
+                    r.tokens,
+                    s.above(codec.reach) if c.mode & TOWER and s else NOTHING,
+                    bool(c.mode & FAST),
+                )
+                for c, r, _, s in map(rows.__getitem__, numbers)
+            ]
+            _compare(codec.decode(coded), [segments[n].tokens for n in numbers])
+
+    def _put_pack(self, data: bytes, rows: Sequence[Row], offsets: Sequence[int]) -> None:
+        name = _pack_name(data)
+        if not self.view.store.put(f"packs/{name.hex()}", data):
+            raise StoreError(
+                f"packs/{name.hex()} holds other bytes than its name says: nothing was acknowledged"
+            )
+        _, records, keys, _ = zip(*rows, strict=True)
+        entries = {
+            SEGMENTS: Entries.of([r.id for r in records], offsets),
+            SESSIONS: Entries.of(keys, offsets),
+            MARKS: Entries.of([r.mark.version if r.mark else None for r in records], offsets),
+        }
+        self.view.add_pack(name, len(data), entries)
+
+    def _put_parity(self, data: bytes, rows: Sequence[Row], offsets: Sequence[int]) -> None:
+        """After the pack, so that parity never stands for a pack that was not there; see FORMAT.md.
+
+        Where there is no room for it the pack is durable all the same, so it is acknowledged, and `repair` tries again.
+        """
+        if not self.parity[0]:
+            return
+        name, store = _pack_name(data), self.view.store
+        contexts, records = [row[0] for row in rows], [row[1] for row in rows]
+        shared = shared_ranges(contexts, records, [*offsets, Pack.of(data).end])
+        parity = Parity.of(name, data, shared, self.parity)
+        try:
+            store.put(f"parity/{name.hex()}", parity.encode())
+            if not is_there(store, f"packs/{name.hex()}"):  # collected while this writer stood still
+                store.delete(f"parity/{name.hex()}")
+        except StoreError as exc:
+            self.view.problem("parity", name.hex(), f"{exc}: this pack has no parity until repair writes it")
+
+
+def as_it_is(context: Context, record: Record) -> Row:
+    """A record that is stored already."""
+    return context, record, None if record.name is None else key_of_session(record, context), None
+
+
+def _read_back(data: bytes, builder: Builder) -> list[int]:
+    """Read a pack as a reader would: every record must be what was put into it. Offsets of all of them."""
+    offsets = list[int]()
+    for run in Pack.of(data).runs():
+        if isinstance(run, Damage):
+            break
+        at, found = run
+        if found != builder.records[len(offsets) : len(offsets) + len(at)]:
+            break
+        offsets += at
+    if len(offsets) != len(builder.records):
+        raise ArchiveError("the pack just laid out does not read back: nothing was written")
+    return offsets
+
+
+def shared_ranges(
+    contexts: Sequence[Context], records: Sequence[Record], offsets: Sequence[int]
+) -> Iterator[Range]:
+    """Where in a pack the segments lie that many sessions depend on, and what it takes to read them: header and table.
+
+    ``contexts``, ``records``: all of the pack in order; ``offsets``: where they begin, and where the last ends.
+    """
+    children = Counter([r.parent for r in records])
+    shared = [
+        span
+        for span, r, c in zip(pairwise(offsets), records, contexts, strict=True)
+        if r.id is not None and (c.domain_kind == BASE or children[r.id] >= MANY_CHILDREN)
+    ]
+    if shared:
+        yield Range(0, offsets[0])
+    yield from (Range(begin, end - begin) for begin, end in shared)
+
+
+def _compare(found: Sequence[Tokens], wanted: Sequence[Tokens]) -> None:
+    """All rows must be equal, and their ids in range. Raises ArchiveError, ContentError."""
+    if len(found) != len(wanted):
+        raise ArchiveError(f"a codec made {len(found)} segments of {len(wanted)}: nothing was written")
+    for row, tokens in zip(found, wanted, strict=True):
+        same = row.tobytes() == tokens.tobytes() if row.dtype == tokens.dtype else np.array_equal(row, tokens)
+        if not same:
+            raise ArchiveError("a segment just encoded does not decode to its tokens: nothing was written")
+        if (most := tokens.max(initial=0)) > identity.MAX_TOKENS:
+            raise ContentError(f"expected token ids in 0..{identity.MAX_TOKENS}, found {most}")
+
+
+def _pack_name(data: bytes) -> bytes:
+    return data[12 - FOOTER.size : 28 - FOOTER.size]

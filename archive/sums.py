@@ -1,0 +1,90 @@
+"""Sums: crc32 of any stretch of a buffer in the time of two blocks, however long it is; and of many records at once.
+
+Why: a reader that looks for records behind damage asks for the sum of every stretch that claims to be one. Claims may overlap and be as long as
+the pack, so summing each from its first byte is quadratic in what a stranger wrote.
+
+How: sums up to the end of each block are kept, made as far as they are asked for. crc32 is linear: two sums over the same bytes, begun with other
+values, differ by a linear map of that difference, which depends on the count of bytes alone.
+
+    >>> data = bytes(range(256)) * 100
+    >>> Sums(data).of(5, 20000, 7) == zlib.crc32(data[5:20000], 7)
+    True
+"""
+
+from __future__ import annotations
+
+import zlib
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+BLOCK = 4096  # bytes
+
+Ints = npt.NDArray[np.int64]
+
+
+class Sums:
+    """Of one buffer."""
+
+    def __init__(self, data: bytes | memoryview):
+        self._data = memoryview(data)
+        self._known = [0]  # up to the end of so many blocks
+
+    def of(self, begin: int, end: int, seed: int = 0) -> int:
+        """crc32 of the bytes from ``begin`` to ``end``, which are there, begun with ``seed``."""
+        first, last = -(-begin // BLOCK), end // BLOCK
+        if last <= first + 1:
+            return zlib.crc32(self._data[begin:end], seed)
+        for block in range(len(self._known) - 1, last):
+            self._known.append(zlib.crc32(self._data[block * BLOCK : (block + 1) * BLOCK], self._known[-1]))
+        head = zlib.crc32(self._data[begin : first * BLOCK], seed)
+        whole = self._known[last] ^ _carried(head ^ self._known[first], last - first)
+        return zlib.crc32(self._data[last * BLOCK : end], whole)
+
+
+def _carried(difference: int, blocks: int) -> int:
+    """What a difference of two sums becomes over so many blocks."""
+    for power in range(blocks.bit_length()):
+        if blocks >> power & 1:
+            difference = _applied(_map(power), difference)
+    return difference
+
+
+@cache
+def _map(power: int) -> tuple[int, ...]:
+    """Images of the 32 bits over 2^power blocks."""
+    if power:
+        half = _map(power - 1)
+        return tuple(_applied(half, image) for image in half)
+    block = bytes(BLOCK)
+    return tuple(zlib.crc32(block, 1 << bit) ^ zlib.crc32(block) for bit in range(32))
+
+
+def _applied(images: tuple[int, ...], bits: int) -> int:
+    out = 0
+    for image in images:
+        if bits & 1:
+            out ^= image
+        bits >>= 1
+    return out
+
+
+def checks(data: bytes | memoryview, begins: Ints, ends: Ints, seed: int, at: int) -> Ints:
+    """(N,) crc32 of the bytes of each record and what they stand on: what has ``seed`` (the salt), then the place as u64. ``data`` lies at ``at``."""
+    view = memoryview(data)
+    spans = zip(begins.tolist(), ends.tolist(), _seeds(seed, begins + at).tolist(), strict=True)
+    return np.array([zlib.crc32(view[a:b], seed) for a, b, seed in spans], np.int64)
+
+
+def _seeds(seed: int, offsets: Ints) -> Ints:
+    """(N,) crc32 of what has ``seed`` and then of each offset as u64."""
+    state = np.full(len(offsets), seed ^ 0xFFFFFFFF, np.int64)
+    for byte in range(8):
+        state = _crc_table()[(state ^ offsets >> 8 * byte) & 0xFF] ^ state >> 8
+    return state ^ 0xFFFFFFFF
+
+
+@cache
+def _crc_table() -> Ints:
+    return np.array([zlib.crc32(bytes([n]), 0xFFFFFFFF) ^ 0xFFFFFFFF for n in range(256)], np.int64)

@@ -1,0 +1,356 @@
+"""``pltz bench field``: rate and speed of pltz against the field, every coder on the same sessions in one run.
+
+The field: general compressors (`peers`), context mixing (`context_mixing`) and llama-zip's method over our own weights (`llama_zip`).
+What is not installed is left out and named. Every size is of data that was decoded back and compared. Speeds are of processor time,
+all threads and child processes counted, so that other work beside disturbs them less. Peers code each session alone, in the leanest
+rendering; pltz codes all of them into one file, every byte of which counts.
+
+Files (``--file``) are measured one by one, as texts. For each of them the table also says whether the frame keeps the promise made for
+data that no bundle was trained for: at most 1.02 times zstd -19 and 16 bytes.
+
+Ends with one line of JSON; ``python figures/field.py`` draws it.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pltz.cli import corpus, machine, measure, options, peers
+from pltz.cli.groups import Command
+from pltz.cli.output import write_text
+from pltz.cli.peers import Peer
+from pltz.cli.progress import Progress, wanted
+from pltz.cli.table import render, size
+from pltz.plt_codec.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    from pltz.cli.measure import Cost
+    from pltz.models.bundle import Bundle
+    from pltz.models.codec import Codec
+    from pltz.models.session import Session
+    from pltz.plt_codec.weights import Weights
+
+LLAMA = "llama-zip"
+NAMES = peers.NAMES + peers.SLOW + (LLAMA,)
+RENDERING = "lean"
+FILE_COLUMNS = 4  # in the table; the line of JSON has all
+Item = TypeVar("Item")
+RULE = 1.02, 16  # times zstd -19, and bytes: what a frame may take of any data
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "pltz bench field",
+        "pltz bench field --data chats.jsonl.zst --limit-bytes 30000 --peers zstd+dict,brotli,ppmd",
+        "pltz bench field --file alice29.txt --file enwik8 --file-bytes 100000 --json",
+    ],
+)
+@click.option(
+    "--data", metavar="FILE|DIR", help="JSONL records, plain or zstd.  [default: the sample sessions]"
+)
+@click.option(
+    "--limit-bytes",
+    type=click.IntRange(min=1),
+    default=3000,
+    show_default=True,
+    metavar="N",
+    help="Content bytes a source, at most: the slow peers take a second for some kB.",
+)
+@click.option("--file", "paths", multiple=True, metavar="FILE", help="A file to measure too (repeatable).")
+@click.option(
+    "--file-bytes",
+    type=click.IntRange(min=1),
+    default=30_000,
+    show_default=True,
+    metavar="N",
+    help="Of a file, the first bytes.",
+)
+@click.option(
+    "--peers",
+    "names",
+    default=",".join(NAMES),
+    show_default=True,
+    metavar="NAME,...",
+    help="Compressors to compare with.",
+)
+@options.BUNDLE
+@options.THREADS
+@options.PROGRESS
+@click.option("--json", "as_json", is_flag=True, help="Print the line of JSON only.")
+def field(
+    data: str | None,
+    limit_bytes: int,
+    paths: tuple[str, ...],
+    file_bytes: int,
+    names: str,
+    bundle: str | None,
+    threads: int | None,
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Measure pltz next to zstd, brotli, xz, PPMd, context mixing and a float model in llama.cpp.
+
+    zpaq needs the package of that name, paq8px the command on the PATH, llama-zip's method pltz[llama]. They code some
+    thousand bytes a second, so the sessions are few by default: raise --limit-bytes, or name faster --peers.
+    """
+    records = corpus.select(corpus.read(data), limit_bytes)
+    if not records:
+        raise UsageError(f"no session of at most {limit_bytes} content bytes: raise --limit-bytes")
+    codec = options.load_codec(bundle, "cpu", threads)
+    coders, missing = field_of([name for name in names.split(",") if name], codec, wanted(progress))
+    if missing:
+        click.echo("not measured: " + "; ".join(f"{name}: {why}" for name, why in missing.items()), err=True)
+    sessions = Group("sessions", [record.session for record in records])
+    files = [read_file(path, file_bytes) for path in paths]
+    found = {name: spent_by(coder, [sessions, *files]) for name, coder in coders.items()}
+    result = {
+        "benchmark": "field",
+        "bundle": codec.bundle.id.hex(),
+        "data": Path(data).name if data else "sample sessions",
+        "limit_bytes": limit_bytes,
+        "sources": len({record.source for record in records}),
+        "sessions": len(records),
+        "content_bytes": sessions.content,
+        "coders": [about(name, coders[name].settings, found[name]) for name in found],
+        "files": [file_about(*one) for one in zip(files, found["pltz"][1:], strict=True)],
+        "missing": missing,
+        "machine": machine.describe(codec.coder, "cpu", threads),
+    }
+    if not as_json:
+        write_text(as_text(result) + "\n")
+    write_text(json.dumps(result))
+
+
+# ---- what is measured
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sessions that are measured together."""
+
+    name: str
+    sessions: "list[Session]"
+
+    @property
+    def content(self) -> int:
+        """Bytes of content."""
+        from pltz.models.session import content_bytes
+
+        return sum(map(content_bytes, self.sessions))
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a coder made of a group: bytes, and seconds of the processor each way."""
+
+    content: int  # bytes that were coded
+    size: int
+    encode_s: float
+    decode_s: float
+    costs: "tuple[Cost, ...]" = ()  # of pltz, by session
+
+
+@dataclass(frozen=True)
+class Coder:
+    """One of the field: what it is set to, and a function that codes a group, decodes it and compares."""
+
+    settings: str
+    run: Callable[[Group], Spent]
+
+
+def read_file(path: str, limit: int) -> Group:
+    """The first bytes of a file as a text. Raises UsageError."""
+    from pltz.models.session import Session
+
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(limit)
+    except OSError as exc:
+        raise UsageError(f"{path}: cannot be read: {exc.strerror}") from exc
+    if not data:
+        raise UsageError(f"{path} is empty: there is nothing to measure")
+    return Group(Path(path).name, [Session("text", data)])
+
+
+def field_of(names: Sequence[str], codec: "Codec", shown: bool) -> tuple[dict[str, Coder], dict[str, str]]:
+    """pltz and the peers asked for, by name; and why those that are missing are.
+
+    Raises:
+        UsageError: an unknown name.
+    """
+    if unknown := [name for name in names if name not in NAMES]:
+        raise UsageError(f"unknown peer {unknown[0]!r}: expected some of {','.join(NAMES)}")
+    coders = {"pltz": Coder("one file, default layout", lambda group: by_pltz(group, codec, shown))}
+    built, absent = peers.build([name for name in names if name != LLAMA], codec.bundle.zstd_dict)
+    for peer in built:
+        coders[peer.name] = Coder(peer.settings, lambda group, peer=peer: by_peer(group, peer, shown))  # type: ignore[misc]
+    missing = {name: "not installed" if name != "zstd+dict" else "the bundle has none" for name in absent}
+    if LLAMA in names:
+        from pltz.cli import llama_peer
+
+        if why := llama_peer.unavailable(weights_of(codec)):
+            missing[LLAMA] = why
+        else:
+            settings = "llama.cpp, Q8_0, one token at a time, one thread"
+            coders[LLAMA] = Coder(settings, lambda group: by_llama(group, codec, shown))
+    return coders, missing
+
+
+def weights_of(codec: "Codec") -> "Weights":
+    """The weights of a codec's bundle."""
+    bundle: Bundle = codec.bundle  # type: ignore[assignment]  # Codec.load gives a Bundle, the type says less
+    return bundle.weights
+
+
+# ---- how
+
+
+def busy() -> float:
+    """Seconds of the processor, of all threads and of children that ended."""
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system
+
+
+def watched(items: Iterable[Item], bar: Progress) -> Iterator[Item]:
+    """The items, each counted when it is done with."""
+    for item in items:
+        yield item
+        bar.add(1)
+
+
+def by_pltz(group: Group, codec: "Codec", shown: bool) -> Spent:
+    """All sessions in one file. Raises ModelError where one came back changed."""
+    run = measure.run(codec, group.sessions, shown=shown)
+    return Spent(group.content, len(run.data), run.encode_busy_s, run.decode_busy_s, tuple(run.costs))
+
+
+def by_peer(group: Group, peer: Peer, shown: bool) -> Spent:
+    """Each session alone."""
+    texts = [peers.rendered(session, RENDERING) for session in group.sessions]
+    with Progress(peer.name, unit="sessions", total=2 * len(texts), shown=shown) as bar:
+        start = busy()
+        coded = [peer.encode(text) for text in watched(texts, bar)]
+        middle = busy()
+        pairs = zip(coded, texts, strict=True)
+        back = [peer.back(one, len(text)) for one, text in watched(pairs, bar)]
+        end = busy()
+    sizes = [peer.counted(*one) for one in zip(coded, texts, back, strict=True)]
+    return Spent(group.content, sum(sizes), middle - start, end - middle)
+
+
+def by_llama(group: Group, codec: "Codec", shown: bool) -> Spent:
+    """Each session alone, as its bundle tokens. Raises ModelError where one came back changed."""
+    from pltz.cli import llama_peer
+    from pltz.cli.llama_zip import LlamaZip
+    from pltz.models import transcript
+
+    weights, tokenizer = weights_of(codec), codec.bundle.tokenizer
+    room = weights.shape.block + weights.shape.memory
+    with (
+        llama_peer.opened(weights, 1, room) as model,
+        Progress(LLAMA, unit="sessions", total=2 * len(group.sessions), shown=shown) as bar,
+    ):
+        coder = LlamaZip(model, weights)
+        start = busy()
+        tokens = transcript.to_tokens_many(group.sessions, tokenizer)
+        coded = [coder.encode(ids) for ids in watched(tokens, bar)]
+        middle = busy()
+        triples = zip(group.sessions, coded, tokens, strict=True)
+        back = [
+            transcript.from_tokens(session.kind, coder.decode(one, len(ids)), tokenizer)
+            for session, one, ids in watched(triples, bar)
+        ]
+        end = busy()
+    if any(a.difference(b) for a, b in zip(group.sessions, back, strict=True)):
+        raise ModelError(f"{LLAMA}: a session came back changed: no figure of this run holds")
+    return Spent(group.content, sum(map(len, coded)), middle - start, end - middle)
+
+
+# ---- what is said of it
+
+
+def spent_by(coder: Coder, groups: Sequence[Group]) -> list[Spent]:
+    """What a coder makes of each group. One session is coded before the clock runs."""
+    coder.run(Group("warm", groups[0].sessions[:1]))
+    return [coder.run(group) for group in groups]
+
+
+def about(name: str, settings: str, spent: Sequence[Spent]) -> dict[str, Any]:
+    """A coder's figures: of the sessions, which come first, and of each file."""
+    first, *files = map(group_about, spent)
+    frames = {"frame_bytes": sum(cost.frame_bytes for cost in spent[0].costs)} if spent[0].costs else {}
+    return {"name": name, "settings": settings, **first, **frames, "files": files}
+
+
+def group_about(spent: Spent) -> dict[str, Any]:
+    """Rate, and bytes of content a second of the processor."""
+    return {
+        "bytes": spent.size,
+        "bits_per_byte": round(8 * spent.size / spent.content, 5),
+        "encode_bytes_per_s": round(spent.content / spent.encode_s, 1),
+        "decode_bytes_per_s": round(spent.content / spent.decode_s, 1),
+    }
+
+
+def file_about(file: Group, ours: Spent) -> dict[str, Any]:
+    """A file's bytes, and whether its frame keeps to the rule."""
+    import zstandard
+
+    data: bytes = file.sessions[0].value
+    [cost] = ours.costs
+    plain = len(zstandard.ZstdCompressor(level=19).compress(data))
+    return {
+        "name": file.name,
+        "bytes": len(data),
+        "frame_bytes": cost.frame_bytes,
+        "by_model": cost.by_model,
+        "zstd_19_bytes": plain,
+        "within_rule": cost.frame_bytes <= RULE[0] * plain + RULE[1],
+    }
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The table, the files' rule, and what it was measured on."""
+    files = result["files"]
+    shown = files[:FILE_COLUMNS]
+    head = ["coder", "bytes", "bits/B", "encode", "decode", *(f"{file['name']} b/B" for file in shown)]
+    lines = [
+        [
+            found["name"],
+            f"{found['bytes']:,}",
+            f"{found['bits_per_byte']:.3f}",
+            f"{size(found['encode_bytes_per_s'])}/s",
+            f"{size(found['decode_bytes_per_s'])}/s",
+            *(f"{one['bits_per_byte']:.3f}" for one in found["files"][:FILE_COLUMNS]),
+        ]
+        for found in result["coders"]
+    ]
+    parts = [
+        f"{result['sessions']:,} sessions of {result['sources']} sources, {size(result['content_bytes'])}",
+        render(head, lines),
+    ]
+    if files:
+        head = ["file", "bytes", "frame", "coded by", "zstd -19", f"{RULE[0]} x zstd + {RULE[1]}"]
+        parts.append(render(head, [rule_cells(file) for file in files]))
+    on = result["machine"]
+    parts.append(f"bytes of content a second of the processor; {on['cpu']}, engine: {on['engine']}")
+    return "\n\n".join(parts)
+
+
+def rule_cells(file: dict[str, Any]) -> list[str]:
+    """One line of the second table."""
+    return [
+        file["name"],
+        f"{file['bytes']:,}",
+        f"{file['frame_bytes']:,}",
+        "model" if file["by_model"] else "fallback",
+        f"{file['zstd_19_bytes']:,}",
+        "kept" if file["within_rule"] else "BROKEN",
+    ]

@@ -1,0 +1,71 @@
+"""Every CPU engine of this machine over the same session: the compiled one with each set of instructions that runs here, and torch.
+
+They take turns, round by round, and the best round of each counts. All frames are compared, so a table of speeds is one of
+engines that agree.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pltz.cli.table import render
+from pltz.cli.timing import Time, check, frame_items, timed
+from pltz.plt_codec.errors import ModelError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pltz.models.parts import Coder
+    from pltz.plt_codec.weights import Weights
+
+
+def engines(weights: "Weights", threads: int | None) -> "dict[str, Coder]":
+    """Name and coder of each engine that runs here, the compiled ones best first."""
+    from pltz.plt_codec.engine import TorchEngine
+    from pltz.plt_codec.frame import TokenCoder
+    from pltz.plt_codec.native import NativeCoder, kernels
+
+    compiled: dict[str, Coder] = {f"compiled, {k}": NativeCoder(weights, threads, k) for k in kernels()}
+    return compiled | {"torch": TokenCoder(TorchEngine(weights, "cpu", threads))}
+
+
+def measure(
+    coders: "dict[str, Coder]",
+    session: "np.ndarray[Any, Any]",
+    lanes: int,
+    steps: int,
+    rounds: int,
+) -> list[dict[str, Any]]:
+    """Seconds that each coder takes to encode and to decode a session, on both clocks.
+
+    Raises:
+        ModelError: two do not give the same frame, or the session does not come back.
+    """
+    found: dict[tuple[str, str], list[Time]] = {}
+    frames = set()
+    for _ in range(rounds):
+        for name, coder in coders.items():
+            spent, encoded = timed(partial(coder.encode, [session], lanes=lanes, steps=steps))
+            found.setdefault((name, "encode"), []).append(spent)
+            spent, decoded = timed(partial(coder.decode, frame_items(encoded, [session])))
+            found.setdefault((name, "decode"), []).append(spent)
+            check([session], decoded)
+            frames.add(encoded[0].data)
+    if len(frames) != 1:
+        raise ModelError(f"engines give {len(frames)} frames for one session: no speed counts")
+    return [
+        {"engine": name}
+        | {
+            f"{way}{clock}_s": round(min(getattr(t, kind) for t in found[name, way]), 4)
+            for way in ("encode", "decode")
+            for clock, kind in (("", "wall"), ("_processor", "busy"))
+        }
+        for name in coders
+    ]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """As text: processor seconds, then those of the wall."""
+    names = [f"{way}{clock}_s" for clock in ("_processor", "") for way in ("encode", "decode")]
+    head = ["engine, seconds", "encode processor", "decode processor", "encode wall", "decode wall"]
+    return render(head, [[row["engine"], *(f"{row[name]:.2f}" for name in names)] for row in rows])

@@ -1,0 +1,39 @@
+"""Time a coder: seconds of a call on both clocks, what its decoder takes, and that nothing counts which did not come back."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pltz.plt_codec.errors import ModelError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Time(NamedTuple):
+    """Seconds of a call: of the clock on the wall, and of the processor in all threads."""
+
+    wall: float
+    busy: float
+
+
+def timed(call: Callable[[], Any]) -> tuple[Time, Any]:
+    """Time and result of a call."""
+    wall, busy = time.perf_counter(), time.process_time()
+    result = call()
+    return Time(time.perf_counter() - wall, time.process_time() - busy), result
+
+
+def frame_items(encoded: Sequence[Any], sessions: "Sequence[np.ndarray[Any, Any]]") -> list[Any]:
+    """What the decoder takes."""
+    from pltz.plt_codec.item import FrameItem
+
+    return [FrameItem(e.data, len(s), e.lanes, e.steps) for e, s in zip(encoded, sessions, strict=True)]
+
+
+def check(sessions: "Sequence[np.ndarray[Any, Any]]", decoded: Sequence[Any]) -> None:
+    """Raises ModelError where a session did not come back."""
+    import numpy as np
+
+    if not all(np.array_equal(a, b) for a, b in zip(sessions, decoded, strict=True)):
+        raise ModelError("a session does not come back from its frame: no speed counts")

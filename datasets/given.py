@@ -1,0 +1,63 @@
+"""What a caller of the library has at hand, as sessions: paths, bytes, values, or any iterable of values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from pltz.datasets.loaders import load
+from pltz.models.session import Session
+from pltz.plt_codec.errors import UsageError
+
+
+def as_sessions(source: object, format: str = "auto") -> Iterable[Session]:
+    """What a user calls sessions, as sessions; see `pltz.compress`.
+
+    >>> list(as_sessions([[1, 2], "text", {"messages": []}]))
+    [Session('ids', 2 ids), Session('text', 4 bytes), Session('chat', dict of 1)]
+    """
+    return map(as_session, as_items(source, format))
+
+
+def as_items(source: object, format: str = "auto") -> Iterable[object]:
+    """What `as_sessions` makes sessions of, one by one: the caller may go on after one that is none.
+
+    Raises:
+        UsageError: no path, no bytes, no value and no iterable of values.
+    """
+    if isinstance(source, str | os.PathLike | bytes | bytearray | memoryview) or hasattr(source, "read"):
+        return load(source, format)  # type: ignore[arg-type]  # load checks the name of the format itself
+    if isinstance(source, Session | dict) or _is_messages(source):
+        return [source]
+    if not isinstance(source, Iterable):
+        raise UsageError(f"expected sessions, a path or bytes, found {type(source).__name__}")
+    return source
+
+
+def as_session(item: object) -> Session:
+    """One session: a `Session` as it is, a dict or a list of dicts is a chat, str or bytes a text, ints are ids.
+
+    Raises:
+        UsageError: it is none of them.
+
+    >>> as_session("hello")
+    Session('text', 5 bytes)
+    """
+    if isinstance(item, Session):
+        return item
+    if isinstance(item, str):
+        return Session("text", item.encode("utf-8", "surrogatepass"))
+    if isinstance(item, bytes | bytearray | memoryview):
+        return Session("text", item)
+    if isinstance(item, dict) or (isinstance(item, list) and any(isinstance(part, dict) for part in item)):
+        return Session("chat", item)
+    return Session("ids", item)
+
+
+def _is_messages(value: object) -> bool:
+    """Whether a list is the messages of one chat rather than a list of sessions."""
+    return isinstance(value, list) and bool(value) and all(_is_message(item) for item in value)
+
+
+def _is_message(item: object) -> bool:
+    return isinstance(item, dict) and ("role" in item or "from" in item) and not ("messages" in item)

@@ -1,0 +1,169 @@
+"""The files of a bundle folder, read with care: whoever made the folder may have meant harm. Format: FORMAT.md, "Bundle".
+
+bundle.json comes first and bounds the rest: a file is opened only where its name is known and its size is what bundle.json says; a packed one is
+unpacked only as far as it may go, weights as far as the bytes that the shape needs. So memory is bounded by the shape, and the shape by NUMERICS.md
+and `MAX_WEIGHTS`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from pltz.plt_codec.errors import ModelError, VersionError
+from pltz.plt_codec.weights import CONTRACTS, Shape, Weights
+
+FORMAT = 1
+HEAD, CARD = "bundle.json", "card.json"
+TOKENIZER, DICTIONARY = "tokenizer.json.zst", "dictionary.zst"
+PLAIN, PACKED = ".safetensors", ".safetensors.zst"
+MAX_HEAD = 1 << 20  # bytes of bundle.json, and of the head of a weight file
+MAX_CARD = 1 << 24
+MAX_TOKENIZER = 1 << 26  # unpacked
+MAX_DICTIONARY = 1 << 28  # unpacked
+MAX_WEIGHTS = 1 << 30  # of all weights, unpacked
+WEIGHTS = re.compile(r"weights-[0-9]{1,4}\.safetensors(\.zst)?")
+
+
+@dataclass(frozen=True)
+class BundleFolder:
+    """A folder and its bundle.json. Every method raises ModelError.
+
+    Args:
+        files: name -> (bytes, BLAKE2b-16 in hex).
+        id: 32 hex digits, as claimed.
+    """
+
+    path: Path
+    name: str
+    id: str
+    shape: Shape
+    files: dict[str, tuple[int, str]]
+
+    @staticmethod
+    def open(path: Path) -> BundleFolder:
+        """Read bundle.json. Raises ModelError, VersionError."""
+        place = path / HEAD
+        try:
+            head = json.loads(_bounded(place, MAX_HEAD))
+            found = head["format"], head["contract"]
+            name, identity, sizes = str(head["name"]), str(head["id"]), dict(head["shape"])
+            files = {str(k): (int(v["size"]), str(v["blake2b"])) for k, v in head["files"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
+            raise ModelError(f"{place} is not a bundle description: {exc}") from exc
+        if found[0] != FORMAT or found[1] not in CONTRACTS:
+            raise VersionError(
+                f"bundle {name}: expected format {FORMAT} and a contract of {CONTRACTS}, found {found[0]} and {found[1]}: update pltz"
+            )
+        for file in files:
+            if file not in (TOKENIZER, DICTIONARY) and not WEIGHTS.fullmatch(file):
+                raise ModelError(f"bundle {name}: {file!r} is no file of a bundle")
+        try:
+            shape = Shape(**sizes)
+        except TypeError as exc:
+            raise ModelError(f"bundle {name}: its shape is not one: {exc}") from exc
+        if shape.contract != found[1]:
+            raise ModelError(f"bundle {name}: contract {found[1]} with a shape of contract {shape.contract}")
+        return BundleFolder(path, name, identity, shape, files)
+
+    def weights(self) -> Weights:
+        """The integers, whatever else the folder lacks."""
+        left = sum(prod(shape) * np.dtype(dtype).itemsize for dtype, shape in self.shape.tensors().values())
+        if left > MAX_WEIGHTS:
+            raise ModelError(
+                f"bundle {self.name}: its shape needs {left} bytes of weights, at most {MAX_WEIGHTS} are allowed"
+            )
+        tensors: dict[str, Any] = {}
+        for name in sorted(set(self.files) - {TOKENIZER, DICTIONARY}):
+            found = _tensors(name, self._content(name, left + MAX_HEAD))
+            left -= sum(t.nbytes for t in found.values())
+            if left < 0 or found.keys() & tensors.keys():
+                raise ModelError(f"bundle file {name} holds more than the shape of bundle {self.name} needs")
+            tensors |= found
+        return Weights(self.shape, tensors)
+
+    def tokenizer(self) -> bytes:
+        """The tokenizer's JSON."""
+        return self._content(TOKENIZER, MAX_TOKENIZER)
+
+    def dictionary(self) -> bytes:
+        """The dictionary of the fallback coder."""
+        return self._content(DICTIONARY, MAX_DICTIONARY)
+
+    def card(self) -> dict[str, Any]:
+        """What people are told of the bundle; empty where there is no card."""
+        place = self.path / CARD
+        if not place.exists():
+            return {}
+        try:
+            return dict(json.loads(_bounded(place, MAX_CARD)))
+        except (ValueError, TypeError, RecursionError) as exc:
+            raise ModelError(f"{place} is not a card: {exc}") from exc
+
+    def check(self, name: str) -> None:
+        """Check a file's size and digest."""
+        self._read(name, MAX_WEIGHTS)
+
+    def _content(self, name: str, limit: int) -> bytes:
+        """What a file holds, unpacked where it is packed; at most `limit` bytes."""
+        if name not in self.files:
+            raise ModelError(f"bundle {self.name} is incomplete: it has no {name}")
+        if not name.endswith(".zst"):
+            return self._read(name, limit)
+        data = self._read(name, limit + (limit >> 8) + 64)  # zstd adds that at most
+        try:
+            size = zstandard.frame_content_size(data)
+            if not 0 <= size <= limit:
+                raise ModelError(f"bundle file {name} claims {size} bytes, at most {limit} are allowed")
+            return zstandard.ZstdDecompressor().decompress(data)
+        except zstandard.ZstdError as exc:
+            raise ModelError(f"bundle file {name} does not unpack: {exc}") from exc
+
+    def _read(self, name: str, limit: int) -> bytes:
+        """A file as it is."""
+        size, digest = self.files[name]
+        place = self.path / name
+        if size > limit:
+            raise ModelError(f"bundle file {name} claims {size} bytes, at most {limit} are allowed")
+        data = _bounded(place, size)
+        found = hashlib.blake2b(data, digest_size=16).hexdigest()
+        if (len(data), found) != (size, digest):
+            raise ModelError(
+                f"bundle file {name} is damaged: expected {size} bytes, {digest}; got {len(data)}, {found}: reinstall pltz"
+            )
+        return data
+
+
+def _bounded(place: Path, limit: int) -> bytes:
+    """A plain file of at most `limit` bytes."""
+    try:
+        if not place.is_file():  # a pipe would never end
+            raise ModelError(f"bundle file {place.name} cannot be read: it is no plain file, or not there")
+        if (size := place.stat().st_size) > limit:
+            raise ModelError(
+                f"bundle file {place.name} is damaged: expected at most {limit} bytes, found {size}"
+            )
+        with place.open("rb") as file:
+            return file.read(limit)
+    except OSError as exc:
+        raise ModelError(f"bundle file {place.name} cannot be read: {exc.strerror}") from exc
+
+
+def _tensors(name: str, data: bytes) -> dict[str, Any]:
+    import safetensors
+    from safetensors.numpy import load
+
+    if int.from_bytes(data[:8], "little") > MAX_HEAD:
+        raise ModelError(f"bundle file {name} has a head of more than {MAX_HEAD} bytes")
+    try:
+        return load(data)
+    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, OverflowError) as exc:
+        raise ModelError(f"bundle file {name} is damaged: {exc}") from exc

@@ -1,0 +1,95 @@
+"""What sessions are coded with, as a caller names it: bundle, target and tokenizer, each by name or path, or loaded already.
+
+Nothing is loaded before it is asked for: the tokenizer of a target needs no weights, a file can be looked at without a bundle.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.models.bridge import Bridge
+    from pltz.models.bundle import Bundle
+    from pltz.models.codec import Codec
+    from pltz.models.target import Target
+
+Path_ = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Partners:
+    """A bundle (None: the one that ships with pltz), and a target or a tokenizer whose ids the sessions hold, where that is not the bundle's.
+
+    Raises:
+        UsageError: a target and a tokenizer are named.
+    """
+
+    bundle: Path_ | Bundle | Codec | None = None
+    target: Path_ | Target | None = None
+    tokenizer: Path_ | bytes | None = None
+    device: str = "cpu"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.target is not None and self.tokenizer is not None:
+            raise UsageError("a target brings its own tokenizer: leave tokenizer out")
+
+    def codec(self, bundle_id: bytes | None = None) -> Codec:
+        """The codec of the bundle; where none is named, of the one with this id.
+
+        Raises:
+            UsageError, ModelError: the bundle cannot be used; BundleMismatch: none here has the id.
+        """
+        from pltz.models.bundle import Bundle
+        from pltz.models.codec import Codec
+
+        bundle = self.bundle
+        if isinstance(bundle, Codec):
+            return bundle
+        if bundle is None and bundle_id is not None:
+            bundle = Bundle.find(bundle_id)
+        return Codec.load(bundle, device=self.device, threads=self.threads)
+
+    def bridge(self, codec: Codec) -> Bridge | None:
+        """The bridge from the codec's bundle to the tokenizer that is named, None where none is. Raises UsageError, ModelError."""
+        if self.target is not None:
+            return bridge_between(_tokenizer_of(self.target), codec)
+        return None if self.tokenizer is None else bridge_between(tokenizer_json(self.tokenizer), codec)
+
+
+def as_target(target: Path_ | Target) -> Target:
+    """A target by name or path, or loaded. Raises UsageError, ModelError."""
+    from pltz.models.target import Target
+
+    return Target.load(target) if isinstance(target, str | os.PathLike) else target
+
+
+def tokenizer_json(tokenizer: Path_ | bytes) -> bytes:
+    """The bytes of a tokenizer.json. Raises UsageError."""
+    if isinstance(tokenizer, bytes):
+        return tokenizer
+    try:
+        return Path(tokenizer).read_bytes()
+    except OSError as exc:
+        raise UsageError(f"cannot read {os.fspath(tokenizer)}: {exc.strerror or exc}") from exc
+
+
+def bridge_between(tokenizer_json: bytes, codec: Codec) -> Bridge:
+    """The bridge from the codec's bundle to a tokenizer. Raises ModelError."""
+    from pltz.models.bridge import Bridge
+
+    return Bridge(tokenizer_json, codec.bundle.tokenizer)
+
+
+def _tokenizer_of(target: Path_ | Target) -> bytes:
+    """A target's tokenizer JSON, without loading its weights."""
+    from pltz.models.checkpoint import resolve, tokenizer_json_of
+
+    if isinstance(target, str | os.PathLike):
+        return tokenizer_json_of(resolve(target))
+    return target.tokenizer_json

@@ -1,0 +1,285 @@
+"""Frames of .pltz files to sessions, each under its check: the half of a codec that everyone needs who reads.
+
+    frame --model--> bundle tokens --copies put back--> tokens --transcript, bridge--> session
+          --zstd--> plain bytes ------------------------------------------------------> session
+
+How: frames are decoded side by side in batches, since an engine is fast only when many sequences run together; a file is found out
+early where it lies about its counts, and memory is bounded by a batch, whatever the file holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from pltz.models import transcript
+from pltz.models.session import Kind as SessionKind
+from pltz.models.session import Session
+from pltz.plt_codec import copies
+from pltz.plt_codec.container import Reader
+from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError, TokenizerMismatch, VersionError
+from pltz.plt_codec.fallback import Fallback
+from pltz.plt_codec.session_frame import Frame, Kind, content_check
+
+if TYPE_CHECKING:
+    from pltz.models.parts import Coder, Parts, Progress, TokenBridge, Tokens
+    from pltz.models.tokenizer import Ids
+    from pltz.plt_codec.header import Header
+
+BATCH_TOKENS = 1 << 20  # decoded side by side
+BATCH_BYTES = 1 << 22  # of files opened together
+BATCH_FILES = 4096  # opened together
+
+OnError = Literal["raise", "return"]
+
+
+class SessionDecoder:
+    """Sessions out of .pltz files, with one bundle.
+
+    Args:
+        bundle: tokenizer, dictionary and identity.
+        coder: the token coder over this bundle's engine.
+    """
+
+    def __init__(self, bundle: Parts, coder: Coder) -> None:
+        self.bundle = bundle
+        self.coder = coder
+        self._fallback = Fallback(bundle.zstd_dict)
+
+    def decompress(
+        self,
+        data: bytes | Reader,
+        indices: Iterable[int] | None = None,
+        *,
+        bridge: TokenBridge | None = None,
+        progress: Progress | None = None,
+    ) -> list[Session]:
+        """Sessions of a .pltz file, decoded side by side in large groups.
+
+        Args:
+            data: the file, or a reader of it.
+            indices: session numbers, in any order; None is all of them.
+            bridge: to the tokenizer that the file's ids belong to, if it names one.
+            progress: called with a number of tokens, whenever so many more are decoded.
+
+        Raises:
+            FormatError: not a .pltz file; CorruptError, VersionError: a damaged or a newer one.
+            BundleMismatch: it was written with another bundle.
+            TokenizerMismatch: its ids belong to another tokenizer than the bridge's.
+            UsageError: there is no session of that number.
+        """
+        return list(self.decompress_each(data, indices, bridge=bridge, progress=progress))
+
+    def decompress_each(
+        self,
+        data: bytes | Reader,
+        indices: Iterable[int] | None = None,
+        *,
+        bridge: TokenBridge | None = None,
+        progress: Progress | None = None,
+    ) -> Iterator[Session]:
+        """As `decompress`, one after the other: memory is bounded by a batch and its largest session, not by the file's content."""
+        reader = data if isinstance(data, Reader) else Reader(data)
+        self.check(reader.header)
+        numbers = range(len(reader)) if indices is None else list(indices)
+        frames = [reader.frame(i) for i in numbers]
+        for frame in frames:
+            _check_tokenizer(reader.header, frame.kind, bridge)
+        bridge = None if bridge is None or bridge.identity else bridge
+        for part in _parts(frames):
+            tokens = self._decode(frames[part], progress)
+            for frame, ids, number in zip(frames[part], tokens, numbers[part], strict=True):
+                yield self._restore(frame, ids, number, bridge)
+
+    def decompress_many(
+        self,
+        files: Iterable[bytes | PltzError],
+        *,
+        bridge: TokenBridge | None = None,
+        errors: OnError = "raise",
+        progress: Progress | None = None,
+    ) -> Iterator[list[Session] | Any]:
+        """The sessions of each .pltz file, in the order of the files, decoded side by side.
+
+        Files are read as they are needed, a batch ahead; memory is bounded by a batch and its largest file.
+
+        Args:
+            files: any iterable of whole files. An exception among them is passed on as the result of its place.
+            errors: "raise" the first error, which names its file, or "return" it, a PltzError, in the place of the sessions.
+            bridge, progress: as in `decompress`.
+
+        Raises: as `decompress`.
+        """
+        for number, result in enumerate(self._decompressed(files, bridge, progress)):
+            if not isinstance(result, PltzError):
+                yield result
+            elif errors == "return":
+                yield named("file", number, result)
+            else:
+                raise named("file", number, result)
+
+    def _decompressed(
+        self, files: Iterable[bytes | PltzError], bridge: TokenBridge | None, progress: Progress | None
+    ) -> Iterator[list[Session] | PltzError]:
+        batch: list[tuple[Reader | PltzError, list[Frame]]] = []
+        tokens = size = 0
+        for file in files:
+            opened = self._opened(file, bridge)
+            more = sum(frame.count for frame in opened[1] if frame.kind.by_model)
+            if tokens + more > BATCH_TOKENS or size >= BATCH_BYTES or len(batch) >= BATCH_FILES:
+                yield from self._together(batch, bridge, progress)
+                batch, tokens, size = [], 0, 0
+            batch.append(opened)
+            tokens += more
+            size += 0 if isinstance(file, PltzError) else len(file)
+        yield from self._together(batch, bridge, progress)
+
+    def _opened(
+        self, file: bytes | PltzError, bridge: TokenBridge | None
+    ) -> tuple[Reader | PltzError, list[Frame]]:
+        """A file and all its frames, or what is wrong with it."""
+        try:
+            if isinstance(file, PltzError):
+                raise file
+            reader = Reader(file)
+            self.check(reader.header)
+            frames = [reader.frame(i) for i in range(len(reader))]
+            for frame in frames:
+                _check_tokenizer(reader.header, frame.kind, bridge)
+        except PltzError as exc:
+            return exc, []
+        return reader, frames
+
+    def _together(
+        self,
+        batch: list[tuple[Reader | PltzError, list[Frame]]],
+        bridge: TokenBridge | None,
+        progress: Progress | None,
+    ) -> Iterator[list[Session] | PltzError]:
+        """Decode the files of a batch by one call; a single one, or where that fails, one by one, which finds the damaged."""
+        foreign = None if bridge is None or bridge.identity else bridge
+        tokens: Iterator[Tokens | None] | None = None
+        if len(batch) > 1:
+            with contextlib.suppress(CorruptError):
+                tokens = iter(self._decode([frame for _, frames in batch for frame in frames], progress))
+        for reader, frames in batch:
+            try:
+                if isinstance(reader, PltzError):
+                    raise reader
+                if tokens is None:
+                    yield self.decompress(reader, bridge=bridge, progress=progress)
+                else:
+                    ids = [next(tokens) for _ in frames]
+                    yield [self._restore(*found, foreign) for found in zip(frames, ids, itertools.count())]
+            except PltzError as exc:
+                yield exc
+
+    def token_ids(self, reader: Reader, index: int, *, bridge: TokenBridge | None = None) -> Ids:
+        """What a target is prefilled with to make session ``index`` hot again, (T,) int32.
+
+        A chat is its messages and a text its text, in bundle tokens; ids are themselves, in their own tokenizer.
+
+        Raises: as `decompress`, and OpaqueContentError for a session that was kept as opaque.
+        """
+        if reader.info(index).kind is not Kind.CHAT:
+            session = self.decompress(reader, [index], bridge=bridge)[0]
+            return cast("Ids", session.value) if session.kind == "ids" else self._conversation(session)
+        self.check(reader.header)
+        frame = reader.frame(index)
+        ids = cast("Tokens", self._decode([frame], None)[0])
+        _check_content(frame, ids, index)
+        return transcript.conversation_ids(ids)
+
+    def check(self, header: Header) -> None:
+        """Refuse a file that this codec's bundle did not write.
+
+        Raises:
+            BundleMismatch: another bundle.
+            VersionError: this bundle, under a numeric contract this build does not know.
+        """
+        if header.bundle_id != self.bundle.id:
+            raise BundleMismatch(
+                f"expected a file of the loaded bundle {self.bundle.id.hex()}, found one of bundle "
+                f"{header.bundle_id.hex()}: load that bundle by name or folder (--bundle; `pltz bundle list` shows "
+                "the installed ones)"
+            )
+        if header.contract != self.bundle.contract:
+            raise VersionError(
+                f"expected numeric contract {self.bundle.contract}, found {header.contract}: use a pltz that knows it"
+            )
+
+    def _conversation(self, session: Session) -> Ids:
+        tokens = transcript.to_tokens(session, self.bundle.tokenizer)
+        return transcript.conversation_ids(tokens) if session.kind == "chat" else tokens
+
+    def _decode(self, frames: Sequence[Frame], progress: Progress | None) -> list[Tokens | None]:
+        """Bundle tokens of each model frame, by one call of the coder; None for a fallback frame."""
+        from pltz.plt_codec.item import FrameItem
+
+        items = [FrameItem(f.data, f.coded, f.lanes, f.steps) for f in frames if f.kind.by_model]
+        decoded = iter(self.coder.decode(items, progress=progress) if items else [])
+        return [
+            copies.expand(next(decoded), frame.unpacked()) if frame.kind.by_model else None
+            for frame in frames
+        ]
+
+    def _restore(
+        self, frame: Frame, tokens: Tokens | None, number: int, bridge: TokenBridge | None
+    ) -> Session:
+        """The session of a frame, from its decoded tokens if it has any, under its content check."""
+        kind = cast(SessionKind, frame.kind.session)
+        if tokens is None:
+            content = self._fallback.decompress(frame.data, frame.count)
+            _check_content(frame, content, number)
+            return Session.from_bytes(kind, content)
+        if frame.kind is Kind.IDS:
+            if bridge is not None:
+                tokens = bridge.from_bundle(tokens, frame.patch)
+            elif frame.patch:
+                raise CorruptError(
+                    f"session {number} has a patch, but its ids are bundle tokens: the file is damaged"
+                )
+        _check_content(frame, tokens, number)
+        return transcript.from_tokens(kind, tokens, self.bundle.tokenizer)
+
+
+def named(what: str, number: int, error: PltzError) -> PltzError:
+    """The same error with the number of what it is about in front."""
+    named = type(error)(f"{what} {number}: {error}")
+    named.__cause__ = error
+    return named
+
+
+def _parts(frames: Sequence[Frame]) -> Iterator[slice]:
+    """Runs of frames of about BATCH_TOKENS tokens: a file that lies about its counts is found out early."""
+    start = tokens = 0
+    for end, frame in enumerate(frames, 1):
+        tokens += frame.count if frame.kind.by_model else 0
+        if tokens >= BATCH_TOKENS:
+            yield slice(start, end)
+            start, tokens = end, 0
+    yield slice(start, len(frames))
+
+
+def _check_content(frame: Frame, content: bytes | Tokens, number: int) -> None:
+    if content_check(frame.kind, frame.count, content) != frame.check:
+        raise CorruptError(f"session {number} does not match its checksum: the file is damaged")
+
+
+def _check_tokenizer(header: Header, kind: Kind, bridge: TokenBridge | None) -> None:
+    """Refuse ids that belong to another tokenizer; compressed ids come back without one, coded ones do not."""
+    if kind.session != "ids" or (bridge is None and not kind.by_model):
+        return
+    expected = header.tokenizer_fingerprint
+    found = None if bridge is None or (bridge.identity and expected is None) else bridge.fingerprint
+    if expected != found:
+        raise TokenizerMismatch(
+            f"the ids in this file belong to {_tokenizer_name(expected)}, found {_tokenizer_name(found)}: "
+            "name the tokenizer or target they were frozen with (--tokenizer, --target)"
+        )
+
+
+def _tokenizer_name(fingerprint: bytes | None) -> str:
+    return "the bundle's own tokenizer" if fingerprint is None else f"tokenizer {fingerprint.hex()}"

@@ -1,0 +1,80 @@
+"""A .pltz file as a sequence of sessions, with the codec and the bridge that it is read with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pltz.models.session import Session
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from pltz.models.bridge import Bridge
+    from pltz.models.codec import Codec
+    from pltz.models.partners import Partners
+    from pltz.plt_codec.container import Info, Reader
+
+READ_AHEAD = 256  # sessions decoded side by side by iteration
+
+
+class SessionFile(Sequence[Session]):
+    """An open .pltz file: a sequence of sessions, each decoded when it is asked for. Made by `pltz.open`.
+
+    ``reader``: the container beneath.
+    """
+
+    def __init__(self, reader: Reader, partners: Partners, *, owned: bool) -> None:
+        self.reader = reader
+        self._partners = partners
+        self._owned = owned
+        self._codec: Codec | None = None
+        self._bridge: Bridge | None = None
+
+    @property
+    def codec(self) -> Codec:
+        """The codec of the bundle that was named, else of the one the file names; loaded on first use."""
+        if self._codec is None:
+            self._codec = self._partners.codec(self.reader.header.bundle_id)
+        return self._codec
+
+    @property
+    def bridge(self) -> Bridge | None:
+        """The bridge to the tokenizer that was named, None where none was."""
+        if self._bridge is None:
+            self._bridge = self._partners.bridge(self.codec)
+        return self._bridge
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Session ``index``, or a list of them for a slice; IndexError beyond the end, as in every sequence."""
+        numbers = range(len(self))[index]
+        return self.read(numbers) if isinstance(numbers, range) else self.read([numbers])[0]
+
+    def __iter__(self) -> Iterator[Session]:
+        for start in range(0, len(self), READ_AHEAD):
+            yield from self.read(range(start, min(len(self), start + READ_AHEAD)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def read(self, indices: Iterable[int] | None = None) -> list[Session]:
+        """Many sessions, decoded side by side, which is faster than one by one; None is all."""
+        return self.codec.decompress(self.reader, indices, bridge=self.bridge)
+
+    def info(self, index: int) -> Info:
+        """Kind, count and size of session ``index``, without decoding it."""
+        return self.reader.info(index)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._owned:
+            self.reader.close()

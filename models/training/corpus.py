@@ -1,0 +1,194 @@
+"""The data stages of a training run: sessions read and split, a tokenizer, turns a target writes, token streams, ids in classes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pltz.models.bridge import Bridge
+from pltz.models.bundle import Bundle
+from pltz.models.session import Session
+from pltz.models.tokenizer import BundleTokenizer
+from pltz.models.training import prepare, records, turns
+from pltz.models.training.context import Context, write_json
+from pltz.models.training.learning import Learning
+from pltz.models.training.records import Record
+from pltz.models.training.stages import digest, digest_files
+from pltz.models.training.vocabulary import counterparts, from_target
+from pltz.plt_codec.errors import UsageError
+
+PARTS = ("train", "validation", "test")
+
+
+class Corpus:
+    """Each method returns the folder of its stage."""
+
+    def __init__(self, context: Context, learning: Learning) -> None:
+        self.c, self.learning = context, learning
+        self.s, self.work, self.say = context.s, context.work, context.say
+
+    def all(self, split: Path) -> Path:
+        """The streams that nets are trained from."""
+        tokenizer = self.tokenizer(split)
+        written = self.write(split) if self.s.teacher and self.s.teacher.write else None
+        return self.order(self.streams(split, tokenizer, written))
+
+    def split(self) -> Path:
+        """train, validation and test records; facts.json says how many, by source, with their licences."""
+        d = self.s.data
+        key = [d.held_out, *(digest_files(list(names)) for names in (d.files, d.validation, d.test))]
+
+        def build(folder: Path) -> None:
+            facts: dict[str, dict[str, Any]] = {}
+            with contextlib.ExitStack() as stack:
+                keep = {part: stack.enter_context(records.keeper(folder / f"{part}.zst")) for part in PARTS}
+                for part, record in self._parts():
+                    keep[part](record)
+                    _count(facts, part, record)
+            for part in PARTS:
+                count = sum(source["sessions"].get(part, 0) for source in facts.values())
+                self.say(f"  {part}: {count:,} sessions")
+                if not count:
+                    raise UsageError(f"no session for {part}: give more sessions, or another [data] held_out")
+            write_json(folder / "facts.json", facts)
+
+        return self.work.stage("split", key, build)
+
+    def _parts(self) -> Iterator[tuple[str, Record]]:
+        """Every record and the part it belongs to; what stands in a file of its own for validation or test is not trained on."""
+        d = self.s.data
+        given = {"validation": d.validation, "test": d.test}
+        apart: set[bytes] = set()
+        for part, names in given.items():
+            for name in names:
+                for session in self.c.run.read(name):
+                    apart.add(records.fingerprint(session))
+                    yield part, records.record(session, name)
+        for name in d.files:
+            for session in self.c.run.read(name):
+                if records.fingerprint(session) not in apart:
+                    part = records.part_of(session, d.held_out)
+                    yield "train" if given.get(part) else part, records.record(session, name)
+
+    def tokenizer(self, split: Path) -> Path:
+        """tokenizer.json in the bundle's form."""
+        t = self.s.tokenizer
+        key: list[Any] = [t.kind]
+        if t.kind == "train":
+            key += [t.vocabulary, t.sample_bytes, split.name]
+        elif t.kind == "bundle":
+            key += [Bundle.load(t.bundle).tokenizer.fingerprint.hex()]
+        else:
+            key += [self.c.target_json.hex()]
+
+        def build(folder: Path) -> None:
+            (folder / "tokenizer.json").write_bytes(self._tokenizer(split))
+
+        return self.work.stage("tokenizer", key, build)
+
+    def _tokenizer(self, split: Path) -> bytes:
+        t = self.s.tokenizer
+        if t.kind == "bundle":
+            return Bundle.load(t.bundle).tokenizer.json
+        if t.kind == "target":
+            return from_target(self.c.target_json)
+        chosen = records.sample(records.read(split / "train.zst"), t.sample_bytes)
+        words = [text for session in chosen for text in records.texts(session)]
+        self.say(f"  learns {t.vocabulary:,} pieces from {sum(map(len, words)) / 1e6:.1f} MB")
+        return str(prepare.train_tokenizer(words, t.vocabulary).to_str()).encode()
+
+    def write(self, split: Path) -> Path:
+        """written.jsonl: training chats up to a random assistant's turn, that turn by the target. Goes on line by line."""
+        teacher = self.c.teacher
+        key = [split.name, teacher.write, teacher.write_tokens, self.s.seed, self.c.target.fingerprint.hex()]
+
+        def build(folder: Path) -> None:
+            path = folder / "written.jsonl"
+            done = path.read_bytes() if path.exists() else b""
+            done = done[: done.rfind(b"\n") + 1]  # a torn last line is written again
+            path.write_bytes(done)
+            with path.open("ab") as f:
+                for number, line in enumerate(
+                    turns.written(self.c, split, done.count(b"\n")), done.count(b"\n") + 1
+                ):
+                    f.write(line)
+                    f.flush()
+                    if number % 10 == 0:
+                        self.say(f"  {number} of {teacher.write} sessions written")
+
+        return self.work.stage("write", key, build, resumes=True)
+
+    def streams(self, split: Path, tokenizer: Path, written: Path | None) -> Path:
+        """Token streams of train and validation sessions."""
+        named = bool(self.s.teacher and self.s.teacher.target)
+        key = [split.name, tokenizer.name, written.name if written else None]
+        key.append(digest(self.c.target_json.hex()) if named else None)
+
+        def build(folder: Path) -> None:
+            raw = (tokenizer / "tokenizer.json").read_bytes()
+            (folder / "tokenizer.json").write_bytes(raw)
+            bundle = BundleTokenizer(raw)
+            spell = Bridge(self.c.target_json, bundle).spell if named else None
+            out = records.Streams(folder, bundle, spell)
+            for name, part in (("train", "train"), ("val", "validation")):
+                sessions, tokens = out.add(
+                    name, self._read_with(split / f"{part}.zst", written if name == "train" else None)
+                )
+                self.say(f"  {name}: {sessions:,} sessions, {tokens:,} tokens")
+                if not tokens:
+                    raise UsageError(f"no session for {part} has tokens: give more sessions")
+            if out.skipped:
+                self.say(
+                    f"  {out.skipped} sessions left out: images, or ids of a tokenizer that was not named"
+                )
+            out.finish()
+
+        return self.work.stage("streams", key, build)
+
+    def _read_with(self, path: Path, written: Path | None) -> Iterator[Record]:
+        yield from records.read(path)
+        if written:
+            for line in (written / "written.jsonl").read_bytes().splitlines():
+                yield Record("written", Session.from_json_line(line))
+
+    def order(self, streams: Path) -> Path:
+        """Streams whose ids are in classes: by a target's embeddings, or by those of a quick model. A bundle's are already."""
+        t = self.s.tokenizer
+        if t.kind == "bundle" or (t.kind == "train" and not t.order_steps):
+            return streams
+
+        def build(folder: Path) -> None:
+            raw = (streams / "tokenizer.json").read_bytes()
+            size = BundleTokenizer(raw).size
+            quick = folder / "quick"
+            vectors = self._target_vectors(raw) if t.kind == "target" else self.learning.quick(quick, streams)
+            stream = np.fromfile(streams / "train.bin", np.uint16)
+            prepare.order_vocabulary(streams, vectors, np.bincount(stream, minlength=size), folder)
+            shutil.rmtree(quick, ignore_errors=True)
+
+        key: list[Any] = [streams.name, t.kind, t.order_steps if t.kind == "train" else None, self.s.seed]
+        key += [dataclasses.asdict(self.s.student)] if t.kind == "train" else []
+        return self.work.stage("order", key, build, resumes=True)
+
+    def _target_vectors(self, raw: bytes) -> np.ndarray:
+        """The target's output embeddings (V, d) for the ids of a bundle tokenizer; zeros where it has none."""
+        target = self.c.target
+        known = counterparts(BundleTokenizer(raw), target.tokenizer_json)
+        head = target.model.get_output_embeddings() or target.model.get_input_embeddings()
+        rows = head.weight.detach().float().cpu().numpy()
+        known[known >= len(rows)] = -1
+        return np.where((known >= 0)[:, None], rows[np.maximum(known, 0)], 0.0)
+
+
+def _count(facts: dict[str, dict[str, Any]], part: str, record: Record) -> None:
+    """Note a record: sessions by part and licences, by source."""
+    of = facts.setdefault(record.source, {"sessions": {}, "licences": []})
+    of["sessions"][part] = of["sessions"].get(part, 0) + 1
+    if record.licence and record.licence not in of["licences"]:
+        of["licences"].append(record.licence)

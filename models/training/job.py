@@ -1,0 +1,70 @@
+"""A training job: all that a net is trained from, as plain values and folders, so that every process of a run can be handed it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pltz.models.training.plan import Plan
+from pltz.models.training.records import TEXT
+from pltz.models.training.settings import Data, Settings
+from pltz.models.training.shape import NetConfig
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train, on what, how.
+
+    Args:
+        sampling: arguments of `batches.Sampler` beside row and seed.
+        streams: folder of token streams (prepare.py, records.py).
+        start, teacher: folders of rounded nets (rounded.py); `teacher` and `target` exclude each other.
+        target: a Hugging Face causal LM that teaches (its folder or name), or "".
+        share: of the teacher in the loss.
+    """
+
+    config: NetConfig
+    plan: Plan
+    sampling: dict[str, Any]
+    seed: int
+    streams: Path
+    start: Path | None = None
+    teacher: Path | None = None
+    target: str = ""
+    share: float = 0.0
+    temperature: float = 1.0
+
+
+def student(s: Settings, streams: Path, vocab: int, start: Path | None, teacher: Path | None) -> Job:
+    """The job of a configuration's student."""
+    t = s.teacher
+    return Job(
+        config=NetConfig.of(s.student, s.student, vocab),
+        plan=s.student,
+        sampling=sampling(s.data, s.student.block, s.student.memory, streams),
+        seed=s.seed,
+        streams=streams,
+        start=start,
+        teacher=teacher,
+        target=t.target if t else "",
+        share=t.share if t else 0.0,
+        temperature=t.temperature if t else 1.0,
+    )
+
+
+def sampling(d: Data, block: int, memory: int, streams: Path) -> dict[str, Any]:
+    """How rows are drawn; texts have all of them, or none, where there is nothing else."""
+    names = list(json.loads((streams / "sources.json").read_text("utf8")))
+    texts = sum(name.startswith(TEXT) for name in names)
+    share = 0.0 if not texts else 1.0 if texts == len(names) else d.text_share
+    return {
+        "block": block,
+        "memory": memory,
+        "power": d.power,
+        "most": d.most,
+        "text_share": share,
+        "augment": d.augment,
+        "prefix": d.prefix,
+    }

@@ -1,0 +1,144 @@
+"""A net as its integers will be: int8 rows with a scale each, the rest in floats. What training leaves, what travels, what export takes.
+
+    net.safetensors   for each matrix NAME (int8) and NAME.scale (float32, one a row); every other tensor float32
+    config.json       the NetConfig
+
+The rounding is the one that training has in its loop (net.weight_scale), so the rounded net computes what the trained one did. Training can go on
+from it: what is lost is how far each weight was from its next step, and the optimisers' memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.numpy
+
+from pltz.models.training.shape import NetConfig
+from pltz.plt_codec.errors import ModelError
+
+Floats = npt.NDArray[np.floating[Any]]
+NET = "net.safetensors"
+CONFIG = "config.json"
+SCALE = ".scale"
+MAX_HEAD = 1 << 20  # bytes of config.json, and of the head of the other
+
+
+class Rows(NamedTuple):
+    """A matrix: int8 weights (n, m) and the scale of each row (n,)."""
+
+    weights: npt.NDArray[np.int8]
+    scale: Floats
+
+
+class Rounded(NamedTuple):
+    """A net: its configuration, its matrices, and the tensors that stay floats, by name in `Net.state_dict`."""
+
+    config: NetConfig
+    matrices: dict[str, Rows]
+    rest: dict[str, Floats]
+
+    def floats(self) -> dict[str, Floats]:
+        """The state to train on from, float32."""
+        out: dict[str, Floats] = {
+            k: r.weights.astype(np.float32) * r.scale[:, None].astype(np.float32)
+            for k, r in self.matrices.items()
+        }
+        out |= self.rest
+        if not self.config.gated:
+            out["embed"] = out["embed"] * np.float32(
+                0.5
+            )  # only its direction counts; shorter, it turns faster
+        return out
+
+
+def rows(w: Floats, step: float = 0.0) -> Rows:
+    """int8 weights and the scale of each row; the same rounding as in training (net.weight_scale)."""
+    w32 = w.astype(np.float32)
+    scale = np.maximum(np.abs(w32).max(1, keepdims=True), np.float32(1e-8)) / np.float32(127)
+    if step:
+        scale = np.maximum(scale, np.float32(step) * np.sqrt(np.square(w32).mean(1, keepdims=True)))
+    return Rows(np.clip(np.round(w32 / scale), -127, 127).astype(np.int8), scale[:, 0])
+
+
+def rounded(state: Mapping[str, Floats], config: NetConfig) -> Rounded:
+    """The rounded net of a float state."""
+    matrices: dict[str, Rows] = {}
+    for name, value in state.items():
+        if value.ndim == 2:
+            matrices[name] = rows(
+                _unit(value) if name == "embed" and not config.gated else value, _step(name, config)
+            )
+    return Rounded(config, matrices, {k: v.astype(np.float32) for k, v in state.items() if v.ndim != 2})
+
+
+def _unit(table: Floats) -> Floats:
+    """Rows of root mean square 1: of a table of contract 1 only the direction of a row counts (net.Net.table)."""
+    out: Floats = table / np.sqrt((table.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-12)
+    return out
+
+
+def _step(name: str, config: NetConfig) -> float:
+    """Smallest step of a matrix in root mean squares of its row (net.py: blocks, table; the classes have none)."""
+    if not config.gated or name in ("classes", "class_shift"):
+        return 0.0
+    return config.step / 2 if name == "embed" else config.step
+
+
+def write(net: Rounded, folder: Path) -> None:
+    """Write both files."""
+    tensors: dict[str, Any] = dict(net.rest)
+    for name, matrix in net.matrices.items():
+        tensors |= {name: matrix.weights, name + SCALE: matrix.scale.astype(np.float32)}
+    tensors = {
+        k: np.array(v, order="C") for k, v in tensors.items()
+    }  # ascontiguousarray would make a scalar a vector
+    safetensors.numpy.save_file(tensors, folder / NET)
+    (folder / CONFIG).write_text(json.dumps(net.config.to_dict(), indent=1) + "\n")
+
+
+def read(folder: Path) -> Rounded:
+    """Read both files; the tensors are those of the configuration, and nothing larger is read. Raises ModelError."""
+    try:
+        config = NetConfig.read(json.loads(_bounded(folder / CONFIG, MAX_HEAD).read_bytes()))
+        tensors = safetensors.numpy.load_file(_bounded(folder / NET, config.size() + MAX_HEAD))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, safetensors.SafetensorError) as exc:
+        raise ModelError(
+            f"the net in {folder} cannot be read ({exc}): remove its folder and run again"
+        ) from exc
+    wanted = dict(_layout(config))
+    found = {name: (t.dtype.type, t.shape) for name, t in tensors.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise ModelError(
+                f"the net in {folder} is damaged: its tensor {name} is not what config.json says: remove its folder and run again"
+            )
+    matrices = {
+        k: Rows(tensors[k], tensors[k + SCALE].astype(np.float64))
+        for k, s in config.tensors().items()
+        if len(s) == 2
+    }
+    return Rounded(config, matrices, {k: tensors[k] for k, s in config.tensors().items() if len(s) != 2})
+
+
+def _layout(config: NetConfig) -> Iterator[tuple[str, tuple[type, tuple[int, ...]]]]:
+    """Name, type and shape of every tensor of the file."""
+    for name, shape in config.tensors().items():
+        matrix = len(shape) == 2
+        yield name, (np.int8 if matrix else np.float32, shape)
+        if matrix:
+            yield name + SCALE, (np.float32, shape[:1])
+
+
+def _bounded(path: Path, limit: int) -> Path:
+    """The path of a file of at most `limit` bytes."""
+    if (size := path.stat().st_size) > limit:
+        raise ModelError(
+            f"{path} has {size} bytes, its net has at most {limit}: remove its folder and run again"
+        )
+    return path

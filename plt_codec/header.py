@@ -1,0 +1,85 @@
+"""The head of a .pltz file: which bundle, contract, tokenizer and target all its sessions are for. Spec: FORMAT.md, "Container".
+
+>>> head = Header(contract=1, bundle_id=bytes(16))
+>>> Header.decode(head.encode() + b"frames follow") == (head, 28)
+True
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
+
+MAGIC = b"PLTZ"
+FORMAT_VERSION = 1
+FLAG_TOKENIZER = 1
+FLAG_TARGET = 2
+FINGERPRINT = 16  # bytes of a bundle id, a fingerprint, the file digest
+
+FIXED = struct.Struct("<4sBBH16s")
+MAX_HEADER = FIXED.size + 2 * FINGERPRINT + 4  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What every session of a file shares.
+
+    Args:
+        contract: numeric contract version, 0 to 65535.
+        bundle_id: 16 bytes.
+        tokenizer_fingerprint: 16 bytes; None where ids belong to the bundle's own tokenizer.
+        target_fingerprint: 16 bytes; None for any target.
+    """
+
+    contract: int
+    bundle_id: bytes
+    tokenizer_fingerprint: bytes | None = None
+    target_fingerprint: bytes | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("bundle_id", "tokenizer_fingerprint", "target_fingerprint"):
+            value = getattr(self, name)
+            if value is not None and len(value) != FINGERPRINT:
+                raise UsageError(f"{name}: expected {FINGERPRINT} bytes, got {len(value)}")
+        if not 0 <= self.contract < 1 << 16:
+            raise UsageError(f"contract: expected 0 to 65535, got {self.contract}")
+
+    def encode(self) -> bytes:
+        """Header bytes, 28 to 60."""
+        flags = FLAG_TOKENIZER * (self.tokenizer_fingerprint is not None)
+        flags |= FLAG_TARGET * (self.target_fingerprint is not None)
+        body = FIXED.pack(MAGIC, FORMAT_VERSION, flags, self.contract, self.bundle_id)
+        body += (self.tokenizer_fingerprint or b"") + (self.target_fingerprint or b"")
+        return body + zlib.crc32(body).to_bytes(4, "little")
+
+    @classmethod
+    def decode(cls, data: bytes) -> tuple[Header, int]:
+        """Header and its size in bytes, from the start of a file.
+
+        Raises:
+            FormatError: not a .pltz file.
+            VersionError: a newer format version, or a flag this version does not know.
+            CorruptError: cut off, or the checksum does not hold.
+        """
+        if data[:4] != MAGIC:
+            raise FormatError(f"expected a .pltz file (first bytes {MAGIC!r}), found {data[:4]!r}")
+        if len(data) < FIXED.size:
+            raise CorruptError(f"expected {FIXED.size} header bytes or more, found {len(data)}: cut off")
+        _, version, flags, contract, bundle_id = FIXED.unpack_from(data)
+        if version != FORMAT_VERSION:
+            raise VersionError(f"expected .pltz format {FORMAT_VERSION}, found {version}: use a newer pltz")
+        if flags & ~(FLAG_TOKENIZER | FLAG_TARGET):
+            raise VersionError(f"unknown header flags {flags:#04x}: use a newer pltz")
+        position = FIXED.size
+        fingerprints: list[bytes | None] = [None, None]
+        for i, flag in enumerate((FLAG_TOKENIZER, FLAG_TARGET)):
+            if flags & flag:
+                fingerprints[i] = data[position : position + FINGERPRINT]
+                position += FINGERPRINT
+        check = data[position : position + 4]
+        if check != zlib.crc32(data[:position]).to_bytes(4, "little"):
+            raise CorruptError("the header does not match its checksum: the file is damaged or cut off")
+        return cls(contract, bundle_id, fingerprints[0], fingerprints[1]), position + 4

@@ -1,0 +1,31 @@
+/* The range coder of coder.py, both ways, in words of 32 bits. */
+#ifndef PLTZ_CODER_H
+#define PLTZ_CODER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct {
+    uint64_t lower, range, point; /* point: decoder only */
+    uint8_t *out;                 /* encoder: whole words so far */
+    size_t size, room;
+    const uint8_t *data;          /* decoder; zeros follow the last byte */
+    size_t length, place;
+} Coder;
+
+/* Adds a symbol; 0 or NO_MEMORY. */
+int coder_put(Coder *c, uint32_t cumulative, uint32_t frequency);
+
+/* The shortest bytes that decode to what was put, zeros appended; 0 or NO_MEMORY. */
+int coder_finish(Coder *c);
+
+/* The next word of a stream; 0 past its end. */
+uint32_t coder_word(Coder *c);
+
+/* Where in 0 .. 2^24 - 1 the stream points, or DAMAGED. */
+int32_t coder_peek(const Coder *c);
+
+/* Takes the symbol that was found there. */
+void coder_take(Coder *c, uint32_t cumulative, uint32_t frequency);
+
+#endif

@@ -1,0 +1,168 @@
+/* A model out of the tensors of a bundle (weights.py), and the kernel that is to compute with it. */
+#include "model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+#include "memory.h"
+
+static int pack(Matrix *out, const int8_t *w, const int32_t *m, int n, int k, int centre) {
+    out->n = n;
+    out->narrow = 1;
+    out->k = k;
+    out->blocks = round_up(n, 16) / 16;
+    out->stride = round_up(k, 64);
+    out->w = grab((size_t)out->blocks * 16 * out->stride);
+    out->offset = grab((size_t)out->blocks * 16 * sizeof(int32_t));
+    out->m = grab((size_t)out->blocks * 16 * sizeof(int32_t));
+    out->sum = grab((size_t)out->blocks * 16 * sizeof(int32_t));
+    if (!out->w || !out->offset || !out->m || !out->sum) return NO_MEMORY;
+    for (int c = 0; c < n; c++) {
+        int8_t *to = out->w + (size_t)(c / 16) * 16 * out->stride + (c % 16) * 4;
+        int32_t sum = 0;
+        int64_t size = 0;
+        for (int i = 0; i < k; i++) {
+            to[(i / 4) * 64 + i % 4] = w[(size_t)c * k + i];
+            sum += w[(size_t)c * k + i];
+            size += abs(w[(size_t)c * k + i]);
+        }
+        if (size * 255 * m[c] >> 24 >= 1 << 30) out->narrow = 0; /* inputs lie in -127..127 or 0..254; below 2^60 */
+        out->sum[c] = sum;
+        out->offset[c] = -centre * sum;
+        out->m[c] = m[c];
+    }
+    return 0;
+}
+
+static void unpack(Matrix *m) {
+    free(m->w);
+    free(m->offset);
+    free(m->sum);
+    free(m->m);
+}
+
+EXPORT void pltz_model_free(Model *m) {
+    if (!m) return;
+    for (int i = 0; m->layer && i < m->layers; i++) {
+        unpack(&m->layer[i].qkv);
+        unpack(&m->layer[i].out);
+        unpack(&m->layer[i].gate);
+        unpack(&m->layer[i].up);
+        unpack(&m->layer[i].down);
+    }
+    unpack(&m->class);
+    unpack(&m->member);
+    free(m->layer);
+    free(m->class_b);
+    free(m->member_b);
+    free(m->zeros);
+    free(m);
+}
+
+static const Kernel *const KERNELS[] = { /* best first */
+#if defined(PLTZ_X86)
+    &pltz_amx, &pltz_vnni, &pltz_avx2,
+#endif
+#if defined(PLTZ_ARM)
+    &pltz_neon,
+#endif
+    &pltz_plain,
+};
+enum { KERNEL_COUNT = sizeof KERNELS / sizeof KERNELS[0] };
+
+/* Name of the n-th kernel this machine can run, best first; NULL after the last. */
+EXPORT const char *pltz_kernel(int n) {
+    for (int i = 0; i < KERNEL_COUNT; i++) {
+        if (KERNELS[i]->supported() && n-- == 0) return KERNELS[i]->name;
+    }
+    return 0;
+}
+
+static const Kernel *find_kernel(const char *name) {
+    for (int i = 0; i < KERNEL_COUNT; i++) {
+        if (!strcmp(KERNELS[i]->name, name)) return KERNELS[i]->supported() ? KERNELS[i] : 0;
+    }
+    return 0;
+}
+
+static int32_t *copy_ints(const int32_t *from, int n) {
+    int32_t *to = grab((size_t)round_up(n, 16) * sizeof(int32_t));
+    if (to) memcpy(to, from, (size_t)n * sizeof(int32_t));
+    return to;
+}
+
+static void fill_tables(Model *m, const int32_t *exp) {
+    for (int i = 0; i < 64; i++) m->key_weight[i] = (uint16_t)((exp[i] + 16) >> 5);
+    for (int e = 0; e < KEY_STEPS; e++) m->key_weights[e] = m->key_weight[e & 63] >> (e >> 6);
+    for (int e = 0; e < SYMBOL_STEPS; e++) m->symbol_weights[e] = (uint32_t)exp[e & 63] >> (e >> 6);
+}
+
+/* What contract 2 has more of: the norm before the head and the gate's function, then gate and two norms a layer. */
+static int read_gated(Model *m, const void *const *tensors) {
+    m->norm_out = tensors[0];
+    m->act = tensors[1];
+    m->zeros = grab((size_t)round_up(m->hidden, 16) * sizeof(int32_t));
+    int bad = !m->zeros;
+    for (int i = 0; !bad && i < m->layers; i++) {
+        const void *const *t = tensors + 2 + 4 * i;
+        Layer *l = &m->layer[i];
+        bad = pack(&l->gate, t[0], t[1], m->hidden, m->d, 128);
+        l->norm_in = t[2];
+        l->norm_mid = t[3];
+    }
+    return bad;
+}
+
+/* shape: the 12 numbers of weights.Shape, in its order. tensors: the 13 of the whole model, then 9 a layer, in the order
+ * read here, and for contract 2 behind them 2 of the model and 4 a layer; they were checked by weights.Weights and stay alive as long as the model. NULL: no memory or no such kernel. */
+EXPORT Model *pltz_model_new(const int32_t *shape, const void *const *tensors, const char *kernel) {
+    Model *m = calloc(1, sizeof *m);
+    if (!m) return 0;
+    m->vocab = shape[0];
+    m->d = shape[1];
+    m->layers = shape[2];
+    m->heads = shape[3];
+    m->kv_heads = shape[4];
+    m->head_dim = shape[5];
+    m->hidden = shape[6];
+    m->block = shape[7];
+    m->memory = shape[8];
+    m->norm_gain = (uint32_t)shape[9];
+    m->head_gain = (uint32_t)shape[10];
+    m->gated = shape[11];
+    m->classes = m->vocab / CLASS;
+    m->group = m->heads / m->kv_heads;
+    m->dp = round_up(m->head_dim, 4);
+    m->dv = round_up(m->head_dim, 16);
+    m->width = round_up(m->d, 16);
+    m->kernel = find_kernel(kernel);
+    m->layer = calloc((size_t)m->layers, sizeof(Layer));
+    m->embed_w = tensors[0];
+    m->embed_m = tensors[1];
+    m->shift_w = tensors[5];
+    m->shift_m = tensors[6];
+    m->cos = tensors[10];
+    m->sin = tensors[11];
+    m->phase = tensors[12];
+    m->class_b = copy_ints(tensors[4], m->classes);
+    m->member_b = copy_ints(tensors[8], m->vocab);
+    int bad = !m->kernel || !m->layer || !m->class_b || !m->member_b;
+    bad = bad || pack(&m->class, tensors[2], tensors[3], m->classes, m->d, 128);
+    bad = bad || pack(&m->member, tensors[0], tensors[7], m->vocab, m->d, 128);
+    const int inner = m->heads * m->head_dim, qkv = (m->heads + 2 * m->kv_heads) * m->head_dim;
+    for (int i = 0; !bad && i < m->layers; i++) {
+        const void *const *t = tensors + 13 + 9 * i;
+        Layer *l = &m->layer[i];
+        bad = pack(&l->qkv, t[0], t[1], qkv, m->d, 128) || pack(&l->out, t[2], t[3], m->d, inner, 128) ||
+              pack(&l->up, t[4], t[5], m->hidden, m->d, 128) || pack(&l->down, t[6], t[7], m->d, m->hidden, m->gated ? 128 : 0);
+        l->heat = t[8];
+    }
+    if (m->gated) bad = bad || read_gated(m, tensors + 13 + 9 * m->layers);
+    if (bad) {
+        pltz_model_free(m);
+        return 0;
+    }
+    fill_tables(m, tensors[9]);
+    return m;
+}

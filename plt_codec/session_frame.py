@@ -1,0 +1,180 @@
+"""The frame of one session as the container keeps it: what it holds, how much, its check, its bytes. Spec: FORMAT.md, "Frames".
+
+A frame is the coded bytes alone where the index and the default layout say the rest; else it is *extended*, and begins with a byte of flags and
+the fields they name: a layout, a bridge's patch, copies.
+
+    >>> frame = Frame(Kind.IDS, 3, 0, b"coded", lanes=2, steps=4)
+    >>> extended = frame.encode()
+    >>> extended[0] == Kind.IDS | EXTENDED_LAYOUT, Frame.decode(Kind.IDS, 3, 0, extended) == frame
+    (True, True)
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.plt_codec.copies import Copy, unpack
+from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
+from pltz.plt_codec.layout import MAX_BLOCK, MAX_LANES
+from pltz.plt_codec.varint import read_varint, write_varint
+
+KIND_EXTENDED = 7  # the low bits of an extended frame's first byte are its kind, those above say what follows
+EXTENDED_LAYOUT = 1 << 3
+EXTENDED_PATCH = 1 << 4
+EXTENDED_COPIES = 1 << 6
+
+MAX_COUNT = (1 << 29) - 1  # tokens or bytes of a session
+MAX_TOKENS_PER_BYTE = 256  # of a model frame, plus one byte
+
+
+class Kind(enum.IntEnum):
+    """What a frame holds: a chat, a text or token ids, coded by the model or as fallback bytes."""
+
+    CHAT = 0
+    TEXT = 1
+    IDS = 2
+    CHAT_FALLBACK = 3
+    TEXT_FALLBACK = 4
+    IDS_FALLBACK = 5
+
+    @property
+    def by_model(self) -> bool:
+        """Whether the count is in tokens (else in bytes)."""
+        return self < Kind.CHAT_FALLBACK
+
+    @property
+    def session(self) -> str:
+        """The session's kind: "chat", "text" or "ids"."""
+        return ("chat", "text", "ids")[self % 3]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One coded session.
+
+    Args:
+        kind: what ``data`` holds.
+        count: bundle tokens (model kinds) or bytes before compression (fallback kinds).
+        check: `content_check` of the session.
+        data: the coded bytes.
+        lanes, steps: layout of every block, where it is not the default; model kinds only.
+        patch: the bridge's patch; kind IDS only.
+        copies: what was taken out of the tokens before they were coded (`copies.pack`); model kinds only.
+    """
+
+    kind: Kind
+    count: int
+    check: int
+    data: bytes
+    lanes: int | None = None
+    steps: int | None = None
+    patch: bytes = b""
+    copies: bytes = b""
+
+    @property
+    def extended(self) -> bool:
+        """Whether the file needs more than ``data`` and the index for it."""
+        return bool(self.patch or self.copies) or self.lanes is not None or self.steps is not None
+
+    @property
+    def coded(self) -> int:
+        """Tokens in ``data``: all but those of copies. Raises CorruptError where the copies cannot be."""
+        return self.count - sum(copy.length for copy in self.unpacked())
+
+    def unpacked(self) -> list[Copy]:
+        """The copies, checked. Raises CorruptError where they cannot be those of this frame."""
+        return unpack(self.copies, self.count) if self.copies else []
+
+    @property
+    def fits(self) -> bool:
+        """Whether ``count`` is within what the format allows for this many bytes."""
+        limit = MAX_TOKENS_PER_BYTE * (len(self.encode()) + 1) if self.kind.by_model else MAX_COUNT
+        return 0 <= self.count <= min(limit, MAX_COUNT)
+
+    def encode(self) -> bytes:
+        """The frame's bytes in the file: ``data`` itself, or the extended form around it.
+
+        Raises:
+            UsageError: a field does not fit the kind.
+        """
+        if not self.extended:
+            return self.data
+        head = int(self.kind)
+        body = b""
+        if self.lanes is not None or self.steps is not None:
+            if self.lanes is None or self.steps is None or not self.kind.by_model:
+                raise UsageError("lanes and steps come together, and only for frames coded by the model")
+            if not _layout_fits(self.lanes, self.steps):
+                raise UsageError(f"{self.lanes} lanes by {self.steps} steps are over the limit of the format")
+            head |= EXTENDED_LAYOUT
+            body += write_varint(self.lanes) + write_varint(self.steps)
+        if self.patch:
+            if self.kind != Kind.IDS:
+                raise UsageError(f"only sessions of ids can have a patch, not {self.kind.session}")
+            head |= EXTENDED_PATCH
+            body += write_varint(len(self.patch)) + self.patch
+        if self.copies:
+            if not self.kind.by_model:
+                raise UsageError("only frames coded by the model can have copies")
+            head |= EXTENDED_COPIES
+            body += write_varint(len(self.copies)) + self.copies
+        return bytes([head]) + body + self.data
+
+    @classmethod
+    def decode(cls, kind: Kind, count: int, check: int, data: bytes) -> Frame:
+        """Undo `encode` of an extended frame.
+
+        Raises:
+            VersionError: an extension of a newer format.
+            CorruptError: the bytes break a rule of the format.
+        """
+        flags = data[0] & ~KIND_EXTENDED
+        if flags & ~(EXTENDED_LAYOUT | EXTENDED_PATCH | EXTENDED_COPIES):
+            raise VersionError(f"unknown extension {data[0]:#04x} of a frame: use a newer pltz")
+        patched, layout = bool(flags & EXTENDED_PATCH), bool(flags & EXTENDED_LAYOUT)
+        by_model = bool(flags & (EXTENDED_LAYOUT | EXTENDED_COPIES))
+        if not flags or (by_model and not kind.by_model) or (patched and kind != Kind.IDS):
+            raise CorruptError(f"an extended frame cannot start with {data[0]:#04x}: the file is damaged")
+        offset = 1
+        lanes = steps = None
+        if layout:
+            lanes, offset = read_varint(data, offset)
+            steps, offset = read_varint(data, offset)
+            if not _layout_fits(lanes, steps):
+                raise CorruptError(f"{lanes} lanes by {steps} steps are over the limit: the file is damaged")
+        patch = taken = b""
+        if patched:
+            patch, offset = _sized(data, offset, "a patch")
+        if flags & EXTENDED_COPIES:
+            taken, offset = _sized(data, offset, "copies")
+        return cls(kind, count, check, data[offset:], lanes, steps, patch, taken)
+
+
+def content_check(kind: Kind, count: int, content: bytes | npt.NDArray[np.integer]) -> int:
+    """crc32 of kind, count and content; ids are taken as little-endian u32.
+
+    >>> hex(content_check(Kind.TEXT_FALLBACK, 2, b"hi"))
+    '0xbda16235'
+    """
+    if not isinstance(content, bytes):
+        content = np.ascontiguousarray(content, dtype="<u4").tobytes()
+    return zlib.crc32(content, zlib.crc32(struct.pack("<BI", kind, count)))
+
+
+def _sized(data: bytes, offset: int, what: str) -> tuple[bytes, int]:
+    """A field of a frame that is not empty and has its length before it; the offset after it."""
+    size, offset = read_varint(data, offset)
+    end = offset + size
+    if not size or end > len(data):
+        raise CorruptError(f"{what} of {size} bytes cannot be in its frame: the file is damaged")
+    return data[offset:end], end
+
+
+def _layout_fits(lanes: int, steps: int) -> bool:
+    return 1 <= lanes <= MAX_LANES and 1 <= steps and lanes * steps <= MAX_BLOCK

@@ -1,0 +1,84 @@
+"""`ids.c`: what it copies out of a list, and what it leaves alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+copy_ids: Any = pytest.importorskip(
+    "pltz.archive.hooks._ids", reason="built where there is a C compiler"
+).copy_ids
+
+
+class Sly(int):
+    """An integer whose looks change the list that it lies in."""
+
+    def __index__(self) -> int:
+        raise AssertionError("nothing of the caller's may run")
+
+
+@given(st.lists(st.integers(0, (1 << 31) - 1), max_size=50))
+def test_plain_integers_are_copied(ids: list[int]) -> None:
+    room = bytearray(4 * len(ids))
+    assert copy_ids(ids, room) is True
+    assert np.frombuffer(room, "<u4").tolist() == ids
+
+
+@given(st.lists(st.integers(0, (1 << 31) - 1), max_size=50), st.integers(0, 3), st.sampled_from(["i4", "i8"]))
+def test_signed_integers_become_32_bit_ones(ids: list[int], more: int, kind: str) -> None:
+    room = bytearray(4 * (len(ids) + more))
+    assert copy_ids(np.array(ids, kind), room) is True
+    assert np.frombuffer(room, "<u4").tolist() == ids + [0] * more
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array([1, -1]),
+        np.array([1 << 31, 1]),
+        np.array([1, -(1 << 63)]),
+        np.array([1, 2], ">i8"),
+        np.array([1, 2], np.uint64),
+        np.array([1, -2], np.int32),
+        np.array([1, 2], np.uint32),
+        np.array([1, 2], np.int16),
+        np.array([1.0, 2.0]),
+        np.array([[1, 2]]),
+        np.frombuffer(bytes(17), np.int64, 2, 1),
+        b"12345678",
+        np.array([1, 2], "S0"),
+    ],
+)
+def test_other_arrays_are_left_to_python(ids: Any) -> None:
+    assert copy_ids(ids, bytearray(64)) is False
+
+
+@pytest.mark.parametrize(
+    "item", [-1, 1 << 31, 1 << 80, -(1 << 80), 1.0, True, None, "1", np.int64(1), Sly(1), [1]]
+)
+def test_anything_else_is_left_to_python(item: object) -> None:
+    assert copy_ids([1, 2, item], bytearray(12)) is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (([1], bytearray(3)), ValueError),
+        (([1], memoryview(bytearray(8))[1:]), ValueError),
+        (([1], b"1234"), BufferError),
+        (([1], memoryview(bytearray(16))[::2]), BufferError),
+        (((1,), bytearray(4)), TypeError),
+        ((np.arange(4), bytearray(15)), ValueError),
+        ((np.arange(8)[::2], bytearray(64)), ValueError),
+        ((np.arange(4), b"1234567812345678"), BufferError),
+        (([1],), TypeError),
+        (([1], None), TypeError),
+    ],
+)
+def test_room_is_checked_before_it_is_used(arguments: tuple[Any, ...], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        copy_ids(*arguments)

@@ -1,0 +1,379 @@
+"""What is acknowledged lasts, whoever wrote it: other processes may have been killed between a link and its sync, or a sync may have failed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pltz.archive import archive as module
+from pltz.archive import index
+from pltz.archive.archive import Archive
+from pltz.archive.census import Census
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.collect import Collector
+from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError, WriterFailed
+from pltz.archive.io import OsDisk
+from pltz.archive.new_session import NewSession
+from pltz.archive.plan import Plan
+from pltz.archive.sessions import base_of
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import DirectoryStore
+from pltz.archive.transfer import copy
+from pltz.archive.view import Version, View
+
+PROMPT = np.arange(30)
+
+
+class Killed(BaseException):
+    """Of a process."""
+
+
+@contextmanager
+def killed_before_sync(disk: SimDisk, folder: str) -> Iterator[None]:
+    """The process that works inside is gone when it would sync a folder: names there are seen and not durable."""
+    sync = disk.sync_directory
+
+    def stop(path: str) -> None:
+        if path == folder:
+            raise Killed
+        sync(path)
+
+    disk.sync_directory = stop  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        yield
+    disk.sync_directory = sync  # type: ignore[method-assign]
+
+
+def reopen(disk: SimDisk, codec: SegmentCodec) -> Archive:
+    return Archive.open(DirectoryStore(disk), [codec])
+
+
+def after_each_crash(disk: SimDisk, codec: SegmentCodec, check: Callable[[Archive], bool]) -> int:
+    """How many states a power cut now may leave; all must be as wanted."""
+    states = list(disk.crashes("tmp"))
+    for state in states:
+        assert check(reopen(SimDisk(state, seed=4), codec))
+    return len(states)
+
+
+# What another process left unsynced
+
+
+def test_a_version_that_is_there_already(disk: SimDisk, archive: Archive, codec: SegmentCodec) -> None:
+    """A put that adds nothing rests on what another process linked."""
+    with killed_before_sync(disk, "packs"):
+        archive.put([NewSession("empty", [])])
+    [receipt] = reopen(disk, codec).put([NewSession("empty", [])])
+    assert receipt.unchanged
+    after_each_crash(disk, codec, lambda a: [v.name for v in a.ls()] == ["empty"])
+
+
+def test_a_version_that_is_forgotten_already(disk: SimDisk, archive: Archive, codec: SegmentCodec) -> None:
+    archive.put([NewSession("a", [PROMPT])])
+    with killed_before_sync(disk, "packs"):
+        archive.forget([archive.version("a")])
+    other = reopen(disk, codec)
+    assert other.forget([other.version("a", number=1)]) == 0
+    after_each_crash(disk, codec, lambda a: not list(a.ls()))
+
+
+def test_a_version_that_was_copied_already(disk: SimDisk, archive: Archive, codec: SegmentCodec) -> None:
+    source = Archive.create(DirectoryStore(SimDisk(seed=1)), [codec])
+    source.put([NewSession("a", [PROMPT])])
+    with killed_before_sync(disk, "packs"):
+        list(copy(source, source.ls(), archive))
+    [done] = copy(source, source.ls(), reopen(disk, codec))
+    assert done.there
+    after_each_crash(disk, codec, lambda a: a.get("a").tokens.tolist() == PROMPT.tolist())
+
+
+def test_a_collector_deletes_nothing_for_copies_that_may_not_last(
+    disk: SimDisk, archive: Archive, codec: SegmentCodec
+) -> None:
+    """One collector copied what lives and was killed; the next finds the copies and has nothing to copy."""
+    archive.put([NewSession("a", [PROMPT, PROMPT])])
+    archive.put([NewSession("b", [PROMPT, PROMPT[:9]])])
+    archive.collect()
+    with killed_before_sync(disk, "packs"):
+        archive.collect()
+    other = reopen(disk, codec)
+    cases = 0
+
+    def watch() -> None:
+        nonlocal cases
+        cases += after_each_crash(disk, codec, lambda a: [len(a.tower(v).tokens) for v in a.ls()] == [60, 39])
+
+    disk.watch = watch
+    assert other.collect().deleted == 2 and cases > 10
+
+
+# After a failed sync
+
+
+def test_who_failed_to_sync_deletes_nothing(disk: SimDisk, archive: Archive, codec: SegmentCodec) -> None:
+    """The copies of a collector are linked, their sync fails; collecting again would find them and delete the originals."""
+    archive.put([NewSession("a", [PROMPT, PROMPT])])
+    archive.put([NewSession("b", [PROMPT, PROMPT[:9]])])
+    archive.collect()
+    sync = disk.sync_directory
+
+    def fail(path: str) -> None:
+        if path == "packs":
+            raise OSError(5, "input/output error")
+        sync(path)
+
+    disk.sync_directory = fail  # type: ignore[method-assign]
+    with pytest.raises(WriterFailed):
+        archive.collect()
+    disk.sync_directory = sync  # type: ignore[method-assign]
+    before = {path for path in disk.seen.names if path.startswith("packs/")}
+    with pytest.raises(WriterFailed):
+        archive.collect()
+    assert {path for path in disk.seen.names if path.startswith("packs/")} == before
+    after_each_crash(disk, codec, lambda a: [len(a.tower(v).tokens) for v in a.ls()] == [60, 39])
+
+
+def test_a_store_that_failed_to_sync_changes_nothing_more(disk: SimDisk) -> None:
+    store = DirectoryStore(disk)
+    store.make()
+    store.put("packs/a", b"1")
+    disk.fail_at = {disk.calls + 2: OSError(5, "input/output error")}
+    with pytest.raises(WriterFailed):
+        store.put("packs/b", b"2")
+    for change in (
+        lambda: store.put("packs/c", b"3"),
+        lambda: store.delete("packs/a"),
+        lambda: store.shred("packs/a"),
+        lambda: store.settle("packs"),
+    ):
+        with pytest.raises(WriterFailed):
+            change()
+    assert store.read("packs/a", 0, 9) == b"1"
+
+
+def test_the_folder_of_an_archive_lasts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name stands in a folder that may be new itself."""
+    synced, fsync = set[int](), os.fsync
+
+    def remembered(handle: int) -> None:
+        synced.add(os.fstat(handle).st_ino)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", remembered)
+    DirectoryStore(OsDisk(tmp_path / "new" / "cold")).make()
+    folders = [tmp_path, tmp_path / "new", tmp_path / "new" / "cold"]
+    assert {folder.stat().st_ino for folder in folders} <= synced
+
+
+# Indexes are never in the way
+
+
+def test_no_room_for_an_index_is_no_failure_of_a_put(
+    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "INDEX_PACKS", 1)
+    put = archive.store.put
+
+    def full(name: str, data: bytes) -> bool:
+        if name.startswith("index/"):
+            raise StoreError("the disk is full")
+        return put(name, data)
+
+    monkeypatch.setattr(archive.store, "put", full)
+    assert [r.number for r in archive.put([NewSession("a", [PROMPT])])] == [1]
+    assert [p.kind for p in archive.problems] == ["index"]
+    assert archive.get("a").tokens.tolist() == PROMPT.tolist()
+    assert reopen(disk, codec).get("a").tokens.tolist() == PROMPT.tolist()
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_more_packs_than_an_index_covers(
+    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, everything: bool
+) -> None:
+    monkeypatch.setattr(index, "MAX_PACKS", 3)
+    for n in range(8):
+        archive.put([NewSession(f"s{n}", [PROMPT + n])])
+        if n == 4:
+            archive.write_index()
+    archive.write_index(everything=everything)
+    assert archive.stat().tail == 0
+    fresh = reopen(disk, codec)
+    assert fresh.view.tail.count == 0 and len(fresh.view.indexes) >= 3
+    assert [fresh.get(f"s{n}").tokens[0] for n in range(8)] == list(range(8))
+    assert fresh.verify().sound
+
+
+# Collectors and what others hold in their hands
+
+
+def test_a_writer_that_misses_any_plan_is_fenced(disk: SimDisk, archive: Archive) -> None:
+    """The next plan is there, and one after it is gone: what that condemned is not known."""
+    archive.put([NewSession("old", [PROMPT])])
+    put = archive.store.put
+
+    def put_late(name: str, data: bytes) -> bool:
+        store = DirectoryStore(disk)
+        for n in (1, 3):
+            plan = Plan(n, bytes(16), frozenset({bytes([n]) * 16}))
+            store.put(plan.name, plan.encode())
+        return put(name, data)
+
+    archive.store.put = put_late  # type: ignore[method-assign]
+    with pytest.raises(Fenced):
+        archive.put([NewSession("new", [PROMPT, PROMPT])])
+
+
+def test_what_a_collector_moved_is_still_a_base(disk: SimDisk, archive: Archive, codec: SegmentCodec) -> None:
+    for n in range(2):
+        archive.put([NewSession(f"s{n}", [PROMPT, PROMPT + n], shared=1, base="prompts")])
+    reader = reopen(disk, codec)
+    tower = reader.get("s0")
+    for _ in range(2):
+        archive.collect()
+    assert base_of(reader, tower) == (1, "prompts")
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_what_others_do_while_one_lists_is_no_damage(
+    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, deleted: bool
+) -> None:
+    """Between the lists of packs and of indexes another process puts both, or collects what an index names."""
+    for n in range(2):
+        archive.put([NewSession(f"s{n}", [PROMPT + n])])
+    archive.write_index()
+    reader = reopen(disk, codec)
+    listed = reader.store.list
+
+    def then_more(folder: str) -> dict[str, int]:
+        if folder == ("packs" if deleted else "index"):
+            monkeypatch.setattr(reader.store, "list", listed)
+            if deleted:
+                monkeypatch.setattr(archive, "write_index", lambda: None)  # it is killed before
+                archive.collect()
+                archive.collect()
+            else:
+                archive.put([NewSession("new", [PROMPT])])
+                archive.write_index()
+        return listed(folder)
+
+    monkeypatch.setattr(reader.store, "list", then_more)
+    reader.view.refresh()
+    assert reader.view.missing() == set()
+
+
+def test_a_plan_that_is_deleted_while_one_reads(
+    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DirectoryStore(disk)
+    for n in (1, 2):
+        plan = Plan(n, bytes(16), frozenset())
+        store.put(plan.name, plan.encode())
+    listed = archive.store.list
+
+    def then_deleted(folder: str) -> dict[str, int]:
+        found = listed(folder)
+        store.delete("collect/0000000000000001")
+        return found
+
+    monkeypatch.setattr(archive.store, "list", then_deleted)
+    archive.view.refresh()
+    assert archive.view.epoch == 2 and not archive.view.has_plan(1)
+
+
+@pytest.mark.parametrize("verb", ["forget", "restore"])
+def test_a_version_that_a_collector_moves_while_it_is_marked(
+    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Where it was is gone between the look and the mark: it is looked for again."""
+    for n in range(2):
+        archive.put([NewSession(f"s{n}", [PROMPT + n])])
+    other, mark = reopen(disk, codec), archive._writer.mark
+    version = archive.version("s0")
+    if verb == "restore":
+        archive.forget([version])
+
+    def late(versions: list[Version], verb: int) -> None:
+        monkeypatch.setattr(archive._writer, "mark", mark)
+        other.collect()
+        other.collect()
+        mark(versions, verb)
+
+    monkeypatch.setattr(archive._writer, "mark", late)
+    if verb == "forget":
+        assert archive.forget([version]) == 1
+        assert [v.name for v in reopen(disk, codec).ls()] == ["s1"]
+    else:
+        with pytest.raises(NotFound, match="no longer"):  # it was collected
+            archive.restore([version])
+
+
+def test_two_collectors_at_once(
+    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(2):
+        archive.put([NewSession(f"s{n}", [PROMPT + n])])
+    archive.collect()
+    slow, moves = reopen(disk, codec), Collector._copy
+
+    def late(self: Collector, census: Census) -> int:
+        monkeypatch.setattr(Collector, "_copy", moves)
+        archive.collect()
+        return moves(self, census)
+
+    monkeypatch.setattr(Collector, "_copy", late)
+    with pytest.raises(ArchiveError, match="collect again"):
+        slow.collect()
+    slow.collect()
+    assert [v.name for v in reopen(disk, codec).ls()] == ["s0", "s1"]
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_the_last_version_is_found_while_a_collector_moves_it(
+    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    """An older one is in a pack that stays: it must not be taken for the last, nor its number for the highest."""
+    archive.put([NewSession("a", [PROMPT])])
+    for n in range(2):
+        archive.put([NewSession(name, [PROMPT, PROMPT + n]) for name in "ab"])
+    stays = archive.version("a", number=1).location.pack
+    plan = Plan(1, bytes(16), frozenset(archive.view.packs) - {stays})
+    archive.store.put(plan.name, plan.encode())
+    other, known = reopen(disk, codec), View.known
+
+    def late(*about: Any) -> set[bytes]:
+        monkeypatch.setattr(View, "known", known)
+        archive.collect()
+        return known(*about)
+
+    if reads:
+        archive.collect()
+        assert other.get("a").tokens.tolist() == [*PROMPT, *(PROMPT + 1)]
+        assert [v.number for v in other.history("b")] == [1, 2]
+    else:
+        monkeypatch.setattr(View, "known", late)
+        assert [r.number for r in other.put([NewSession("a", [PROMPT + 2])])] == [4]
+        assert reopen(disk, codec).get("a").tokens.tolist() == (PROMPT + 2).tolist()
+
+
+def test_a_collector_counts_what_another_moves(
+    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(2):
+        archive.put([NewSession(f"s{n}", [PROMPT + n])])
+    archive.collect()
+    slow, scan = reopen(disk, codec), View.scan
+
+    def late(self: View, pack: bytes) -> Iterator[Any]:
+        monkeypatch.setattr(View, "scan", scan)
+        archive.collect()
+        return scan(self, pack)
+
+    monkeypatch.setattr(View, "scan", late)
+    done = slow.collect(dry_run=True)
+    assert (done.live_versions, done.live_segments) == (2, 2)

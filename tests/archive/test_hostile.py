@@ -1,0 +1,199 @@
+"""Hostile files in place of ours: what their checksums allow, and only whoever can write to the store can make, is refused or costs little."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.errors import ArchiveError, LostError
+from pltz.archive.identity import NONE, digest
+from pltz.archive.index import Entries, MemoryIndex, build
+from pltz.archive.new_session import NewSession
+from pltz.archive.pack import END, FOOTER, HEADER, PERSON, Builder, Context, Damage, Pack
+from pltz.archive.parity import END as PARITY_END
+from pltz.archive.parity import GROUP, HEAD, RANGE, TAIL, Parity, Shape
+from pltz.archive.plan import Plan
+from pltz.archive.record import Record
+from pltz.archive.settings import Settings
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import DirectoryStore
+from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.varint import write_varint
+
+
+def smuggle(disk: SimDisk, builder: Builder) -> bytes:
+    """Put a pack that somebody else laid out; its name."""
+    data = builder.finish()
+    name = data[-24:-8]
+    assert DirectoryStore(disk).put(f"packs/{name.hex()}", data)
+    return name
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+def test_a_crafted_record_never_puts_a_segment_below_another_tower(
+    disk: SimDisk, codec: SegmentCodec, tower_codec: SegmentCodec, mode: int
+) -> None:
+    """It has the id of a session's leaf and another parent. Whichever record is found first, no other text is read."""
+    one = tower_codec if mode else codec
+    archive = Archive.create(DirectoryStore(disk), [one])
+    archive.put([NewSession("a", [np.arange(40), np.arange(50)]), NewSession("b", [np.arange(9)])])
+    leaf, other = archive.version("a").leaf, archive.version("b").leaf
+    item = archive.view.find(0, leaf)[0]
+    answers = set()
+    for salt in range(256):
+        copy = disk.clone()
+        builder = Builder(0, 0, bytes([salt]) * 16)
+        number = builder.context(item.context)
+        name = smuggle(copy, builder.add(Record(number, other, leaf, 50, item.record.bitstring + b"?")))
+        fresh = Archive.open(DirectoryStore(copy), [one])
+        first = name < item.location.pack
+        try:
+            assert fresh.get("a").tokens.tolist() == [*range(40), *range(50)]
+            answers.add((first, "read"))
+        except LostError:
+            answers.add((first, "lost"))
+        assert fresh.get("b").tokens.tolist() == list(range(9))
+        assert not fresh.verify(decode=True).sound
+        if len(answers) == 2:
+            break
+    assert answers == {(True, "lost"), (False, "read")}
+
+
+def crafted(data: bytes, *, time: int | None = None, second_table: int | None = None) -> bytes:
+    """A pack with another time in both headers, or another size of the table in the second, and sums that are right again."""
+    at = len(data) - FOOTER.size - HEADER.size
+    fields = list(HEADER.unpack(data[: HEADER.size]))
+    table = data[HEADER.size : HEADER.size + fields[7]]
+    headers = []
+    for number in (0, 1):
+        fields[5] = fields[5] if time is None else time
+        fields[7] = second_table if number and second_table else len(table)
+        head = HEADER.pack(*fields)[:-4]
+        headers.append(head + zlib.crc32(table, zlib.crc32(head)).to_bytes(4, "little"))
+    body = headers[0] + data[HEADER.size : at] + headers[1] + data[at + HEADER.size :][:12]
+    foot = body[-12:] + digest(PERSON, body)
+    return body[:-12] + foot + zlib.crc32(foot).to_bytes(4, "little") + END
+
+
+def test_a_table_that_claims_to_begin_before_its_pack(tmp_path: Path, codec: SegmentCodec) -> None:
+    """The second header is useless then, and the first is there."""
+    archive = Archive.create(tmp_path / "cold", [codec], parity=(0, 0))
+    archive.put([NewSession("a", [np.arange(40)])])
+    [path] = (tmp_path / "cold" / "packs").iterdir()
+    data = path.read_bytes()
+    path.chmod(0o600)
+    path.write_bytes(crafted(data, second_table=len(data) - FOOTER.size - HEADER.size + 1))
+    fresh = Archive.open(tmp_path / "cold", [codec])
+    assert fresh.get("a").tokens.tolist() == list(range(40))
+    assert not fresh.verify().sound
+
+
+@pytest.mark.parametrize("time", [1 << 62, (1 << 63) - 1, (1 << 64) - 1])
+def test_a_pack_from_the_end_of_time(disk: SimDisk, archive: Archive, codec: SegmentCodec, time: int) -> None:
+    archive.put([NewSession("a", [np.arange(40)])])
+    item = archive.view.find(0, archive.version("a").leaf)[0]
+    builder = Builder(0, 5, bytes(16))
+    data = builder.add(item.record._replace(context=builder.context(item.context), time=9, name="b")).finish()
+    data = crafted(data, time=time)
+    assert DirectoryStore(disk).put(f"packs/{data[-24:-8].hex()}", data)
+    fresh = Archive.open(DirectoryStore(disk), [codec])
+    assert [v.name for v in fresh.ls()] == ["a"] and not fresh.verify().sound
+    with pytest.raises(ArchiveError, match="collecting stops"):
+        fresh.collect()
+
+
+def test_claims_that_overlap_are_not_each_read_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bitstring that begins a record at every fifth byte, each as long as what is left."""
+    salt, many = b"s" * 16, 30_000
+    sizes = range(5 * many + 20_000, 20_000, -5)  # three bytes each
+    claims = b"".join(salt[:1] + b"\1" + write_varint(size) for size in sizes) + bytes(20_020)
+    builder = Builder(0, 0, salt)
+    number = builder.context(Context(0, NONE, "", NONE, NONE, 1))
+    data = bytearray(builder.add(Record(number, NONE, b"i" * 16, 9, claims)).finish())
+    data[len(data) // 2] ^= 1
+    summed, crc32 = [0], zlib.crc32
+
+    def counted(data: bytes | memoryview, seed: int = 0) -> int:
+        summed[0] += len(data)
+        return crc32(data, seed)
+
+    monkeypatch.setattr(zlib, "crc32", counted)
+    assert all(isinstance(item, Damage) for item in Pack.of(bytes(data)).scan())
+    assert summed[0] < 3 * 4096 * many
+
+
+def test_an_index_over_packs_that_cannot_be(disk: SimDisk, archive: Archive, codec: SegmentCodec) -> None:
+    archive.put([NewSession("a", [np.arange(40)])])
+    [pack] = archive.view.packs
+    size = (1 << 32) - 1
+    lies = MemoryIndex()
+    far = Entries(np.array([5], np.uint64), np.array([3 << 30], np.uint64))
+    lies.add_pack(pack, size, {0: far, 1: far})
+    data = build([lies], {pack: size})
+    assert DirectoryStore(disk).put(f"index/{data[-16:].hex()}", data)
+    fresh = Archive.open(DirectoryStore(disk), [codec])
+    assert [v.name for versions in fresh.view.histories() for v in versions] == ["a"]
+    assert {p.kind for p in fresh.problems} == {"index"}
+
+
+def test_problems_are_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch, archive: Archive) -> None:
+    monkeypatch.setattr("pltz.archive.view.MOST_PROBLEMS", 20, raising=False)
+    for n in range(50):
+        archive.view.problem("record", f"{n}", "damaged")
+        archive.view.problem("record", f"{n % 3}", "damaged")
+    assert len(archive.problems) == 21 and "no more are listed" in archive.problems[-1].what
+    assert not archive.verify().problems
+
+
+@pytest.mark.parametrize("parity", ["[0.5,1000]", "[50,true]"])
+def test_shares_of_parity_are_whole_numbers(parity: str) -> None:
+    line = Settings(bytes(16)).encode().replace(b"[50,1000]", parity.encode())
+    fields = json.loads(line)
+    fields.pop("check")
+    plain = json.dumps(fields, separators=(",", ":")).encode()
+    with pytest.raises(CorruptError):
+        Settings.decode(
+            line[: line.index(b',"check')]
+            + b',"check":"'
+            + digest(b"pltz archive", plain).hex().encode()
+            + b'"}\n'
+        )
+
+
+def test_a_plan_that_no_plan_can_follow(disk: SimDisk, archive: Archive, codec: SegmentCodec) -> None:
+    archive.put([NewSession("a", [np.arange(40)])])
+    archive.put([NewSession("b", [np.arange(9)])])
+    plan = Plan((1 << 64) - 1, bytes(16), frozenset())
+    DirectoryStore(disk).put(plan.name, plan.encode())
+    with pytest.raises(ArchiveError, match="looked at"):
+        archive.collect()
+
+
+def test_parity_of_nothing_claims_no_memory() -> None:
+    """Columns of padding; and a pack of a gigabyte of which not a row is there."""
+    body = GROUP.pack(1, 65536, 1, 1, 4096) + RANGE.pack(0, 9) + bytes(4 * 2 * 4096)
+    with pytest.raises(CorruptError, match="do not hold"):
+        Parity.decode(head_of(body, 9))
+    shape = Shape.of(1 << 30, 50)
+    body = GROUP.pack(1, shape.block, shape.k, shape.m, shape.columns) + RANGE.pack(0, 1 << 30)
+    parity = Parity.decode(head_of(body + bytes(4 * (shape.k + shape.m) * shape.columns), 1 << 30))
+    tracemalloc.start()
+    try:
+        assert parity.restore([b"what is left"])[0] == b"what is left" and not parity.restore([])[0]
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def head_of(group: bytes, size: int) -> bytes:
+    """A parity file of one group, cut off behind its head."""
+    total = HEAD.size + len(group) + 16
+    head = HEAD.pack(b"PLTr", 1, bytes(3), total, bytes(16), size, 1) + group
+    return head + digest(b"pltz parity", head) + TAIL.pack(total, PARITY_END)

@@ -1,0 +1,66 @@
+"""What was frozen with a bundle that pltz ships beside its default is read without naming it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pltz.archive import sessions
+from pltz.archive.sessions import Item, SessionArchive
+from pltz.archive.token_archive import TokenArchive, TokenItem
+from pltz.models import bundle as bundles
+from pltz.models.bridge import Bridge
+from pltz.models.bundle import Bundle, write_bundle
+from pltz.models.session import Session
+from pltz.plt_codec.errors import BundleMismatch
+from pltz.plt_codec.weights import random_weights
+from tests.models.test_bridge import target
+
+CHAT = Session("chat", {"messages": [{"role": "user", "content": "an older one"}]})
+LATER = Session("chat", {"messages": [{"role": "user", "content": "a later one"}]})
+
+
+@pytest.fixture
+def shipped(
+    tmp_path: Path, tiny_tokenizer_json: Callable[[int], bytes], monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Three embedded bundles: two of one vocabulary, one of another."""
+    root = tmp_path / "bundles"
+    for name, seed, vocabulary in (("mini", 1, 1024), ("older", 2, 1024), ("strange", 3, 512)):
+        weights = random_weights(seed, vocab=vocabulary, block=128, memory=32)
+        write_bundle(root / name, name, weights, tiny_tokenizer_json(vocabulary), b"", {})
+    monkeypatch.setattr(bundles, "EMBEDDED", root)
+    monkeypatch.setattr(
+        sessions._Way, "fits", lambda way, sizes: way.codec == 0
+    )  # untrained, it would lose to zstd
+    return root
+
+
+def test_sessions(shipped: Path, tmp_path: Path) -> None:
+    place = tmp_path / "archive"
+    [stored] = SessionArchive.create(place, [Bundle.load("older")]).put([Item("a", CHAT)])
+    assert stored.by_model
+    archive = SessionArchive.open(place)
+    list(archive.put([Item("b", LATER)]))
+    assert archive.get("a") == CHAT and archive.get("b") == LATER
+    assert archive.archive.verify(decode=True).problems == []
+
+
+def test_token_ids_by_the_bridge(shipped: Path, tmp_path: Path) -> None:
+    place, tokenizer = tmp_path / "archive", target("llama3").to_str().encode()
+    old = TokenArchive.open(place, [tokenizer], "older", create=True)
+    fingerprint = Bridge(tokenizer, old.bundle.tokenizer).fingerprint
+    ids = np.array([5, 300, 7, 9, 11], np.int64)
+    old.put([TokenItem("a", ids, tokenizer=fingerprint)])
+    assert TokenArchive.open(place, [tokenizer]).get("a").ids.tolist() == ids.tolist()
+
+
+def test_another_vocabulary_is_named(shipped: Path, tmp_path: Path) -> None:
+    place = tmp_path / "archive"
+    list(SessionArchive.create(place, [Bundle.load("strange")]).put([Item("a", CHAT)]))
+    archive = SessionArchive.open(place)
+    with pytest.raises(BundleMismatch):
+        archive.get("a")

@@ -1,0 +1,38 @@
+"""The embedded bundle `base`: the same bits from the compiled engine and from torch, on every machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pltz.models.bundle import Bundle
+from pltz.models.exactness import fixed_sequences
+from pltz.plt_codec.frame import TokenCoder
+from pltz.plt_codec.item import FrameItem
+from pltz.plt_codec.native import NativeCoder, available
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "base.json").read_text())
+pytestmark = pytest.mark.slow
+
+
+def test_golden_frames_of_the_compiled_engine() -> None:
+    """Recorded once for these weights: another byte would be another model."""
+    if not available():
+        pytest.skip("the compiled engine was not built (no C compiler at install)")
+    bundle = Bundle.load("base")
+    sequences = fixed_sequences(bundle.weights.shape.vocab)
+    frames = NativeCoder(bundle.weights).encode(sequences)
+    assert [bundle.id.hex(), *(f.data.hex() for f in frames)] == GOLDEN
+    items = [FrameItem(f.data, len(s), f.lanes, f.steps) for f, s in zip(frames, sequences, strict=True)]
+    back = NativeCoder(bundle.weights).decode(items)
+    assert all(np.array_equal(a, b) for a, b in zip(back, sequences, strict=True))
+
+
+def test_torch_decodes_what_the_compiled_engine_wrote() -> None:
+    bundle = Bundle.load("base")
+    sequence = fixed_sequences(bundle.weights.shape.vocab)[2]
+    item = FrameItem(bytes.fromhex(GOLDEN[3]), len(sequence), None, None)
+    assert TokenCoder(bundle.engine()).decode([item])[0].tolist() == sequence.tolist()

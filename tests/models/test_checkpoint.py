@@ -1,0 +1,236 @@
+"""What a folder of a target promises: it is named by its files, and loads without running anybody's code."""
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import safetensors.torch
+from huggingface_hub.utils._paths import filter_repo_objects
+
+from pltz.models.checkpoint import fingerprint_of
+from pltz.models.target import Target
+from pltz.plt_codec.errors import ModelError, UsageError
+
+Edit = Callable[[Path], None]
+
+
+def edit_json(name: str, change: Callable[[dict[str, Any]], Any]) -> Edit:
+    def edit(folder: Path) -> None:
+        value = json.loads((folder / name).read_text())
+        change(value)
+        (folder / name).write_text(json.dumps(value, indent=1))
+
+    return edit
+
+
+def flip_weight_bit(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+
+
+def shard(folder: Path) -> None:
+    """Cut model.safetensors into shards of a few tensors each."""
+    Target.load(folder).model.save_pretrained(folder / "cut", max_shard_size="20KB")
+    (folder / "model.safetensors").unlink()
+    for path in (folder / "cut").glob("model*"):
+        path.rename(folder / path.name)
+    assert len(list(folder.glob("model-*.safetensors"))) > 2
+
+
+def pickle_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"never opened")
+
+
+def drop_tensor(folder: Path) -> None:
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def truncate_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def index_of(weight_map: object) -> Edit:
+    def edit(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / "pytorch_model.bin").write_bytes(b"never opened")
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    return edit
+
+
+class TestFingerprint:
+    def test_is_16_bytes_and_the_same_for_every_dtype_and_for_the_files_alone(self, llama: Path) -> None:
+        prints = {Target.load(llama, dtype=dtype).fingerprint for dtype in (None, "float32", "bfloat16")}
+        assert prints == {fingerprint_of(llama)}
+        assert len(prints.pop()) == 16
+
+    @pytest.mark.parametrize(
+        "edit",
+        [
+            shard,
+            edit_json(
+                "config.json", lambda c: c.update(_name_or_path="elsewhere", transformers_version="4.0.0")
+            ),
+            edit_json("config.json", lambda c: c.update(torch_dtype=c.pop("dtype"), use_cache=False)),
+            edit_json(
+                "tokenizer.json", lambda t: t.update(truncation={"max_length": 5}, padding={"pad_id": 0})
+            ),
+            edit_json(
+                "tokenizer.json",
+                lambda t: t["model"].update(merges=[" ".join(p) for p in t["model"]["merges"]]),
+            ),
+            lambda folder: (folder / "README.md").write_text("about"),
+        ],
+        ids=[
+            "shards",
+            "where and by what it was written",
+            "dtype key",
+            "padding",
+            "merges in old spelling",
+            "readme",
+        ],
+    )
+    def test_does_not_depend_on(self, copy: Path, edit: Edit) -> None:
+        before = fingerprint_of(copy)
+        edit(copy)
+        assert fingerprint_of(copy) == before
+
+    @pytest.mark.parametrize(
+        "edit",
+        [
+            flip_weight_bit,
+            edit_json("config.json", lambda c: c.update(rms_norm_eps=1e-5)),
+            edit_json("tokenizer.json", lambda t: t["model"]["merges"].pop()),
+        ],
+        ids=["one bit of one weight", "config", "tokenizer"],
+    )
+    def test_depends_on(self, copy: Path, edit: Edit) -> None:
+        before = fingerprint_of(copy)
+        edit(copy)
+        assert fingerprint_of(copy) != before
+
+    def test_is_refused_when_the_files_changed_since_they_were_loaded(self, copy: Path) -> None:
+        target = Target.load(copy)
+        edit_json("config.json", lambda c: c.update(rms_norm_eps=1e-5))(copy)
+        with pytest.raises(ModelError, match="changed since"):
+            _ = target.fingerprint
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("edit", "message"),
+        [
+            (pickle_weights, r"pickled weights \(pytorch_model.bin\).*save_pretrained"),
+            (lambda folder: (folder / "model.safetensors").unlink(), "found no weights"),
+            (lambda folder: (folder / "config.json").unlink(), "expected config.json"),
+            (lambda folder: (folder / "config.json").write_text("{"), "cannot read"),
+            (lambda folder: (folder / "config.json").write_text("[" * 100_000), "cannot read"),
+            (lambda folder: (folder / "config.json").write_text("[]"), "expected a JSON object"),
+            (edit_json("config.json", lambda c: c.update(model_type="unheard-of")), "cannot load"),
+            (
+                edit_json("config.json", lambda c: c.update(transformers_weights="x.bin")),
+                "transformers_weights",
+            ),
+            (lambda folder: (folder / "adapter_config.json").write_text("{}"), "adapter"),
+            (truncate_weights, "cannot load"),
+            (drop_tensor, "found none for model.layers.1.mlp.up_proj.weight"),
+            (index_of({"a": "pytorch_model.bin"}), "expected safetensors file names"),
+            (index_of({"a": "../model.safetensors"}), "expected safetensors file names"),
+            (index_of({"a": "gone.safetensors"}), "expected gone.safetensors"),
+            (index_of({}), "weight_map"),
+            (index_of({"a": 1}), "weight_map"),
+            (lambda folder: (folder / "tokenizer.json").write_text("[]"), "tokenizer"),
+        ],
+    )
+    def test_a_folder_that_is_not_a_sound_model(self, copy: Path, edit: Edit, message: str) -> None:
+        edit(copy)
+        with pytest.raises(ModelError, match=message):
+            Target.load(copy)
+
+    @pytest.mark.parametrize("edit", [truncate_weights, pickle_weights, index_of({})])
+    def test_no_fingerprint_without_sound_weights(self, copy: Path, edit: Edit) -> None:
+        edit(copy)
+        with pytest.raises(ModelError):
+            fingerprint_of(copy)
+
+    def test_the_same_tensor_in_two_shards(self, copy: Path) -> None:
+        shutil.copy(copy / "model.safetensors", copy / "a.safetensors")
+        shutil.copy(copy / "model.safetensors", copy / "b.safetensors")
+        index_of({"x": "a.safetensors", "y": "b.safetensors"})(copy)
+        with pytest.raises(ModelError, match="stands twice"):
+            fingerprint_of(copy)
+
+    def test_a_pickle_beside_the_safetensors_is_never_opened(self, copy: Path) -> None:
+        class Trap:
+            def __reduce__(self) -> tuple[Any, ...]:
+                return (Path.touch, (copy / "sprung",))
+
+        for name in ("pytorch_model.bin", "training_args.bin"):
+            (copy / name).write_bytes(pickle.dumps(Trap()))
+        Target.load(copy)
+        assert not (copy / "sprung").exists()
+
+    def test_code_in_the_folder_runs_only_when_asked_for(self, copy: Path) -> None:
+        marker = copy / "ran"
+        (copy / "code.py").write_text(
+            f"open({str(marker)!r}, 'w')\nfrom transformers import LlamaConfig as Own\n"
+        )
+        edit_json("config.json", lambda c: c.update(model_type="own", auto_map={"AutoConfig": "code.Own"}))(
+            copy
+        )
+        with pytest.raises(ModelError, match="trust_remote_code=True"):
+            Target.load(copy)
+        assert not marker.exists()
+
+    def test_names_that_lead_nowhere(self, tmp_path: Path, llama: Path) -> None:
+        for name in ("./no/such/folder", "a/b/c", "", tmp_path / "gone", llama / "config.json"):
+            with pytest.raises(ModelError, match="expected a model folder"):
+                Target.load(name)
+
+    def test_a_hub_that_does_not_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*args: object, **kwargs: object) -> None:
+            raise ConnectionError("no route\nlong story")
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+        with pytest.raises(ModelError, match=r"cannot fetch 'some/model' .*ConnectionError: no route"):
+            Target.load("some/model")
+
+    def test_a_hub_is_asked_for_safetensors_only(self, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: dict[str, Any] = {}
+
+        def answer(name: str, **kwargs: Any) -> str:
+            asked.update(kwargs, name=name)
+            return str(llama)
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", answer)
+        assert Target.load("some/model", revision="v1").fingerprint == fingerprint_of(llama)
+        assert (asked["name"], asked["revision"]) == ("some/model", "v1")
+        files = [
+            "pytorch_model.bin",
+            "modeling.py",
+            "onnx/model.safetensors",
+            "model.safetensors",
+            "tokenizer.json",
+        ]
+        filters = {key: asked[key] for key in ("allow_patterns", "ignore_patterns")}
+        kept = filter_repo_objects(files, **filters)
+        assert list(kept) == ["model.safetensors", "tokenizer.json"]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [{"device": "abacus"}, {"device": "cuda:99"}, {"dtype": "int8"}, {"dtype": "x"}, {"dtype": "nn"}],
+    )
+    def test_a_device_or_dtype_that_is_none(self, llama: Path, wrong: dict[str, Any]) -> None:
+        with pytest.raises(UsageError, match="expected a"):
+            Target.load(llama, **wrong)

@@ -1,0 +1,118 @@
+"""What a device's memory that was given back is kept for, and when it goes."""
+
+import gc
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pltz.plt_codec.cuda import device as gpu
+from pltz.plt_codec.cuda.coder import CudaCoder
+from pltz.plt_codec.cuda.pool import KEPT, LARGEST, LEAST, Pool
+from pltz.plt_codec.errors import ModelError
+from pltz.plt_codec.weights import random_weights
+
+
+class Driver:
+    """Memory of so many bytes."""
+
+    def __init__(self, memory: int) -> None:
+        self.memory, self.calls = memory, 0
+        self.held: dict[int, int] = {}
+        self.pool = Pool(self.get, self.put)
+
+    def get(self, size: int) -> int:
+        if sum(self.held.values()) + size > self.memory:
+            raise ModelError(f"not enough GPU memory: {size} bytes more are needed")
+        self.calls += 1
+        self.held[self.calls] = size
+        return self.calls
+
+    def put(self, address: int) -> None:
+        del self.held[address]
+
+
+def test_what_was_given_back_is_given_again() -> None:
+    driver = Driver(1 << 40)
+    pool = driver.pool
+    first = [pool.take(size) for size in (1, 600, 5000, 5000)]
+    assert len(set(first)) == 4 and driver.held == {1: LEAST, 2: 1024, 3: 8192, 4: 8192}
+    for address in first:
+        pool.give(address)
+    assert {pool.take(4097), pool.take(8192)} == {3, 4} and driver.calls == 4
+    assert pool.take(8192) == 5 and pool.take(0) == 1
+
+
+def test_what_is_kept_is_bounded() -> None:
+    driver = Driver(1 << 40)
+    pool = driver.pool
+    many = [pool.take(LARGEST) for _ in range(5)] + [pool.take(LARGEST + 1)]
+    assert driver.held[6] == LARGEST + 1
+    for address in many:
+        pool.give(address)
+        assert pool.kept <= KEPT
+    assert sum(driver.held.values()) == pool.kept == LARGEST
+
+
+def test_what_is_kept_is_let_go_before_memory_is_said_to_be_out() -> None:
+    driver = Driver(4000)
+    pool = driver.pool
+    pool.give(pool.take(2048))
+    assert pool.take(1024) == 2 and pool.kept == 2048
+    assert pool.take(1025) == 1
+    pool.give(1)
+    with pytest.raises(ModelError, match="4096"):
+        pool.take(4000)
+    assert pool.kept == 0 and list(driver.held) == [2]
+
+
+def test_addresses_that_are_not_in_use_are_not_taken_back() -> None:
+    pool = Driver(1 << 20).pool
+    address = pool.take(10)
+    pool.give(address)
+    with pytest.raises(KeyError):
+        pool.give(address)
+
+
+class Bindings:
+    """Those of a driver that allocates; to all else it says that it went well, with the number 8 (the device's capability is 88)."""
+
+    def __init__(self) -> None:
+        self.held: set[int] = set()
+        self.calls = 0
+
+    def cuMemAlloc(self, size: int) -> tuple[int, int]:
+        self.calls += 1
+        self.held.add(self.calls)
+        return 0, self.calls
+
+    def cuMemFree(self, address: int) -> tuple[int]:
+        self.held.remove(address)
+        return (0,)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "CUdevice_attribute":
+            return SimpleNamespace(
+                CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=0, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=1
+            )
+        return lambda *_: (0, 8)
+
+
+def test_memory_goes_back_with_the_last_reference_to_a_coder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when the collector comes by: that may be in the middle of another coder's work."""
+    driver = Bindings()
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=driver))
+    monkeypatch.setattr(gpu, "count", lambda: 1)
+    monkeypatch.setattr(gpu, "compile_kernels", lambda shape, capability: b"")
+    gc.collect()
+    gc.disable()
+    try:
+        coder = CudaCoder(random_weights(0, layers=1))
+        kept = coder._device.alloc(1000)
+        coder._device.free(kept)
+        assert kept in driver.held and len(driver.held) > 1
+        del coder
+        assert not driver.held
+    finally:
+        gc.enable()

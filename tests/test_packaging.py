@@ -1,0 +1,30 @@
+"""What pyproject.toml says of the packages, held against the tree: a folder that is left out is missing only where pltz is installed."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))["tool"]["setuptools"]
+FOLDERS = ("plt_codec", "models", "archive", "datasets", "cli")
+DATA = {".json", ".toml", ".zst", ".safetensors", ".jsonl", ".html", ".cu", ".cuh"}  # read when pltz runs
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    found = {path.parent.relative_to(ROOT) for name in FOLDERS for path in (ROOT / name).rglob("*.py")}
+    named = {Path(SETUP["package-dir"].get(package, package)) for package in SETUP["packages"]}
+    assert named == found | {Path("pltz")}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_what_code_reads_is_package_data(folder: str) -> None:
+    homes = {Path(place): package for package, place in SETUP["package-dir"].items()}
+    packed = {
+        path
+        for home, package in homes.items()
+        for pattern in SETUP["package-data"].get(package, [])
+        for path in (ROOT / home).glob(pattern)
+    }
+    data = {path for path in (ROOT / folder).rglob("*") if path.suffix in DATA and path.is_file()}
+    assert {path for path in data - packed if "figures" not in path.parts} == set()
