@@ -29,6 +29,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from pltz.models.training import ranks, rounded
 from pltz.models.training.distil import Teaching, teacher_of
 from pltz.models.training.feed import Batch, feed
+from pltz.models.training.grow import grown
 from pltz.models.training.job import Job
 from pltz.models.training.net import Net, compile_net, mask_of, rounded_net, state
 from pltz.models.training.optimisers import clipped, optimisers
@@ -182,9 +183,9 @@ class _Trainer:
             before = report_of(folder)
             start = folder if before else self.job.start
             if start:
-                self.net.load_state_dict(
-                    {k: torch.from_numpy(v) for k, v in rounded.read(start).floats().items()}
-                )
+                found = rounded.read(start)
+                state = grown(found.floats(), found.config, self.job.config, self.job.seed)
+                self.net.load_state_dict({k: torch.from_numpy(v) for k, v in state.items()})
             if before:
                 self.step = self.first = before["steps"]
                 self.elapsed, self.tokens = before["seconds"], before["tokens"]

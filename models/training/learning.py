@@ -14,6 +14,7 @@ from pltz.models.training import job, rounded
 from pltz.models.training.context import Context
 from pltz.models.training.export import restore
 from pltz.models.training.fit import CHECKPOINT, Place, fit
+from pltz.models.training.grow import fits
 from pltz.models.training.job import Job
 from pltz.models.training.plan import Plan
 from pltz.models.training.shape import NetConfig
@@ -69,18 +70,12 @@ class Learning:
         return job.sampling(self.s.data, self.s.student.block, self.s.student.memory, streams)
 
     def _start(self, streams: Path) -> Path:
-        """The net of the bundle that the student starts from. Raises UsageError where it is of another shape."""
+        """The net of the bundle that the student starts from. Raises UsageError where the student cannot grow from its shape."""
         found = self._of_bundle("start", self.s.student.start, streams)
-        theirs, ours = (
-            {**dataclasses.asdict(config), "step": 0.0, "residual_max": 0.0}
-            for config in (
-                rounded.read(found).config,
-                NetConfig.of(self.s.student, self.s.student, _vocab(streams)),
-            )
-        )
-        if theirs != ours:
-            other = ", ".join(f"{k} = {v}" for k, v in theirs.items() if v != ours[k])
-            raise UsageError(f"[student] start: bundle {self.s.student.start} has another shape: set {other}")
+        try:
+            fits(rounded.read(found).config, NetConfig.of(self.s.student, self.s.student, _vocab(streams)))
+        except UsageError as exc:
+            raise UsageError(f"[student] start: bundle {self.s.student.start}: {exc}") from exc
         return found
 
     def _of_bundle(self, stage: str, name: str, streams: Path) -> Path:

@@ -72,7 +72,7 @@ class Teacher(NetSize):
 class Student(NetShape, Plan):
     """`[student]`: shape (shape.py) and training (plan.py) of the model that ships."""
 
-    start: str = ""  # a bundle of the same tokenizer and shape to start from; empty: random weights
+    start: str = ""  # a bundle of the same tokenizer to start from; the student may have more layers and hidden units; empty: random weights
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ gated = false                 # a Llama's layers (numeric contract 2), for pretr
 step = 0.0                    # gated: smallest step of a weight, in root mean squares of its row: what compresses the weights
 block = 4096                  # tokens that see each other, and
 memory = 1024                 # how many of the block before they see
-start = ""                    # a bundle of the same tokenizer and shape to go on from
+start = ""                    # a bundle of the same tokenizer to go on from; more layers or hidden units are grown
 seconds = 1400                # no default: seconds, or steps
 rows = 16                     # a batch is rows times row tokens, on each GPU
 row = 8192

@@ -1,0 +1,86 @@
+"""A net made larger without changing what it computes: more layers, wider hidden layers. What a trained net knows is kept, the rest is room to learn.
+
+    a layer more     the layer before it once more, but it adds nothing: its `out` and `down` are 0
+    a hidden unit    a row of `up` (and `gate`) like those of a net that has learnt nothing, a column of `down` of 0
+
+Why zeros there and nowhere else: what is 0 on the way out has a gradient from the first step, what is 0 on both sides never has one. The rows that were
+there keep their int8 steps (net.weight_scale looks at the largest weight of a row), so the grown net's integers, too, compute what the old ones did;
+only where a gated net has a `step`, which looks at the mean square too, more hidden units round `down` anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from pltz.models.training.rounded import Floats
+from pltz.models.training.shape import NetConfig
+from pltz.plt_codec.errors import UsageError
+
+GROWS = ("layers", "hidden")
+SAME_FUNCTION = {"quant": True, "step": 0.0, "residual_max": 0.0}  # may differ: how a net is trained
+
+
+def grown(state: dict[str, Floats], old: NetConfig, new: NetConfig, seed: int = 0) -> dict[str, Floats]:
+    """The tensors of a net of shape `new` that computes what `state`, of shape `old`, does.
+
+    Args:
+        state: by name as in `Net.state_dict`, float32.
+
+    Raises:
+        UsageError: the shapes differ in more than layers and hidden units, or `new` is smaller.
+    """
+    fits(old, new)
+    random = np.random.default_rng(seed)
+    out = {k: v for k, v in state.items() if not k.startswith("blocks.")}
+    for number, (source, is_new) in enumerate(_order(old.layers, new.layers)):
+        layer = {k: state[f"blocks.{source}.{k}"] for k in _names(state, source)}
+        layer = _wider(layer, new.hidden - old.hidden, random)
+        if is_new:
+            layer |= {k: np.zeros_like(layer[k]) for k in ("out.weight", "down.weight")}
+        out |= {f"blocks.{number}.{k}": v for k, v in layer.items()}
+    return out
+
+
+def fits(old: NetConfig, new: NetConfig) -> None:
+    """Raises UsageError where `new` cannot be grown from `old`, with the settings that could."""
+    theirs, ours = (_compared(config) for config in (old, new))
+    other = [f"{k} = {v}" for k, v in theirs.items() if v != ours[k]]
+    other += [f"{k} >= {getattr(old, k)}" for k in GROWS if getattr(new, k) < getattr(old, k)]
+    if other:
+        raise UsageError(f"it has another shape: set {', '.join(other)}")
+
+
+def _compared(config: NetConfig) -> dict[str, Any]:
+    tree = {**dataclasses.asdict(config), **SAME_FUNCTION}
+    return {k: v for k, v in tree.items() if k not in GROWS}
+
+
+def _order(old: int, new: int) -> list[tuple[int, bool]]:
+    """For each layer of the new net, the old one it comes from and whether it is one more; spread evenly."""
+    copies = [1 + (i + 1) * (new - old) // old - i * (new - old) // old for i in range(old)]
+    return [(i, copy > 0) for i, count in enumerate(copies) for copy in range(count)]
+
+
+def _names(state: dict[str, Floats], layer: int) -> list[str]:
+    head = f"blocks.{layer}."
+    return [k.removeprefix(head) for k in state if k.startswith(head)]
+
+
+def _wider(layer: dict[str, Floats], more: int, random: np.random.Generator) -> dict[str, Floats]:
+    """The layer with `more` hidden units that change nothing."""
+    if not more:
+        return layer
+    out = dict(layer)
+    for name in ("up.weight", "gate.weight"):
+        if name in layer:
+            w = layer[name]
+            rows = random.standard_normal((more, w.shape[1])) * np.sqrt(
+                np.mean(np.square(w, dtype=np.float64))
+            )
+            out[name] = np.concatenate([w, rows.astype(np.float32)])
+    down = layer["down.weight"]
+    out["down.weight"] = np.concatenate([down, np.zeros((len(down), more), np.float32)], axis=1)
+    return out
