@@ -42,7 +42,7 @@ ENCODE_ROWS = 4096  # of the products that encoding is held against
 LINEAR = tuple(1 << n for n in range(10, 21, 2))  # tokens, 1 k to 1 M
 STARTS = 5  # processes started, the fastest counts
 COMMAND = """import sys
-from pltz.cli.main import cli
+from pltz.cli.root import cli
 cli(sys.argv[1:], prog_name="pltz", standalone_mode=False)
 print("torch" in sys.modules, file=sys.stderr)"""
 

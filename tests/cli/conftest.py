@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from pltz.cli.main import cli
+from pltz.cli.root import cli
 from pltz.datasets import sample_sessions
 
 Run = Callable[..., Result]

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from pltz.cli.groups import EXIT_CODES, Command
-from pltz.cli.main import cli
+from pltz.cli.root import cli
 from pltz.plt_codec import errors
 
 
@@ -105,7 +105,7 @@ def test_exit_codes_cover_the_error_tree() -> None:
 
 def test_help_loads_nothing_heavy() -> None:
     code = (
-        "import sys; from pltz.cli.main import cli; cli(['--help'], standalone_mode=False);"
+        "import sys; from pltz.cli.root import cli; cli(['--help'], standalone_mode=False);"
         "sys.exit(', '.join({'torch', 'transformers', 'numpy', 'tokenizers'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
