@@ -7,6 +7,7 @@ import click
 
 from pltz.cli import bundle_train, options
 from pltz.cli.groups import Command
+from pltz.cli.progress import wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ DECAY = 0.4  # share of the budget in which the rate falls
 @bundle_train.DEVICE
 @bundle_train.THREADS
 @bundle_train.FORCE
-@bundle_train.QUIET
+@options.PROGRESS
 @options.JSON
 def distill(
     output: str,
@@ -111,7 +112,7 @@ def distill(
     device: str,
     threads: int | None,
     force: bool,
-    quiet: bool,
+    progress: bool | None,
     as_json: bool,
     **chosen: Any,
 ) -> None:
@@ -124,9 +125,9 @@ def distill(
     A tenth of the sessions is held out for temperatures and for the figures of the card. A run that was killed goes on where it was.
     """
     found = settings_of(**chosen)
-    if not quiet:
+    if wanted(progress):
         click.echo(method(found), err=True)
-    bundle_train.report(bundle_train.run(found, output, work, device, threads, force, quiet), output, as_json)
+    bundle_train.report(bundle_train.run(found, output, work, device, threads, force, progress), output, as_json)
 
 
 def settings_of(

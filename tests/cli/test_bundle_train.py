@@ -79,7 +79,7 @@ def test_train_eval_compress_decompress(run: Run, project: Path) -> None:
     """The whole way, on a CPU: a bundle out of the sample, its card, figures, and sessions through it."""
     output, config = project / "mine", project / "tiny.toml"
     call = ("bundle", "train", "--config", config, "--output", output, "--device", "cpu", "--threads", 1)
-    done = run(*call, "--json")
+    done = run(*call, "--json", "--progress")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["id"] == json.loads((output / "bundle.json").read_text())["id"]
@@ -94,7 +94,7 @@ def test_train_eval_compress_decompress(run: Run, project: Path) -> None:
     assert all(str(project) not in (output / name).read_text() for name in ("card.json", "CARD.md"))
 
     assert run("bundle", "verify", output).exit_code == 0
-    again = run(*call)  # nothing is done twice, and what is there is right
+    again = run(*call, "--progress")  # nothing is done twice, and what is there is right
     assert again.exit_code == 0 and "is this bundle already" in again.stderr
     assert "begins" not in again.stderr
 
@@ -182,7 +182,7 @@ def test_held_out_files_are_not_trained_on(run: Run, project: Path) -> None:
         "--device",
         "cpu",
     )
-    done = run(*call, "--quiet")
+    done = run(*call, "--no-progress")
     assert done.exit_code == 0, done.output
     split = next((project / "b.work").glob("split-*"))
     counts = {
@@ -199,7 +199,7 @@ def test_another_bundle_is_not_replaced_unasked(run: Run, tiny: Path, project: P
     shutil.copytree(tiny / "bundles/mini", project / "mine")
     config = project / "tiny.toml"
     config.write_text(CONFIG.format(steps=1).replace("order_steps = 2", "order_steps = 0"))
-    call = ("bundle", "train", "--config", config, "--output", project / "mine", "--device", "cpu", "--quiet")
+    call = ("bundle", "train", "--config", config, "--output", project / "mine", "--device", "cpu", "--no-progress")
     done = run(*call)
     assert done.exit_code == 2 and "holds another bundle" in done.stderr
     assert run("bundle", "verify", project / "mine").exit_code == 0
@@ -235,7 +235,7 @@ def test_distill_with_the_targets_probabilities(run: Run, tiny: Path, project: P
         project / "sessions.jsonl",
     )
     small = ("--steps", 5, "--rows", 1, "--row", 256, "--write", 2, "--write-tokens", 8, "--device", "cpu")
-    done = run(*call, *small, "--output", project / "d", "--json")
+    done = run(*call, *small, "--output", project / "d", "--json", "--progress")
     assert done.exit_code == 0, done.output
     assert "starting from mini" in done.stderr and "probabilities" in done.stderr
     card = json.loads((project / "d/card.json").read_text())
@@ -253,7 +253,7 @@ def test_distill_in_the_targets_own_tokenizer(run: Run, foreign: Path, project: 
     """A target with another vocabulary: the student speaks it, and ids frozen for that target need no patch."""
     call = ("bundle", "distill", "--target", foreign, "--data", project / "sessions.jsonl", "--size", "tiny")
     small = ("--steps", 5, "--rows", 1, "--row", 256, "--device", "cpu", "--output", project / "d")
-    done = run(*call, *small)
+    done = run(*call, *small, "--progress")
     assert done.exit_code == 0, done.output
     assert "with the target's tokenizer" in done.stderr
     card = json.loads((project / "d/card.json").read_text())
@@ -296,7 +296,7 @@ def test_distill_with_the_bundles_tokenizer_learns_text(
         "--write",
         1,
     )
-    done = run(*call, *small, "--write-tokens", 4)
+    done = run(*call, *small, "--write-tokens", 4, "--progress")
     assert done.exit_code == 0, done.output
     assert "probabilities" not in done.stderr and "1 turns the target writes" in done.stderr
     assert json.loads((project / "d/card.json").read_text())["settings"]["teacher"]["share"] == 0.0
@@ -353,7 +353,7 @@ def test_train_with_a_teacher_of_its_own(run: Run, project: Path, monkeypatch: p
         "--device",
         "cpu",
     )
-    assert run(*call, "--quiet").exit_code == 0
+    assert run(*call, "--no-progress").exit_code == 0
     training = json.loads((project / "mine/card.json").read_text())["training"]
     assert training["teacher"]["parameters"] > training["student"]["parameters"]
     assert training["student"]["bits_per_token"] < 9.0  # by chance
