@@ -14,6 +14,21 @@ if TYPE_CHECKING:
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+
+class Word(click.ParamType):
+    """A text that is not empty: what a shell makes of a variable that nobody set names no session and no tenant."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The value as it is."""
+        if not value:
+            self.fail("expected a name, found nothing", param, ctx)
+        return str(value)
+
+
+WORD = Word()
+
 FILE: Decorator = click.argument("file", metavar="FILE")
 
 BUNDLE: Decorator = click.option(

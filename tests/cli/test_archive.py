@@ -230,6 +230,36 @@ def test_names(run: Run, cold: Path, put: Put, chats: Path) -> None:
     assert bad.exit_code == 2 and "KEY=VALUE" in bad.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["put", "-", "--name", ""],
+        ["put", "-", "--name-key", ""],
+        ["put", "-", "--share-base", ""],
+        ["put", "-", "--tenant", ""],
+        ["put", "-", "--tag", ""],
+        ["put", "-", "--tag", "channel="],
+        ["put", "-", "--tag", "=web"],
+        ["get", "a", "--tenant", ""],
+        ["ls", "--tenant", ""],
+        ["find", "--tag", "channel="],
+        ["erase", "--tenant", "", "--all", "--dry-run"],
+        ["erase", "--tenant", "a", "--name", "", "--dry-run"],
+    ],
+)
+def test_a_name_that_is_empty_is_refused(run: Run, cold: Path, words: list[str]) -> None:
+    """As the shell hands on a variable that nobody set."""
+    done = run("archive", words[0], cold, *words[1:], input=json.dumps(chat(1)).encode())
+    assert done.exit_code == 2 and ("found nothing" in done.stderr or "KEY=VALUE" in done.stderr)
+    assert run("archive", "ls", cold).stdout == ""
+
+
+def test_a_key_without_a_name_is_refused(run: Run, cold: Path) -> None:
+    done = run("archive", "put", cold, "-", "--name-key", "id", input=json.dumps(chat(1, id="")).encode())
+    assert done.exit_code == 5 and "no name" in done.stderr
+    assert run("archive", "ls", cold).stdout == ""
+
+
 def test_no_name_or_text_in_file_names(cold: Path, put: Put) -> None:
     put(chat(2), "--name", "secretname", "--tenant", "secrettenant", "--tag", "secretkey=v")
     assert not [p for p in cold.rglob("*") if "secret" in p.name or "bicycle" in p.name]
