@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.cli import bench_options, machine, options
 from pltz.cli import engines as peers
-from pltz.cli import machine, options
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text
 from pltz.cli.products import Products, TorchThreads
@@ -108,7 +108,7 @@ print("torch" in sys.modules, file=sys.stderr)"""
 @options.THREADS
 @options.DEVICE
 @options.PROGRESS
-@click.option("--json", "as_json", is_flag=True, help="Print the line of JSON only.")
+@bench_options.JSON
 def speed(
     tokens: int,
     lanes: int,

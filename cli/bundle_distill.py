@@ -127,7 +127,7 @@ def distill(
     found = settings_of(**chosen)
     if wanted(progress):
         click.echo(method(found), err=True)
-    bundle_train.report(bundle_train.run(found, output, work, device, threads, force, progress), output, as_json)
+    bundle_train.run(found, output, work, device, threads, force, progress, as_json)
 
 
 def settings_of(

@@ -82,7 +82,7 @@ def train(
     if config is None or output is None:
         raise UsageError("expected --config FILE and --output DIR (--example prints a configuration)")
     found = settings.load(Path(config))
-    report(run(found, output, work, device, threads, force, progress), output, as_json)
+    run(found, output, work, device, threads, force, progress, as_json)
 
 
 def run(
@@ -93,8 +93,9 @@ def run(
     threads: int | None,
     force: bool,
     progress: bool | None,
-) -> dict[str, Any]:
-    """Run the pipeline; the card. Raises what `pipeline.train` raises."""
+    as_json: bool,
+) -> None:
+    """Run the pipeline and say what came of it. Raises what `pipeline.train` raises."""
     import torch
 
     from pltz.models.training import pipeline
@@ -115,7 +116,7 @@ def run(
         return {**figures, "machine": machine.describe(codec.coder, "cpu", threads)}
 
     target = Path(output)
-    return pipeline.train(
+    card = pipeline.train(
         found,
         pipeline.Run(
             output=target,
@@ -128,6 +129,7 @@ def run(
             tell=(lambda line: click.echo(line, err=True)) if shown else (lambda line: None),
         ),
     )
+    report(card, output, as_json)
 
 
 def read(name: str) -> "Iterator[Session]":

@@ -15,19 +15,12 @@ if TYPE_CHECKING:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class Word(click.ParamType):
-    """A text that is not empty: what a shell makes of a variable that nobody set names no session and no tenant."""
+def word(value: str) -> str:
+    """A type of option: a text that is not empty. What a shell makes of a variable that nobody set names no session and no tenant."""
+    if not value:
+        raise click.BadParameter("expected a name, found nothing")
+    return value
 
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The value as it is."""
-        if not value:
-            self.fail("expected a name, found nothing", param, ctx)
-        return str(value)
-
-
-WORD = Word()
 
 FILE: Decorator = click.argument("file", metavar="FILE")
 

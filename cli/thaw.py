@@ -10,9 +10,9 @@ import click
 from pltz import api
 from pltz.cli import options
 from pltz.cli.archive_key import key_options
-from pltz.cli.archive_options import open_sessions
+from pltz.cli.archive_options import VERSION, open_sessions
 from pltz.cli.groups import Command
-from pltz.cli.options import WORD
+from pltz.cli.options import word
 from pltz.cli.output import write_text
 from pltz.cli.table import pairs, size
 from pltz.plt_codec.errors import UsageError
@@ -37,14 +37,8 @@ if TYPE_CHECKING:
 @click.argument("file", metavar="FILE|NAME")
 @click.option("--session", "index", type=click.IntRange(min=0), metavar="I", help="Which session of FILE.")
 @click.option("--archive", "place", metavar="DIR", help="Thaw the session NAME of this archive instead.")
-@click.option("--tenant", type=WORD, metavar="TENANT", help="Whose session NAME is.  [default: default]")
-@click.option(
-    "--version",
-    "number",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Version N of NAME.  [default: the last]",
-)
+@click.option("--tenant", type=word, metavar="TENANT", help="Whose session NAME is.  [default: default]")
+@VERSION
 @click.option(
     "--hot",
     "folder",

@@ -199,7 +199,17 @@ def test_another_bundle_is_not_replaced_unasked(run: Run, tiny: Path, project: P
     shutil.copytree(tiny / "bundles/mini", project / "mine")
     config = project / "tiny.toml"
     config.write_text(CONFIG.format(steps=1).replace("order_steps = 2", "order_steps = 0"))
-    call = ("bundle", "train", "--config", config, "--output", project / "mine", "--device", "cpu", "--no-progress")
+    call = (
+        "bundle",
+        "train",
+        "--config",
+        config,
+        "--output",
+        project / "mine",
+        "--device",
+        "cpu",
+        "--no-progress",
+    )
     done = run(*call)
     assert done.exit_code == 2 and "holds another bundle" in done.stderr
     assert run("bundle", "verify", project / "mine").exit_code == 0

@@ -112,14 +112,18 @@ def test_a_signal_leaves_the_old_file_and_nothing_else(number: signal.Signals, t
 INTERRUPTED = "import os, signal; os.kill(os.getpid(), signal.{}); import time; time.sleep(60)"
 
 
-@pytest.mark.parametrize("module", ["click", "zstandard"])  # the first thing imported, and one that only a command needs
+@pytest.mark.parametrize(
+    "module", ["click", "zstandard"]
+)  # the first thing imported, and one that only a command needs
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_modules_load_is_quiet(
     module: str, number: signal.Signals, file: Path, tmp_path: Path
 ) -> None:
     (tmp_path / f"{module}.py").write_text(INTERRUPTED.format(number.name))
     here = "import sys, signal; sys.path.insert(0, sys.argv.pop(1)); "
-    here += "signal.signal(signal.SIGINT, signal.default_int_handler); "  # whoever runs the tests may ignore it
+    here += (
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # whoever runs the tests may ignore it
+    )
     command = [sys.executable, "-c", here + MAIN, str(tmp_path), "inspect", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr.replace("Aborted!", "").strip(), done.stdout) == (1, "", "")
