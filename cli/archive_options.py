@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.cli.archive_key import secret
-from pltz.cli.options import Decorator, word
+from pltz.cli.options import Decorator, nonempty
 from pltz.cli.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
 
@@ -40,14 +40,14 @@ TOKENIZERS: Decorator = click.option(
 )
 TENANT: Decorator = click.option(
     "--tenant",
-    type=word,
+    type=nonempty,
     metavar="TENANT",
     default="default",
     show_default=True,
     help="Whose session it is.",
 )
 ONLY_TENANT: Decorator = click.option(
-    "--tenant", type=word, metavar="TENANT", help="Only sessions of this tenant."
+    "--tenant", type=nonempty, metavar="TENANT", help="Only sessions of this tenant."
 )
 ONLY_TAGS: Decorator = click.option(
     "--tag", "tags", metavar="KEY=VALUE", multiple=True, help="Only sessions with this tag (repeatable)."

@@ -13,7 +13,7 @@ from pltz.cli.archive_key import key_options, secret
 from pltz.cli.archive_options import open_sessions, seconds_of, show, tags_of, tokenizer_json
 from pltz.cli.compress import INPUT_FORMAT, read_sessions
 from pltz.cli.groups import Command
-from pltz.cli.options import word
+from pltz.cli.options import nonempty
 from pltz.cli.progress import Progress, wanted
 from pltz.cli.table import size
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
@@ -75,14 +75,14 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
 )
 @archive_options.DIR
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
-@click.option("--name", type=word, metavar="NAME", help="Name of the session, where INPUT holds just one.")
-@click.option("--name-key", type=word, metavar="KEY", help="Name each chat by this key of its object.")
+@click.option("--name", type=nonempty, metavar="NAME", help="Name of the session, where INPUT holds just one.")
+@click.option("--name-key", type=nonempty, metavar="KEY", help="Name each chat by this key of its object.")
 @archive_options.TENANT
 @click.option("--tag", "tags", metavar="KEY=VALUE", multiple=True, help="Tag the sessions (repeatable).")
 @click.option(
     "--share-base",
     "base",
-    type=word,
+    type=nonempty,
     metavar="BASE",
     help="Share system prompts, under this name, with all tenants.  [default: within the tenant]",
 )

@@ -10,7 +10,7 @@ import click
 from pltz.cli.archive_key import key_options, secret
 from pltz.cli.archive_options import TENANT, VERSION
 from pltz.cli.groups import Command, Group
-from pltz.cli.options import BUNDLE, JSON, THREADS, Decorator, word
+from pltz.cli.options import BUNDLE, JSON, THREADS, Decorator, nonempty
 from pltz.cli.output import write_text
 from pltz.cli.table import pairs, size
 from pltz.plt_codec.errors import ContentError, FormatError, UsageError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pltz.archive.token_archive import Put, TokenArchive
 
 URL: Decorator = click.argument("url", metavar="URL")
-NAME: Decorator = click.argument("name", type=word, metavar="NAME")
+NAME: Decorator = click.argument("name", type=nonempty, metavar="NAME")
 TOKENIZER: Decorator = click.option(
     "--tokenizer", metavar="FILE", required=True, help="tokenizer.json of the model that is served."
 )

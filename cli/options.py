@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def word(value: str) -> str:
+def nonempty(value: str) -> str:
     """A type of option: a text that is not empty. What a shell makes of a variable that nobody set names no session and no tenant."""
     if not value:
         raise click.BadParameter("expected a name, found nothing")

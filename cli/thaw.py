@@ -12,7 +12,7 @@ from pltz.cli import options
 from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import VERSION, open_sessions
 from pltz.cli.groups import Command
-from pltz.cli.options import word
+from pltz.cli.options import nonempty
 from pltz.cli.output import write_text
 from pltz.cli.table import pairs, size
 from pltz.plt_codec.errors import UsageError
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.argument("file", metavar="FILE|NAME")
 @click.option("--session", "index", type=click.IntRange(min=0), metavar="I", help="Which session of FILE.")
 @click.option("--archive", "place", metavar="DIR", help="Thaw the session NAME of this archive instead.")
-@click.option("--tenant", type=word, metavar="TENANT", help="Whose session NAME is.  [default: default]")
+@click.option("--tenant", type=nonempty, metavar="TENANT", help="Whose session NAME is.  [default: default]")
 @VERSION
 @click.option(
     "--hot",
