@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 )
 @archive_options.DIR
 @click.option("--tenant", type=nonempty, metavar="TENANT", required=True, help="Whose.")
-@click.option("--name", type=nonempty, metavar="NAME", help="The session: all its versions, forgotten ones too.")
+@click.option(
+    "--name", type=nonempty, metavar="NAME", help="The session: all its versions, forgotten ones too."
+)
 @click.option("--all", "everything", is_flag=True, help="Everything of the tenant.")
 @key_options
 @click.option("--dry-run", is_flag=True, help="Only say what would be erased.")

@@ -75,7 +75,9 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
 )
 @archive_options.DIR
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
-@click.option("--name", type=nonempty, metavar="NAME", help="Name of the session, where INPUT holds just one.")
+@click.option(
+    "--name", type=nonempty, metavar="NAME", help="Name of the session, where INPUT holds just one."
+)
 @click.option("--name-key", type=nonempty, metavar="KEY", help="Name each chat by this key of its object.")
 @archive_options.TENANT
 @click.option("--tag", "tags", metavar="KEY=VALUE", multiple=True, help="Tag the sessions (repeatable).")

@@ -152,8 +152,9 @@ def settings_of(
         UsageError: options that do not go together.
         ModelError: there is no such target.
     """
-    from pltz.models.bundle import DEFAULT, Bundle
+    from pltz.models.bundle import DEFAULT
     from pltz.models.training import pipeline, settings
+    from pltz.models.training.origin import Origin
 
     if steps and seconds:
         raise UsageError("--steps and --seconds exclude each other")
@@ -162,8 +163,7 @@ def settings_of(
     from_bundle = tokenizer == "bundle" or teachable
     shape: dict[str, Any] = dict(SIZES[size])
     if from_bundle:
-        known = Bundle.load(base).weights.shape.to_dict()
-        shape = {key: value for key, value in known.items() if key not in ("vocab", "norm_gain", "head_gain")}
+        shape = Origin(base, "--bundle").shape()
     total: dict[str, Any] = {"steps": steps} if steps else {"seconds": seconds or 1800.0}
     gentle: dict[str, Any] = {"muon_rate": 0.004, "adam_rate": 0.001, "start": base} if from_bundle else {}
     return settings.Settings(
