@@ -29,7 +29,14 @@ BUNDLES: Decorator = click.option(
     "bundles",
     metavar="NAME|DIR",
     multiple=True,
-    help="Bundle to code with (repeatable: the others are for reading).  [default: the one that ships with pltz]",
+    help="Bundle to code with: mini, base or a folder (repeatable: the others are for reading).  [default: mini]",
+)
+READ_BUNDLES: Decorator = click.option(
+    "--bundle",
+    "bundles",
+    metavar="NAME|DIR",
+    multiple=True,
+    help="Bundle to read with, beside those that ship with pltz (repeatable).",
 )
 TOKENIZERS: Decorator = click.option(
     "--tokenizer",

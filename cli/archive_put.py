@@ -88,7 +88,12 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
     metavar="BASE",
     help="Share system prompts, under this name, with all tenants.  [default: within the tenant]",
 )
-@click.option("--time", "when", metavar="DATE", help="When the sessions were.  [default: now]")
+@click.option(
+    "--time",
+    "when",
+    metavar="DATE",
+    help="When the sessions were, such as 2026-01-31T12:00; UTC without a zone.  [default: now]",
+)
 @INPUT_FORMAT
 @click.option(
     "--keep-opaque", is_flag=True, help="Keep sessions with image, audio or file parts, as plain bytes."

@@ -23,6 +23,7 @@ PROMPTS = 1, 50, 500
 
 @click.command(
     cls=Command,
+    short_help="The archive: put, look up, verify, bytes a session.",
     examples=[
         "pltz bench archive",
         "pltz bench archive --full --where /data --plot archive.png",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=Command,
+    short_help="Bytes and speed, next to zstd, brotli, xz and PPMd.",
     examples=[
         "pltz bench codec",
         "pltz bench codec --data chats.jsonl.zst --limit-bytes 300000",

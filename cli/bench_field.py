@@ -46,6 +46,7 @@ RULE = 1.02, 16  # times zstd -19, and bytes: what a frame may take of any data
 
 @click.command(
     cls=Command,
+    short_help="Bytes, next to context mixing and llama.cpp too.",
     examples=[
         "pltz bench field",
         "pltz bench field --data chats.jsonl.zst --limit-bytes 30000 --peers zstd+dict,brotli,ppmd",

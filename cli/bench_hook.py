@@ -38,6 +38,7 @@ PATIENCE = 60.0  # seconds for a worker's first commit
 
 @click.command(
     cls=Command,
+    short_help="The eviction hook, beside a serving loop.",
     examples=["pltz bench hook", "pltz bench hook --calls 2000 --where /data", "pltz bench hook --json"],
 )
 @click.option(

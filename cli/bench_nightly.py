@@ -50,6 +50,7 @@ print(json.dumps({"per_s": round(count / (time.perf_counter() - start), 1), "per
 
 @click.command(
     cls=Command,
+    short_help="The nightly job, as sessions grow.",
     examples=[
         "pltz bench nightly",
         "pltz bench nightly --full --where /data --plot nightly.png",

@@ -49,6 +49,7 @@ print("torch" in sys.modules, file=sys.stderr)"""
 
 @click.command(
     cls=Command,
+    short_help="Tokens a second, next to bare matrix products.",
     examples=[
         "pltz bench speed",
         "pltz bench speed --threads 1 --together 1,4,16 --json",

@@ -51,6 +51,7 @@ TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are told
 
 @click.command(
     cls=Command,
+    short_help="A thaw, next to the bare prefill.",
     examples=[
         "pltz bench thaw",
         "pltz bench thaw --device cuda --shape llama-8b --together 4,16",

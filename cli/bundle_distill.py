@@ -23,6 +23,7 @@ DECAY = 0.4  # share of the budget in which the rate falls
 
 @click.command(
     cls=Command,
+    short_help="Distil a bundle from a target, on your own sessions.",
     examples=[
         "pltz bundle distill --target ./my-model --data chats.jsonl --output my-bundle --seconds 1800",
         "pltz bundle distill --target ./my-model --data chats/ --output my-bundle --tokenizer bundle --write 500",
@@ -47,7 +48,11 @@ DECAY = 0.4  # share of the budget in which the rate falls
     show_default=True,
     help="Whose vocabulary the bundle speaks.",
 )
-@options.BUNDLE
+@click.option(
+    "--bundle",
+    metavar="NAME|DIR",
+    help="Bundle whose tokenizer and weights the student starts from, where it has its vocabulary.  [default: mini]",
+)
 @click.option(
     "--size",
     type=click.Choice(list(SIZES)),

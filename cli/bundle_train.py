@@ -42,6 +42,7 @@ FORCE = click.option("--force", is_flag=True, help="Replace the bundle in the ou
 
 @click.command(
     cls=Command,
+    short_help="Train a bundle on your own sessions.",
     examples=[
         "pltz bundle train --example > mine.toml",
         "pltz bundle train --config mine.toml --output my-bundle",
@@ -69,6 +70,8 @@ def train(
     as_json: bool,
 ) -> None:
     """Train a bundle: tokenizer, teacher, student, rounding, calibration, export, held-out figures, card.
+
+    From random weights, or on from any bundle ([student] start in the configuration). --config and --output are needed; begin with --example.
 
     Stages leave their results in the work folder, named by what decides them: a run that was killed goes on where it was, and after a
     change of the configuration only what it touches is done again. log.txt there holds all that --progress shows. The work folder may

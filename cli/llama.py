@@ -29,7 +29,11 @@ MODEL: Decorator = click.option(
     "--model", metavar="GGUF", help="The file that is served.  [default: where the server says it is]"
 )
 API_KEY: Decorator = click.option(
-    "--api-key", metavar="KEY", envvar="PLTZ_LLAMA_API_KEY", help="What the server was started with."
+    "--api-key",
+    metavar="KEY",
+    envvar="PLTZ_LLAMA_API_KEY",
+    show_envvar=True,
+    help="What the server was started with.",
 )
 
 
@@ -41,7 +45,7 @@ def archive_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.group(cls=Group)
+@click.group(cls=Group, short_help="Freeze and thaw sessions of llama.cpp's llama-server.")
 def llama() -> None:
     """Sessions of llama.cpp's llama-server: to an archive and back, by their token ids, over its HTTP API.
 

@@ -27,7 +27,12 @@ FILE: Decorator = click.argument("file", metavar="FILE")
 BUNDLE: Decorator = click.option(
     "--bundle",
     metavar="NAME|DIR",
-    help="Decoder bundle to code with.  [default: the one that ships with pltz]",
+    help="Decoder bundle to code with: mini, base or a folder.  [default: mini]",
+)
+READ_BUNDLE: Decorator = click.option(
+    "--bundle",
+    metavar="NAME|DIR",
+    help="Decoder bundle to read with.  [default: of those that ship with pltz, the one that coded]",
 )
 DEVICE: Decorator = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to compute."

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Let the target write N more tokens.",
 )
-@options.BUNDLE
+@options.READ_BUNDLE
 @options.THREADS
 @options.DEVICE
 @options.JSON
@@ -87,7 +87,7 @@ def thaw(
 ) -> None:
     """Rebuild the KV cache of one session of FILE, or of the session NAME of an archive: read, decode, one prefill of the target.
 
-    Without --target the session is thawed into mini-llama, the small target that ships with pltz. A file
+    FILE may be - for stdin. Without --target the session is thawed into mini-llama, the small target that ships with pltz. A file
     frozen for one target is refused to any other unless --any-target is given.
 
     With --hot DIR the KV of an archive's session is kept in files, segment by segment, so that the next session on the same

@@ -186,7 +186,9 @@ def load(path: Path) -> Settings:
 
 def _near(base: Path, name: str) -> str:
     """A folder beside the configuration file by its path; any other name (of a bundle that ships, a hub name) as it is."""
-    return str(base / name) if name and name not in bundles.Bundle.names() and (base / name).is_dir() else name
+    return (
+        str(base / name) if name and name not in bundles.Bundle.names() and (base / name).is_dir() else name
+    )
 
 
 def _inherited(start: str, given: dict[str, Any]) -> dict[str, Any]:

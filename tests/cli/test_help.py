@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 
 from pltz.cli.groups import EXIT_CODES, Command
 from pltz.cli.root import cli
@@ -101,6 +101,15 @@ def test_exit_codes_cover_the_error_tree() -> None:
         if isinstance(kind, type) and issubclass(kind, errors.PltzError)
     ]
     assert kinds and {kind.exit_code for kind in kinds} <= listed
+
+
+@pytest.mark.parametrize("group", [(), *sorted({path[:1] for path in LEAVES if len(path) > 1})])
+def test_groups_name_each_command_in_a_line(group: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(cli, [*group, "--help"], prog_name="pltz", terminal_width=80)
+    assert done.exit_code == 0
+    listed = done.stdout.split("Commands:\n")[1].split("\n\n")[0].splitlines()
+    assert len(listed) == len({path[len(group)] for path in LEAVES if path[: len(group)] == group})
+    assert all(line.endswith(".") and not line.endswith("...") for line in listed)
 
 
 def test_help_loads_nothing_heavy() -> None:
