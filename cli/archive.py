@@ -22,7 +22,7 @@ COMMANDS = {
 }
 
 
-@click.group(cls=LazyGroup, lazy=COMMANDS)
+@click.group(cls=LazyGroup, lazy=COMMANDS, short_help="Keep sessions in an archive, every version of them.")
 def archive() -> None:
     """Keep sessions in an archive: every version, shared prompts once, proved before it is acknowledged.
 

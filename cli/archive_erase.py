@@ -9,6 +9,7 @@ import click
 from pltz.cli import archive_options, options
 from pltz.cli.archive_key import key_options, secret
 from pltz.cli.groups import Command
+from pltz.cli.options import nonempty
 from pltz.cli.output import write_text
 from pltz.plt_codec.errors import UsageError
 
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     ],
 )
 @archive_options.DIR
-@click.option("--tenant", metavar="TENANT", required=True, help="Whose.")
-@click.option("--name", metavar="NAME", help="The session: all its versions, forgotten ones too.")
+@click.option("--tenant", type=nonempty, metavar="TENANT", required=True, help="Whose.")
+@click.option(
+    "--name", type=nonempty, metavar="NAME", help="The session: all its versions, forgotten ones too."
+)
 @click.option("--all", "everything", is_flag=True, help="Everything of the tenant.")
 @key_options
 @click.option("--dry-run", is_flag=True, help="Only say what would be erased.")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @archive_options.VERSION
 @options.OUTPUT
 @SESSION_FORMAT
-@archive_options.BUNDLES
+@archive_options.READ_BUNDLES
 @archive_options.TOKENIZERS
 @options.FORCE
 @options.THREADS

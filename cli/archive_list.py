@@ -35,6 +35,7 @@ def ls(place: str, tenant: str | None, history: bool, forgotten: bool, as_json: 
 
 @click.command(
     cls=Command,
+    short_help="List sessions by a part of their name, tags and time.",
     examples=[
         "pltz archive find /data/cold support",
         "pltz archive find /data/cold --tag channel=web --since 2026-01-01 --json",
@@ -44,7 +45,7 @@ def ls(place: str, tenant: str | None, history: bool, forgotten: bool, as_json: 
 @click.argument("text", metavar="[TEXT]", default="")
 @archive_options.ONLY_TENANT
 @archive_options.ONLY_TAGS
-@click.option("--since", metavar="DATE", help="Not older than this.")
+@click.option("--since", metavar="DATE", help="Not older than this: 2026-01-31, 2026-01-31T12:00.")
 @click.option("--until", metavar="DATE", help="Older than this.")
 @archive_options.JSON_LINES
 @key_options

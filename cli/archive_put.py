@@ -13,6 +13,7 @@ from pltz.cli.archive_key import key_options, secret
 from pltz.cli.archive_options import open_sessions, seconds_of, show, tags_of, tokenizer_json
 from pltz.cli.compress import INPUT_FORMAT, read_sessions
 from pltz.cli.groups import Command
+from pltz.cli.options import nonempty
 from pltz.cli.progress import Progress, wanted
 from pltz.cli.table import size
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
@@ -74,17 +75,25 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
 )
 @archive_options.DIR
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
-@click.option("--name", metavar="NAME", help="Name of the session, where INPUT holds just one.")
-@click.option("--name-key", metavar="KEY", help="Name each chat by this key of its object.")
+@click.option(
+    "--name", type=nonempty, metavar="NAME", help="Name of the session, where INPUT holds just one."
+)
+@click.option("--name-key", type=nonempty, metavar="KEY", help="Name each chat by this key of its object.")
 @archive_options.TENANT
 @click.option("--tag", "tags", metavar="KEY=VALUE", multiple=True, help="Tag the sessions (repeatable).")
 @click.option(
     "--share-base",
     "base",
+    type=nonempty,
     metavar="BASE",
     help="Share system prompts, under this name, with all tenants.  [default: within the tenant]",
 )
-@click.option("--time", "when", metavar="DATE", help="When the sessions were.  [default: now]")
+@click.option(
+    "--time",
+    "when",
+    metavar="DATE",
+    help="When the sessions were, such as 2026-01-31T12:00; UTC without a zone.  [default: now]",
+)
 @INPUT_FORMAT
 @click.option(
     "--keep-opaque", is_flag=True, help="Keep sessions with image, audio or file parts, as plain bytes."
@@ -190,9 +199,9 @@ class Naming:
             return row.default
         value = row.session.value
         found = value.get(self.key) if row.session.kind == "chat" and isinstance(value, dict) else None
-        if isinstance(found, bool) or not isinstance(found, str | int):
+        if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
             raise ContentError(
-                f"session {row.default} has no string or number under the key --name-key names"
+                f"session {row.default} has no name (a string or number) under the key --name-key names"
             )
         return str(found)
 

@@ -24,6 +24,7 @@ MAX_STATE = 1 << 26  # bytes
 
 @click.command(
     cls=Command,
+    short_help="Say exactly what is damaged, and which sessions it costs.",
     examples=[
         "pltz archive verify /data/cold",
         "pltz archive verify /data/cold --decode --fraction 0.05 --json",
@@ -48,7 +49,7 @@ MAX_STATE = 1 << 26  # bytes
     metavar="FILE",
     help="Remember in FILE how far a run came, and go on there. It is removed when all is checked.",
 )
-@archive_options.BUNDLES
+@archive_options.READ_BUNDLES
 @archive_options.TOKENIZERS
 @options.THREADS
 @options.DEVICE

@@ -15,6 +15,6 @@ COMMANDS = {
 }
 
 
-@click.group(cls=LazyGroup, lazy=COMMANDS)
+@click.group(cls=LazyGroup, lazy=COMMANDS, short_help="Measure sizes, speed, the archive and thaws.")
 def bench() -> None:
-    """Measure pltz against its peers on your own data."""
+    """Measure pltz: sizes on your own data next to its peers, speed, the archive, thaws."""

@@ -11,11 +11,10 @@ from typing import Any
 
 import click
 
-from pltz.cli import machine
+from pltz.cli import bench_options, machine
 from pltz.cli.groups import Command
 from pltz.cli.output import Output, write_text
 from pltz.cli.table import pairs, render
-from pltz.plt_codec.errors import UsageError
 
 QUICK = {"sessions": 50_000, "entries": 1_000_000, "sharing": 5_000}
 FULL = {"sessions": 1_000_000, "entries": 10_000_000, "sharing": 500_000}
@@ -24,6 +23,7 @@ PROMPTS = 1, 50, 500
 
 @click.command(
     cls=Command,
+    short_help="The archive: put, look up, verify, bytes a session.",
     examples=[
         "pltz bench archive",
         "pltz bench archive --full --where /data --plot archive.png",
@@ -35,20 +35,16 @@ PROMPTS = 1, 50, 500
     is_flag=True,
     help="A million sessions, ten million index entries, sharing up to 500,000 sessions: minutes, and 4 GB of disk.",
 )
-@click.option(
-    "--where",
-    metavar="DIR",
-    help="Disk to measure, by a folder on it.  [default: the folder for temporary files]",
-)
+@bench_options.WHERE
 @click.option(
     "--writers",
     type=click.IntRange(min=1),
     metavar="N",
     help="Processes that write at once, after one alone.  [default: all cores]",
 )
-@click.option("--plot", metavar="FILE", help="Draw sharing as a PNG or SVG (needs the extra plots).")
-@click.option("--force", is_flag=True, help="Replace the plot if it exists.")
-@click.option("--json", "as_json", is_flag=True, help="Print the line of JSON only.")
+@bench_options.plot("sharing")
+@bench_options.FORCE
+@bench_options.JSON
 def archive(
     full: bool, where: str | None, writers: int | None, plot: str | None, force: bool, as_json: bool
 ) -> None:
@@ -58,8 +54,7 @@ def archive(
     measured, not a model. All that the archive does is in the time: naming, lookups, layout, reading back,
     decoding and comparing, syncing.
     """
-    if where is not None and not Path(where).is_dir():
-        raise UsageError(f"folder {where} does not exist: name one on the disk to be measured")
+    bench_options.check_where(where)
     output = Output(plot, force=force) if plot else None
     result = measured(FULL if full else QUICK, where, writers or os.cpu_count() or 1)
     if output and plot:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.cli import corpus, machine, measure, options, peers
+from pltz.cli import bench_options, corpus, machine, measure, options, peers
 from pltz.cli.corpus import Record
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text
@@ -27,42 +27,27 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=Command,
+    short_help="Bytes and speed, next to zstd, brotli, xz and PPMd.",
     examples=[
         "pltz bench codec",
         "pltz bench codec --data chats.jsonl.zst --limit-bytes 300000",
         "pltz bench codec --peers zstd+dict,ppmd --json",
     ],
 )
-@click.option(
-    "--data", metavar="FILE|DIR", help="JSONL records, plain or zstd.  [default: the sample sessions]"
-)
-@click.option(
-    "--limit-bytes",
-    type=click.IntRange(min=1),
-    default=300_000,
-    show_default=True,
-    metavar="N",
-    help="Content bytes a source, at most.",
-)
-@click.option(
-    "--peers",
-    "peer_names",
-    default=",".join(peers.NAMES),
-    show_default=True,
-    metavar="NAME,...",
-    help="Compressors to compare with.",
-)
+@bench_options.DATA
+@bench_options.limit_bytes(300_000)
+@bench_options.peers(peers.NAMES)
 @click.option("--lanes", type=click.IntRange(min=1), metavar="N", help="Lanes a block.  [default: by length]")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps a lane.  [default: by length]")
 @options.BUNDLE
 @options.THREADS
 @options.DEVICE
 @options.PROGRESS
-@click.option("--json", "as_json", is_flag=True, help="Print the line of JSON only.")
+@bench_options.JSON
 def codec(
     data: str | None,
     limit_bytes: int,
-    peer_names: str,
+    names: str,
     lanes: int | None,
     steps: int | None,
     bundle: str | None,
@@ -82,7 +67,7 @@ def codec(
     if not records:
         raise UsageError(f"no session of at most {limit_bytes} content bytes: raise --limit-bytes")
     loaded = options.load_codec(bundle, device, threads)
-    others, missing = peers.build([name for name in peer_names.split(",") if name], loaded.bundle.zstd_dict)
+    others, missing = peers.build([name for name in names.split(",") if name], loaded.bundle.zstd_dict)
     if missing:
         click.echo(f"not measured, not installed (pip install 'pltz[bench]'): {', '.join(missing)}", err=True)
     result = {

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pltz.cli import corpus, machine, measure, options, peers
+from pltz.cli import bench_options, corpus, machine, measure, options, peers
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text
 from pltz.cli.peers import Peer
@@ -46,23 +46,15 @@ RULE = 1.02, 16  # times zstd -19, and bytes: what a frame may take of any data
 
 @click.command(
     cls=Command,
+    short_help="Bytes, next to context mixing and llama.cpp too.",
     examples=[
         "pltz bench field",
         "pltz bench field --data chats.jsonl.zst --limit-bytes 30000 --peers zstd+dict,brotli,ppmd",
         "pltz bench field --file alice29.txt --file enwik8 --file-bytes 100000 --json",
     ],
 )
-@click.option(
-    "--data", metavar="FILE|DIR", help="JSONL records, plain or zstd.  [default: the sample sessions]"
-)
-@click.option(
-    "--limit-bytes",
-    type=click.IntRange(min=1),
-    default=3000,
-    show_default=True,
-    metavar="N",
-    help="Content bytes a source, at most: the slow peers take a second for some kB.",
-)
+@bench_options.DATA
+@bench_options.limit_bytes(3000, ": the slow peers take a second for some kB")
 @click.option("--file", "paths", multiple=True, metavar="FILE", help="A file to measure too (repeatable).")
 @click.option(
     "--file-bytes",
@@ -72,18 +64,11 @@ RULE = 1.02, 16  # times zstd -19, and bytes: what a frame may take of any data
     metavar="N",
     help="Of a file, the first bytes.",
 )
-@click.option(
-    "--peers",
-    "names",
-    default=",".join(NAMES),
-    show_default=True,
-    metavar="NAME,...",
-    help="Compressors to compare with.",
-)
+@bench_options.peers(NAMES)
 @options.BUNDLE
 @options.THREADS
 @options.PROGRESS
-@click.option("--json", "as_json", is_flag=True, help="Print the line of JSON only.")
+@bench_options.JSON
 def field(
     data: str | None,
     limit_bytes: int,

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from pltz.cli import machine
+from pltz.cli import bench_options, machine
 from pltz.cli.groups import Command
 from pltz.cli.output import Output, write_text
 from pltz.cli.table import render, size
@@ -50,6 +50,7 @@ print(json.dumps({"per_s": round(count / (time.perf_counter() - start), 1), "per
 
 @click.command(
     cls=Command,
+    short_help="The nightly job, as sessions grow.",
     examples=[
         "pltz bench nightly",
         "pltz bench nightly --full --where /data --plot nightly.png",
@@ -57,11 +58,7 @@ print(json.dumps({"per_s": round(count / (time.perf_counter() - start), 1), "per
     ],
 )
 @click.option("--full", is_flag=True, help="Up to 100,000 sessions instead of 2,000: minutes.")
-@click.option(
-    "--where",
-    metavar="DIR",
-    help="Disk to measure, by a folder on it.  [default: the folder for temporary files]",
-)
+@bench_options.WHERE
 @click.option(
     "--workers",
     type=click.IntRange(1, 1024),
@@ -70,9 +67,9 @@ print(json.dumps({"per_s": round(count / (time.perf_counter() - start), 1), "per
     metavar="N",
     help="Processes of a night.",
 )
-@click.option("--plot", metavar="FILE", help="Draw memory and speed as a PNG or SVG (needs the extra plots).")
-@click.option("--force", is_flag=True, help="Replace the plot if it exists.")
-@click.option("--json", "as_json", is_flag=True, help="Print the line of JSON only.")
+@bench_options.plot("memory and speed")
+@bench_options.FORCE
+@bench_options.JSON
 def nightly(
     full: bool, where: str | None, workers: int, plot: str | None, force: bool, as_json: bool
 ) -> None:
@@ -81,8 +78,7 @@ def nightly(
     They are coded by a tiny untrained bundle, so that the job is measured and not the model; a last row has the
     bundle that ships. Putting the same sessions without the job, and reading and hashing the same files, are in the same run.
     """
-    if where is not None and not Path(where).is_dir():
-        raise UsageError(f"folder {where} does not exist: name one on the disk to be measured")
+    bench_options.check_where(where)
     output = Output(plot, force=force) if plot else None
     result = measured(FULL if full else QUICK, SHIPPED[full], where, workers)
     if output and plot:

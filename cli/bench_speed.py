@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.cli import bench_options, machine, options
 from pltz.cli import engines as peers
-from pltz.cli import machine, options
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text
 from pltz.cli.products import Products, TorchThreads
@@ -42,13 +42,14 @@ ENCODE_ROWS = 4096  # of the products that encoding is held against
 LINEAR = tuple(1 << n for n in range(10, 21, 2))  # tokens, 1 k to 1 M
 STARTS = 5  # processes started, the fastest counts
 COMMAND = """import sys
-from pltz.cli.main import cli
+from pltz.cli.root import cli
 cli(sys.argv[1:], prog_name="pltz", standalone_mode=False)
 print("torch" in sys.modules, file=sys.stderr)"""
 
 
 @click.command(
     cls=Command,
+    short_help="Tokens a second, next to bare matrix products.",
     examples=[
         "pltz bench speed",
         "pltz bench speed --threads 1 --together 1,4,16 --json",
@@ -108,7 +109,7 @@ print("torch" in sys.modules, file=sys.stderr)"""
 @options.THREADS
 @options.DEVICE
 @options.PROGRESS
-@click.option("--json", "as_json", is_flag=True, help="Print the line of JSON only.")
+@bench_options.JSON
 def speed(
     tokens: int,
     lanes: int,

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz import api
-from pltz.cli import machine, options
+from pltz.cli import bench_options, machine, options
 from pltz.cli.bench_speed import cut, numbers, sample_tokens
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text
@@ -51,6 +51,7 @@ TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are told
 
 @click.command(
     cls=Command,
+    short_help="A thaw, next to the bare prefill.",
     examples=[
         "pltz bench thaw",
         "pltz bench thaw --device cuda --shape llama-8b --together 4,16",
@@ -77,12 +78,12 @@ TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are told
     metavar="N,...",
     help="Sessions thawed in one call, a row each.",
 )
-@click.option("--where", metavar="DIR", help="Disk to read from.  [default: the folder for temporary files]")
+@bench_options.WHERE
 @options.BUNDLE
 @options.THREADS
 @options.DEVICE
 @options.PROGRESS
-@click.option("--json", "as_json", is_flag=True, help="Print the line of JSON only.")
+@bench_options.JSON
 def thaw(
     shape: str,
     tokens: int,
@@ -99,6 +100,7 @@ def thaw(
 
     The session is cut from the sample sessions that ship with pltz. With --device cuda the bundle decodes and the target runs on the GPU.
     """
+    bench_options.check_where(where)
     counts, load = numbers(together), round(os.getloadavg()[0], 2)
     with tempfile.TemporaryDirectory(dir=where) as folder:
         bench = Bench(Path(folder), shape, tokens, max(counts), bundle, device, threads)

@@ -27,7 +27,7 @@ COMMANDS = {
 }
 
 
-@click.group(cls=LazyGroup, lazy=COMMANDS)
+@click.group(cls=LazyGroup, lazy=COMMANDS, short_help="List, show, verify, measure and train bundles.")
 def bundle() -> None:
     """List, show, verify and measure decoder bundles; train one on your own sessions."""
 
@@ -46,11 +46,15 @@ def list_(as_json: bool) -> None:
     write_text(render(["bundle", "id", "contract", "vocabulary", "size"], rows))
 
 
-@click.command(cls=Command, examples=["pltz bundle show", "pltz bundle show ./my-bundle --json"])
+@click.command(
+    cls=Command,
+    short_help="Show identity, shape and card of a bundle.",
+    examples=["pltz bundle show", "pltz bundle show base", "pltz bundle show ./my-bundle --json"],
+)
 @NAME
 @options.JSON
 def show(name: str | None, as_json: bool) -> None:
-    """Show identity, shape and card of a bundle (the default one, by name, or a folder)."""
+    """Show identity, shape and card of a bundle that ships, by its name, or of a folder; without either of the default one, mini."""
     from pltz.models.bundle import Bundle
 
     loaded = Bundle.load(name)
@@ -58,11 +62,15 @@ def show(name: str | None, as_json: bool) -> None:
     write_text(json.dumps(found, ensure_ascii=False) if as_json else as_text(found, loaded.path))
 
 
-@click.command(cls=Command, examples=["pltz bundle verify", "pltz bundle verify mini"])
+@click.command(
+    cls=Command,
+    short_help="Check every file of a bundle against its digest.",
+    examples=["pltz bundle verify", "pltz bundle verify ./my-bundle"],
+)
 @NAME
 @options.JSON
 def verify(name: str | None, as_json: bool) -> None:
-    """Read every file of a bundle again and compare it with bundle.json and with the bundle's id."""
+    """Read every file of a bundle (by name or folder; without either mini) and compare it with bundle.json and the bundle's id."""
     from pltz.models.bundle import Bundle
 
     loaded = Bundle.load(name)

@@ -7,6 +7,7 @@ import click
 
 from pltz.cli import bundle_train, options
 from pltz.cli.groups import Command
+from pltz.cli.progress import wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ DECAY = 0.4  # share of the budget in which the rate falls
 
 @click.command(
     cls=Command,
+    short_help="Distil a bundle from a target, on your own sessions.",
     examples=[
         "pltz bundle distill --target ./my-model --data chats.jsonl --output my-bundle --seconds 1800",
         "pltz bundle distill --target ./my-model --data chats/ --output my-bundle --tokenizer bundle --write 500",
@@ -46,7 +48,11 @@ DECAY = 0.4  # share of the budget in which the rate falls
     show_default=True,
     help="Whose vocabulary the bundle speaks.",
 )
-@options.BUNDLE
+@click.option(
+    "--bundle",
+    metavar="NAME|DIR",
+    help="Bundle whose tokenizer and weights the student starts from, where it has its vocabulary.  [default: mini]",
+)
 @click.option(
     "--size",
     type=click.Choice(list(SIZES)),
@@ -103,7 +109,7 @@ DECAY = 0.4  # share of the budget in which the rate falls
 @bundle_train.DEVICE
 @bundle_train.THREADS
 @bundle_train.FORCE
-@bundle_train.QUIET
+@options.PROGRESS
 @options.JSON
 def distill(
     output: str,
@@ -111,7 +117,7 @@ def distill(
     device: str,
     threads: int | None,
     force: bool,
-    quiet: bool,
+    progress: bool | None,
     as_json: bool,
     **chosen: Any,
 ) -> None:
@@ -124,9 +130,9 @@ def distill(
     A tenth of the sessions is held out for temperatures and for the figures of the card. A run that was killed goes on where it was.
     """
     found = settings_of(**chosen)
-    if not quiet:
+    if wanted(progress):
         click.echo(method(found), err=True)
-    bundle_train.report(bundle_train.run(found, output, work, device, threads, force, quiet), output, as_json)
+    bundle_train.run(found, output, work, device, threads, force, progress, as_json)
 
 
 def settings_of(
@@ -151,8 +157,9 @@ def settings_of(
         UsageError: options that do not go together.
         ModelError: there is no such target.
     """
-    from pltz.models.bundle import DEFAULT, Bundle
+    from pltz.models.bundle import DEFAULT
     from pltz.models.training import pipeline, settings
+    from pltz.models.training.origin import Origin
 
     if steps and seconds:
         raise UsageError("--steps and --seconds exclude each other")
@@ -161,8 +168,7 @@ def settings_of(
     from_bundle = tokenizer == "bundle" or teachable
     shape: dict[str, Any] = dict(SIZES[size])
     if from_bundle:
-        known = Bundle.load(base).weights.shape.to_dict()
-        shape = {key: value for key, value in known.items() if key not in ("vocab", "norm_gain", "head_gain")}
+        shape = Origin(base, "--bundle").shape()
     total: dict[str, Any] = {"steps": steps} if steps else {"seconds": seconds or 1800.0}
     gentle: dict[str, Any] = {"muon_rate": 0.004, "adam_rate": 0.001, "start": base} if from_bundle else {}
     return settings.Settings(

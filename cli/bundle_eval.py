@@ -27,6 +27,7 @@ NO_LIMIT = 1 << 62  # bytes
 @click.command(
     "eval",
     cls=Command,
+    short_help="Measure a bundle on your own data.",
     examples=[
         "pltz bundle eval mini --data chats.jsonl",
         "pltz bundle eval ./my-bundle --data chats/ --data notes.txt --limit-bytes 300000 --json",

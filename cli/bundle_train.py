@@ -13,6 +13,7 @@ import click
 from pltz.cli import options
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text
+from pltz.cli.progress import wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,11 +38,11 @@ THREADS = click.option(
     "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads of training.  [default: torch's]"
 )
 FORCE = click.option("--force", is_flag=True, help="Replace the bundle in the output folder.")
-QUIET = click.option("--quiet", is_flag=True, help="No progress on stderr; the log has it all the same.")
 
 
 @click.command(
     cls=Command,
+    short_help="Train a bundle on your own sessions.",
     examples=[
         "pltz bundle train --example > mine.toml",
         "pltz bundle train --config mine.toml --output my-bundle",
@@ -55,7 +56,7 @@ QUIET = click.option("--quiet", is_flag=True, help="No progress on stderr; the l
 @DEVICE
 @THREADS
 @FORCE
-@QUIET
+@options.PROGRESS
 @options.JSON
 def train(
     config: str | None,
@@ -65,13 +66,16 @@ def train(
     device: str,
     threads: int | None,
     force: bool,
-    quiet: bool,
+    progress: bool | None,
     as_json: bool,
 ) -> None:
     """Train a bundle: tokenizer, teacher, student, rounding, calibration, export, held-out figures, card.
 
+    From random weights, or on from any bundle ([student] start in the configuration). --config and --output are needed; begin with --example.
+
     Stages leave their results in the work folder, named by what decides them: a run that was killed goes on where it was, and after a
-    change of the configuration only what it touches is done again. The work folder may be removed when the bundle is there.
+    change of the configuration only what it touches is done again. log.txt there holds all that --progress shows. The work folder may
+    be removed when the bundle is there.
     """
     from pltz.models.training import settings
 
@@ -81,7 +85,7 @@ def train(
     if config is None or output is None:
         raise UsageError("expected --config FILE and --output DIR (--example prints a configuration)")
     found = settings.load(Path(config))
-    report(run(found, output, work, device, threads, force, quiet), output, as_json)
+    run(found, output, work, device, threads, force, progress, as_json)
 
 
 def run(
@@ -91,9 +95,10 @@ def run(
     device: str,
     threads: int | None,
     force: bool,
-    quiet: bool,
-) -> dict[str, Any]:
-    """Run the pipeline; the card. Raises what `pipeline.train` raises."""
+    progress: bool | None,
+    as_json: bool,
+) -> None:
+    """Run the pipeline and say what came of it. Raises what `pipeline.train` raises."""
     import torch
 
     from pltz.models.training import pipeline
@@ -104,16 +109,17 @@ def run(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("expected a GPU that torch can use, found none: use --device cpu")
+    shown = wanted(progress)
 
     def measure(bundle: Path, records: "list[Record]", limit: int) -> dict[str, Any]:
         from pltz.cli import bundle_eval, machine
 
         codec = options.load_codec(str(bundle), "cpu", threads)
-        figures = bundle_eval.measured(codec, records, limit, shown=not quiet)
+        figures = bundle_eval.measured(codec, records, limit, shown=shown)
         return {**figures, "machine": machine.describe(codec.coder, "cpu", threads)}
 
     target = Path(output)
-    return pipeline.train(
+    card = pipeline.train(
         found,
         pipeline.Run(
             output=target,
@@ -123,9 +129,10 @@ def run(
             device=device,
             processes=torch.cuda.device_count() if device == "cuda" else 1,
             force=force,
-            tell=(lambda line: None) if quiet else (lambda line: click.echo(line, err=True)),
+            tell=(lambda line: click.echo(line, err=True)) if shown else (lambda line: None),
         ),
     )
+    report(card, output, as_json)
 
 
 def read(name: str) -> "Iterator[Session]":

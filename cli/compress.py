@@ -28,7 +28,7 @@ INPUT_FORMAT = options.form(("auto", "openai", "sharegpt", "jsonl", "text", "ids
 
 @click.command(
     cls=Command,
-    short_help="Freeze the sessions of INPUT... into one .pltz file, or an archive.",
+    short_help="Freeze sessions into one .pltz file, or an archive.",
     examples=[
         "pltz compress chats.jsonl -o chats.pltz",
         "pltz compress a.txt b.txt --format text -o notes.pltz",
@@ -81,7 +81,7 @@ def compress(
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """Freeze the sessions of INPUT... into one .pltz file.
+    """Freeze the sessions of INPUT... into one .pltz file, or with --archive into an archive.
 
     INPUT is JSONL (one chat a line: {"messages": [...]}, ShareGPT, or any JSON), a text file (one
     session), or token ids as JSON; plain or zstd-packed; - is stdin. Every session is decoded back and

@@ -37,7 +37,7 @@ SESSION_FORMAT = options.form(
 @options.OUTPUT
 @options.SESSIONS
 @SESSION_FORMAT
-@options.BUNDLE
+@options.READ_BUNDLE
 @options.TARGET
 @options.TOKENIZER
 @options.FORCE

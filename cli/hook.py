@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pltz.plt_codec.layout import LayoutName
 
 
-@click.group(cls=Group)
+@click.group(cls=Group, short_help="Look into, or empty, the journal of an eviction hook.")
 def hook() -> None:
     """The journal that a serving process's eviction hook writes: what waits in it, and putting it into an archive.
 

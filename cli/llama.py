@@ -10,7 +10,7 @@ import click
 from pltz.cli.archive_key import key_options, secret
 from pltz.cli.archive_options import TENANT, VERSION
 from pltz.cli.groups import Command, Group
-from pltz.cli.options import BUNDLE, JSON, THREADS, Decorator
+from pltz.cli.options import BUNDLE, JSON, THREADS, Decorator, nonempty
 from pltz.cli.output import write_text
 from pltz.cli.table import pairs, size
 from pltz.plt_codec.errors import ContentError, FormatError, UsageError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pltz.archive.token_archive import Put, TokenArchive
 
 URL: Decorator = click.argument("url", metavar="URL")
-NAME: Decorator = click.argument("name", metavar="NAME")
+NAME: Decorator = click.argument("name", type=nonempty, metavar="NAME")
 TOKENIZER: Decorator = click.option(
     "--tokenizer", metavar="FILE", required=True, help="tokenizer.json of the model that is served."
 )
@@ -29,7 +29,11 @@ MODEL: Decorator = click.option(
     "--model", metavar="GGUF", help="The file that is served.  [default: where the server says it is]"
 )
 API_KEY: Decorator = click.option(
-    "--api-key", metavar="KEY", envvar="PLTZ_LLAMA_API_KEY", help="What the server was started with."
+    "--api-key",
+    metavar="KEY",
+    envvar="PLTZ_LLAMA_API_KEY",
+    show_envvar=True,
+    help="What the server was started with.",
 )
 
 
@@ -41,7 +45,7 @@ def archive_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.group(cls=Group)
+@click.group(cls=Group, short_help="Freeze and thaw sessions of llama.cpp's llama-server.")
 def llama() -> None:
     """Sessions of llama.cpp's llama-server: to an archive and back, by their token ids, over its HTTP API.
 

@@ -1,37 +1,14 @@
-"""``pltz``: the root of the command line. Commands live one a file and load when asked for."""
-
-import click
-
-from pltz.cli import process
-from pltz.cli.groups import RootGroup
-
-COMMANDS = {
-    "compress": "pltz.cli.compress:compress",
-    "decompress": "pltz.cli.decompress:decompress",
-    "inspect": "pltz.cli.inspect:inspect",
-    "thaw": "pltz.cli.thaw:thaw",
-    "archive": "pltz.cli.archive:archive",
-    "hook": "pltz.cli.hook:hook",
-    "llama": "pltz.cli.llama:llama",
-    "nightly": "pltz.cli.nightly:nightly",
-    "bundle": "pltz.cli.bundle:bundle",
-    "bench": "pltz.cli.bench:bench",
-    "demo": "pltz.cli.demo:demo",
-}
-
-
-@click.group(cls=RootGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="pltz", prog_name="pltz")
-def cli() -> None:
-    """Entropy codec for LLM sessions: freeze them small, thaw them bit for bit.
-
-    A session (a chat, a text, a list of token ids) is coded by a small integer language model, the
-    bundle, and an entropy coder. The .pltz file names the bundle it needs; decoding gives back the
-    same session, and thawing rebuilds the KV cache of the model that served it.
-    """
+"""The entry point of the ``pltz`` script. It imports nothing by itself, so that Ctrl-C ends a command quietly while everything is still loading."""
 
 
 def main() -> None:
-    """The entry point of the ``pltz`` script."""
-    process.prepare()
-    cli(prog_name="pltz")
+    """Run the command line of this process."""
+    try:
+        from pltz.cli import process
+
+        process.prepare()
+        from pltz.cli.root import cli
+
+        cli(prog_name="pltz")
+    except KeyboardInterrupt:  # where click was not there yet, or no longer, to catch it
+        raise SystemExit(1) from None

@@ -21,7 +21,7 @@ SHOWN = 20  # refused sessions printed
 
 @click.command(
     cls=Command,
-    short_help="Freeze what is new, by a configuration; retention, collect, verify, report.",
+    short_help="Freeze what is new every night, and report.",
     examples=[
         "pltz nightly --example > nightly.toml",
         "pltz nightly --config nightly.toml --dry-run",

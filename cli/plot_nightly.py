@@ -1,21 +1,14 @@
 """Peak memory and speed of nights against sessions, drawn with matplotlib (extra ``plots``)."""
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
-from pltz.plt_codec.errors import UsageError
+from pltz.cli import plot
 
 
 def growth(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
     """The figure's file. ``suffix``: .png or .svg. Raises UsageError."""
-    if suffix not in (".png", ".svg"):
-        raise UsageError(f"cannot draw {suffix or 'a file without suffix'}: name a .png or .svg")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as exc:
-        raise UsageError("drawing needs matplotlib: pip install 'pltz[plots]'") from exc
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = plot.blank(suffix, 9, 3.6)
     memory, speed = figure.subplots(1, 2)
     for night, style in (("new", "-"), ("known", "--")):
         mine = [row for row in rows if row["night"] == night]
@@ -35,6 +28,4 @@ def growth(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
     memory.set_ylim(bottom=0)
     memory.legend()
     speed.legend()
-    data = io.BytesIO()
-    figure.savefig(data, format=suffix[1:], dpi=150)
-    return data.getvalue()
+    return plot.drawn(figure, suffix)

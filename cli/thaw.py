@@ -10,8 +10,9 @@ import click
 from pltz import api
 from pltz.cli import options
 from pltz.cli.archive_key import key_options
-from pltz.cli.archive_options import open_sessions
+from pltz.cli.archive_options import VERSION, open_sessions
 from pltz.cli.groups import Command
+from pltz.cli.options import nonempty
 from pltz.cli.output import write_text
 from pltz.cli.table import pairs, size
 from pltz.plt_codec.errors import UsageError
@@ -36,14 +37,8 @@ if TYPE_CHECKING:
 @click.argument("file", metavar="FILE|NAME")
 @click.option("--session", "index", type=click.IntRange(min=0), metavar="I", help="Which session of FILE.")
 @click.option("--archive", "place", metavar="DIR", help="Thaw the session NAME of this archive instead.")
-@click.option("--tenant", metavar="TENANT", help="Whose session NAME is.  [default: default]")
-@click.option(
-    "--version",
-    "number",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Version N of NAME.  [default: the last]",
-)
+@click.option("--tenant", type=nonempty, metavar="TENANT", help="Whose session NAME is.  [default: default]")
+@VERSION
 @click.option(
     "--hot",
     "folder",
@@ -69,7 +64,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Let the target write N more tokens.",
 )
-@options.BUNDLE
+@options.READ_BUNDLE
 @options.THREADS
 @options.DEVICE
 @options.JSON
@@ -92,7 +87,7 @@ def thaw(
 ) -> None:
     """Rebuild the KV cache of one session of FILE, or of the session NAME of an archive: read, decode, one prefill of the target.
 
-    Without --target the session is thawed into mini-llama, the small target that ships with pltz. A file
+    FILE may be - for stdin. Without --target the session is thawed into mini-llama, the small target that ships with pltz. A file
     frozen for one target is refused to any other unless --any-target is given.
 
     With --hot DIR the KV of an archive's session is kept in files, segment by segment, so that the next session on the same

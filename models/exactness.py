@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -122,36 +123,19 @@ def fixed_sequences(vocab: int, lengths: tuple[int, ...] = LENGTHS) -> list[Ints
 
 def models(bundle: str | None) -> dict[str, Callable[[], Weights]]:
     """Name -> maker of the weights of each case."""
-    out: dict[str, Callable[[], Weights]] = {
-        "random": lambda: random_weights(1, block=128, memory=48),
-        "extreme": lambda: random_weights(2, extreme=True, block=128, memory=48),
-        "wide": lambda: random_weights(
-            3,
-            vocab=16384,
-            d=192,
-            layers=2,
-            heads=6,
-            kv_heads=3,
-            head_dim=64,
-            hidden=1664,
-            block=128,
-            memory=48,
-        ),
-        "gated": lambda: random_weights(4, block=128, memory=48, gated=True),
-        "gated extreme": lambda: random_weights(5, extreme=True, block=128, memory=48, gated=True),
-        "gated wide": lambda: random_weights(
-            6,
-            vocab=1024,
-            d=576,
-            layers=2,
-            heads=9,
-            kv_heads=3,
-            head_dim=64,
-            hidden=1536,
-            block=128,
-            memory=48,
-            gated=True,
-        ),
+
+    def small(seed: int, **shape: Any) -> Callable[[], Weights]:
+        return lambda: random_weights(seed, block=128, memory=48, **shape)
+
+    mini = {"vocab": 16384, "d": 192, "heads": 6, "hidden": 1664}
+    base = {"vocab": 1024, "d": 576, "heads": 9, "hidden": 1536}
+    out = {
+        "random": small(1),
+        "extreme": small(2, extreme=True),
+        "wide": small(3, layers=2, kv_heads=3, head_dim=64, **mini),
+        "gated": small(4, gated=True),
+        "gated extreme": small(5, extreme=True, gated=True),
+        "gated wide": small(6, layers=2, kv_heads=3, head_dim=64, gated=True, **base),
     }
     if bundle:
         out["bundle " + Bundle.load(bundle).id.hex()] = lambda: Bundle.load(bundle).weights

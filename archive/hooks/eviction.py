@@ -34,7 +34,7 @@ class Eviction(NamedTuple):
         """The body of the journal's entry. Raises ContentError, UsageError for what cannot be kept, and what Python raises for what is none of it."""
         tenant, target = tenant_of(self.tenant, self.salt), target_of(self.target, self.adapter)
         texts = self.session, tenant, self.base, self.parent
-        if not self.session or not all(isinstance(text, str) for text in texts):
+        if not self.session or not self.tenant or not all(isinstance(text, str) for text in texts):
             raise UsageError("expected the name of a session, and of its tenant, base and parent")
         entry = Entry(
             self.session,

@@ -17,6 +17,7 @@ from pltz.models.training.calibrate import calibrate
 from pltz.models.training.card import own_card, own_markdown
 from pltz.models.training.context import Context, read_json, write_json
 from pltz.models.training.export import export
+from pltz.models.training.origin import Origin
 from pltz.models.training.settings import Settings
 from pltz.models.training.stages import Say, digest
 from pltz.models.transcript import to_tokens_many
@@ -30,10 +31,10 @@ class Assembly:
     def __init__(self, context: Context) -> None:
         self.c, self.s, self.work, self.say = context, context.s, context.work, context.say
 
-    def dictionary(self, split: Path) -> Path:
+    def dictionary(self, split: Path, start: Origin | None) -> Path:
         """A file `dictionary`, trained on training sessions; that of the bundle the student starts from, where validation says so."""
-        d, start = self.s.dictionary, self.s.student.start
-        old = Bundle.load(start).zstd_dict if start else b""
+        d = self.s.dictionary
+        old = start.bundle.zstd_dict if start and start.bundle else b""
 
         def build(folder: Path) -> None:
             def contents(part: str, limit: int) -> list[Any]:
@@ -45,7 +46,7 @@ class Assembly:
             sizes = [sum(len(Fallback(one).compress(data)) for data in held_out) for one in (found, old)]
             if old and sizes[1] < sizes[0]:
                 self.say(
-                    f"  keeps the dictionary of {start}: {sizes[1]:,} bytes on validation, {sizes[0]:,} with a new one"
+                    f"  keeps the dictionary of {self.s.student.start}: {sizes[1]:,} bytes on validation, {sizes[0]:,} with a new one"
                 )
                 found = old
             (folder / "dictionary").write_bytes(found)
@@ -59,9 +60,8 @@ class Assembly:
         def build(folder: Path) -> None:
             weights = export(rounded.read(student))
             tokenizer = (streams / "tokenizer.json").read_bytes()
-            write_bundle(
-                folder, self.s.name, weights, tokenizer, (dictionary / "dictionary").read_bytes(), {}
-            )
+            words, packed = (dictionary / "dictionary").read_bytes(), weights.shape.gated
+            write_bundle(folder, self.s.name, weights, tokenizer, words, {}, packed=packed)
             self.say(f"  {weights.shape.macs / 1e6:.2f} M multiply-adds a token outside attention")
 
         return self.work.stage("export", [streams.name, dictionary.name, student.name, self.s.name], build)
@@ -75,7 +75,8 @@ class Assembly:
             chosen = [records.plain(s) for s in records.sample(records.read(split / "validation.zst"), limit)]
             tokens = _tokens([s for s in chosen if s.kind != "ids"], bundle.tokenizer)
             weights, report = calibrate(bundle.weights, tokens, lambda line: self.say("  " + line))
-            write_bundle(folder, bundle.name, weights, bundle.tokenizer.json, bundle.zstd_dict, {})
+            parts, packed = (bundle.tokenizer.json, bundle.zstd_dict), weights.shape.gated
+            write_bundle(folder, bundle.name, weights, *parts, {}, packed=packed)
             write_json(folder / "calibration.json", report)
 
         return self.work.stage("calibrate", [split.name, exported.name, limit], build)
@@ -141,10 +142,12 @@ def _dictionary(samples: list[Any], size: int, say: Say) -> bytes:
 
 
 def _described(s: Settings) -> dict[str, Any]:
-    """The settings as the card has them: files and target by name, without the folders they lie in on this machine."""
+    """The settings as the card has them: files, target and bundles by name, without the folders they lie in on this machine."""
     out = dataclasses.asdict(s)
     for key in ("files", "validation", "test"):
         out["data"][key] = [Path(name).name for name in out["data"][key]]
-    if s.teacher:
-        out["teacher"]["target"] = Path(s.teacher.target).name
+    named = [("student", "start"), ("tokenizer", "bundle")]
+    named += [("teacher", "target"), ("teacher", "bundle")] if s.teacher else []
+    for table, key in named:
+        out[table][key] = Path(out[table][key]).name
     return out

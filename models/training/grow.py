@@ -11,7 +11,7 @@ only where a gated net has a `step`, which looks at the mean square too, more hi
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import json
 
 import numpy as np
 
@@ -20,7 +20,13 @@ from pltz.models.training.shape import NetConfig
 from pltz.plt_codec.errors import UsageError
 
 GROWS = ("layers", "hidden")
-SAME_FUNCTION = {"quant": True, "step": 0.0, "residual_max": 0.0}  # may differ: how a net is trained
+FREE = (
+    "step",
+    "block",
+    "memory",
+    "quant",
+    "residual_max",
+)  # how weights are rounded and what a position sees: training may change it
 
 
 def grown(state: dict[str, Floats], old: NetConfig, new: NetConfig, seed: int = 0) -> dict[str, Floats]:
@@ -32,7 +38,8 @@ def grown(state: dict[str, Floats], old: NetConfig, new: NetConfig, seed: int = 
     Raises:
         UsageError: the shapes differ in more than layers and hidden units, or `new` is smaller.
     """
-    fits(old, new)
+    if other := misfits(old, new):
+        raise UsageError(f"a net cannot grow to another shape: set {', '.join(other)}")
     random = np.random.default_rng(seed)
     out = {k: v for k, v in state.items() if not k.startswith("blocks.")}
     for number, (source, is_new) in enumerate(_order(old.layers, new.layers)):
@@ -44,18 +51,16 @@ def grown(state: dict[str, Floats], old: NetConfig, new: NetConfig, seed: int = 
     return out
 
 
-def fits(old: NetConfig, new: NetConfig) -> None:
-    """Raises UsageError where `new` cannot be grown from `old`, with the settings that could."""
-    theirs, ours = (_compared(config) for config in (old, new))
-    other = [f"{k} = {v}" for k, v in theirs.items() if v != ours[k]]
-    other += [f"{k} >= {getattr(old, k)}" for k in GROWS if getattr(new, k) < getattr(old, k)]
-    if other:
-        raise UsageError(f"it has another shape: set {', '.join(other)}")
-
-
-def _compared(config: NetConfig) -> dict[str, Any]:
-    tree = {**dataclasses.asdict(config), **SAME_FUNCTION}
-    return {k: v for k, v in tree.items() if k not in GROWS}
+def misfits(old: NetConfig, new: NetConfig) -> list[str]:
+    """The settings of `new`, as they stand in a configuration, with which it could be grown from `old`; none where it can."""
+    found = []
+    for name, theirs in dataclasses.asdict(old).items():
+        ours = getattr(new, name)
+        if name in GROWS:
+            found += [f"{name} = {theirs} or more"] if ours < theirs else []
+        elif name not in FREE and theirs != ours:
+            found.append(f"{name} = {json.dumps(theirs)}")
+    return found
 
 
 def _order(old: int, new: int) -> list[tuple[int, bool]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,9 @@ from pltz.models.bundle import Bundle
 from pltz.models.tokenizer import BundleTokenizer
 from pltz.models.training import job, rounded
 from pltz.models.training.context import Context
-from pltz.models.training.export import restore
 from pltz.models.training.fit import CHECKPOINT, Place, fit
-from pltz.models.training.grow import fits
 from pltz.models.training.job import Job
+from pltz.models.training.origin import Origin
 from pltz.models.training.plan import Plan
 from pltz.models.training.shape import NetConfig
 from pltz.plt_codec.errors import UsageError
@@ -27,13 +27,41 @@ class Learning:
     def __init__(self, context: Context) -> None:
         self.c, self.s, self.work, self.say = context, context.s, context.work, context.say
 
+    def check(self) -> None:
+        """Refuse origins that do not fit, before anything is made. Raises UsageError."""
+        for origin in (self.start, self.taught_by):
+            if origin is None:
+                continue
+            kind = self.s.tokenizer.kind
+            if kind == "train":
+                raise UsageError(
+                    f'{origin.place}: a tokenizer that is learnt anew fits no net that is there: use [tokenizer] kind = "bundle"'
+                )
+            if kind == "bundle":
+                origin.check_tokenizer(Bundle.load(self.s.tokenizer.bundle).tokenizer.json)
+        if self.start is not None:
+            self.start.check_shape(self._config(self.start.net.config.vocab))
+
+    @cached_property
+    def start(self) -> Origin | None:
+        """What the student starts from."""
+        name = self.s.student.start
+        return Origin(name, "[student] start") if name else None
+
+    @cached_property
+    def taught_by(self) -> Origin | None:
+        """The bundle that teaches."""
+        name = self.s.teacher.bundle if self.s.teacher else ""
+        return Origin(name, "[teacher] bundle") if name else None
+
     def teacher(self, streams: Path) -> Path | None:
         """The net that teaches: a bundle's, or a larger one of our own; None where a target does, or nobody."""
         t = self.s.teacher
         if t is None or t.target:
             return None
-        if t.bundle:
-            return self._of_bundle("teacher", t.bundle, streams)
+        if self.taught_by is not None:
+            self.taught_by.check_tokenizer(_tokenizer(streams))
+            return self._placed("teacher", self.taught_by)
         config = NetConfig.of(t, self.s.student, _vocab(streams))
         plan = dataclasses.replace(self._plan(), steps=t.steps, seconds=t.seconds, decay=1.0)
         what = Job(config, plan, self._sampling(streams), self.s.seed, streams)
@@ -42,7 +70,11 @@ class Learning:
 
     def student(self, streams: Path, teacher: Path | None) -> Path:
         """The net that ships."""
-        start = self._start(streams) if self.s.student.start else None
+        start = None
+        if self.start is not None:
+            self.start.check_tokenizer(_tokenizer(streams))
+            self.start.check_shape(self._config(_vocab(streams)))
+            start = self._placed("start", self.start)
         what = job.student(self.s, streams, _vocab(streams), start, teacher)
         key: list[Any] = [streams.name, dataclasses.asdict(self.s.student), what.sampling, self.s.seed]
         key += [start.name if start else None]
@@ -54,9 +86,10 @@ class Learning:
     def quick(self, folder: Path, streams: Path) -> np.ndarray:
         """Embeddings (V, d) of the student's shape after a few steps."""
         plan = dataclasses.replace(self._plan(), steps=self.s.tokenizer.order_steps, seconds=0.0, decay=0.0)
-        config = NetConfig.of(self.s.student, self.s.student, _vocab(streams))
         folder.mkdir(exist_ok=True)
-        self._fit(Job(config, plan, self._sampling(streams), self.s.seed, streams), folder)
+        self._fit(
+            Job(self._config(_vocab(streams)), plan, self._sampling(streams), self.s.seed, streams), folder
+        )
         return rounded.read(folder).floats()["embed"]
 
     def _fit(self, what: Job, folder: Path) -> None:
@@ -69,27 +102,18 @@ class Learning:
     def _sampling(self, streams: Path) -> dict[str, Any]:
         return job.sampling(self.s.data, self.s.student.block, self.s.student.memory, streams)
 
-    def _start(self, streams: Path) -> Path:
-        """The net of the bundle that the student starts from. Raises UsageError where the student cannot grow from its shape."""
-        found = self._of_bundle("start", self.s.student.start, streams)
-        try:
-            fits(rounded.read(found).config, NetConfig.of(self.s.student, self.s.student, _vocab(streams)))
-        except UsageError as exc:
-            raise UsageError(f"[student] start: bundle {self.s.student.start}: {exc}") from exc
-        return found
+    def _config(self, vocab: int) -> NetConfig:
+        """The student's net."""
+        return NetConfig.of(self.s.student, self.s.student, vocab)
 
-    def _of_bundle(self, stage: str, name: str, streams: Path) -> Path:
-        """A bundle's integers as a net. Raises UsageError where it has another tokenizer than the streams."""
-        bundle = Bundle.load(name)
-        if bundle.tokenizer.json != (streams / "tokenizer.json").read_bytes():
-            place = "[student] start" if stage == "start" else "[teacher] bundle"
-            raise UsageError(
-                f'{place}: bundle {name} has another tokenizer: use [tokenizer] kind = "bundle", bundle = "{name}"'
-            )
-        return self.work.stage(
-            stage, bundle.id.hex(), lambda folder: rounded.write(restore(bundle.weights), folder)
-        )
+    def _placed(self, stage: str, origin: Origin) -> Path:
+        """An origin's net, in a folder of its own."""
+        return self.work.stage(stage, origin.key, origin.write)
+
+
+def _tokenizer(streams: Path) -> bytes:
+    return (streams / "tokenizer.json").read_bytes()
 
 
 def _vocab(streams: Path) -> int:
-    return BundleTokenizer((streams / "tokenizer.json").read_bytes()).size
+    return BundleTokenizer(_tokenizer(streams)).size

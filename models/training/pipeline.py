@@ -55,6 +55,7 @@ def _ours(folder: Path) -> bool:
 def _made(c: Context) -> Path:
     """Every stage; the folder of the finished bundle."""
     learning, assembly = Learning(c), Assembly(c)
+    learning.check()
     corpus = Corpus(c, learning)
     split = corpus.split()
     streams = corpus.all(split)
@@ -63,7 +64,7 @@ def _made(c: Context) -> Path:
     training = {"student": read_json(student / REPORT)}
     if teacher and (teacher / REPORT).is_file():
         training["teacher"] = read_json(teacher / REPORT)
-    bundle = assembly.export(streams, assembly.dictionary(split), student)
+    bundle = assembly.export(streams, assembly.dictionary(split, learning.start), student)
     if c.s.calibrate.limit_bytes:
         bundle = assembly.calibrate(split, bundle)
         training["calibration"] = read_json(bundle / "calibration.json")

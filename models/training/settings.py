@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pltz.models import bundle as bundles
 from pltz.models.training.plan import Plan
 from pltz.models.training.shape import NetShape, NetSize
 from pltz.plt_codec.errors import UsageError
@@ -72,7 +73,7 @@ class Teacher(NetSize):
 class Student(NetShape, Plan):
     """`[student]`: shape (shape.py) and training (plan.py) of the model that ships."""
 
-    start: str = ""  # a bundle of the same tokenizer to start from; the student may have more layers and hidden units; empty: random weights
+    start: str = ""  # a bundle of the same tokenizer to start from, or a net (origin.py), whose shape it has; empty: random weights
 
 
 @dataclass(frozen=True)
@@ -170,11 +171,33 @@ def load(path: Path) -> Settings:
         name: tuple(str(base / Path(file).expanduser()) for file in getattr(settings.data, name))
         for name in ("files", "validation", "test")
     }
-    changes: dict[str, Any] = {"data": dataclasses.replace(settings.data, **data)}
-    if settings.teacher and settings.teacher.target and (base / settings.teacher.target).is_dir():
-        target = str(base / settings.teacher.target)
-        changes["teacher"] = dataclasses.replace(settings.teacher, target=target)
-    return dataclasses.replace(settings, **changes)
+    s, t, k = settings.student, settings.teacher, settings.tokenizer
+    start = _near(base, s.start)
+    return dataclasses.replace(
+        settings,
+        data=dataclasses.replace(settings.data, **data),
+        student=dataclasses.replace(s, start=start, **_inherited(start, tree.get("student", {}))),
+        tokenizer=dataclasses.replace(k, bundle=_near(base, k.bundle)),
+        teacher=dataclasses.replace(t, target=_near(base, t.target), bundle=_near(base, t.bundle))
+        if t
+        else None,
+    )
+
+
+def _near(base: Path, name: str) -> str:
+    """A folder beside the configuration file by its path; any other name (of a bundle that ships, a hub name) as it is."""
+    return (
+        str(base / name) if name and name not in bundles.Bundle.names() and (base / name).is_dir() else name
+    )
+
+
+def _inherited(start: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The keys of the shape that a student has from what it starts from, where the file says nothing else. Raises UsageError, ModelError."""
+    if not start:
+        return {}
+    from pltz.models.training.origin import Origin
+
+    return {k: v for k, v in Origin(start, "[student] start").shape().items() if k not in given}
 
 
 def _made(kind: type[T], tree: dict[str, Any], table: str) -> T:
@@ -262,7 +285,7 @@ gated = false                 # a Llama's layers (numeric contract 2), for pretr
 step = 0.0                    # gated: smallest step of a weight, in root mean squares of its row: what compresses the weights
 block = 4096                  # tokens that see each other, and
 memory = 1024                 # how many of the block before they see
-start = ""                    # a bundle of the same tokenizer to go on from; more layers or hidden units are grown
+start = ""                    # a bundle of the same tokenizer to go on from: "mini", "base", a folder; its shape is taken: leave the keys above out, or ask for more layers and hidden units
 seconds = 1400                # no default: seconds, or steps
 rows = 16                     # a batch is rows times row tokens, on each GPU
 row = 8192

@@ -1,9 +1,9 @@
 """Train the student of a configuration from streams that are there already, in calls that may end before the training does.
 
-    python -m pltz.models.training.train base.toml --streams data --out run --start net --gpus 4 --call 580
+    python -m pltz.models.training.train base.toml --streams data --out run --start base --gpus 4 --call 580
 
 For machines that have the streams (prepare.py) and the nets but not the sessions; `pltz bundle train` does this as one of its stages, by the same
-loop (fit.py). Nets are folders as rounded.py writes them; `--parcel` leaves the trained one in pieces that travel (parcel.py). Called again with the same
+loop (fit.py). Nets are those of bundles, by name or folder, or folders as rounded.py writes them; `--parcel` leaves the trained one in pieces that travel (parcel.py). Called again with the same
 `--out` it goes on. Ends with one line of JSON, the report.
 """
 
@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import json
 import math
+import shutil
 import time
 from pathlib import Path
 
@@ -20,8 +21,25 @@ import torch
 
 from pltz.models.training import job, parcel, settings
 from pltz.models.training.fit import CONFIG, NET, REPORT, Place, fit
+from pltz.models.training.origin import Origin
+from pltz.models.training.stages import publish
 
 ENDING = 25.0  # seconds that saving, packing and ending take at most
+
+
+def placed(origin: Origin, tokenizer: bytes, out: Path) -> Path:
+    """The folder of an origin's net; a bundle's is made once, in `out`. Raises UsageError, ModelError."""
+    origin.check_tokenizer(tokenizer)
+    if origin.bundle is None:
+        return Path(origin.name)
+    final = out / f"net-{origin.key}"
+    if not final.is_dir():
+        part = final.with_name(final.name + ".part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        origin.write(part)
+        publish(part, final)
+    return final
 
 
 def main() -> None:
@@ -33,21 +51,30 @@ def main() -> None:
     )
     p.add_argument("--streams", type=Path, required=True, help="folder of token streams")
     p.add_argument("--out", type=Path, required=True, help="folder of the run")
-    p.add_argument("--start", type=Path, help="net to start from, by folder")
-    p.add_argument("--teacher", type=Path, help="net to learn from, by folder")
+    p.add_argument(
+        "--start", help="bundle or net to start from, by name or folder, instead of the configuration's"
+    )
+    p.add_argument("--teacher", help="bundle or net to learn from, likewise")
     p.add_argument("--gpus", type=int, default=torch.cuda.device_count(), help="how many; 0: the CPU")
     p.add_argument("--seconds", type=float, help="of training in all, instead of the configuration's")
     p.add_argument("--call", type=float, default=math.inf, help="seconds after which this call ends, all in")
     p.add_argument("--parcel", type=Path, help="folder for the trained net in pieces")
     a = p.parse_args()
     s = settings.load(a.config)
-    if s.teacher and s.teacher.share and not s.teacher.target and a.teacher is None:
+    taught_by = a.teacher or (s.teacher.bundle if s.teacher else "")
+    if s.teacher and s.teacher.share and not s.teacher.target and not taught_by:
         p.error("the configuration has a net as its teacher: name its folder by --teacher")
     if a.seconds:
         s = dataclasses.replace(s, student=dataclasses.replace(s.student, seconds=a.seconds, steps=0))
-    vocab = len(json.loads((a.streams / "tokenizer.json").read_text("utf8"))["model"]["vocab"])
-    what = job.student(s, a.streams, vocab, a.start, a.teacher)
+    tokenizer = (a.streams / "tokenizer.json").read_bytes()
     a.out.mkdir(parents=True, exist_ok=True)
+    what = job.student(s, a.streams, len(json.loads(tokenizer)["model"]["vocab"]), None, None)
+    if start := a.start or s.student.start:
+        origin = Origin(start, "--start" if a.start else "[student] start")
+        origin.check_shape(what.config)
+        what = dataclasses.replace(what, start=placed(origin, tokenizer, a.out))
+    if taught_by:
+        what = dataclasses.replace(what, teacher=placed(Origin(taught_by, "--teacher"), tokenizer, a.out))
     with (a.out / "log.txt").open("a", encoding="utf8") as log:
 
         def say(line: str) -> None:

@@ -21,7 +21,7 @@ from pltz.models.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError
 from pltz.plt_codec.varint import write_varint
 from pltz.plt_codec.weights import random_weights
-from tests.models.test_bridge import PAGE, target
+from tests.models.target_tokenizers import PAGE, target
 
 KINDS = ["byte-level", "llama3", "mistral", "wordpiece"]
 NOTHING = np.zeros(0, np.int64)

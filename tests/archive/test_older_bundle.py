@@ -17,7 +17,7 @@ from pltz.models.bundle import Bundle, write_bundle
 from pltz.models.session import Session
 from pltz.plt_codec.errors import BundleMismatch
 from pltz.plt_codec.weights import random_weights
-from tests.models.test_bridge import target
+from tests.models.target_tokenizers import target
 
 CHAT = Session("chat", {"messages": [{"role": "user", "content": "an older one"}]})
 LATER = Session("chat", {"messages": [{"role": "user", "content": "a later one"}]})

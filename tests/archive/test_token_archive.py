@@ -23,7 +23,7 @@ from pltz.models.session import Session
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 from pltz.plt_codec.weights import random_weights
 from tests.archive.test_durable import killed_before_sync
-from tests.models.test_bridge import PAGE, target
+from tests.models.target_tokenizers import PAGE, target
 
 SYSTEM = np.random.default_rng(1).integers(20, 1000, 80)
 slow_fixture = settings(

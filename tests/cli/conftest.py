@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from pltz.cli.main import cli
+from pltz.cli.root import cli
 from pltz.datasets import sample_sessions
+from tests.cli.commands import Put, Run, lines
 
-Run = Callable[..., Result]
 POSITIONS = 2048
 
 
@@ -108,3 +108,34 @@ def frozen(tiny: Path, run: Run, chats: Path, tmp_path: Path) -> Path:
     done = run("compress", chats, "-o", path)
     assert done.exit_code == 0, done.output
     return path
+
+
+@pytest.fixture
+def trained() -> None:
+    """Ask for this to work with the bundle that ships: an untrained one loses to zstd, and all sessions are plain bytes."""
+
+
+@pytest.fixture
+def bundle_at_hand(request: pytest.FixtureRequest) -> None:
+    """The tiny bundle, unless a test asks for `trained`."""
+    if "trained" not in request.fixturenames:
+        request.getfixturevalue("tiny")
+
+
+@pytest.fixture
+def cold(run: Run, tmp_path: Path) -> Path:
+    """An empty archive."""
+    place = tmp_path / "cold"
+    assert run("archive", "init", place).exit_code == 0
+    return place
+
+
+@pytest.fixture
+def put(run: Run, cold: Path) -> Put:
+    """``put(value, "--name", "x")``: one session from stdin as JSON."""
+
+    def invoke(value: Any, *words: object) -> list[dict[str, Any]]:
+        line = json.dumps(value, ensure_ascii=False).encode() + b"\n"
+        return lines(run("archive", "put", cold, "-", "--format", "jsonl", *words, "--json", input=line))
+
+    return invoke

@@ -1,4 +1,4 @@
-"""pltz archive: every command, end to end, with a tiny untrained bundle; with the one that ships where sizes decide."""
+"""pltz archive: putting, getting and finding, end to end, with a tiny untrained bundle; with the one that ships where sizes decide."""
 
 import json
 import os
@@ -6,72 +6,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import Result
 
 from pltz.archive.archive import Archive
 from pltz.archive.index import SEGMENTS
 from pltz.archive.pack import ALONE, FAST
 from pltz.plt_codec.container import Reader
+from tests.cli.commands import Put, Run, chat, lines
 
-Run = Callable[..., Result]
-SYSTEM = {
-    "role": "system",
-    "content": "You are the helpful assistant of a shop that sells bicycles and bells. " * 6,
-}
-TURNS = [
-    {
-        "role": "user" if n % 2 == 0 else "assistant",
-        "content": f"Turn {n}: where is my bicycle, and {n} bells?",
-    }
-    for n in range(8)
-]
-
-
-def chat(turns: int, **more: Any) -> dict[str, Any]:
-    return {"messages": [SYSTEM, *TURNS[:turns]], **more}
-
-
-def lines(done: Result) -> list[dict[str, Any]]:
-    assert done.exit_code == 0, done.output
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-@pytest.fixture
-def trained() -> None:
-    """Ask for this to work with the bundle that ships: an untrained one loses to zstd, and all sessions are plain bytes."""
-
-
-@pytest.fixture(autouse=True)
-def bundle_at_hand(request: pytest.FixtureRequest) -> None:
-    if "trained" not in request.fixturenames:
-        request.getfixturevalue("tiny")
-
-
-@pytest.fixture
-def cold(run: Run, tmp_path: Path) -> Path:
-    """An empty archive."""
-    place = tmp_path / "cold"
-    assert run("archive", "init", place).exit_code == 0
-    return place
-
-
-@pytest.fixture
-def put(run: Run, cold: Path) -> Callable[..., list[dict[str, Any]]]:
-    """``put(value, "--name", "x")``: one session from stdin as JSON."""
-
-    def invoke(value: Any, *words: object) -> list[dict[str, Any]]:
-        line = json.dumps(value, ensure_ascii=False).encode() + b"\n"
-        return lines(run("archive", "put", cold, "-", "--format", "jsonl", *words, "--json", input=line))
-
-    return invoke
-
-
-Put = Callable[..., list[dict[str, Any]]]
+pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
 
 def test_init_refuses_what_is_an_archive(run: Run, cold: Path) -> None:
@@ -230,6 +175,36 @@ def test_names(run: Run, cold: Path, put: Put, chats: Path) -> None:
     assert bad.exit_code == 2 and "KEY=VALUE" in bad.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["put", "-", "--name", ""],
+        ["put", "-", "--name-key", ""],
+        ["put", "-", "--share-base", ""],
+        ["put", "-", "--tenant", ""],
+        ["put", "-", "--tag", ""],
+        ["put", "-", "--tag", "channel="],
+        ["put", "-", "--tag", "=web"],
+        ["get", "a", "--tenant", ""],
+        ["ls", "--tenant", ""],
+        ["find", "--tag", "channel="],
+        ["erase", "--tenant", "", "--all", "--dry-run"],
+        ["erase", "--tenant", "a", "--name", "", "--dry-run"],
+    ],
+)
+def test_a_name_that_is_empty_is_refused(run: Run, cold: Path, words: list[str]) -> None:
+    """As the shell hands on a variable that nobody set."""
+    done = run("archive", words[0], cold, *words[1:], input=json.dumps(chat(1)).encode())
+    assert done.exit_code == 2 and ("found nothing" in done.stderr or "KEY=VALUE" in done.stderr)
+    assert run("archive", "ls", cold).stdout == ""
+
+
+def test_a_key_without_a_name_is_refused(run: Run, cold: Path) -> None:
+    done = run("archive", "put", cold, "-", "--name-key", "id", input=json.dumps(chat(1, id="")).encode())
+    assert done.exit_code == 5 and "no name" in done.stderr
+    assert run("archive", "ls", cold).stdout == ""
+
+
 def test_no_name_or_text_in_file_names(cold: Path, put: Put) -> None:
     put(chat(2), "--name", "secretname", "--tenant", "secrettenant", "--tag", "secretkey=v")
     assert not [p for p in cold.rglob("*") if "secret" in p.name or "bicycle" in p.name]
@@ -267,325 +242,6 @@ def test_a_name_does_not_steer_the_terminal(run: Run, cold: Path, put: Put) -> N
     put(chat(1), "--name", "a\x1b[2Jb")
     out = run("archive", "ls", cold).stdout
     assert "\x1b" not in out and "a\\x1b[2Jb" in out
-
-
-def test_forget_and_undelete(run: Run, cold: Path, put: Put) -> None:
-    for turns in (1, 2, 3):
-        put(chat(turns), "--name", "s", "--time", turns)
-    put(chat(4), "--name", "t", "--time", 4)
-    dry = lines(run("archive", "forget", cold, "--keep-last", 1, "--dry-run", "--json"))
-    assert [(v["name"], v["version"]) for v in dry] == [("s", 1), ("s", 2)]
-    assert len(lines(run("archive", "ls", cold, "--history", "--json"))) == 4
-    gone = lines(run("archive", "forget", cold, "--keep-last", 1, "--json"))
-    assert [v["id"] for v in gone] == [v["id"] for v in dry]
-    assert [v["version"] for v in lines(run("archive", "ls", cold, "--history", "--json"))] == [3, 1]
-    back = lines(run("archive", "undelete", cold, "s", "--version", 2, "--json"))
-    assert [v["version"] for v in back] == [2]
-    assert run("archive", "forget", cold, "s").exit_code == 0
-    missing = run("archive", "get", cold, "s")
-    assert missing.exit_code == 8 and "forgotten" in missing.stderr
-    assert len(lines(run("archive", "undelete", cold, "s", "--json"))) == 3
-    assert json.loads(run("archive", "get", cold, "s").stdout) == chat(3)
-
-
-def test_a_policy_keeps_the_last_unless_told(run: Run, cold: Path, put: Put) -> None:
-    put(chat(1), "--name", "s", "--time", 1, "--tag", "trial=yes")
-    put(chat(1), "--name", "t", "--time", 1)
-    assert lines(run("archive", "forget", cold, "--keep-within", "1d", "--json")) == []
-    words = ("--keep-within", "1d", "--drop-last", "--tag", "trial=yes")
-    assert [v["name"] for v in lines(run("archive", "forget", cold, *words, "--json"))] == ["s"]
-    assert [v["name"] for v in lines(run("archive", "ls", cold, "--json"))] == ["t"]
-
-
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        ([], 2),
-        (["--drop-last", "s"], 2),
-        (["--keep-within", "soon"], 2),
-        (["s", "--version", 1, "--keep-last", 1], 2),
-        (["nobody"], 8),
-        (["s", "--version", 9], 8),
-        (["s", "--tenant", "other"], 8),
-    ],
-)
-def test_forget_refuses(run: Run, cold: Path, put: Put, words: list[object], code: int) -> None:
-    put(chat(1), "--name", "s")
-    done = run("archive", "forget", cold, *words)
-    assert done.exit_code == code, done.output
-    assert len(lines(run("archive", "ls", cold, "--json"))) == 1
-
-
-def test_collect_waits_for_the_grace_period(run: Run, cold: Path, put: Put) -> None:
-    put(chat(8), "--name", "gone")
-    put({"messages": [{"role": "user", "content": "stay"}]}, "--name", "stays")
-    assert run("archive", "forget", cold, "gone").exit_code == 0
-    dry = lines(run("archive", "collect", cold, "--grace", "0s", "--dry-run", "--json"))[0]
-    assert dry["condemned"] > 0
-    assert lines(run("archive", "stat", cold, "--json"))[0]["condemned"] == 0
-    first = lines(run("archive", "collect", cold, "--json"))[0]
-    assert first["condemned"] > 0 and first["deleted"] == 0
-    assert lines(run("archive", "collect", cold, "--json"))[0]["deleted"] == 0, "condemned a moment ago"
-    second = lines(run("archive", "collect", cold, "--grace", "0s", "--json"))[0]
-    assert second["deleted"] == first["condemned"] and second["freed"] > 0
-    assert run("archive", "undelete", cold, "gone").exit_code == 8
-    assert json.loads(run("archive", "get", cold, "stays").stdout)["messages"][0]["content"] == "stay"
-    assert run("archive", "verify", cold, "--decode").exit_code == 0
-
-
-def test_undelete_within_the_grace_period(run: Run, cold: Path, put: Put) -> None:
-    put(chat(8), "--name", "s")
-    run("archive", "forget", cold, "s")
-    assert lines(run("archive", "collect", cold, "--json"))[0]["condemned"] > 0
-    assert run("archive", "undelete", cold, "s").exit_code == 0
-    assert lines(run("archive", "collect", cold, "--grace", "0s", "--json"))[0]["deleted"] > 0
-    assert json.loads(run("archive", "get", cold, "s").stdout) == chat(8)
-
-
-def flip(pack: Path) -> None:
-    """Damage a byte of a pack's first record."""
-    from pltz.archive.pack import Pack
-
-    data = bytearray(pack.read_bytes())
-    data[Pack.of(bytes(data)).head.size + 30] ^= 1
-    pack.chmod(0o644)
-    pack.write_bytes(data)
-
-
-def test_verify_says_what_is_lost(trained: None, run: Run, cold: Path, put: Put) -> None:
-    put(chat(1), "--name", "t")
-    [pack] = (cold / "packs").iterdir()
-    put(chat(8), "--name", "s")
-    sound = lines(run("archive", "verify", cold, "--decode", "--json"))
-    assert len(sound) == 1 and sound[0]["sound"] and sound[0]["complete"] and sound[0]["decoded"] == 3
-    flip(pack)
-    done = run("archive", "verify", cold, "--json")
-    assert done.exit_code == 3
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert any("problem" in row for row in rows) and not rows[-1]["sound"]
-    lost = [row["lost_session"]["name"] for row in rows if "lost_session" in row]
-    assert "s" in lost, (
-        "its base is gone; the record of t points at the damaged one and may not be read at all"
-    )
-    assert "DAMAGED" in run("archive", "verify", cold).stdout
-
-
-def test_verify_a_part(run: Run, cold: Path, put: Put) -> None:
-    put(chat(1), "--name", "s")
-    found = lines(run("archive", "verify", cold, "--fraction", 0, "--json"))[0]
-    assert found["packs"] == 0 and not found["complete"]
-
-
-def test_verify_goes_on_where_it_was(
-    run: Run, cold: Path, put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run killed after two of five packs: the next checks three, and still tells what the first found."""
-    from pltz.archive.verify import Verifier
-
-    for n in range(1, 6):
-        put(chat(n), "--name", f"s{n}")
-    flip(min((cold / "packs").iterdir()))
-    state = tmp_path / "state.json"
-    whole = Verifier._check_pack
-    seen: list[bytes] = []
-
-    def two(self: Verifier, pack: bytes, decode: bool) -> None:
-        if len(seen) == 2:
-            raise KeyboardInterrupt
-        seen.append(pack)
-        whole(self, pack, decode)
-
-    monkeypatch.setattr(Verifier, "_check_pack", two)
-    assert run("archive", "verify", cold, "--decode", "--state", state).exit_code == 1
-    assert state.exists() and len(seen) == 2
-
-    def note(self: Verifier, pack: bytes, decode: bool) -> None:
-        seen.append(pack)
-        whole(self, pack, decode)
-
-    monkeypatch.setattr(Verifier, "_check_pack", note)
-    done = run("archive", "verify", cold, "--decode", "--state", state, "--json")
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.exit_code == 3 and any("problem" in row for row in rows)
-    assert len(seen) == len(set(seen)) == 5 and rows[-1]["packs"] == 5 and rows[-1]["complete"]
-    assert not state.exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "code"), [(b"", 3), (b"{}", 3), (b"[1]", 3), (b"\xff", 3), (b'{"archive": 1' * 9, 3)]
-)
-def test_a_state_file_that_is_none(run: Run, cold: Path, tmp_path: Path, content: bytes, code: int) -> None:
-    state = tmp_path / "state.json"
-    state.write_bytes(content)
-    assert run("archive", "verify", cold, "--state", state).exit_code == code
-    assert state.read_bytes() == content
-
-
-def test_copy(run: Run, cold: Path, put: Put, tmp_path: Path) -> None:
-    put(chat(2), "--name", "s", "--tag", "a=1", "--time", 10)
-    put(chat(4), "--name", "s", "--tag", "a=2", "--time", 20)
-    put(chat(2), "--name", "u", "--tenant", "b", "--share-base", "shop", "--time", 5)
-    put({"messages": []}, "--name", "empty")
-    other = tmp_path / "other"
-    run("archive", "init", other)
-    assert len(lines(run("archive", "copy", cold, other, "--dry-run", "--json"))) == 4
-    assert lines(run("archive", "ls", other, "--json")) == []
-    assert len(lines(run("archive", "copy", cold, other, "--json"))) == 4
-    listing = ("--history", "--json")
-    assert lines(run("archive", "ls", other, *listing)) == lines(run("archive", "ls", cold, *listing))
-    again = lines(run("archive", "copy", cold, other, "--json"))
-    assert all(row["there"] for row in again)
-    assert json.loads(run("archive", "get", other, "s", "--version", 1).stdout) == chat(2)
-    assert put(chat(1), "--name", "new")
-    assert [r["name"] for r in lines(run("archive", "copy", cold, other, "new", "--json"))] == ["new"]
-    assert run("archive", "copy", cold, cold).exit_code == 2
-
-
-def test_a_copy_that_was_stopped_goes_on(
-    run: Run, cold: Path, put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pltz.archive import transfer
-
-    for n in range(1, 5):
-        put(chat(n), "--name", f"s{n}")
-    other = tmp_path / "other"
-    run("archive", "init", other)
-    monkeypatch.setattr(transfer, "COMMIT_SESSIONS", 1)
-    whole, calls = transfer._commit, 0
-
-    def stop(*args: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise KeyboardInterrupt
-        return whole(*args)
-
-    monkeypatch.setattr(transfer, "_commit", stop)
-    assert run("archive", "copy", cold, other).exit_code == 1
-    assert len(lines(run("archive", "ls", other, "--json"))) == 2
-    monkeypatch.setattr(transfer, "_commit", whole)
-    rows = lines(run("archive", "copy", cold, other, "--json"))
-    assert [row["there"] for row in rows].count(True) == 2
-    assert len(lines(run("archive", "ls", other, "--history", "--json"))) == 4
-
-
-def test_export(run: Run, cold: Path, put: Put, chats: Path, tmp_path: Path) -> None:
-    put(chat(2), "--name", "s", "--tag", "a=1", "--time", 7)
-    run("archive", "put", cold, chats, "--tenant", "b")
-    out = tmp_path / "b.jsonl"
-    assert (
-        json.loads(run("archive", "export", cold, "--tenant", "b", "-o", out, "--json").stdout)["sessions"]
-        == 4
-    )
-    assert [json.loads(x) for x in out.read_bytes().splitlines()] == [
-        json.loads(x) for x in chats.read_bytes().splitlines()
-    ]
-    named = json.loads(run("archive", "export", cold, "s", "--with-names", "-o", "-").stdout)
-    assert named == {
-        "tenant": "default", "name": "s", "version": 1, "time": 7, "tags": {"a": "1"}, "session": chat(2)
-    }  # fmt: skip
-    packed = tmp_path / "all.pltz"
-    assert run("archive", "export", cold, "-o", packed).exit_code == 0
-    assert len(run("decompress", packed).stdout.splitlines()) == 5
-    assert run("archive", "export", cold, "-o", packed).exit_code == 2, "it exists"
-
-
-def test_compress_into_an_archive(run: Run, cold: Path, chats: Path, tmp_path: Path) -> None:
-    assert len(lines(run("compress", chats, "--archive", cold, "--json"))) == 4
-    assert [v["name"] for v in lines(run("archive", "ls", cold, "--json"))] == [
-        f"chats/{n}" for n in range(4)
-    ]
-    assert run("compress", chats, "--archive", cold, "-o", tmp_path / "x").exit_code == 2
-    assert run("compress", chats).exit_code == 2
-
-
-def test_thaw_from_an_archive_is_that_of_a_file(run: Run, cold: Path, frozen: Path) -> None:
-    run("archive", "put", cold, frozen, "--tenant", "acme")
-    words = ("--tenant", "acme", "--continue", 5, "--json")
-    found = json.loads(run("thaw", "--archive", cold, "chats/1", *words).stdout)
-    expected = json.loads(run("thaw", frozen, "--session", 1, "--continue", 5, "--json").stdout)
-    assert [found[k] for k in ("tokens", "continuation")] == [expected[k] for k in ("tokens", "continuation")]
-    assert run("thaw", "--archive", cold, "nobody").exit_code == 8
-    assert run("thaw", "--archive", cold, "chats/1", "--session", 1).exit_code == 2
-
-
-def test_a_hot_folder_serves_the_second_thaw(run: Run, cold: Path, frozen: Path, tmp_path: Path) -> None:
-    run("archive", "put", cold, frozen)
-    words = ["thaw", "--archive", cold, "chats/1", "--hot", tmp_path / "hot", "--continue", 5, "--json"]
-    first, second = (json.loads(run(*words).stdout) for _ in range(2))
-    assert (first["hot_tokens"], second["hot_tokens"]) == (0, first["tokens"])
-    assert first["continuation"] == second["continuation"]
-    assert {"read_ms", "lookup_ms", "decode_ms", "prefill_ms", "insert_ms", "total_ms"} <= second.keys()
-    assert "hot" in run(*words[:-1]).stdout
-    assert run("thaw", frozen, "--session", 1, "--hot", tmp_path).exit_code == 2
-    (tmp_path / "file").write_text("")
-    assert run("thaw", "--archive", cold, "chats/1", "--hot", tmp_path / "file").exit_code == 2
-
-
-def test_frozen_for_a_target(run: Run, cold: Path, chats: Path, tmp_path: Path) -> None:
-    chats.write_text(json.dumps(chat(2)) + "\n")
-    rows = lines(run("archive", "put", cold, chats, "--target", "mini-llama", "--json"))
-    assert rows[0]["kind"] == "ids"
-    assert run("thaw", "--archive", cold, "chats/0").exit_code == 0
-    packed = tmp_path / "t.pltz"
-    assert run("compress", chats, "-o", packed, "--target", "mini-llama").exit_code == 0
-    again = lines(run("archive", "put", cold, packed, "--name", "chats/0", "--json"))
-    assert again[0]["unchanged"], "the same ids for the same target, straight or by way of a file"
-
-
-@pytest.fixture
-def stranger(tiny_tokenizer_json: Callable[..., bytes], tmp_path: Path) -> Path:
-    """A target whose tokenizer is not the bundle's."""
-    from tests.cli.conftest import make_target
-
-    make_target(tmp_path / "stranger", tiny_tokenizer_json(900))
-    return tmp_path / "stranger"
-
-
-def test_a_target_with_another_tokenizer(
-    run: Run, cold: Path, chats: Path, stranger: Path, tmp_path: Path
-) -> None:
-    from pltz.models.target import Target
-
-    chats.write_text(json.dumps(chat(2)) + "\n" + json.dumps(chat(3)) + "\n")
-    rows = lines(run("archive", "put", cold, chats, "--target", stranger, "--json"))
-    assert [(row["kind"], row["method"]) for row in rows] == [("ids", "model")] * 2
-    model = Target.load(stranger)
-    wanted = [list(model.render(chat(n))) for n in (2, 3)]
-    got = run("archive", "get", cold, "chats/0", "chats/1", "--tokenizer", stranger)
-    assert [json.loads(line) for line in got.stdout.splitlines()] == wanted
-    assert lines(run("archive", "put", cold, chats, "--target", stranger, "--json"))[0]["unchanged"]
-    done = run("thaw", "--archive", cold, "chats/1", "--target", stranger, "--json")
-    assert json.loads(done.stdout)["tokens"] == len(wanted[1])
-    checked = lines(run("archive", "verify", cold, "--decode", "--tokenizer", stranger, "--json"))[-1]
-    assert checked["decoded"] and not checked["undecoded"]
-    for refused in (
-        run("archive", "get", cold, "chats/0"),
-        run("thaw", "--archive", cold, "chats/1", "--any-target"),
-        run("archive", "export", cold, "-o", tmp_path / "x.pltz", "--tokenizer", stranger),
-    ):
-        assert refused.exit_code not in (0, 1) and "tokenizer" in refused.stderr, refused.output
-    other = tmp_path / "other"
-    assert run("archive", "init", other).exit_code == 0
-    assert run("archive", "copy", cold, other, "--tokenizer", stranger).exit_code == 0
-    again = run("archive", "get", other, "chats/1", "--tokenizer", stranger / "tokenizer.json")
-    assert json.loads(again.stdout) == wanted[1]
-
-
-def test_ids_of_another_tokenizer_from_files(
-    run: Run, cold: Path, chats: Path, stranger: Path, tmp_path: Path
-) -> None:
-    ids, packed, plain = tmp_path / "ids.jsonl", tmp_path / "theirs.pltz", tmp_path / "ours.pltz"
-    ids.write_text("[1, 5, 899, 7, 7, 300]\n")
-    named = "--tokenizer", stranger / "tokenizer.json"
-    assert lines(run("archive", "put", cold, ids, "--format", "ids", *named, "--json"))[0]["tokens"] == 6
-    assert json.loads(run("archive", "get", cold, "ids/0", *named).stdout) == [1, 5, 899, 7, 7, 300]
-    assert run("compress", ids, "-o", packed, "--format", "ids", *named).exit_code == 0
-    assert lines(run("archive", "put", cold, packed, "--name", "ids/0", *named, "--json"))[0]["unchanged"]
-    assert run("archive", "put", cold, packed).exit_code not in (0, 1), "whose ids they are is not lost"
-    assert run("compress", ids, "-o", plain, "--format", "ids").exit_code == 0
-    assert run("archive", "put", cold, plain, *named).exit_code not in (0, 1)
-    assert run("archive", "put", cold, ids, *named, "--target", stranger).exit_code == 2
 
 
 KILLED = """

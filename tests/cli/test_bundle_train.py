@@ -79,7 +79,7 @@ def test_train_eval_compress_decompress(run: Run, project: Path) -> None:
     """The whole way, on a CPU: a bundle out of the sample, its card, figures, and sessions through it."""
     output, config = project / "mine", project / "tiny.toml"
     call = ("bundle", "train", "--config", config, "--output", output, "--device", "cpu", "--threads", 1)
-    done = run(*call, "--json")
+    done = run(*call, "--json", "--progress")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["id"] == json.loads((output / "bundle.json").read_text())["id"]
@@ -94,7 +94,7 @@ def test_train_eval_compress_decompress(run: Run, project: Path) -> None:
     assert all(str(project) not in (output / name).read_text() for name in ("card.json", "CARD.md"))
 
     assert run("bundle", "verify", output).exit_code == 0
-    again = run(*call)  # nothing is done twice, and what is there is right
+    again = run(*call, "--progress")  # nothing is done twice, and what is there is right
     assert again.exit_code == 0 and "is this bundle already" in again.stderr
     assert "begins" not in again.stderr
 
@@ -182,7 +182,7 @@ def test_held_out_files_are_not_trained_on(run: Run, project: Path) -> None:
         "--device",
         "cpu",
     )
-    done = run(*call, "--quiet")
+    done = run(*call, "--no-progress")
     assert done.exit_code == 0, done.output
     split = next((project / "b.work").glob("split-*"))
     counts = {
@@ -195,11 +195,91 @@ def test_held_out_files_are_not_trained_on(run: Run, project: Path) -> None:
     assert counts == {"train": 170, "validation": 10, "test": 20}
 
 
+START = """
+[data]
+files = ["sessions.jsonl"]
+held_out = 0.2
+[tokenizer]
+kind = "{kind}"
+bundle = "{start}"
+[student]
+start = "{start}"
+steps = 2
+rows = 1
+row = 256
+relative_rate = 0.0
+muon_rate = 0.0
+adam_rate = 0.0
+weight_decay = 0.0
+{more}
+[calibrate]
+limit_bytes = 0
+[evaluate]
+limit_bytes = 3000
+"""
+
+
+def other_bundle(folder: Path, tokenizer: bytes) -> Path:
+    """A tiny bundle of contract 2, whose positions turn at rates that are not the default."""
+    from pltz.models.bundle import write_bundle
+    from pltz.models.training.export import export
+    from pltz.models.training.net import Net, rounded_net
+    from pltz.models.training.shape import NetConfig
+
+    size = {"d": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "hidden": 32, "memory": 64}
+    net = rounded_net(Net(NetConfig(vocab=1024, **size, rope_base=100000.0, gated=True)))  # type: ignore[arg-type]
+    write_bundle(folder, "other", export(net), tokenizer, b"words " * 50, {})
+    return folder
+
+
+def test_train_goes_on_from_a_bundle(
+    run: Run, tiny: Path, project: Path, tiny_tokenizer_json: Callable[..., bytes]
+) -> None:
+    """One that ships (a tiny one here), by name, and one of the other contract, by a folder beside the configuration: no key of a shape is needed."""
+    other = other_bundle(project / "other", tiny_tokenizer_json())
+    for start, folder in (("mini", tiny / "bundles/mini"), ("other", other)):
+        (project / "tiny.toml").write_text(START.format(kind="bundle", start=start, more=""))
+        call = ("bundle", "train", "--config", project / "tiny.toml", "--device", "cpu", "--progress")
+        done = run(*call, "--output", project / f"{start}-2")
+        assert done.exit_code == 0, done.output
+        assert "start: done" in done.stderr
+        head, old = (json.loads((f / "bundle.json").read_text()) for f in (project / f"{start}-2", folder))
+        assert head["shape"] == old["shape"] and head["contract"] == old["contract"]
+        card = (project / f"{start}-2/card.json").read_text()
+        assert json.loads(card)["settings"]["student"]["start"] == start and str(project) not in card
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "said"),
+    [
+        ("train", "", "learnt anew fits no net"),
+        ("bundle", "d = 64", "another shape: leave the keys of its shape out, or set d = 32"),
+    ],
+)
+def test_a_start_that_does_not_fit_is_refused_before_anything(
+    run: Run, tiny: Path, project: Path, kind: str, more: str, said: str
+) -> None:
+    (project / "tiny.toml").write_text(START.format(kind=kind, start="mini", more=more))
+    done = run("bundle", "train", "--config", project / "tiny.toml", "--output", project / "b")
+    assert done.exit_code == 2 and said in done.stderr
+    assert not list((project / "b.work").glob("split*"))
+
+
 def test_another_bundle_is_not_replaced_unasked(run: Run, tiny: Path, project: Path) -> None:
     shutil.copytree(tiny / "bundles/mini", project / "mine")
     config = project / "tiny.toml"
     config.write_text(CONFIG.format(steps=1).replace("order_steps = 2", "order_steps = 0"))
-    call = ("bundle", "train", "--config", config, "--output", project / "mine", "--device", "cpu", "--quiet")
+    call = (
+        "bundle",
+        "train",
+        "--config",
+        config,
+        "--output",
+        project / "mine",
+        "--device",
+        "cpu",
+        "--no-progress",
+    )
     done = run(*call)
     assert done.exit_code == 2 and "holds another bundle" in done.stderr
     assert run("bundle", "verify", project / "mine").exit_code == 0
@@ -235,7 +315,7 @@ def test_distill_with_the_targets_probabilities(run: Run, tiny: Path, project: P
         project / "sessions.jsonl",
     )
     small = ("--steps", 5, "--rows", 1, "--row", 256, "--write", 2, "--write-tokens", 8, "--device", "cpu")
-    done = run(*call, *small, "--output", project / "d", "--json")
+    done = run(*call, *small, "--output", project / "d", "--json", "--progress")
     assert done.exit_code == 0, done.output
     assert "starting from mini" in done.stderr and "probabilities" in done.stderr
     card = json.loads((project / "d/card.json").read_text())
@@ -253,7 +333,7 @@ def test_distill_in_the_targets_own_tokenizer(run: Run, foreign: Path, project: 
     """A target with another vocabulary: the student speaks it, and ids frozen for that target need no patch."""
     call = ("bundle", "distill", "--target", foreign, "--data", project / "sessions.jsonl", "--size", "tiny")
     small = ("--steps", 5, "--rows", 1, "--row", 256, "--device", "cpu", "--output", project / "d")
-    done = run(*call, *small)
+    done = run(*call, *small, "--progress")
     assert done.exit_code == 0, done.output
     assert "with the target's tokenizer" in done.stderr
     card = json.loads((project / "d/card.json").read_text())
@@ -296,10 +376,21 @@ def test_distill_with_the_bundles_tokenizer_learns_text(
         "--write",
         1,
     )
-    done = run(*call, *small, "--write-tokens", 4)
+    done = run(*call, *small, "--write-tokens", 4, "--progress")
     assert done.exit_code == 0, done.output
     assert "probabilities" not in done.stderr and "1 turns the target writes" in done.stderr
     assert json.loads((project / "d/card.json").read_text())["settings"]["teacher"]["share"] == 0.0
+
+
+def test_distill_from_a_bundle_of_the_other_contract(
+    run: Run, tiny: Path, project: Path, tiny_tokenizer_json: Callable[..., bytes]
+) -> None:
+    other = other_bundle(project / "other", tiny_tokenizer_json())
+    call = ("bundle", "distill", "--target", tiny / "targets/mini-llama", "--bundle", other)
+    where = ("--data", project / "sessions.jsonl", "--output", project / "d", "--device", "cpu")
+    done = run(*call, *where, "--steps", 2, "--rows", 1, "--row", 256)
+    assert done.exit_code == 0, done.output
+    assert json.loads((project / "d/bundle.json").read_text())["contract"] == 2
 
 
 @pytest.mark.slow
@@ -353,7 +444,7 @@ def test_train_with_a_teacher_of_its_own(run: Run, project: Path, monkeypatch: p
         "--device",
         "cpu",
     )
-    assert run(*call, "--quiet").exit_code == 0
+    assert run(*call, "--no-progress").exit_code == 0
     training = json.loads((project / "mine/card.json").read_text())["training"]
     assert training["teacher"]["parameters"] > training["student"]["parameters"]
     assert training["student"]["bits_per_token"] < 9.0  # by chance

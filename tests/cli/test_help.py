@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 
 from pltz.cli.groups import EXIT_CODES, Command
-from pltz.cli.main import cli
+from pltz.cli.root import cli
 from pltz.plt_codec import errors
 
 
@@ -103,9 +103,18 @@ def test_exit_codes_cover_the_error_tree() -> None:
     assert kinds and {kind.exit_code for kind in kinds} <= listed
 
 
+@pytest.mark.parametrize("group", [(), *sorted({path[:1] for path in LEAVES if len(path) > 1})])
+def test_groups_name_each_command_in_a_line(group: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(cli, [*group, "--help"], prog_name="pltz", terminal_width=80)
+    assert done.exit_code == 0
+    listed = done.stdout.split("Commands:\n")[1].split("\n\n")[0].splitlines()
+    assert len(listed) == len({path[len(group)] for path in LEAVES if path[: len(group)] == group})
+    assert all(line.endswith(".") and not line.endswith("...") for line in listed)
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = (
-        "import sys; from pltz.cli.main import cli; cli(['--help'], standalone_mode=False);"
+        "import sys; from pltz.cli.root import cli; cli(['--help'], standalone_mode=False);"
         "sys.exit(', '.join({'torch', 'transformers', 'numpy', 'tokenizers'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

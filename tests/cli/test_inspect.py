@@ -77,7 +77,7 @@ def test_needs_no_torch(tmp_path: Path) -> None:
     path = tmp_path / "a.pltz"
     path.write_bytes(file_of([model_frame(40, bytes(10))]))
     code = (
-        "import sys; from pltz.cli.main import cli; cli(['inspect', sys.argv[1]], standalone_mode=False);"
+        "import sys; from pltz.cli.root import cli; cli(['inspect', sys.argv[1]], standalone_mode=False);"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)

@@ -109,6 +109,26 @@ def test_a_signal_leaves_the_old_file_and_nothing_else(number: signal.Signals, t
     assert os.listdir(tmp_path) == ["a"] and path.read_bytes() == b"old"
 
 
+INTERRUPTED = "import os, signal; os.kill(os.getpid(), signal.{}); import time; time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    "module", ["click", "zstandard"]
+)  # the first thing imported, and one that only a command needs
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_modules_load_is_quiet(
+    module: str, number: signal.Signals, file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / f"{module}.py").write_text(INTERRUPTED.format(number.name))
+    here = "import sys, signal; sys.path.insert(0, sys.argv.pop(1)); "
+    here += (
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # whoever runs the tests may ignore it
+    )
+    command = [sys.executable, "-c", here + MAIN, str(tmp_path), "inspect", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr.replace("Aborted!", "").strip(), done.stdout) == (1, "", "")
+
+
 def test_a_warning_is_one_line() -> None:
     code = "import warnings; from pltz.cli import process; process.prepare(); warnings.warn('slow\\n here')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

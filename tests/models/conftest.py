@@ -1,6 +1,6 @@
-"""What the tests of models share: a small llama with random weights, saved as a user's model is.
+"""What the tests of models share: a small llama with random weights, saved as a user's model is; a codec with a fake coder.
 
-Asked for as fixtures: ``llama`` is its folder, ``copy`` one to damage, ``save_model(folder, config)`` makes another.
+Asked for as fixtures: ``llama`` is its folder, ``copy`` one to damage, ``save_model(folder, config)`` makes another; ``codec`` is of ``bundle``.
 """
 
 import shutil
@@ -12,7 +12,10 @@ import pytest
 import torch
 import transformers
 
+from pltz.models.codec import Codec
+from pltz.models.tokenizer import BundleTokenizer
 from pltz.models.training import train_target
+from tests.models.fake_coder import FakeBundle, FakeCoder
 
 VOCAB = 384
 POSITIONS = 256
@@ -65,3 +68,13 @@ def llama(
 @pytest.fixture
 def copy(llama: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(llama, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_tokenizer: BundleTokenizer) -> FakeBundle:
+    return FakeBundle(tiny_tokenizer)
+
+
+@pytest.fixture
+def codec(bundle: FakeBundle) -> Codec:
+    return Codec(bundle, FakeCoder())

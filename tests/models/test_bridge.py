@@ -1,238 +1,35 @@
-"""The bridge gives back any ids of any tokenizer, and canonical ids for nothing.
-
-Targets are real tokenizers of the kinds that served models have, trained here on a page of text. Each is small, so
-that random ids hit every corner: bytes that are no text, marks in odd places, pieces that cannot follow each other.
-"""
+"""The bridge gives back any ids of any tokenizer, and canonical ids for nothing."""
 
 import json
 import random
 import time
-from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pltz.models import bridge as bridge_module
 from pltz.models.bridge import Bridge
-from pltz.models.patch import (
-    BitReader,
-    Edit,
-    Vocabulary,
-    apply_patch,
-    diff,
-    encode_edits,
-    encode_literal,
-    gamma,
-    pack_bits,
-)
-from pltz.models.tokenizer import SPECIALS, BundleTokenizer, _byte_alphabet
+from pltz.models.tokenizer import _byte_alphabet
 from pltz.plt_codec.errors import ContentError, CorruptError, ModelError
-
-PAGE = """A tower of segments is kept in an archive. The archive thaws what the session needs, and nothing else.
-You are a helpful assistant. Answer in a few short sentences, and say so when you do not know the answer.
-What is the capital of France? The capital of France is Paris, a city on the river Seine; it isn't far from Orléans.
-def add(left, right):
-    total = left + right
-    return total  # the sum of both
-{"name": "search", "arguments": {"query": "weather in Berlin", "limit": 10}}
-Übung macht den Meister; größere Maße, naïve façade. 你好,世界。这是一个测试。 Привет, мир! 🙂 👩\u200d💻 🇫🇷
-The quick brown fox jumps over the lazy dog 1234567890 times, doesn't it? 3.14159 * 2 = 6.28318
-Compression and prediction are the same thing: a good predictor, driving an entropy coder, writes few bits.
-"""
-WORDS = [line.split() for line in PAGE.splitlines()]
-SYLLABLES = [a + b for a in ("k", "t", "m", "s", "gr", "pr") for b in ("a", "en", "ul", "ing")]
-CHAT_SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-SENTENCEPIECE_SPECIALS = ["<unk>", "<s>", "</s>"]
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-
-
-def corpus() -> list[str]:
-    """The page, and shuffles of its words among made-up ones, so that pieces of all lengths are learnt."""
-    rng = random.Random(1)
-    lines = [" ".join(rng.sample(line, len(line))) for line in WORDS for _ in range(6)]
-    made_up = ["".join(rng.choices(SYLLABLES, k=rng.randint(1, 4))) for _ in range(800)]
-    return [PAGE, *lines, " ".join(made_up)]
-
-
-@cache
-def bundle() -> BundleTokenizer:
-    """A bundle tokenizer of 1024 ids: the 32 specials, then a byte-level BPE."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    names = [f"<|{name}|>" for name in SPECIALS]
-    trainer = trainers.BpeTrainer(
-        vocab_size=1024,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=names,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
-    spec = json.loads(tokenizer.to_str())
-    assert len(spec["model"]["vocab"]) == 1024
-    spec["added_tokens"] = []
-    return BundleTokenizer(json.dumps(spec).encode())
-
-
-def byte_level(*, add_prefix_space: bool = False) -> Tokenizer:
-    """GPT-2's kind with ChatML's marks, and two inline tokens as Qwen has them."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=700,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=CHAT_SPECIALS,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
-    tokenizer.add_tokens(
-        [AddedToken("<tool_call>", normalized=False), AddedToken("</tool_call>", normalized=False)]
-    )
-    return tokenizer
-
-
-def llama3() -> Tokenizer:
-    """Byte-level after a split by Llama 3's expression; merges ignored for whole pieces; many reserved marks."""
-    expression = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(expression), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(
-        corpus(),
-        trainers.BpeTrainer(
-            vocab_size=800, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-        ),
-    )
-    named = ["<|begin_of_text|>", "<|end_of_text|>"] + [f"<|reserved_special_token_{i}|>" for i in range(30)]
-    named += ["<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>", "<|python_tag|>"]
-    tokenizer.add_special_tokens(named)
-    bos = named[0]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
-    )
-    return tokenizer
-
-
-def _sentencepiece_bpe(normalizer: Any, pre_tokenizer: Any) -> Tokenizer:
-    """BPE over whole lines with byte fallback. The trainer cuts at spaces to stay quick; the tokenizer need not."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.BpeTrainer(
-        vocab_size=900,
-        special_tokens=SENTENCEPIECE_SPECIALS,
-        limit_alphabet=80,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
-    spec = json.loads(tokenizer.to_str())
-    vocab = spec["model"]["vocab"]
-    for byte in BYTES:
-        vocab.setdefault(byte, len(vocab))
-    tokenizer = Tokenizer.from_str(json.dumps(spec))
-    if normalizer is not None:
-        tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = pre_tokenizer
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return tokenizer
-
-
-def llama2() -> Tokenizer:
-    """SentencePiece BPE as Llama 2 has it: a normaliser puts the first space."""
-    normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer = _sentencepiece_bpe(normalizer, None)
-    return tokenizer
-
-
-def mistral() -> Tokenizer:
-    """SentencePiece BPE whose first space is put at the start of the whole text only."""
-    tokenizer = _sentencepiece_bpe(None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False))
-    tokenizer.add_special_tokens(["[INST]", "[/INST]"])
-    return tokenizer
-
-
-def unigram() -> Tokenizer:
-    """T5's kind: no byte fallback, an unknown token, compatibility forms and runs of spaces folded away."""
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=400, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
-    return tokenizer
-
-
-def wordpiece() -> Tokenizer:
-    """BERT's kind: lower case, accents stripped, `##` pieces, [UNK]."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=500, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], show_progress=False
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
-    return tokenizer
-
-
-MAKERS = {
-    "byte-level": byte_level,
-    "prefix-space": lambda: byte_level(add_prefix_space=True),
-    "llama3": llama3,
-    "llama2": llama2,
-    "mistral": mistral,
-    "unigram": unigram,
-    "wordpiece": wordpiece,
-}
-
-
-@cache
-def target(kind: str) -> Tokenizer:
-    return MAKERS[kind]()
-
-
-@cache
-def bridge(kind: str) -> Bridge:
-    return Bridge(target(kind).to_str().encode(), bundle())
-
-
-KINDS = pytest.mark.parametrize("kind", MAKERS)
-EXACT = pytest.mark.parametrize(
-    "kind", ["byte-level", "llama3", "llama2", "mistral"]
-)  # these keep every text
-quick = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
-
-
-def encode(kind: str, text: str) -> list[int]:
-    """What the library makes of a text, special tokens recognised, nothing added."""
-    return list(target(kind).encode(text, add_special_tokens=False).ids)
+from tests.models.target_tokenizers import (
+    EXACT,
+    KINDS,
+    MAKERS,
+    PAGE,
+    bridge,
+    bundle,
+    encode,
+    plain,
+    quick,
+    target,
+    unfolded,
+    x,
+)
 
 
 def there_and_back(kind: str, ids: list[int]) -> tuple[list[int], bytes]:
@@ -245,30 +42,6 @@ def there_and_back(kind: str, ids: list[int]) -> tuple[list[int], bytes]:
 
 def mark_id(kind: str, name: str) -> int:
     return target(kind).get_vocab()[name]
-
-
-def plain(text: str) -> list[int]:
-    return list(bundle().encode(text.encode()).tolist())
-
-
-def x(slot: int) -> int:
-    return bundle().specials[f"x{slot}"]
-
-
-def unfolded(kind: str, ids: list[int], seed: int, rate: float) -> tuple[list[int], int]:
-    """Cut pieces in two at random, as a sampler may; also how many."""
-    vocabulary = Vocabulary(target(kind).get_vocab(), "##" if kind == "wordpiece" else "")
-    rng = random.Random(seed)
-    out: list[int] = []
-    for i in ids:
-        s, known = vocabulary.spelling[i], vocabulary.spelled
-        cuts = [k for k in range(1, len(s)) if s[:k] in known and s[k:] in known]
-        if cuts and rng.random() < rate:
-            k = rng.choice(cuts)
-            out += [known[s[:k]], known[s[k:]]]
-        else:
-            out.append(i)
-    return out, len(out) - len(ids)
 
 
 # ---- canonical ids cost nothing
@@ -518,83 +291,6 @@ def test_what_is_no_tokenizer_is_refused(data: bytes) -> None:
         Bridge(data, bundle())
 
 
-@KINDS
-@quick
-@given(tokens=st.lists(st.integers(-2, 1100), max_size=20), patch=st.binary(max_size=20))
-def test_nonsense_is_corrupt_or_harmless(kind: str, tokens: list[int], patch: bytes) -> None:
-    try:
-        ids = bridge(kind).from_bundle(tokens, patch)
-    except CorruptError:
-        return
-    assert len(ids) <= 40 * len(tokens) + 8 * len(patch)
-    assert all(0 <= i < bridge(kind).size for i in ids.tolist())
-
-
-@KINDS
-@quick
-@given(data=st.data())
-def test_a_flipped_bit_is_corrupt_or_harmless(kind: str, data: st.DataObject) -> None:
-    ids, _ = unfolded(kind, encode(kind, PAGE), data.draw(st.integers(0, 5)), 0.2)
-    tokens, patch = bridge(kind).to_bundle(ids)
-    bit = data.draw(st.integers(0, 8 * len(patch) - 1))
-    damaged = (int.from_bytes(patch, "big") ^ 1 << bit).to_bytes(len(patch), "big")
-    try:
-        bridge(kind).from_bundle(tokens, damaged)
-    except CorruptError as exc:
-        assert str(exc)
-
-
-def bits(text: str) -> bytes:
-    return pack_bits(text.replace(" ", ""))
-
-
-EDITS = "0 0000"
-DAMAGED = {
-    "no_edit": bits(EDITS),
-    "no_head": bits("0"),
-    "gap_beyond_the_ids": bits(EDITS + gamma(1000)),
-    "drop_beyond_the_ids": bits(EDITS + "1 1" + gamma(1000) + "1"),
-    "count_beyond_the_patch": bits(EDITS + "1 1 1" + gamma(1 << 30)),
-    "number_without_end": bytes(40),
-    "literal_of_many": bits("1" + gamma((1 << 32) - 1)) + bytes(9),
-    "literal_of_none": bits("1"),
-    "literal_beside_tokens": bits("1 1") + bytes(2),
-    "piece_of_no_token": bits(EDITS + "1 0" + gamma(3) + "1" + "0" * 40),
-    "bits_after_the_end": bits(EDITS + "1 1 1 1") + b"\x01",
-    "long_padding": bits(EDITS + "1 1 1" + gamma(2) + "0" * 10) + bytes(3),
-}
-
-
-@pytest.mark.parametrize("defect", DAMAGED)
-def test_damaged_patch(defect: str) -> None:
-    with pytest.raises(CorruptError):
-        bridge("byte-level").from_bundle(plain("Hello world"), DAMAGED[defect])
-
-
-STREAMS: dict[str, list[int | str]] = {
-    "a_bundle_special_in_text": [3],
-    "an_id_beyond_the_bundle": [1024],
-    "a_negative_id": [-1],
-    "an_empty_slot": ["x9"],
-    "a_number_without_numbers": ["x15", 40],
-}
-
-
-@pytest.mark.parametrize("defect", STREAMS)
-def test_damaged_stream(defect: str) -> None:
-    tokens = [x(int(i[1:])) if isinstance(i, str) else i for i in STREAMS[defect]]
-    with pytest.raises(CorruptError):
-        bridge("byte-level").from_bundle(tokens, b"")
-
-
-def test_damaged_stream_numbers_and_text() -> None:
-    (high,) = bundle().encode(b"\xff").tolist()
-    (word,) = plain("the")[-1:]
-    for tokens in ([x(15)], [x(15), x(15)], [x(15), high], [x(15), word + 1], [high], [high, x(1)]):
-        with pytest.raises(CorruptError):
-            bridge("llama3").from_bundle(tokens, b"")
-
-
 # ---- whose ids they are
 
 
@@ -657,52 +353,7 @@ def test_slots_follow_from_names_then_ids() -> None:
 FORMAT = (Path(bridge_module.__file__).resolve().parent / "FORMAT.md").read_text(encoding="utf-8")
 
 
-def test_format_page_s_example() -> None:
-    pieces = {f"no {i}": i for i in range(300)}
-    for i, piece in ((10, "a"), (20, "hello"), (30, "b"), (21, "hel"), (22, "lo")):
-        del pieces[f"no {i}"]
-        pieces[piece] = i
-    vocabulary = Vocabulary(pieces)
-    canonical, real = [10, 20, 30], [10, 21, 22, 30]
-    edits = list(diff(canonical, real, vocabulary))
-    assert edits == [Edit(1, 1, [21, 22])]
-    patch = pack_bits(encode_edits(edits, canonical, vocabulary))
-    literal = pack_bits(encode_literal(real, vocabulary))
-    assert f"Bytes {patch.hex(' ').upper()}." in FORMAT and f"Bytes {literal.hex(' ').upper()}." in FORMAT
-    for stored in (patch, bytes.fromhex("02 48")):
-        assert apply_patch(canonical, stored, vocabulary) == apply_patch([], literal, vocabulary) == real
-
-
 def test_format_page_s_slots() -> None:
     for slot, names in enumerate(bridge_module.SLOT_NAMES):
         (row,) = [line for line in FORMAT.splitlines() if line.startswith(f"| {slot} |")]
         assert " ".join(f"`{name}`" for name in names) in row.replace("\\|", "|")
-
-
-@quick
-@given(st.integers(1, 1 << 32), st.integers(1, 70_000), st.data())
-def test_codes_are_read_back(n: int, size: int, data: st.DataObject) -> None:
-    i = data.draw(st.integers(0, size - 1))
-    vocabulary = Vocabulary({"top": size - 1})
-    reader = BitReader(pack_bits(gamma(n) + vocabulary.raw(i)))
-    assert (reader.gamma(), reader.raw(vocabulary)) == (n, i)
-    assert reader.at_end() and len(vocabulary.raw(i)) <= max(1, (size - 1).bit_length())
-
-
-def test_a_vocabulary_of_one_id() -> None:
-    one = Vocabulary({"a": 0})
-    assert apply_patch([], pack_bits(encode_literal([0] * 9, one)), one) == [0] * 9
-    with pytest.raises(CorruptError, match="ids below 1"):
-        apply_patch([], bits("1 1 1"), one)
-
-
-@quick
-@given(st.lists(st.integers(0, 7), max_size=60), st.lists(st.integers(0, 7), max_size=60))
-def test_edits_turn_any_ids_into_any_others(canonical: list[int], real: list[int]) -> None:
-    vocabulary = Vocabulary(
-        {piece: i for i, piece in enumerate(["a", "b", "ab", "ba", "aa", "bb", "aba"])} | {"": 7}
-    )
-    edits = list(diff(canonical, real, vocabulary))
-    patch = pack_bits(encode_edits(edits, canonical, vocabulary))
-    assert apply_patch(canonical, patch, vocabulary) == real
-    assert all(one.start + one.drop <= two.start for one, two in pairwise(edits))

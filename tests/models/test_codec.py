@@ -6,9 +6,7 @@ are the real ones.
 
 import json
 import tracemalloc
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,10 +15,8 @@ from hypothesis import strategies as st
 
 from pltz.datasets import sample_sessions
 from pltz.models import transcript
-from pltz.models.bridge import Bridge
 from pltz.models.codec import Codec
 from pltz.models.session import Session, content_bytes
-from pltz.models.tokenizer import BundleTokenizer
 from pltz.plt_codec.container import Reader, pack
 from pltz.plt_codec.errors import (
     BundleMismatch,
@@ -30,108 +26,12 @@ from pltz.plt_codec.errors import (
     ModelError,
     OpaqueContentError,
     PltzError,
-    TokenizerMismatch,
     UsageError,
     VersionError,
 )
 from pltz.plt_codec.header import Header
-from pltz.plt_codec.item import Encoded, FrameItem
 from pltz.plt_codec.session_frame import Frame, Kind, content_check
-
-
-@dataclass
-class FakeBundle:
-    tokenizer: BundleTokenizer
-    id: bytes = b"0123456789abcdef"
-    contract: int = 1
-    zstd_dict: bytes = b'{"messages":[{"role":"user","content":"'
-
-
-def ten_bits(ids: Any) -> bytes:
-    return np.packbits(np.asarray(ids)[:, None] >> np.arange(10) & 1).tobytes()
-
-
-class FakeCoder:
-    """Ten bits a token; remembers its calls. Any bytes of the right number decode to something."""
-
-    def __init__(self) -> None:
-        self.encoded: list[int] = []  # sequences in each call
-        self.decoded: list[int] = []
-
-    def encode(
-        self,
-        sequences: Sequence[Any],
-        *,
-        lanes: int | None = None,
-        steps: int | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> list[Encoded]:
-        self.encoded.append(len(sequences))
-        if progress:
-            progress(sum(map(len, sequences)))
-        return [Encoded(ten_bits(ids), 0.0, 1, lanes, steps) for ids in sequences]
-
-    def decode(
-        self, items: Sequence[FrameItem], *, progress: Callable[[int], None] | None = None
-    ) -> list[Any]:
-        self.decoded.append(len(items))
-        if progress:
-            progress(sum(item.tokens for item in items))
-        return [self._decode(item) for item in items]
-
-    def _decode(self, item: FrameItem) -> Any:
-        if len(item.data) != -(-10 * item.tokens // 8):
-            raise CorruptError("the bitstring does not decode")
-        bits = np.unpackbits(np.frombuffer(item.data, np.uint8), count=10 * item.tokens).reshape(-1, 10)
-        return bits.astype(np.int64) @ (1 << np.arange(10))
-
-
-class BrokenCoder(FakeCoder):
-    """Decodes the last token of each sequence wrongly."""
-
-    def _decode(self, item: FrameItem) -> Any:
-        ids = super()._decode(item).copy()
-        ids[-1:] ^= 1
-        return ids
-
-
-@pytest.fixture(scope="module")
-def bundle(tiny_tokenizer: BundleTokenizer) -> FakeBundle:
-    return FakeBundle(tiny_tokenizer)
-
-
-@pytest.fixture
-def codec(bundle: FakeBundle) -> Codec:
-    return Codec(bundle, FakeCoder())
-
-
-@pytest.fixture(scope="module")
-def foreign(tiny_tokenizer_json: Callable[..., bytes], bundle: FakeBundle) -> Bridge:
-    """A bridge to a tokenizer that is not the bundle's."""
-    bridge = Bridge(tiny_tokenizer_json(1536), bundle.tokenizer)
-    assert not bridge.identity
-    return bridge
-
-
-@pytest.fixture(scope="module")
-def own(tiny_tokenizer_json: Callable[..., bytes], bundle: FakeBundle) -> Bridge:
-    """A bridge to the bundle's own tokenizer."""
-    bridge = Bridge(tiny_tokenizer_json(), bundle.tokenizer)
-    assert bridge.identity
-    return bridge
-
-
-def chat(*turns: str, **more: Any) -> Session:
-    messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
-    return Session("chat", {**more, "messages": messages})
-
-
-TALK = chat("What is a tower of segments?", "A chain of shared prompts, each of them stored once.")
-IMAGE = Session(
-    "chat",
-    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}]},
-)
-PROSE = Session("text", b"Prose, plain and long enough to be worth a frame.\xff")
+from tests.models.fake_coder import IMAGE, PROSE, TALK, BrokenCoder, FakeBundle, FakeCoder, chat, ten_bits
 
 json_values = st.recursive(
     st.none()
@@ -240,19 +140,6 @@ def test_long_repeats_are_coded_once(codec: Codec) -> None:
     assert Reader(laid).frame(0).lanes == 2 and codec.decompress(laid) == sessions
 
 
-def test_copies_and_a_patch_stand_in_one_frame(
-    codec: Codec, foreign: Bridge, tiny_tokenizer_json: Callable[..., bytes]
-) -> None:
-    text = max((m["content"] for s in sample_sessions() for m in s.value["messages"]), key=len)[:1500]
-    ids = np.tile(foreign_ids(tiny_tokenizer_json, text).value, 2)
-    cut = [foreign_ids(tiny_tokenizer_json, letter).value for letter in "the"]  # not as a tokenizer would
-    session = Session("ids", np.concatenate([ids, *cut]))
-    frozen = codec.compress([session], bridge=foreign)
-    frame = Reader(frozen).frame(0)
-    assert frame.copies and frame.patch
-    assert codec.decompress(frozen, bridge=foreign) == [session]
-
-
 def test_copies_that_cannot_be_are_refused(codec: Codec, bundle: FakeBundle) -> None:
     """Damaged copies end in CorruptError, by their own rules or by the content check; never in another session."""
     session = Session("ids", np.tile(np.arange(40, 140), 4))
@@ -267,93 +154,6 @@ def test_copies_that_cannot_be_are_refused(codec: Codec, bundle: FakeBundle) -> 
                 codec.decompress(pack(header, [replace(frame, copies=bytes(bad))]))
     with pytest.raises(CorruptError):
         codec.decompress(pack(header, [replace(frame, copies=b"")]))
-
-
-# ---- ids and bridges
-
-
-def foreign_ids(tiny_tokenizer_json: Callable[..., bytes], text: str) -> Session:
-    return Session("ids", BundleTokenizer(tiny_tokenizer_json(1536)).encode(text.encode()))
-
-
-def test_ids_of_the_bundle_need_no_bridge(codec: Codec, own: Bridge) -> None:
-    session = Session("ids", np.arange(40, 90))
-    plain = codec.compress([session])
-    assert codec.compress([session], bridge=own) == plain
-    assert Reader(plain).header.tokenizer_fingerprint is None
-    assert codec.decompress(plain) == codec.decompress(plain, bridge=own) == [session]
-
-
-def test_ids_of_another_tokenizer_cross_the_bridge(
-    codec: Codec, foreign: Bridge, tiny_tokenizer_json: Callable[..., bytes]
-) -> None:
-    canonical = foreign_ids(tiny_tokenizer_json, "The capital of France is Paris, a city on the river Seine.")
-    sampled = Session("ids", np.random.default_rng(2).integers(40, 1500, 30))
-    frozen = codec.compress([canonical, TALK, sampled], bridge=foreign)
-    reader = Reader(frozen)
-    assert reader.header.tokenizer_fingerprint == foreign.fingerprint
-    assert reader.frame(0).kind is Kind.IDS and not reader.frame(0).patch
-    assert codec.decompress(reader, bridge=foreign) == [canonical, TALK, sampled]
-    assert codec.decompress(reader, [1]) == [TALK]
-
-
-def test_patched_ids_come_back(
-    codec: Codec, foreign: Bridge, tiny_tokenizer_json: Callable[..., bytes]
-) -> None:
-    ids = foreign_ids(
-        tiny_tokenizer_json, "Frozen and thawed again, a session is what it was before."
-    ).value.copy()
-    ids[7] = 1400
-    reader = Reader(codec.compress([Session("ids", ids)], bridge=foreign))
-    assert reader.frame(0).patch
-    assert codec.decompress(reader, bridge=foreign) == [Session("ids", ids)]
-
-
-def test_ids_are_refused_without_their_bridge(
-    codec: Codec, foreign: Bridge, own: Bridge, tiny_tokenizer_json: Callable[..., bytes]
-) -> None:
-    words = foreign_ids(
-        tiny_tokenizer_json, "Words, and then a few more of them, so that there is something to code."
-    )
-    frozen = codec.compress([words], bridge=foreign)
-    for wrong in (None, own, Bridge(tiny_tokenizer_json(1280), codec.bundle.tokenizer)):
-        with pytest.raises(TokenizerMismatch, match=foreign.fingerprint.hex()):
-            codec.decompress(frozen, bridge=wrong)
-    with pytest.raises(TokenizerMismatch, match="bundle's own"):
-        codec.decompress(codec.compress([Session("ids", np.arange(40, 90))]), bridge=foreign)
-
-
-def test_ids_out_of_the_vocabulary_are_refused_by_number(codec: Codec) -> None:
-    with pytest.raises(TokenizerMismatch, match="session 1: "):
-        codec.compress([TALK, Session("ids", [5, 50_000])])
-
-
-def test_compressed_ids_need_no_bridge(codec: Codec, foreign: Bridge) -> None:
-    session = Session("ids", [40] * 3000)
-    frozen = codec.compress([session], bridge=foreign)
-    assert Reader(frozen).info(0).kind is Kind.IDS_FALLBACK
-    assert codec.decompress(frozen) == [session]
-
-
-def test_a_bridge_that_splits_otherwise_is_noticed(
-    codec: Codec, foreign: Bridge, tiny_tokenizer_json: Callable[..., bytes]
-) -> None:
-    """As another version of the tokenizer library might: same fingerprint, other ids."""
-
-    class Other(Bridge):
-        def from_bundle(self, bundle_ids: Any, patch: bytes) -> Any:
-            return super().from_bundle(bundle_ids, patch)[::-1]
-
-    frozen = codec.compress(
-        [
-            foreign_ids(
-                tiny_tokenizer_json, "Words, and then a few more of them, so that there is something to code."
-            )
-        ],
-        bridge=foreign,
-    )
-    with pytest.raises(CorruptError, match="checksum"):
-        codec.decompress(frozen, bridge=Other(tiny_tokenizer_json(1536), codec.bundle.tokenizer))
 
 
 # ---- content that is refused, or kept as it is
@@ -470,18 +270,6 @@ def test_token_ids_do_not_depend_on_the_method(codec: Codec, bundle: FakeBundle)
     expected = [repeated, PROSE, Session("text", b"ab" * 2000), Session("ids", [33, 34])]
     for i, session in enumerate(expected):
         assert np.array_equal(codec.token_ids(reader, i), transcript.to_tokens(session, bundle.tokenizer))
-
-
-def test_token_ids_of_foreign_ids_are_the_ids(
-    codec: Codec, foreign: Bridge, tiny_tokenizer_json: Callable[..., bytes]
-) -> None:
-    session = foreign_ids(
-        tiny_tokenizer_json, "Words, and then a few more of them, so that there is something to code."
-    )
-    reader = Reader(codec.compress([session], bridge=foreign))
-    assert np.array_equal(codec.token_ids(reader, 0, bridge=foreign), session.value)
-    with pytest.raises(TokenizerMismatch):
-        codec.token_ids(reader, 0)
 
 
 def test_an_opaque_session_has_no_token_ids(codec: Codec) -> None:

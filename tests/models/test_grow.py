@@ -12,7 +12,7 @@ import torch
 from pltz.models.training import net as nets
 from pltz.models.training import rounded
 from pltz.models.training.export import export
-from pltz.models.training.grow import fits, grown
+from pltz.models.training.grow import grown, misfits
 from pltz.models.training.net import Net
 from pltz.models.training.rounded import Floats
 from pltz.models.training.shape import NetConfig
@@ -93,10 +93,13 @@ def test_a_grown_net_becomes_integers_that_compute_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    "change, word",
-    [({"layers": 2}, "layers >= 3"), ({"hidden": 32}, "hidden >= 48"), ({"d": 64}, "d = 32")],
+    ("change", "words"),
+    [({"layers": 2}, "layers = 3 or more"), ({"hidden": 32}, "hidden = 48 or more"), ({"d": 64}, "d = 32")],
     ids=str,
 )
-def test_a_net_does_not_shrink(change: dict[str, Any], word: str) -> None:
-    with pytest.raises(UsageError, match=word):
-        fits(SMALL, dataclasses.replace(SMALL, **change))
+def test_a_net_does_not_shrink(change: dict[str, Any], words: str) -> None:
+    smaller = dataclasses.replace(SMALL, **change)
+    assert misfits(SMALL, smaller) == [words]
+    with pytest.raises(UsageError, match=words):
+        grown(a_state(SMALL), SMALL, smaller)
+    assert not misfits(SMALL, dataclasses.replace(SMALL, layers=9, hidden=64, memory=16))

@@ -221,6 +221,8 @@ LATER: list[tuple[Any, dict[str, Any]]] = [
     ([1], {"tenant": 5}),
     ([1], {"session": 5}),
     ([1], {"session": ""}),
+    ([1], {"tenant": ""}),
+    ([1], {"tenant": "", "salt": "s"}),
     ([1], {"session": "x" * 2000}),
     ([1], {"target": b"short"}),
     ([1], {"time": -1}),

@@ -25,7 +25,7 @@ from pltz.archive.hooks.llama_server import LlamaServer, fingerprint_gguf
 from pltz.archive.hooks.slot_file import read_slot_ids
 from pltz.archive.hooks.worker import drain
 from pltz.archive.token_archive import TokenArchive
-from pltz.cli.main import cli
+from pltz.cli.root import cli
 from pltz.models.target import Target
 from pltz.plt_codec.errors import ContentError, ModelError, TargetMismatch, UsageError
 from tests.archive.hooks.llama_process import running

@@ -28,7 +28,7 @@ from pltz.models.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.weights import random_weights
 from tests.archive.hooks.conftest import Bench, entry
-from tests.models.test_bridge import PAGE, target
+from tests.models.target_tokenizers import PAGE, target
 
 QUICK = HookSettings(flush_seconds=0.005)
 

@@ -1,0 +1,56 @@
+"""Options that several benchmarks share."""
+
+from pathlib import Path
+
+import click
+
+from pltz.cli.options import Decorator
+from pltz.plt_codec.errors import UsageError
+
+DATA: Decorator = click.option(
+    "--data", metavar="FILE|DIR", help="JSONL records, plain or zstd.  [default: the sample sessions]"
+)
+WHERE: Decorator = click.option(
+    "--where",
+    metavar="DIR",
+    help="Disk to measure, by a folder on it.  [default: the folder for temporary files]",
+)
+FORCE: Decorator = click.option("--force", is_flag=True, help="Replace the plot if it exists.")
+JSON: Decorator = click.option("--json", "as_json", is_flag=True, help="Print the line of JSON only.")
+
+
+def limit_bytes(default: int, note: str = "") -> Decorator:
+    """``--limit-bytes``; ``note`` ends its help."""
+    return click.option(
+        "--limit-bytes",
+        type=click.IntRange(min=1),
+        default=default,
+        show_default=True,
+        metavar="N",
+        help=f"Content bytes a source, at most{note}.",
+    )
+
+
+def peers(names: tuple[str, ...]) -> Decorator:
+    """``--peers``, all of them by default; the command takes it as ``names``."""
+    return click.option(
+        "--peers",
+        "names",
+        default=",".join(names),
+        show_default=True,
+        metavar="NAME,...",
+        help="Compressors to compare with.",
+    )
+
+
+def plot(what: str) -> Decorator:
+    """``--plot`` of something."""
+    return click.option(
+        "--plot", metavar="FILE", help=f"Draw {what} as a PNG or SVG (needs the extra plots)."
+    )
+
+
+def check_where(where: str | None) -> None:
+    """Raises UsageError where ``--where`` names no folder."""
+    if where is not None and not Path(where).is_dir():
+        raise UsageError(f"folder {where} does not exist: name one on the disk to be measured")

@@ -1,0 +1,73 @@
+"""Where a net comes from that training goes on from, or learns from: a bundle, by name or folder, or an earlier run, by the folder of its net.
+
+A bundle holds integers. The net whose rounding they are is known up to what rounding lost (export.restore): before its first step it codes as the
+bundle does, within 1 % (tests/models/test_origin.py). It speaks the bundle's tokenizer and has the bundle's shape, so streams must have the same, and
+settings that one or a larger (grow.py); both are looked at before anything is trained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pltz.models.bundle import Bundle
+from pltz.models.training import rounded
+from pltz.models.training.export import restore
+from pltz.models.training.grow import misfits
+from pltz.models.training.rounded import Rounded
+from pltz.models.training.shape import NetConfig, NetShape
+from pltz.models.training.stages import digest, digest_files
+from pltz.plt_codec.errors import UsageError
+
+
+class Origin:
+    """One origin.
+
+    Args:
+        name: of a bundle that ships, or the folder of a bundle or of a net.
+        place: the setting that named it, for messages.
+
+    Raises:
+        UsageError: there is no such thing.
+    """
+
+    def __init__(self, name: str, place: str) -> None:
+        self.name, self.place = name, place
+        here = name not in Bundle.names() and (Path(name) / rounded.NET).is_file()
+        self.bundle = None if here else Bundle.load(name)
+
+    @cached_property
+    def net(self) -> Rounded:
+        """The net. Raises ModelError."""
+        return rounded.read(Path(self.name)) if self.bundle is None else restore(self.bundle.weights)
+
+    @property
+    def key(self) -> str:
+        """Hexadecimal digits that name its content."""
+        if self.bundle is not None:
+            return self.bundle.id.hex()
+        return digest(digest_files([str(Path(self.name) / part) for part in (rounded.NET, rounded.CONFIG)]))
+
+    def shape(self) -> dict[str, Any]:
+        """The keys of its shape."""
+        return {f.name: getattr(self.net.config, f.name) for f in dataclasses.fields(NetShape)}
+
+    def write(self, folder: Path) -> None:
+        """The net as a folder."""
+        rounded.write(self.net, folder)
+
+    def check_tokenizer(self, found: bytes) -> None:
+        """Raises UsageError where a tokenizer is another than the bundle's; of a net only the number of ids is known."""
+        if self.bundle is not None and self.bundle.tokenizer.json != found:
+            raise UsageError(
+                f'{self.place}: bundle {self.name} has another tokenizer: use [tokenizer] kind = "bundle", bundle = "{self.name}"'
+            )
+
+    def check_shape(self, wanted: NetConfig) -> None:
+        """Raises UsageError where a net of this configuration cannot go on from it; it may be larger (grow.py)."""
+        if other := misfits(self.net.config, wanted):
+            raise UsageError(
+                f"{self.place}: {self.name} has another shape: leave the keys of its shape out, or set {', '.join(other)}"
+            )

@@ -1,0 +1,89 @@
+"""pltz archive verify: what is damaged, what that costs, and a run that goes on where it was."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Put, Run, chat, lines
+
+pytestmark = pytest.mark.usefixtures("bundle_at_hand")
+
+
+def flip(pack: Path) -> None:
+    """Damage a byte of a pack's first record."""
+    from pltz.archive.pack import Pack
+
+    data = bytearray(pack.read_bytes())
+    data[Pack.of(bytes(data)).head.size + 30] ^= 1
+    pack.chmod(0o644)
+    pack.write_bytes(data)
+
+
+def test_verify_says_what_is_lost(trained: None, run: Run, cold: Path, put: Put) -> None:
+    put(chat(1), "--name", "t")
+    [pack] = (cold / "packs").iterdir()
+    put(chat(8), "--name", "s")
+    sound = lines(run("archive", "verify", cold, "--decode", "--json"))
+    assert len(sound) == 1 and sound[0]["sound"] and sound[0]["complete"] and sound[0]["decoded"] == 3
+    flip(pack)
+    done = run("archive", "verify", cold, "--json")
+    assert done.exit_code == 3
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert any("problem" in row for row in rows) and not rows[-1]["sound"]
+    lost = [row["lost_session"]["name"] for row in rows if "lost_session" in row]
+    assert "s" in lost, (
+        "its base is gone; the record of t points at the damaged one and may not be read at all"
+    )
+    assert "DAMAGED" in run("archive", "verify", cold).stdout
+
+
+def test_verify_a_part(run: Run, cold: Path, put: Put) -> None:
+    put(chat(1), "--name", "s")
+    found = lines(run("archive", "verify", cold, "--fraction", 0, "--json"))[0]
+    assert found["packs"] == 0 and not found["complete"]
+
+
+def test_verify_goes_on_where_it_was(
+    run: Run, cold: Path, put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run killed after two of five packs: the next checks three, and still tells what the first found."""
+    from pltz.archive.verify import Verifier
+
+    for n in range(1, 6):
+        put(chat(n), "--name", f"s{n}")
+    flip(min((cold / "packs").iterdir()))
+    state = tmp_path / "state.json"
+    whole = Verifier._check_pack
+    seen: list[bytes] = []
+
+    def two(self: Verifier, pack: bytes, decode: bool) -> None:
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        seen.append(pack)
+        whole(self, pack, decode)
+
+    monkeypatch.setattr(Verifier, "_check_pack", two)
+    assert run("archive", "verify", cold, "--decode", "--state", state).exit_code == 1
+    assert state.exists() and len(seen) == 2
+
+    def note(self: Verifier, pack: bytes, decode: bool) -> None:
+        seen.append(pack)
+        whole(self, pack, decode)
+
+    monkeypatch.setattr(Verifier, "_check_pack", note)
+    done = run("archive", "verify", cold, "--decode", "--state", state, "--json")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.exit_code == 3 and any("problem" in row for row in rows)
+    assert len(seen) == len(set(seen)) == 5 and rows[-1]["packs"] == 5 and rows[-1]["complete"]
+    assert not state.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "code"), [(b"", 3), (b"{}", 3), (b"[1]", 3), (b"\xff", 3), (b'{"archive": 1' * 9, 3)]
+)
+def test_a_state_file_that_is_none(run: Run, cold: Path, tmp_path: Path, content: bytes, code: int) -> None:
+    state = tmp_path / "state.json"
+    state.write_bytes(content)
+    assert run("archive", "verify", cold, "--state", state).exit_code == code
+    assert state.read_bytes() == content

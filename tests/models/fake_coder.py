@@ -1,0 +1,81 @@
+"""A coder of ten bits an id, for tests of what is built on one, and a few sessions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pltz.models.session import Session
+from pltz.models.tokenizer import BundleTokenizer
+from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.item import Encoded, FrameItem
+
+
+@dataclass
+class FakeBundle:
+    tokenizer: BundleTokenizer
+    id: bytes = b"0123456789abcdef"
+    contract: int = 1
+    zstd_dict: bytes = b'{"messages":[{"role":"user","content":"'
+
+
+def ten_bits(ids: Any) -> bytes:
+    return np.packbits(np.asarray(ids)[:, None] >> np.arange(10) & 1).tobytes()
+
+
+class FakeCoder:
+    """Ten bits a token; remembers its calls. Any bytes of the right number decode to something."""
+
+    def __init__(self) -> None:
+        self.encoded: list[int] = []  # sequences in each call
+        self.decoded: list[int] = []
+
+    def encode(
+        self,
+        sequences: Sequence[Any],
+        *,
+        lanes: int | None = None,
+        steps: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Encoded]:
+        self.encoded.append(len(sequences))
+        if progress:
+            progress(sum(map(len, sequences)))
+        return [Encoded(ten_bits(ids), 0.0, 1, lanes, steps) for ids in sequences]
+
+    def decode(
+        self, items: Sequence[FrameItem], *, progress: Callable[[int], None] | None = None
+    ) -> list[Any]:
+        self.decoded.append(len(items))
+        if progress:
+            progress(sum(item.tokens for item in items))
+        return [self._decode(item) for item in items]
+
+    def _decode(self, item: FrameItem) -> Any:
+        if len(item.data) != -(-10 * item.tokens // 8):
+            raise CorruptError("the bitstring does not decode")
+        bits = np.unpackbits(np.frombuffer(item.data, np.uint8), count=10 * item.tokens).reshape(-1, 10)
+        return bits.astype(np.int64) @ (1 << np.arange(10))
+
+
+class BrokenCoder(FakeCoder):
+    """Decodes the last token of each sequence wrongly."""
+
+    def _decode(self, item: FrameItem) -> Any:
+        ids = super()._decode(item).copy()
+        ids[-1:] ^= 1
+        return ids
+
+
+def chat(*turns: str, **more: Any) -> Session:
+    messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+    return Session("chat", {**more, "messages": messages})
+
+
+TALK = chat("What is a tower of segments?", "A chain of shared prompts, each of them stored once.")
+IMAGE = Session(
+    "chat",
+    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}]},
+)
+PROSE = Session("text", b"Prose, plain and long enough to be worth a frame.\xff")
