@@ -19,7 +19,11 @@ typedef struct {
     const void *at;
     size_t block, quad;
     int quads;
+    const char *next; /* likely wanted next: a line of it is fetched in each step */
 } Blocks;
+
+/* Lines of what is wanted next that a step of so many rows fetches: 16 rows are to fetch as many as they read. */
+#define LINES(rows) ((rows) == 6 ? 1 : (rows) > 1 ? 2 : 4)
 
 /* R rows times B blocks in registers: acc[r][16 b + c] = sum over k of row[r][k] * block[b][k / 4][c][k % 4].
  * The unsigned side is the rows (activations) or, when swapped, the blocks (keys, made so where they have a sign). `more`: added to what acc holds.
@@ -28,6 +32,7 @@ INLINE void micro(const int R, const int B, const int swapped, const int more, c
                   size_t pitch) {
     __m512i sum[6][4];
     const char *row = rows, *block = blocks.at;
+    const int lines = LINES(R);
     const __m512i sign = _mm512_set1_epi8(swapped && SIGNED_KEYS ? -128 : 0); /* no instruction where it is 0 */
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
@@ -36,6 +41,8 @@ INLINE void micro(const int R, const int B, const int swapped, const int more, c
     }
     for (int k = 0; k < blocks.quads; k++, block += blocks.quad) {
         __m512i w[4];
+#pragma GCC unroll 4
+        for (int line = 0; line < lines; line++) _mm_prefetch(blocks.next + ((size_t)k * lines + line) * 64, _MM_HINT_T1);
 #pragma GCC unroll 4
         for (int b = 0; b < B; b++) w[b] = _mm512_xor_si512(_mm512_loadu_si512(block + b * blocks.block), sign);
 #pragma GCC unroll 6
@@ -54,17 +61,21 @@ INLINE void micro(const int R, const int B, const int swapped, const int more, c
     }
 }
 
+/* Rows past the last six go in fours, twos and ones. */
 INLINE void micro_rows(const int B, const int swapped, const int more, const void *rows, size_t stride, int count, Blocks blocks, int32_t *acc,
                        size_t pitch) {
     const char *row = rows;
-    for (; count >= 6; count -= 6, row += 6 * stride, acc += 6 * pitch) micro(6, B, swapped, more, row, stride, blocks, acc, pitch);
+    const size_t fetched = (size_t)blocks.quads * 64;
+    for (; count >= 6; count -= 6, row += 6 * stride, acc += 6 * pitch, blocks.next += fetched) {
+        micro(6, B, swapped, more, row, stride, blocks, acc, pitch);
+    }
     if (count >= 4) {
         micro(4, B, swapped, more, row, stride, blocks, acc, pitch);
-        count -= 4, row += 4 * stride, acc += 4 * pitch;
+        count -= 4, row += 4 * stride, acc += 4 * pitch, blocks.next += fetched * LINES(4);
     }
     if (count >= 2) {
         micro(2, B, swapped, more, row, stride, blocks, acc, pitch);
-        count -= 2, row += 2 * stride, acc += 2 * pitch;
+        count -= 2, row += 2 * stride, acc += 2 * pitch, blocks.next += fetched * LINES(2);
     }
     if (count) micro(1, B, swapped, more, row, stride, blocks, acc, pitch);
 }
@@ -75,22 +86,18 @@ INLINE void all_blocks(const int swapped, const int more, const void *rows, size
     for (; b + 4 <= number; b += 4, acc += 64) {
         micro_rows(4, swapped, more, rows, stride, count, blocks, acc, pitch);
         blocks.at = (const char *)blocks.at + 4 * blocks.block;
+        blocks.next += 4 * blocks.block;
     }
     for (; b < number; b++, acc += 16) {
         micro_rows(1, swapped, more, rows, stride, count, blocks, acc, pitch);
         blocks.at = (const char *)blocks.at + blocks.block;
+        blocks.next += blocks.block;
     }
-}
-
-TARGET static void vnni_tile(const int8_t *w, const int32_t *sum, int blocks, int quads, const uint8_t *a, int stride, int rows,
-                             int32_t *acc) {
-    (void)sum;
-    all_blocks(0, 0, a, (size_t)stride, rows, (Blocks){w, (size_t)quads * 64, 64, quads}, blocks, acc, (size_t)blocks * 16);
 }
 
 TARGET static void vnni_scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
     for (int k = 0; k < n; k += 64) { /* n is a multiple of it */
-        const Blocks blocks = {keys + (size_t)k * dp, (size_t)dp * 16, 64, dp / 4};
+        const Blocks blocks = {keys + (size_t)k * dp, (size_t)dp * 16, 64, dp / 4, (const char *)keys + (size_t)(k + 64) * dp};
         micro_rows(4, 1, 0, q, (size_t)dp, queries, blocks, score + k, pitch);
     }
 }
@@ -123,7 +130,7 @@ INLINE void mix_high(const int B, const int8_t *values, int n, const uint8_t *hi
 /* Both bytes of the weights times the values; a block is 16 dimensions. */
 TARGET static void vnni_mix(const int8_t *values, int n, int dv, const void *shares, int queries, int32_t *mixed) {
     const uint8_t *high = shares, *low = high + QUERIES * CHUNK;
-    const Blocks blocks = {values, 64, (size_t)dv * 4, n / 4};
+    const Blocks blocks = {values, 64, (size_t)dv * 4, n / 4, (const char *)values + (size_t)n * dv};
     all_blocks(0, 1, low, CHUNK, queries, blocks, dv / 16, mixed, (size_t)dv);
     for (int r = 0; r < queries; r++, high += CHUNK, mixed += dv) {
         switch (dv / 16) {
@@ -175,15 +182,13 @@ INLINE void finish_as(const int narrow, const Output kind, const Product *given,
         const __m512i offset = _mm512_loadu_si512(p->matrix->offset + channel), m = _mm512_loadu_si512(p->matrix->m + channel);
         const __m512i odd = _mm512_srli_epi64(m, 32), bias = kind == TO_LOGITS ? _mm512_loadu_si512(p->bias + b) : m;
         for (int r = 0; r < p->rows; r++) {
-            _mm_prefetch((const char *)p->next + (size_t)(b / 16 * p->rows + r) * 64, _MM_HINT_T1); /* a line at a time: more would wait */
             const __m512i y = rescale(narrow, _mm512_loadu_si512(sums + r * p->blocks * 16 + b), offset, m, odd);
             put(kind, p, r * p->out_stride + b, y, bias);
         }
     }
 }
 
-#define OWN_FINISH 1
-TARGET static void finish(const Product *p, int32_t *sums) {
+TARGET static void finish(const Product *p, const int32_t *sums) {
     const int narrow = p->matrix->narrow;
     switch (p->kind) {
     case TO_QKV: narrow ? finish_as(1, TO_QKV, p, sums) : finish_as(0, TO_QKV, p, sums); break;
@@ -191,6 +196,14 @@ TARGET static void finish(const Product *p, int32_t *sums) {
     case TO_HIDDEN: narrow ? finish_as(1, TO_HIDDEN, p, sums) : finish_as(0, TO_HIDDEN, p, sums); break;
     case TO_LOGITS: narrow ? finish_as(1, TO_LOGITS, p, sums) : finish_as(0, TO_LOGITS, p, sums); break;
     }
+}
+
+#define OWN_MULTIPLY 1
+TARGET static void multiply(const Product *p, Scratch *s) {
+    const size_t stride = (size_t)p->matrix->stride;
+    const Blocks blocks = {p->matrix->w + p->block * 16 * stride, stride * 16, 64, (int)stride / 4, (const char *)p->next};
+    all_blocks(0, 0, p->a, stride, p->rows, blocks, p->blocks, s->acc, (size_t)p->blocks * 16);
+    finish(p, s->acc);
 }
 
 INLINE __mmask16 first_of(int n) { return (__mmask16)(n >= 16 ? 0xffff : n <= 0 ? 0 : (1 << n) - 1); }
