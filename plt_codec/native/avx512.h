@@ -199,10 +199,19 @@ TARGET static void finish(const Product *p, const int32_t *sums) {
 }
 
 #define OWN_MULTIPLY 1
+enum { NEAR = 104 }; /* steps of 4 inputs at a time: their weights for 4 blocks stay in the first cache while all rows are multiplied */
+
 TARGET static void multiply(const Product *p, Scratch *s) {
-    const size_t stride = (size_t)p->matrix->stride;
-    const Blocks blocks = {p->matrix->w + p->block * 16 * stride, stride * 16, 64, (int)stride / 4, (const char *)p->next};
-    all_blocks(0, 0, p->a, stride, p->rows, blocks, p->blocks, s->acc, (size_t)p->blocks * 16);
+    const size_t stride = (size_t)p->matrix->stride, pitch = (size_t)p->blocks * 16;
+    const int quads = (int)stride / 4;
+    Blocks blocks = {p->matrix->w + p->block * 16 * stride, stride * 16, 64, quads < NEAR ? quads : NEAR, (const char *)p->next};
+    all_blocks(0, 0, p->a, stride, p->rows, blocks, p->blocks, s->acc, pitch);
+    for (int k = blocks.quads; k < quads; k += NEAR) {
+        blocks.at = (const char *)blocks.at + blocks.quads * 64;
+        blocks.next += blocks.quads * 256;
+        blocks.quads = quads - k < NEAR ? quads - k : NEAR;
+        all_blocks(0, 1, p->a + k * 4, stride, p->rows, blocks, p->blocks, s->acc, pitch);
+    }
     finish(p, s->acc);
 }
 
