@@ -19,22 +19,30 @@ typedef struct {
     const void *at;
     size_t block, quad;
     int quads;
+    const char *next; /* likely wanted next: a line of it is fetched in each step */
 } Blocks;
 
+/* Lines of what is wanted next that a step of so many rows fetches: 16 rows are to fetch as many as they read. */
+#define LINES(rows) ((rows) == 6 ? 1 : (rows) > 1 ? 2 : 4)
+
 /* R rows times B blocks in registers: acc[r][16 b + c] = sum over k of row[r][k] * block[b][k / 4][c][k % 4].
- * The unsigned side is the rows (activations) or, when swapped, the blocks (keys, made so where they have a sign). R, B and swapped are constants. */
-INLINE void micro(const int R, const int B, const int swapped, const void *rows, size_t stride, Blocks blocks, int32_t *acc,
+ * The unsigned side is the rows (activations) or, when swapped, the blocks (keys, made so where they have a sign). `more`: added to what acc holds.
+ * R, B, swapped and more are constants. */
+INLINE void micro(const int R, const int B, const int swapped, const int more, const void *rows, size_t stride, Blocks blocks, int32_t *acc,
                   size_t pitch) {
     __m512i sum[6][4];
     const char *row = rows, *block = blocks.at;
+    const int lines = LINES(R);
     const __m512i sign = _mm512_set1_epi8(swapped && SIGNED_KEYS ? -128 : 0); /* no instruction where it is 0 */
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
-        for (int b = 0; b < B; b++) sum[r][b] = _mm512_setzero_si512();
+        for (int b = 0; b < B; b++) sum[r][b] = more ? _mm512_loadu_si512(acc + r * pitch + b * 16) : _mm512_setzero_si512();
     }
     for (int k = 0; k < blocks.quads; k++, block += blocks.quad) {
         __m512i w[4];
+#pragma GCC unroll 4
+        for (int line = 0; line < lines; line++) _mm_prefetch(blocks.next + ((size_t)k * lines + line) * 64, _MM_HINT_T1);
 #pragma GCC unroll 4
         for (int b = 0; b < B; b++) w[b] = _mm512_xor_si512(_mm512_loadu_si512(block + b * blocks.block), sign);
 #pragma GCC unroll 6
@@ -53,55 +61,85 @@ INLINE void micro(const int R, const int B, const int swapped, const void *rows,
     }
 }
 
-INLINE void micro_rows(const int B, const int swapped, const void *rows, size_t stride, int count, Blocks blocks, int32_t *acc,
+/* Rows past the last six go in fours, twos and ones. */
+INLINE void micro_rows(const int B, const int swapped, const int more, const void *rows, size_t stride, int count, Blocks blocks, int32_t *acc,
                        size_t pitch) {
     const char *row = rows;
-    for (; count >= 6; count -= 6, row += 6 * stride, acc += 6 * pitch) micro(6, B, swapped, row, stride, blocks, acc, pitch);
+    const size_t fetched = (size_t)blocks.quads * 64;
+    for (; count >= 6; count -= 6, row += 6 * stride, acc += 6 * pitch, blocks.next += fetched) {
+        micro(6, B, swapped, more, row, stride, blocks, acc, pitch);
+    }
     if (count >= 4) {
-        micro(4, B, swapped, row, stride, blocks, acc, pitch);
-        count -= 4, row += 4 * stride, acc += 4 * pitch;
+        micro(4, B, swapped, more, row, stride, blocks, acc, pitch);
+        count -= 4, row += 4 * stride, acc += 4 * pitch, blocks.next += fetched * LINES(4);
     }
     if (count >= 2) {
-        micro(2, B, swapped, row, stride, blocks, acc, pitch);
-        count -= 2, row += 2 * stride, acc += 2 * pitch;
+        micro(2, B, swapped, more, row, stride, blocks, acc, pitch);
+        count -= 2, row += 2 * stride, acc += 2 * pitch, blocks.next += fetched * LINES(2);
     }
-    if (count) micro(1, B, swapped, row, stride, blocks, acc, pitch);
+    if (count) micro(1, B, swapped, more, row, stride, blocks, acc, pitch);
 }
 
-INLINE void all_blocks(const int swapped, const void *rows, size_t stride, int count, Blocks blocks, int number, int32_t *acc,
+INLINE void all_blocks(const int swapped, const int more, const void *rows, size_t stride, int count, Blocks blocks, int number, int32_t *acc,
                        size_t pitch) {
     int b = 0;
     for (; b + 4 <= number; b += 4, acc += 64) {
-        micro_rows(4, swapped, rows, stride, count, blocks, acc, pitch);
+        micro_rows(4, swapped, more, rows, stride, count, blocks, acc, pitch);
         blocks.at = (const char *)blocks.at + 4 * blocks.block;
+        blocks.next += 4 * blocks.block;
     }
     for (; b < number; b++, acc += 16) {
-        micro_rows(1, swapped, rows, stride, count, blocks, acc, pitch);
+        micro_rows(1, swapped, more, rows, stride, count, blocks, acc, pitch);
         blocks.at = (const char *)blocks.at + blocks.block;
+        blocks.next += blocks.block;
     }
-}
-
-TARGET static void vnni_tile(const int8_t *w, const int32_t *sum, int blocks, int quads, const uint8_t *a, int stride, int rows,
-                             int32_t *acc) {
-    (void)sum;
-    all_blocks(0, a, (size_t)stride, rows, (Blocks){w, (size_t)quads * 64, 64, quads}, blocks, acc, (size_t)blocks * 16);
 }
 
 TARGET static void vnni_scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
     for (int k = 0; k < n; k += 64) { /* n is a multiple of it */
-        const Blocks blocks = {keys + (size_t)k * dp, (size_t)dp * 16, 64, dp / 4};
-        micro_rows(4, 1, q, (size_t)dp, queries, blocks, score + k, pitch);
+        const Blocks blocks = {keys + (size_t)k * dp, (size_t)dp * 16, 64, dp / 4, (const char *)keys + (size_t)(k + 64) * dp};
+        micro_rows(4, 1, 0, q, (size_t)dp, queries, blocks, score + k, pitch);
+    }
+}
+
+/* The high bytes of a query's weights times values. All but a few in a hundred are 0, since a byte is not while its key has less than 1/256
+ * of the weight, so only fours of keys that have one are multiplied. B (constant): dimensions / 16. */
+INLINE void mix_high(const int B, const int8_t *values, int n, const uint8_t *high, int32_t *mixed) {
+    __m512i sum[HEAD_WIDTH / 16];
+    uint64_t some = 0; /* a bit for each four of the CHUNK keys */
+    for (int k = 0; k < n; k += 64) {
+        const __m512i bytes = _mm512_loadu_si512(high + k);
+        some |= (uint64_t)_mm512_test_epi32_mask(bytes, bytes) << k / 4;
+    }
+    if (!some) return;
+#pragma GCC unroll 4
+    for (int b = 0; b < B; b++) sum[b] = _mm512_setzero_si512();
+    for (; some; some &= some - 1) {
+        const int quad = __builtin_ctzll(some);
+        const __m512i a = _mm512_set1_epi32(load_quad(high + quad * 4));
+#pragma GCC unroll 4
+        for (int b = 0; b < B; b++) sum[b] = _mm512_dpbusd_epi32(sum[b], a, _mm512_loadu_si512(values + (quad * B + b) * 64));
+    }
+#pragma GCC unroll 4
+    for (int b = 0; b < B; b++) {
+        const __m512i before = _mm512_loadu_si512(mixed + b * 16);
+        _mm512_storeu_si512(mixed + b * 16, _mm512_add_epi32(before, _mm512_slli_epi32(sum[b], 8)));
     }
 }
 
 /* Both bytes of the weights times the values; a block is 16 dimensions. */
 TARGET static void vnni_mix(const int8_t *values, int n, int dv, const void *shares, int queries, int32_t *mixed) {
-    int32_t high[QUERIES * HEAD_WIDTH], low[QUERIES * HEAD_WIDTH];
-    const uint8_t *bytes = shares;
-    const Blocks blocks = {values, 64, (size_t)dv * 4, n / 4};
-    all_blocks(0, bytes, CHUNK, queries, blocks, dv / 16, high, (size_t)dv);
-    all_blocks(0, bytes + QUERIES * CHUNK, CHUNK, queries, blocks, dv / 16, low, (size_t)dv);
-    for (int i = 0; i < queries * dv; i++) mixed[i] += high[i] * 256 + low[i];
+    const uint8_t *high = shares, *low = high + QUERIES * CHUNK;
+    const Blocks blocks = {values, 64, (size_t)dv * 4, n / 4, (const char *)values + (size_t)n * dv};
+    all_blocks(0, 1, low, CHUNK, queries, blocks, dv / 16, mixed, (size_t)dv);
+    for (int r = 0; r < queries; r++, high += CHUNK, mixed += dv) {
+        switch (dv / 16) {
+        case 1: mix_high(1, values, n, high, mixed); break;
+        case 2: mix_high(2, values, n, high, mixed); break;
+        case 3: mix_high(3, values, n, high, mixed); break;
+        default: mix_high(4, values, n, high, mixed);
+        }
+    }
 }
 
 /* 16 sums, scaled: rs((acc + offset) * m, 24). See kernel_plain.c for the clamp; `odd`: m of the odd channels, in even places. */
@@ -144,15 +182,13 @@ INLINE void finish_as(const int narrow, const Output kind, const Product *given,
         const __m512i offset = _mm512_loadu_si512(p->matrix->offset + channel), m = _mm512_loadu_si512(p->matrix->m + channel);
         const __m512i odd = _mm512_srli_epi64(m, 32), bias = kind == TO_LOGITS ? _mm512_loadu_si512(p->bias + b) : m;
         for (int r = 0; r < p->rows; r++) {
-            _mm_prefetch((const char *)p->next + (size_t)(b / 16 * p->rows + r) * 64, _MM_HINT_T1); /* a line at a time: more would wait */
             const __m512i y = rescale(narrow, _mm512_loadu_si512(sums + r * p->blocks * 16 + b), offset, m, odd);
             put(kind, p, r * p->out_stride + b, y, bias);
         }
     }
 }
 
-#define OWN_FINISH 1
-TARGET static void finish(const Product *p, int32_t *sums) {
+TARGET static void finish(const Product *p, const int32_t *sums) {
     const int narrow = p->matrix->narrow;
     switch (p->kind) {
     case TO_QKV: narrow ? finish_as(1, TO_QKV, p, sums) : finish_as(0, TO_QKV, p, sums); break;
@@ -160,6 +196,23 @@ TARGET static void finish(const Product *p, int32_t *sums) {
     case TO_HIDDEN: narrow ? finish_as(1, TO_HIDDEN, p, sums) : finish_as(0, TO_HIDDEN, p, sums); break;
     case TO_LOGITS: narrow ? finish_as(1, TO_LOGITS, p, sums) : finish_as(0, TO_LOGITS, p, sums); break;
     }
+}
+
+#define OWN_MULTIPLY 1
+enum { NEAR = 104 }; /* steps of 4 inputs at a time: their weights for 4 blocks stay in the first cache while all rows are multiplied */
+
+TARGET static void multiply(const Product *p, Scratch *s) {
+    const size_t stride = (size_t)p->matrix->stride, pitch = (size_t)p->blocks * 16;
+    const int quads = (int)stride / 4;
+    Blocks blocks = {p->matrix->w + p->block * 16 * stride, stride * 16, 64, quads < NEAR ? quads : NEAR, (const char *)p->next};
+    all_blocks(0, 0, p->a, stride, p->rows, blocks, p->blocks, s->acc, pitch);
+    for (int k = blocks.quads; k < quads; k += NEAR) {
+        blocks.at = (const char *)blocks.at + blocks.quads * 64;
+        blocks.next += blocks.quads * 256;
+        blocks.quads = quads - k < NEAR ? quads - k : NEAR;
+        all_blocks(0, 1, p->a + k * 4, stride, p->rows, blocks, p->blocks, s->acc, pitch);
+    }
+    finish(p, s->acc);
 }
 
 INLINE __mmask16 first_of(int n) { return (__mmask16)(n >= 16 ? 0xffff : n <= 0 ? 0 : (1 << n) - 1); }

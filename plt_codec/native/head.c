@@ -72,6 +72,7 @@ static void stage_member(void *context, int item, int thread) {
     const int32_t *x = b->x + (size_t)item * m->width;
     int32_t *z = b->z + (size_t)item * m->width, *logits = b->logits + (size_t)item * b->symbols;
     const int64_t scale = m->shift_m[c];
+    const int after = item + b->pool.threads < b->rows ? b->class[item + b->pool.threads] : -1; /* of this thread, likely */
     for (int i = 0; i < m->d; i++) {
         z[i] = clamp_residual(x[i] + ((m->shift_w[(size_t)c * m->d + i] * scale + (1 << 15)) >> 16));
     }
@@ -79,7 +80,7 @@ static void stage_member(void *context, int item, int thread) {
     const Product p = {
         .matrix = &m->member, .block = c * 8, .blocks = 8, .a = b->a + (size_t)item * m->member.stride, .rows = 1,
         .kind = TO_LOGITS, .x = logits, .bias = m->member_b + c * CLASS, .out_stride = (size_t)b->symbols,
-        .next = m->member.w,
+        .next = m->member.w + (size_t)(after < 0 ? c : after) * CLASS * m->member.stride,
     };
     m->kernel->multiply(&p, &b->scratch[thread]);
 }

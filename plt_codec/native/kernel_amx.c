@@ -27,7 +27,6 @@
 #define LOAD(n, at, stride) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #n ::"r"(at), "r"((size_t)(stride)) : "memory")
 #define STORE(n, at, stride) __asm__ volatile("tilestored %%tmm" #n ", (%0,%1,1)" ::"r"(at), "r"((size_t)(stride)) : "memory")
 
-#define tile vnni_tile /* of one row or two, where tiles would be empty */
 #define scores vnni_scores
 #define mix vnni_mix
 #include "kernel_body.h"

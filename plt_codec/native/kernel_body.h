@@ -8,7 +8,7 @@ TARGET static inline int32_t clamp32(int32_t a, int32_t low, int32_t high) {
     return a < low ? low : a > high ? high : a;
 }
 
-#if !defined(OWN_FINISH)
+#if !defined(OWN_MULTIPLY)
 /* Sums -> outputs. */
 TARGET static void finish(const Product *p, int32_t *sums) {
     const Matrix *w = p->matrix;
@@ -43,7 +43,6 @@ TARGET static void finish(const Product *p, int32_t *sums) {
         }
     }
 }
-#endif
 
 TARGET static void multiply(const Product *p, Scratch *s) {
     const Matrix *w = p->matrix;
@@ -51,6 +50,7 @@ TARGET static void multiply(const Product *p, Scratch *s) {
     tile(w->w + (size_t)first * w->stride, w->sum + first, p->blocks, w->stride / 4, p->a, w->stride, p->rows, s->acc);
     finish(p, s->acc);
 }
+#endif
 
 /* NUMERICS.md, "norm": t for a sum of squares. The quotient is cut in double and exact: with x < 2^50, r < 2^27 and q = x // r the
  * true one is at most q + 1 - 1 / r, which is not rounded up to q + 1, since r (q + 1) < 2^53. */

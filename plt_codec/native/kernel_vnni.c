@@ -10,7 +10,6 @@
 #define SIGNED_KEYS 0
 #include "avx512.h"
 
-#define tile vnni_tile
 #define scores vnni_scores
 #define mix vnni_mix
 #include "kernel_body.h"

@@ -7,17 +7,29 @@
 #include "engine.h"
 #include "memory.h"
 
-static int pack(Matrix *out, const int8_t *w, const int32_t *m, int n, int k, int centre) {
+static size_t packed(int n, int k) { return (size_t)round_up(n, 16) * (size_t)round_up(k, 64); }
+
+/* Bytes of all matrices. They lie in one piece, which huge pages serve: a step of a few rows reads all of it, and of each small page
+ * only 64 lines. */
+static size_t packed_model(const Model *m) {
+    const int inner = m->heads * m->head_dim, qkv = (m->heads + 2 * m->kv_heads) * m->head_dim;
+    const size_t layer = packed(qkv, m->d) + packed(m->d, inner) + (m->gated ? 2 : 1) * packed(m->hidden, m->d) + packed(m->d, m->hidden);
+    return packed(m->classes, m->d) + packed(m->vocab, m->d) + (size_t)m->layers * layer;
+}
+
+/* The next matrix of the model. */
+static int pack(Model *model, Matrix *out, const int8_t *w, const int32_t *m, int n, int k, int centre) {
     out->n = n;
     out->narrow = 1;
     out->k = k;
     out->blocks = round_up(n, 16) / 16;
     out->stride = round_up(k, 64);
-    out->w = grab((size_t)out->blocks * 16 * out->stride);
+    out->w = model->weights + model->packed;
+    model->packed += packed(n, k);
     out->offset = grab((size_t)out->blocks * 16 * sizeof(int32_t));
     out->m = grab((size_t)out->blocks * 16 * sizeof(int32_t));
     out->sum = grab((size_t)out->blocks * 16 * sizeof(int32_t));
-    if (!out->w || !out->offset || !out->m || !out->sum) return NO_MEMORY;
+    if (!out->offset || !out->m || !out->sum) return NO_MEMORY;
     for (int c = 0; c < n; c++) {
         int8_t *to = out->w + (size_t)(c / 16) * 16 * out->stride + (c % 16) * 4;
         int32_t sum = 0;
@@ -36,7 +48,6 @@ static int pack(Matrix *out, const int8_t *w, const int32_t *m, int n, int k, in
 }
 
 static void unpack(Matrix *m) {
-    free(m->w);
     free(m->offset);
     free(m->sum);
     free(m->m);
@@ -54,6 +65,7 @@ EXPORT void pltz_model_free(Model *m) {
     unpack(&m->class);
     unpack(&m->member);
     free(m->layer);
+    free(m->weights);
     free(m->class_b);
     free(m->member_b);
     free(m->zeros);
@@ -107,7 +119,7 @@ static int read_gated(Model *m, const void *const *tensors) {
     for (int i = 0; !bad && i < m->layers; i++) {
         const void *const *t = tensors + 2 + 4 * i;
         Layer *l = &m->layer[i];
-        bad = pack(&l->gate, t[0], t[1], m->hidden, m->d, 128);
+        bad = pack(m, &l->gate, t[0], t[1], m->hidden, m->d, 128);
         l->norm_in = t[2];
         l->norm_mid = t[3];
     }
@@ -147,15 +159,16 @@ EXPORT Model *pltz_model_new(const int32_t *shape, const void *const *tensors, c
     m->phase = tensors[12];
     m->class_b = copy_ints(tensors[4], m->classes);
     m->member_b = copy_ints(tensors[8], m->vocab);
-    int bad = !m->kernel || !m->layer || !m->class_b || !m->member_b;
-    bad = bad || pack(&m->class, tensors[2], tensors[3], m->classes, m->d, 128);
-    bad = bad || pack(&m->member, tensors[0], tensors[7], m->vocab, m->d, 128);
+    m->weights = grab(packed_model(m));
+    int bad = !m->kernel || !m->layer || !m->weights || !m->class_b || !m->member_b;
+    bad = bad || pack(m, &m->class, tensors[2], tensors[3], m->classes, m->d, 128);
+    bad = bad || pack(m, &m->member, tensors[0], tensors[7], m->vocab, m->d, 128);
     const int inner = m->heads * m->head_dim, qkv = (m->heads + 2 * m->kv_heads) * m->head_dim;
     for (int i = 0; !bad && i < m->layers; i++) {
         const void *const *t = tensors + 13 + 9 * i;
         Layer *l = &m->layer[i];
-        bad = pack(&l->qkv, t[0], t[1], qkv, m->d, 128) || pack(&l->out, t[2], t[3], m->d, inner, 128) ||
-              pack(&l->up, t[4], t[5], m->hidden, m->d, 128) || pack(&l->down, t[6], t[7], m->d, m->hidden, m->gated ? 128 : 0);
+        bad = pack(m, &l->qkv, t[0], t[1], qkv, m->d, 128) || pack(m, &l->out, t[2], t[3], m->d, inner, 128) ||
+              pack(m, &l->up, t[4], t[5], m->hidden, m->d, 128) || pack(m, &l->down, t[6], t[7], m->d, m->hidden, m->gated ? 128 : 0);
         l->heat = t[8];
     }
     if (m->gated) bad = bad || read_gated(m, tensors + 13 + 9 * m->layers);

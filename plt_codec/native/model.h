@@ -16,6 +16,8 @@ typedef struct {
     const Kernel *kernel;
     Layer *layer;
     Matrix class, member;
+    int8_t *weights;                   /* all matrices in a row */
+    size_t packed;                     /* bytes of them so far */
     const int8_t *embed_w, *shift_w;
     const int32_t *embed_m, *shift_m, *phase;
     const int16_t *cos, *sin, *act;
