@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def domain_id(kind: int, name: str) -> bytes:
     >>> domain_id(TENANT, "acme") == domain_id(BASE, "acme")
     False
     """
-    return _hash(b"pltz domain", bytes([kind]), _utf8(name))
+    return digest(b"pltz domain", bytes([kind]), _utf8(name))
 
 
 def segment_id(domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
@@ -62,7 +63,15 @@ def version_id(key: bytes, number: int, leaf: bytes, time: int) -> bytes:
 
 def digest(person: bytes, *parts: bytes | memoryview) -> bytes:
     """16 bytes over whole files; `person` keeps kinds of files apart."""
-    return _hash(person, *parts)
+    return digest_of(person, parts)
+
+
+def digest_of(person: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
+    """`digest` of what is too large to be held at once."""
+    state = hashlib.blake2b(digest_size=SIZE, person=person)
+    for part in parts:
+        state.update(part)
+    return state.digest()
 
 
 def checked(tokens: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -91,10 +100,3 @@ def _utf8(name: str) -> bytes:
 def _begun(person: bytes, size: int, data: bytes) -> hashlib.blake2b:
     """A hash of what many begin with, to be copied."""
     return hashlib.blake2b(data, digest_size=size, person=person)
-
-
-def _hash(person: bytes, *parts: bytes | memoryview) -> bytes:
-    state = hashlib.blake2b(digest_size=SIZE, person=person)
-    for part in parts:
-        state.update(part)
-    return state.digest()

@@ -273,7 +273,9 @@ class Keyring:
                 return unseal(secret.key(file.cost, file.salt), file.box, [self.archive, plain], "")
             except CorruptError:
                 raise KeyMismatch("this is not the key of this archive") from None
-        raise failure or CorruptError("the archive's key file is missing: restore keys/ from a copy")
+        raise failure or CorruptError(
+            "the archive's key file is missing: restore keys/ from a copy, or, where init was cut off, run it again"
+        )
 
 
 def _put_master(folder: KeyFolder, archive: bytes, secret: Secret, master: bytes, generation: int) -> bool:

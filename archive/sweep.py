@@ -28,6 +28,10 @@ from pltz.archive.view import View
 from pltz.plt_codec.errors import FormatError
 
 AHEAD = 2  # packs hashed while another is looked at
+MOST_BYTES, MOST_RECORDS = (
+    128 << 20,
+    1 << 20,
+)  # of a pack held in memory; a larger one is read record by record
 SAMPLE = 256  # of so many sessions one has its key computed again
 PACK_BITS = 30  # of an address: a pack is at most 2^30 bytes
 
@@ -69,12 +73,16 @@ class Sweep:
 
     def _sealed(self, name: bytes) -> tuple[memoryview, Pack, int] | None:
         try:
-            data = self.view.store.view(f"packs/{name.hex()}")
+            file = self.view.store.open(f"packs/{name.hex()}")
+            if file.size > MOST_BYTES:
+                return None
+            data = memoryview(file.read(0, file.size))
             pack = Pack.of(data)
             digest, count = pack.seal()
         except (FormatError, FileNotFoundError):
             return None
-        return (data, pack, count) if digest == name and len(data) == self.view.packs.get(name) else None
+        there = digest == name and len(data) == self.view.packs.get(name) and count <= MOST_RECORDS
+        return (data, pack, count) if there else None
 
     def _swept(
         self, name: bytes, sealed: Future[tuple[memoryview, Pack, int] | None]
