@@ -109,8 +109,12 @@ class Columns:
             ]
         except UnicodeDecodeError as exc:
             raise CorruptError("the name of a session is not UTF-8: damaged") from exc
-        veils = [tag if v else b"" for v, tag in zip(veiled, tags, strict=True)]
-        labels = [data[a:b] for a, b in _spans(self.labels, self.labels_size)]
+        veils = [b""] * len(ids)
+        if any(veiled):
+            veils = [tag if v else b"" for v, tag in zip(veiled, tags, strict=True)]
+        labels = [b""] * len(ids)
+        if self.labels_size.any():
+            labels = [data[a:b] for a, b in _spans(self.labels, self.labels_size)]
         bits = [data[a:b] for a, b in zip(self.bits.tolist(), self.end.tolist(), strict=True)]
         numbers = np.where(self.flags & NUMBER, self.number, 1).tolist()
         times = np.where(session, place.base + self.delta, 0).tolist()

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,11 @@ NONE = bytes(SIZE)  # no parent, empty tower, any target
 TENANT, BASE = 0, 1  # kinds of domain
 MAX_TOKENS = (1 << 31) - 1  # a segment; also the largest token id
 U32 = np.dtype("<u4")
+MOST_THREADS = 4  # that hash
+LEAST_ROW, LEAST_ROWS = (
+    600,
+    64,
+)  # tokens in the mean, and rows, before more than one does: below 2 KiB hashing keeps the interpreter
 
 
 def domain_id(kind: int, name: str) -> bytes:
@@ -41,10 +49,44 @@ def segment_id(domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -
 
 def segment_digest(domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
     """32 bytes that begin with the segment's id; all of them tell apart what was crafted to have one id."""
-    state = _begun(b"pltz segment", 2 * SIZE, domain + tokenizer).copy()
-    state.update(parent)
+    state = segment_state(domain, tokenizer, parent)
     state.update(np.ascontiguousarray(tokens, U32).data)
     return state.digest()
+
+
+def segment_state(domain: bytes, tokenizer: bytes, parent: bytes) -> hashlib.blake2b:
+    """What `segment_digest` makes of all but the tokens: many segments may have it in common (`digests`)."""
+    state = _begun(b"pltz segment", 2 * SIZE, domain + tokenizer).copy()
+    state.update(parent)
+    return state
+
+
+def digests(states: Sequence[hashlib.blake2b], rows: Sequence[Tokens]) -> list[bytes]:
+    """A digest each, of a state and then (T,) tokens. Several threads share the work where it is long: hashing lets go of the interpreter.
+
+    >>> row = np.array([1, 2], np.uint32)
+    >>> digests([segment_state(NONE, NONE, NONE)], [row]) == [segment_digest(NONE, NONE, NONE, row)]
+    True
+    """
+    threads = min(MOST_THREADS, os.cpu_count() or 1)
+    ends = np.cumsum([len(row) for row in rows])
+    if threads == 1 or not len(rows) or ends[-1] < LEAST_ROW * max(len(rows), LEAST_ROWS):
+        return _digests(states, rows)
+    bounds = [*np.searchsorted(ends, ends[-1] * np.arange(threads) // threads).tolist(), len(rows)]
+    parts = [slice(*bound) for bound in pairwise(bounds)]  # about as many tokens each
+    with ThreadPoolExecutor(threads - 1) as pool:
+        others = [pool.submit(_digests, states[part], rows[part]) for part in parts[1:]]
+        first = _digests(states[parts[0]], rows[parts[0]])
+        return sum((other.result() for other in others), first)
+
+
+def _digests(states: Sequence[hashlib.blake2b], rows: Sequence[Tokens]) -> list[bytes]:
+    out = []
+    for begun, row in zip(states, rows, strict=True):
+        state = begun.copy()
+        state.update(row.data)
+        out.append(state.digest())
+    return out
 
 
 def session_key(domain: bytes, name: str) -> bytes:

@@ -34,6 +34,7 @@ HEADER = struct.Struct(
     "<4sBBHQQ16sII"
 )  # magic, version, flags, reserved, epoch, time, salt, table size, crc32
 FOOTER = struct.Struct("<IQ16sI4s")  # records, their bytes, digest, crc32, end mark
+COUNTS = struct.Struct("<IQ")  # of the footer, what the digest covers
 CONTEXT = struct.Struct("<B16s16s16sH16sBBB8s5s")
 PERSON = b"pltz pack"
 TARGET_SIZE = 64 << 20  # bytes; a pack is closed before it grows over this
@@ -168,6 +169,11 @@ class Builder:
 
     def finish(self) -> bytes:
         """The pack. Raises ContentError where a field or the pack is over a limit."""
+        out = self.lay_out()
+        return sealed(out, digest_before(out))
+
+    def lay_out(self) -> BytesIO:
+        """The pack but for its digest, which `sealed` adds. Raises as `finish`."""
         outside = self._parents_in_table()
         table = self._table(list(outside))
         header = HEADER.pack(MAGIC, VERSION, 0, 0, self.epoch, self.time, self.salt, len(table), 0)[:-4]
@@ -186,11 +192,8 @@ class Builder:
             if layout:
                 layout.write(whole[len(head) : len(head) + size])
             whole[len(head) + size :] = table + header + bytes(FOOTER.size)
-            foot = struct.pack("<IQ", len(self.records), size)
-            whole[-FOOTER.size :][: len(foot)] = foot
-            foot += digest(PERSON, whole[: len(foot) - FOOTER.size])
-            whole[-FOOTER.size :] = foot + zlib.crc32(foot).to_bytes(4, "little") + END
-        return out.getvalue()
+            COUNTS.pack_into(whole, len(whole) - FOOTER.size, len(self.records), size)
+        return out
 
     def _parents_in_table(self) -> dict[bytes, int]:
         """Parents that lie in other packs, and those with many children, numbered; beyond the table's limit they stand inline."""
@@ -206,6 +209,20 @@ class Builder:
     def _table(self, parents: list[bytes]) -> bytes:
         contexts = [c.encode() for c in self._contexts]
         return b"".join([write_varint(len(contexts)), *contexts, write_varint(len(parents)), *parents])
+
+
+def digest_before(out: BytesIO) -> bytes:
+    """The digest of a pack that was laid out. Takes long, and no interpreter."""
+    with out.getbuffer() as whole:
+        return digest(PERSON, whole[: COUNTS.size - FOOTER.size])
+
+
+def sealed(out: BytesIO, digest: bytes) -> bytes:
+    """A pack that was laid out, whole."""
+    with out.getbuffer() as whole:
+        foot = bytes(whole[-FOOTER.size :][: COUNTS.size]) + digest
+        whole[-FOOTER.size :] = foot + zlib.crc32(foot).to_bytes(4, "little") + END
+    return out.getvalue()
 
 
 class Pack:

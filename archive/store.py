@@ -23,6 +23,7 @@ MOST_SECRET = (
     64 << 20
 )  # bytes of a file with keys: what is behind was never ours, and may be a hole as large as one likes
 MOST_WHOLE = 1 << 31  # bytes of a pack or its parity
+PACK_NAME, PLAN_NAME = 32, 16  # characters: of packs and their parity, of plans and their copies
 BAD_BYTES = (
     errno.EIO,
     errno.EBADMSG,
@@ -226,14 +227,26 @@ class DirectoryStore:
             write()
 
     def _dropped(self, folder: str) -> bool:
-        """Whether a folder that is not there is one of an archive that is: tools that copy files drop empty ones. Where archive.json is
-        not there either, the disk may not be: nothing may be taken for empty then, nor be made."""
-        try:
-            return folder in FOLDERS and NAME in dict(self.disk.names(""))
-        except FileNotFoundError:
+        """Whether a folder that is not there was empty: tools that copy files drop such.
+
+        Where archive.json is not there either, the disk may not be, and where something else says that there were packs or plans, they
+        are lost: nothing may be taken for empty then, nor be made.
+        """
+        if folder not in FOLDERS or NAME not in self._names(""):
             return False
+        parity = self._names("parity")
+        plans = sum(len(name) == PLAN_NAME for name in parity)
+        packs = [name for name in (*parity, *self._names("index")) if len(name) == PACK_NAME]
+        return not {"packs": packs, "collect": plans}.get(folder)
+
+    def _names(self, folder: str) -> set[str]:
+        """Of files; none where there is no such folder. Raises StoreError."""
+        try:
+            return {name for name, _ in self.disk.names(folder)}
+        except FileNotFoundError:
+            return set()
         except OSError as exc:
-            raise _named("list the archive", exc) from exc
+            raise _named(f"list {folder or 'the archive'}", exc) from exc
 
     def _check(self) -> None:
         """Raises WriterFailed once a sync has failed: what is on the disk is not what is seen."""

@@ -33,6 +33,7 @@ SHORT, LONG = (530, 200), (4000, 1500)  # tokens and bytes: a mean chat, a sessi
 PROMPT = 1000, 375  # a shared prompt
 COMMIT = 16384  # sessions
 PROMPTS = 50
+HEAD = struct.Struct("<II")
 LOOKUPS = 20_000
 U64 = index.U64
 
@@ -68,7 +69,7 @@ class ReadyCodec:
         del self._known[self.sealed :]
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
-        heads = [struct.unpack_from("<II", p.tokens.data) for p in batch]
+        heads = [HEAD.unpack_from(p.tokens.data) for p in batch]
         return [self._at(low | high << 16)[1] for low, high in heads]
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:

@@ -112,6 +112,30 @@ def test_real_folders(tmp_path: Path) -> None:
     assert [v.name for v in Archive.open(place, [BytesCodec()]).ls()] == ["a", "b"]
 
 
+@pytest.mark.parametrize("lost", ["packs", "collect"])
+@pytest.mark.parametrize("left", ["parity", "index"])
+def test_a_folder_that_was_not_empty_is_lost_and_not_dropped(
+    codec: SegmentCodec, lost: str, left: str
+) -> None:
+    """Parity or an index tells of packs, the copies of plans of plans."""
+    disk = SimDisk()
+    archive = Archive.create(DirectoryStore(disk), [codec])
+    for n in range(2):
+        archive.put([NewSession(f"s{n}", [PROMPT + n])])
+    archive.write_index()
+    archive.collect()
+    state = disk.seen.copy()
+    gone = {lost, "index" if left == "parity" else "parity"} - ({"parity"} if lost == "collect" else set())
+    state.names = {path: i for path, i in state.names.items() if path.partition("/")[0] not in gone}
+    copy = dropped(SimDisk(state))
+    for _ in range(2):
+        with pytest.raises(StoreError, match=lost):
+            Archive.open(DirectoryStore(copy), [codec])
+        with pytest.raises(StoreError):
+            DirectoryStore(copy).put(f"{lost}/{'0' * 32}", b"x")
+    assert lost not in copy.seen.folders
+
+
 def test_a_place_that_is_gone_is_not_taken_for_empty(tmp_path: Path) -> None:
     """The disk of an open archive went away, and the folder it was mounted on is there: nothing is listed, and nothing made in it."""
     place = tmp_path / "cold"

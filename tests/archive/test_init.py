@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier
 from typing import Any
 
@@ -15,7 +16,7 @@ from pltz.archive.codec import SegmentCodec
 from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.archive.settings import NAME
-from pltz.archive.simulate import SimDisk
+from pltz.archive.simulate import SimDisk, State
 from pltz.archive.store import FOLDERS, DirectoryStore, Store
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 
@@ -48,6 +49,12 @@ def made(store: Store, codec: SegmentCodec, key: Secret | None) -> Archive | Plt
         return exc
 
 
+def made_too(
+    store: Store, codec: SegmentCodec, key: Secret | None, results: list[Archive | PltzError]
+) -> None:
+    results.append(made(store, codec, key))
+
+
 def check_one_won(
     store: Store, codec: SegmentCodec, results: list[Archive | PltzError], keys: list[Secret | None]
 ) -> None:
@@ -69,8 +76,8 @@ def test_another_init_at_any_call_of_one(codec: SegmentCodec, first: bool, secon
     for at in range(1, 100):
         store = DirectoryStore(SimDisk())
         others: list[Archive | PltzError] = []
-        broken = Interrupted(store, at, lambda store=store, o=others: o.append(made(store, codec, keys[1])))
-        mine = made(broken, codec, keys[0])  # type: ignore[arg-type]
+        broken = Interrupted(store, at, partial(made_too, store, codec, keys[1], others))
+        mine = made(broken, codec, keys[0])
         if not others:
             break
         check_one_won(store, codec, [mine, *others], keys)
@@ -96,7 +103,7 @@ def test_a_crash_of_init_at_any_point(codec: SegmentCodec, sealed: bool) -> None
     """What is left is no archive, or a whole one, or one that the next init finishes, with any key."""
     key = KEYS[0] if sealed else None
     disk = SimDisk()
-    states = []
+    states: list[State] = []
     disk.watch = lambda: states.extend(disk.crashes("tmp"))
     Archive.create(DirectoryStore(disk), [codec], key=key)
     finished = whole = 0
