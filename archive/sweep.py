@@ -45,6 +45,19 @@ class Swept:
     parents: U64
 
 
+class Room:
+    """Memory for a pack, used again for the next one: what is new to a process has to be zeroed for it, which takes as long as the reading."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def of(self, size: int) -> memoryview:
+        """So much of it, holding anything."""
+        if len(self._bytes) < size:
+            self._bytes = bytearray(size)
+        return memoryview(self._bytes)[:size]
+
+
 class Sweep:
     """Looks at packs beside all entries of the indexes.
 
@@ -55,6 +68,7 @@ class Sweep:
         self.view = view
         self._number = {pack: n for n, pack in enumerate(sorted(view.packs))}
         starts = {pack: n << PACK_BITS for pack, n in self._number.items()}
+        self._rooms: list[Room] = []
         self._entries = []
         for section in range(len(SECTIONS)):
             found = gather([*view.indexes.values(), view.tail], section, starts, by_place=True)
@@ -63,20 +77,22 @@ class Sweep:
     def run(self, packs: Sequence[bytes]) -> Iterator[tuple[bytes, Swept | None]]:
         """Each pack with what is in it; None: not proved sound. The next ones are hashed meanwhile, which needs no Python."""
         with ThreadPoolExecutor(AHEAD) as pool:
-            waiting: list[tuple[bytes, Future[tuple[memoryview, Pack, int] | None]]] = []
+            waiting: list[tuple[bytes, Room, Future[tuple[memoryview, Pack, int] | None]]] = []
             for pack in packs:
-                waiting.append((pack, pool.submit(self._sealed, pack)))
+                room = self._rooms.pop() if self._rooms else Room()
+                waiting.append((pack, room, pool.submit(self._sealed, pack, room)))
                 if len(waiting) > AHEAD:
                     yield self._swept(*waiting.pop(0))
             for item in waiting:
                 yield self._swept(*item)
 
-    def _sealed(self, name: bytes) -> tuple[memoryview, Pack, int] | None:
+    def _sealed(self, name: bytes, room: Room) -> tuple[memoryview, Pack, int] | None:
         try:
             file = self.view.store.open(f"packs/{name.hex()}")
             if file.size > MOST_BYTES:
                 return None
-            data = memoryview(file.read(0, file.size))
+            data = room.of(file.size)
+            data = data[: file.fill(data)]
             pack = Pack.of(data)
             digest, count = pack.seal()
         except (FormatError, FileNotFoundError):
@@ -85,13 +101,15 @@ class Sweep:
         return (data, pack, count) if there else None
 
     def _swept(
-        self, name: bytes, sealed: Future[tuple[memoryview, Pack, int] | None]
+        self, name: bytes, room: Room, sealed: Future[tuple[memoryview, Pack, int] | None]
     ) -> tuple[bytes, Swept | None]:
         found = sealed.result()
         try:
             return name, self._columns(name, *found) if found else None
         except FormatError:  # of a record that was sampled
             return name, None
+        finally:
+            self._rooms.append(room)
 
     def _columns(self, name: bytes, data: memoryview, pack: Pack, count: int) -> Swept | None:
         """Records at the places that the indexes name; None where they do not fill the pack, or are not what the indexes say.
