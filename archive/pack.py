@@ -298,6 +298,8 @@ class Pack:
             begins, end = _chain(data.at_hand(at))
             if not begins:
                 begins, end = _chain(data.move(at))
+            if not begins:  # what was read is looked through before more is: whoever claims much is not read to again and again
+                end = len(data.at_hand(at))
             rows = self._read(data, at, begins, end, seen)
             if rows:
                 yield [self.begin + at + begin for begin in begins], rows

@@ -193,6 +193,26 @@ def test_more_records_than_a_pack_may_have(monkeypatch: pytest.MonkeyPatch) -> N
     assert 5000 <= len(items) - 1 < 6100
 
 
+def test_claims_over_the_window_do_not_move_it_each_time() -> None:
+    """Every other record claims 5 MiB: what is at hand is looked through before more is read."""
+    data = bytearray(small_records(20_000))
+    at = Pack.of(bytes(data)).begin
+    while at < len(data) - 5000:
+        at += 4 + data[at + 2] - 1 + 4
+        data[at + 2 : at + 6] = write_varint(5 << 20)
+        at += 27
+    read = 0
+
+    def counted(offset: int, size: int) -> bytes:
+        nonlocal read
+        found = bytes(data[offset : offset + size])
+        read += len(found)
+        return found
+
+    assert sum(isinstance(item, Damage) for item in Pack(counted, len(data)).scan()) > 5000
+    assert read < 3 * len(data)
+
+
 def test_a_long_record_is_not_read_for_each_claim_of_it(tmp_path: Path) -> None:
     """Claims of 200 MB in front of nothing: no memory is asked for what is not proved."""
     salt = b"s" * 16
