@@ -198,9 +198,9 @@ def test_claims_over_the_window_do_not_move_it_each_time() -> None:
     data = bytearray(small_records(20_000))
     at = Pack.of(bytes(data)).begin
     while at < len(data) - 5000:
-        at += 4 + data[at + 2] - 1 + 4
+        at += 3 + data[at + 2] + 4
         data[at + 2 : at + 6] = write_varint(5 << 20)
-        at += 27
+        at += 26
     read = 0
 
     def counted(offset: int, size: int) -> bytes:
