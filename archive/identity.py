@@ -10,13 +10,15 @@ import functools
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pltz.archive.meanwhile import meanwhile
 from pltz.plt_codec.errors import ContentError
 
 Tokens = npt.NDArray[np.integer[Any]]  # (T,) token ids
@@ -74,10 +76,10 @@ def digests(states: Sequence[hashlib.blake2b], rows: Sequence[Tokens]) -> list[b
         return _digests(states, rows)
     bounds = [*np.searchsorted(ends, ends[-1] * np.arange(threads) // threads).tolist(), len(rows)]
     parts = [slice(*bound) for bound in pairwise(bounds)]  # about as many tokens each
-    with ThreadPoolExecutor(threads - 1) as pool:
-        others = [pool.submit(_digests, states[part], rows[part]) for part in parts[1:]]
-        first = _digests(states[parts[0]], rows[parts[0]])
-        return sum((other.result() for other in others), first)
+    with ExitStack() as stack:
+        works = [partial(_digests, states[part], rows[part]) for part in parts]
+        others = [stack.enter_context(meanwhile(work)) for work in works[1:]]
+        return sum((other() for other in others), works[0]())
 
 
 def _digests(states: Sequence[hashlib.blake2b], rows: Sequence[Tokens]) -> list[bytes]:

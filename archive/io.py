@@ -38,9 +38,6 @@ class File(Protocol):
     def read(self, offset: int, size: int) -> bytes | memoryview:
         """At most ``size`` bytes at ``offset``; fewer at the end of the file. Raises OSError where the disk fails."""
 
-    def fill(self, buffer: memoryview) -> int:
-        """Read the first bytes into memory that is there already, as many as it takes; how many there were. Raises as `read`."""
-
     def map(self) -> memoryview:
         """All of it, mapped where the system can. Where the disk fails, or somebody cut the file off, touching what was never read
         ends the process by a signal: so who maps reads a range before it touches it (`index.FileIndex`)."""
@@ -55,11 +52,6 @@ class Held:
 
     def read(self, offset: int, size: int) -> memoryview:
         return self._data[offset : offset + size]
-
-    def fill(self, buffer: memoryview) -> int:
-        data = self._data[: len(buffer)]
-        buffer[: len(data)] = data
-        return len(data)
 
     def map(self) -> memoryview:
         return self._data
@@ -85,14 +77,6 @@ class OsFile:
             offset += len(piece)
             size -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def fill(self, buffer: memoryview) -> int:
-        done = 0
-        while done < len(buffer) and (
-            count := os.preadv(self._handle, [buffer[done : done + (1 << 30)]], done)
-        ):
-            done += count
-        return done
 
     def map(self) -> memoryview:
         if not self.size:

@@ -8,12 +8,9 @@ A crash leaves all records of a pack or none of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
 
@@ -24,6 +21,7 @@ from pltz.archive.draft import Row, batches
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.identity import BASE, U32, Tokens
 from pltz.archive.index import MARKS, SEGMENTS, SESSIONS, Entries, key_of_session
+from pltz.archive.meanwhile import meanwhile
 from pltz.archive.pack import (
     FAST,
     FOOTER,
@@ -46,8 +44,6 @@ from pltz.plt_codec.errors import ContentError
 ABREAST = 32  # segments compared at once
 WORTH = 1 << 20  # bytes of a pack, before a thread is begun for it
 
-T = TypeVar("T")
-
 
 class Publisher:
     """Puts rows of one view. ``proved``: learns what was decoded on the way; ``parity``: thousandths for packs, and for what many
@@ -66,11 +62,12 @@ class Publisher:
             count = builder.fill(contexts, records)
             part, rows = rows[:count], rows[count:]
             out = builder.lay_out()
-            with _meanwhile(partial(digest_before, out), len(out.getbuffer())) as digest:
+            long = len(out.getbuffer()) >= WORTH
+            with meanwhile(partial(digest_before, out), worth=long) as digest:
                 offsets = _read_back(out.getbuffer(), builder)
             data = sealed(out, digest())
             self._prove_decoding([row for row in part if row[3]])
-            with _meanwhile(partial(self._parity, data, part, offsets), len(data)) as parity:
+            with meanwhile(partial(self._parity, data, part, offsets), worth=long) as parity:
                 self._put_pack(data, part, offsets)
             self._put_parity(_pack_name(data), parity())
             self.proved.remember(_pack_name(data), zip(offsets, segments, strict=False))
@@ -126,17 +123,6 @@ class Publisher:
                 store.delete(f"parity/{name.hex()}")
         except StoreError as exc:
             self.view.problem("parity", name.hex(), f"{exc}: this pack has no parity until repair writes it")
-
-
-@contextmanager
-def _meanwhile(work: Callable[[], T], size: int) -> Iterator[Callable[[], T]]:
-    """Work on so many bytes in a thread, meanwhile; few are not worth one. It pays where one of both needs no interpreter: a long hash, a
-    wait for the disk."""
-    if size < WORTH:
-        yield work
-        return
-    with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(work).result
 
 
 def as_it_is(context: Context, record: Record) -> Row:

@@ -345,9 +345,12 @@ class Repairer:
         except UnreadableError:
             return self._what_reads(name, most)
 
-    def _what_reads(self, name: str, most: int) -> bytes:
+    def _what_reads(self, name: str, most: int) -> bytes | None:
         """The bytes of a file on a disk that cannot read all of them; zeros stand for the others."""
-        file = self.store.open(name)
+        try:
+            file = self.store.open(name)
+        except FileNotFoundError:
+            return None
         data = bytearray(min(file.size, most))
         for at in range(0, len(data), SECTOR):
             with suppress(UnreadableError):

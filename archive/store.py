@@ -85,12 +85,6 @@ class Opened:
         except OSError as exc:
             raise _unread(self._name, exc) from exc
 
-    def fill(self, buffer: memoryview) -> int:
-        try:
-            return self._file.fill(buffer)
-        except OSError as exc:
-            raise _unread(self._name, exc) from exc
-
     def map(self) -> memoryview:
         try:
             return self._file.map()

@@ -22,6 +22,7 @@ from pltz.archive import columns
 from pltz.archive.columns import Bytes, Columns, Ints
 from pltz.archive.identity import NONE, SIZE
 from pltz.archive.index import SECTIONS, SESSIONS, U64, gather, key_of, key_of_session
+from pltz.archive.io import File, pieces
 from pltz.archive.pack import Pack
 from pltz.archive.record import PARENT_BACK, PARENT_TABLE, Record
 from pltz.archive.view import View
@@ -51,11 +52,15 @@ class Room:
     def __init__(self) -> None:
         self._bytes = bytearray()
 
-    def of(self, size: int) -> memoryview:
-        """So much of it, holding anything."""
-        if len(self._bytes) < size:
-            self._bytes = bytearray(size)
-        return memoryview(self._bytes)[:size]
+    def filled(self, file: File) -> memoryview:
+        """The bytes of a file. Raises as its ``read``, CorruptError where it was cut off."""
+        if len(self._bytes) < file.size:
+            self._bytes = bytearray(file.size)
+        at, data = 0, memoryview(self._bytes)[: file.size]
+        for piece in pieces(file.read, 0, file.size):
+            data[at : at + len(piece)] = piece
+            at += len(piece)
+        return data
 
 
 class Sweep:
@@ -91,8 +96,7 @@ class Sweep:
             file = self.view.store.open(f"packs/{name.hex()}")
             if file.size > MOST_BYTES:
                 return None
-            data = room.of(file.size)
-            data = data[: file.fill(data)]
+            data = room.filled(file)
             pack = Pack.of(data)
             digest, count = pack.seal()
         except (FormatError, FileNotFoundError):
