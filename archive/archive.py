@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -106,21 +106,21 @@ class Archive:
             key: encrypt everything, so that sessions and tenants can be erased; this opens it.
             parity: thousandths of parity for packs, and for segments on which many sessions depend; 0 is none.
 
-        Raises UsageError where there is one, StoreError where the directory cannot be written.
+        Of several who do this at once one wins, and nothing of it is touched by the others; what a crash cut off before a sealed
+        archive had its key, the next one finishes.
+
+        Raises UsageError where there is one, or somebody else makes one, StoreError where the directory cannot be written.
         """
         store = open_store(place) if isinstance(place, str | os.PathLike) else place
         store.make()
-        if is_there(store, NAME):
-            raise UsageError(f"there is an archive already: {NAME} exists")
         settings = Settings(store.random(identity.SIZE), key is not None, parity)
-        for left in store.list("keys"):  # of an init that did not come to its end
-            store.shred(f"keys/{left}")
-        store.delete(COPY)
+        if not is_there(store, NAME):
+            _want_nothing(store)
+        if not store.put(NAME, settings.encode()):
+            settings = _cut_off(store, settings)
         if key:
             Keyring.create(store, settings.archive, key)
         store.put(COPY, settings.encode())
-        if not store.put(NAME, settings.encode()):
-            raise UsageError(f"there is an archive already: {NAME} exists")
         return cls(store, settings, codecs, open_keys(store, settings, key))
 
     @classmethod
@@ -417,6 +417,28 @@ class Archive:
                 return work()
             except FileNotFoundError as exc:
                 raise LostError(f"{exc.filename} is gone: see pltz archive verify") from exc
+
+
+def _want_nothing(store: Store) -> None:
+    """Raises UsageError where an archive was, and lost its archive.json: a new one would be the end of it."""
+    for folder in ("packs", "keys", "collect", "parity"):
+        if store.list(folder) and not is_there(store, NAME):
+            raise UsageError(
+                f"{NAME} is missing and {folder}/ is not empty: an archive is here; pltz archive repair may bring it back. "
+                f"Where it was never used (an init was cut off), delete it"
+            )
+
+
+def _cut_off(store: Store, wanted: Settings) -> Settings:
+    """The settings of a sealed archive that has no key yet: its init was cut off, or goes on; whose key comes first has it.
+
+    Raises UsageError for any other archive.
+    """
+    settings = Settings.decode(store.read(NAME, 0, MAX_SIZE))
+    used = [n for folder in ("keys", "packs", "collect", "parity") for n in store.list(folder)]
+    if replace(settings, archive=wanted.archive) != wanted or not settings.sealed or {*used} - {NAME}:
+        raise UsageError(f"there is an archive already: {NAME} exists")
+    return settings
 
 
 def open_keys(store: Store, settings: Settings, key: Secret | None) -> Keys:

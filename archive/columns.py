@@ -8,7 +8,7 @@ every record took longer than the disk. Damage is found here, not explained: `re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.identity import MAX_TOKENS, NONE, SIZE
+from pltz.archive.places import Places
 from pltz.archive.record import (
     CHECK,
     FORGET,
@@ -86,9 +87,9 @@ class Columns:
     def session(self) -> Bools:
         return self._has(SESSION)
 
-    def records(self, data: bytes, begins: Ints, place: Place, seen: dict[int, bytes]) -> list[Record]:
-        """The records. ``begins``: where they begin in ``data``, which lies at ``place``; ``seen``: id by offset in the pack, of segments
-        before them; they are added.
+    def records(self, data: bytes, begins: Ints, place: Place, seen: Places) -> list[Record]:
+        """The records. ``begins``: where they begin in ``data``, which lies at ``place``; ``seen``: the segments before them in the pack;
+        they are added.
 
         Raises CorruptError where a parent is not among them, or a name is not UTF-8.
         """
@@ -96,7 +97,7 @@ class Columns:
         for row in np.flatnonzero(~self.segment).tolist():
             ids[row] = None
         offsets = begins + place.offset
-        seen |= {at: i for at, i in zip(offsets.tolist(), ids, strict=True) if i is not None}
+        seen.add(offsets[self.segment], self.id[self.segment])
         parents = self._parents(offsets, place, seen)
         session, sealed = self.session, np.isin(self.context, [*place.sealed])
         tags = [data[a:b] for a, b in _spans(self.tag, self.tag_size)]
@@ -108,8 +109,12 @@ class Columns:
             ]
         except UnicodeDecodeError as exc:
             raise CorruptError("the name of a session is not UTF-8: damaged") from exc
-        veils = [tag if v else b"" for v, tag in zip(veiled, tags, strict=True)]
-        labels = [data[a:b] for a, b in _spans(self.labels, self.labels_size)]
+        veils = [b""] * len(ids)
+        if any(veiled):
+            veils = [tag if v else b"" for v, tag in zip(veiled, tags, strict=True)]
+        labels = [b""] * len(ids)
+        if self.labels_size.any():
+            labels = [data[a:b] for a, b in _spans(self.labels, self.labels_size)]
         bits = [data[a:b] for a, b in zip(self.bits.tolist(), self.end.tolist(), strict=True)]
         numbers = np.where(self.flags & NUMBER, self.number, 1).tolist()
         times = np.where(session, place.base + self.delta, 0).tolist()
@@ -130,17 +135,17 @@ class Columns:
             rows[row] = Record(int(self.context[row]), mark=mark)
         return rows
 
-    def _parents(self, offsets: Ints, place: Place, seen: Mapping[int, bytes]) -> list[bytes]:
+    def _parents(self, offsets: Ints, place: Place, seen: Places) -> list[bytes]:
         table = [*place.parents, NONE]
         number = np.where(self.how == PARENT_TABLE, self.reference, len(table) - 1)
         parents = [table[n] for n in number.tolist()]
         for row in np.flatnonzero(self.how == PARENT_INLINE).tolist():
             parents[row] = self.parent[row].tobytes()
         back = np.flatnonzero(self.how == PARENT_BACK)
-        for row, at in zip(back.tolist(), (offsets - self.reference)[back].tolist(), strict=True):
-            if at not in seen:
-                raise CorruptError("a record continues what is no segment: damaged")
-            parents[row] = seen[at]
+        for row, parent in zip(
+            back.tolist(), _split(seen.find((offsets - self.reference)[back])), strict=True
+        ):
+            parents[row] = parent
         return parents
 
 
@@ -187,7 +192,7 @@ def decode(data: bytes | memoryview, begins: Ints, end: int, place: Place) -> Co
     )  # fmt: skip
 
 
-def read(data: bytes, begins: Ints, place: Place, seen: dict[int, bytes]) -> list[Record]:
+def read(data: bytes, begins: Ints, place: Place, seen: Places) -> list[Record]:
     """The records that begin at ``begins`` and fill ``data``, all of them sound. ``seen``: see `Columns.records`. Raises CorruptError."""
     found = decode(data, begins, len(data), place)
     sums = checks(data, begins, np.append(begins[1:], len(data)), place.seed, place.offset)

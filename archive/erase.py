@@ -192,25 +192,26 @@ class Eraser:
             raise ArchiveError("older keys are still there: erase again")
         records = unread = 0
         for name in sorted(self.view.store.list("packs")):
+            damaged = False
             try:
-                pack = Pack.of(self.view.store.view(f"packs/{name}"))
-                items = list(pack.scan())
+                file = self.view.store.open(f"packs/{name}")
+                pack = Pack(file.read, file.size)
+                for item in pack.scan():
+                    if isinstance(item, Damage):
+                        damaged = True
+                        continue
+                    r, c = item[1], pack.head.contexts[item[1].context]
+                    if r.mark or c.domain != domain or c.root not in roots:
+                        continue
+                    ids = [r.id] if r.id is not None else []
+                    ids += [key_of_session(r, c)] if r.name is not None else []
+                    mine = [i for i in ids if units is None or unit_of(i) in units]
+                    if any(known.roots[c.root].key(unit_of(i)) is not None for i in mine):
+                        raise ArchiveError(f"a record in {name} still opens: erase again")
+                    records += bool(mine)
             except FileNotFoundError:
                 continue  # collected
             except FormatError:
-                unread += 1
-                continue
-            unread += any(isinstance(item, Damage) for item in items)
-            for item in items:
-                if isinstance(item, Damage) or item[1].mark:
-                    continue
-                r, c = item[1], pack.head.contexts[item[1].context]
-                if c.domain != domain or c.root not in roots:
-                    continue
-                ids = [r.id] if r.id is not None else []
-                ids += [key_of_session(r, c)] if r.name is not None else []
-                mine = [i for i in ids if units is None or unit_of(i) in units]
-                if any(known.roots[c.root].key(unit_of(i)) is not None for i in mine):
-                    raise ArchiveError(f"a record in {name} still opens: erase again")
-                records += bool(mine)
+                damaged = True
+            unread += damaged
         return records, unread

@@ -10,7 +10,8 @@ PltzError
 ├── MismatchError (plt_codec)
 │   └── KeyMismatch        4   the archive is sealed, and this is not its key
 └── CorruptError (plt_codec)
-    └── LostError          3   it was here: its record is damaged or gone
+    ├── LostError          3   it was here: its record is damaged or gone
+    └── UnreadableError    3   the disk cannot read these bytes of a file: as good as damaged
 """
 
 from __future__ import annotations
@@ -52,3 +53,7 @@ class KeyMismatch(MismatchError):
 
 class LostError(CorruptError):
     """A session's record, or one it needs, is damaged or gone."""
+
+
+class UnreadableError(CorruptError):
+    """The disk cannot read some bytes of a file: as good as damaged, and what parity is for."""

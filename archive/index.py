@@ -19,7 +19,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.identity import SIZE, digest, session_key
+from pltz.archive.identity import SIZE, digest, digest_of, session_key
+from pltz.archive.io import File, Held, exactly, pieces
 from pltz.archive.pack import MAX_SIZE, Context
 from pltz.archive.record import Record
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
@@ -145,6 +146,16 @@ class Entries(NamedTuple):
         return cls(keys_in(there), places)
 
 
+def joined(parts: Sequence[Mapping[int, Entries]]) -> dict[int, Entries]:
+    """What several say of one pack, as one; at least one."""
+    return {
+        section: Entries(
+            *(np.concatenate(column) for column in zip(*(p[section] for p in parts), strict=True))
+        )
+        for section in range(len(SECTIONS))
+    }
+
+
 class MemoryIndex:
     """An index of packs that no file covers yet: runs of sorted entries, of which a small one is merged into one twice its size or less."""
 
@@ -198,24 +209,29 @@ class MemoryIndex:
 class FileIndex:
     """An index file, mapped.
 
+    What is touched is read first, piece by piece, and checked: where the disk fails or the file was cut off, that is an error, and a
+    map alone would end the process.
+
     Raises VersionError for a newer one, CorruptError where header and sizes do not hold. The rest is checked when touched.
     """
 
-    def __init__(self, data: memoryview):
-        self._data = data
-        if len(data) < HEADER.size + SIZE:
-            raise CorruptError(f"an index of {len(data)} bytes was cut off")
-        magic, version, self._width, reserved, packs, *counts, check = HEADER.unpack(data[: HEADER.size])
+    def __init__(self, file: File):
+        self._file, self._size = file, file.size
+        if file.size < HEADER.size + SIZE:
+            raise CorruptError(f"an index of {file.size} bytes was cut off")
+        head = exactly(file.read, 0, HEADER.size)
+        magic, version, self._width, reserved, packs, *counts, check = HEADER.unpack(head)
         if magic != MAGIC:
             raise CorruptError(f"expected an index to start with {MAGIC!r}, found {magic!r}")
-        if packs > MAX_PACKS or HEADER.size + packs * PACK.size + SIZE > len(data):
+        if packs > MAX_PACKS or HEADER.size + packs * PACK.size + SIZE > file.size:
             raise CorruptError(f"a table of {packs} packs does not fit the index: damaged")
         self._base = HEADER.size + packs * PACK.size
-        if check != zlib.crc32(data[HEADER.size : self._base], zlib.crc32(data[: HEADER.size - 4])):
+        body = exactly(file.read, HEADER.size, packs * PACK.size)
+        if check != zlib.crc32(body, zlib.crc32(head[:-4])):
             raise CorruptError("the header of the index does not match its checksum: damaged")
         if version != VERSION or reserved or self._width not in (4, 5):
             raise VersionError(f"the index is of version {version}: rebuild it or use a newer pltz")
-        table = list(PACK.iter_unpack(data[HEADER.size : self._base]))
+        table = list(PACK.iter_unpack(body))
         if any(size > MAX_SIZE for _, size in table):
             raise CorruptError("a pack of the index is larger than packs are: damaged")
         self.packs: dict[bytes, int] = dict(table)
@@ -223,11 +239,20 @@ class FileIndex:
         self._starts = [0, *accumulate(size for _, size in table)]
         self._counts: list[int] = counts
         self._lay_out()
+        self._data = file.map()
 
     @classmethod
     def of(cls, data: bytes) -> FileIndex:
         """An index in memory."""
-        return cls(memoryview(data))
+        return cls(Held(data))
+
+    @staticmethod
+    def sealed(file: File) -> bytes:
+        """The digest of an index file, which is its name, if that is what it says at its end. Raises CorruptError."""
+        end = file.size - SIZE
+        if end < 0 or digest_of(PERSON, pieces(file.read, 0, end)) != (said := exactly(file.read, end, SIZE)):
+            raise CorruptError("some byte of the index is not what was written")
+        return bytes(said)
 
     def __len__(self) -> int:
         return sum(self._counts)
@@ -310,11 +335,9 @@ class FileIndex:
 
     def verify(self) -> bytes:
         """Check every byte; the digest, which is the file's name. Raises CorruptError."""
-        found = digest(PERSON, self._data[:-SIZE])
-        if found != self._data[-SIZE:]:
-            raise CorruptError("some byte of the index is not what was written")
-        self._read(self._base, self._checks - self._base)
-        return found
+        for piece in range(len(self._sound)):
+            self._check(piece)
+        return self.sealed(self._file)
 
     def _lay_out(self) -> None:
         self._columns: list[tuple[int, int, int]] = []  # offsets of fan, keys, locations
@@ -325,12 +348,10 @@ class FileIndex:
             self._columns.append((at, keys, keys + n * width))
             at = keys + n * (width + self._width)
         self._checks = at
-        pieces = -(-(at - self._base) // PIECE)
-        if at + 4 * pieces + SIZE != len(self._data):
-            raise CorruptError(
-                f"expected an index of {at + 4 * pieces + SIZE} bytes, found {len(self._data)}"
-            )
-        self._sound = bytearray(pieces)
+        count = -(-(at - self._base) // PIECE)
+        if at + 4 * count + SIZE != self._size:
+            raise CorruptError(f"expected an index of {at + 4 * count + SIZE} bytes, found {self._size}")
+        self._sound = bytearray(count)
 
     def _read(self, offset: int, size: int) -> bytes:
         """Bytes of the sections, their pieces checked."""
@@ -351,9 +372,12 @@ class FileIndex:
                 self._check(piece)
 
     def _check(self, piece: int) -> None:
+        """Read a piece, not through the map: what the disk cannot give is an error then, and is in memory else."""
         begin = self._base + piece * PIECE
-        wanted = int.from_bytes(self._data[self._checks + 4 * piece : self._checks + 4 * piece + 4], "little")
-        if zlib.crc32(self._data[begin : min(begin + PIECE, self._checks)]) != wanted:
+        data = exactly(self._file.read, begin, min(PIECE, self._checks - begin))
+        if zlib.crc32(data) != int.from_bytes(
+            exactly(self._file.read, self._checks + 4 * piece, 4), "little"
+        ):
             raise CorruptError(f"piece {piece} of the index does not match its checksum: damaged")
         self._sound[piece] = 1
 

@@ -12,13 +12,95 @@ Paths are relative to the root of the archive, with "/"; "" is the root itself. 
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
+
+from pltz.plt_codec.errors import CorruptError
+
+PIECE = 1 << 20  # bytes read at once of what is read from end to end
+
+Reader = Callable[[int, int], bytes | memoryview]  # offset, size -> at most so many bytes
+
+
+class File(Protocol):
+    """A file that is open: it stays readable after an unlink, and is closed when nobody holds it any more."""
+
+    @property
+    def size(self) -> int:
+        """Bytes, when it was opened."""
+
+    def read(self, offset: int, size: int) -> bytes | memoryview:
+        """At most ``size`` bytes at ``offset``; fewer at the end of the file. Raises OSError where the disk fails."""
+
+    def map(self) -> memoryview:
+        """All of it, mapped where the system can. Where the disk fails, or somebody cut the file off, touching what was never read
+        ends the process by a signal: so who maps reads a range before it touches it (`index.FileIndex`)."""
+
+
+class Held:
+    """A file whose bytes are in memory."""
+
+    def __init__(self, data: bytes | memoryview):
+        self._data = memoryview(data)
+        self.size = len(data)
+
+    def read(self, offset: int, size: int) -> memoryview:
+        return self._data[offset : offset + size]
+
+    def map(self) -> memoryview:
+        return self._data
+
+
+class OsFile:
+    """The real thing. Raises OSError."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self._handle = -1
+        self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._handle).st_size
+
+    def __del__(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+
+    def read(self, offset: int, size: int) -> bytes:
+        pieces: list[bytes] = []
+        size = min(size, self.size - offset)  # memory is asked for what is there
+        while size > 0 and (piece := os.pread(self._handle, min(size, 1 << 30), offset)):
+            pieces.append(piece)
+            offset += len(piece)
+            size -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def map(self) -> memoryview:
+        if not self.size:
+            return memoryview(b"")
+        try:
+            return memoryview(mmap.mmap(self._handle, self.size, access=mmap.ACCESS_READ))
+        except ValueError as exc:
+            raise OSError(errno.EIO, "the file was cut off while it was opened") from exc
+
+
+def pieces(read: Reader, begin: int, end: int) -> Iterator[bytes | memoryview]:
+    """The bytes from ``begin`` to ``end``, some at a time. Raises CorruptError where they are not all there, and what ``read`` raises."""
+    for at in range(begin, end, PIECE):
+        yield exactly(read, at, min(PIECE, end - at))
+
+
+def exactly(read: Reader, offset: int, size: int) -> bytes | memoryview:
+    """So many bytes. Raises CorruptError where the file ends before: somebody cut it off since it was opened."""
+    data = read(offset, size)
+    if len(data) != size:
+        raise CorruptError(
+            f"expected {size} bytes at {offset}, found {len(data)}: the file was cut off while it was read"
+        )
+    return data
 
 
 class Disk(Protocol):
@@ -55,7 +137,10 @@ class Disk(Protocol):
         """At most ``size`` bytes at ``offset``; fewer at the end of the file."""
 
     def view(self, path: str) -> memoryview:
-        """The whole file, mapped where the system can. Stays valid after an unlink."""
+        """The whole file. Stays valid after an unlink."""
+
+    def open(self, path: str) -> File:
+        """A file to read ranges of."""
 
     def now(self) -> int:
         """Seconds since 1970. May go backwards; nothing but times shown to people depends on it."""
@@ -131,22 +216,14 @@ class OsDisk:
                     continue
 
     def read(self, path: str, offset: int, size: int) -> bytes:
-        handle = os.open(self.root / path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            pieces: list[bytes] = []
-            while size and (piece := os.pread(handle, min(size, 1 << 30), offset)):
-                pieces.append(piece)
-                offset += len(piece)
-                size -= len(piece)
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        finally:
-            os.close(handle)
+        return self.open(path).read(offset, size)
 
     def view(self, path: str) -> memoryview:
-        with (self.root / path).open("rb") as file:
-            if not os.fstat(file.fileno()).st_size:
-                return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        file = self.open(path)
+        return memoryview(file.read(0, file.size))
+
+    def open(self, path: str) -> OsFile:
+        return OsFile(self.root / path)
 
     def now(self) -> int:
         return int(time.time())

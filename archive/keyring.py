@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from pltz.archive.key_files import COPIES, SCRYPT, KeyFile, KeyFolder, file_name
 from pltz.archive.keys import Secret
 from pltz.archive.pack import SEALED, Context
 from pltz.archive.record import MAX_LABELS, Record
-from pltz.archive.seal import KEY, UNIT, Tree, keyed, seal, subkey, unit_of, unseal
+from pltz.archive.seal import KEY, UNIT, Tree, begun, keyed, seal, subkey, unit_of, unseal
 from pltz.archive.store import Store, is_there
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 from pltz.plt_codec.varint import write_varint
@@ -96,11 +97,15 @@ class Keyring:
         return keyed(key, b"pltz session", [domain, name.encode()], UNIT) + bytes(SIZE - UNIT)
 
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
+        state = self.segment_state(domain, tokenizer, parent)
+        state.update(np.ascontiguousarray(tokens, "<u4").data)
+        return state.digest()
+
+    def segment_state(self, domain: bytes, tokenizer: bytes, parent: bytes) -> blake2b:
         keys = self.of(domain)
         if keys is None:
             raise CorruptError(f"the keys of domain {domain.hex()} are missing: see pltz archive verify")
-        parts = [domain, tokenizer, parent, np.ascontiguousarray(tokens, "<u4").tobytes()]
-        return keyed(keys.id_key, b"pltz segment", parts, 2 * SIZE)
+        return begun(keys.id_key, b"pltz segment", [domain, tokenizer, parent], 2 * SIZE)
 
     def seal(self, context: Context, record: Record) -> Record:
         bitstring, veil = record.bitstring, b""
@@ -273,7 +278,9 @@ class Keyring:
                 return unseal(secret.key(file.cost, file.salt), file.box, [self.archive, plain], "")
             except CorruptError:
                 raise KeyMismatch("this is not the key of this archive") from None
-        raise failure or CorruptError("the archive's key file is missing: restore keys/ from a copy")
+        raise failure or CorruptError(
+            "the archive's key file is missing: restore keys/ from a copy, or, where init was cut off, run it again"
+        )
 
 
 def _put_master(folder: KeyFolder, archive: bytes, secret: Secret, master: bytes, generation: int) -> bool:

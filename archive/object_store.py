@@ -15,7 +15,6 @@ AWS_ENDPOINT_URL; roles of a machine or pod) or from ``options``; they are in no
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import time
@@ -28,15 +27,16 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from pltz.archive.errors import StoreError
-from pltz.archive.identity import SIZE, digest
-from pltz.archive.index import PERSON as INDEX_PERSON
+from pltz.archive.identity import digest
+from pltz.archive.index import FileIndex
+from pltz.archive.io import File, Held, OsFile
+from pltz.archive.store import MOST_WHOLE, Opened
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
 SCHEME = "s3://"
-MOST_WHOLE = 1 << 31  # bytes of a pack or its parity
 CONFLICTS = 10  # tries at a name that others are writing
 STATUS = re.compile(r"status code: (\d{3})")
 CODE = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -128,9 +128,12 @@ class ObjectStore:
         return self._called(f"read {name}", get, missing=name, past_end=b"")
 
     def view(self, name: str) -> memoryview:
+        return self._whole(name)
+
+    def open(self, name: str) -> File:
         if name.startswith("index/"):
             return self._cached(name)
-        return self._whole(name)
+        return Held(self._whole(name))
 
     def list(self, folder: str) -> dict[str, int]:
         import obstore
@@ -188,21 +191,21 @@ class ObjectStore:
 
         return self._called(f"read {name}", get, missing=name)
 
-    def _cached(self, name: str) -> memoryview:
-        """An index, mapped from this machine's copy; fetched where there is none that is whole."""
+    def _cached(self, name: str) -> File:
+        """An index, from this machine's copy; fetched where there is none that is whole."""
         path = self._cache / name.rpartition("/")[2]
-        with suppress(OSError, ValueError):
-            found = _mapped(path)
+        with suppress(OSError):
+            found = Opened(OsFile(path), f"{path} (a copy that may be deleted)")
             if _is_index(found, path.name):
                 return found
-        data = self._whole(name)
+        data = Held(self._whole(name))
         if _is_index(data, path.name):
             with suppress(OSError):  # a cache that cannot be written costs memory, nothing else
                 self._cache.mkdir(parents=True, exist_ok=True)
                 temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
-                temporary.write_bytes(data)
+                temporary.write_bytes(data.map())
                 temporary.replace(path)
-                return _mapped(path)
+                return Opened(OsFile(path), f"{path} (a copy that may be deleted)")
         return data  # damaged in the store: who asked finds out
 
     def _tidy(self, names: Mapping[str, int]) -> None:
@@ -287,11 +290,9 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pltz"
 
 
-def _mapped(path: Path) -> memoryview:
-    with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-def _is_index(data: memoryview, name: str) -> bool:
-    """Whether these are all the bytes of the index of that name."""
-    return len(data) > SIZE and data[-SIZE:].hex() == name == digest(INDEX_PERSON, data[:-SIZE]).hex()
+def _is_index(file: File, name: str) -> bool:
+    """Whether these are all the bytes of the index of that name. False where they cannot be read."""
+    try:
+        return FileIndex.sealed(file).hex() == name
+    except (StoreError, CorruptError):
+        return False

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 
@@ -19,8 +19,10 @@ import numpy as np
 
 from pltz.archive import columns
 from pltz.archive import record as records
-from pltz.archive.identity import NONE, SIZE, digest
+from pltz.archive.identity import NONE, SIZE, digest, digest_of
+from pltz.archive.io import Reader, exactly, pieces
 from pltz.archive.layout import lay_out
+from pltz.archive.places import Places
 from pltz.archive.record import PARENT_BACK, Place, Raw, Record
 from pltz.archive.sums import Sums
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
@@ -32,6 +34,7 @@ HEADER = struct.Struct(
     "<4sBBHQQ16sII"
 )  # magic, version, flags, reserved, epoch, time, salt, table size, crc32
 FOOTER = struct.Struct("<IQ16sI4s")  # records, their bytes, digest, crc32, end mark
+COUNTS = struct.Struct("<IQ")  # of the footer, what the digest covers
 CONTEXT = struct.Struct("<B16s16s16sH16sBBB8s5s")
 PERSON = b"pltz pack"
 TARGET_SIZE = 64 << 20  # bytes; a pack is closed before it grows over this
@@ -40,6 +43,7 @@ MAX_TABLE = 8 << 20
 MAX_TIME = (1 << 62) - 1  # seconds since 1970
 MAX_CONTEXTS, MAX_PARENTS = 4096, 65536
 MANY_CHILDREN = 9  # then 16 bytes in the table are fewer than the distances back to the parent
+MAX_RECORDS = 1 << 22  # of a pack; new ones have 2^20 at most, since `Builder.fill` counts 64 bytes for each
 RUN, RUN_BYTES = 1024, 4 << 20  # records and bytes read side by side
 FIRST_READ = 2048  # bytes read at once for a record
 # bytes behind damage looked through at once, doubled from the one to the other
@@ -47,8 +51,6 @@ FIRST_SEARCH, MOST_SEARCH = 256, 1 << 20
 ALONE, TOWER, FAST = 0, 1, 2  # context modes: bits
 CLEAR, SEALED = 0, 1  # ciphers
 NO_ROOT = bytes(8)
-
-Reader = Callable[[int, int], bytes | memoryview]  # offset, size -> at most so many bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,11 @@ class Builder:
 
     def finish(self) -> bytes:
         """The pack. Raises ContentError where a field or the pack is over a limit."""
+        out = self.lay_out()
+        return sealed(out, digest_before(out))
+
+    def lay_out(self) -> BytesIO:
+        """The pack but for its digest, which `sealed` adds. Raises as `finish`."""
         outside = self._parents_in_table()
         table = self._table(list(outside))
         header = HEADER.pack(MAGIC, VERSION, 0, 0, self.epoch, self.time, self.salt, len(table), 0)[:-4]
@@ -185,11 +192,8 @@ class Builder:
             if layout:
                 layout.write(whole[len(head) : len(head) + size])
             whole[len(head) + size :] = table + header + bytes(FOOTER.size)
-            foot = struct.pack("<IQ", len(self.records), size)
-            whole[-FOOTER.size :][: len(foot)] = foot
-            foot += digest(PERSON, whole[: len(foot) - FOOTER.size])
-            whole[-FOOTER.size :] = foot + zlib.crc32(foot).to_bytes(4, "little") + END
-        return out.getvalue()
+            COUNTS.pack_into(whole, len(whole) - FOOTER.size, len(self.records), size)
+        return out
 
     def _parents_in_table(self) -> dict[bytes, int]:
         """Parents that lie in other packs, and those with many children, numbered; beyond the table's limit they stand inline."""
@@ -205,6 +209,20 @@ class Builder:
     def _table(self, parents: list[bytes]) -> bytes:
         contexts = [c.encode() for c in self._contexts]
         return b"".join([write_varint(len(contexts)), *contexts, write_varint(len(parents)), *parents])
+
+
+def digest_before(out: BytesIO) -> bytes:
+    """The digest of a pack that was laid out. Takes long, and no interpreter."""
+    with out.getbuffer() as whole:
+        return digest(PERSON, whole[: COUNTS.size - FOOTER.size])
+
+
+def sealed(out: BytesIO, digest: bytes) -> bytes:
+    """A pack that was laid out, whole."""
+    with out.getbuffer() as whole:
+        foot = bytes(whole[-FOOTER.size :][: COUNTS.size]) + digest
+        whole[-FOOTER.size :] = foot + zlib.crc32(foot).to_bytes(4, "little") + END
+    return out.getvalue()
 
 
 class Pack:
@@ -259,7 +277,8 @@ class Pack:
     def scan(self) -> Iterator[tuple[int, Record] | Damage]:
         """All records in order, as (offset, record), and what lies between them that is none.
 
-        A record whose parent stood in damaged bytes counts as damage itself: nothing says what it continues.
+        A record whose parent stood in damaged bytes counts as damage itself: nothing says what it continues. What is behind record
+        MAX_RECORDS is not looked at. In memory at once: `RUN_BYTES`, or the largest record, and 20 bytes a segment.
         """
         for run in self.runs():
             if isinstance(run, Damage):
@@ -269,52 +288,40 @@ class Pack:
 
     def runs(self) -> Iterator[tuple[list[int], list[Record]] | Damage]:
         """`scan`, many at once: offsets and records. What does not read as a run is read one by one."""
-        data = self.read(self.begin, self.end - self.begin)
-        sums = Sums(data)
-        seen: dict[int, bytes] = {}  # id by offset, of segments
-        at = 0
+        data = Window(self.read, self.begin, self.end)
+        sums, seen = Sums(data), Places()
+        at = count = 0
         while at < len(data):
-            begins, end = self._chain(data, at)
-            rows = self._read(data, begins, end, seen)
+            if count >= MAX_RECORDS:
+                yield Damage(self.begin + at, len(data) - at, f"more than {MAX_RECORDS} records in a pack")
+                return
+            begins, end = _chain(data.at_hand(at))
+            if not begins:
+                begins, end = _chain(data.move(at))
+            if not begins:  # what was read is looked through before more is: whoever claims much is not read to again and again
+                end = len(data.at_hand(at))
+            rows = self._read(data, at, begins, end, seen)
             if rows:
-                yield [self.begin + begin for begin in begins], rows
-                at = end
+                yield [self.begin + at + begin for begin in begins], rows
+                at, count = at + end, count + len(rows)
             else:
-                for after, item in self._one_by_one(data, sums, at, end, seen):
-                    at = after
+                for after, item in self._one_by_one(data, sums, at, at + end, seen):
+                    at, count = after, count + 1
                     yield item
 
-    def _read(
-        self, data: bytes | memoryview, begins: list[int], end: int, seen: dict[int, bytes]
-    ) -> list[Record]:
-        """The records at ``begins``; none where any of them is not sound."""
+    def _read(self, data: Window, at: int, begins: list[int], end: int, seen: Places) -> list[Record]:
+        """The records at ``begins``, counted from ``at``; none where any of them is not sound."""
         if not begins:
             return []
-        at = begins[0]
         try:
-            return columns.read(
-                bytes(data[at:end]), np.array(begins) - at, self.head.place(self.begin + at), seen
-            )
+            place = self.head.place(self.begin + at)
+            return columns.read(bytes(data[at : at + end]), np.array(begins), place, seen)
         except FormatError:
+            seen.cut(self.begin + at)
             return []
 
-    def _chain(self, data: bytes | memoryview, at: int) -> tuple[list[int], int]:
-        """Where up to `RUN` records begin, by their sizes, and where the last ends. Nothing is checked but that they fit."""
-        begins: list[int] = []
-        end, stop = at, min(len(data), at + RUN_BYTES)
-        while end < stop and len(begins) < RUN:
-            try:
-                size = records.span(data, end)
-            except FormatError:
-                break
-            if end + size > len(data):
-                break
-            begins.append(end)
-            end += size
-        return begins, max(end, at + 1)
-
     def _one_by_one(
-        self, data: bytes | memoryview, sums: Sums, at: int, end: int, seen: dict[int, bytes]
+        self, data: Window, sums: Sums, at: int, end: int, seen: Places
     ) -> Iterator[tuple[int, Damage | tuple[list[int], list[Record]]]]:
         """What begins before ``end``, and where it ends."""
         place = self.head.place(self.begin)
@@ -331,15 +338,16 @@ class Pack:
                 continue
             at += size
             if r.id is not None:
-                seen[offset] = r.id
+                seen.add(np.array([offset]), np.frombuffer(r.id, np.uint8).reshape(1, SIZE))
             if how == PARENT_BACK:
-                if reference not in seen:
+                try:
+                    r = r._replace(parent=seen.find(np.array([reference])).tobytes())
+                except CorruptError:
                     yield at, Damage(offset, size, f"the parent of the record at byte {offset} is damaged")
                     continue
-                r = r._replace(parent=seen[reference])
             yield at, ([offset], [r])
 
-    def _resynchronise(self, data: bytes | memoryview, sums: Sums, at: int) -> int:
+    def _resynchronise(self, data: Window, sums: Sums, at: int) -> int:
         """Where the next record starts, or the end."""
         place = self.head.place(self.begin)
         for found in _places_of(self.head.salt[:1], data, at):
@@ -378,14 +386,14 @@ class Pack:
         """
         if self.damaged_copies:
             raise CorruptError(f"the {' and the '.join(self.damaged_copies)} of the pack is damaged")
-        data = memoryview(self.read(0, self.size))
-        body = data[: self.size - FOOTER.size]
-        count, size, wanted, check, end = FOOTER.unpack(data[self.size - FOOTER.size :])
-        if check != zlib.crc32(data[-FOOTER.size : -8]) or end != END or size != self.end - self.begin:
+        at = self.size - FOOTER.size
+        footer = exactly(self.read, at, FOOTER.size)
+        count, size, wanted, check, end = FOOTER.unpack(footer)
+        if check != zlib.crc32(footer[:-8]) or end != END or size != self.end - self.begin:
             raise CorruptError("the footer of the pack is damaged")
-        if digest(PERSON, data[: len(body) + 12]) != wanted:
+        if digest_of(PERSON, pieces(self.read, 0, at + 12)) != wanted:
             raise CorruptError("some byte of the pack is not what was written")
-        if bytes(data[: HEADER.size]) != bytes(body[-HEADER.size :]):
+        if exactly(self.read, 0, HEADER.size) != exactly(self.read, at - HEADER.size, HEADER.size):
             raise CorruptError("the two headers of the pack differ")
         return bytes(wanted), count
 
@@ -436,12 +444,58 @@ class Pack:
         return Head(epoch, time, salt, contexts, parents, HEADER.size + table_size, sealed)
 
 
-def _places_of(mark: bytes, data: bytes | memoryview, at: int) -> Iterator[int]:
+class Window:
+    """A stretch of a pack as if it were in memory: ``data[a:b]`` is read where it is not at hand, which is what `move` read last."""
+
+    def __init__(self, read: Reader, begin: int, end: int):
+        self._read, self._begin, self._size = read, begin, end - begin
+        self._at, self._data = 0, memoryview(b"")
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice, /) -> memoryview:
+        begin, end, _ = part.indices(self._size)
+        if self._at <= begin and end <= self._at + len(self._data):
+            return self._data[begin - self._at : max(begin, end) - self._at]
+        return memoryview(exactly(self._read, self._begin + begin, max(0, end - begin)))
+
+    def at_hand(self, at: int) -> memoryview:
+        """What is at hand from ``at`` on, which may be nothing."""
+        return self._data[at - self._at :] if at >= self._at else self._data[:0]
+
+    def move(self, at: int) -> memoryview:
+        """Have at hand what follows ``at``, `RUN_BYTES` or less. Raises CorruptError where the file was cut off."""
+        self._at, self._data = at, memoryview(b"")
+        self._data = self[at : at + RUN_BYTES]
+        return self._data
+
+
+def _chain(data: memoryview) -> tuple[list[int], int]:
+    """Where up to `RUN` records begin, by their sizes, and where the last ends. Nothing is checked but that they fit."""
+    begins: list[int] = []
+    end = 0
+    while end < len(data) and len(begins) < RUN:
+        try:
+            size = records.span(data, end)
+        except FormatError:
+            break
+        if end + size > len(data):
+            break
+        begins.append(end)
+        end += size
+    return begins, max(end, 1)
+
+
+def _places_of(mark: bytes, data: Window, at: int) -> Iterator[int]:
     """Where a byte stands, from ``at`` on."""
     size = FIRST_SEARCH
     while at < len(data):
         piece = bytes(data[at : at + size])
-        yield from (at + n for n, byte in enumerate(piece) if byte == mark[0])
+        found = piece.find(mark)
+        while found >= 0:
+            yield at + found
+            found = piece.find(mark, found + 1)
         at, size = at + size, min(2 * size, MOST_SEARCH)
 
 

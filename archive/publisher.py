@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -18,15 +19,30 @@ from pltz.archive.chain import NOTHING
 from pltz.archive.codec import Coded
 from pltz.archive.draft import Row, batches
 from pltz.archive.errors import ArchiveError, StoreError
-from pltz.archive.identity import BASE, Tokens
+from pltz.archive.identity import BASE, U32, Tokens
 from pltz.archive.index import MARKS, SEGMENTS, SESSIONS, Entries, key_of_session
-from pltz.archive.pack import FAST, FOOTER, MANY_CHILDREN, TOWER, Builder, Context, Damage, Pack
+from pltz.archive.meanwhile import meanwhile
+from pltz.archive.pack import (
+    FAST,
+    FOOTER,
+    MANY_CHILDREN,
+    TOWER,
+    Builder,
+    Context,
+    Damage,
+    Pack,
+    digest_before,
+    sealed,
+)
 from pltz.archive.parity import Parity, Range
 from pltz.archive.proof import Proved
 from pltz.archive.record import Record
 from pltz.archive.store import is_there
 from pltz.archive.view import View
 from pltz.plt_codec.errors import ContentError
+
+ABREAST = 32  # segments compared at once
+WORTH = 1 << 20  # bytes of a pack, before a thread is begun for it
 
 
 class Publisher:
@@ -45,11 +61,15 @@ class Publisher:
             builder = Builder(self.view.epoch, time, self.view.store.random(16))
             count = builder.fill(contexts, records)
             part, rows = rows[:count], rows[count:]
-            data = builder.finish()
-            offsets = _read_back(data, builder)
+            out = builder.lay_out()
+            long = len(out.getbuffer()) >= WORTH
+            with meanwhile(partial(digest_before, out), worth=long) as digest:
+                offsets = _read_back(out.getbuffer(), builder)
+            data = sealed(out, digest())
             self._prove_decoding([row for row in part if row[3]])
-            self._put_pack(data, part, offsets)
-            self._put_parity(data, part, offsets)
+            with meanwhile(partial(self._parity, data, part, offsets), worth=long) as parity:
+                self._put_pack(data, part, offsets)
+            self._put_parity(_pack_name(data), parity())
             self.proved.remember(_pack_name(data), zip(offsets, segments, strict=False))
 
     def _prove_decoding(self, rows: Sequence[Row]) -> None:
@@ -81,19 +101,24 @@ class Publisher:
         }
         self.view.add_pack(name, len(data), entries)
 
-    def _put_parity(self, data: bytes, rows: Sequence[Row], offsets: Sequence[int]) -> None:
+    def _parity(self, data: bytes, rows: Sequence[Row], offsets: Sequence[int]) -> bytes:
+        """The parity file of a pack; empty where the archive has none."""
+        if not self.parity[0]:
+            return b""
+        contexts, records = [row[0] for row in rows], [row[1] for row in rows]
+        shared = shared_ranges(contexts, records, [*offsets, Pack.of(data).end])
+        return Parity.of(_pack_name(data), data, shared, self.parity).encode()
+
+    def _put_parity(self, name: bytes, parity: bytes) -> None:
         """After the pack, so that parity never stands for a pack that was not there; see FORMAT.md.
 
         Where there is no room for it the pack is durable all the same, so it is acknowledged, and `repair` tries again.
         """
-        if not self.parity[0]:
+        if not parity:
             return
-        name, store = _pack_name(data), self.view.store
-        contexts, records = [row[0] for row in rows], [row[1] for row in rows]
-        shared = shared_ranges(contexts, records, [*offsets, Pack.of(data).end])
-        parity = Parity.of(name, data, shared, self.parity)
+        store = self.view.store
         try:
-            store.put(f"parity/{name.hex()}", parity.encode())
+            store.put(f"parity/{name.hex()}", parity)
             if not is_there(store, f"packs/{name.hex()}"):  # collected while this writer stood still
                 store.delete(f"parity/{name.hex()}")
         except StoreError as exc:
@@ -105,7 +130,7 @@ def as_it_is(context: Context, record: Record) -> Row:
     return context, record, None if record.name is None else key_of_session(record, context), None
 
 
-def _read_back(data: bytes, builder: Builder) -> list[int]:
+def _read_back(data: memoryview, builder: Builder) -> list[int]:
     """Read a pack as a reader would: every record must be what was put into it. Offsets of all of them."""
     offsets = list[int]()
     for run in Pack.of(data).runs():
@@ -142,12 +167,21 @@ def _compare(found: Sequence[Tokens], wanted: Sequence[Tokens]) -> None:
     """All rows must be equal, and their ids in range. Raises ArchiveError, ContentError."""
     if len(found) != len(wanted):
         raise ArchiveError(f"a codec made {len(found)} segments of {len(wanted)}: nothing was written")
-    for row, tokens in zip(found, wanted, strict=True):
-        same = row.tobytes() == tokens.tobytes() if row.dtype == tokens.dtype else np.array_equal(row, tokens)
-        if not same:
+    for begin in range(0, len(found), ABREAST):
+        rows, tokens = found[begin : begin + ABREAST], wanted[begin : begin + ABREAST]
+        if list(map(len, rows)) != list(map(len, tokens)) or not _equal(rows, tokens):
             raise ArchiveError("a segment just encoded does not decode to its tokens: nothing was written")
-        if (most := tokens.max(initial=0)) > identity.MAX_TOKENS:
-            raise ContentError(f"expected token ids in 0..{identity.MAX_TOKENS}, found {most}")
+
+
+def _equal(rows: Sequence[Tokens], wanted: Sequence[Tokens]) -> bool:
+    """Whether rows of the same lengths are the same: as bytes where they are of one type, which calls numpy once and not for each.
+    ``wanted`` are of type U32. Raises ContentError where ids are out of range."""
+    plain = b"".join(tokens.data for tokens in wanted)
+    if (most := np.frombuffer(plain, U32).max(initial=0)) > identity.MAX_TOKENS:
+        raise ContentError(f"expected token ids in 0..{identity.MAX_TOKENS}, found {most}")
+    if all(type(row) is np.ndarray and row.dtype == U32 and row.flags.c_contiguous for row in rows):
+        return b"".join(row.data for row in rows) == plain
+    return all(map(np.array_equal, rows, wanted))
 
 
 def _pack_name(data: bytes) -> bytes:

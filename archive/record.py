@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pltz.archive.identity import MAX_TOKENS, NONE, SIZE
-from pltz.archive.sums import Sums
+from pltz.archive.sums import Stretch, Sums
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.varint import read_varint
 
@@ -115,7 +115,7 @@ def span(data: bytes | memoryview, at: int) -> int:
     return 2 + after + size + CHECK
 
 
-def decode(data: bytes | memoryview, at: int, place: Place, sums: Sums | None = None) -> Raw:
+def decode(data: Stretch, at: int, place: Place, sums: Sums | None = None) -> Raw:
     """The record at ``data[at]``. ``sums``: of ``data``, for who tries many places.
 
     Raises CorruptError where it is damaged or breaks a rule, VersionError where a newer version wrote it.

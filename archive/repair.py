@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pltz.archive.chain import lost
-from pltz.archive.errors import ArchiveError, StoreError
+from pltz.archive.errors import ArchiveError, StoreError, UnreadableError
 from pltz.archive.identity import digest
 from pltz.archive.index import SESSIONS, FileIndex, Location, key_of, key_of_session
 from pltz.archive.key_files import COPIES, KeyFile, KeyFolder, file_name
@@ -45,6 +45,7 @@ PACK_NAME = re.compile(r"[0-9a-f]{32}")
 PLAN_NAME = re.compile(r"[0-9a-f]{16}")
 PERSON = b"pltz damaged"
 MAX_PLAN = 1 << 26  # bytes
+SECTOR = 4096  # bytes that a disk loses at once, or more of them
 
 
 @dataclass(frozen=True)
@@ -188,8 +189,7 @@ class Repairer:
         for name in sorted(self.store.list("index")):
             self.report.checked += 1
             try:
-                data = self.store.view(f"index/{name}")
-                if FileIndex(data).verify().hex() == name:
+                if FileIndex(self.store.open(f"index/{name}")).verify().hex() == name:
                     continue
             except FormatError:
                 pass
@@ -335,13 +335,28 @@ class Repairer:
         """What earlier runs moved aside of a file."""
         for found in sorted(self.store.list("damaged")):
             if found.startswith(name.replace("/", "-") + "-"):
-                yield self.store.read(f"damaged/{found}", 0, MAX_PACK)
+                yield self._maybe(f"damaged/{found}", MAX_PACK) or b""
 
     def _maybe(self, name: str, most: int) -> bytes | None:
         try:
             return self.store.read(name, 0, most)
         except FileNotFoundError:
             return None
+        except UnreadableError:
+            return self._what_reads(name, most)
+
+    def _what_reads(self, name: str, most: int) -> bytes | None:
+        """The bytes of a file on a disk that cannot read all of them; zeros stand for the others."""
+        try:
+            file = self.store.open(name)
+        except FileNotFoundError:
+            return None
+        data = bytearray(min(file.size, most))
+        for at in range(0, len(data), SECTOR):
+            with suppress(UnreadableError):
+                found = file.read(at, min(SECTOR, len(data) - at))
+                data[at : at + len(found)] = found
+        return bytes(data)
 
 
 def _plan(name: str) -> Callable[[bytes], Plan]:

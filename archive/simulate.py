@@ -19,6 +19,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from pltz.archive.io import Held
+
 
 @dataclass(frozen=True)
 class Change:
@@ -149,6 +151,9 @@ class SimDisk:
 
     def view(self, path: str) -> memoryview:
         return memoryview(self.seen.data.get(self._inode(path), b""))
+
+    def open(self, path: str) -> Held:
+        return Held(self.view(path))
 
     def now(self) -> int:
         return self.clock

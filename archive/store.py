@@ -11,15 +11,24 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from typing import Protocol
 
-from pltz.archive.errors import StoreError, WriterFailed
-from pltz.archive.io import Disk, OsDisk
-from pltz.plt_codec.errors import UsageError
+from pltz.archive.errors import StoreError, UnreadableError, WriterFailed
+from pltz.archive.io import Disk, File, OsDisk
+from pltz.archive.settings import NAME
+from pltz.plt_codec.errors import CorruptError, UsageError
 
 MOST_SECRET = (
     64 << 20
 )  # bytes of a file with keys: what is behind was never ours, and may be a hole as large as one likes
+MOST_WHOLE = 1 << 31  # bytes of a pack or its parity
+PACK_NAME, PLAN_NAME = 32, 16  # characters: of packs and their parity, of plans and their copies
+BAD_BYTES = (
+    errno.EIO,
+    errno.EBADMSG,
+    errno.EUCLEAN,
+)  # what a disk or a file system says of bytes that it cannot give
 FOLDERS = ("packs", "parity", "index", "collect", "keys", "damaged", "tmp")
 
 
@@ -37,10 +46,13 @@ class Store(Protocol):
         """
 
     def read(self, name: str, offset: int, size: int) -> bytes:
-        """At most ``size`` bytes at ``offset``. Raises FileNotFoundError, StoreError."""
+        """At most ``size`` bytes at ``offset``. Raises FileNotFoundError, StoreError, UnreadableError."""
 
     def view(self, name: str) -> memoryview:
-        """The whole object; stays valid after a delete. Raises FileNotFoundError, StoreError, CorruptError for one larger than any of ours."""
+        """The whole object, in memory. Raises as `read`, and CorruptError for one larger than any of ours."""
+
+    def open(self, name: str) -> File:
+        """An object to read ranges of; stays valid after a delete. Raises as `view`; its ``read`` and ``map`` raise StoreError, UnreadableError."""
 
     def list(self, folder: str) -> dict[str, int]:
         """Names in a folder (without it) and sizes in bytes. Raises StoreError, never an empty answer for a failure."""
@@ -61,28 +73,42 @@ class Store(Protocol):
         """Unpredictable bytes."""
 
 
+class Opened:
+    """A file of a `DirectoryStore`: what the disk says is named."""
+
+    def __init__(self, file: File, name: str):
+        self._file, self._name, self.size = file, name, file.size
+
+    def read(self, offset: int, size: int) -> bytes | memoryview:
+        try:
+            return self._file.read(offset, size)
+        except OSError as exc:
+            raise _unread(self._name, exc) from exc
+
+    def map(self) -> memoryview:
+        try:
+            return self._file.map()
+        except OSError as exc:
+            raise _unread(self._name, exc) from exc
+
+
 class DirectoryStore:
     """A local directory, through the seam."""
 
     def __init__(self, disk: Disk):
         self.disk = disk
         self.failed: str | None = None  # why no more may be written
+        self._lasting: set[str] = set()  # folders whose own names are durable
 
     def make(self) -> None:
         """Create the folders, durably. Raises StoreError, WriterFailed."""
-        try:
-            self.disk.make_directory("")
-            for folder in FOLDERS:
-                self.disk.make_directory(folder)
-        except OSError as exc:
-            raise _named("create the archive's folders", exc) from exc
-        self._sync_directory("")
+        self._make("", *FOLDERS)
 
     def put(self, name: str, data: bytes) -> bool:
         self._check()
         temporary = "tmp/" + self.disk.random(16).hex()
         try:
-            self.disk.write_new(temporary, data)
+            self._in_folder(temporary, lambda: self.disk.write_new(temporary, data))
         except OSError as exc:
             self._drop(temporary)
             raise _named(f"write {name}", exc) from exc
@@ -91,7 +117,7 @@ class DirectoryStore:
         except OSError as exc:
             self._fail(f"{name}: {exc}", exc)
         try:
-            self.disk.link(temporary, name)
+            self._in_folder(name, lambda: self.disk.link(temporary, name))
         except FileExistsError:
             self._drop(temporary)
             self._sync_directory(_folder(name))  # who put it may not have come to this
@@ -100,6 +126,11 @@ class DirectoryStore:
             self._drop(temporary)
             raise _named(f"link {name}", exc) from exc
         self._sync_directory(_folder(name))
+        if (
+            _folder(name) not in self._lasting
+        ):  # another writer may have made it again, and not come to its sync
+            self._sync_directory("")
+            self._lasting.add(_folder(name))
         self._drop(temporary)
         return True
 
@@ -109,19 +140,29 @@ class DirectoryStore:
         except FileNotFoundError:
             raise
         except OSError as exc:
-            raise _named(f"read {name}", exc) from exc
+            raise _unread(name, exc) from exc
 
     def view(self, name: str) -> memoryview:
+        file = self.open(name)
+        if file.size > MOST_WHOLE:
+            raise CorruptError(f"{name} has {file.size} bytes, more than any of ours: damaged")
+        return memoryview(file.read(0, file.size))
+
+    def open(self, name: str) -> Opened:
         try:
-            return self.disk.view(name)
+            return Opened(self.disk.open(name), name)
         except FileNotFoundError:
             raise
         except OSError as exc:
-            raise _named(f"read {name}", exc) from exc
+            raise _unread(name, exc) from exc
 
     def list(self, folder: str) -> dict[str, int]:
         try:
             return dict(self.disk.names(folder))
+        except FileNotFoundError as exc:
+            if self._dropped(folder):
+                return {}
+            raise _named(f"list {folder or 'the archive'}", exc) from exc
         except OSError as exc:
             raise _named(f"list {folder or 'the archive'}", exc) from exc
 
@@ -138,7 +179,7 @@ class DirectoryStore:
     def shred(self, name: str) -> None:
         self._check()
         try:
-            size = len(self.disk.view(name))
+            size = self.disk.open(name).size
             self.disk.overwrite(name, bytes(min(size, MOST_SECRET)))
         except FileNotFoundError:
             return
@@ -152,13 +193,60 @@ class DirectoryStore:
 
     def settle(self, folder: str) -> None:
         self._check()
-        self._sync_directory(folder)
+        try:
+            self.disk.sync_directory(folder)
+        except OSError as exc:
+            if not (
+                isinstance(exc, FileNotFoundError) and self._dropped(folder)
+            ):  # else nothing is listed there
+                self._fail(f"{folder or 'root'}: {exc}", exc)
 
     def now(self) -> int:
         return self.disk.now()
 
     def random(self, size: int) -> bytes:
         return self.disk.random(size)
+
+    def _make(self, *folders: str) -> None:
+        """Create folders, durably. Raises StoreError, WriterFailed."""
+        try:
+            for folder in folders:
+                self.disk.make_directory(folder)
+        except OSError as exc:
+            raise _named("create the archive's folders", exc) from exc
+        self._sync_directory("")
+
+    def _in_folder(self, path: str, write: Callable[[], None]) -> None:
+        """Write a name into a folder, which is made where it was empty and dropped. Raises as ``write`` and `_make`."""
+        try:
+            write()
+        except FileNotFoundError:
+            if not self._dropped(_folder(path)):
+                raise
+            self._make(_folder(path))
+            write()
+
+    def _dropped(self, folder: str) -> bool:
+        """Whether a folder that is not there was empty: tools that copy files drop such.
+
+        Where archive.json is not there either, the disk may not be, and where something else says that there were packs or plans, they
+        are lost: nothing may be taken for empty then, nor be made.
+        """
+        if folder not in FOLDERS or NAME not in self._names(""):
+            return False
+        parity = self._names("parity")
+        plans = sum(len(name) == PLAN_NAME for name in parity)
+        packs = [name for name in (*parity, *self._names("index")) if len(name) == PACK_NAME]
+        return not {"packs": packs, "collect": plans}.get(folder)
+
+    def _names(self, folder: str) -> set[str]:
+        """Of files; none where there is no such folder. Raises StoreError."""
+        try:
+            return {name for name, _ in self.disk.names(folder)}
+        except FileNotFoundError:
+            return set()
+        except OSError as exc:
+            raise _named(f"list {folder or 'the archive'}", exc) from exc
 
     def _check(self) -> None:
         """Raises WriterFailed once a sync has failed: what is on the disk is not what is seen."""
@@ -170,6 +258,10 @@ class DirectoryStore:
             return self.read(name, 0, len(data) + 1) == data
         except FileNotFoundError:
             return False  # deleted since
+        except UnreadableError as exc:
+            raise StoreError(
+                f"{name} is there and cannot be read: nothing was acknowledged; see pltz archive repair"
+            ) from exc
 
     def _sync_directory(self, folder: str) -> None:
         try:
@@ -198,6 +290,8 @@ def is_there(store: Store, name: str) -> bool:
         store.read(name, 0, 1)
     except FileNotFoundError:
         return False
+    except UnreadableError:  # the name is there
+        return True
     return True
 
 
@@ -221,6 +315,14 @@ def open_store(place: str | os.PathLike[str]) -> Store:
 
 def _folder(name: str) -> str:
     return name.rpartition("/")[0]
+
+
+def _unread(name: str, exc: OSError) -> StoreError | UnreadableError:
+    if exc.errno in BAD_BYTES:
+        return UnreadableError(
+            f"the disk cannot read {name} ({exc.strerror}): check the disk, then pltz archive repair"
+        )
+    return _named(f"read {name}", exc)
 
 
 def _named(what: str, exc: OSError) -> StoreError:

@@ -14,7 +14,9 @@ values, differ by a linear map of that difference, which depends on the count of
 from __future__ import annotations
 
 import zlib
+from array import array
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +26,20 @@ BLOCK = 4096  # bytes
 Ints = npt.NDArray[np.int64]
 
 
+class Stretch(Protocol):
+    """Bytes that are in memory, or read where they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> bytes | memoryview: ...
+
+
 class Sums:
     """Of one buffer."""
 
-    def __init__(self, data: bytes | memoryview):
-        self._data = memoryview(data)
-        self._known = [0]  # up to the end of so many blocks
+    def __init__(self, data: Stretch):
+        self._data = data
+        self._known = array("L", [0])  # up to the end of so many blocks
 
     def of(self, begin: int, end: int, seed: int = 0) -> int:
         """crc32 of the bytes from ``begin`` to ``end``, which are there, begun with ``seed``."""

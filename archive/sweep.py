@@ -22,12 +22,17 @@ from pltz.archive import columns
 from pltz.archive.columns import Bytes, Columns, Ints
 from pltz.archive.identity import NONE, SIZE
 from pltz.archive.index import SECTIONS, SESSIONS, U64, gather, key_of, key_of_session
+from pltz.archive.io import File, pieces
 from pltz.archive.pack import Pack
 from pltz.archive.record import PARENT_BACK, PARENT_TABLE, Record
 from pltz.archive.view import View
 from pltz.plt_codec.errors import FormatError
 
 AHEAD = 2  # packs hashed while another is looked at
+MOST_BYTES, MOST_RECORDS = (
+    128 << 20,
+    1 << 20,
+)  # of a pack held in memory; a larger one is read record by record
 SAMPLE = 256  # of so many sessions one has its key computed again
 PACK_BITS = 30  # of an address: a pack is at most 2^30 bytes
 
@@ -41,6 +46,23 @@ class Swept:
     parents: U64
 
 
+class Room:
+    """Memory for a pack, used again for the next one: what is new to a process has to be zeroed for it, which takes as long as the reading."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def filled(self, file: File) -> memoryview:
+        """The bytes of a file. Raises as its ``read``, CorruptError where it was cut off."""
+        if len(self._bytes) < file.size:
+            self._bytes = bytearray(file.size)
+        at, data = 0, memoryview(self._bytes)[: file.size]
+        for piece in pieces(file.read, 0, file.size):
+            data[at : at + len(piece)] = piece
+            at += len(piece)
+        return data
+
+
 class Sweep:
     """Looks at packs beside all entries of the indexes.
 
@@ -51,6 +73,7 @@ class Sweep:
         self.view = view
         self._number = {pack: n for n, pack in enumerate(sorted(view.packs))}
         starts = {pack: n << PACK_BITS for pack, n in self._number.items()}
+        self._rooms: list[Room] = []
         self._entries = []
         for section in range(len(SECTIONS)):
             found = gather([*view.indexes.values(), view.tail], section, starts, by_place=True)
@@ -59,31 +82,38 @@ class Sweep:
     def run(self, packs: Sequence[bytes]) -> Iterator[tuple[bytes, Swept | None]]:
         """Each pack with what is in it; None: not proved sound. The next ones are hashed meanwhile, which needs no Python."""
         with ThreadPoolExecutor(AHEAD) as pool:
-            waiting: list[tuple[bytes, Future[tuple[memoryview, Pack, int] | None]]] = []
+            waiting: list[tuple[bytes, Room, Future[tuple[memoryview, Pack, int] | None]]] = []
             for pack in packs:
-                waiting.append((pack, pool.submit(self._sealed, pack)))
+                room = self._rooms.pop() if self._rooms else Room()
+                waiting.append((pack, room, pool.submit(self._sealed, pack, room)))
                 if len(waiting) > AHEAD:
                     yield self._swept(*waiting.pop(0))
             for item in waiting:
                 yield self._swept(*item)
 
-    def _sealed(self, name: bytes) -> tuple[memoryview, Pack, int] | None:
+    def _sealed(self, name: bytes, room: Room) -> tuple[memoryview, Pack, int] | None:
         try:
-            data = self.view.store.view(f"packs/{name.hex()}")
+            file = self.view.store.open(f"packs/{name.hex()}")
+            if file.size > MOST_BYTES:
+                return None
+            data = room.filled(file)
             pack = Pack.of(data)
             digest, count = pack.seal()
         except (FormatError, FileNotFoundError):
             return None
-        return (data, pack, count) if digest == name and len(data) == self.view.packs.get(name) else None
+        there = digest == name and len(data) == self.view.packs.get(name) and count <= MOST_RECORDS
+        return (data, pack, count) if there else None
 
     def _swept(
-        self, name: bytes, sealed: Future[tuple[memoryview, Pack, int] | None]
+        self, name: bytes, room: Room, sealed: Future[tuple[memoryview, Pack, int] | None]
     ) -> tuple[bytes, Swept | None]:
         found = sealed.result()
         try:
             return name, self._columns(name, *found) if found else None
         except FormatError:  # of a record that was sampled
             return name, None
+        finally:
+            self._rooms.append(room)
 
     def _columns(self, name: bytes, data: memoryview, pack: Pack, count: int) -> Swept | None:
         """Records at the places that the indexes name; None where they do not fill the pack, or are not what the indexes say.

@@ -133,8 +133,8 @@ class Verifier:
     def _check_pack(self, pack: bytes, decode: bool) -> None:
         self.report.packs += 1
         try:
-            data = self.view.store.view(f"packs/{pack.hex()}")
-            if Pack.of(data).verify() != pack:
+            file = self.view.store.open(f"packs/{pack.hex()}")
+            if Pack(file.read, file.size).verify() != pack:
                 self._wrong("pack", pack.hex(), "its digest is not its name")
         except FormatError as exc:
             self._wrong("pack", pack.hex(), str(exc))

@@ -28,6 +28,7 @@ from pltz.archive.index import (
     MemoryIndex,
     by_section,
     gather,
+    joined,
     key_of_session,
     keys_in,
     keys_of,
@@ -44,6 +45,7 @@ T = TypeVar("T")
 OPEN_PACKS = 256  # headers and tables kept
 LOOKS = 8  # at what a collector moves meanwhile
 MOST_PROBLEMS = 10_000  # listed
+AT_ONCE = 1 << 14  # names of a scanned pack held as they are, before they are made columns
 PACK_BITS = 30  # of an address: a pack is at most 2^30 bytes
 NAME = re.compile(r"[0-9a-f]{32}")
 PLAN_NAME = re.compile(r"[0-9a-f]{16}")
@@ -209,8 +211,9 @@ class View:
         return self._opened[pack]
 
     def scan(self, pack: bytes) -> Iterator[Found | Damage]:
-        """All records of a pack, from a mapped view. Raises FormatError, FileNotFoundError."""
-        opened = Pack.of(self.store.view(f"packs/{pack.hex()}"))
+        """All records of a pack, read from end to end, some at a time. Raises FormatError, FileNotFoundError."""
+        file = self.store.open(f"packs/{pack.hex()}")
+        opened = Pack(file.read, file.size)
         for copy in opened.damaged_copies:
             yield Damage(0, opened.head.size, f"the {copy} is damaged, the other is used")
         for item in opened.scan():
@@ -397,7 +400,7 @@ class View:
             del self.indexes[name]
         for name in sorted(listed - set(self.indexes) - self._bad):
             try:
-                self.indexes[name] = FileIndex(self.store.view(f"index/{name}"))
+                self.indexes[name] = FileIndex(self.store.open(f"index/{name}"))
             except FormatError as exc:
                 self.problem("index", name, str(exc))
                 self._bad.add(name)
@@ -412,6 +415,7 @@ class View:
         if any(index.packs.get(pack) == size for index in self.indexes.values()):
             return
         rows: list[tuple[int, bytes, int]] = []
+        parts = [by_section(rows)]
         try:
             for item in self.scan(pack):
                 if isinstance(item, Damage):
@@ -420,10 +424,13 @@ class View:
                 else:
                     at, record, context = item
                     rows += [(section, name, at.offset) for section, name in keys_of(record, context)]
+                if len(rows) >= AT_ONCE:
+                    parts.append(by_section(rows))
+                    rows = []
         except FormatError as exc:
             self.problem("pack", pack.hex(), str(exc))
             self.unreadable.add(pack)
         except FileNotFoundError:
             self.vanished += 1
             self.packs.pop(pack, None)
-        self.tail.add_pack(pack, size, by_section(rows))
+        self.tail.add_pack(pack, size, joined([*parts, by_section(rows)]))

@@ -33,6 +33,7 @@ SHORT, LONG = (530, 200), (4000, 1500)  # tokens and bytes: a mean chat, a sessi
 PROMPT = 1000, 375  # a shared prompt
 COMMIT = 16384  # sessions
 PROMPTS = 50
+HEAD = struct.Struct("<II")
 LOOKUPS = 20_000
 U64 = index.U64
 
@@ -68,7 +69,7 @@ class ReadyCodec:
         del self._known[self.sealed :]
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
-        heads = [struct.unpack_from("<II", p.tokens.data) for p in batch]
+        heads = [HEAD.unpack_from(p.tokens.data) for p in batch]
         return [self._at(low | high << 16)[1] for low, high in heads]
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
@@ -257,9 +258,10 @@ class _Synthetic:
 
 
 OPENER = """
-import json, mmap, os, sys, time
+import json, os, sys, time
 import numpy as np
 from pltz.archive.index import FileIndex, SEGMENTS
+from pltz.archive.io import OsFile
 def resident(kind):
     lines = open("/proc/self/status").read().splitlines()
     return next((int(l.split()[1]) / 1024 for l in lines if l.startswith(kind + ":")), None)
@@ -267,8 +269,7 @@ path, keys = sys.argv[1], np.load(sys.argv[2])
 FileIndex  # loaded before the clock starts
 before = resident("VmRSS")
 start = time.perf_counter()
-with open(path, "rb") as file:
-    found = FileIndex(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+found = FileIndex(OsFile(path))
 opened = time.perf_counter() - start
 out = {"entries": len(found), "open_ms": round(1000 * opened, 3), "resident_before_mb": before, "resident_opened_mb": resident("VmRSS")}
 ids = [int(k).to_bytes(6, "big") + bytes(10) for k in keys]

@@ -386,8 +386,8 @@ def test_a_lost_segment_costs_its_sessions_and_no_other(
 def test_a_crafted_collision_is_refused(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     archive.put([NewSession("a", [np.array([1])])])
     leaf = archive.version("a").leaf
-    whole = identity.segment_digest
-    monkeypatch.setattr(identity, "segment_digest", lambda *of: leaf + whole(*of)[16:])
+    whole = identity.digests
+    monkeypatch.setattr(identity, "digests", lambda *of: [leaf + digest[16:] for digest in whole(*of)])
     with pytest.raises(CorruptError, match="crafted"):
         archive.put([NewSession("b", [np.array([2])])])
     archive = Archive.open(archive.store, archive.codecs)  # which has not seen "a" itself

@@ -15,6 +15,7 @@ from pltz.archive.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError
 from pltz.archive.identity import NONE, digest
 from pltz.archive.index import Entries, MemoryIndex, build
+from pltz.archive.io import OsDisk
 from pltz.archive.new_session import NewSession
 from pltz.archive.pack import END, FOOTER, HEADER, PERSON, Builder, Context, Damage, Pack
 from pltz.archive.parity import END as PARITY_END
@@ -127,6 +128,111 @@ def test_claims_that_overlap_are_not_each_read_to_their_end(monkeypatch: pytest.
     monkeypatch.setattr(zlib, "crc32", counted)
     assert all(isinstance(item, Damage) for item in Pack.of(bytes(data)).scan())
     assert summed[0] < 3 * 4096 * many
+
+
+def small_records(count: int) -> bytes:
+    """A pack of the shortest segments there are, each below the one before: laid out here, since a `Builder` would not."""
+    salt, head = b"s" * 16, Builder(0, 0, b"s" * 16)
+    head.context(Context(0, NONE, "", NONE, NONE, 1))
+    empty = head.finish()
+    table_size = HEADER.unpack(empty[: HEADER.size])[7]
+    begin = HEADER.size + table_size
+    rows: list[bytes] = []
+    seed, at = zlib.crc32(salt), begin
+    for n in range(count):
+        body = b"\0" + (b"\x1a" if n else b"") + n.to_bytes(16, "little") + b"\1"
+        raw = bytes([salt[0], 0x09 if n else 0x01, len(body)]) + body
+        back = len(rows[-1]) if n else 0
+        raw = raw[:4] + bytes([back]) + raw[5:] if n else raw
+        rows.append(raw + zlib.crc32(raw, zlib.crc32(at.to_bytes(8, "little"), seed)).to_bytes(4, "little"))
+        at += len(rows[-1])
+    body = b"".join(rows)
+    whole = empty[:begin] + body + empty[HEADER.size : begin] + empty[: HEADER.size]
+    foot = count.to_bytes(4, "little") + len(body).to_bytes(8, "little")
+    foot += digest(PERSON, whole + foot)
+    return whole + foot + zlib.crc32(foot).to_bytes(4, "little") + END
+
+
+def test_scanning_a_pack_takes_no_more_memory_than_the_pack(tmp_path: Path, codec: SegmentCodec) -> None:
+    """100,000 records in 2.6 MB, each naming the one before: what a scan must remember of them is bounded by their bytes."""
+    data = small_records(100_000)
+    path = tmp_path / "pack"
+    path.write_bytes(data)
+    file = OsDisk(tmp_path).open("pack")
+    pack = Pack(file.read, file.size)
+    tracemalloc.start()
+    try:
+        records = sum(not isinstance(item, Damage) for item in pack.scan())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    print(f"{records} records in {len(data)} bytes: {peak} at most in memory")
+    assert records == 100_000
+    assert peak < len(data) + (6 << 20)  # 4 MiB at hand, and a run of records
+
+
+def test_opening_an_archive_with_such_a_pack(tmp_path: Path, codec: SegmentCodec) -> None:
+    Archive.create(tmp_path / "cold", [codec], parity=(0, 0))
+    data = small_records(100_000)
+    (tmp_path / "cold" / "packs" / data[-24:-8].hex()).write_bytes(data)
+    tracemalloc.start()
+    try:
+        archive = Archive.open(tmp_path / "cold", [codec])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    print(f"{peak} at most in memory")
+    assert archive.stat().segments == 100_000 and not archive.problems
+    assert peak < 3 * len(data) + (8 << 20)
+
+
+def test_more_records_than_a_pack_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pltz.archive.pack.MAX_RECORDS", 5000)
+    items = list(Pack.of(small_records(9000)).scan())
+    assert isinstance(items[-1], Damage) and "more than 5000 records" in items[-1].why
+    assert 5000 <= len(items) - 1 < 6100
+
+
+def test_claims_over_the_window_do_not_move_it_each_time() -> None:
+    """Every other record claims 5 MiB: what is at hand is looked through before more is read."""
+    data = bytearray(small_records(20_000))
+    at = Pack.of(bytes(data)).begin
+    while at < len(data) - 5000:
+        at += 3 + data[at + 2] + 4
+        data[at + 2 : at + 6] = write_varint(5 << 20)
+        at += 26
+    read = 0
+
+    def counted(offset: int, size: int) -> bytes:
+        nonlocal read
+        found = bytes(data[offset : offset + size])
+        read += len(found)
+        return found
+
+    assert sum(isinstance(item, Damage) for item in Pack(counted, len(data)).scan()) > 5000
+    assert read < 3 * len(data)
+
+
+def test_a_long_record_is_not_read_for_each_claim_of_it(tmp_path: Path) -> None:
+    """Claims of 200 MB in front of nothing: no memory is asked for what is not proved."""
+    salt = b"s" * 16
+    claim = salt[:1] + b"\1" + write_varint(200 << 20) + bytes(40)
+    builder = Builder(0, 0, salt)
+    number = builder.context(Context(0, NONE, "", NONE, NONE, 1))
+    builder.add(Record(number, NONE, b"i" * 16, 9, claim * 500))
+    data = builder.finish()
+    begin = Pack.of(data).begin
+    with (tmp_path / "pack").open("wb") as file:  # a hole where the claims reach to
+        file.write(data[:begin] + b"x" + data[begin + 1 : -FOOTER.size - Pack.of(data).begin])
+        file.seek(250 << 20)
+        file.write(data[-FOOTER.size - Pack.of(data).begin :])
+    opened = OsDisk(tmp_path).open("pack")
+    tracemalloc.start()
+    try:
+        assert all(isinstance(item, Damage) for item in Pack(opened.read, opened.size).scan())
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_index_over_packs_that_cannot_be(disk: SimDisk, archive: Archive, codec: SegmentCodec) -> None:

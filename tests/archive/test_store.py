@@ -135,7 +135,7 @@ def test_indexes_are_kept_on_this_machine(s3: S3Server, codec: SegmentCodec, tmp
     archive.put([session(f"s{n}", n) for n in range(50)])
     archive.write_index()
     copies = [p for p in cache.rglob("*") if p.is_file()]
-    assert len(copies) == 1 and FileIndex(memoryview(copies[0].read_bytes())).verify().hex() == copies[0].name
+    assert len(copies) == 1 and FileIndex.of(copies[0].read_bytes()).verify().hex() == copies[0].name
     requests = s3.count("GET /" + place.bucket + "/" + place.prefix + "/index/")
     assert Archive.open(ObjectStore(place, cache), [codec]).get("s7").tokens[-1] == 7
     assert s3.count("GET /" + place.bucket + "/" + place.prefix + "/index/") == requests

@@ -245,8 +245,10 @@ def test_an_archive_that_is_not_there_refuses_nothing(tmp_path: Path, cold: Path
     with pytest.raises(UsageError, match="no archive"):
         drain(tmp_path / "j", tmp_path / "nowhere", bundle=bundle)
     cold.joinpath("packs").rename(cold / "elsewhere")
+    cold.joinpath("packs").touch()
     with pytest.raises(ArchiveError):
         drain(tmp_path / "j", cold, bundle=bundle)
+    cold.joinpath("packs").unlink()
     cold.joinpath("elsewhere").rename(cold / "packs")
     assert drain(tmp_path / "j", cold, bundle=bundle).stored == 1
 

@@ -1,0 +1,150 @@
+"""Empty folders that a tool dropped on the way (git, rsync -m, object sync): what is left opens, and who writes makes them again, durably."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import BytesCodec, SegmentCodec
+from pltz.archive.errors import ArchiveError, StoreError
+from pltz.archive.keys import Secret
+from pltz.archive.new_session import NewSession
+from pltz.archive.repair import Repairer
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import FOLDERS, DirectoryStore
+
+PROMPT = np.arange(30)
+KEY = Secret(b"sixteen bytes, or more", 0)
+
+
+def dropped(disk: SimDisk) -> SimDisk:
+    """A copy as such a tool makes it: files, and the folders that files are in."""
+    state = disk.seen.copy()
+    state.folders = {"", *(path.rpartition("/")[0] for path in state.names)}
+    return SimDisk(state, seed=7)
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["open", "sealed"])
+@pytest.mark.parametrize("puts", [0, 1])
+def test_what_is_left_is_read_and_written(codec: SegmentCodec, key: Secret | None, puts: int) -> None:
+    disk = SimDisk()
+    archive = Archive.create(DirectoryStore(disk), [codec], key=key)
+    for n in range(puts):
+        archive.put([NewSession(f"s{n}", [PROMPT, PROMPT[:n]])])
+    copy = dropped(disk)
+    assert not {"tmp", "index", "damaged", "collect"} & copy.seen.folders
+    before = set(copy.seen.folders)
+    fresh = Archive.open(DirectoryStore(copy), [codec], key=key)
+    assert [v.name for v in fresh.ls()] == [f"s{n}" for n in range(puts)]
+    assert fresh.verify(decode=True).sound and fresh.stat().packs == puts
+    assert Repairer(DirectoryStore(copy), dry_run=True).run().whole
+    assert copy.seen.folders == before  # reading makes nothing
+    fresh.put([NewSession("new", [PROMPT, PROMPT])])
+    fresh.write_index()
+    for _ in range(2):
+        fresh.collect(dead_share=0.01)
+    last = Archive.open(DirectoryStore(copy), [codec], key=key)
+    assert len(last.get("new").tokens) == 60 and last.verify(decode=True).sound
+
+
+def test_what_is_acknowledged_lasts_with_its_folder(codec: SegmentCodec) -> None:
+    """Two writers: one made the folders again and stands before the sync of their names; the other finds them."""
+    disk = SimDisk()
+    Archive.create(DirectoryStore(disk), [codec])
+    copy = dropped(disk)
+    sync = copy.sync_directory
+
+    class Killed(BaseException):
+        pass
+
+    def stop(path: str) -> None:
+        if path == "":
+            raise Killed
+        sync(path)
+
+    for writer in range(3):
+        if writer < 2:
+            copy.sync_directory = stop  # type: ignore[method-assign]
+            with pytest.raises(Killed):
+                Archive.open(DirectoryStore(copy), [codec]).put([NewSession("killed", [PROMPT])])
+            copy.sync_directory = sync  # type: ignore[method-assign]
+        else:
+            Archive.open(DirectoryStore(copy), [codec]).put([NewSession("a", [PROMPT])])
+    fresh = Archive.open(DirectoryStore(SimDisk(copy.durable)), [codec])
+    assert fresh.get("a").tokens.tolist() == PROMPT.tolist()
+
+
+def test_every_crash_of_the_first_put(codec: SegmentCodec) -> None:
+    disk = SimDisk()
+    Archive.create(DirectoryStore(disk), [codec])
+    copy = dropped(disk)
+    seen = 0
+
+    def watch() -> None:
+        nonlocal seen
+        for state in copy.crashes("tmp"):
+            seen += 1
+            left = Archive.open(DirectoryStore(SimDisk(state, seed=2)), [codec])
+            assert [v.name for v in left.ls()] in ([], ["a"]) and left.verify().sound
+
+    copy.watch = watch
+    Archive.open(DirectoryStore(copy), [codec]).put([NewSession("a", [PROMPT])])
+    copy.watch = lambda: None
+    assert seen > 20
+    assert len(Archive.open(DirectoryStore(SimDisk(copy.durable)), [codec]).get("a").tokens) == 30
+
+
+def test_real_folders(tmp_path: Path) -> None:
+    place = tmp_path / "cold"
+    Archive.create(place, [BytesCodec()]).put([NewSession("a", [PROMPT])])
+    for folder in FOLDERS:
+        if not any((place / folder).iterdir()):
+            (place / folder).rmdir()
+    assert not (place / "tmp").exists()
+    archive = Archive.open(place, [BytesCodec()])
+    assert archive.get("a").tokens.tolist() == PROMPT.tolist()
+    archive.put([NewSession("b", [PROMPT])])
+    archive.write_index()
+    assert [v.name for v in Archive.open(place, [BytesCodec()]).ls()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("lost", ["packs", "collect"])
+@pytest.mark.parametrize("left", ["parity", "index"])
+def test_a_folder_that_was_not_empty_is_lost_and_not_dropped(
+    codec: SegmentCodec, lost: str, left: str
+) -> None:
+    """Parity or an index tells of packs, the copies of plans of plans."""
+    disk = SimDisk()
+    archive = Archive.create(DirectoryStore(disk), [codec])
+    for n in range(2):
+        archive.put([NewSession(f"s{n}", [PROMPT + n])])
+    archive.write_index()
+    archive.collect()
+    state = disk.seen.copy()
+    gone = {lost, "index" if left == "parity" else "parity"} - ({"parity"} if lost == "collect" else set())
+    state.names = {path: i for path, i in state.names.items() if path.partition("/")[0] not in gone}
+    copy = dropped(SimDisk(state))
+    for _ in range(2):
+        with pytest.raises(StoreError, match=lost):
+            Archive.open(DirectoryStore(copy), [codec])
+        with pytest.raises(StoreError):
+            DirectoryStore(copy).put(f"{lost}/{'0' * 32}", b"x")
+    assert lost not in copy.seen.folders
+
+
+def test_a_place_that_is_gone_is_not_taken_for_empty(tmp_path: Path) -> None:
+    """The disk of an open archive went away, and the folder it was mounted on is there: nothing is listed, and nothing made in it."""
+    place = tmp_path / "cold"
+    archive = Archive.create(place, [BytesCodec()])
+    shutil.rmtree(place)
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            list(archive.ls())
+        with pytest.raises(ArchiveError):
+            archive.put([NewSession("a", [PROMPT])])
+        assert not place.exists() or not list(place.iterdir())
+        place.mkdir(exist_ok=True)

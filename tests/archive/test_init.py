@@ -1,0 +1,142 @@
+"""Init: of several at once one wins, whole, and what a crash cuts off can be begun again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.keys import Secret
+from pltz.archive.new_session import NewSession
+from pltz.archive.settings import NAME
+from pltz.archive.simulate import SimDisk, State
+from pltz.archive.store import FOLDERS, DirectoryStore, Store
+from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
+
+KEYS = [Secret(b"sixteen bytes, %d" % n, 0) for n in range(4)]
+CALLS = "make", "put", "read", "list", "delete", "shred"
+
+
+class Interrupted:
+    """A store before whose call number ``at`` somebody else does something."""
+
+    def __init__(self, store: Store, at: int, work: Callable[[], object]):
+        self._store, self._left, self._work = store, at, work
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+
+        def call(*arguments: Any) -> Any:
+            self._left -= 1
+            if not self._left:
+                self._work()
+            return found(*arguments)
+
+        return call if name in CALLS else found
+
+
+def made(store: Store, codec: SegmentCodec, key: Secret | None) -> Archive | PltzError:
+    try:
+        return Archive.create(store, [codec], key=key)
+    except PltzError as exc:
+        return exc
+
+
+def made_too(
+    store: Store, codec: SegmentCodec, key: Secret | None, results: list[Archive | PltzError]
+) -> None:
+    results.append(made(store, codec, key))
+
+
+def check_one_won(
+    store: Store, codec: SegmentCodec, results: list[Archive | PltzError], keys: list[Secret | None]
+) -> None:
+    """The others were refused; the winner's archive opens with the winner's key, and works."""
+    won = [n for n, r in enumerate(results) if isinstance(r, Archive)]
+    assert len(won) == 1, results
+    assert all(isinstance(r, UsageError) for r in results if not isinstance(r, Archive)), results
+    archive = results[won[0]]
+    assert isinstance(archive, Archive)
+    archive.put([NewSession("a", [np.arange(9)])])
+    fresh = Archive.open(store, [codec], key=keys[won[0]])
+    assert fresh.get("a").tokens.tolist() == list(range(9)) and fresh.verify(decode=True).sound
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("second", [True, False])
+def test_another_init_at_any_call_of_one(codec: SegmentCodec, first: bool, second: bool) -> None:
+    keys = [KEYS[0] if first else None, KEYS[1] if second else None]
+    for at in range(1, 100):
+        store = DirectoryStore(SimDisk())
+        others: list[Archive | PltzError] = []
+        broken = Interrupted(store, at, partial(made_too, store, codec, keys[1], others))
+        mine = made(broken, codec, keys[0])
+        if not others:
+            break
+        check_one_won(store, codec, [mine, *others], keys)
+    assert at > (12 if first else 9)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_many_at_once(store: Store, codec: SegmentCodec, sealed: bool) -> None:
+    keys = KEYS if sealed else [None] * len(KEYS)
+    barrier = Barrier(len(keys))
+
+    def make(key: Secret | None) -> Archive | PltzError:
+        barrier.wait()
+        return made(store, codec, key)
+
+    with ThreadPoolExecutor(len(keys)) as pool:
+        results = list(pool.map(make, keys))
+    check_one_won(store, codec, results, list(keys))
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_crash_of_init_at_any_point(codec: SegmentCodec, sealed: bool) -> None:
+    """What is left is no archive, or a whole one, or one that the next init finishes, with any key."""
+    key = KEYS[0] if sealed else None
+    disk = SimDisk()
+    states: list[State] = []
+    disk.watch = lambda: states.extend(disk.crashes("tmp"))
+    Archive.create(DirectoryStore(disk), [codec], key=key)
+    finished = whole = 0
+    for state in states:
+        store = DirectoryStore(SimDisk(state, seed=3))
+        other = KEYS[1] if sealed else None
+        again = made(store, codec, other)
+        if isinstance(again, Archive):
+            finished += 1
+            check_one_won(store, codec, [again], [other])
+        else:
+            whole += 1
+            check_one_won(store, codec, [Archive.open(store, [codec], key=key)], [key])
+    assert finished > 20 and whole > 2
+
+
+def test_an_archive_that_lost_its_settings_is_not_made_anew(disk: SimDisk, codec: SegmentCodec) -> None:
+    """Its keys would be destroyed."""
+    Archive.create(DirectoryStore(disk), [codec], key=KEYS[0]).put([NewSession("a", [np.arange(9)])])
+    settings = disk.read(NAME, 0, 9999)
+    disk.unlink(NAME)
+    before = dict(disk.seen.files())
+    with pytest.raises(UsageError, match="repair"):
+        Archive.create(DirectoryStore(disk), [codec], key=KEYS[1])
+    assert {p: d for p, d in disk.seen.files().items() if not p.startswith("tmp/")} == before
+    disk.write_new(NAME, settings)
+    assert len(Archive.open(DirectoryStore(disk), [codec], key=KEYS[0]).get("a").tokens) == 9
+
+
+def test_a_sealed_archive_without_its_key_says_what_to_do(disk: SimDisk, codec: SegmentCodec) -> None:
+    Archive.create(DirectoryStore(disk), [codec], key=KEYS[0])
+    for path in [p for p in disk.seen.names if p.startswith("keys/")]:
+        disk.unlink(path)
+    with pytest.raises(CorruptError, match="run it again"):
+        Archive.open(DirectoryStore(disk), [codec], key=KEYS[0])
+    assert set(FOLDERS) <= disk.seen.folders

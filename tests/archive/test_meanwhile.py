@@ -1,0 +1,74 @@
+"""Meanwhile: what a thread does beside this one is what it would have been; and several threads name segments as one does."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import BytesCodec
+from pltz.archive.identity import NONE, digests, segment_digest, segment_state
+from pltz.archive.meanwhile import meanwhile
+from pltz.archive.new_session import NewSession
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import DirectoryStore
+
+DICE = np.random.default_rng(4)
+
+
+@pytest.mark.parametrize("worth", [True, False])
+def test_a_result_and_an_error(worth: bool) -> None:
+    with meanwhile(threading.get_ident, worth=worth) as result:
+        pass
+    assert (result() != threading.get_ident()) == worth
+    with meanwhile(lambda: 1 // 0, worth=worth) as result:
+        pass
+    with pytest.raises(ZeroDivisionError):
+        result()
+
+
+def test_where_no_thread_can_be_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*about: object) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    with meanwhile(threading.get_ident) as result:
+        pass
+    assert result() == threading.get_ident()
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 16])
+@pytest.mark.parametrize(
+    "sizes", [[], [0], [0] * 90, [0, 700, 0] * 80, [5] * 500, [100_000, *[1] * 99], [700] * 65]
+)
+def test_digests_are_those_of_each(monkeypatch: pytest.MonkeyPatch, cores: int, sizes: list[int]) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    rows = [DICE.integers(0, 99, n, np.uint32) for n in sizes]
+    parents = [bytes([n % 3]) * 16 for n in range(len(rows))]
+    states = [segment_state(NONE, NONE, parent) for parent in parents]
+    assert digests(states, rows) == [
+        segment_digest(NONE, NONE, parent, row) for parent, row in zip(parents, rows, strict=True)
+    ]
+
+
+def test_a_pack_over_a_megabyte_is_the_same_with_and_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And towers whose levels come mixed: a name has the parent's in it."""
+    prompts = [DICE.integers(0, 256, 900) for _ in range(3)]
+    sessions = []
+    for n in range(700):
+        turns = [DICE.integers(0, 256, 900) for _ in range(1 + n % 3)]
+        sessions.append(NewSession(f"s{n}", [prompts[n % 3], *turns], shared=n % 2, time=5))
+    files = []
+    for cores in (1, 4):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        monkeypatch.setattr("pltz.archive.publisher.WORTH", 1 << 20 if cores > 1 else 1 << 60)
+        disk = SimDisk()
+        archive = Archive.create(DirectoryStore(disk), [BytesCodec()])
+        archive.put(sessions)
+        assert [len(archive.tower(v).segments) for v in archive.history("s5")] == [4]
+        files.append(disk.seen.files())
+    assert files[0] == files[1] and max(map(len, files[0].values())) > 1 << 20

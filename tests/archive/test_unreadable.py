@@ -1,0 +1,167 @@
+"""Bytes that the disk cannot give: a bad sector, or a file that somebody cut off while it was read. Named errors, and never the end of the process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import BytesCodec
+from pltz.archive.errors import ArchiveError, NotFound, StoreError, UnreadableError
+from pltz.archive.index import FileIndex
+from pltz.archive.io import OsDisk
+from pltz.archive.new_session import NewSession
+from pltz.archive.repair import Repairer
+from pltz.archive.store import DirectoryStore
+from pltz.plt_codec.errors import CorruptError
+
+DICE = np.random.default_rng(0)
+SIZE = 4000  # tokens of a session, each a byte of its bitstring: nothing repeats
+CUT = """
+import os, sys
+from pathlib import Path
+from pltz.archive.archive import Archive
+from pltz.archive.codec import BytesCodec
+from pltz.archive.index import SEGMENTS
+from pltz.plt_codec.errors import CorruptError
+place, what = Path(sys.argv[1]), sys.argv[2]
+archive = Archive.open(place, [BytesCodec()])
+[path] = (place / ("index" if what == "index" else "packs")).iterdir()
+if what == "index":
+    ids = [os.urandom(16) for _ in range(2000)]
+    path.chmod(0o600)
+    os.truncate(path, 100)
+    print(len(archive.view.known(SEGMENTS, ids)), [p.kind for p in archive.view.problems])
+    print(len(list(archive.ls())))
+else:
+    scan = archive.view.scan(bytes.fromhex(path.name))
+    next(scan)
+    os.truncate(path, 100)
+    try:
+        print(len(list(scan)), "read")
+    except CorruptError as exc:
+        print(exc)
+    print(archive.verify().sound)
+"""
+
+
+def filled(place: Path, sessions: int) -> Archive:
+    archive = Archive.create(place, [BytesCodec()])
+    archive.put([NewSession(f"s{n}", [DICE.integers(0, 256, SIZE)]) for n in range(sessions)])
+    return archive
+
+
+def test_a_pack_that_is_cut_off_while_it_is_scanned(tmp_path: Path) -> None:
+    filled(tmp_path / "cold", 3000)
+    done = subprocess.run(
+        [sys.executable, "-c", CUT, tmp_path / "cold", "pack"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done
+    assert "cut off while it was read" in done.stdout and done.stdout.splitlines()[-1] == "False"
+
+
+def test_an_index_that_is_cut_off_before_it_is_touched(tmp_path: Path) -> None:
+    archive = filled(tmp_path / "cold", 1)
+    archive.put([NewSession(f"t{n}", [np.array([n >> 8, n & 255])]) for n in range(5000)])
+    archive.write_index()
+    for path in (tmp_path / "cold" / "packs").iterdir():
+        path.chmod(0o600)
+    done = subprocess.run(
+        [sys.executable, "-c", CUT, tmp_path / "cold", "index"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done
+    assert done.stdout.splitlines() == ["0 ['index']", "5001"]
+
+
+@pytest.fixture
+def bad(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
+    """Make a range of 512 bytes of the files whose path contains a word unreadable."""
+    pread = os.pread
+
+    def spoil(word: str, at: int) -> None:
+        def read(handle: int, size: int, offset: int) -> bytes:
+            name = os.readlink(f"/proc/self/fd/{handle}")
+            if word in name and offset < at + 512 and offset + size > at:
+                raise OSError(errno.EIO, "Input/output error")
+            return pread(handle, size, offset)
+
+        monkeypatch.setattr(os, "pread", read)
+
+    return spoil
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks the system for the names of open files")
+class TestBadSectors:
+    def test_in_a_pack(self, tmp_path: Path, bad: Callable[[str, int], None]) -> None:
+        """The session there is lost and named; others are read; the collector stops; repair has it back from parity."""
+        archive = filled(tmp_path / "cold", 200)
+        wanted = {v.name: archive.tower(v).tokens.tolist() for v in archive.ls()}
+        hit = archive.version("s100").location.offset + 1000
+        bad("/packs/", hit)
+        fresh = Archive.open(tmp_path / "cold", [BytesCodec()])
+        assert any("cannot read" in p.what for p in fresh.problems)
+        report = fresh.verify()
+        assert not report.sound and {p.kind for p in report.problems} == {"pack"}
+        with pytest.raises(ArchiveError, match="collecting stops"):
+            fresh.collect()
+        done = Repairer(DirectoryStore(OsDisk(tmp_path / "cold"))).run()
+        assert done.whole and [name.split("/")[0] for name in done.restored] == ["packs"]
+        bad("/damaged/", hit)
+        again = Archive.open(tmp_path / "cold", [BytesCodec()])
+        assert {v.name: again.tower(v).tokens.tolist() for v in again.ls()} == wanted
+
+    def test_in_a_pack_under_an_index(self, tmp_path: Path, bad: Callable[[str, int], None]) -> None:
+        archive = filled(tmp_path / "cold", 20)
+        archive.write_index()
+        bad("/packs/", archive.version("s10").location.offset + 100)
+        fresh = Archive.open(tmp_path / "cold", [BytesCodec()])
+        for n in range(20):
+            if n == 10:
+                with pytest.raises(NotFound, match="damaged"):
+                    fresh.get(f"s{n}")
+            else:
+                assert len(fresh.get(f"s{n}").tokens) == SIZE
+
+    def test_in_an_index(self, tmp_path: Path, bad: Callable[[str, int], None]) -> None:
+        """It is not used, and packs are scanned in its place."""
+        archive = filled(tmp_path / "cold", 3)
+        archive.write_index()
+        bad("/index/", 60)
+        fresh = Archive.open(tmp_path / "cold", [BytesCodec()])
+        assert len(fresh.get("s1").tokens) == SIZE and {p.kind for p in fresh.problems} == {"index"}
+
+    def test_in_archive_json(self, tmp_path: Path, bad: Callable[[str, int], None]) -> None:
+        filled(tmp_path / "cold", 3)
+        bad("cold/archive.json", 0)
+        with pytest.raises(UnreadableError, match=r"archive\.json"):
+            Archive.open(tmp_path / "cold", [BytesCodec()])
+
+    def test_other_failures_are_no_damage(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        archive = filled(tmp_path / "cold", 1)
+
+        def refuse(*about: object) -> bytes:
+            raise OSError(errno.EACCES, "Permission denied")
+
+        monkeypatch.setattr(os, "pread", refuse)
+        with pytest.raises(StoreError, match="no permission"):
+            list(archive.view.scan(next(iter(archive.view.packs))))
+
+
+def test_a_map_of_what_shrank(tmp_path: Path) -> None:
+    """Between opening and mapping."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(100_000))
+    store = DirectoryStore(OsDisk(tmp_path))
+    file = store.open("file")
+    os.truncate(path, 10)
+    with pytest.raises(UnreadableError):
+        file.map()
+    with pytest.raises(CorruptError):
+        FileIndex(file)
