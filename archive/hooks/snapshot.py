@@ -4,14 +4,16 @@
     ids = ids_of(held)                              # later, in the flusher: (T,), an array
 
 Ids are copied into memory that was touched before: the first touch of a page costs more than the copy that goes into it (118 us against 35
-for 256 KB). Neither `ndarray.copy` nor `copyto` will do: they let go of the interpreter, and may wait 5 ms to have it back. Lists and arrays of signed
-integers are read by `ids.c`, which looks at them on its way; without it, or where anything else is in them, an array is copied as it is, and a list kept
-as a tuple of the same objects and looked at in the flusher. Bytes and tuples nobody can change are kept as they are.
+for 256 KB). Neither `ndarray.copy` nor `copyto` will do: they let go of the interpreter, and may wait 5 ms to have it back. Lists, arrays and tensors of
+signed integers are read by `ids.c`, which looks at them on its way; without it, or where anything else is in them, an array is copied as it is, and a list
+kept as a tuple of the same objects and looked at in the flusher. Bytes and tuples nobody can change are kept as they are.
+
+After a step of a model nothing of this is in a near cache, and then each line of Python costs some tenths of a microsecond: so the usual kinds are asked for
+first, and little is asked of them.
 """
 
 from __future__ import annotations
 
-import ctypes
 import time
 from array import array
 from collections import deque
@@ -23,7 +25,7 @@ from pltz.archive.identity import Tokens
 from pltz.plt_codec.errors import UsageError
 
 try:
-    from pltz.archive.hooks._ids import copy_ids
+    from pltz.archive.hooks._ids import copy_ids, copy_memory
 except ImportError:  # it is built where there is a C compiler
     copy_ids = None  # type: ignore[assignment]  # which is looked at before each use
 
@@ -37,11 +39,7 @@ PIECE = 4096  # ids turned into an array at a time, 20 us; between pieces the se
 PAUSE = 5e-5  # seconds
 
 
-USUAL: dict[str, np.dtype[Any]] = {"torch.int64": np.dtype(np.int64), "torch.int32": np.dtype(np.int32)}
-READ = 0x100  # PyBUF_READ
-_memory = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
-    ("PyMemoryView_FromMemory", ctypes.pythonapi)
-)
+TENSORS = {"torch.int64": 8, "torch.int32": 4}  # bytes of an id, of the usual kinds
 
 
 class Refused(Exception):
@@ -53,19 +51,26 @@ class Refused(Exception):
 
 
 class Raw:
-    """An array of ids, (T,), as bytes; where ``data`` is a memoryview, its buffer goes home when nobody needs it any more. ``known``: all are in range."""
+    """``count`` ids at the beginning of a buffer, which goes home when nobody needs them any more. ``known``: all are in range."""
 
-    __slots__ = ("_home", "data", "dtype", "known")
+    __slots__ = ("_home", "count", "data", "dtype", "known")
 
-    def __init__(self, data: Any, dtype: np.dtype[Any], home: deque[bytearray] | None = None) -> None:
-        self.data, self.dtype, self._home, self.known = data, dtype, home, False
+    def __init__(
+        self,
+        data: bytes | bytearray,
+        count: int,
+        dtype: np.dtype[Any],
+        home: deque[bytearray] | None = None,
+    ) -> None:
+        self.data, self.count, self.dtype, self._home, self.known = data, count, dtype, home, False
 
     def __len__(self) -> int:
-        return len(self.data) // self.dtype.itemsize
+        return self.count
 
     def __del__(self) -> None:
         if self._home is not None:
-            self._home.append(self.data.obj)
+            assert isinstance(self.data, bytearray)
+            self._home.append(self.data)
 
 
 class Snapshots:
@@ -76,57 +81,56 @@ class Snapshots:
 
     def take(self, ids: Any) -> tuple[tuple[Any, ...] | Raw, int]:
         """The ids, and the bytes they take in memory. Raises Refused."""
-        if isinstance(ids, list | tuple):
+        kind = type(ids)
+        if copy_ids is None:
+            return self._taken(ids)
+        if kind is list or (kind is np.ndarray and ids.ndim == 1):
+            raw = self._room(len(ids), PLAIN)
+            raw.known = copy_ids(ids, raw.data)
+        elif kind.__module__ == "torch" and (found := _memory_of(ids)):
+            raw = self._room(found[2], PLAIN)
+            raw.known = copy_memory(*found, raw.data)
+        else:
+            return self._taken(ids)
+        return (raw, PLAIN.itemsize * raw.count) if raw.known else self._taken(ids)
+
+    def _taken(self, ids: Any) -> tuple[tuple[Any, ...] | Raw, int]:
+        """What is not plain, as it is."""
+        if isinstance(ids, (list, tuple)):
             _check_length(len(ids))
-            if type(ids) is list and (plain := self._plain(ids)):
-                return plain, len(plain.data)
             return tuple(ids), TUPLE_ITEM * len(ids)
-        if isinstance(ids, bytes | bytearray):
+        if isinstance(ids, (bytes, bytearray)):
             if len(ids) % RAW.itemsize:
                 raise Refused("not token ids")
             _check_length(len(ids) // RAW.itemsize)
-            return Raw(bytes(ids), RAW), len(ids)
+            return Raw(bytes(ids), len(ids) // RAW.itemsize, RAW), len(ids)
         if not isinstance(ids, np.ndarray):
             ids = _of_torch(ids)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise Refused("not token ids")
-        _check_length(len(ids))
-        held = self._copied(ids)
-        return held, len(held.data)
+        raw = self._room(len(ids), ids.dtype)
+        if ids.flags.c_contiguous:
+            memoryview(raw.data)[: ids.nbytes] = ids.view(np.uint8).data
+        else:
+            raw = Raw(ids.tobytes(), len(ids), ids.dtype)
+        return raw, ids.nbytes
 
-    def _plain(self, ids: list[Any] | Tokens) -> Raw | None:
-        """As 32-bit integers; None where it is not compiled, or there is anything else among them."""
-        if copy_ids is None:
-            return None
-        raw = self._room(PLAIN.itemsize * len(ids), PLAIN)
-        raw.known = copy_ids(ids, raw.data)
-        return raw if raw.known else None
-
-    def _copied(self, ids: Tokens) -> Raw:
-        if ids.nbytes <= SMALL or not ids.flags.c_contiguous:
-            return Raw(ids.tobytes(), ids.dtype)
-        if ids.dtype in (np.int64, np.int32) and (plain := self._plain(ids)):
-            return plain
-        raw = self._room(ids.nbytes, ids.dtype)
-        raw.data[:] = ids.view(np.uint8).data
-        return raw
-
-    def _room(self, size: int, dtype: np.dtype[Any]) -> Raw:
-        """Memory for a copy of so many bytes."""
+    def _room(self, count: int, dtype: np.dtype[Any]) -> Raw:
+        """Memory for so many ids. Raises Refused."""
+        _check_length(count)
+        size = dtype.itemsize * count
         if SMALL < size <= BUFFER:
             try:
-                return Raw(
-                    memoryview(self._free.pop())[:size], dtype, self._free
-                )  # the last one that came back
+                return Raw(self._free.pop(), count, dtype, self._free)  # the last one that came back
             except IndexError:  # all of them wait to be written
                 pass
-        return Raw(bytearray(size), dtype)
+        return Raw(bytearray(size), count, dtype)
 
 
 def ids_of(held: tuple[Any, ...] | Raw) -> Tokens:
     """(T,) ids; those of a `Raw` lie in its memory. Raises UsageError."""
     if isinstance(held, Raw):
-        return np.frombuffer(held.data, held.dtype)
+        return np.frombuffer(held.data, held.dtype, held.count)
     found = array("I")
     try:
         for at in range(0, len(held), PIECE):
@@ -138,18 +142,25 @@ def ids_of(held: tuple[Any, ...] | Raw) -> Tokens:
     return np.frombuffer(found, np.uintc)
 
 
+def _memory_of(ids: Any) -> tuple[int, int, int] | None:
+    """Where a tensor's ids lie, the bytes of each, and how many there are; None where they are not of the usual kind, in a row, in memory. torch is not
+    imported for this, and what of it lets go of the interpreter, `numpy` too, is not called."""
+    size = TENSORS.get(str(getattr(ids, "dtype", "")))
+    if size is None or not ids.is_cpu or len(shape := ids.shape) != 1 or not ids.is_contiguous():
+        return None
+    at = ids.data_ptr()
+    return (at, size, shape[0]) if at else None
+
+
 def _of_torch(ids: Any) -> Any:
-    """The array over a tensor's memory. torch is not imported for this, and what of it lets go of the interpreter, `numpy` too, is called only for
-    tensors that are not of the usual kind."""
+    """The array over a tensor's memory."""
     if not hasattr(ids, "requires_grad") or ids.requires_grad:  # which integers never do
         raise Refused("not token ids")
-    if ids.device.type != "cpu":
+    if not ids.is_cpu:
         raise Refused("tokens on a device")  # to copy them would wait for it
-    dtype = USUAL.get(str(ids.dtype))
-    plain = ids.ndim == 1 and ids.is_contiguous() and type(ids).__module__ == "torch"
-    if dtype is None or not plain or not (at := ids.data_ptr()):
-        return ids.numpy()
-    return np.frombuffer(_memory(at, dtype.itemsize * len(ids), READ), dtype)
+    if ids.shape.numel() and not ids.data_ptr():
+        raise Refused("not token ids")  # its memory was taken away; numpy would make up some
+    return ids.numpy()
 
 
 def _check_length(length: int) -> None:

@@ -151,6 +151,13 @@ def test_what_the_caller_does_afterwards_changes_nothing(open_hook: Opened, kind
     assert entries(hook)[0].ids.tolist() == wanted.tolist()
 
 
+def test_a_tensor_whose_memory_was_taken_away_is_not_read(open_hook: Opened) -> None:
+    hook, given = open_hook(), torch.arange(5000)
+    given.untyped_storage().resize_(0)
+    assert hook.on_evict("a", given) == 0 and hook.status()["refused"] == {"not token ids": 1}
+    assert hook.on_evict("b", torch.Size([1])) == 1
+
+
 def test_without_a_compiler_lists_are_kept_all_the_same(
     open_hook: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +195,7 @@ def test_an_eviction_wakes_a_flusher_that_sleeps(open_hook: Opened, monkeypatch:
         ticket = hook.on_evict("a", [n])
         assert eventually(lambda ticket=ticket: hook.durable(ticket))  # type: ignore[misc]
         time.sleep(0.002 * (n % 5))
-    assert eventually(lambda: hook._flusher._asleep)
+    assert eventually(lambda: hook._flusher.asleep)
 
 
 REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
