@@ -51,16 +51,12 @@ class Refused(Exception):
 
 
 class Raw:
-    """``count`` ids at the beginning of a buffer, which goes home when nobody needs them any more. ``known``: all are in range."""
+    """``count`` ids at the beginning of ``data``, bytes or a bytearray, which goes home when nobody needs them any more. ``known``: all are in range."""
 
     __slots__ = ("_home", "count", "data", "dtype", "known")
 
     def __init__(
-        self,
-        data: bytes | bytearray,
-        count: int,
-        dtype: np.dtype[Any],
-        home: deque[bytearray] | None = None,
+        self, data: Any, count: int, dtype: np.dtype[Any], home: deque[bytearray] | None = None
     ) -> None:
         self.data, self.count, self.dtype, self._home, self.known = data, count, dtype, home, False
 
@@ -69,7 +65,6 @@ class Raw:
 
     def __del__(self) -> None:
         if self._home is not None:
-            assert isinstance(self.data, bytearray)
             self._home.append(self.data)
 
 
@@ -83,7 +78,7 @@ class Snapshots:
         """The ids, and the bytes they take in memory. Raises Refused."""
         kind = type(ids)
         if copy_ids is None:
-            return self._taken(ids)
+            return self._as_it_is(ids)
         if kind is list or (kind is np.ndarray and ids.ndim == 1):
             raw = self._room(len(ids), PLAIN)
             raw.known = copy_ids(ids, raw.data)
@@ -91,11 +86,11 @@ class Snapshots:
             raw = self._room(found[2], PLAIN)
             raw.known = copy_memory(*found, raw.data)
         else:
-            return self._taken(ids)
-        return (raw, PLAIN.itemsize * raw.count) if raw.known else self._taken(ids)
+            return self._as_it_is(ids)
+        return (raw, PLAIN.itemsize * raw.count) if raw.known else self._as_it_is(ids)
 
-    def _taken(self, ids: Any) -> tuple[tuple[Any, ...] | Raw, int]:
-        """What is not plain, as it is."""
+    def _as_it_is(self, ids: Any) -> tuple[tuple[Any, ...] | Raw, int]:
+        """What is not plain, to be looked at later. Raises Refused."""
         if isinstance(ids, (list, tuple)):
             _check_length(len(ids))
             return tuple(ids), TUPLE_ITEM * len(ids)
