@@ -1,10 +1,10 @@
-/* Token ids out of a Python list, an array of 32-bit or 64-bit integers, or a tensor's memory, for snapshot.py: written into a writable buffer as
- * 32-bit integers.
+/* Token ids out of a Python list, an array of 32-bit or 64-bit integers, or a tensor's memory, for snapshot.py: written into bytearrays, one after the
+ * other, as 32-bit integers.
  *
- *     copy_ids([1, 2, 3], bytearray(12)) -> True
- *     copy_ids([1, "x"], bytearray(12)) -> False: nothing but exact integers from 0 to 2^30 - 1, in an array to 2^31 - 1, is copied; the room then
- *                                          holds anything
- *     copy_memory(address, 8, 3, bytearray(12)) -> True: three integers of 8 bytes that lie there; the caller answers for the address
+ *     copy_ids([1, 2, 3], [bytearray(8), bytearray(8)]) -> True
+ *     copy_ids([1, "x"], [bytearray(8)]) -> False: nothing but exact integers from 0 to 2^30 - 1, in an array to 2^31 - 1, is copied; what is written
+ *                                           then is of no use
+ *     copy_memory(address, 8, 3, [bytearray(12)]) -> True: three integers of 8 bytes that lie there; the caller answers for the address
  *
  * Why C: a list of 16,384 takes 15 us here, 80 by array("I", ids), and 50 as a tuple, which leaves the work for later. A list is read where its integers
  * lie, for a call for each takes longer than the reading (37 us), and they are asked for AHEAD of their turn: after a step of a model they are in no near
@@ -14,6 +14,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
+#include <string.h>
 
 #if defined(__GNUC__) || defined(__clang__)
 #define FETCH(address) __builtin_prefetch(address)
@@ -52,100 +53,111 @@ static int copy_list(PyObject *const *items, uint32_t *out, Py_ssize_t count)
     return !bad;
 }
 
-static int copy_array(const int64_t *ids, uint32_t *out, Py_ssize_t count)
+static int copy_row64(const uint64_t *ids, uint32_t *out, Py_ssize_t count)
 {
     uint64_t all = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
-        all |= (uint64_t)ids[i];
+        all |= ids[i];
         out[i] = (uint32_t)ids[i];
     }
     return all <= INT32_MAX;
 }
 
-static int copy_array32(const int32_t *ids, uint32_t *out, Py_ssize_t count)
+static int copy_row32(const uint32_t *ids, uint32_t *out, Py_ssize_t count)
 {
     uint32_t all = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
-        all |= (uint32_t)ids[i];
-        out[i] = (uint32_t)ids[i];
+        all |= ids[i];
+        out[i] = ids[i];
     }
     return all <= INT32_MAX;
 }
 
-/* Whether a buffer is a row of aligned signed integers of 4 or 8 bytes. */
-static int is_row(const Py_buffer *ids)
+/* Where ids lie: rows of `width` bytes each, or objects of a list where that is 0. */
+typedef struct {
+    const char *at;
+    Py_ssize_t width, count;
+} Ids;
+
+static int copy_part(const Ids *ids, Py_ssize_t start, uint32_t *out, Py_ssize_t count)
+{
+    switch (ids->width) {
+    case 0: return copy_list((PyObject *const *)ids->at + start, out, count);
+    case 4: return copy_row32((const uint32_t *)ids->at + start, out, count);
+    default: return copy_row64((const uint64_t *)ids->at + start, out, count);
+    }
+}
+
+/* Fill one bytearray after the other. NULL with an error set where they do not hold all. */
+static PyObject *copy(const Ids *ids, PyObject *rooms)
+{
+    Py_ssize_t done = 0;
+    int good = 1;
+    if (!PyList_Check(rooms))
+        return PyErr_Format(PyExc_TypeError, "expected a list of bytearrays");
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rooms) && done < ids->count; i++) {
+        PyObject *room = PyList_GET_ITEM(rooms, i);
+        if (!PyByteArray_Check(room))
+            return PyErr_Format(PyExc_TypeError, "expected a list of bytearrays");
+        char *out = PyByteArray_AS_STRING(room);
+        Py_ssize_t left = ids->count - done, count = PyByteArray_GET_SIZE(room) / 4;
+        count = count < left ? count : left;
+        if (count && (uintptr_t)out % 4)
+            return PyErr_Format(PyExc_ValueError, "expected room at a multiple of 4");
+        good &= copy_part(ids, done, (uint32_t *)out, count);
+        done += count;
+    }
+    if (done < ids->count)
+        return PyErr_Format(PyExc_ValueError, "expected 4 bytes of room for each of %zd ids", ids->count);
+    return PyBool_FromLong(good);
+}
+
+/* The bytes of each of a row of aligned integers of 4 or 8 bytes, signed or not; 0 for any other buffer. */
+static Py_ssize_t row_width(const Py_buffer *ids)
 {
     const char *format = ids->format ? ids->format : "B";
-    int is_signed = (format[0] == 'i' || format[0] == 'l' || format[0] == 'q') && !format[1];
+    int whole = format[0] && strchr("ilqILQ", format[0]) && !format[1];
     int wide = ids->itemsize == 4 || ids->itemsize == 8;
     int packed = ids->ndim == 1 && ids->strides[0] == ids->itemsize;
-    return is_signed && wide && packed && (uintptr_t)ids->buf % (uintptr_t)ids->itemsize == 0;
-}
-
-/* A row of `width` bytes an id. */
-static int copy_row(const void *ids, Py_ssize_t width, uint32_t *out, Py_ssize_t count)
-{
-    return width == 8 ? copy_array(ids, out, count) : copy_array32(ids, out, count);
-}
-
-/* The room that the last argument gives, once it is large enough; NULL with an error set where it is not. */
-static uint32_t *room_for(Py_ssize_t count, PyObject *given, Py_buffer *room)
-{
-    if (PyObject_GetBuffer(given, room, PyBUF_WRITABLE))
-        return NULL;
-    if (!count || (count <= room->len / 4 && (uintptr_t)room->buf % 4 == 0))
-        return room->buf;
-    PyErr_SetString(PyExc_ValueError, "expected 4 bytes of room for each id, at a multiple of 4");
-    PyBuffer_Release(room);
-    return NULL;
+    return whole && wide && packed && (uintptr_t)ids->buf % (uintptr_t)ids->itemsize == 0 ? ids->itemsize : 0;
 }
 
 static PyObject *copy_ids(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)self;
     if (nargs != 2)
-        return PyErr_Format(PyExc_TypeError, "expected ids and a writable buffer");
-    Py_buffer ids = {0}, room;
-    int list = PyList_Check(args[0]), done = 0;
-    if (!list && PyObject_GetBuffer(args[0], &ids, PyBUF_STRIDED_RO | PyBUF_FORMAT))
-        return NULL;
-    Py_ssize_t count = list ? PyList_GET_SIZE(args[0]) : ids.len / (ids.itemsize ? ids.itemsize : 1);
-    uint32_t *out = room_for(count, args[1], &room);
-    if (out) {
-        if (list)
-            done = copy_list(((PyListObject *)args[0])->ob_item, out, count);
-        else if (is_row(&ids))
-            done = copy_row(ids.buf, ids.itemsize, out, count);
-        PyBuffer_Release(&room);
+        return PyErr_Format(PyExc_TypeError, "expected ids and a list of bytearrays");
+    if (PyList_Check(args[0])) {
+        Ids ids = {(const char *)((PyListObject *)args[0])->ob_item, 0, PyList_GET_SIZE(args[0])};
+        return copy(&ids, args[1]);
     }
-    PyBuffer_Release(&ids);
-    return out ? PyBool_FromLong(done) : NULL;
+    Py_buffer row;
+    if (PyObject_GetBuffer(args[0], &row, PyBUF_STRIDED_RO | PyBUF_FORMAT))
+        return NULL;
+    Ids ids = {row.buf, row_width(&row), 0};
+    ids.count = ids.width ? row.len / ids.width : 0;
+    PyObject *done = ids.width ? copy(&ids, args[1]) : PyBool_FromLong(0);
+    PyBuffer_Release(&row);
+    return done;
 }
 
 static PyObject *copy_memory(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)self;
     if (nargs != 4)
-        return PyErr_Format(PyExc_TypeError, "expected an address, bytes an id, a count and a writable buffer");
-    const void *ids = PyLong_AsVoidPtr(args[0]);
-    Py_ssize_t width = PyLong_AsSsize_t(args[1]), count = PyLong_AsSsize_t(args[2]);
-    Py_buffer room;
+        return PyErr_Format(PyExc_TypeError, "expected an address, bytes an id, a count and a list of bytearrays");
+    Ids ids = {PyLong_AsVoidPtr(args[0]), PyLong_AsSsize_t(args[1]), PyLong_AsSsize_t(args[2])};
     if (PyErr_Occurred())
         return NULL;
-    if ((width != 4 && width != 8) || count < 0 || (uintptr_t)ids % (uintptr_t)width)
+    if ((ids.width != 4 && ids.width != 8) || ids.count < 0 || (uintptr_t)ids.at % (uintptr_t)ids.width)
         return PyErr_Format(PyExc_ValueError, "expected integers of 4 or 8 bytes, aligned");
-    uint32_t *out = room_for(count, args[3], &room);
-    if (!out)
-        return NULL;
-    int done = copy_row(ids, width, out, count);
-    PyBuffer_Release(&room);
-    return PyBool_FromLong(done);
+    return copy(&ids, args[3]);
 }
 
 static PyMethodDef methods[] = {
-    {"copy_ids", (PyCFunction)(void (*)(void))copy_ids, METH_FASTCALL, "copy_ids(ids, room) -> bool: see ids.c."},
+    {"copy_ids", (PyCFunction)(void (*)(void))copy_ids, METH_FASTCALL, "copy_ids(ids, rooms) -> bool: see ids.c."},
     {"copy_memory", (PyCFunction)(void (*)(void))copy_memory, METH_FASTCALL,
-     "copy_memory(address, width, count, room) -> bool: see ids.c."},
+     "copy_memory(address, width, count, rooms) -> bool: see ids.c."},
     {NULL, NULL, 0, NULL},
 };
 

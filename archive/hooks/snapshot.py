@@ -5,7 +5,7 @@
 
 Ids are copied into memory that was touched before: the first touch of a page costs more than the copy that goes into it (118 us against 35
 for 256 KB). Neither `ndarray.copy` nor `copyto` will do: they let go of the interpreter, and may wait 5 ms to have it back. Lists, arrays and tensors of
-signed integers are read by `ids.c`, which looks at them on its way; without it, or where anything else is in them, an array is copied as it is, and a list
+integers are read by `ids.c`, which looks at them on its way; without it, or where anything else is in them, an array is copied as it is, and a list
 kept as a tuple of the same objects and looked at in the flusher. Bytes and tuples nobody can change are kept as they are.
 
 After a step of a model nothing of this is in a near cache, and then each line of Python costs some tenths of a microsecond: so the usual kinds are asked for
@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,8 @@ except ImportError:  # it is built where there is a C compiler
 MAX_TOKENS = (1 << 26) - (1 << 16)  # of one eviction: what an entry holds
 TUPLE_ITEM = 36  # bytes that an id of a Python list takes, where it is kept
 RAW, PLAIN = np.dtype("<u4"), np.dtype(np.uint32)  # what bytes are, and what `copy_ids` writes
-BUFFER = 1 << 18  # bytes: 65,536 ids of 4
-BUFFERS = 64
+BUFFER = 1 << 16  # bytes: 16,384 ids of 4
+BUFFERS = 256
 SMALL = 1 << 14  # bytes; to a copy up to here the allocator gives memory that is in use anyway
 PIECE = 4096  # ids turned into an array at a time, 20 us; between pieces the serving loop may go on
 PAUSE = 5e-5  # seconds
@@ -51,21 +52,21 @@ class Refused(Exception):
 
 
 class Raw:
-    """``count`` ids at the beginning of ``data``, bytes or a bytearray, which goes home when nobody needs them any more. ``known``: all are in range."""
+    """``count`` ids in ``pieces``, filled one after the other: buffers that go home when nobody needs them any more, or bytes. ``known``: all are in range."""
 
-    __slots__ = ("_home", "count", "data", "dtype", "known")
+    __slots__ = ("_home", "count", "dtype", "known", "pieces")
 
     def __init__(
-        self, data: Any, count: int, dtype: np.dtype[Any], home: deque[bytearray] | None = None
+        self, pieces: list[Any], count: int, dtype: np.dtype[Any], home: deque[bytearray] | None = None
     ) -> None:
-        self.data, self.count, self.dtype, self._home, self.known = data, count, dtype, home, False
+        self.pieces, self.count, self.dtype, self._home, self.known = pieces, count, dtype, home, False
 
     def __len__(self) -> int:
         return self.count
 
     def __del__(self) -> None:
         if self._home is not None:
-            self._home.append(self.data)
+            self._home.extend(self.pieces)
 
 
 class Snapshots:
@@ -80,11 +81,11 @@ class Snapshots:
         if copy_ids is None:
             return self._as_it_is(ids)
         if kind is list or (kind is np.ndarray and ids.ndim == 1):
-            raw = self._room(len(ids), PLAIN)
-            raw.known = copy_ids(ids, raw.data)
+            raw = self._room(len(ids))
+            raw.known = copy_ids(ids, raw.pieces)
         elif kind.__module__ == "torch" and (found := _memory_of(ids)):
-            raw = self._room(found[2], PLAIN)
-            raw.known = copy_memory(*found, raw.data)
+            raw = self._room(found[2])
+            raw.known = copy_memory(*found, raw.pieces)
         else:
             return self._as_it_is(ids)
         return (raw, PLAIN.itemsize * raw.count) if raw.known else self._as_it_is(ids)
@@ -98,34 +99,32 @@ class Snapshots:
             if len(ids) % RAW.itemsize:
                 raise Refused("not token ids")
             _check_length(len(ids) // RAW.itemsize)
-            return Raw(bytes(ids), len(ids) // RAW.itemsize, RAW), len(ids)
+            return Raw([bytes(ids)], len(ids) // RAW.itemsize, RAW), len(ids)
         if not isinstance(ids, np.ndarray):
             ids = _of_torch(ids)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise Refused("not token ids")
-        raw = self._room(len(ids), ids.dtype)
-        if ids.flags.c_contiguous:
-            memoryview(raw.data)[: ids.nbytes] = ids.view(np.uint8).data
-        else:
-            raw = Raw(ids.tobytes(), len(ids), ids.dtype)
-        return raw, ids.nbytes
+        _check_length(len(ids))
+        return Raw([ids.tobytes()], len(ids), ids.dtype), ids.nbytes
 
-    def _room(self, count: int, dtype: np.dtype[Any]) -> Raw:
+    def _room(self, count: int) -> Raw:
         """Memory for so many ids. Raises Refused."""
         _check_length(count)
-        size = dtype.itemsize * count
-        if SMALL < size <= BUFFER:
-            try:
-                return Raw(self._free.pop(), count, dtype, self._free)  # the last one that came back
-            except IndexError:  # all of them wait to be written
-                pass
-        return Raw(bytearray(size), count, dtype)
+        size = PLAIN.itemsize * count
+        if size > SMALL:
+            raw = Raw([], count, PLAIN, self._free)
+            with suppress(IndexError):  # all of them wait to be written, or are not enough
+                for _ in range(0, size, BUFFER):
+                    raw.pieces.append(self._free.pop())  # the last one that came back
+                return raw
+        return Raw([bytearray(size)], count, PLAIN)
 
 
 def ids_of(held: tuple[Any, ...] | Raw) -> Tokens:
-    """(T,) ids; those of a `Raw` lie in its memory. Raises UsageError."""
+    """(T,) ids; they may lie in the memory of a `Raw`. Raises UsageError."""
     if isinstance(held, Raw):
-        return np.frombuffer(held.data, held.dtype, held.count)
+        pieces = [np.frombuffer(piece, held.dtype) for piece in held.pieces]
+        return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces))[: held.count]
     found = array("I")
     try:
         for at in range(0, len(held), PIECE):

@@ -177,7 +177,7 @@ def test_without_a_compiler_lists_are_kept_all_the_same(
 
 def test_more_wait_than_there_are_buffers(open_hook: Opened) -> None:
     """And all buffers come back, from what was refused, too."""
-    hook = open_hook(flush_seconds=60, memory_bytes=60 << 20)
+    hook = open_hook(flush_seconds=60, memory_bytes=200 << 20, flush_bytes=200 << 20)
     for n in range(3 * snapshot.BUFFERS):
         hook.on_evict(f"s{n}", np.full(8000, n))
         hook.on_evict(f"l{n}", [n] * 8000)
