@@ -21,6 +21,7 @@ from pltz.archive.hooks.settings import HookSettings
 from pltz.archive.hooks.snapshot import Refused
 
 GROUP, MOST = 32 << 20, 1024  # bytes and evictions of one write, taken while the lock is held
+SIZE = Eviction._fields.index("size")
 OVERHEAD = 512  # bytes of an eviction in memory, ids aside
 HOLES = 1024  # ranges of tickets that did not become durable, told apart
 # seconds; upper ends of the buckets of `Counts.latency`
@@ -96,13 +97,13 @@ class Waiting:
 
     def take(self) -> list[Eviction]:
         """What is written at once; it stays counted as memory."""
+        group: list[tuple[Any, ...]] = []
+        size = 0
         with self._lock:
-            group: list[Eviction] = []
-            size = 0
             while self._queue and size < GROUP and len(group) < MOST:
-                group.append(Eviction._make(self._queue.popleft()))
-                size += group[-1].size
-            return group
+                group.append(self._queue.popleft())
+                size += group[-1][SIZE]
+        return [Eviction._make(one) for one in group]
 
     def kept(self, ticket: int, size: int) -> None:
         """All up to a ticket are durable, or holes; ``size`` bytes of memory are free."""
