@@ -22,13 +22,16 @@
 #define FETCH(address) ((void)(address))
 #endif
 
-enum { AHEAD = 32 }; /* items */
+enum { AHEAD = 32 }; /* items; from 8 to 64 it is the same, without it a scattered list takes 10 to 20 % longer, and four items a turn win nothing */
 
-/* An exact integer from 0 to 2^30 - 1, and whether it is not: then `*bad` has bits set, and what is returned is of no use. */
+/* An exact integer from 0 to 2^30 - 1; where it is another one, or none, `*bad` has bits set, and what is returned is of no use. */
 static inline uint32_t small(PyObject *one, uintptr_t *bad)
 {
     const PyLongObject *number = (const PyLongObject *)one;
-    *bad |= (uintptr_t)Py_TYPE(one) ^ (uintptr_t)&PyLong_Type;
+    if (!PyLong_CheckExact(one)) { /* which may be shorter than an integer */
+        *bad = 1;
+        return 0;
+    }
 #if PY_VERSION_HEX >= 0x030C0000
     uintptr_t tag = number->long_value.lv_tag; /* digits << 3, and 1 for zero, 2 for below it; an immortal one may have the bit between */
     *bad |= tag & ~(uintptr_t)(1 << 3 | 1 << 2 | 1);
