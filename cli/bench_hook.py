@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # tokens of an eviction, and what they are given as
 ROWS = (
     *((length, "list") for length in (512, 4096, 16384, 32768)),
-    *((length, "numpy") for length in (512, 4096, 32768, 131072)),
+    *((length, "numpy") for length in (512, 4096, 32768)),
     (32768, "torch"),
     (32768, "bytes"),
 )

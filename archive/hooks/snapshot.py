@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ MAX_TOKENS = (1 << 26) - (1 << 16)  # of one eviction: what an entry holds
 TUPLE_ITEM = 36  # bytes that an id of a Python list takes, where it is kept
 RAW, PLAIN = np.dtype("<u4"), np.dtype(np.uint32)  # what bytes are, and what `copy_ids` writes
 BUFFER = 1 << 16  # bytes: 16,384 ids of 4
-BUFFERS = 256
+BUFFERS, MOST = 256, 1024
 SMALL = 1 << 14  # bytes; to a copy up to here the allocator gives memory that is in use anyway
 PIECE = 4096  # ids turned into an array at a time, 20 us; between pieces the serving loop may go on
 PAUSE = 5e-5  # seconds
@@ -70,10 +69,11 @@ class Raw:
 
 
 class Snapshots:
-    """See the head of this file. Holds BUFFERS * BUFFER bytes."""
+    """See the head of this file. Holds BUFFERS * BUFFER bytes, and MOST * BUFFER at most where the disk is slow."""
 
     def __init__(self) -> None:
-        self._free = deque(bytearray(b"\1") * BUFFER for _ in range(BUFFERS))  # zeros would not be touched
+        touched = (bytearray(b"\1") * BUFFER for _ in range(BUFFERS))  # as zeros need not be
+        self._free = deque(touched, MOST)
 
     def take(self, ids: Any) -> tuple[tuple[Any, ...] | Raw, int]:
         """The ids, and the bytes they take in memory. Raises Refused."""
@@ -88,7 +88,7 @@ class Snapshots:
             raw.known = copy_memory(*found, raw.pieces)
         else:
             return self._as_it_is(ids)
-        return (raw, PLAIN.itemsize * raw.count) if raw.known else self._as_it_is(ids)
+        return (raw, sum(map(len, raw.pieces))) if raw.known else self._as_it_is(ids)
 
     def _as_it_is(self, ids: Any) -> tuple[tuple[Any, ...] | Raw, int]:
         """What is not plain, to be looked at later. Raises Refused."""
@@ -113,10 +113,12 @@ class Snapshots:
         size = PLAIN.itemsize * count
         if size > SMALL:
             raw = Raw([], count, PLAIN, self._free)
-            with suppress(IndexError):  # all of them wait to be written, or are not enough
-                for _ in range(0, size, BUFFER):
+            for _ in range(0, size, BUFFER):
+                try:
                     raw.pieces.append(self._free.pop())  # the last one that came back
-                return raw
+                except IndexError:  # all of them wait to be written: one more, which stays, too
+                    raw.pieces.append(bytearray(BUFFER))
+            return raw
         return Raw([bytearray(size)], count, PLAIN)
 
 
