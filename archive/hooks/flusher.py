@@ -45,7 +45,7 @@ class Flusher:
         self.waiting, self.journal, self.tokenizer = waiting, journal, tokenizer
         self.failure = self.error = ""
         self._signals: SimpleQueue[None] = SimpleQueue()
-        self._asleep = self._urgent = self._ended = False
+        self.asleep = self._urgent = self._ended = False
         self._told: set[str] = set()
         self._given_up = threading.Event()
         self._changed = threading.Condition()
@@ -61,8 +61,8 @@ class Flusher:
 
     def wake(self, urgent: bool = False) -> None:
         """Something is to be written or logged: within flush_seconds, or at once. Never waits."""
-        if self._asleep or (urgent and not self._urgent):
-            self._asleep, self._urgent = False, urgent
+        if self.asleep or (urgent and not self._urgent):
+            self.asleep, self._urgent = False, urgent
             self._signals.put(None)
 
     def flush(self, timeout: float | None) -> bool:
@@ -106,12 +106,12 @@ class Flusher:
             self._changed.notify_all()
 
     def _sleep(self) -> None:
-        """Until woken. Who adds something looks at ``_asleep`` after that; so what is there is looked at after it was set."""
-        self._asleep = True
+        """Until woken. Who adds something looks at ``asleep`` after that; so what is there is looked at after it was set."""
+        self.asleep = True
         self._log()
         if not (self.waiting or self.waiting.closed):
             self._signals.get()
-        self._asleep = False
+        self.asleep = False
 
     def _next(self) -> _Batch | None:
         """The next group as entries of the journal; what cannot be kept is refused here, too. None where nothing waits."""

@@ -178,10 +178,11 @@ class EvictionHook:
             if adapter is not None and (adapter is True or adapter is False or not adapter):
                 raise Refused("adapter not named")
             ids, size = self._snapshots.take(token_ids)
-            named = tenant, salt, dict(tags) if tags else {}, tuple(prefixes), base or "", parent or ""
+            named = session, ids, tenant, salt, dict(tags) if tags else {}, tuple(prefixes)
             served = target or self.target, adapter, self.disk.now() if time is None else time
-            ticket = self._waiting.add(session, ids, size, (*named, *served))
-            self._flusher.wake(self._waiting.full)
+            ticket, full = self._waiting.add(size, (*named, base or "", parent or "", *served))
+            if full or self._flusher.asleep:
+                self._flusher.wake(full)
             return ticket
         except Refused as exc:
             return self._refuse(exc.reason)

@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,7 @@ class LlamaServer:
             _integer(reply, "id_slot"),
             len(array),
             _integer(timings, "cache_n"),
-            float(prefill) if isinstance(prefill, int | float) else 0.0,
+            float(prefill) if isinstance(prefill, int | float) and prefill < 1e12 else 0.0,
             1e3 * (time.perf_counter() - start),
         )
 
@@ -252,12 +253,17 @@ class LlamaServer:
             raise UsageError(f"expected a slot from 0 to {slots - 1}, found {slot}")
 
     def _adapters(self, settings: object) -> str | None:
-        """Names and scales of the adapters at work; those of a request where ``settings`` has them."""
+        """Names and scales of the adapters at work; those of a request where ``settings`` has them. Raises ModelError."""
         listed = self._call("/lora-adapters")
         rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
         own = settings.get("lora") if isinstance(settings, dict) else None
-        scales = {row.get("id"): row.get("scale") for row in (own or rows) if isinstance(row, dict)}
-        used = [(Path(str(row.get("path"))).name, scales.get(row.get("id")) or 0) for row in rows]
+        try:
+            scales = {row.get("id"): float(row.get("scale") or 0) for row in own or rows}
+            used = [(Path(str(row.get("path"))).name, scales.get(row.get("id"), 0.0)) for row in rows]
+        except (AttributeError, TypeError, ValueError, OverflowError) as exc:
+            raise ModelError(
+                "expected adapters with numbers from /lora-adapters: is this llama-server?"
+            ) from exc
         return ",".join(f"{name}:{scale:g}" for name, scale in used if scale) or None
 
     def _ids(self, value: object, where: str) -> Tokens:
@@ -291,7 +297,7 @@ class LlamaServer:
             if exc.code == 400:
                 raise ContentError(f"llama-server refuses {path}: {said}") from exc
             raise ModelError(f"llama-server answers {exc.code} to {path}: {said}") from exc
-        except (OSError, ValueError) as exc:  # no connection, a timeout, no HTTP
+        except (OSError, ValueError, HTTPException) as exc:  # no connection, a timeout, no HTTP
             raise ModelError(
                 f"no answer from llama-server at {self.url}: {getattr(exc, 'reason', exc)}"
             ) from exc
@@ -327,7 +333,7 @@ def _message(error: urllib.error.HTTPError) -> str:
     """What the server says about an error."""
     try:
         return str(json.loads(error.read(1 << 16))["error"]["message"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, HTTPException):
         return str(error.reason)
 
 

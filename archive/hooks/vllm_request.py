@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
+from pltz.archive.hooks.entry import MAX_PREFIXES
 from pltz.archive.hooks.served import check_served
 from pltz.archive.token_archive import SALTED
 from pltz.plt_codec.errors import UsageError
@@ -78,7 +79,7 @@ def evicted(request: Request, *, tenant: str = "default", unnamed: bool = False)
         adapter=None if lora is None else lora.lora_name,
         multimodal=bool(request.mm_features),
         has_embeds=request.prompt_embeds is not None,
-        prefixes=prefixes if isinstance(prefixes, list) else (),
+        prefixes=prefixes[:MAX_PREFIXES] if isinstance(prefixes, list) else (),  # it is the client's
         base=None if request.cache_salt else own.get("base"),  # a base is shared with all, a salt with none
     )
 

@@ -1,6 +1,6 @@
 """Waiting: evictions in memory, from `on_evict` until they are durable: their tickets, what memory they take, what was refused or dropped.
 
-    ticket = waiting.add(session, ids, size, rest)       # the serving loop; Refused where memory is full
+    ticket = waiting.add(size, what)       # the serving loop; Refused where memory is full
     group = waiting.take()                               # the flusher: the oldest, still counted as memory
     waiting.kept(group[-1].ticket, size)                 # they are durable
     waiting.durable(ticket)
@@ -18,9 +18,10 @@ from typing import Any
 
 from pltz.archive.hooks.eviction import Eviction
 from pltz.archive.hooks.settings import HookSettings
-from pltz.archive.hooks.snapshot import Raw, Refused
+from pltz.archive.hooks.snapshot import Refused
 
 GROUP, MOST = 32 << 20, 1024  # bytes and evictions of one write, taken while the lock is held
+SIZE = Eviction._fields.index("size")
 OVERHEAD = 512  # bytes of an eviction in memory, ids aside
 HOLES = 1024  # ranges of tickets that did not become durable, told apart
 # seconds; upper ends of the buckets of `Counts.latency`
@@ -49,7 +50,7 @@ class Waiting:
         self.counts = Counts()
         self.closed = False
         self.last = self.until = 0
-        self._queue: deque[Eviction] = deque()
+        self._queue: deque[tuple[Any, ...]] = deque()  # each an Eviction once it is taken: making one costs
         self._memory = 0  # bytes
         self._holes: list[list[int]] = []
         # Held for a few statements at a time; reentrant, for an eviction may come out of a finalizer.
@@ -59,18 +60,14 @@ class Waiting:
         return bool(self._queue)
 
     @property
-    def full(self) -> bool:
-        """Whether so much waits that it is to be written at once."""
-        return self._memory > self.settings.flush_bytes
-
-    @property
     def usage(self) -> tuple[int, int]:
         """Evictions that wait, and bytes that they and what is being written take."""
         with self._lock:
             return len(self._queue), self._memory
 
-    def add(self, session: str, ids: tuple[Any, ...] | Raw, size: int, rest: tuple[Any, ...]) -> int:
-        """Take an eviction, ``rest`` being what `Eviction` has after the ids; its ticket. Raises Refused."""
+    def add(self, size: int, what: tuple[Any, ...]) -> tuple[int, bool]:
+        """Take an eviction of ``size`` bytes, ``what`` being what `Eviction` has after its size. Its ticket, and whether so much waits that it is to be
+        written at once. Raises Refused."""
         now = time.monotonic()
         size += OVERHEAD
         with self._lock:
@@ -81,10 +78,10 @@ class Waiting:
                     raise Refused("memory full")
                 self._drop()
             self.last = ticket = self.last + 1
-            self._queue.append(Eviction(ticket, now, size, session, ids, *rest))
-            self._memory += size
+            self._queue.append((ticket, now, size, *what))
+            self._memory = memory = self._memory + size
             self.counts.accepted += 1
-        return ticket
+        return ticket, memory > self.settings.flush_bytes
 
     def close(self) -> None:
         """Take no more."""
@@ -100,13 +97,13 @@ class Waiting:
 
     def take(self) -> list[Eviction]:
         """What is written at once; it stays counted as memory."""
+        group: list[tuple[Any, ...]] = []
+        size = 0
         with self._lock:
-            group: list[Eviction] = []
-            size = 0
             while self._queue and size < GROUP and len(group) < MOST:
                 group.append(self._queue.popleft())
-                size += group[-1].size
-            return group
+                size += group[-1][SIZE]
+        return [Eviction._make(one) for one in group]
 
     def kept(self, ticket: int, size: int) -> None:
         """All up to a ticket are durable, or holes; ``size`` bytes of memory are free."""
@@ -134,7 +131,7 @@ class Waiting:
 
     def _drop(self) -> None:
         """Drop the oldest eviction that is not being written; the lock is held."""
-        oldest = self._queue.popleft()
+        oldest = Eviction._make(self._queue.popleft())
         self._memory -= oldest.size
         self.counts.dropped += 1
         self.hole(oldest.ticket)

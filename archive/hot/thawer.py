@@ -215,7 +215,10 @@ class Thawer:
         """Work, or wait for who works, until a flight is done; a cache of the caller's own."""
         while not flight.done.is_set():
             with self._working:
-                self._work()
+                if (
+                    not flight.done.is_set()
+                ):  # by who worked meanwhile; those who wait now work for themselves
+                    self._work()
         answer = flight.answer
         assert answer is not None
         return answer if isinstance(answer, PltzError) else replace(answer, cache=share(answer.cache))

@@ -57,6 +57,11 @@ class _Entry:
     size: int
     used: float
 
+    @property
+    def left(self) -> bool:
+        """Whether it is what a kill left: hours old, or hours ahead of a clock that was set back."""
+        return self.path.suffix == ".part" and abs(time.time() - self.used) > STALE
+
 
 class WarmFolder:
     """A folder of warm files.
@@ -131,7 +136,7 @@ class WarmFolder:
             finally:
                 with suppress(OSError):
                     part.unlink()
-        except OSError:
+        except (OSError, RuntimeError, MemoryError):  # the disk; or no memory to bring the KV to the host
             self.failed += 1
             return False
         self.written += 1
@@ -152,7 +157,7 @@ class WarmFolder:
     def _begin(self, path: Path, size: int, kept: Callable[[Path], bool]) -> Path | None:
         """Evict until ``size`` bytes have room, and take them. None where what is left must be kept."""
         with self._locked():
-            entries = sorted(self._entries(), key=lambda e: (e.used, e.path))
+            entries = sorted(self._entries(), key=lambda e: (not e.left, e.used, e.path))
             free = self.budget - sum(entry.size for entry in entries)
             for entry in entries:
                 if free >= size:
@@ -171,9 +176,7 @@ class WarmFolder:
             return part
 
     def _goes(self, entry: _Entry, kept: Callable[[Path], bool]) -> bool:
-        if entry.path.suffix == ".part":
-            return time.time() - entry.used > STALE
-        return not kept(entry.path)
+        return entry.left or (entry.path.suffix != ".part" and not kept(entry.path))
 
     def _entries(self) -> Iterator[_Entry]:
         for space in [p for p in self.folder.iterdir() if len(p.name) == 2 * SIZE]:

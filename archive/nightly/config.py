@@ -45,6 +45,7 @@ REQUIRED = {
     "slots": {"path", "tokenizer"},
     "journal": {"path"},
 }
+LIMITS = {"max_bytes": (1, 1 << 30), "max_seconds": (0, 1 << 31), "wait": (0, 1 << 31)}
 TYPES = {
     str: "a string",
     int: "a whole number",
@@ -186,7 +187,7 @@ def parse(text: str, folder: Path) -> Config:
         raise UsageError(f"expected TOML: {exc}") from exc
     top = _Table(table, "the top level", folder)
     archive, state = top.path("archive"), top.path("state")
-    check_place(state)
+    check_place(state, archive)
     sources = tuple(_source(t, n) for n, t in enumerate(top.tables("source"), 1))
     if not sources:
         raise UsageError("expected at least one [[source]]")
@@ -242,8 +243,9 @@ def _source(table: _Table, number: int) -> Source | JournalSource:
     for key in fields & set(table.values):
         is_path = key == "path" or (key == "tokenizer" and table.get(key, str) != BUNDLE)
         values[key] = table.path(key) if is_path else table.get(key, hints[key])
-    if "max_bytes" in values and not 1 <= values["max_bytes"] <= 1 << 30:
-        raise UsageError(f"{table.where}: expected max_bytes of 1 to {1 << 30}, found {values['max_bytes']}")
+    for key, (least, most) in LIMITS.items():
+        if key in values and not least <= values[key] <= most:
+            raise UsageError(f"{table.where}: expected {key} of {least} to {most}, found {values[key]}")
     if any(f.name == "naming" for f in dataclasses.fields(SOURCES[kind])):
         allowed = NAMING if kind == "jsonl" else NAMING - BY_COLUMN
         naming = {key: table.get(key, str) for key in (allowed - {"tags"}) & set(table.values)}

@@ -11,16 +11,20 @@ The query gives a row a session, with the columns
     SELECT chat AS name, json_object('messages', json_group_array(json_object('role', role, 'content', content))) AS session
     FROM (SELECT * FROM messages ORDER BY chat, number) GROUP BY chat
 
-It is asked twice: for the names, to cut them into ranges, and for the rows of each range. Nothing is loaded as a whole: rows stream.
+It is asked twice: for the names, to cut them into ranges, and for the rows of each range. Nothing is loaded as a whole: a range's rows go into a temporary
+file, and the database is let go of before the first of them is frozen. For as long as rows are asked for, SQLite keeps others from writing, and
+PostgreSQL from cleaning up.
 """
 
 from __future__ import annotations
 
 import itertools
+import pickle
 import sqlite3
+import tempfile
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,8 +36,11 @@ from pltz.archive.sessions import Item
 from pltz.models.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError
 
+SHOWN = 80  # characters of a name
 COLUMNS = ("name", "session", "tenant", "time")
 AT_ONCE = 256  # rows fetched
+GROUP = 1 << 16  # bytes of rows kept together
+IN_MEMORY = 8 << 20  # bytes of a range; more lie on the disk
 
 Row = Sequence[Any]
 Quote = Callable[[Any], str]
@@ -55,18 +62,32 @@ class DatabaseSource(ABC):
         return ["rows", *self.naming.settings()]
 
     def shards(self, number: int) -> Iterator[Shard]:
+        for low, high in itertools.pairwise([None, *self._cuts(), None]):
+            place = "all" if low is None else f"names from {str(low)[:SHOWN]!r}"
+            yield Shard(number, place, (low, high))
+
+    def _cuts(self) -> list[Any]:
+        """Names at which a range begins."""
+        cuts: list[Any] = []
         with self._opened() as (ask, _):
             self._check(ask(f"SELECT * FROM ({self._sql}) AS sessions LIMIT 0")[0])
-            last = None
-            for count, (name, *_) in enumerate(
-                ask(f"SELECT name FROM ({self._sql}) AS sessions WHERE name IS NOT NULL ORDER BY name")[1], 1
-            ):
-                if count % SHARD_SESSIONS == 0 and name != last:
-                    yield Shard(number, f"names from {last!r}" if last is not None else "all", (last, name))
-                    last = name
-            yield Shard(number, f"names from {last!r}" if last is not None else "all", (last, None))
+            names = f"SELECT name FROM ({self._sql}) AS sessions WHERE name IS NOT NULL ORDER BY name"
+            for count, (name, *_) in enumerate(ask(names)[1], 1):
+                if count % SHARD_SESSIONS == 0 and (not cuts or name != cuts[-1]):
+                    cuts.append(name)
+        return cuts
 
     def entries(self, shard: Shard) -> Iterator[Entry | Bad]:
+        with tempfile.SpooledTemporaryFile(IN_MEMORY) as kept:
+            count = 0
+            for group in _groups(self._asked(shard)):
+                pickle.dump(group, kept)
+                count += 1
+            kept.seek(0)
+            for _ in range(count):
+                yield from pickle.load(kept)
+
+    def _asked(self, shard: Shard) -> Iterator[Entry | Bad]:
         low, high = shard.parts
         with self._opened() as (ask, quote):
             limits = [f"name >= {quote(low)}"] if low is not None else []
@@ -81,8 +102,8 @@ class DatabaseSource(ABC):
     def _entry(self, row: dict[str, Any]) -> Entry | Bad:
         name = row["name"]
         if not isinstance(name, str | int | uuid.UUID) or isinstance(name, bool) or name == "":
-            return Bad(f"row {name!r}", "expected a string or number as name")
-        where = f"row {str(name)[:80]!r}"
+            return Bad(f"row {name!r:.{SHOWN}}", "expected a string or number as name")
+        where = f"row {str(name)[:SHOWN]!r}"
         data = row["session"]
         raw = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
         if isinstance(raw, memoryview):
@@ -147,6 +168,19 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
+def _groups(entries: Iterable[Entry | Bad]) -> Iterator[list[Entry | Bad]]:
+    """Entries a few at a time: to pickle each alone takes twice as long."""
+    group: list[Entry | Bad] = []
+    size = 0
+    for entry in entries:
+        group.append(entry)
+        size += len(entry.raw) if isinstance(entry, Entry) else 0
+        if len(group) >= AT_ONCE or size >= GROUP:
+            yield group
+            group, size = [], 0
+    yield group
+
+
 def _streamed(cursor: Any) -> tuple[list[str], Iterator[Row]]:
     return [column[0] for column in cursor.description], _rows(cursor)
 
@@ -161,7 +195,7 @@ def _sqlite_literal(value: Any) -> str:
         return f"x'{value.hex()}'"
     if isinstance(value, str):
         return "CAST(x'" + value.encode("utf-8", "surrogateescape").hex() + "' AS TEXT)"
-    return repr(value)
+    return repr(value).replace("inf", "9e999")
 
 
 @dataclass(frozen=True)

@@ -89,9 +89,8 @@ class Freezer:
         try:
             if isinstance(source, JournalSource):
                 if not self.dry_run:
-                    tally.add(
-                        source.drain(self.config.archive, self.bundles[0], self.secret, self.config.layout)
-                    )
+                    how = self.config.layout, self.config.threads
+                    tally.add(source.drain(self.config.archive, self.bundles[0], self.secret, *how))
             else:
                 _Shard(self, source, tally).freeze(shard)
         except (PltzError, OSError) as exc:

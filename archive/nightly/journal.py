@@ -40,13 +40,25 @@ class JournalSource:
         yield Shard(number, self.path, ())
 
     def drain(
-        self, archive: str, bundle: Bundle, key: Secret | None, layout: LayoutName = "default"
+        self,
+        archive: str,
+        bundle: Bundle,
+        key: Secret | None,
+        layout: LayoutName = "default",
+        threads: int | None = None,
     ) -> Tally:
         """Archive what is in it. What was refused lies aside in the journal itself."""
         worker = importlib.import_module("pltz.archive.hooks.worker")
         limit = self.max_seconds or None
         done = worker.drain(
-            self.path, archive, bundle=bundle, key=key, layout=layout, max_seconds=limit, wait=self.wait
+            self.path,
+            archive,
+            bundle=bundle,
+            key=key,
+            threads=threads,
+            layout=layout,
+            max_seconds=limit,
+            wait=self.wait,
         )
         return self._tally(done.as_fields())
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -151,26 +152,38 @@ def _files(root: Path) -> Iterator[tuple[str, int]]:
         yield root.name, root.stat().st_size
         return
     found: list[tuple[str, int]] = []
-    for base, _, names in os.walk(root, onerror=_unreadable):
+
+    def unreadable(exc: OSError) -> None:
+        """A folder below: whoever opens it finds out again, and names it."""
+        if Path(exc.filename) == root:
+            raise UsageError(f"{root} cannot be read: {exc.strerror}") from exc
+        found.append((Path(exc.filename).relative_to(root).as_posix(), 0))
+
+    for base, _, names in os.walk(root, onerror=unreadable):
         for name in names:
-            if name.lower().endswith(ENDS):
-                path = Path(base, name)
-                if path.is_file():  # a pipe in a folder would block for ever
-                    found.append((path.relative_to(root).as_posix(), path.stat().st_size))
+            path = Path(base, name)
+            if name.lower().endswith(ENDS) and (size := _size(path)) is not None:
+                found.append((path.relative_to(root).as_posix(), size))
     yield from sorted(found)
 
 
-def _unreadable(exc: OSError) -> None:
-    raise UsageError(f"{exc.filename} cannot be read: {exc.strerror}") from exc
+def _size(path: Path) -> int | None:
+    """Bytes of a file, 0 where that cannot be told; None for what is no file, as a pipe, which would block for ever, or is gone again."""
+    try:
+        return path.stat().st_size if path.is_file() else None
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return 0
 
 
 def _pieces(root: Path, path: str, size: int) -> Iterator[tuple[Piece, int]]:
-    """A file, cut at ends of lines where it is large and plain; with the bytes of each piece."""
+    """A file, cut at ends of lines where it is large and plain; with the bytes of each piece. One that cannot be read is one piece: who reads it says so."""
     if size <= 2 * SHARD_BYTES or path.lower().endswith(PACKED):
         yield Piece(path, 0, None, 1), size
         return
     start, first, at, lines = 0, 1, 0, 1  # ``lines``: the number of the line at ``at``
-    with (root / path if root.is_dir() else root).open("rb") as file:
+    with suppress(OSError), (root / path if root.is_dir() else root).open("rb") as file:
         while block := file.read(BLOCK):
             cut = (
                 block.find(b"\n", max(0, start + SHARD_BYTES - at)) + 1

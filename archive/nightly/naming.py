@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from pltz.archive.nightly.shard import Entry
@@ -67,12 +67,12 @@ def moment(value: Any, what: str) -> int:
     >>> moment("1970-01-02T00:00Z", "updated"), moment(7.9, "updated")
     (86400, 7)
     """
-    if isinstance(value, int | float | Decimal) and not isinstance(value, bool) and 0 <= value < 1 << 40:
-        return int(value)
     try:
+        if isinstance(value, int | float | Decimal) and not isinstance(value, bool) and 0 <= value < 1 << 40:
+            return int(value)
         when = value if isinstance(value, datetime) else datetime.fromisoformat(value)
         found = int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, InvalidOperation):  # the last of a database's NaN
         found = -1
     if found < 0:
         raise ContentError(

@@ -140,8 +140,10 @@ class State:
             self.store.delete(f"pending/{name}")
 
 
-def check_place(root: str) -> None:
-    """Raises UsageError where a state folder cannot be."""
+def check_place(root: str, archive: str) -> None:
+    """Raises UsageError where a state folder cannot be: in another place than a folder, or where the archive is, whose ``tmp`` would be emptied."""
+    if "://" not in archive and Path(root).resolve() == Path(archive).resolve():
+        raise UsageError(f"expected a folder of its own as state, found that of the archive, {root}")
     if "://" in root:
         raise UsageError(
             f"expected a folder as state, found {root}: for many machines, name one on a shared file system"

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from pltz.archive.codec import SegmentCodec
-from pltz.archive.hooks import flusher, snapshot
+from pltz.archive.hooks import flusher, snapshot, waiting
 from pltz.archive.hooks.backlog import Backlog
 from pltz.archive.hooks.entry import Entry
 from pltz.archive.hooks.hook import EvictionHook, HookSettings
@@ -151,6 +151,13 @@ def test_what_the_caller_does_afterwards_changes_nothing(open_hook: Opened, kind
     assert entries(hook)[0].ids.tolist() == wanted.tolist()
 
 
+def test_a_tensor_whose_memory_was_taken_away_is_not_read(open_hook: Opened) -> None:
+    hook, given = open_hook(), torch.arange(5000)
+    given.untyped_storage().resize_(0)
+    assert hook.on_evict("a", given) == 0 and hook.status()["refused"] == {"not token ids": 1}
+    assert hook.on_evict("b", torch.Size([1])) == 1
+
+
 def test_without_a_compiler_lists_are_kept_all_the_same(
     open_hook: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,8 +176,8 @@ def test_without_a_compiler_lists_are_kept_all_the_same(
 
 
 def test_more_wait_than_there_are_buffers(open_hook: Opened) -> None:
-    """And all buffers come back, from what was refused, too."""
-    hook = open_hook(flush_seconds=60, memory_bytes=60 << 20)
+    """And all buffers come back, from what was refused, too; those made meanwhile stay, up to a bound."""
+    hook = open_hook(flush_seconds=60, memory_bytes=300 << 20, flush_bytes=300 << 20)
     for n in range(3 * snapshot.BUFFERS):
         hook.on_evict(f"s{n}", np.full(8000, n))
         hook.on_evict(f"l{n}", [n] * 8000)
@@ -178,7 +185,16 @@ def test_more_wait_than_there_are_buffers(open_hook: Opened) -> None:
     assert hook.flush(10)
     found = {entry.name: set(entry.ids.tolist()) for entry in entries(hook)}
     assert found == {f"{kind}{n}": {n} for n in range(3 * snapshot.BUFFERS) for kind in "sl"}
-    assert len(hook._snapshots._free) == snapshot.BUFFERS
+    assert len(hook._snapshots._free) == snapshot.MOST
+
+
+@pytest.mark.parametrize("count", [4000, 5000, 16_385, 100_000])
+def test_memory_counts_what_buffers_take(open_hook: Opened, count: int) -> None:
+    """Not only the ids in them: else many sessions of a quarter of a buffer would take four times what is allowed."""
+    hook = open_hook(flush_seconds=60)
+    hook.on_evict("a", [7] * count)
+    held = 4 * count if count == 4000 else -(-4 * count // snapshot.BUFFER) * snapshot.BUFFER
+    assert hook.status()["memory_bytes"] == held + waiting.OVERHEAD
 
 
 def test_an_eviction_wakes_a_flusher_that_sleeps(open_hook: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +204,7 @@ def test_an_eviction_wakes_a_flusher_that_sleeps(open_hook: Opened, monkeypatch:
         ticket = hook.on_evict("a", [n])
         assert eventually(lambda ticket=ticket: hook.durable(ticket))  # type: ignore[misc]
         time.sleep(0.002 * (n % 5))
-    assert eventually(lambda: hook._flusher._asleep)
+    assert eventually(lambda: hook._flusher.asleep)
 
 
 REFUSED: list[tuple[str, Any, dict[str, Any]]] = [

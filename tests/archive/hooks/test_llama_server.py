@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socketserver
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -183,6 +184,42 @@ def test_another_server_is_told_from_llama_server(reply: bytes) -> None:
         for call in (partial(LlamaServer(url).thaw, [5]), partial(LlamaServer(url).erase, 0)):
             with pytest.raises(ModelError):
                 call()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"garbage\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab",  # it died in the middle
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        HEAD + b"A: b\r\n" * 200 + b"\r\n{}",
+        HEAD + b"A: " + b"b" * 70_000 + b"\r\n\r\n{}",
+        b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\nzz",
+    ],
+)
+def test_what_is_no_http_is_a_named_error(reply: bytes) -> None:
+    class Raw(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1 << 16)
+            self.request.sendall(reply)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Raw) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        with pytest.raises(ModelError):
+            _ = LlamaServer(f"http://127.0.0.1:{server.server_address[1]}", timeout=5).properties
+        thread.join()
+
+
+@pytest.mark.parametrize("row", [{"id": [1]}, {"id": 0, "scale": "x"}, {"id": 0, "scale": 10**400}])
+def test_adapters_that_are_none_are_a_named_error(row: dict[str, Any]) -> None:
+    reply = json.dumps([{"path": "style.gguf", "scale": 1, **row}]).encode()
+    handler = type("Other", (Replay,), {"_answer": lambda self, body: self._send(200, reply)})
+    with serving(handler) as url, pytest.raises(ModelError, match="adapters"):
+        _ = LlamaServer(url).adapter
 
 
 def test_no_server_is_a_named_error() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.errors import NotFound
+from pltz.archive.hooks.entry import MAX_PREFIXES
 from pltz.archive.hooks.hook import EvictionHook
 from pltz.archive.hooks.vllm_request import evicted, prompt
 from pltz.archive.hooks.worker import drain
@@ -133,6 +134,11 @@ def test_a_client_cannot_share_under_a_salt_nor_pass_for_another() -> None:
     forged = {"pltz": {"session": "chat", "tenant": tenant_of("acme", "s3cret")}}
     with pytest.raises(UsageError, match="give the salt"):
         evicted(request(kv_transfer_params=forged))
+
+
+def test_a_client_cannot_make_the_scheduler_copy_a_million_hints() -> None:
+    found = evicted(request(kv_transfer_params={"pltz": {"session": "chat", "prefixes": [*range(1, 10**6)]}}))
+    assert found is not None and found["prefixes"] == [*range(1, MAX_PREFIXES + 1)]
 
 
 @pytest.mark.parametrize("prefixes", [7, "x", {"a": 1}, [None], [10**9], [-1]])

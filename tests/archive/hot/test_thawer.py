@@ -171,6 +171,24 @@ def test_calls_for_one_session_at_once_do_the_work_once(
     assert len({id(one.cache) for one in found}) == 6, "each has a cache of its own"
 
 
+def test_who_is_served_does_not_stay_to_serve_others(cold: SessionArchive, kin: Target) -> None:
+    """A call whose session another one thawed returns at once, though a batch waits."""
+    thawer = Thawer(cold, kin)
+    asked = _count_boarded(thawer)
+    with ThreadPoolExecutor(1) as pool:
+        with thawer._working:
+            call = pool.submit(thawer.thaw, "a/1")
+            while not asked:
+                time.sleep(0.001)
+            time.sleep(0.05)  # until it waits for its turn to work
+            thawer._work()
+            late = thawer._board(Wanted("a/2"))
+        as_if_new(call.result(), kin)
+    assert not isinstance(late, PltzError) and not late.done.is_set()
+    thawer._work()
+    assert late.done.is_set()
+
+
 def _count_boarded(thawer: Thawer) -> list[Any]:
     """Grows by one whenever a call has found its flight."""
     boarded: list[Any] = []

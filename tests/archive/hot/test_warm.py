@@ -16,8 +16,11 @@ import xxhash
 from safetensors.torch import load_file
 
 from pltz.archive.hot.slab import Slab
+from pltz.archive.hot.store import HotStore
 from pltz.archive.hot.warm import Warm, WarmFolder
+from pltz.archive.identity import NONE
 from pltz.plt_codec.errors import UsageError
+from tests.archive.hot.conftest import Slabs
 
 SPACE, SEGMENT, PARENT = b"space...........", b"segment.........", b"parent.........."
 BUDGET = 1 << 20
@@ -219,6 +222,34 @@ def test_what_a_kill_left_counts_and_goes_after_an_hour(folder: WarmFolder) -> N
     assert not part.exists() and folder.path(SPACE, other).exists()
 
 
+def test_what_a_kill_left_goes_first_when_the_clock_was_set_back(folder: WarmFolder) -> None:
+    path = written(folder, slab())
+    part = path.with_name("x.part")
+    part.write_bytes(bytes(BUDGET - path.stat().st_size))
+    ahead = time.time() + 1e6
+    os.utime(part, (ahead, ahead))
+    assert folder.write(SPACE, b"other...........", Warm(slab(), PARENT, 0))
+    assert not part.exists() and path.exists()
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("CUDA error: out of memory"), MemoryError()])
+def test_a_slab_that_cannot_be_brought_to_the_host_is_not_kept(
+    folder: WarmFolder, monkeypatch: pytest.MonkeyPatch, failure: Exception, slabs: Slabs
+) -> None:
+    """And nobody hears of it: the session that pushed it out is served."""
+
+    def full(*_: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr("pltz.archive.hot.warm._bytes", full)
+    assert not folder.write(SPACE, SEGMENT, Warm(slab(), PARENT, 0)) and folder.failed == 1
+    one, two = slabs(1), slabs(2)
+    store = HotStore(one.size, 0, BUDGET, folder=folder.folder)
+    assert store.insert(SPACE, slabs.name(1), NONE, one) and store.insert(SPACE, slabs.name(2), NONE, two)
+    found = store.stats()
+    assert (found.device.segments, found.dropped) == (1, 1)
+
+
 def test_a_disk_that_fails_is_no_error(folder: WarmFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -266,6 +297,7 @@ import sys
 import numpy as np
 import torch
 from pltz.archive.hot.slab import Slab
+from pltz.archive.hot.store import HotStore
 from pltz.archive.hot.warm import Warm, WarmFolder
 
 place, seed, budget = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -286,6 +318,7 @@ import sys
 import numpy as np
 import torch
 from pltz.archive.hot.slab import Slab
+from pltz.archive.hot.store import HotStore
 from pltz.archive.hot.warm import Warm, WarmFolder
 
 folder = WarmFolder(sys.argv[1], 3 << 20)

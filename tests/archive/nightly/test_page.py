@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +68,22 @@ def test_no_name_or_reason_breaks_the_page(nightly: Nightly) -> None:
 def test_a_report_that_is_none_is_passed_over(nightly: Nightly) -> None:
     nightly.run()
     folder = nightly.root / "state/reports"
-    for number, data in enumerate([b"", b"[]", b'{"format": "pltz nightly report", "version": 2}', b"\xff"]):
+    head = b'{"format": "pltz nightly report", "version": '
+    for number, data in enumerate([b"", b"[]", head + b"2}", b"\xff", b"[" * 100_000, head + b"1}"]):
         (folder / f"20200101T000000Z-{number:06}.json").write_bytes(data)
+    (folder / f"20200101T000000Z-{'9' * 30}.json").write_bytes(
+        b"{}"
+    )  # no run of ours: the next one could not be counted
     report = nightly.run()
-    assert report["run"] == 4 and Path(report["page"]).is_file()
+    assert report["run"] == 6 and Path(report["page"]).is_file()
+
+
+def test_a_clock_that_was_set_back_costs_no_report(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
+    nightly.rest = "[report]\nkeep = 2\n"
+    kept = []
+    for now in (2_000_000_000.0, 1_900_000_000.0, 1_000_000_000.0):
+        with monkeypatch.context() as clock:
+            clock.setattr(time, "time", lambda now=now: now)
+            kept.append(nightly.run())
+    assert [Path(r["report"]).exists() for r in kept] == [False, True, True]
+    assert [Path(r["page"]).exists() for r in kept] == [False, True, True]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
+import math
 import os
 import shutil
 import sqlite3
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +24,7 @@ from pltz.archive.nightly import database, jsonl
 from pltz.archive.nightly.database import SqliteSource
 from pltz.archive.nightly.jsonl import JsonlSource
 from pltz.archive.nightly.naming import Naming, moment
-from pltz.archive.nightly.shard import Entry
+from pltz.archive.nightly.shard import Bad, Entry
 from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:
@@ -56,8 +60,58 @@ def test_many_small_files_are_a_few_shards(tmp_path: Path) -> None:
     assert len(list(source.entries(shard))) == 49
 
 
+def test_what_cannot_be_read_is_named_and_stops_nothing(
+    nightly: Nightly, monkeypatch: pytest.MonkeyPatch, make_lines: Callable[..., bytes]
+) -> None:
+    """A folder as lost+found, a large file, a link in a circle; and one file is moved away just when it is looked at."""
+    for name in ("a", "locked/b", "large", "moved"):
+        nightly.write(f"chats/{name}.jsonl", make_lines([{"id": name}]))
+    (nightly.root / "chats/circle.jsonl").symlink_to("circle.jsonl")
+    walk, stat, is_file, opened = os.walk, Path.stat, Path.is_file, Path.open
+
+    def failing_walk(top: Path, onerror: Any) -> Any:
+        onerror(PermissionError(errno.EACCES, "Permission denied", str(Path(top, "locked"))))
+        yield from ((base, [], names) for base, _, names in walk(top) if not base.endswith("locked"))
+
+    def failing_stat(path: Path, **how: Any) -> os.stat_result:
+        if path.name == "moved.jsonl":
+            raise FileNotFoundError(errno.ENOENT, "No such file", str(path))
+        return stat(path, **how)
+
+    def failing_open(path: Path, *how: Any, **more: Any) -> Any:
+        if path.name in ("locked", "large.jsonl"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *how, **more)
+
+    monkeypatch.setattr(os, "walk", failing_walk)
+    monkeypatch.setattr(Path, "stat", failing_stat)
+    monkeypatch.setattr(Path, "is_file", lambda path: path.name == "moved.jsonl" or is_file(path))
+    monkeypatch.setattr(Path, "open", failing_open)
+    monkeypatch.setattr(jsonl, "SHARD_BYTES", 5)  # so that all are large
+    report = nightly.run()
+    assert [(r["where"], r["reason"]) for r in report["refused"]] == [
+        ("large.jsonl", "cannot be read: Permission denied"),
+        ("locked", "cannot be read: Permission denied"),
+    ]
+    assert report["failures"] == [] and report["exit_code"] == 5
+    assert list(nightly.content()) == [("default", "a")]
+
+
 @pytest.mark.parametrize(
-    "value", ["1969-12-31", "0001-01-01T00:00+23:59", -1, 1e400, 1 << 40, "1" * 5000, True, b"1"]
+    "value",
+    [
+        "1969-12-31",
+        "0001-01-01T00:00+23:59",
+        -1,
+        1e400,
+        1 << 40,
+        "1" * 5000,
+        True,
+        b"1",
+        math.nan,
+        Decimal("NaN"),  # which a database has, and which cannot be compared
+        Decimal("sNaN"),
+    ],
 )
 def test_a_time_that_cannot_be_is_refused(value: Any) -> None:
     with pytest.raises(ContentError, match="'at'"):
@@ -166,19 +220,53 @@ def test_names_of_every_type_fall_into_one_range(tmp_path: Path, monkeypatch: py
     assert sum(isinstance(e, Entry) for e in found) == len(names) - 4  # NULL, NULL, a blob and an empty name
 
 
+def test_who_writes_to_the_database_does_not_wait_for_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while the work is handed out nor while rows are frozen: SQLite lets nobody write for as long as rows are asked for."""
+    monkeypatch.setattr(database, "SHARD_SESSIONS", 1000)
+    fill(tmp_path / "app.db", 3000)
+    source = SqliteSource("s", QUERY, path=str(tmp_path / "app.db"))
+    shards, seen = source.shards(0), []
+    with closing(sqlite3.connect(tmp_path / "app.db", timeout=0)) as db:
+        for shard in shards:
+            for number, entry in enumerate(source.entries(shard)):
+                seen.append(entry)
+                if number == 0:
+                    with db:
+                        db.execute("UPDATE chats SET updated = 1 WHERE id = 0")
+    assert [e.name for e in seen if isinstance(e, Entry)] == [str(n) for n in range(3000)]
+
+
+def test_a_row_whose_name_or_time_is_not_one_costs_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "SHARD_SESSIONS", 1)
+    with closing(sqlite3.connect(tmp_path / "app.db")) as db, db:
+        db.execute("CREATE TABLE t (name, session)")
+        names = [-math.inf, 1.5, math.inf, b"x" * 100_000, "a"]
+        db.executemany("INSERT INTO t VALUES (?, '[]')", [(name,) for name in names])
+    source = SqliteSource("s", "SELECT * FROM t", path=str(tmp_path / "app.db"))
+    shards = list(source.shards(0))
+    found = [e for shard in shards for e in source.entries(shard)]
+    assert len(shards) > 4 and [e.where for e in found if isinstance(e, Entry)] == ["row 'a'"]
+    assert len(found) == 5 and max(len(e.where) for e in found) < 100
+    assert max(len(shard.place) for shard in shards) < 120
+    row = {"name": "a", "session": "[]", "time": Decimal("NaN")}
+    assert isinstance(source._entry(row), Bad)
+
+
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The DSN of a server of our own."""
+def postgres() -> Iterator[str]:
+    """The DSN of a server of our own. Not below pytest's folder: another run of pytest takes the rights of the server's user away there."""
     programs = [*sorted(glob.glob("/usr/lib/postgresql/*/bin/initdb"))[::-1], shutil.which("initdb")]
     psycopg = pytest.importorskip("psycopg")
     if not programs[0]:
         pytest.skip("needs PostgreSQL's programs: initdb, pg_ctl")
-    folder, binaries = tmp_path_factory.mktemp("pg"), Path(str(programs[0])).parent
+    folder, binaries = Path(tempfile.mkdtemp(prefix="pltz-pg-")), Path(str(programs[0])).parent
     become = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
     if become:
-        for part in (folder, *folder.parents):
-            if part.owner() == "root" and str(part).startswith("/tmp/"):
-                part.chmod(0o755)
+        folder.chmod(0o755)
         shutil.chown(folder, "postgres")
 
     def call(program: str, *arguments: str) -> None:
@@ -196,6 +284,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         db.execute("CREATE TABLE chats (id text, body json, tenant text, updated timestamptz)")
     yield dsn
     call("pg_ctl", "-w", "-m", "immediate", "stop")
+    shutil.rmtree(folder)
 
 
 @pytest.mark.postgres
