@@ -83,10 +83,14 @@ def verify(
         else open_plain(place)
     )
     file = None if state is None else State(state, archive, decode)
-    with Progress("verify", unit="packs", shown=wanted(progress)) as bar:
+    before = file.load() if file else None
+    seen = before.records if before else 0
+    with Progress("verify", unit="records", shown=wanted(progress)) as bar:
 
         def note(report: "Report") -> None:
-            bar.add(1)
+            nonlocal seen
+            bar.add(report.records - seen)
+            seen = report.records
             if file:
                 file.save(report)
 
@@ -94,7 +98,7 @@ def verify(
             decode=decode,
             fraction=fraction,
             max_seconds=max_seconds,
-            resume=file.load() if file else None,
+            resume=before,
             progress=note,
         )
     if file and report.complete:
@@ -105,7 +109,7 @@ def verify(
 
 
 class State:
-    """How far a run came, in a file: written whole after each pack, so that a kill costs one pack.
+    """How far a run came, in a file: written whole after each pack and after some segments that were decoded, so that a kill costs no more.
 
     Raises UsageError where the file is another archive's or a run's of another kind, CorruptError where it is none.
     """
@@ -131,6 +135,7 @@ class State:
             counts = {key: int(found[key]) for key in ("packs", "records", "decoded", "undecoded")}
             problems = [Problem(*map(str, row)) for row in found["problems"]]
             cursor, bad = bytes.fromhex(found["cursor"]), {bytes.fromhex(b) for b in found["bad"]}
+            within, offset = bytes.fromhex(found.get("within", "")), int(found.get("offset", 0))
             mark = {key: found[key] for key in self.mark}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
             raise CorruptError(f"{self.path} is not the state of a verify: remove it to start anew") from exc
@@ -138,7 +143,7 @@ class State:
             raise UsageError(
                 f"{self.path} is of another archive, or of a run with another --decode: name another file"
             )
-        report = Report(problems=problems, cursor=cursor, bad=bad)
+        report = Report(problems=problems, cursor=cursor, within=within, offset=offset, bad=bad)
         for key, value in counts.items():
             setattr(report, key, value)
         return report
@@ -148,7 +153,8 @@ class State:
         found: dict[str, Any] = dict(self.mark)
         found |= {key: getattr(report, key) for key in ("packs", "records", "decoded", "undecoded")}
         found["problems"] = [[p.kind, p.name, p.what] for p in report.problems]
-        found |= {"cursor": report.cursor.hex(), "bad": sorted(b.hex() for b in report.bad)}
+        found |= {"cursor": report.cursor.hex(), "within": report.within.hex(), "offset": report.offset}
+        found["bad"] = sorted(b.hex() for b in report.bad)
         self.output.write([json.dumps(found).encode() + b"\n"])
 
     def remove(self) -> None:
