@@ -29,7 +29,7 @@ BUNDLES: Decorator = click.option(
     "bundles",
     metavar="NAME|DIR",
     multiple=True,
-    help="Bundle to code with (repeatable: the others are for reading).  [default: the one that ships with pltz]",
+    help="Bundle to code with (repeatable: the others are for reading).  [default: mini; to read, the one that is named there]",
 )
 TOKENIZERS: Decorator = click.option(
     "--tokenizer",

@@ -19,7 +19,7 @@ FILE: Decorator = click.argument("file", metavar="FILE")
 BUNDLE: Decorator = click.option(
     "--bundle",
     metavar="NAME|DIR",
-    help="Decoder bundle to code with.  [default: the one that ships with pltz]",
+    help="Decoder bundle to code with.  [default: mini; to read, the one that is named there]",
 )
 DEVICE: Decorator = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to compute."
