@@ -35,7 +35,8 @@ DECODE_RECORDS = 256  # handed to a codec at once
 @dataclass
 class Report:
     """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``unprotected``: packs without
-    parity; ``complete``: nothing was left out.
+    parity; ``unreadable``: records that damaged packs had and that were not read: a version among them has no name any more, so it is not in
+    ``lost``; ``complete``: nothing was left out.
 
     ``cursor``: the last pack that was checked: a run that resumes from this report goes on behind it; ``within``: the pack that it was
     checking, whose records before byte ``offset`` are done; ``bad``: segments that did not decode.
@@ -46,6 +47,7 @@ class Report:
     decoded: int = 0
     undecoded: int = 0
     unprotected: int = 0
+    unreadable: int = 0
     complete: bool = True
     problems: list[Problem] = field(default_factory=list)
     lost: list[Version] = field(default_factory=list)
@@ -57,7 +59,7 @@ class Report:
     @property
     def sound(self) -> bool:
         """Whether nothing was found wrong."""
-        return not self.problems and not self.lost
+        return not (self.problems or self.lost or self.unreadable)
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,9 @@ class Verifier:
         except FileNotFoundError:
             return self._pass(b"")  # a collector was here
         waiting: list[Found] = []
+        read = 0
         for item in self._records(pack):
+            read += 1
             if item.location.offset < start:
                 continue
             if self._stop is not None and item.location.offset >= self._stop:
@@ -209,7 +213,14 @@ class Verifier:
                     if self._late():
                         return
         self._decode(waiting)
+        if self._stop is None:
+            self._count(pack, read)
         self._pass(b"")
+
+    def _count(self, pack: bytes, read: int) -> None:
+        """What its footer says the pack has, against what was read. One without a footer is told of as a problem."""
+        with suppress(FormatError, FileNotFoundError):
+            self.report.unreadable += self.view.pack(pack).count() - read
 
     def _pass(self, pack: bytes, offset: int = 0) -> None:
         self.report.within, self.report.offset = pack, offset

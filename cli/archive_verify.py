@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DAMAGED = 3  # exit code
 MAX_STATE = 1 << 26  # bytes
+COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
 
 
 @click.command(
@@ -132,7 +133,7 @@ class State:
         try:
             with self.path.open("rb") as source:
                 found = json.loads(source.read(MAX_STATE))
-            counts = {key: int(found[key]) for key in ("packs", "records", "decoded", "undecoded")}
+            counts = {key: int(found.get(key, 0)) for key in COUNTS}
             problems = [Problem(*map(str, row)) for row in found["problems"]]
             cursor, bad = bytes.fromhex(found["cursor"]), {bytes.fromhex(b) for b in found["bad"]}
             within, offset = bytes.fromhex(found.get("within", "")), int(found.get("offset", 0))
@@ -151,7 +152,7 @@ class State:
     def save(self, report: "Report") -> None:
         """Replace the file."""
         found: dict[str, Any] = dict(self.mark)
-        found |= {key: getattr(report, key) for key in ("packs", "records", "decoded", "undecoded")}
+        found |= {key: getattr(report, key) for key in COUNTS}
         found["problems"] = [[p.kind, p.name, p.what] for p in report.problems]
         found |= {"cursor": report.cursor.hex(), "within": report.within.hex(), "offset": report.offset}
         found["bad"] = sorted(b.hex() for b in report.bad)
@@ -169,10 +170,15 @@ def _print(report: "Report", as_json: bool) -> None:
     for version in report.lost:
         text = f"lost: {version.tenant}  {version.name}  version {version.number}"
         show({"lost_session": facts(version)}, text, as_json)
-    counts = {"packs": report.packs, "records": report.records, "decoded": report.decoded}
-    counts |= {"undecoded": report.undecoded, "problems": len(report.problems), "lost": len(report.lost)}
+    counts = {key: getattr(report, key) for key in COUNTS}
+    counts |= {"problems": len(report.problems), "lost": len(report.lost)}
     found = counts | {"complete": report.complete, "sound": report.sound}
     state = "sound" if report.sound else "DAMAGED"
     extent = "all of it" if report.complete else "a part of it"
     text = f"{state}, {extent}: " + ", ".join(f"{value:,} {key}" for key, value in counts.items())
     show(found, printable(text), as_json)
+    if report.unreadable and not as_json:
+        click.echo(
+            "sessions whose own records cannot be read are not among the lost: see pltz archive repair --dry-run",
+            err=True,
+        )

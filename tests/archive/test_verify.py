@@ -9,7 +9,7 @@ import pytest
 
 from pltz.archive import verify
 from pltz.archive.archive import Archive
-from pltz.archive.codec import Coded
+from pltz.archive.codec import Coded, Plain
 from pltz.archive.identity import Tokens
 from pltz.archive.new_session import NewSession
 from pltz.archive.simulate import SimDisk
@@ -88,3 +88,16 @@ def test_a_long_run_from_anywhere_sees_all_once(cold: Archive, slow: SlowCodec) 
         report = cold.verify(decode=True, anywhere=True)
         assert sorted(slow.seen) == list(range(SESSIONS))
         assert report.complete and report.packs == 1 and report.decoded == SESSIONS
+
+
+def test_a_session_that_lost_its_name_is_counted(archive: Archive, disk: SimDisk) -> None:
+    """A session's name stands in the record of its last segment: where that is damaged no name is lost, and "0 lost" was all there was to see."""
+    archive.put([NewSession("gone", [np.arange(50)])])
+    place = archive.version("gone").location
+    pack = f"packs/{place.pack.hex()}"
+    data = bytearray(disk.read(pack, 0, 1 << 20))
+    bits = ZlibCodec().encode([Plain(np.arange(50), np.arange(0))])[0]
+    data[data.index(bits) + 3] ^= 1
+    disk.overwrite(pack, bytes(data))
+    report = Archive.open(DirectoryStore(disk), [ZlibCodec()]).verify()
+    assert not report.lost and report.unreadable == 1 and not report.sound
