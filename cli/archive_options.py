@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.cli.archive_key import secret
-from pltz.cli.options import Decorator
+from pltz.cli.options import Decorator, nonempty
 from pltz.cli.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
 
@@ -29,7 +29,14 @@ BUNDLES: Decorator = click.option(
     "bundles",
     metavar="NAME|DIR",
     multiple=True,
-    help="Bundle to code with (repeatable: the others are for reading).  [default: mini; to read, the one that is named there]",
+    help="Bundle to code with: mini, base or a folder (repeatable: the others are for reading).  [default: mini]",
+)
+READ_BUNDLES: Decorator = click.option(
+    "--bundle",
+    "bundles",
+    metavar="NAME|DIR",
+    multiple=True,
+    help="Bundle to read with, beside those that ship with pltz (repeatable).",
 )
 TOKENIZERS: Decorator = click.option(
     "--tokenizer",
@@ -39,9 +46,16 @@ TOKENIZERS: Decorator = click.option(
     help="tokenizer.json, or target model, that ids among the sessions belong to where it is not the bundle's (repeatable).",
 )
 TENANT: Decorator = click.option(
-    "--tenant", metavar="TENANT", default="default", show_default=True, help="Whose session it is."
+    "--tenant",
+    type=nonempty,
+    metavar="TENANT",
+    default="default",
+    show_default=True,
+    help="Whose session it is.",
 )
-ONLY_TENANT: Decorator = click.option("--tenant", metavar="TENANT", help="Only sessions of this tenant.")
+ONLY_TENANT: Decorator = click.option(
+    "--tenant", type=nonempty, metavar="TENANT", help="Only sessions of this tenant."
+)
 ONLY_TAGS: Decorator = click.option(
     "--tag", "tags", metavar="KEY=VALUE", multiple=True, help="Only sessions with this tag (repeatable)."
 )
@@ -112,15 +126,15 @@ def open_archive(place: str, key: "Secret | None") -> "Archive":
 
 
 def tags_of(words: Iterable[str]) -> dict[str, str]:
-    """``key=value`` words. Raises UsageError for any other, and for a key named twice.
+    """``key=value`` words, neither of them empty. Raises UsageError for any other, and for a key named twice.
 
     >>> tags_of(["a=1", "b=x=y"])
     {'a': '1', 'b': 'x=y'}
     """
     found: dict[str, str] = {}
     for word in words:
-        key, equals, value = word.partition("=")
-        if not key or not equals:
+        key, _, value = word.partition("=")
+        if not key or not value:
             raise UsageError(f"expected a tag as KEY=VALUE, found {word!r}")
         if key in found:
             raise UsageError(f"tag {key!r} is given twice")

@@ -14,12 +14,25 @@ if TYPE_CHECKING:
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+
+def nonempty(value: str) -> str:
+    """A type of option: a text that is not empty. What a shell makes of a variable that nobody set names no session and no tenant."""
+    if not value:
+        raise click.BadParameter("expected a name, found nothing")
+    return value
+
+
 FILE: Decorator = click.argument("file", metavar="FILE")
 
 BUNDLE: Decorator = click.option(
     "--bundle",
     metavar="NAME|DIR",
-    help="Decoder bundle to code with.  [default: mini; to read, the one that is named there]",
+    help="Decoder bundle to code with: mini, base or a folder.  [default: mini]",
+)
+READ_BUNDLE: Decorator = click.option(
+    "--bundle",
+    metavar="NAME|DIR",
+    help="Decoder bundle to read with.  [default: of those that ship with pltz, the one that coded]",
 )
 DEVICE: Decorator = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to compute."
