@@ -295,6 +295,7 @@ class Archive:
         decode: bool = False,
         fraction: float = 1.0,
         max_seconds: int | None = None,
+        anywhere: bool = False,
         resume: Report | None = None,
         progress: Callable[[Report], None] | None = None,
     ) -> Report:
@@ -302,7 +303,9 @@ class Archive:
         from pltz.archive.verify import Verifier
 
         verifier = Verifier(self, resume)
-        return verifier.run(decode=decode, fraction=fraction, max_seconds=max_seconds, progress=progress)
+        return verifier.run(
+            decode=decode, fraction=fraction, max_seconds=max_seconds, anywhere=anywhere, progress=progress
+        )
 
     def erase(self, tenant: str, name: str | None = None, *, dry_run: bool = False) -> Erasure:
         """Destroy the keys of a session, or of a whole tenant, and prove from the raw files that nothing opens.

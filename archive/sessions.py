@@ -262,7 +262,10 @@ class SessionArchive:
         return _Before(tower, *base_of(self.archive, tower))
 
     def _choose(self, batch: list[_Draft]) -> None:
-        """Take the way of the fewest new bytes for each session; the model's where both are equal."""
+        """Take the way of the fewest new bytes for each session; the model's where both are equal. One that adds nothing is not coded to
+        be compared, nor is the other."""
+        for draft in batch:
+            draft.ways = [way for way in draft.ways if way.known == len(way.cuts)][:1] or draft.ways
         for number, memo in enumerate(self._memos):
             ways = [way for draft in batch for way in draft.ways if way.codec == number]
             coded = iter(memo.encode([plain for way in ways for plain in way.new(memo.reach)]))

@@ -35,9 +35,11 @@ DECODE_RECORDS = 256  # handed to a codec at once
 @dataclass
 class Report:
     """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``unprotected``: packs without
-    parity; ``complete``: nothing was left out.
+    parity; ``unreadable``: records that damaged packs had and that were not read: a version among them has no name any more, so it is not in
+    ``lost``; ``complete``: nothing was left out.
 
-    ``cursor``: the last pack that was checked: a run that resumes from this report goes on behind it; ``bad``: segments that did not decode.
+    ``cursor``: the last pack that was checked: a run that resumes from this report goes on behind it; ``within``: the pack that it was
+    checking, whose records before byte ``offset`` are done; ``bad``: segments that did not decode.
     """
 
     packs: int = 0
@@ -45,16 +47,28 @@ class Report:
     decoded: int = 0
     undecoded: int = 0
     unprotected: int = 0
+    unreadable: int = 0
     complete: bool = True
     problems: list[Problem] = field(default_factory=list)
     lost: list[Version] = field(default_factory=list)
     cursor: bytes = b""
+    within: bytes = b""
+    offset: int = 0  # bytes
     bad: set[bytes] = field(default_factory=set)
 
     @property
     def sound(self) -> bool:
         """Whether nothing was found wrong."""
-        return not self.problems and not self.lost
+        return not (self.problems or self.lost or self.unreadable)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A pack, or the records of it that begin from byte ``start`` on and before byte ``stop``."""
+
+    pack: bytes
+    start: int = 0  # bytes
+    stop: int | None = None  # bytes
 
 
 class Verifier:
@@ -65,6 +79,9 @@ class Verifier:
         self.view = View(archive.store, archive.keys)
         self.report = resume or Report()
         self._told = set(self.report.problems)
+        self._end: float | None = None
+        self._stop: int | None = None  # bytes
+        self._progress: Callable[[Report], None] | None = None
 
     def run(
         self,
@@ -72,11 +89,16 @@ class Verifier:
         decode: bool = False,
         fraction: float = 1.0,
         max_seconds: int | None = None,
+        anywhere: bool = False,
         progress: Callable[[Report], None] | None = None,
     ) -> Report:
         """Check all, or a random ``fraction`` of the packs, for at most about ``max_seconds``.
 
-        ``progress`` is called with the report after each pack. Packs are taken in the order of their names; one that was put behind
+        A pack may hold hours of decoding, so the clock is looked at after every `DECODE_RECORDS` segments. With ``anywhere`` a run begins
+        at a random record and goes round, so that runs which never have the time for all have been everywhere in the end; nothing can
+        resume from their reports.
+
+        ``progress`` is called with the report after each pack, and where its segments are decoded in between. Packs are taken in the order of their names; one that was put behind
         the cursor meanwhile was proved when it was put, and is checked by the next run from the start.
         Raises StoreError where files cannot be read at all. What is damaged is in the report, not raised.
         """
@@ -87,11 +109,15 @@ class Verifier:
             return self.report
         for pack in self.view.missing():
             self._wrong("pack", pack.hex(), "is gone, and no plan condemned it")
-        end = None if max_seconds is None else self.view.store.now() + max_seconds
+        self._progress = progress
+        if max_seconds is not None:
+            self._end = self.view.store.now() + max_seconds
         swept: list[Swept] = []
         doubted: set[bytes] = set()  # packs that were not proved at a sweep: looked at record by record
-        for pack, found in self._swept(self._chosen(fraction), decode):
-            if end is not None and self.view.store.now() >= end:
+        spans = self._chosen(fraction, anywhere and decode)
+        for span, found in self._swept(spans, decode):
+            pack = span.pack
+            if self._late():
                 self.report.complete = False
                 break
             if found:
@@ -100,7 +126,12 @@ class Verifier:
                 swept.append(found)
             else:
                 doubted.add(pack)
+                self.report.within, self.report.offset, self._stop = pack, span.start, span.stop
                 self._check_pack(pack, decode)
+                if self.report.within:
+                    self.report.complete = False
+                    break
+                self.report.packs += span.stop is None
             self._check_parity(pack)
             self.report.cursor = pack
             if progress:
@@ -114,24 +145,45 @@ class Verifier:
             self._tell(problem)
         return self.report
 
-    def _chosen(self, fraction: float) -> list[bytes]:
-        packs = sorted(pack for pack in self.view.packs if pack > self.report.cursor)
-        if fraction >= 1:
-            return packs
-        self.report.complete = False
-        dice = random.Random(self.view.store.random(8))
-        return [pack for pack in packs if dice.random() < fraction]
+    def _late(self) -> bool:
+        return self._end is not None and self.view.store.now() >= self._end
 
-    def _swept(self, packs: list[bytes], decode: bool) -> Iterator[tuple[bytes, Swept | None]]:
+    def _chosen(self, fraction: float, anywhere: bool) -> list[Span]:
+        """What to check, in this order."""
+        dice = random.Random(self.view.store.random(8))
+        packs = sorted(pack for pack in self.view.packs if pack > self.report.cursor)
+        if fraction < 1:
+            self.report.complete = False
+            packs = [pack for pack in packs if dice.random() < fraction]
+        if anywhere and packs:
+            return self._round(packs, dice)
+        return [Span(pack, self.report.offset if pack == self.report.within else 0) for pack in packs]
+
+    def _round(self, packs: list[bytes], dice: random.Random) -> list[Span]:
+        """All of them from a random byte of a random one on, and round to there again."""
+        at = dice.randrange(len(packs))
+        first = packs[at]
+        try:
+            byte = dice.randrange(max(1, self.view.pack(first).size))
+        except (FormatError, FileNotFoundError):  # which the check will say
+            byte = 0
+        others = [*packs[at + 1 :], *packs[:at]]
+        return [Span(first, byte), *map(Span, others), *([Span(first, 0, byte)] if byte else [])]
+
+    def _swept(self, spans: list[Span], decode: bool) -> Iterator[tuple[Span, Swept | None]]:
         """Packs, proved sound at a sweep or not; with ``decode`` every record is read anyway."""
         sweep = None
         if not decode:
             with suppress(FormatError):  # an index is damaged: then record by record
                 sweep = Sweep(self.view)
-        yield from sweep.run(packs) if sweep else ((pack, None) for pack in packs)
+        if sweep is None:
+            yield from ((span, None) for span in spans)
+        else:
+            yield from ((Span(pack), found) for pack, found in sweep.run([span.pack for span in spans]))
 
     def _check_pack(self, pack: bytes, decode: bool) -> None:
-        self.report.packs += 1
+        """Its records from the report's ``offset`` on. Where time is up before the last, the report stays ``within`` the pack."""
+        start = self.report.offset
         try:
             file = self.view.store.open(f"packs/{pack.hex()}")
             if Pack(file.read, file.size).verify() != pack:
@@ -139,9 +191,15 @@ class Verifier:
         except FormatError as exc:
             self._wrong("pack", pack.hex(), str(exc))
         except FileNotFoundError:
-            return  # a collector was here
+            return self._pass(b"")  # a collector was here
         waiting: list[Found] = []
+        read = 0
         for item in self._records(pack):
+            read += 1
+            if item.location.offset < start:
+                continue
+            if self._stop is not None and item.location.offset >= self._stop:
+                break
             self.report.records += 1
             self._check_found(item)
             if decode and item.record.id is not None and not self._erased(item):
@@ -149,7 +207,23 @@ class Verifier:
                 if len(waiting) == DECODE_RECORDS:
                     self._decode(waiting)
                     waiting = []
+                    self._pass(pack, item.location.offset + 1)
+                    if self._progress:
+                        self._progress(self.report)
+                    if self._late():
+                        return
         self._decode(waiting)
+        if self._stop is None:
+            self._count(pack, read)
+        self._pass(b"")
+
+    def _count(self, pack: bytes, read: int) -> None:
+        """What its footer says the pack has, against what was read. One without a footer is told of as a problem."""
+        with suppress(FormatError, FileNotFoundError):
+            self.report.unreadable += self.view.pack(pack).count() - read
+
+    def _pass(self, pack: bytes, offset: int = 0) -> None:
+        self.report.within, self.report.offset = pack, offset
 
     def _erased(self, item: Found) -> bool:
         return item.record.id is not None and self.archive.keys.gone(item.context, item.record.id)

@@ -56,8 +56,10 @@ def erase(
         raise UsageError("expected either --name NAME or --all")
     opened = Archive.open(place, [], key=secret())
     if not (dry_run or yes):
+        found = opened.erase(tenant, name, dry_run=True)  # what cannot be erased is not asked about
         what = f"session {name!r}" if name is not None else "everything"
-        click.confirm(f"Erase {what} of tenant {tenant!r}? This cannot be undone", abort=True, err=True)
+        question = f"Erase {what} of tenant {tenant!r}, versions: {found.versions}? This cannot be undone"
+        click.confirm(question, abort=True, err=True)
     done = opened.erase(tenant, name, dry_run=dry_run)
     write_text(json.dumps(asdict(done)) if as_json else as_text(done, dry_run))
 

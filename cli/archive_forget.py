@@ -79,6 +79,7 @@ def forget(
         versions = pick(versions, number)
     if not dry_run and versions:
         archive.forget(versions)
+        versions = [dataclasses.replace(version, forgotten=True) for version in versions]
     _show_all(versions, "forgotten", "forget", dry_run, as_json)
 
 
@@ -131,6 +132,7 @@ def undelete(
         versions += pick(_forgotten(archive, name, tenant), number)
     if not dry_run:
         archive.restore(versions)
+        versions = [dataclasses.replace(version, forgotten=False) for version in versions]
     _show_all(versions, "brought back", "bring back", dry_run, as_json)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DAMAGED = 3  # exit code
 MAX_STATE = 1 << 26  # bytes
+COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
 
 
 @click.command(
@@ -84,10 +85,14 @@ def verify(
         else open_plain(place)
     )
     file = None if state is None else State(state, archive, decode)
-    with Progress("verify", unit="packs", shown=wanted(progress)) as bar:
+    before = file.load() if file else None
+    seen = before.records if before else 0
+    with Progress("verify", unit="records", shown=wanted(progress)) as bar:
 
         def note(report: "Report") -> None:
-            bar.add(1)
+            nonlocal seen
+            bar.add(report.records - seen)
+            seen = report.records
             if file:
                 file.save(report)
 
@@ -95,7 +100,7 @@ def verify(
             decode=decode,
             fraction=fraction,
             max_seconds=max_seconds,
-            resume=file.load() if file else None,
+            resume=before,
             progress=note,
         )
     if file and report.complete:
@@ -106,7 +111,7 @@ def verify(
 
 
 class State:
-    """How far a run came, in a file: written whole after each pack, so that a kill costs one pack.
+    """How far a run came, in a file: written whole after each pack and after some segments that were decoded, so that a kill costs no more.
 
     Raises UsageError where the file is another archive's or a run's of another kind, CorruptError where it is none.
     """
@@ -129,9 +134,10 @@ class State:
         try:
             with self.path.open("rb") as source:
                 found = json.loads(source.read(MAX_STATE))
-            counts = {key: int(found[key]) for key in ("packs", "records", "decoded", "undecoded")}
+            counts = {key: int(found.get(key, 0)) for key in COUNTS}
             problems = [Problem(*map(str, row)) for row in found["problems"]]
             cursor, bad = bytes.fromhex(found["cursor"]), {bytes.fromhex(b) for b in found["bad"]}
+            within, offset = bytes.fromhex(found.get("within", "")), int(found.get("offset", 0))
             mark = {key: found[key] for key in self.mark}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
             raise CorruptError(f"{self.path} is not the state of a verify: remove it to start anew") from exc
@@ -139,7 +145,7 @@ class State:
             raise UsageError(
                 f"{self.path} is of another archive, or of a run with another --decode: name another file"
             )
-        report = Report(problems=problems, cursor=cursor, bad=bad)
+        report = Report(problems=problems, cursor=cursor, within=within, offset=offset, bad=bad)
         for key, value in counts.items():
             setattr(report, key, value)
         return report
@@ -147,9 +153,10 @@ class State:
     def save(self, report: "Report") -> None:
         """Replace the file."""
         found: dict[str, Any] = dict(self.mark)
-        found |= {key: getattr(report, key) for key in ("packs", "records", "decoded", "undecoded")}
+        found |= {key: getattr(report, key) for key in COUNTS}
         found["problems"] = [[p.kind, p.name, p.what] for p in report.problems]
-        found |= {"cursor": report.cursor.hex(), "bad": sorted(b.hex() for b in report.bad)}
+        found |= {"cursor": report.cursor.hex(), "within": report.within.hex(), "offset": report.offset}
+        found["bad"] = sorted(b.hex() for b in report.bad)
         self.output.write([json.dumps(found).encode() + b"\n"])
 
     def remove(self) -> None:
@@ -164,10 +171,15 @@ def _print(report: "Report", as_json: bool) -> None:
     for version in report.lost:
         text = f"lost: {version.tenant}  {version.name}  version {version.number}"
         show({"lost_session": facts(version)}, text, as_json)
-    counts = {"packs": report.packs, "records": report.records, "decoded": report.decoded}
-    counts |= {"undecoded": report.undecoded, "problems": len(report.problems), "lost": len(report.lost)}
+    counts = {key: getattr(report, key) for key in COUNTS}
+    counts |= {"problems": len(report.problems), "lost": len(report.lost)}
     found = counts | {"complete": report.complete, "sound": report.sound}
     state = "sound" if report.sound else "DAMAGED"
     extent = "all of it" if report.complete else "a part of it"
     text = f"{state}, {extent}: " + ", ".join(f"{value:,} {key}" for key, value in counts.items())
     show(found, printable(text), as_json)
+    if report.unreadable and not as_json:
+        click.echo(
+            "sessions whose own records cannot be read are not among the lost: see pltz archive repair --dry-run",
+            err=True,
+        )

@@ -83,10 +83,10 @@ def compress(
 ) -> None:
     """Freeze the sessions of INPUT... into one .pltz file, or with --archive into an archive.
 
-    INPUT is JSONL (one chat a line: {"messages": [...]}, ShareGPT, or any JSON), a text file (one
-    session), or token ids as JSON; plain or zstd-packed; - is stdin. Every session is decoded back and
-    compared before the file is written. The file appears whole or not at all, and inputs are never
-    modified.
+    INPUT is JSONL (one chat a line: {"messages": [...]}, ShareGPT, or any JSON), a JSON document, a text file (one
+    session), or token ids (a .npy file, or lists of numbers with --format ids); plain, .gz or .zst; a folder of these;
+    - is stdin. Every session is decoded back and compared before the file is written. The file appears whole or not at
+    all, and inputs are never modified.
 
     With --target the token ids that model would see are kept instead of the chat: rendered by its chat
     template, coded through a bridge, and thawed only into that model.

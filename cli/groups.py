@@ -19,6 +19,8 @@ import click
 from pltz.cli.output import printable
 from pltz.plt_codec.errors import PltzError
 
+SENTENCE = 200  # characters
+
 EXIT_CODES = (
     ("0", "done"),
     ("1", "interrupted, or the machine failed: disk full, no permission, out of memory"),
@@ -32,7 +34,15 @@ EXIT_CODES = (
 )
 
 
-class Command(click.Command):
+class Whole(click.Command):
+    """A command whose line in the help of its group is a whole sentence, however wide the terminal."""
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """The short help, or the first sentence; click would cut it off after some 50 characters."""
+        return super().get_short_help_str(SENTENCE)
+
+
+class Command(Whole):
     """A click command whose help ends with examples and exit codes.
 
     Args:
@@ -52,7 +62,7 @@ class Command(click.Command):
         write_exit_codes(formatter)
 
 
-class Group(click.Group):
+class Group(Whole, click.Group):
     """A click group that keeps its commands in the order they were written."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -60,7 +70,7 @@ class Group(click.Group):
         return list(self.commands)
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Whole, click.Group):
     """A click group that imports a command when it is asked for.
 
     Args:

@@ -9,6 +9,7 @@ import click
 
 from pltz.cli import options
 from pltz.cli.archive_key import key_options, secret
+from pltz.cli.archive_options import open_archive
 from pltz.cli.groups import Command, Group
 from pltz.cli.output import write_text
 from pltz.cli.progress import Progress, wanted
@@ -101,6 +102,8 @@ def drain(
     from pltz.archive.hooks.worker import Drained
     from pltz.archive.hooks.worker import drain as run
 
+    if Path(journal).is_dir():
+        open_archive(place, None)  # an empty journal would not ask for it
     with Progress("drain", unit="sessions", shown=wanted(progress)) as bar:
         shown = 0
 

@@ -45,7 +45,12 @@ def cpu_name() -> str:
 
 
 def engine_name(coder: object) -> str:
-    """``torch``, ``cuda``, or ``compiled`` and the instructions it chose."""
+    """``torch``, ``cuda``, or ``compiled`` and the instructions it chose; for None what a codec takes on this machine's processor."""
+    if coder is None:
+        from pltz.plt_codec.native import KERNEL_VARIABLE, kernels
+
+        found = kernels()
+        return f"compiled, {os.environ.get(KERNEL_VARIABLE) or found[0]}" if found else "torch"
     if type(coder).__module__.startswith("pltz.plt_codec.cuda"):
         return "cuda"
     kernel = getattr(coder, "kernel", None)

@@ -140,7 +140,8 @@ class Result:
     tokens: int
     kv_bytes: int
     timings: dict[str, float]
-    continuation: str | None
+    continuation: str | None  # without the mark that ends it
+    ended: bool  # by the target itself, before its N tokens
     hot_tokens: int | None
 
     @classmethod
@@ -150,13 +151,14 @@ class Result:
         """Let the target write ``more`` tokens and gather the figures; loading is not part of a thaw."""
         timings = {"load (once)": load_ms} | thawed.timings
         kv_bytes = model.kv_bytes(len(thawed.token_ids))
-        text = None
+        text, ended = None, False
         if more:
             start = time.perf_counter()
             new = model.generate(thawed.cache, thawed.token_ids, more, logits=thawed.logits)
             timings["continue"] = 1e3 * (time.perf_counter() - start)
-            text = model.decode(new)
-        return cls(len(thawed.token_ids), kv_bytes, timings, text, hot_tokens)
+            ended = bool(new) and new[-1] in model.eos_ids
+            text = model.decode(new[:-1] if ended else new)
+        return cls(len(thawed.token_ids), kv_bytes, timings, text, ended, hot_tokens)
 
     def as_json(self) -> dict[str, Any]:
         """The figures as JSON."""
@@ -166,6 +168,7 @@ class Result:
             "kv_bytes": self.kv_bytes,
             **timings,
             "continuation": self.continuation,
+            "ended": self.ended,
             **({} if self.hot_tokens is None else {"hot_tokens": self.hot_tokens}),
         }
 
@@ -175,4 +178,10 @@ class Result:
         if self.hot_tokens is not None:
             rows.append(("hot", f"{self.hot_tokens:,} tokens"))
         rows += [(stage, f"{ms:,.1f} ms") for stage, ms in self.timings.items()]
-        return pairs(rows, indent="") + (f"\n\n{self.continuation}" if self.continuation is not None else "")
+        return pairs(rows, indent="") + ("" if self.continuation is None else f"\n\n{self._says()}")
+
+    def _says(self) -> str:
+        """The continuation under a heading; a target that ends its turn at once says nothing, and that is said."""
+        if not self.continuation:
+            return "says nothing: it ends its turn at once" if self.ended else "says nothing"
+        return f"says next{' and ends its turn' if self.ended else ''}:\n\n{self.continuation}"

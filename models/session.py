@@ -221,20 +221,26 @@ def _raw_line(text: bytes) -> bytes:
 def content_bytes(session: Session) -> int:
     """Raw size of a session's content: what ratios are taken against.
 
-    The UTF-8 bytes of all message texts of a chat, the bytes of a text, 4 bytes for each of ids.
+    The UTF-8 bytes of all message texts of a chat, the bytes of a text, 4 bytes for each of ids. JSON that is no chat is all content: the
+    UTF-8 bytes of its shortest text.
 
     >>> content_bytes(Session("chat", {"messages": [{"role": "user", "content": "h\\u00e9"}]}))
     3
+    >>> content_bytes(Session("chat", {"prompt": "1 + 1", "answer": 2}))
+    31
     """
     if session.kind == "text":
         return len(session.value)
     if session.kind == "ids":
         return ID_BYTES * len(session.value)
     value = session.value
-    if isinstance(value, dict):
-        value = value.get("messages", value.get("conversations"))
-    messages = value if isinstance(value, list) else []
-    return sum(_text_bytes(m.get("content", m.get("value"))) for m in messages if isinstance(m, dict))
+    messages = value.get("messages", value.get("conversations")) if isinstance(value, dict) else value
+    if isinstance(messages, list) and (not messages or any(isinstance(m, dict) for m in messages)):
+        return sum(_text_bytes(m.get("content", m.get("value"))) for m in messages if isinstance(m, dict))
+    try:
+        return len(json_value.dump(value).encode("utf-8", "surrogatepass"))
+    except ContentError:
+        return 0  # no JSON: refused where it is frozen
 
 
 def _text_bytes(content: Any) -> int:

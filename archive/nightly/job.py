@@ -197,7 +197,7 @@ class _Job:
         assert wanted is not None
         archive = self.freezer.open().archive
         share = max(wanted.share, min(1.0, LEAST_PACKS / max(1, len(archive.view.packs))))
-        found = archive.verify(decode=True, fraction=share, max_seconds=wanted.max_seconds)
+        found = archive.verify(decode=True, fraction=share, max_seconds=wanted.max_seconds, anywhere=True)
         return {
             "sound": found.sound,
             "packs": found.packs,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pltz.archive import sessions
-from pltz.archive.codec import BundleCodec, Plain
+from pltz.archive.codec import BundleCodec, BytesCodec, Plain
 from pltz.archive.keys import Secret
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.models.bundle import Bundle, write_bundle
@@ -50,6 +50,27 @@ def test_a_segment_is_encoded_once_after_its_tower_and_once_alone(
         after = {(new, ids[count - 132 : count - 100].tobytes())} if count > 100 else set()
         assert sorted(asked) == sorted({(new, b""), *after})
     assert cold.get("s").value.tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_session_that_has_not_changed_is_coded_by_nobody(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool
+) -> None:
+    """Neither to be stored nor to be compared: a nightly put of what is there already was coded by zstd at its slowest."""
+    monkeypatch.setattr(sessions._Way, "fits", lambda way, sizes: way.codec == plain or not sizes)
+    cold = SessionArchive.create(tmp_path / "cold", [bundle])
+    item = Item("s", Session("chat", {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}))
+    [first] = cold.put([item])
+    assert first.by_model != plain
+
+    def refuse(codec: object, batch: Sequence[Plain]) -> list[bytes]:
+        assert not batch
+        return []
+
+    monkeypatch.setattr(BundleCodec, "encode", refuse)
+    monkeypatch.setattr(BytesCodec, "encode", refuse)
+    [again] = cold.put([item])
+    assert again.receipt is not None and again.receipt.unchanged and again.by_model == first.by_model
 
 
 def test_a_sealed_session_that_grew_adds_what_is_new(bundle: Bundle, tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ def test_forget_and_undelete(run: Run, cold: Path, put: Put) -> None:
     assert len(lines(run("archive", "ls", cold, "--history", "--json"))) == 4
     gone = lines(run("archive", "forget", cold, "--keep-last", 1, "--json"))
     assert [v["id"] for v in gone] == [v["id"] for v in dry]
+    assert {v["forgotten"] for v in dry} == {False} and {v["forgotten"] for v in gone} == {True}
     assert [v["version"] for v in lines(run("archive", "ls", cold, "--history", "--json"))] == [3, 1]
     back = lines(run("archive", "undelete", cold, "s", "--version", 2, "--json"))
-    assert [v["version"] for v in back] == [2]
+    assert [(v["version"], v["forgotten"]) for v in back] == [(2, False)]
     assert run("archive", "forget", cold, "s").exit_code == 0
     missing = run("archive", "get", cold, "s")
     assert missing.exit_code == 8 and "forgotten" in missing.stderr

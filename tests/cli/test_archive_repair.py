@@ -80,7 +80,8 @@ def test_repair_beyond_the_budget_names_the_lost_and_exits_with_3(cold: Path, ke
 
 def test_erase_asks_and_proves(cold: Path, key: Path, run: Run) -> None:
     call = ("erase", cold, "--tenant", "acme", "--name", "a", "--key-file", key)
-    assert run(*call, input="n\n").exit_code == 1 and len(names(cold, key)) == 3
+    asked = run(*call, input="n\n")
+    assert asked.exit_code == 1 and "versions: 1?" in asked.output and len(names(cold, key)) == 3
     assert "1 versions would be erased" in run(*call, "--dry-run").output
     done = run(*call, "--yes")
     assert done.exit_code == 0 and "proof: 1 records read" in done.output
@@ -96,6 +97,8 @@ def test_calls_that_are_refused(cold: Path, key: Path, tmp_path: Path, run: Run)
     for args, code, words in (
         (("erase", cold, "--tenant", "t", "--all", "--key-file", other, "--yes"), 4, "not the key"),
         (("erase", cold, "--tenant", "t", "--all", "--yes"), 2, "without any"),
+        (("erase", cold, "--tenant", "t", "--all"), 2, "without any"),  # said before it is asked about
+        (("erase", cold, "--tenant", "t", "--all", "--key-file", key), 8, "no tenant"),
         (("erase", cold, "--tenant", "t", "--yes"), 2, "--name NAME or --all"),
         (("erase", cold, "--tenant", "t", "--all", "--key-file", key, "--passphrase"), 2, "one of"),
         (("repair", tmp_path / "nothing"), 2, "no archive"),

@@ -136,3 +136,9 @@ def test_readme_commands_parse() -> None:
     for words in lines:
         path = next(path for path in LEAVES if words[1 : 1 + len(path)] == list(path))
         LEAVES[path].make_context("pltz", words[1 + len(path) :])
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=map(" ".join, COMMANDS))
+def test_the_line_in_the_list_of_commands_is_a_whole_one(command: click.Command) -> None:
+    """At a limit of 45 characters click left half sentences: "with all tags, by..."."""
+    assert re.search(r"[\w)>\"]\.$", command.get_short_help_str(45)), command.get_short_help_str(45)

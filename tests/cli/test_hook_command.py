@@ -9,7 +9,8 @@ from click.testing import Result
 
 from pltz.archive.hooks.hook import EvictionHook, HookSettings
 from pltz.archive.hooks.lock import FileLocks
-from pltz.cli import bench_hook
+from pltz.cli import bench_hook, machine
+from pltz.plt_codec import native
 
 Run = Callable[..., Result]
 
@@ -40,6 +41,10 @@ def test_status_then_drain_then_nothing(run: Run, journal: Path, tmp_path: Path)
     assert json.loads(got.output) == [1, 2, 3, 4]
     again = run("hook", "drain", journal, "--archive", cold)
     assert again.exit_code == 0 and "0 sessions stored" in again.output
+    wrong = run("hook", "drain", journal, "--archive", tmp_path / "clod")
+    assert wrong.exit_code == 2 and "no archive" in wrong.output, (
+        "nothing waits, and a wrong name is told all the same"
+    )
 
 
 def test_a_busy_journal(run: Run, journal: Path, tmp_path: Path) -> None:
@@ -63,6 +68,15 @@ def test_there_must_be_a_journal_and_an_archive(
 
 
 FORMS = "list", "numpy", "torch", "bytes"
+
+
+def test_the_engine_of_a_benchmark_without_a_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was torch whatever the machine had, in what bench archive, hook and nightly keep."""
+    monkeypatch.delenv(native.KERNEL_VARIABLE, raising=False)
+    monkeypatch.setattr(native, "kernels", lambda: ["vnni", "plain"])
+    assert machine.engine_name(None) == "compiled, vnni"
+    monkeypatch.setattr(native, "kernels", list)
+    assert machine.engine_name(None) == "torch"
 
 
 def test_bench_hook_on_a_small_run(

@@ -3,14 +3,16 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from click.testing import Result
+from click.testing import Result as Done
 
+from pltz.cli.thaw import Result
 from pltz.plt_codec.container import Reader, pack
 from pltz.plt_codec.header import Header
 
-Run = Callable[..., Result]
+Run = Callable[..., Done]
 
 
 def test_figures_and_continuation(run: Run, frozen: Path) -> None:
@@ -23,6 +25,32 @@ def test_figures_and_continuation(run: Run, frozen: Path) -> None:
     )
     assert {"load_ms", "read_ms", "decode_ms", "prefill_ms", "total_ms", "continue_ms"} <= found.keys()
     assert isinstance(found["continuation"], str)
+
+
+@pytest.mark.parametrize(
+    ("text", "ended", "shown"),
+    [
+        ("Hello.", False, "says next:\n\nHello."),
+        ("Hello.", True, "says next and ends its turn:\n\nHello."),
+        ("", True, "says nothing: it ends its turn at once"),
+        (None, False, "read    1.0 ms"),
+    ],
+)
+def test_what_is_said_is_not_mistaken_for_a_mark(text: str | None, ended: bool, shown: str) -> None:
+    """The session of README's example ends with an answer: all that its target said was a bare <|user|>."""
+    assert Result(1, 1, {"read": 1.0}, text, ended, None).text().endswith(shown)
+
+
+def test_the_mark_that_ends_a_turn_is_no_text() -> None:
+    model = SimpleNamespace(
+        kv_bytes=lambda n: n,
+        eos_ids={9},
+        decode=lambda ids: "".join(map(str, ids)),
+        generate=lambda *a, **k: [4, 2, 9],
+    )
+    thawed = SimpleNamespace(token_ids=[1], timings={}, cache=None, logits=None)
+    found = Result.of(thawed, model, 5, 0.0).as_json()  # type: ignore[arg-type]
+    assert (found["continuation"], found["ended"]) == ("42", True)
 
 
 def test_text(run: Run, frozen: Path) -> None:

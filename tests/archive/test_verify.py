@@ -1,0 +1,103 @@
+"""Verify with little time: packs that take longer to decode than a run may, and runs that never see the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from pltz.archive import verify
+from pltz.archive.archive import Archive
+from pltz.archive.codec import Coded, Plain
+from pltz.archive.identity import Tokens
+from pltz.archive.new_session import NewSession
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import DirectoryStore
+from pltz.archive.verify import Report
+from tests.archive.conftest import ZlibCodec
+
+SESSIONS = 12  # of a segment each
+
+
+class SlowCodec(ZlibCodec):
+    """Takes a second for each segment that it decodes, and knows which these were."""
+
+    def __init__(self, disk: SimDisk):
+        super().__init__()
+        self.disk = disk
+        self.seen: list[int] = []
+
+    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        found = super().decode(batch)
+        self.disk.clock += len(batch)
+        self.seen += [int(tokens[0]) for tokens in found]
+        return found
+
+
+@pytest.fixture
+def slow(disk: SimDisk) -> SlowCodec:
+    return SlowCodec(disk)
+
+
+@pytest.fixture
+def cold(disk: SimDisk, slow: SlowCodec, monkeypatch: pytest.MonkeyPatch) -> Archive:
+    """All sessions in one pack, whose segments are decoded two at a time."""
+    made = Archive.create(DirectoryStore(disk), [slow])
+    made.put([NewSession(f"s{n}", [np.array([n, n + 1])]) for n in range(SESSIONS)])
+    monkeypatch.setattr(verify, "DECODE_RECORDS", 2)
+    slow.seen.clear()
+    return made
+
+
+def test_time_is_up_within_a_pack(cold: Archive, slow: SlowCodec) -> None:
+    """Five seconds of a pack of twelve: the batch in which time is up is the last."""
+    report = cold.verify(decode=True, max_seconds=5)
+    assert report.decoded == len(slow.seen) == 6
+    assert not report.complete and report.packs == 0 and report.sound
+
+
+def test_runs_go_on_within_a_pack(cold: Archive, slow: SlowCodec) -> None:
+    """No segment is decoded twice, none is left out, and the sum is that of one long run."""
+    report, runs = Report(), 0
+    while not (runs and report.complete):
+        report.complete = True
+        report = cold.verify(decode=True, max_seconds=5, resume=report)
+        runs += 1
+    assert runs == 3 and sorted(slow.seen) == list(range(SESSIONS))
+    whole = cold.verify(decode=True)
+    assert (report.packs, report.records, report.decoded) == (whole.packs, whole.records, whole.decoded)
+
+
+def test_a_pack_says_how_far_it_is(cold: Archive) -> None:
+    told: list[int] = []
+    cold.verify(decode=True, progress=lambda report: told.append(report.decoded))
+    assert told[0] == 2 and told[-1] == SESSIONS and len(told) > SESSIONS // 2
+
+
+def test_short_runs_from_anywhere_see_all_in_time(cold: Archive, slow: SlowCodec) -> None:
+    """Nights of four seconds: begun at the first record, each would decode the same four of twelve segments."""
+    for _ in range(60):
+        assert not cold.verify(decode=True, max_seconds=3, anywhere=True).complete
+    assert sorted(set(slow.seen)) == list(range(SESSIONS))
+
+
+def test_a_long_run_from_anywhere_sees_all_once(cold: Archive, slow: SlowCodec) -> None:
+    for _ in range(5):
+        slow.seen.clear()
+        report = cold.verify(decode=True, anywhere=True)
+        assert sorted(slow.seen) == list(range(SESSIONS))
+        assert report.complete and report.packs == 1 and report.decoded == SESSIONS
+
+
+def test_a_session_that_lost_its_name_is_counted(archive: Archive, disk: SimDisk) -> None:
+    """A session's name stands in the record of its last segment: where that is damaged no name is lost, and "0 lost" was all there was to see."""
+    archive.put([NewSession("gone", [np.arange(50)])])
+    place = archive.version("gone").location
+    pack = f"packs/{place.pack.hex()}"
+    data = bytearray(disk.read(pack, 0, 1 << 20))
+    bits = ZlibCodec().encode([Plain(np.arange(50), np.arange(0))])[0]
+    data[data.index(bits) + 3] ^= 1
+    disk.overwrite(pack, bytes(data))
+    report = Archive.open(DirectoryStore(disk), [ZlibCodec()]).verify()
+    assert not report.lost and report.unreadable == 1 and not report.sound
