@@ -25,6 +25,7 @@ from pltz.archive.layout import lay_out
 from pltz.archive.places import Places
 from pltz.archive.record import PARENT_BACK, Place, Raw, Record
 from pltz.archive.sums import Sums
+from pltz.archive.window import Window
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
 from pltz.plt_codec.varint import read_varint, write_varint
 
@@ -44,7 +45,7 @@ MAX_TIME = (1 << 62) - 1  # seconds since 1970
 MAX_CONTEXTS, MAX_PARENTS = 4096, 65536
 MANY_CHILDREN = 9  # then 16 bytes in the table are fewer than the distances back to the parent
 MAX_RECORDS = 1 << 22  # of a pack; new ones have 2^20 at most, since `Builder.fill` counts 64 bytes for each
-RUN, RUN_BYTES = 1024, 4 << 20  # records and bytes read side by side
+RUN = 1024  # records read side by side
 FIRST_READ = 2048  # bytes read at once for a record
 # bytes behind damage looked through at once, doubled from the one to the other
 FIRST_SEARCH, MOST_SEARCH = 256, 1 << 20
@@ -278,7 +279,7 @@ class Pack:
         """All records in order, as (offset, record), and what lies between them that is none.
 
         A record whose parent stood in damaged bytes counts as damage itself: nothing says what it continues. What is behind record
-        MAX_RECORDS is not looked at. In memory at once: `RUN_BYTES`, or the largest record, and 20 bytes a segment.
+        MAX_RECORDS is not looked at. In memory at once: `window.AT_HAND`, or the largest record, and 20 bytes a segment.
         """
         for run in self.runs():
             if isinstance(run, Damage):
@@ -442,33 +443,6 @@ class Pack:
         contexts, parents = _read_table(table)
         sealed = frozenset(n for n, c in enumerate(contexts) if c.cipher)
         return Head(epoch, time, salt, contexts, parents, HEADER.size + table_size, sealed)
-
-
-class Window:
-    """A stretch of a pack as if it were in memory: ``data[a:b]`` is read where it is not at hand, which is what `move` read last."""
-
-    def __init__(self, read: Reader, begin: int, end: int):
-        self._read, self._begin, self._size = read, begin, end - begin
-        self._at, self._data = 0, memoryview(b"")
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, part: slice, /) -> memoryview:
-        begin, end, _ = part.indices(self._size)
-        if self._at <= begin and end <= self._at + len(self._data):
-            return self._data[begin - self._at : max(begin, end) - self._at]
-        return memoryview(exactly(self._read, self._begin + begin, max(0, end - begin)))
-
-    def at_hand(self, at: int) -> memoryview:
-        """What is at hand from ``at`` on, which may be nothing."""
-        return self._data[at - self._at :] if at >= self._at else self._data[:0]
-
-    def move(self, at: int) -> memoryview:
-        """Have at hand what follows ``at``, `RUN_BYTES` or less. Raises CorruptError where the file was cut off."""
-        self._at, self._data = at, memoryview(b"")
-        self._data = self[at : at + RUN_BYTES]
-        return self._data
 
 
 def _chain(data: memoryview) -> tuple[list[int], int]:
