@@ -32,6 +32,7 @@ HEADERS = (
     "kernel_body",
     "avx512",
     "amx_attend",
+    "tiles",
 )
 FLAGS = ["-O3", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
 EXTRA = os.environ.get("PLTZ_CFLAGS", "").split()

@@ -9,10 +9,13 @@
 #include "kernel.h"
 
 #if defined(PLTZ_X86)
-#if defined(__clang__)
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,amx-tile,amx-int8")))
+#define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi"
+#if defined(PLTZ_TILES_IN_C)
+#define TARGET __attribute__((target(AVX512)))
+#elif defined(__clang__)
+#define TARGET __attribute__((target(AVX512 ",amx-tile,amx-int8")))
 #else
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,amx-tile,amx-int8,prefer-vector-width=512")))
+#define TARGET __attribute__((target(AVX512 ",amx-tile,amx-int8,prefer-vector-width=512")))
 #endif
 #define SIGNED_KEYS 1
 #include "avx512.h"
@@ -23,9 +26,13 @@
 #include <unistd.h>
 #endif
 
+#if defined(PLTZ_TILES_IN_C)
+#include "tiles.h"
+#else
 /* The intrinsics of some compilers do not say that these read and write memory, which lets stores move past them. */
 #define LOAD(n, at, stride) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #n ::"r"(at), "r"((size_t)(stride)) : "memory")
 #define STORE(n, at, stride) __asm__ volatile("tilestored %%tmm" #n ", (%0,%1,1)" ::"r"(at), "r"((size_t)(stride)) : "memory")
+#endif
 
 #define scores vnni_scores
 #define mix vnni_mix
@@ -138,14 +145,18 @@ TARGET static void multiply_here(const Product *p, Scratch *s) {
 /* The processor has it and the kernel of the system grants the state of its tiles to this process. */
 static int supported(void) {
 #if defined(__linux__) && defined(SYS_arch_prctl)
-    unsigned a, b, c, d;
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl") ||
-        !__builtin_cpu_supports("avx512vnni") || !__builtin_cpu_supports("avx512vbmi") ||
-        !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d >> 24 & 3) != 3) {
+        !__builtin_cpu_supports("avx512vnni") || !__builtin_cpu_supports("avx512vbmi")) {
         return 0;
     }
+#if defined(PLTZ_TILES_IN_C)
+    return 1;
+#else
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d >> 24 & 3) != 3) return 0;
     return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */) == 0;
+#endif
 #else
     return 0;
 #endif
@@ -162,7 +173,11 @@ TARGET static void begin(void) {
         config.columns[i] = 64;
         config.rows[i] = 16;
     }
+#if defined(PLTZ_TILES_IN_C)
+    (void)config;
+#else
     __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory");
+#endif
 }
 
 TARGET static void end(void) { _tile_release(); }

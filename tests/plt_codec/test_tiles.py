@@ -1,0 +1,52 @@
+"""The kernel for AMX with its tiles in plain C (native/tiles.h), for machines that have AVX-512 and no AMX: test_native.py on such a build.
+
+The wide shapes are left out: a tile in C takes a thousand times longer.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pltz.plt_codec.native import available, kernels
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(path for path in (ROOT / "plt_codec" / "native").glob("*.c") if path.stem != "module")
+FLAGS = [
+    "-O2",
+    "-std=c11",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-DPLTZ_TILES_IN_C",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not available() or "vnni" not in kernels(), reason="needs AVX-512 and the compiled engine"
+)
+def test_the_amx_kernel_codes_as_the_reference_does(tmp_path: Path) -> None:
+    compiler = shutil.which(os.environ.get("CC", "gcc"))
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    library = tmp_path / "_native.so"
+    subprocess.run([compiler, *FLAGS, *map(str, SOURCES), "-o", str(library), "-lm"], check=True, timeout=300)
+    environment = {**os.environ, "PLTZ_NATIVE": str(library), "OMP_NUM_THREADS": "1"}
+    asked = [sys.executable, "-c", "from pltz.plt_codec.native import kernels; print(kernels()[0])"]
+    best = subprocess.run(asked, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    if best.strip() != "amx":
+        pytest.skip("needs the byte permutations of AVX-512 too")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    command += ["-k", "amx and not wide", str(Path(__file__).with_name("test_native.py"))]
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert " passed" in done.stdout
