@@ -227,7 +227,7 @@ def content_bytes(session: Session) -> int:
     >>> content_bytes(Session("chat", {"messages": [{"role": "user", "content": "h\\u00e9"}]}))
     3
     >>> content_bytes(Session("chat", {"prompt": "1 + 1", "answer": 2}))
-    31
+    29
     """
     if session.kind == "text":
         return len(session.value)
