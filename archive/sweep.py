@@ -15,20 +15,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from pltz.archive import columns
 from pltz.archive.columns import Bytes, Columns, Ints
 from pltz.archive.identity import NONE, SIZE
-from pltz.archive.index import SECTIONS, SESSIONS, U64, gather, key_of, key_of_session
+from pltz.archive.index import SECTIONS, SESSIONS, U64, Lookup, gather, key_of, key_of_session
 from pltz.archive.io import File, pieces
 from pltz.archive.pack import Pack
 from pltz.archive.record import PARENT_BACK, PARENT_TABLE, Record
 from pltz.archive.view import View
 from pltz.plt_codec.errors import FormatError
 
-AHEAD = 2  # packs hashed while another is looked at
+AHEAD = 3  # packs hashed while another is looked at
 MOST_BYTES, MOST_RECORDS = (
     128 << 20,
     1 << 20,
@@ -64,20 +65,23 @@ class Room:
 
 
 class Sweep:
-    """Looks at packs beside all entries of the indexes.
-
-    Raises CorruptError where an index is damaged (then nothing can be said at this speed).
-    """
+    """Looks at packs beside all entries of the indexes. Where an index is damaged nothing is proved at this speed."""
 
     def __init__(self, view: View):
         self.view = view
         self._number = {pack: n for n, pack in enumerate(sorted(view.packs))}
         starts = {pack: n << PACK_BITS for pack, n in self._number.items()}
+        self._starts = starts
         self._rooms: list[Room] = []
-        self._entries = []
-        for section in range(len(SECTIONS)):
-            found = gather([*view.indexes.values(), view.tail], section, starts, by_place=True)
-            self._entries.append(found)
+
+    @cached_property
+    def _entries(self) -> list[tuple[U64, U64]] | None:
+        """Keys and addresses of all entries, a section each, by address; None where an index is damaged. Gathered while the first packs are hashed."""
+        indexes: list[Lookup] = [*self.view.indexes.values(), self.view.tail]
+        try:
+            return [gather(indexes, section, self._starts, by_place=True) for section in range(len(SECTIONS))]
+        except FormatError:
+            return None
 
     def run(self, packs: Sequence[bytes]) -> Iterator[tuple[bytes, Swept | None]]:
         """Each pack with what is in it; None: not proved sound. The next ones are hashed meanwhile, which needs no Python."""
@@ -120,7 +124,9 @@ class Sweep:
 
         Raises CorruptError where they are not records.
         """
-        entries = [self._of(name, section) for section in range(len(SECTIONS))]
+        if self._entries is None:
+            return None
+        entries = [self._of(name, *section) for section in self._entries]
         offsets = _distinct(np.sort(np.concatenate([places for _, places in entries])))
         if len(offsets) != count or (count and offsets[0] != pack.begin) or offsets[-1:] >= pack.end:
             return None
@@ -149,9 +155,8 @@ class Sweep:
         needed = ~found.mark & (found.how > 0)
         return Swept(count, _halves(found.id[found.segment]), _once(_halves(parents[needed])))
 
-    def _of(self, name: bytes, section: int) -> tuple[U64, Ints]:
+    def _of(self, name: bytes, keys: U64, places: U64) -> tuple[U64, Ints]:
         """Keys and offsets of a pack's entries, by offset."""
-        keys, places = self._entries[section]
         first = self._number[name] << PACK_BITS
         begin, end = np.searchsorted(places, np.array([first, first + (1 << PACK_BITS)], np.uint64))
         return keys[begin:end], places[begin:end].astype(np.int64) - first

@@ -172,14 +172,11 @@ class Verifier:
 
     def _swept(self, spans: list[Span], decode: bool) -> Iterator[tuple[Span, Swept | None]]:
         """Packs, proved sound at a sweep or not; with ``decode`` every record is read anyway."""
-        sweep = None
-        if not decode:
-            with suppress(FormatError):  # an index is damaged: then record by record
-                sweep = Sweep(self.view)
-        if sweep is None:
+        if decode:
             yield from ((span, None) for span in spans)
         else:
-            yield from ((Span(pack), found) for pack, found in sweep.run([span.pack for span in spans]))
+            found = Sweep(self.view).run([span.pack for span in spans])
+            yield from ((Span(pack), swept) for pack, swept in found)
 
     def _check_pack(self, pack: bytes, decode: bool) -> None:
         """Its records from the report's ``offset`` on. Where time is up before the last, the report stays ``within`` the pack."""
