@@ -98,8 +98,8 @@ class Verifier:
         at a random record and goes round, so that runs which never have the time for all have been everywhere in the end; nothing can
         resume from their reports.
 
-        ``progress`` is called with the report after each pack, and where its segments are decoded in between. Packs are taken in the order of their names; one that was put behind
-        the cursor meanwhile was proved when it was put, and is checked by the next run from the start.
+        ``progress`` is called with the report after each pack, and where its segments are decoded in between. Packs are taken in
+        the order of their names; one that was put behind the cursor meanwhile was proved when it was put, and is checked by the next run from the start.
         Raises StoreError where files cannot be read at all. What is damaged is in the report, not raised.
         """
         try:
@@ -217,7 +217,8 @@ class Verifier:
     def _count(self, pack: bytes, read: int) -> None:
         """What its footer says the pack has, against what was read. One without a footer is told of as a problem."""
         with suppress(FormatError, FileNotFoundError):
-            self.report.unreadable += self.view.pack(pack).count() - read
+            missing = self.view.pack(pack).count() - read
+            self.report.unreadable += max(0, missing)  # a footer that says too few makes up for no other pack
 
     def _pass(self, pack: bytes, offset: int = 0) -> None:
         self.report.within, self.report.offset = pack, offset

@@ -139,7 +139,7 @@ class State:
             cursor, bad = bytes.fromhex(found["cursor"]), {bytes.fromhex(b) for b in found["bad"]}
             within, offset = bytes.fromhex(found.get("within", "")), int(found.get("offset", 0))
             mark = {key: found[key] for key in self.mark}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
             raise CorruptError(f"{self.path} is not the state of a verify: remove it to start anew") from exc
         if mark != self.mark:
             raise UsageError(

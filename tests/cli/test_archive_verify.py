@@ -80,7 +80,8 @@ def test_verify_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize(
-    ("content", "code"), [(b"", 3), (b"{}", 3), (b"[1]", 3), (b"\xff", 3), (b'{"archive": 1' * 9, 3)]
+    ("content", "code"),
+    [(b"", 3), (b"{}", 3), (b"[1]", 3), (b"\xff", 3), (b'{"archive": 1' * 9, 3), (b'{"packs": 1e999}', 3)],
 )
 def test_a_state_file_that_is_none(run: Run, cold: Path, tmp_path: Path, content: bytes, code: int) -> None:
     state = tmp_path / "state.json"
