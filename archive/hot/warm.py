@@ -280,7 +280,7 @@ def _decode(data: torch.Tensor, space: bytes, segment: bytes) -> Warm:
             raise CorruptError("a file of another format, target or segment")
         parent, start, born = bytes.fromhex(meta["parent"]), int(meta["start"]), float(meta["born"])
         tensors = _tensors(header, data[end:])
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
+    except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
         raise CorruptError(f"not the header of a warm file ({exc})") from exc
     if len(parent) != SIZE or not 0 <= start <= MAX_TOKENS or not 0 <= born < 1 << 40:
         raise CorruptError("no parent, or a start or a time that cannot be")

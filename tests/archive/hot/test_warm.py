@@ -149,6 +149,7 @@ def put(*place: Any) -> Any:
             or header["checksum"].update(shape=[0], data_offsets=[228, 228])
         ),
         put("__metadata__", "start", "1" + "0" * 4000),
+        put("__metadata__", "start", float("inf")),
         put("__metadata__", "start", str(1 << 31)),
         put("__metadata__", "born", "nan"),
         put("__metadata__", "born", "1e999"),
