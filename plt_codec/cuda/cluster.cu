@@ -141,6 +141,8 @@ struct Sender {
     DEV void put16(int at, uint4 v) const { send16(to + at, v, meeting); }
     DEV void put8(int at, uint2 v) const { send8(to + at, v, meeting); }
     DEV void put4(int at, uint32_t v) const { send4(to + at, v, meeting); }
+    DEV void add(int at, int32_t v) const { send_sum(to + at, v, meeting); }
+    DEV void least(int at, int32_t v) const { send_least(to + at, v, meeting); }
 };
 DEV Sender sender(const Place &p, const void *to) {
     return Sender{peer(to, p.warp), peer(p.meeting + (p.round & 1), p.warp)};

@@ -79,6 +79,13 @@ DEV void send8(uint32_t to, uint2 v, uint32_t meeting) {
 DEV void send4(uint32_t to, uint32_t v, uint32_t meeting) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(v), "r"(meeting) : "memory");
 }
+/* The same, joined with what is there: added to it; the lower of both. */
+DEV void send_sum(uint32_t to, int32_t v, uint32_t meeting) {
+    asm volatile("red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%0], %1, [%2];" ::"r"(to), "r"(v), "r"(meeting) : "memory");
+}
+DEV void send_least(uint32_t to, int32_t v, uint32_t meeting) {
+    asm volatile("red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.min.s32 [%0], %1, [%2];" ::"r"(to), "r"(v), "r"(meeting) : "memory");
+}
 DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 #endif
@@ -402,8 +409,9 @@ DEV void add_weights(const int32_t c[4][4], uint32_t total[2]) {
         total[1] += (uint32_t)(c[j][2] + c[j][3]);
     }
 }
-/* Share of a key, p = rs(w * t, 24) < 2^16, in the upper half of a word. */
+/* Share of a key, p = rs(w * t, 24) < 2^16, in the upper half of a word. key_share_of: in the lower half, from t * 2^7; w <= 2^15, t < 2^25. */
 DEV uint32_t key_share(uint32_t w, uint32_t t) { return w * (t >> 8) + ((w * (t & 255) + (1 << 23)) >> 8); }
+DEV uint32_t key_share_of(uint32_t w, uint32_t t) { return (uint32_t)((multiply(w + w, t) + (1u << 31)) >> 32); }
 /* Shares of 32 keys as fragments of their low and of their high bytes. */
 DEV void shares_of(const Queries &q, const int32_t w[4][4], uint32_t low[4], uint32_t high[4]) {
 #pragma unroll

@@ -220,11 +220,9 @@ template <int OWN> struct Grid {
         AT_O = AT_HIDDEN + LANES * H_WIDE,                    /* attention output of the own lanes (OWN, OUT_CHUNKS, 64), zeros between heads */
         AT_Q = AT_O + OWN * OUT_CHUNKS * 64,                  /* queries of the cluster's heads (HEADS_EACH, LANES, 64) */
         AT_NEW = AT_Q + HEADS_EACH * LANES * 64,              /* new values that this block keeps (KV_EACH, LANES, 64) */
-        AT_MOST = AT_NEW + KV_EACH * LANES * 64,              /* highest scores, sums: (16 blocks, ROWS_WIDE) each */
-        ROWS = HEADS_EACH * LANES, ROWS_WIDE = ROWS + 4,
-        AT_SUM = AT_MOST + CTAS * ROWS_WIDE * 4,
-        AT_MINE = AT_SUM + CTAS * ROWS_WIDE * 4,              /* the same of the own warps: (HEADS_EACH, LANES, 16 warps) each */
-        AT_PARTS = AT_MINE + 2 * HEADS_EACH * LANES * 64,     /* of each block, shares times values of the own lanes (16, OWN, HEADS_EACH, 64) */
+        AT_TALLY = AT_NEW + KV_EACH * LANES * 64,             /* highest scores and sums of the rows, in all blocks and in this one: (4, 2, ROWS) */
+        ROWS = HEADS_EACH * LANES, MOST = 0, SUM = 2 * ROWS, MY_MOST = 4 * ROWS, MY_SUM = 6 * ROWS, /* layers take turns at the two of each */
+        AT_PARTS = AT_TALLY + 8 * ROWS * 4,                   /* of each block, shares times values of the own lanes (16, OWN, HEADS_EACH, 64) */
         AT_HALVES = AT_PARTS + CTAS * OWN * HEADS_EACH * 256, /* own shares times values, even and odd groups (2, HEADS_EACH, LANES, PART) */
         AT_SHARES = AT_HALVES + 2 * HEADS_EACH * LANES * PART * 4, /* fragments of shares, low and high bytes (HEADS_EACH, OWN, GROUPS, 2, 512) */
         AT_ROWS = AT_SHARES + most_of(HEADS_EACH * OWN * GROUPS * 1024, OWN * (Up::TILE_SUMS + Down::TILE_SUMS) * 4), /* sums of products of the own rows */
@@ -301,47 +299,22 @@ template <int OWN> struct Grid {
         __syncthreads();
     }
 
-    /* Lowest, or sum, of the rows over the warps, sent to all blocks: mine (ROWS, 16 warps) -> all (16 blocks, ROWS_WIDE). Four rows at a
-     * time: the time goes with the number of messages that a block gets. */
-    template <bool SUM> DEV static void spread(const Place &p, const int32_t *mine, void *all) {
+    /* Each row's number in this block to all blocks, by put(sender, place, number), which joins it with what is there. */
+    template <class F> DEV static void spread(const Place &p, const int32_t *mine, const int32_t *all, F put) {
         __syncthreads();
         const Sender to = sender(p, all);
-#pragma unroll
-        for (int first = 0; first < ROWS; first += 32) {
-            const int row = least(first + p.lane, ROWS - 1);
-            int32_t v = SUM ? 0 : 0x7fffffff;
-#pragma unroll
-            for (int w = 0; w < 4; w++) {
-                const int4 four = *(const int4 *)(mine + row * 16 + (w + row & 3) * 4);
-                v = SUM ? v + four.x + four.y + four.z + four.w : min(v, min(min(four.x, four.y), min(four.z, four.w)));
-            }
-            uint32_t four[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) four[i] = (uint32_t)__shfl_sync(FULL, v, p.lane * 4 + i & 31);
-            if (p.lane < 8 && first + p.lane * 4 < ROWS) to.put16((p.rank * ROWS_WIDE + first + p.lane * 4) * 4, make_uint4(four[0], four[1], four[2], four[3]));
-        }
-    }
-    /* The same of the blocks, for row n. */
-    template <bool SUM> DEV static int32_t gathered(const Place &p, const uint8_t *all, int n) {
-        const int32_t *from = (const int32_t *)all + (p.lane & 3) * 4 * ROWS_WIDE + n;
-        int32_t v = from[0];
-#pragma unroll
-        for (int i = 1; i < 4; i++) v = SUM ? v + from[i * ROWS_WIDE] : min(v, from[i * ROWS_WIDE]);
-        for (int i = 1; i < 4; i <<= 1) {
-            const int32_t other = __shfl_xor_sync(FULL, v, i);
-            v = SUM ? v + other : min(v, other);
-        }
-        return v;
+        each<ROWS, 32>(p.lane, [&](int row) { put(to, row * 4, mine[row]); });
     }
 
     /* Attention of the cluster's heads: Q is under way; ends with the output of the own lanes in AT_O. A warp scores the keys
-     * `part` * 8 .. + 7 of every fourth own group, so that few keys give all warps work too. */
-    DEV static void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out, const int32_t *places, const int8_t *out_w, int o_at) {
+     * `part` * 8 .. + 7 of every fourth own group, so that few keys give all warps work too. Scores are negated, as queries come so.
+     * A number of the tally is set back once a __syncthreads has passed since it was read: it is joined again two layers later. */
+    DEV static void attend(const Place &p, const Keeper &keep, int lanes, int key, Out &out, const int32_t *places, const int8_t *out_w, int o_at, int turn) {
         const int g = p.lane >> 2, t = p.lane & 3, keys_all = key + lanes, groups = (keys_all + 31) / 32;
         const int count = groups > p.rank ? (groups - p.rank + CTAS - 1) / CTAS : 0; /* own groups: rank, rank + 16, .. */
         const int part = p.warp & 3, first = p.warp >> 2;
         const uint8_t *weights = p.m + AT_WEIGHTS + p.lane * 4;
-        int32_t *mine = (int32_t *)(p.m + AT_MINE);
+        int32_t *tally = (int32_t *)(p.m + AT_TALLY) + turn * ROWS, *other = tally + (turn ? -ROWS : ROWS);
         const int owned = owned_lanes(key, lanes, p.rank), key_at = part * 512 + p.lane * 16;
         uint4 k[KV_EACH][PIECES];
 #pragma unroll
@@ -366,7 +339,7 @@ template <int OWN> struct Grid {
         for (int h = 0; h < HEADS_EACH * OWN; h++) {
             const int kv = h / OWN * KV_EACH / HEADS_EACH;
             const uint8_t *rows = p.m + AT_Q + (h * 16 + g) * 64 + t * 16;
-            const uint4 a = negated(*(const uint4 *)rows), b = negated(*(const uint4 *)(rows + 512));
+            const uint4 a = *(const uint4 *)rows, b = *(const uint4 *)(rows + 512);
             int32_t low[2] = {0x7fffffff, 0x7fffffff};
 #pragma unroll
             for (int i = 0; i < PIECES; i++) {
@@ -377,17 +350,22 @@ template <int OWN> struct Grid {
                 for (int e = 0; e < 4; e++) c[h][i][e] = 0;
                 mma_s8(c[h][i], a.x, b.x, a.y, b.y, k[kv][i].x, k[kv][i].y);
                 mma_s8(c[h][i], a.z, b.z, a.w, b.w, k[kv][i].z, k[kv][i].w);
+                if (group * 32 + 32 > keys_all) { /* not all are keys: those that are not, far below all others */
 #pragma unroll
-                for (int e = 0; e < 4; e++) low[e >> 1] = min(low[e >> 1], left > (e & 1) ? c[h][i][e] : 0x7fffffff);
+                    for (int e = 0; e < 4; e++) c[h][i][e] = left > (e & 1) ? c[h][i][e] : 1 << 30;
+                }
+#pragma unroll
+                for (int e = 0; e < 4; e++) low[e >> 1] = min(low[e >> 1], c[h][i][e]);
             }
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 for (int n = 1; n < 4; n <<= 1) low[i] = min(low[i], __shfl_xor_sync(FULL, low[i], n));
-                if (t == 0) mine[(h * 16 + g + i * 8) * 16 + p.warp] = low[i];
+                if (t == 0) atomicMin(&tally[MY_MOST + h * 16 + g + i * 8], low[i]);
             }
         }
         mark(p, 37);
-        spread<false>(p, mine, p.m + AT_MOST);
+        spread(p, tally + MY_MOST, tally + MOST, [](const Sender &to, int at, int32_t v) { to.least(at, v); });
+        if (p.tid < ROWS) other[MY_MOST + p.tid] = 0x7fffffff;
         /* while the highest scores are under way: the output's weights; new keys and values into the cache */
         out.load(p, places, out_w);
         if (owned) {
@@ -408,13 +386,12 @@ template <int OWN> struct Grid {
         }
         wait(p, HEADS_EACH * LANES * CTAS * 4);
         mark(p, 38);
-        mine += HEADS_EACH * LANES * 16;
 #pragma unroll
         for (int h = 0; h < HEADS_EACH * OWN; h++) {
             uint32_t total[2] = {0, 0};
             int32_t low[2];
 #pragma unroll
-            for (int i = 0; i < 2; i++) low[i] = gathered<false>(p, p.m + AT_MOST, h * 16 + g + i * 8);
+            for (int i = 0; i < 2; i++) low[i] = tally[MOST + h * 16 + g + i * 8];
 #pragma unroll
             for (int i = 0; i < PIECES; i++) {
                 const int n = first + i * 4, left = keys_all - (p.rank + n * CTAS) * 32 - part * 8 - t * 2;
@@ -422,18 +399,22 @@ template <int OWN> struct Grid {
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     const uint32_t w = key_weight((uint32_t)(c[h][i][e] - low[e >> 1]), far[h / OWN], heat[h / OWN], weights);
-                    c[h][i][e] = left > (e & 1) ? (int32_t)w : 0;
+                    c[h][i][e] = P_COLD && left <= (e & 1) ? 0 : (int32_t)w;
                     total[e >> 1] += (uint32_t)c[h][i][e];
                 }
             }
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 for (int n = 1; n < 4; n <<= 1) total[i] += __shfl_xor_sync(FULL, total[i], n);
-                if (t == 0) mine[(h * 16 + g + i * 8) * 16 + p.warp] = (int32_t)total[i];
+                if (t == 0) atomicAdd(&tally[MY_SUM + h * 16 + g + i * 8], (int32_t)total[i]);
             }
         }
         mark(p, 39);
-        spread<true>(p, mine, p.m + AT_SUM);
+        spread(p, tally + MY_SUM, tally + SUM, [](const Sender &to, int at, int32_t v) { to.add(at, v); });
+        if (p.tid < ROWS) {
+            other[MY_SUM + p.tid] = 0;
+            tally[MOST + p.tid] = 0x7fffffff;
+        }
         const int tile = p.warp & 7, half = p.warp >> 3; /* shares times values: a warp 8 dims of even or odd groups */
         const int value_at = (tile >> 1) * 512 + p.lane * 16 + (tile & 1) * 8;
         uint2 v[KV_EACH][GROUPS / 2];
@@ -454,10 +435,10 @@ template <int OWN> struct Grid {
             uint32_t own = 0; /* the scale of row t of this thread's 2 OWN; a row a thread */
 #pragma unroll
             for (int i = 0; i < OWN * 2; i++) {
-                const int32_t sum = gathered<true>(p, p.m + AT_SUM, h * LANES + g + i * 8);
+                const int32_t sum = tally[SUM + h * LANES + g + i * 8];
                 if ((t & OWN * 2 - 1) == i) own = (uint32_t)sum;
             }
-            own = key_scale(own);
+            own = key_scale(own) << 7;
 #pragma unroll
             for (int r = 0; r < OWN; r++) {
                 const int n16 = h * OWN + r;
@@ -471,7 +452,7 @@ template <int OWN> struct Grid {
                     uint8_t *to = p.m + AT_SHARES + (n16 * GROUPS + n) * 1024 + p.lane * 16 + (part >> 1) * 8 + (part & 1) * 2;
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
-                        const uint32_t two = __byte_perm(key_share((uint32_t)c[n16][i][2 * e], scale[e]), key_share((uint32_t)c[n16][i][2 * e + 1], scale[e]), 0x7362);
+                        const uint32_t two = __byte_perm(key_share_of((uint32_t)c[n16][i][2 * e], scale[e]), key_share_of((uint32_t)c[n16][i][2 * e + 1], scale[e]), 0x5140);
                         *(uint16_t *)(to + e * 4) = (uint16_t)two; /* low bytes */
                         *(uint16_t *)(to + 512 + e * 4) = (uint16_t)(two >> 16);
                     }
@@ -479,6 +460,7 @@ template <int OWN> struct Grid {
             }
         }
         __syncthreads();
+        if (p.tid < ROWS) tally[SUM + p.tid] = 0;
 #pragma unroll
         for (int n = 0; n < GROUPS / 2; n++) {
             const int local = n * 2 + half;
@@ -544,6 +526,7 @@ template <int OWN> struct Grid {
             *worth = s.bits;
             meeting_open(p.meeting);
         }
+        for (int i = p.tid; i < 2 * ROWS; i += THREADS) ((int32_t *)(p.m + AT_TALLY))[MOST + i] = ((int32_t *)(p.m + AT_TALLY))[MY_MOST + i] = 0x7fffffff;
         for (int i = p.tid; i < 64; i += THREADS) ((int32_t *)(p.m + AT_EXP))[i] = model.exp[i];
         const int head = busy ? cluster * HEADS_EACH : 0, first_kv = head / GROUP;
         for (int i = p.tid; i < LAYERS * HEADS_EACH; i += THREADS) {
@@ -656,8 +639,9 @@ template <int OWN> struct Grid {
                             y[1] = clamp_to(y[1], 127);
                         }
                         if (p.lane < HD / 2) { /* bytes beyond HD stay zero */
-                            stage[p.lane] = (uint8_t)y[0];
-                            stage[p.lane + HD / 2] = (uint8_t)y[1];
+                            const bool minus = item < HEADS_EACH; /* scores are taken from the highest: queries go out negated */
+                            stage[p.lane] = (uint8_t)(minus ? -y[0] : y[0]);
+                            stage[p.lane + HD / 2] = (uint8_t)(minus ? -y[1] : y[1]);
                         }
                     }
                     __syncthreads();
@@ -672,7 +656,7 @@ template <int OWN> struct Grid {
                     });
                     mark(p, 35);
                     const Keeper keep = {cache, memory, (int8_t *)(p.m + AT_FRESH) + layer * KV_EACH * 2048, layer, first_kv, newest >= s.old / 32 ? newest : -1};
-                    attend(p, keep, s.L, key, out, places + PLACES_OUT, model.out_w[layer], o_at);
+                    attend(p, keep, s.L, key, out, places + PLACES_OUT, model.out_w[layer], o_at, (int)turn);
                     out.template row<OWN>(p, p.m + AT_O, OUT_CHUNKS * 64, (int32_t *)(p.m + AT_ROWS));
                     __syncthreads();
 #pragma unroll
@@ -835,7 +819,6 @@ template <int OWN> struct Grid {
                     }
                 }
                 mark(p, 54);
-                qkv.load(p, places, model.qkv_w[0]);
                 wait(p, active * 132 * 4);
                 mark(p, 55);
                 if (p.warp == 0) {
@@ -859,6 +842,7 @@ template <int OWN> struct Grid {
                         *error = coder.error;
                     }
                 }
+                qkv.load(p, places, model.qkv_w[0]);
                 __syncthreads();
 #pragma unroll
                 for (int r = 0; r < OWN; r++) token[r] = found[p.rank + r * CTAS];

@@ -69,12 +69,11 @@ def grid_plan(s: Shape, clusters: int = GRID) -> Mapping[str, int]:
     def shared(own: int) -> int:
         """Bytes of a block that stands for `own` lanes (Grid<own>::SHARED)."""
         total = own * (dp + 16 * pitch(dp) + 16 * pitch(128 * upper) + out * 64 + (each + kv) * 1024)
-        total += own * each * (4096 + 16 * 256 + 2 * 16 * 72 * 4)
+        total += own * each * (512 + 16 * 256 + 2 * 16 * 72 * 4)
         total += own * max(each * groups * 1024, rows(upper, chunks) + rows(down, 2 * upper))
         total += own * max(row(*strips[0]), row(*strips[1]), row(*strips[4]), row(*strips[5]))
         total += own * (items * 64 + 128 * upper + 33 * sums)
         total = up(total + 8192 + 256 + s.layers * each * 4, 32) + own * 256 + 128 + 96
-        total += 2 * 16 * 4 * 4
         return up(total + 32 + sum(pieces(*strip) for strip in strips), 128) + s.layers * kv * 2048
 
     def fits(own: int) -> bool:
@@ -96,11 +95,12 @@ def macros(weights: Weights) -> dict[str, int]:
     ]
     products += [("class.w", "class.m", 127), ("embed.w", "member.m", 127)]
     wide = any(_largest(weights[w], weights[m], n) >= 1 << 30 for w, m, n in products)
-    hot = any(int(weights[f"layer.{i}.heat"].max()) >= 1 << 22 for i in range(s.layers))
+    heats = np.concatenate([weights[f"layer.{i}.heat"] for i in range(s.layers)])
     return {
         "P_D": s.d, "P_LAYERS": s.layers, "P_HEADS": s.heads, "P_KV": s.kv_heads, "P_HEAD": s.head_dim,
         "P_HIDDEN": s.hidden, "P_VOCAB": s.vocab, "P_BLOCK": s.block, "P_MEMORY": s.memory,
-        "P_NORM_GAIN": s.norm_gain, "P_HEAD_GAIN": s.head_gain, "P_HOT": int(hot), "P_WIDE": int(wide),
+        "P_NORM_GAIN": s.norm_gain, "P_HEAD_GAIN": s.head_gain, "P_HOT": int(heats.max() >= 1 << 22),
+        "P_COLD": int(heats.min() == 0), "P_WIDE": int(wide),
         "P_GATED": int(s.gated),
         **grid_plan(s),
     }  # fmt: skip

@@ -50,6 +50,7 @@ SHAPES: dict[str, dict[str, int | bool]] = {
         "vocab": 128 * 136, "d": 72, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 64, "hidden": 64,
     },
     "warm": {"layers": 1, "block": 64, "memory": 30},
+    "cold": {"layers": 2, "block": 64, "memory": 30},
     "gated": {"gated": True},
     "gated, odd": {
         "gated": True, "vocab": 384, "d": 50, "layers": 2, "heads": 6, "kv_heads": 2, "head_dim": 10, "hidden": 75,
@@ -82,10 +83,12 @@ def model(name: str) -> Weights:
 
 
 def at_the_bounds(kind: str, tensor: str, v: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """warm: heats at the end of what the kernels multiply in one step. edges: what is added and the gains at their ends.
+    """warm: heats at the end of what the kernels multiply in one step. cold: heats of 0, where all keys weigh the same, and 1. edges: what is added and the gains at their ends.
     flood: weights nearly all positive, so that logits pass 2^30 and sums of squares 2^53."""
     if kind == "warm" and tensor.endswith("heat"):
         return np.arange((1 << 22) - len(v), 1 << 22, dtype=v.dtype)
+    if kind == "cold" and tensor.endswith("heat"):
+        return np.arange(len(v), dtype=v.dtype) % 2
     if kind == "edges" and tensor.startswith(("layer.0.norm", "norm", "table.act")):
         ends = np.iinfo(v.dtype)
         return rng.choice([ends.min, ends.min + 1, -1, 0, 1, 5000, ends.max], v.shape).astype(v.dtype)
@@ -196,7 +199,7 @@ def test_emulated_decode_by_clusters(
 
 
 @emulated
-@pytest.mark.parametrize("name", ["small", "extreme"])
+@pytest.mark.parametrize("name", ["small", "extreme", "warm", "cold"])
 def test_emulated_decode_by_the_whole_gpu(
     name: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -211,7 +214,7 @@ def test_emulated_decode_by_the_whole_gpu(
 
 
 @emulated
-@pytest.mark.parametrize("name,lanes,steps", [("small", 32, 2), ("extreme", 17, 3), ("extreme", 24, 5)])
+@pytest.mark.parametrize("name,lanes,steps", [("small", 32, 2), ("extreme", 17, 3), ("extreme", 24, 5), ("cold", 32, 2)])
 def test_emulated_decode_of_up_to_32_lanes(
     name: str, lanes: int, steps: int, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -408,6 +411,7 @@ def test_tiles_put_weights_where_the_kernels_look() -> None:
 
 def test_bounds_that_permit_32_bits_are_checked() -> None:
     hot = {name: macros(model(name))["P_HOT"] for name in SHAPES}
+    assert [name for name in SHAPES if macros(model(name))["P_COLD"]] == ["cold"]
     wide = {name: macros(model(name))["P_WIDE"] for name in SHAPES}
     assert {n for n in hot if hot[n]} == {"extreme", "gated, extreme", "gated, flood"}
     assert {n for n in wide if wide[n]} == {"gated, flood"}
