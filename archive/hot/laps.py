@@ -17,15 +17,21 @@ class Laps:
         self._start = self._last = time.perf_counter()
         self._laps: dict[str, float] = {}
 
-    def end(self, stage: str) -> None:
-        """A stage is over, on the device too."""
-        if self._device.type == "cuda":
+    def end(self, stage: str, *, wait: bool = True) -> None:
+        """A stage is over, on the device too; without ``wait``, on the host alone."""
+        if wait and self._device.type == "cuda":
             import torch
 
             torch.cuda.synchronize(self._device)
         now = time.perf_counter()
         self._laps[stage] = 1e3 * (now - self._last)
         self._last = now
+
+    def split(self, first: str, second: str, first_ms: float) -> None:
+        """Two stages that ran one into the other: the first took so long, the second the rest of both."""
+        both = self._laps[first] + self._laps[second]
+        self._laps[first] = min(first_ms, both)
+        self._laps[second] = both - self._laps[first]
 
     def since(self, asked: float, boarded: float) -> dict[str, float]:
         """Milliseconds by stage, for who asked at ``asked`` and whose version was known at ``boarded``; ``total`` is their sum."""

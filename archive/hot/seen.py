@@ -62,6 +62,14 @@ class Eyes:
             return
         codecs.append(BridgedCodec(self._cold.bundle, self._bridge, device=self._target.device.type))
 
+    def as_they_are(self, version: Version) -> bool:
+        """Whether `see` gives the archive's tokens themselves, all of them."""
+        return (
+            KINDS[version.kind] == "ids"
+            and version.tokenizer in self._own
+            and version.tokenizer != BytesCodec.tokenizer
+        )
+
     def see(self, tower: Tower) -> Seen:
         """The ids that stand for a tower. Raises TokenizerMismatch for ids of another tokenizer; ContentError, BundleMismatch, CorruptError."""
         kind, tokenizer = KINDS[tower.version.kind], tower.version.tokenizer

@@ -17,6 +17,7 @@
 * A sealed archive is decoded every time, hot or not, so that what was erased is refused at once; and it is not thawed over
   files (`FORMAT.md`). In an archive in the clear a hot tower is not read again.
 * A target whose layers keep windows, latents or states is thawed all the same; nothing of it is kept hot.
+* One session of one segment that was archived as the target's own ids is prefilled by work that stands behind its decoder in the GPU's queue (`ahead.py`).
 * Stages are timed in milliseconds (`laps.py`): ``read`` (which version and segments, from the archive's catalogue and records), ``wait`` (for a
   batch under way), ``lookup`` (hot store and warm files, with the way to the device), ``decode``, ``prefill``, ``insert``, ``total``.
 """
@@ -36,6 +37,7 @@ import numpy as np
 from pltz.archive.archive import Tower
 from pltz.archive.chain import MAX_SEGMENTS, Known
 from pltz.archive.errors import LostError
+from pltz.archive.hot.ahead import Ahead
 from pltz.archive.hot.laps import Laps
 from pltz.archive.hot.lease import Lease
 from pltz.archive.hot.seen import Eyes, Seen
@@ -46,6 +48,7 @@ from pltz.archive.sessions import base_of
 from pltz.archive.thaw import Thawed, check_target
 from pltz.models.cache import share
 from pltz.plt_codec.errors import ModelError, PltzError, UsageError
+from pltz.plt_codec.queued import watching
 
 if TYPE_CHECKING:
     import torch
@@ -247,12 +250,17 @@ class Thawer:
             laps.end("read")
             self._each(batch, self._hold)
             laps.end("lookup")
-            self._decode(_alive(batch))
+            ahead = self._ahead(_alive(batch))
+            with watching(ahead):
+                self._decode(_alive(batch))
             self._each(batch, self._find_base)
         self._each(batch, self._see)
-        laps.end("decode")
+        taken = ahead is not None and self._take(ahead, _alive(batch))
+        laps.end("decode", wait=not taken)
         self._prefill(batch)
         laps.end("prefill")
+        if taken and ahead is not None and (decode_ms := ahead.decode_ms()) is not None:
+            laps.split("decode", "prefill", decode_ms)
         self._each(batch, self._insert)
         laps.end("insert")
         for flight in _alive(batch):
@@ -289,6 +297,29 @@ class Thawer:
     def _hold(self, flight: _Flight) -> None:
         if self.hot is not None:
             flight.lease = self.hot.hold(self._space, flight.path, flight.born)
+
+    def _ahead(self, batch: list[_Flight]) -> Ahead | None:
+        """What prefills the one flight there is while it is decoded: one segment, of which nothing is hot, whose tokens are the target's ids."""
+        if len(batch) != 1 or len(batch[0].path) != 1 or len(batch[0].lease):
+            return None
+        flight = batch[0]
+        if not self._eyes.as_they_are(flight.version):
+            return None
+        with suppress(PltzError):
+            count = self.cold.archive.record(flight.path[0]).record.tokens
+            most = min(self._chunk or count, self.target.max_positions or count)
+            return Ahead(self.target, count) if 0 < count <= most else None
+        return None
+
+    def _take(self, ahead: Ahead, batch: list[_Flight]) -> bool:
+        """Whether what was prefilled ahead is what the one flight needs; it has it then."""
+        found = ahead.found(len(batch[0].seen.ids)) if batch else None
+        if found is None:
+            return False
+        flight = batch[0]
+        flight.cache, flight.logits = found
+        flight.at = len(flight.path)
+        return True
 
     def _decode(self, batch: list[_Flight]) -> None:
         """Towers of all flights, what is hot not decoded; where one is lost, one by one, to know which."""

@@ -25,6 +25,7 @@ from pltz.plt_codec.cuda.pack import MOST_SHARED, grid_plan, macros, pitch, tens
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.item import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
 from pltz.plt_codec.layout import MAX_LANES, Layout
+from pltz.plt_codec.queued import Queued, watcher
 from pltz.plt_codec.weights import Shape, Weights
 
 if TYPE_CHECKING:
@@ -517,9 +518,13 @@ class _Batch:
             replay, burst = self.device.record(self.iterate), self.least()
         state = np.zeros(1, STATE_TYPE)
         done = 0
+        told = watcher() if self.clusters and self._single() else None
         while True:
             for _ in range(min(burst, 8 * BURST)):
                 replay()
+            if told:
+                told(Queued(self._at["tokens"], self.work[0][0], self.device.stream, self.device.name))
+                told = None
             burst = 1 if self.clusters else max(burst - 8 * BURST, BURST)
             self.download("state", state)
             if state["error"][0]:
@@ -529,6 +534,11 @@ class _Batch:
                 done = int(state["tokens"][0])
             if not state["left"][0]:
                 return
+
+    def _single(self) -> bool:
+        """Whether there is one sequence, of one block."""
+        tokens, lanes, steps = self.work[0]
+        return len(self.work) == 1 and self.decoding and tokens <= (lanes * steps or self.shape.block)
 
     def _error(self, code: int, session: int) -> CorruptError:
         """What the device found, in the words of coder.py and frame.py."""

@@ -37,6 +37,8 @@ class Device(Protocol):
 
     clusters: int  # clusters of the decoder of few sessions that run side by side; 0: none
     grid: int  # clusters of the decoder of one session; 0: it cannot run
+    stream: int  # where all of its work is queued, a CUstream; 0: it works at once
+    name: str  # as torch names it
 
     def alloc(self, size: int) -> int:
         """Bytes of zeros. Raises ModelError where memory does not suffice."""
@@ -174,6 +176,7 @@ class CudaDevice:
         self._context = _ask(cu.cuDevicePrimaryCtxRetain(self._device))
         self._enter()
         self._stream = _ask(cu.cuStreamCreate(1))  # does not wait for the default stream
+        self.stream, self.name = int(self._stream), f"cuda:{number}"
         self._module = _ask(cu.cuModuleLoadData(compile_kernels(shape, self.capability)))
         self._functions: dict[str, Any] = {}
         self._configs: dict[tuple[object, ...], Any] = {}

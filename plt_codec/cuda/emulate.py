@@ -55,6 +55,7 @@ class EmulatedDevice:
         self._library = ctypes.CDLL(str(library))
         self._memory: dict[int, npt.NDArray[np.uint8]] = {}
         self.clusters, self.grid = clusters, grid
+        self.stream, self.name = 0, "cpu"
 
     def alloc(self, size: int) -> int:
         """Bytes of zeros."""

@@ -31,6 +31,7 @@ from pltz.plt_codec.frame import TokenCoder
 from pltz.plt_codec.item import Encoded, FrameItem
 from pltz.plt_codec.layout import Layout
 from pltz.plt_codec.oracle import gained
+from pltz.plt_codec.queued import Queued, watching
 from pltz.plt_codec.weights import RESIDUAL_MAX, Weights, random_weights
 
 SHAPES: dict[str, dict[str, int | bool]] = {
@@ -214,7 +215,32 @@ def test_emulated_decode_by_the_whole_gpu(
 
 
 @emulated
-@pytest.mark.parametrize("name,lanes,steps", [("small", 32, 2), ("extreme", 17, 3), ("extreme", 24, 5), ("cold", 32, 2)])
+def test_who_waits_for_one_block_is_told_where_its_tokens_come(
+    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    c = coder(libraries, tmp_path_factory, "small", 2, 2)
+    heard: list[Queued] = []
+    seen: list[list[int]] = []
+
+    def told(queued: Queued) -> None:
+        heard.append(queued)
+        seen.append(list((ctypes.c_int32 * queued.tokens).from_address(queued.address)))
+
+    whole = items("small", 16, 4)
+    with watching(told):
+        c.decode([whole[3]])  # 55 tokens: a block
+        assert [q[1:] for q in heard] == [(55, 0, "cpu")] and seen == [sequences("small")[3].tolist()]
+        c.decode([whole[4]])  # three blocks
+        c.decode(whole[2:4])  # two sequences
+        c.encode(sequences("small")[2:3])
+    c.decode([whole[3]])
+    assert len(heard) == 1
+
+
+@emulated
+@pytest.mark.parametrize(
+    "name,lanes,steps", [("small", 32, 2), ("extreme", 17, 3), ("extreme", 24, 5), ("cold", 32, 2)]
+)
 def test_emulated_decode_of_up_to_32_lanes(
     name: str, lanes: int, steps: int, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -1,0 +1,99 @@
+"""Ahead: the prefill of a session that the GPU is still decoding, queued behind its decoder.
+
+    host     | launch decoder | launch prefill ........ | ids, their proof |  wait
+    device                    | decode     | prefill .........................|
+
+Without it the device waits while the host reads the ids, proves them and launches the first kernels of the prefill (2 to 3 ms of a thaw of 130). What
+was computed counts once the archive has proved the ids, and is dropped if it cannot.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from pltz.plt_codec.errors import PltzError
+from pltz.plt_codec.queued import Queued
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import DynamicCache
+
+    from pltz.models.target import Target
+
+Found = tuple["DynamicCache", "torch.Tensor"]
+
+
+class Ahead:
+    """Takes the place of a target's `prefill` for ``count`` ids on their way: to be told of them by `pltz.plt_codec.queued`.
+
+    Whatever goes wrong here is no error of the thaw: it then prefills as ever.
+    """
+
+    def __init__(self, target: Target, count: int) -> None:
+        self._target, self._count = target, count
+        self._told = 0
+        self._found: Found | None = None
+        self._begun = self._mark()
+        self._decoded: torch.cuda.Event | None = None
+
+    def __call__(self, queued: Queued) -> None:
+        self._told += 1
+        self._found = None  # told twice: one of both was not what is wanted
+        if self._told > 1 or queued.tokens != self._count or queued.device != _name(self._target.device):
+            return
+        try:
+            self._found = self._target.prefill_queued(self._ids(queued))
+        except (PltzError, RuntimeError):
+            self._found = None
+
+    def found(self, count: int) -> Found | None:
+        """The cache and the logits of the last id, where the ids that were proved, ``count`` of them, are those that were run."""
+        return self._found if self._told == 1 and count == self._count else None
+
+    def decode_ms(self) -> float | None:
+        """Milliseconds from the making of this until the ids were there, once the device is done; None on a CPU."""
+        if self._begun is None or self._decoded is None:
+            return None
+        return float(self._begun.elapsed_time(self._decoded))
+
+    def _mark(self, stream: torch.cuda.Stream | None = None) -> torch.cuda.Event | None:
+        """An event in a stream (None: the current one of the target's device)."""
+        import torch
+
+        if self._target.device.type != "cuda":
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream or torch.cuda.current_stream(self._target.device))
+        return event
+
+    def _ids(self, queued: Queued) -> torch.Tensor:
+        """The ids, (count,), int64, in the target's own stream; what a damaged stream would give is brought within its vocabulary."""
+        import torch
+
+        device = self._target.device
+        if device.type == "cpu":
+            values = (ctypes.c_int32 * queued.tokens).from_address(queued.address)
+            ids = torch.tensor(list(values), dtype=torch.int64)
+            return ids.clamp_(0, self._target.vocab_size - 1)
+        theirs = torch.cuda.ExternalStream(queued.stream, device=device)
+        ours = torch.cuda.current_stream(device)
+        self._decoded = self._mark(theirs)
+        assert self._decoded is not None
+        ours.wait_event(self._decoded)
+        ids = torch.as_tensor(_Memory(queued), device=device).to(torch.int64)
+        theirs.wait_event(ours.record_event())  # the memory is not used again before it was read
+        return ids.clamp_(0, self._target.vocab_size - 1)
+
+
+class _Memory:
+    """Memory of a GPU as torch and others take it."""
+
+    def __init__(self, queued: Queued) -> None:
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "shape": (queued.tokens,), "typestr": "<i4", "data": (queued.address, False), "version": 2,
+        }  # fmt: skip
+
+
+def _name(device: torch.device) -> str:
+    return device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
