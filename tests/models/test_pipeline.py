@@ -23,7 +23,7 @@ from pltz.models.training import batches, distil, fit, records, rounded, setting
 from pltz.models.training import net as nets
 from pltz.models.training.feed import feed
 from pltz.models.training.fit import Place
-from pltz.models.training.job import Job
+from pltz.models.training.job import Job, sampling
 from pltz.models.training.net import Net
 from pltz.models.training.optimisers import clipped, optimisers
 from pltz.models.training.plan import Plan
@@ -92,6 +92,8 @@ def test_the_kept_configurations_are_configurations() -> None:
         ("[data]\nfiles = []\n", "[data] files"),
         ("[data\n", "expected TOML"),
         ("name = '../x'\n", "plain name"),
+        ('[data]\nfiles = ["a"]\n[data.weights]\na = "2"\n', "[data] weights.a: expected float"),
+        ('[data]\nfiles = ["a"]\n[data.weights]\na = 0\n', "[data.weights] a: expected a number above 0"),
     ],
 )
 def test_settings_refuse_by_name(tmp_path: Path, text: str, said: str) -> None:
@@ -102,6 +104,12 @@ def test_settings_refuse_by_name(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         settings.load(path)
     assert said in str(caught.value)
+
+
+def test_a_weight_is_of_a_source_that_is_there(streams: Path) -> None:
+    with pytest.raises(UsageError, match="no such source, expected some of"):
+        sampling(settings.Data(weights={"other": 2.0}), 4096, 64, streams)
+    assert sampling(settings.Data(), 4096, 64, streams)["layouts"] == 0.35
 
 
 # ---- stages
