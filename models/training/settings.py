@@ -303,6 +303,7 @@ decay = 0.5                   # share of the budget, the last, over which the ra
 muon_rate = 0.02              # of the matrices
 adam_rate = 0.004             # of the rest
 weight_decay = 0.03
+dropout = 0.0                 # share of what each layer adds to the residual that is left out at random, where data is seen many times
 relative_rate = 0.003         # gated: of a matrix, in root mean squares of it; the other rates are not used
 
 [calibrate]

@@ -429,6 +429,28 @@ def test_two_processes_take_one_step_on_the_rows_of_both(streams: Path, tmp_path
     assert min(apart(stepped([0])), apart(stepped([1]))) > 1e-3
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_what_is_dropped_in_training_is_there_again_after_it(
+    streams: Path, tmp_path: Path, gated: bool
+) -> None:
+    job = dataclasses.replace(
+        a_job(streams, steps=1, dropout=0.5), config=dataclasses.replace(TINY, gated=gated, step=0.1)
+    )
+    trainer = fit._Trainer(job, tmp_path, HERE, Ranks(0, 1, "cpu"))
+    batch = next(feed(streams, {**SAMPLING, "row": 128}, 1, 1, trainer.rank))
+    mask = nets.mask_of(batch, TINY.memory)
+
+    def loss(net: Net) -> float:
+        with torch.no_grad():
+            return float(fit.Objective(net, None, 0.0).losses(batch, mask)[0])
+
+    for p in trainer.net.parameters():  # at first the head says the same of everything
+        torch.nn.init.normal_(p, 0, 0.3) if p.ndim == 2 else None
+    assert len({loss(trainer.net) for _ in range(4)}) == 4
+    after = nets.built(nets.rounded_net(trainer.net))
+    assert len({loss(after) for _ in range(4)}) == 1
+
+
 def test_a_rounded_net_is_what_was_trained_and_comes_back(tmp_path: Path) -> None:
     torch.manual_seed(3)
     for config in (TINY, dataclasses.replace(TINY, gated=True, step=0.28)):
