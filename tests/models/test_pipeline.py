@@ -19,7 +19,7 @@ from pltz.models.bridge import Bridge
 from pltz.models.session import Session
 from pltz.models.target import Target
 from pltz.models.tokenizer import BundleTokenizer
-from pltz.models.training import batches, distil, fit, records, rounded, settings, stages, vocabulary
+from pltz.models.training import batches, distil, fit, prepare, records, rounded, settings, stages, vocabulary
 from pltz.models.training import net as nets
 from pltz.models.training.feed import feed
 from pltz.models.training.fit import Place
@@ -110,6 +110,20 @@ def test_a_weight_is_of_a_source_that_is_there(streams: Path) -> None:
     with pytest.raises(UsageError, match="no such source, expected some of"):
         sampling(settings.Data(weights={"other": 2.0}), 4096, 64, streams)
     assert sampling(settings.Data(), 4096, 64, streams)["layouts"] == 0.35
+
+
+def test_streams_keep_a_bundles_tokenizer_byte_for_byte(
+    tmp_path: Path, tiny_tokenizer: BundleTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training that starts from a bundle refuses streams of another tokenizer.json."""
+    given, chat = tmp_path / "given.json", tmp_path / "chat.jsonl"
+    given.write_bytes(json.dumps(json.loads(tiny_tokenizer.json), indent=3).encode())
+    chat.write_text('{"id": "a-1", "messages": [{"role": "user", "content": "hello"}]}\n')
+    words = ["prepare", "tokenize", "--chat", str(chat), "--validation", str(chat), "--tokenizer", str(given)]
+    monkeypatch.setattr("sys.argv", [*words, "--out", str(tmp_path / "out")])
+    prepare.main()
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == given.read_bytes()
+    assert json.loads((tmp_path / "out" / "sources.json").read_text()) == {"a": 0}
 
 
 # ---- stages
