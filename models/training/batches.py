@@ -67,6 +67,8 @@ class Sampler:
         augment: float = 0.0,
         most: float = 2.0,
         prefix: float = 0.0,
+        layouts: float = 0.35,
+        weights: dict[str, float] | None = None,
         memory: int = 1024,
         name: str = "train",
     ):
@@ -79,7 +81,7 @@ class Sampler:
             is_text[number] = key.startswith("text:")
         self.row, self.block, self.rng = row, block, np.random.default_rng(seed)
         self.augment, self.change = augment, None
-        self.prefix, self.memory = prefix, memory
+        self.prefix, self.layouts, self.memory = prefix, layouts, memory
         if augment:
             from pltz.models.training.augment import Augment
 
@@ -87,16 +89,20 @@ class Sampler:
         length = np.diff(self.offsets)
         mass = np.bincount(source, weights=length, minlength=len(names))
         weight = np.where(mass > 0, mass**power, 0.0)
+        factor = np.ones(len(names))
+        for key, value in (weights or {}).items():
+            factor[names[key]] = value
         for flag, share in ((False, 1 - text_share), (True, text_share)):
             part = is_text == flag
             if weight[part].sum() > 0:
-                weight[part] = (
-                    capped(weight[part] / weight[part].sum(), mass[part] / mass[part].sum(), most) * share
-                )
+                inside = capped(weight[part] / weight[part].sum(), mass[part] / mass[part].sum(), most)
+                weight[part] = share * inside * factor[part] / (inside * factor[part]).sum()
         self.members = [np.flatnonzero(source == i) for i in range(len(names))]
-        mean = np.array([length[m].mean() if len(m) else 1.0 for m in self.members])
+        window = np.minimum(length, min(row, 2 * block))  # what `draw` takes of a session
+        mean = np.array([window[m].mean() if len(m) else 1.0 for m in self.members])
         chance = weight / mean  # `weight` is a share of tokens; draw sessions
         self.chance = chance / chance.sum()
+        self.waiting: np.ndarray | None = None  # a session that did not fit into the row before
 
     def session(self) -> np.ndarray:
         """Tokens of one random session."""
@@ -107,9 +113,26 @@ class Sampler:
             tokens = self.change(tokens)
         return tokens
 
+    def draw(self, left: int) -> np.ndarray:
+        """Tokens of a session for a row that has `left` to fill. A session that does not fit waits for the next row, one at a time:
+        where it were cut instead, long sessions would lose half of their share, and their ends more than that."""
+        if left == self.row and self.waiting is not None:
+            tokens, self.waiting = self.waiting, None
+            return tokens
+        tokens = self.session()
+        if len(tokens) > 2 * self.block:  # a window of two blocks of a long session
+            cut = int(self.rng.integers(0, -(-len(tokens) // self.block) - 1)) * self.block
+            if self.rng.random() < 0.3:
+                cut = 0
+            tokens = tokens[cut : cut + 2 * self.block]
+        if left < len(tokens) and left < self.row and self.waiting is None:
+            self.waiting = tokens
+            return self.draw(left)
+        return tokens
+
     def lanes(self, tokens: int) -> int:
         """Mostly the default layout, else any power of two that leaves at least 16 steps."""
-        if self.rng.random() < 0.65:
+        if self.rng.random() >= self.layouts:
             return default_lanes(tokens)
         top = max(0, min(4, int(np.log2(max(tokens // 16, 1)))))
         return int(2 ** self.rng.integers(0, top + 1))
@@ -132,12 +155,7 @@ class Sampler:
         parts: list[np.ndarray] = []
         left, doc = self.row, 0
         while left > 0:
-            tokens = self.session()
-            if len(tokens) > 2 * self.block:  # a window of two blocks of a long session
-                cut = int(self.rng.integers(0, len(tokens) // self.block - 1)) * self.block
-                if self.rng.random() < 0.3:
-                    cut = 0
-                tokens = tokens[cut : cut + 2 * self.block]
+            tokens = self.draw(left)
             head = self.head(len(tokens))
             part = lay(tokens, self.block, self.lanes, doc, head)
             take = min(left, part.shape[1])

@@ -153,6 +153,7 @@ class _Trainer:
         torch.manual_seed(job.seed)
         torch.set_float32_matmul_precision("high" if self.gpu else "highest")
         self.net = Net(job.config)
+        self.net.drop(job.plan.dropout)
         saved = self._saved(folder)
         self.net = self.net.to(rank.device)
         self.optimisers = optimisers(self.net, job.plan, fused=self.gpu)
@@ -160,6 +161,7 @@ class _Trainer:
             for optimiser, memory in zip(self.optimisers, saved, strict=True):
                 optimiser.load_state_dict(memory)
         self.seed = job.seed * 100_003 + self.step
+        torch.manual_seed(self.seed + rank.number)  # other units are dropped in each process
         teacher = teacher_of(job, rank.device)
         self.mask: Any = create_block_mask
         if self.gpu:

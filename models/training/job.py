@@ -11,6 +11,7 @@ from pltz.models.training.plan import Plan
 from pltz.models.training.records import TEXT
 from pltz.models.training.settings import Data, Settings
 from pltz.models.training.shape import NetConfig
+from pltz.plt_codec.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,10 @@ def student(s: Settings, streams: Path, vocab: int, start: Path | None, teacher:
 
 
 def sampling(d: Data, block: int, memory: int, streams: Path) -> dict[str, Any]:
-    """How rows are drawn; texts have all of them, or none, where there is nothing else."""
+    """How rows are drawn; texts have all of them, or none, where there is nothing else. Raises UsageError."""
     names = list(json.loads((streams / "sources.json").read_text("utf8")))
+    if unknown := sorted(set(d.weights) - set(names)):
+        raise UsageError(f"[data.weights] {unknown[0]}: no such source, expected some of {', '.join(names)}")
     texts = sum(name.startswith(TEXT) for name in names)
     share = 0.0 if not texts else 1.0 if texts == len(names) else d.text_share
     return {
@@ -67,4 +70,6 @@ def sampling(d: Data, block: int, memory: int, streams: Path) -> dict[str, Any]:
         "text_share": share,
         "augment": d.augment,
         "prefix": d.prefix,
+        "layouts": d.layouts,
+        "weights": d.weights,
     }

@@ -87,6 +87,11 @@ class Linear(nn.Module):
         return F.linear(x, w.to(x.dtype))
 
 
+def dropped(x: Tensor, share: float) -> Tensor:
+    """What a layer adds to the residual, with a share of it left out at random: for training on data that is seen many times."""
+    return F.dropout(x, share) if share else x
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
     """Attention (B, H, N, D) of q (B, H, N, D) to k, v (B, K, N, D); `mask` as `mask_of` makes it."""
     if isinstance(mask, Tensor):  # on a CPU, where FlexAttention has no backward
@@ -100,7 +105,7 @@ class Block(nn.Module):
 
     def __init__(self, cfg: NetConfig):
         super().__init__()
-        self.cfg = cfg
+        self.cfg, self.dropout = cfg, 0.0
         qkv = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim
         self.qkv = Linear(cfg.d, qkv)
         self.out = Linear(cfg.heads * cfg.head_dim, cfg.d, 0.1)
@@ -127,7 +132,7 @@ class Block(nn.Module):
         """Add attention output and the hidden layer to the residual."""
         c = self.cfg
         o = fake_act(o.transpose(1, 2).flatten(2), O_SCALE, c.quant)
-        x = x + self.out(o, c.quant).float()
+        x = x + dropped(self.out(o, c.quant).float(), self.dropout)
         a = fake_act(unit(x), A_SCALE, c.quant).bfloat16()
         u = self.up(a, c.quant).float()
         if c.quant:
@@ -135,7 +140,7 @@ class Block(nn.Module):
             h = ste_round(u * u / 256) * (256 / U_SCALE**2)
         else:
             h = F.relu(u).square()
-        out: Tensor = x + self.down(h.bfloat16(), c.quant).float()
+        out: Tensor = x + dropped(self.down(h.bfloat16(), c.quant).float(), self.dropout)
         return out
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
@@ -152,7 +157,7 @@ class GatedBlock(nn.Module):
 
     def __init__(self, cfg: NetConfig):
         super().__init__()
-        self.cfg = cfg
+        self.cfg, self.dropout = cfg, 0.0
         qkv = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim
         self.qkv = Linear(cfg.d, qkv, 1 / A_SCALE)
         self.out = Linear(cfg.heads * cfg.head_dim, cfg.d, 0.1 / A_SCALE)
@@ -190,8 +195,9 @@ class GatedBlock(nn.Module):
         """Add attention output and the hidden layer to the residual."""
         c = self.cfg
         o = whole(2 * o.transpose(1, 2).flatten(2), 127, c.quant).bfloat16()
-        x = (x + self.out(o, c.quant, c.step).float()).clamp(-c.residual_max, c.residual_max)
-        x = x + self.down(self.hidden(x).bfloat16(), c.quant, c.step).float()
+        x = x + dropped(self.out(o, c.quant, c.step).float(), self.dropout)
+        x = x.clamp(-c.residual_max, c.residual_max)
+        x = x + dropped(self.down(self.hidden(x).bfloat16(), c.quant, c.step).float(), self.dropout)
         return x.clamp(-c.residual_max, c.residual_max)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
@@ -216,6 +222,11 @@ class Net(nn.Module):
         self.norm_out = nn.Parameter(torch.full((cfg.d,), A_SCALE)) if cfg.gated else None
         self.phases: Tensor
         self.register_buffer("phases", rope_phases(cfg), persistent=False)
+
+    def drop(self, share: float) -> None:
+        """Leave out a share of what each layer adds (`dropped`), from now on; 0 at first."""
+        for block in self.blocks:
+            cast(Block, block).dropout = share
 
     def table(self) -> Tensor:
         """The embedding as the integers have it, unit rows: (V, d) float32."""

@@ -224,7 +224,10 @@ def main() -> None:
                     keep.append(c)
         print(f"tokenizer sample: {sum(map(len, keep)) / 1e6:.0f} MB, {time.time() - t0:.0f} s", flush=True)
         tok = train_tokenizer(keep, a.vocab)
-    (a.out / "tokenizer.json").write_text(tok.to_str())
+    given = Path(a.tokenizer).read_bytes() if a.tokenizer else tok.to_str().encode()
+    (a.out / "tokenizer.json").write_bytes(
+        given
+    )  # a bundle's, byte for byte: training looks whether it is that one
     print(f"tokenizer ready, {time.time() - t0:.0f} s", flush=True)
     sources: dict[str, int] = {}
     tokenize(tok, read_sessions(a.chat, a.text), a.out, "train", sources)

@@ -35,6 +35,8 @@ class Data:
     most: float = 2.0  # but at most so many times its share
     augment: float = 0.05  # share of chats rewritten (augment.py)
     prefix: float = 0.1  # share of sessions whose beginning is a context
+    layouts: float = 0.35  # share of blocks in any layout rather than the default one
+    weights: dict[str, float] = field(default_factory=dict)  # source -> it is drawn so many times as often
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,9 @@ class Settings:
             raise UsageError("[data] files: expected at least one file or folder, found none")
         if not 0 < self.data.held_out < 1 and not (self.data.validation and self.data.test):
             raise UsageError(f"[data] held_out: expected a share between 0 and 1, found {self.data.held_out}")
+        for name, weight in self.data.weights.items():
+            if not 0 < weight < float("inf"):
+                raise UsageError(f"[data.weights] {name}: expected a number above 0, found {weight:g}")
         _one_budget("student", self.student)
         if self.tokenizer.kind == "target" and not (self.teacher and self.teacher.target):
             raise UsageError('[tokenizer] kind "target" needs a [teacher] with a target')
@@ -226,8 +231,9 @@ def _value(hint: Any, value: Any, place: str) -> Any:
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
     elif typing.get_origin(hint) is dict:
-        if isinstance(value, dict) and all(isinstance(item, str) for item in value.values()):
-            return value
+        if isinstance(value, dict):
+            of = typing.get_args(hint)[1]
+            return {key: _value(of, item, f"{place}.{key}") for key, item in value.items()}
     elif type(value) is hint:
         return value
     wanted = getattr(hint, "__name__", str(hint)) if not typing.get_origin(hint) else str(hint)
@@ -251,6 +257,9 @@ power = 0.85                  # a source of n tokens is drawn as n^power,
 most = 2.0                    # but at most at twice its share: small sources are not learnt by heart
 augment = 0.05                # share of chats rewritten into other forms (templates, ShareGPT, keys)
 prefix = 0.1                  # share of sessions whose beginning is a context of the rest
+layouts = 0.35                # share of blocks in any layout rather than the default one
+[data.weights]                # a source is drawn so many times as often ("text:" before the name of one of plain texts)
+# chats = 1.0
 
 [tokenizer]
 kind = "train"                # or "bundle": that of the bundle below; or "target": that of the teacher's target
@@ -294,6 +303,7 @@ decay = 0.5                   # share of the budget, the last, over which the ra
 muon_rate = 0.02              # of the matrices
 adam_rate = 0.004             # of the rest
 weight_decay = 0.03
+dropout = 0.0                 # share of what each layer adds to the residual that is left out at random, where data is seen many times
 relative_rate = 0.003         # gated: of a matrix, in root mean squares of it; the other rates are not used
 
 [calibrate]

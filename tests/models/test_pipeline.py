@@ -19,11 +19,11 @@ from pltz.models.bridge import Bridge
 from pltz.models.session import Session
 from pltz.models.target import Target
 from pltz.models.tokenizer import BundleTokenizer
-from pltz.models.training import batches, distil, fit, records, rounded, settings, stages, vocabulary
+from pltz.models.training import batches, distil, fit, prepare, records, rounded, settings, stages, vocabulary
 from pltz.models.training import net as nets
 from pltz.models.training.feed import feed
 from pltz.models.training.fit import Place
-from pltz.models.training.job import Job
+from pltz.models.training.job import Job, sampling
 from pltz.models.training.net import Net
 from pltz.models.training.optimisers import clipped, optimisers
 from pltz.models.training.plan import Plan
@@ -92,6 +92,8 @@ def test_the_kept_configurations_are_configurations() -> None:
         ("[data]\nfiles = []\n", "[data] files"),
         ("[data\n", "expected TOML"),
         ("name = '../x'\n", "plain name"),
+        ('[data]\nfiles = ["a"]\n[data.weights]\na = "2"\n', "[data] weights.a: expected float"),
+        ('[data]\nfiles = ["a"]\n[data.weights]\na = 0\n', "[data.weights] a: expected a number above 0"),
     ],
 )
 def test_settings_refuse_by_name(tmp_path: Path, text: str, said: str) -> None:
@@ -102,6 +104,26 @@ def test_settings_refuse_by_name(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         settings.load(path)
     assert said in str(caught.value)
+
+
+def test_a_weight_is_of_a_source_that_is_there(streams: Path) -> None:
+    with pytest.raises(UsageError, match="no such source, expected some of"):
+        sampling(settings.Data(weights={"other": 2.0}), 4096, 64, streams)
+    assert sampling(settings.Data(), 4096, 64, streams)["layouts"] == 0.35
+
+
+def test_streams_keep_a_bundles_tokenizer_byte_for_byte(
+    tmp_path: Path, tiny_tokenizer: BundleTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training that starts from a bundle refuses streams of another tokenizer.json."""
+    given, chat = tmp_path / "given.json", tmp_path / "chat.jsonl"
+    given.write_bytes(json.dumps(json.loads(tiny_tokenizer.json), indent=3).encode())
+    chat.write_text('{"id": "a-1", "messages": [{"role": "user", "content": "hello"}]}\n')
+    words = ["prepare", "tokenize", "--chat", str(chat), "--validation", str(chat), "--tokenizer", str(given)]
+    monkeypatch.setattr("sys.argv", [*words, "--out", str(tmp_path / "out")])
+    prepare.main()
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == given.read_bytes()
+    assert json.loads((tmp_path / "out" / "sources.json").read_text()) == {"a": 0}
 
 
 # ---- stages
@@ -419,6 +441,28 @@ def test_two_processes_take_one_step_on_the_rows_of_both(streams: Path, tmp_path
 
     assert apart(stepped([0, 1])) < 1e-5
     assert min(apart(stepped([0])), apart(stepped([1]))) > 1e-3
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_what_is_dropped_in_training_is_there_again_after_it(
+    streams: Path, tmp_path: Path, gated: bool
+) -> None:
+    job = dataclasses.replace(
+        a_job(streams, steps=1, dropout=0.5), config=dataclasses.replace(TINY, gated=gated, step=0.1)
+    )
+    trainer = fit._Trainer(job, tmp_path, HERE, Ranks(0, 1, "cpu"))
+    batch = next(feed(streams, {**SAMPLING, "row": 128}, 1, 1, trainer.rank))
+    mask = nets.mask_of(batch, TINY.memory)
+
+    def loss(net: Net) -> float:
+        with torch.no_grad():
+            return float(fit.Objective(net, None, 0.0).losses(batch, mask)[0])
+
+    for p in trainer.net.parameters():  # at first the head says the same of everything
+        torch.nn.init.normal_(p, 0, 0.3) if p.ndim == 2 else None
+    assert len({loss(trainer.net) for _ in range(4)}) == 4
+    after = nets.built(nets.rounded_net(trainer.net))
+    assert len({loss(after) for _ in range(4)}) == 1
 
 
 def test_a_rounded_net_is_what_was_trained_and_comes_back(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,3 +163,46 @@ def test_no_source_gets_more_than_its_cap() -> None:
     share = np.array([0.9, 0.07, 0.02, 0.01])
     weight = batches.capped(share**0.3 / (share**0.3).sum(), share, 2.0)
     assert abs(weight.sum() - 1) < 1e-9 and (weight <= 2.0 * share + 1e-6).all() and weight[0] < share[0]
+
+
+def sampler_of(folder: Path, lengths: dict[str, list[int]], **options: Any) -> batches.Sampler:
+    """Of sessions whose tokens all are 32 and their source's number."""
+    every = [(n, number) for number, name in enumerate(lengths) for n in lengths[name]]
+    np.concatenate([np.full(n, 32 + number, np.uint16) for n, number in every]).tofile(folder / "train.bin")
+    np.save(folder / "train.offsets.npy", np.cumsum([0, *(n for n, _ in every)]))
+    np.save(folder / "train.source.npy", np.array([number for _, number in every], np.uint8))
+    (folder / "sources.json").write_text(json.dumps({name: i for i, name in enumerate(lengths)}))
+    given = {"row": 512, "block": 256, "power": 1.0, "text_share": 0.2, "seed": 1, **options}
+    return batches.Sampler(folder, **given)
+
+
+def drawn(sampler: batches.Sampler, rows: int = 400) -> np.ndarray:
+    """Share of the tokens in rows, by source."""
+    target = sampler.rows(rows)["target"]
+    return np.asarray(np.bincount(target[target >= 0] - 32) / (target >= 0).sum())
+
+
+def test_a_source_of_long_sessions_has_its_share(tmp_path: Path) -> None:
+    """Sessions of a whole row, and longer than its window, as well as short ones; drawn in proportion to what they hold."""
+    lengths = {"short": [40] * 1000, "row": [500] * 80, "long": [2000] * 20}
+    assert np.abs(drawn(sampler_of(tmp_path, lengths)) - 1 / 3).max() < 0.05
+
+
+def test_a_source_is_drawn_as_often_as_its_weight_says(tmp_path: Path) -> None:
+    lengths = {"a": [60] * 100, "b": [60] * 100, "text:a": [60] * 100, "text:b": [60] * 100}
+    found = drawn(sampler_of(tmp_path, lengths, weights={"b": 3.0, "text:a": 0.5}))
+    assert np.abs(found - [0.2, 0.6, 0.2 / 3, 0.4 / 3]).max() < 0.03
+
+
+def test_a_window_reaches_the_end_of_a_long_session(tmp_path: Path) -> None:
+    sampler = sampler_of(tmp_path, {"a": [900]})
+    np.arange(32, 932, dtype=np.uint16).tofile(tmp_path / "train.bin")  # what the sampler looks into
+    seen = np.concatenate([sampler.draw(512) for _ in range(50)])
+    assert sorted(set(seen.tolist())) == list(range(32, 932))
+
+
+def test_blocks_are_in_the_default_layout_as_often_as_asked(tmp_path: Path) -> None:
+    for share, other in ((0.0, 0.0), (1.0, 0.75)):  # of 1, 2, 4 and 8 lanes one is the default
+        sampler = sampler_of(tmp_path, {"a": [60]}, layouts=share)
+        found = np.mean([sampler.lanes(200) != 1 for _ in range(2000)])
+        assert abs(found - other) < 0.05
