@@ -66,6 +66,13 @@ class Lookup(Protocol):
     def has(self, section: int, keys: U64) -> npt.NDArray[np.bool_]:
         """(N,) whether it may hold them: False is sure. Raises CorruptError where the index is damaged."""
 
+    @property
+    def starts(self) -> Sequence[int]:
+        """Where addresses in each of the packs begin, by number."""
+
+    def addressed(self, section: int) -> tuple[U64, U64]:
+        """All entries: (N,) keys, addresses. Raises CorruptError."""
+
     def columns(self, section: int) -> tuple[U64, U64, U64]:
         """All entries: (N,) keys, numbers of packs, offsets in them. Raises CorruptError."""
 
@@ -197,6 +204,14 @@ class MemoryIndex:
     def holds(self, section: int) -> bool:
         return bool(self._runs[section])
 
+    @property
+    def starts(self) -> Sequence[int]:
+        return range(0, len(self.names) * MAX_SIZE, MAX_SIZE)
+
+    def addressed(self, section: int) -> tuple[U64, U64]:
+        keys, numbers, offsets = self.columns(section)
+        return keys, numbers * np.uint64(MAX_SIZE) + offsets
+
     def columns(self, section: int) -> tuple[U64, U64, U64]:
         runs = self._runs[section] or [_Run(*(np.zeros(0, np.uint64) for _ in range(3)))]
         keys, numbers, offsets = (np.concatenate(column) for column in zip(*runs, strict=True))
@@ -312,11 +327,21 @@ class FileIndex:
         return hit
 
     def columns(self, section: int) -> tuple[U64, U64, U64]:
+        keys, places = self.addressed(section)
+        starts = np.array(self.starts, np.uint64)
+        numbers = np.searchsorted(starts, places, side="right").astype(np.uint64) - np.uint64(1)
+        return keys, numbers, places - starts[numbers]
+
+    @property
+    def starts(self) -> Sequence[int]:
+        return self._starts[:-1]
+
+    def addressed(self, section: int) -> tuple[U64, U64]:
         n = self._counts[section]
         fan_at, keys_at, places_at = self._columns[section]
         b, width = self._shapes[section]
         if not n:
-            return np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+            return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
         fan = np.frombuffer(self._read(fan_at, 4 << b), "<u4").astype(np.int64)
         sizes = np.diff(fan, prepend=0)
         if (sizes < 0).any() or fan[-1] != n:
@@ -324,11 +349,9 @@ class FileIndex:
         keys = _widen(self._read(keys_at, n * width), width) & np.uint64((1 << KEY_BITS - b) - 1)
         keys |= np.repeat(np.arange(1 << b, dtype=np.uint64) << np.uint64(KEY_BITS - b), sizes)
         places = _widen(self._read(places_at, n * self._width), self._width)
-        starts = np.array(self._starts, np.uint64)
-        numbers = np.searchsorted(starts, places, side="right").astype(np.uint64) - np.uint64(1)
-        if numbers.max() >= len(self.names):
+        if places.max() >= self._starts[-1]:
             raise CorruptError("the index points behind its packs: damaged")
-        return keys, numbers, places - starts[numbers]
+        return keys, places
 
     def entries(self, section: int) -> Iterator[tuple[int, Location]]:
         return _entries(self, section)
@@ -426,10 +449,8 @@ def build(indexes: Iterable[Lookup], packs: dict[bytes, int]) -> bytes:
     return whole + digest(PERSON, whole)
 
 
-def gather(
-    known: Iterable[Lookup], section: int, starts: Mapping[bytes, int], *, by_place: bool = False
-) -> tuple[U64, U64]:
-    """Keys and addresses of a section, sorted by both (or by address), each entry once; those of packs without a start are dropped."""
+def gather(known: Iterable[Lookup], section: int, starts: Mapping[bytes, int]) -> tuple[U64, U64]:
+    """Keys and addresses of a section, sorted by both, each entry once; those of packs without a start are dropped."""
     keys, places = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
     for index in known:
         k, numbers, offsets = index.columns(section)
@@ -440,7 +461,7 @@ def gather(
             keys.append(k[stays])
             places.append((base[numbers] + offsets)[stays])
     key, place = np.concatenate(keys), np.concatenate(places)
-    order = np.argsort(place) if by_place else np.lexsort((place, key))
+    order = np.lexsort((place, key))
     key, place = key[order], place[order]
     new = np.ones(len(key), bool)
     new[1:] = (key[1:] != key[:-1]) | (place[1:] != place[:-1])

@@ -38,6 +38,9 @@ class File(Protocol):
     def read(self, offset: int, size: int) -> bytes | memoryview:
         """At most ``size`` bytes at ``offset``; fewer at the end of the file. Raises OSError where the disk fails."""
 
+    def fill(self, room: memoryview, offset: int) -> int:
+        """Read into ``room``, which is filled unless the file ends before; how many bytes. Raises OSError where the disk fails."""
+
     def map(self) -> memoryview:
         """All of it, mapped where the system can. Where the disk fails, or somebody cut the file off, touching what was never read
         ends the process by a signal: so who maps reads a range before it touches it (`index.FileIndex`)."""
@@ -52,6 +55,11 @@ class Held:
 
     def read(self, offset: int, size: int) -> memoryview:
         return self._data[offset : offset + size]
+
+    def fill(self, room: memoryview, offset: int) -> int:
+        data = self._data[offset : offset + len(room)]
+        room[: len(data)] = data
+        return len(data)
 
     def map(self) -> memoryview:
         return self._data
@@ -78,6 +86,12 @@ class OsFile:
             size -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def fill(self, room: memoryview, offset: int) -> int:
+        at = 0
+        while at < len(room) and (size := os.preadv(self._handle, [room[at : at + (1 << 30)]], offset + at)):
+            at += size
+        return at
+
     def map(self) -> memoryview:
         if not self.size:
             return memoryview(b"")
@@ -87,10 +101,10 @@ class OsFile:
             raise OSError(errno.EIO, "the file was cut off while it was opened") from exc
 
 
-def pieces(read: Reader, begin: int, end: int) -> Iterator[bytes | memoryview]:
-    """The bytes from ``begin`` to ``end``, some at a time. Raises CorruptError where they are not all there, and what ``read`` raises."""
-    for at in range(begin, end, PIECE):
-        yield exactly(read, at, min(PIECE, end - at))
+def pieces(read: Reader, begin: int, end: int, most: int = PIECE) -> Iterator[bytes | memoryview]:
+    """The bytes from ``begin`` to ``end``, at most so many at a time. Raises CorruptError where they are not all there, and what ``read`` raises."""
+    for at in range(begin, end, most):
+        yield exactly(read, at, min(most, end - at))
 
 
 def exactly(read: Reader, offset: int, size: int) -> bytes | memoryview:

@@ -20,7 +20,7 @@ import numpy as np
 from pltz.archive import columns
 from pltz.archive import record as records
 from pltz.archive.identity import NONE, SIZE, digest, digest_of
-from pltz.archive.io import Reader, exactly, pieces
+from pltz.archive.io import PIECE, Reader, exactly, pieces
 from pltz.archive.layout import lay_out
 from pltz.archive.places import Places
 from pltz.archive.record import PARENT_BACK, Place, Raw, Record
@@ -232,12 +232,13 @@ class Pack:
     Args:
         read: gives at most `size` bytes at `offset`.
         size: bytes of the file.
+        at_once: bytes to read of what is only hashed.
 
     Raises VersionError for a newer pack, CorruptError where both copies of the header are damaged.
     """
 
-    def __init__(self, read: Reader, size: int):
-        self.read, self.size = read, size
+    def __init__(self, read: Reader, size: int, at_once: int = PIECE):
+        self.read, self.size, self._at_once = read, size, at_once
         self.damaged_copies: list[str] = []
         self.head = self._open()
         self.begin = self.head.size
@@ -249,7 +250,7 @@ class Pack:
     def of(cls, data: bytes | memoryview) -> Pack:
         """A pack in memory."""
         view = memoryview(data)
-        return cls(lambda offset, size: view[offset : offset + size], len(view))
+        return cls(lambda offset, size: view[offset : offset + size], len(view), max(1, len(view)))
 
     def record(self, offset: int) -> Record:
         """The record at ``offset``, its parent looked up. Raises CorruptError, VersionError."""
@@ -392,7 +393,7 @@ class Pack:
         count, size, wanted, check, end = FOOTER.unpack(footer)
         if check != zlib.crc32(footer[:-8]) or end != END or size != self.end - self.begin:
             raise CorruptError("the footer of the pack is damaged")
-        if digest_of(PERSON, pieces(self.read, 0, at + 12)) != wanted:
+        if digest_of(PERSON, pieces(self.read, 0, at + 12, self._at_once)) != wanted:
             raise CorruptError("some byte of the pack is not what was written")
         if exactly(self.read, 0, HEADER.size) != exactly(self.read, at - HEADER.size, HEADER.size):
             raise CorruptError("the two headers of the pack differ")

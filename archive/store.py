@@ -85,6 +85,12 @@ class Opened:
         except OSError as exc:
             raise _unread(self._name, exc) from exc
 
+    def fill(self, room: memoryview, offset: int) -> int:
+        try:
+            return self._file.fill(room, offset)
+        except OSError as exc:
+            raise _unread(self._name, exc) from exc
+
     def map(self) -> memoryview:
         try:
             return self._file.map()

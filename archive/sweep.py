@@ -3,7 +3,7 @@
 A pack whose digest is its name holds the bytes its writer laid out and read back. So what is left to ask is whether packs and
 indexes agree, and whether towers are whole, and both are questions about columns:
 
-    places of all entries of a pack, sorted --gather--> heads of records --> sizes, flags, ids, parents
+    places of all entries of a pack, in order --gather--> heads of records --> sizes, flags, ids, parents
     each record ends where the next begins?  flags and keys as in the index?  every parent some segment's id?
 
 A sweep never says *sound* of what is not; where it says anything else, `verify` reads record by record and names what is wrong.
@@ -18,29 +18,33 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from pltz.archive import columns
 from pltz.archive.columns import Bytes, Columns, Ints
-from pltz.archive.identity import NONE, SIZE
-from pltz.archive.index import SECTIONS, SESSIONS, U64, Lookup, gather, key_of, key_of_session
-from pltz.archive.io import File, pieces
+from pltz.archive.identity import SIZE
+from pltz.archive.index import SECTIONS, SESSIONS, U64, Lookup, key_of, key_of_session
+from pltz.archive.io import File
 from pltz.archive.pack import Pack
-from pltz.archive.record import PARENT_BACK, PARENT_TABLE, Record
+from pltz.archive.record import PARENT_BACK, PARENT_INLINE, PARENT_TABLE, Record
 from pltz.archive.view import View
-from pltz.plt_codec.errors import FormatError
+from pltz.plt_codec.errors import CorruptError, FormatError
 
 AHEAD = 3  # packs hashed while another is looked at
 MOST_BYTES, MOST_RECORDS = (
     128 << 20,
     1 << 20,
 )  # of a pack held in memory; a larger one is read record by record
+_NO_KEYS, _NO_PLACES, _NO_IDS = np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros((0, SIZE), np.uint8)
+_TOP = np.uint64(48)
 SAMPLE = 256  # of so many sessions one has its key computed again
-PACK_BITS = 30  # of an address: a pack is at most 2^30 bytes
+ROOM = 4 << 20  # bytes: packs are of about one size, and not the same
 
 
 @dataclass(frozen=True)
 class Swept:
-    """A sound pack: how many records, and (N, 2) halves of ids of its segments and, once or more, of what its records continue."""
+    """A sound pack: how many records, and (N, 2) halves of ids: of its segments; of what its records continue, each once, but for what is a record
+    before them in the pack."""
 
     records: int
     ids: U64
@@ -48,20 +52,43 @@ class Swept:
 
 
 class Room:
-    """Memory for a pack, used again for the next one: what is new to a process has to be zeroed for it, which takes as long as the reading."""
+    """Memory for a pack, used again for the next one: what is new to a process has to be zeroed for it, which takes longer than the reading."""
 
     def __init__(self) -> None:
-        self._bytes = bytearray()
+        self._bytes = np.empty(0, np.uint8)
 
     def filled(self, file: File) -> memoryview:
-        """The bytes of a file. Raises as its ``read``, CorruptError where it was cut off."""
+        """The bytes of a file. Raises as its ``fill``, CorruptError where it was cut off."""
         if len(self._bytes) < file.size:
-            self._bytes = bytearray(file.size)
-        at, data = 0, memoryview(self._bytes)[: file.size]
-        for piece in pieces(file.read, 0, file.size):
-            data[at : at + len(piece)] = piece
-            at += len(piece)
+            self._bytes = np.empty(-(-file.size // ROOM) * ROOM, np.uint8)  # numpy asks for huge pages
+        data = self._bytes.data[: file.size]
+        if (found := file.fill(data, 0)) != file.size:
+            raise CorruptError(
+                f"expected {file.size} bytes, found {found}: the file was cut off while it was read"
+            )
         return data
+
+
+class Listing:
+    """Entries of an index in the order of their places."""
+
+    def __init__(self, index: Lookup):
+        # of each: keys, addresses, where those of each pack begin
+        self._sections: list[tuple[U64, U64, list[int]]] = []
+        self._starts = index.starts
+        starts = np.array(self._starts, np.uint64)
+        for section in range(len(SECTIONS)):
+            keys, addresses = index.addressed(section)
+            order = _order(addresses)
+            addresses = addresses[order]
+            bounds = [*np.searchsorted(addresses, starts).tolist(), len(order)]
+            self._sections.append((keys[order], addresses, bounds))
+
+    def of(self, number: int, section: int) -> tuple[U64, Ints]:
+        """Keys and offsets of the entries of a pack, by offset."""
+        keys, addresses, bounds = self._sections[section]
+        part = slice(bounds[number], bounds[number + 1])
+        return keys[part], addresses[part].astype(np.int64) - self._starts[number]
 
 
 class Sweep:
@@ -69,19 +96,21 @@ class Sweep:
 
     def __init__(self, view: View):
         self.view = view
-        self._number = {pack: n for n, pack in enumerate(sorted(view.packs))}
-        starts = {pack: n << PACK_BITS for pack, n in self._number.items()}
-        self._starts = starts
         self._rooms: list[Room] = []
 
     @cached_property
-    def _entries(self) -> list[tuple[U64, U64]] | None:
-        """Keys and addresses of all entries, a section each, by address; None where an index is damaged. Gathered while the first packs are hashed."""
+    def _listings(self) -> dict[bytes, list[tuple[Listing, int]]] | None:
+        """Of each pack the indexes that cover it, and its number there; None where one is damaged. Made while the first packs are hashed."""
         indexes: list[Lookup] = [*self.view.indexes.values(), self.view.tail]
+        found: dict[bytes, list[tuple[Listing, int]]] = {}
         try:
-            return [gather(indexes, section, self._starts, by_place=True) for section in range(len(SECTIONS))]
+            for index in indexes:
+                listing = Listing(index)
+                for number, pack in enumerate(index.names):
+                    found.setdefault(pack, []).append((listing, number))
         except FormatError:
             return None
+        return found
 
     def run(self, packs: Sequence[bytes]) -> Iterator[tuple[bytes, Swept | None]]:
         """Each pack with what is in it; None: not proved sound. The next ones are hashed meanwhile, which needs no Python."""
@@ -124,10 +153,10 @@ class Sweep:
 
         Raises CorruptError where they are not records.
         """
-        if self._entries is None:
+        if self._listings is None:
             return None
-        entries = [self._of(name, *section) for section in self._entries]
-        offsets = _distinct(np.sort(np.concatenate([places for _, places in entries])))
+        entries = [self._of(name, section) for section in range(len(SECTIONS))]
+        offsets = _union([places for _, places in entries])
         if len(offsets) != count or (count and offsets[0] != pack.begin) or offsets[-1:] >= pack.end:
             return None
         if not count:
@@ -136,30 +165,36 @@ class Sweep:
         found = columns.decode(records, offsets - pack.begin, len(records), place)
         kinds = found.segment, found.session, found.mark
         for section, (kind, (keys, places)) in enumerate(zip(kinds, entries, strict=True)):
-            if not np.array_equal(_distinct(places), offsets[kind]):
+            if not np.array_equal(places, offsets[kind]):
                 return None
             if section != SESSIONS and not np.array_equal(_keys(found.id[kind]), keys):
                 return None
-        parents = found.parent
-        table = np.frombuffer(b"".join([*pack.head.parents, NONE]), np.uint8).reshape(-1, SIZE)
-        named = found.how == PARENT_TABLE
-        parents[named] = table[found.reference[named]]
         back = np.flatnonzero(found.how == PARENT_BACK)
         places_back = offsets[back] - found.reference[back]
         at = np.minimum(np.searchsorted(offsets, places_back), count - 1)
         if (offsets[at] != places_back).any() or not found.segment[at].all():
             return None
-        parents[back] = found.id[at]
         if not self._sampled(pack, records, found, entries[SESSIONS][0]):
             return None
-        needed = ~found.mark & (found.how > 0)
-        return Swept(count, _halves(found.id[found.segment]), _once(_halves(parents[needed])))
+        named = np.bincount(found.reference[found.how == PARENT_TABLE], minlength=1)
+        table = [pack.head.parents[n] for n in np.flatnonzero(named).tolist()]
+        elsewhere = np.frombuffer(b"".join(table), np.uint8).reshape(-1, SIZE)
+        inline = found.parent[found.how == PARENT_INLINE]
+        return Swept(
+            count, _halves(found.id[found.segment]), _once(_halves(np.concatenate([elsewhere, inline])))
+        )
 
-    def _of(self, name: bytes, keys: U64, places: U64) -> tuple[U64, Ints]:
-        """Keys and offsets of a pack's entries, by offset."""
-        first = self._number[name] << PACK_BITS
-        begin, end = np.searchsorted(places, np.array([first, first + (1 << PACK_BITS)], np.uint64))
-        return keys[begin:end], places[begin:end].astype(np.int64) - first
+    def _of(self, name: bytes, section: int) -> tuple[U64, Ints]:
+        """Keys and offsets of a pack's entries, by offset, each entry once."""
+        found = [listing.of(number, section) for listing, number in (self._listings or {}).get(name, [])]
+        if len(found) == 1:
+            return found[0]
+        keys, places = (np.concatenate(column) for column in zip((_NO_KEYS, _NO_PLACES), *found, strict=True))
+        order = _order(places)
+        keys, places = keys[order], places[order]
+        new = np.ones(len(keys), bool)
+        new[1:] = (keys[1:] != keys[:-1]) | (places[1:] != places[:-1])
+        return keys[new], places[new]
 
     def _sampled(self, pack: Pack, records: memoryview, found: Columns, keys: U64) -> bool:
         """Whether keys of some sessions are those of their names."""
@@ -176,21 +211,37 @@ class Sweep:
 
 def whole(swept: Sequence[Swept]) -> bool:
     """Whether everything that a record continues is a segment of some pack."""
-    empty = np.zeros((0, 2), np.uint64)
-    ids = np.concatenate([empty, *(s.ids for s in swept)])
-    parents = np.concatenate([empty, *(s.parents for s in swept)])
-    ids = ids[np.argsort(ids[:, 0])]
-    if not len(parents) or not len(ids):
-        return not len(parents)
-    at = np.minimum(np.searchsorted(ids[:, 0], parents[:, 0]), len(ids) - 1)
-    return bool((ids[at] == parents).all())
+    parents = _once(np.concatenate([_halves(_NO_IDS), *(s.parents for s in swept)]))
+    if not len(parents):
+        return True
+    begun = np.zeros(1 << 16, bool)  # first 16 bits of parents: few ids have them where parents are few
+    begun[parents[:, 0] >> _TOP] = True
+    there = np.zeros(len(parents), bool)
+    for s in swept:
+        ids = s.ids[begun[s.ids[:, 0] >> _TOP]]
+        at = np.minimum(np.searchsorted(parents[:, 0], ids[:, 0]), len(parents) - 1)
+        there[at[(parents[at] == ids).all(1)]] = True
+    return bool(there.all())
 
 
-def _distinct(ordered: Ints) -> Ints:
-    """Each of some ordered numbers once."""
-    new = np.ones(len(ordered), bool)
-    new[1:] = ordered[1:] != ordered[:-1]
-    return ordered[new]
+def _order(numbers: U64 | Ints) -> npt.NDArray[np.intp]:
+    """Their order, as `np.argsort` gives it, by counting 16 bits at a time: in a quarter of the time of comparing them."""
+    order = np.argsort(numbers.astype(np.uint16), kind="stable")
+    for shift in range(16, int(numbers.max(initial=0)).bit_length(), 16):
+        digits = (numbers >> numbers.dtype.type(shift)).astype(np.uint16)[order]
+        order = order[np.argsort(digits, kind="stable")]
+    return order
+
+
+def _union(ordered: Sequence[Ints]) -> Ints:
+    """What is in some of them, each once; they are in order, and most are the same."""
+    first, *others = [o for o in ordered if len(o)] or [_NO_PLACES]
+    if all(np.array_equal(first, other) for other in others):
+        return first
+    both = np.sort(np.concatenate([first, *others]), kind="stable")
+    new = np.ones(len(both), bool)
+    new[1:] = both[1:] != both[:-1]
+    return both[new]
 
 
 def _halves(ids: Bytes) -> U64:
@@ -199,8 +250,8 @@ def _halves(ids: Bytes) -> U64:
 
 
 def _once(rows: U64) -> U64:
-    """(N, 2) -> (M, 2), most of those that come again left out: many sessions continue one prompt."""
-    rows = rows[np.argsort(rows[:, 0])]
+    """(N, 2) -> (M, 2), in order, each once."""
+    rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
     new = np.ones(len(rows), bool)
     new[1:] = (rows[1:] != rows[:-1]).any(1)
     return rows[new]

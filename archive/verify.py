@@ -20,6 +20,7 @@ from pltz.archive.chain import Chains, Wanted, decode_records, lost
 from pltz.archive.errors import ArchiveError, KeyMismatch
 from pltz.archive.index import SECTIONS, Location, key_of, keys_of
 from pltz.archive.key_files import KeyFile
+from pltz.archive.meanwhile import meanwhile
 from pltz.archive.pack import TOWER, Damage, Pack
 from pltz.archive.parity import Parity
 from pltz.archive.plan import Plan
@@ -115,6 +116,19 @@ class Verifier:
         swept: list[Swept] = []
         doubted: set[bytes] = set()  # packs that were not proved at a sweep: looked at record by record
         spans = self._chosen(fraction, anywhere and decode)
+        with meanwhile(self._index_digests) as digests:
+            self._check_packs(spans, decode, swept, doubted)
+        self._check_copies()
+        self._check_indexes(digests(), doubted)
+        if doubted or not self.report.complete or not whole(swept):
+            versions = itertools.chain.from_iterable(self.view.histories())
+            self.report.lost += lost(self.view, versions, self.report.bad)
+        for problem in self.view.problems:
+            self._tell(problem)
+        return self.report
+
+    def _check_packs(self, spans: list[Span], decode: bool, swept: list[Swept], doubted: set[bytes]) -> None:
+        """As many as there is time for. Adds to ``swept`` what was proved at a sweep, to ``doubted`` the other packs."""
         for span, found in self._swept(spans, decode):
             pack = span.pack
             if self._late():
@@ -134,16 +148,8 @@ class Verifier:
                 self.report.packs += span.stop is None
             self._check_parity(pack)
             self.report.cursor = pack
-            if progress:
-                progress(self.report)
-        self._check_copies()
-        self._check_indexes(doubted)
-        if doubted or not self.report.complete or not whole(swept):
-            versions = itertools.chain.from_iterable(self.view.histories())
-            self.report.lost += lost(self.view, versions, self.report.bad)
-        for problem in self.view.problems:
-            self._tell(problem)
-        return self.report
+            if self._progress:
+                self._progress(self.report)
 
     def _late(self) -> bool:
         return self._end is not None and self.view.store.now() >= self._end
@@ -311,10 +317,23 @@ class Verifier:
             except FileNotFoundError:
                 continue
 
-    def _check_indexes(self, doubted: set[bytes]) -> None:
+    def _index_digests(self) -> dict[str, bytes | FormatError]:
+        """What the index files should be called, or why they are damaged. Needs the interpreter for little of its time."""
+        found: dict[str, bytes | FormatError] = {}
         for name, index in list(self.view.indexes.items()):
             try:
-                if index.verify().hex() != name:
+                found[name] = index.verify()
+            except FormatError as exc:
+                found[name] = exc
+        return found
+
+    def _check_indexes(self, digests: dict[str, bytes | FormatError], doubted: set[bytes]) -> None:
+        for name, index in list(self.view.indexes.items()):
+            try:
+                found = digests[name] if name in digests else index.verify()
+                if isinstance(found, FormatError):
+                    raise found
+                if found.hex() != name:
                     self._wrong("index", name, "its digest is not its name")
                 for section in range(len(SECTIONS) if doubted else 0):
                     for key, location in index.entries(section):
