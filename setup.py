@@ -55,7 +55,19 @@ setup(
             extra_link_args=EXTRA,
             optional=True,
         ),
+        Extension(
+            "pltz.archive._blake2b",
+            sources=["archive/blake2b.c"],
+            depends=["archive/blake2b_lanes.h"],
+            extra_compile_args=[*FLAGS, *EXTRA],
+            extra_link_args=EXTRA,
+            optional=True,
+        ),
     ],
     # sources belong in the sdist, not in a wheel
-    exclude_package_data={"pltz.plt_codec": ["native/*"], "pltz.archive.hooks": ["ids.c"]},
+    exclude_package_data={
+        "pltz.plt_codec": ["native/*"],
+        "pltz.archive": ["*.c", "*.h"],
+        "pltz.archive.hooks": ["ids.c"],
+    },
 )

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
 
 import numpy as np
 
@@ -148,12 +147,15 @@ def _name(segments: Sequence[Segment], keys: Keys) -> None:
             s.tokens = tokens.copy()
         levels.setdefault(s.depth, []).append(s)
     for level in levels.values():
-        begun: dict[tuple[int, int], blake2b] = {}  # by context and parent
+        known: dict[tuple[int, int], identity.Head] = {}  # by context and parent
+        heads = []
         for s in level:
-            if (place := (id(s.own), id(s.up))) not in begun:
-                begun[place] = keys.segment_state(s.own.domain, s.codec.tokenizer, s.parent)
-        states = [begun[id(s.own), id(s.up)] for s in level]
-        for s, digest in zip(level, identity.digests(states, [s.tokens for s in level]), strict=True):
+            place = id(s.own), id(s.up)
+            head = known.get(place)
+            if head is None:
+                head = known[place] = keys.segment_head(s.own.domain, s.codec.tokenizer, s.parent)
+            heads.append(head)
+        for s, digest in zip(level, identity.digests(heads, [s.tokens for s in level]), strict=True):
             s.digest, s.id = digest, digest[: identity.SIZE]
 
 

@@ -9,17 +9,22 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.meanwhile import meanwhile
 from pltz.plt_codec.errors import ContentError
+
+try:
+    from pltz.archive import _blake2b as abreast
+except ImportError:  # it is built where there is a C compiler
+    abreast = None  # type: ignore[assignment]  # which is looked at before each use
 
 Tokens = npt.NDArray[np.integer[Any]]  # (T,) token ids
 
@@ -29,10 +34,11 @@ TENANT, BASE = 0, 1  # kinds of domain
 MAX_TOKENS = (1 << 31) - 1  # a segment; also the largest token id
 U32 = np.dtype("<u4")
 MOST_THREADS = 4  # that hash
-LEAST_ROW, LEAST_ROWS = (
-    600,
-    64,
-)  # tokens in the mean, and rows, before more than one does: below 2 KiB hashing keeps the interpreter
+# tokens in the mean, and rows, before more than one does: below 2 KiB hashlib keeps the interpreter
+LEAST_ROW, LEAST_ROWS = 600, 64
+LEAST_ABREAST = 1 << 18  # tokens, before more than one does with `blake2b.c`
+SEGMENT = b"pltz segment"
+BLOCK = 128  # bytes of BLAKE2b: a key is padded to so many
 
 
 def domain_id(kind: int, name: str) -> bytes:
@@ -51,41 +57,75 @@ def segment_id(domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -
 
 def segment_digest(domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
     """32 bytes that begin with the segment's id; all of them tell apart what was crafted to have one id."""
-    state = segment_state(domain, tokenizer, parent)
-    state.update(np.ascontiguousarray(tokens, U32).data)
-    return state.digest()
+    return segment_head(domain, tokenizer, parent).digest(tokens)
 
 
-def segment_state(domain: bytes, tokenizer: bytes, parent: bytes) -> hashlib.blake2b:
-    """What `segment_digest` makes of all but the tokens: many segments may have it in common (`digests`)."""
-    state = _begun(b"pltz segment", 2 * SIZE, domain + tokenizer).copy()
-    state.update(parent)
-    return state
+class Head(NamedTuple):
+    """What stands before the tokens of a segment in its hash: many segments may have it in common."""
+
+    data: bytes
+    key: bytes = b""
+
+    def digest(self, tokens: Tokens) -> bytes:
+        """32 bytes, of the head and (T,) tokens."""
+        state = self.state()
+        state.update(np.ascontiguousarray(tokens, U32).data)
+        return state.digest()
+
+    def state(self) -> hashlib.blake2b:
+        return hashlib.blake2b(self.data, digest_size=2 * SIZE, key=self.key, person=SEGMENT)
+
+    def block(self) -> bytes:
+        """As it is hashed: a key is a block of its own."""
+        return self.key.ljust(BLOCK, b"\0") + self.data if self.key else self.data
 
 
-def digests(states: Sequence[hashlib.blake2b], rows: Sequence[Tokens]) -> list[bytes]:
-    """A digest each, of a state and then (T,) tokens. Several threads share the work where it is long: hashing lets go of the interpreter.
+def segment_head(domain: bytes, tokenizer: bytes, parent: bytes) -> Head:
+    """Of the segments below ``parent``, without a key."""
+    return Head(domain + tokenizer + parent)
+
+
+def digests(heads: Sequence[Head], rows: Sequence[Tokens]) -> list[bytes]:
+    """A digest each, of a head and then (T,) tokens of type U32, one after the other in memory.
+
+    Several are hashed abreast where the processor can, and several threads share the work where it is long: hashing lets go of the interpreter.
 
     >>> row = np.array([1, 2], np.uint32)
-    >>> digests([segment_state(NONE, NONE, NONE)], [row]) == [segment_digest(NONE, NONE, NONE, row)]
+    >>> digests([segment_head(NONE, NONE, NONE)], [row]) == [segment_digest(NONE, NONE, NONE, row)]
     True
     """
+    known = set(heads)
+    keys = {len(head.key) for head in known}
+    fast = abreast is not None and abreast.lanes > 0 and len(keys) == 1
+    blocks = {head: head.block() for head in known}
+    hashed = partial(_abreast, blocks, max(keys)) if fast else _one_by_one
     threads = min(MOST_THREADS, os.cpu_count() or 1)
     ends = np.cumsum([len(row) for row in rows])
-    if threads == 1 or not len(rows) or ends[-1] < LEAST_ROW * max(len(rows), LEAST_ROWS):
-        return _digests(states, rows)
+    least = LEAST_ABREAST if fast else LEAST_ROW * max(len(rows), LEAST_ROWS)
+    if threads == 1 or not len(rows) or ends[-1] < least:
+        return hashed(heads, rows)
     bounds = [*np.searchsorted(ends, ends[-1] * np.arange(threads) // threads).tolist(), len(rows)]
     parts = [slice(*bound) for bound in pairwise(bounds)]  # about as many tokens each
     with ExitStack() as stack:
-        works = [partial(_digests, states[part], rows[part]) for part in parts]
+        works = [partial(hashed, heads[part], rows[part]) for part in parts]
         others = [stack.enter_context(meanwhile(work)) for work in works[1:]]
         return sum((other() for other in others), works[0]())
 
 
-def _digests(states: Sequence[hashlib.blake2b], rows: Sequence[Tokens]) -> list[bytes]:
+def _abreast(
+    blocks: Mapping[Head, bytes], key: int, heads: Sequence[Head], rows: Sequence[Tokens]
+) -> list[bytes]:
+    """``key``: bytes of the keys."""
+    person = SEGMENT.ljust(hashlib.blake2b.PERSON_SIZE, b"\0")
+    found = abreast.digests(person, 2 * SIZE, key, tuple(map(blocks.__getitem__, heads)), list(rows))
+    return [found[at : at + 2 * SIZE] for at in range(0, len(found), 2 * SIZE)]
+
+
+def _one_by_one(heads: Sequence[Head], rows: Sequence[Tokens]) -> list[bytes]:
+    states = {head: head.state() for head in set(heads)}
     out = []
-    for begun, row in zip(states, rows, strict=True):
-        state = begun.copy()
+    for head, row in zip(heads, rows, strict=True):
+        state = states[head].copy()
         state.update(row.data)
         out.append(state.digest())
     return out

@@ -11,18 +11,15 @@ from __future__ import annotations
 import dataclasses
 import struct
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
-
-import numpy as np
 
 from pltz.archive.domain_keys import DomainKeys, Reader, Unit
 from pltz.archive.errors import Erased, Fenced, KeyMismatch
-from pltz.archive.identity import NONE, SIZE, Tokens
+from pltz.archive.identity import NONE, SIZE, Head, Tokens
 from pltz.archive.key_files import COPIES, SCRYPT, KeyFile, KeyFolder, file_name
 from pltz.archive.keys import Secret
 from pltz.archive.pack import SEALED, Context
 from pltz.archive.record import MAX_LABELS, Record
-from pltz.archive.seal import KEY, UNIT, Tree, begun, keyed, seal, subkey, unit_of, unseal
+from pltz.archive.seal import KEY, UNIT, Tree, keyed, seal, subkey, unit_of, unseal
 from pltz.archive.store import Store, is_there
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 from pltz.plt_codec.varint import write_varint
@@ -97,15 +94,13 @@ class Keyring:
         return keyed(key, b"pltz session", [domain, name.encode()], UNIT) + bytes(SIZE - UNIT)
 
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
-        state = self.segment_state(domain, tokenizer, parent)
-        state.update(np.ascontiguousarray(tokens, "<u4").data)
-        return state.digest()
+        return self.segment_head(domain, tokenizer, parent).digest(tokens)
 
-    def segment_state(self, domain: bytes, tokenizer: bytes, parent: bytes) -> blake2b:
+    def segment_head(self, domain: bytes, tokenizer: bytes, parent: bytes) -> Head:
         keys = self.of(domain)
         if keys is None:
             raise CorruptError(f"the keys of domain {domain.hex()} are missing: see pltz archive verify")
-        return begun(keys.id_key, b"pltz segment", [domain, tokenizer, parent], 2 * SIZE)
+        return Head(domain + tokenizer + parent, keys.id_key)
 
     def seal(self, context: Context, record: Record) -> Record:
         bitstring, veil = record.bitstring, b""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 
@@ -101,8 +100,8 @@ class Keys(Protocol):
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
         """32 bytes that begin with what a segment is called."""
 
-    def segment_state(self, domain: bytes, tokenizer: bytes, parent: bytes) -> blake2b:
-        """The hash that gives this digest once it had the tokens, as little-endian u32."""
+    def segment_head(self, domain: bytes, tokenizer: bytes, parent: bytes) -> identity.Head:
+        """What is hashed before the tokens, as little-endian u32."""
 
     def seal(self, context: Context, record: Record) -> Record:
         """The record as it is stored."""
@@ -146,8 +145,8 @@ class Clear:
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
         return identity.segment_digest(domain, tokenizer, parent, tokens)
 
-    def segment_state(self, domain: bytes, tokenizer: bytes, parent: bytes) -> blake2b:
-        return identity.segment_state(domain, tokenizer, parent)
+    def segment_head(self, domain: bytes, tokenizer: bytes, parent: bytes) -> identity.Head:
+        return identity.segment_head(domain, tokenizer, parent)
 
     def seal(self, context: Context, record: Record) -> Record:
         return record
@@ -179,7 +178,7 @@ class Locked(Clear):
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
         raise _locked()
 
-    def segment_state(self, domain: bytes, tokenizer: bytes, parent: bytes) -> blake2b:
+    def segment_head(self, domain: bytes, tokenizer: bytes, parent: bytes) -> identity.Head:
         raise _locked()
 
     def bits(self, context: Context, record: Record) -> bytes:

@@ -111,15 +111,10 @@ def subkey(key: bytes, purpose: bytes) -> bytes:
 
 def keyed(key: bytes, person: bytes, parts: Iterable[bytes], size: int) -> bytes:
     """A keyed hash: what it names cannot be guessed without the key."""
-    return begun(key, person, parts, size).digest()
-
-
-def begun(key: bytes, person: bytes, parts: Iterable[bytes], size: int) -> hashlib.blake2b:
-    """`keyed`, with more to come."""
     state = hashlib.blake2b(key=key, digest_size=size, person=person)
     for part in parts:
         state.update(part)
-    return state
+    return state.digest()
 
 
 def _child(key: bytes, number: int) -> bytes:

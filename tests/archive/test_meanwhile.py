@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from pltz.archive import identity
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec
-from pltz.archive.identity import NONE, digests, segment_digest, segment_state
+from pltz.archive.identity import NONE, Head, digests, segment_digest, segment_head
 from pltz.archive.meanwhile import meanwhile
 from pltz.archive.new_session import NewSession
 from pltz.archive.simulate import SimDisk
@@ -45,14 +46,23 @@ def test_where_no_thread_can_be_begun(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "sizes", [[], [0], [0] * 90, [0, 700, 0] * 80, [5] * 500, [100_000, *[1] * 99], [700] * 65]
 )
-def test_digests_are_those_of_each(monkeypatch: pytest.MonkeyPatch, cores: int, sizes: list[int]) -> None:
+@pytest.mark.parametrize("abreast", [True, False])
+def test_digests_are_those_of_each(
+    monkeypatch: pytest.MonkeyPatch, cores: int, sizes: list[int], abreast: bool
+) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(identity, "LEAST_ABREAST", 1 << 10)
+    if not abreast:
+        monkeypatch.setattr(identity, "abreast", None)
     rows = [DICE.integers(0, 99, n, np.uint32) for n in sizes]
     parents = [bytes([n % 3]) * 16 for n in range(len(rows))]
-    states = [segment_state(NONE, NONE, parent) for parent in parents]
-    assert digests(states, rows) == [
+    heads = [segment_head(NONE, NONE, parent) for parent in parents]
+    assert digests(heads, rows) == [
         segment_digest(NONE, NONE, parent, row) for parent, row in zip(parents, rows, strict=True)
     ]
+    for keys in ([b"k" * 32], [b"k" * 32, b"l" * 32], [b"", b"m" * 16]):
+        heads = [Head(parent, keys[n % len(keys)]) for n, parent in enumerate(parents)]
+        assert digests(heads, rows) == [head.digest(row) for head, row in zip(heads, rows, strict=True)]
 
 
 def test_a_pack_over_a_megabyte_is_the_same_with_and_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:

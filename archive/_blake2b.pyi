@@ -1,0 +1,15 @@
+"""Types of blake2b.c."""
+
+from pltz.archive.identity import Tokens
+
+lanes: int  # messages that the processor hashes abreast; 0: none
+
+def digests(
+    person: bytes,
+    size: int,
+    key: int,
+    heads: tuple[bytes, ...],
+    rows: list[Tokens] | list[bytes],
+    abreast: int = ...,
+    /,
+) -> bytes: ...
