@@ -25,7 +25,7 @@ lint: $(VENV)/.tests
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info plt_codec/_native*.so archive/_blake2b*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info plt_codec/_native*.so archive/_many*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # Each stamp is as new as the last install it stands for: an unchanged checkout installs nothing again.
 $(VENV)/.runtime: pyproject.toml constraints.txt $(wildcard setup.py plt_codec/native/*.[ch] archive/*.[ch] archive/hooks/*.c)

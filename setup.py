@@ -56,8 +56,8 @@ setup(
             optional=True,
         ),
         Extension(
-            "pltz.archive._blake2b",
-            sources=["archive/blake2b.c"],
+            "pltz.archive._many",
+            sources=["archive/many.c"],
             depends=["archive/blake2b_lanes.h"],
             extra_compile_args=[*FLAGS, *EXTRA],
             extra_link_args=EXTRA,

@@ -7,9 +7,11 @@ A session stands in the record of its leaf where that is new and in the same con
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 
@@ -24,6 +26,10 @@ from pltz.archive.record import Record, pack_labels
 from pltz.archive.view import Version
 
 BATCH_TOKENS = 1 << 22  # handed to a codec at once
+
+# half the time of naming the fields, of which there are eleven
+_record = partial(tuple.__new__, Record)
+_receipt = partial(tuple.__new__, Receipt)
 
 
 class Segment:
@@ -62,14 +68,15 @@ class Segment:
 
 
 class Draft:
-    """A session of the batch: its tower, and the version to write. ``kept``: the last version, where it is the same; ``new``, ``size``:
-    segments that it is the first to have, and bytes of their bitstrings."""
+    """A session of the batch: its tower, and the version to write. ``leaf``: id of the last segment, once it has one; ``kept``: the last version,
+    where it is the same; ``new``, ``size``: segments that it is the first to have, and bytes of their bitstrings."""
 
     __slots__ = (
         "context",
         "kept",
         "key",
         "labels",
+        "leaf",
         "new",
         "number",
         "session",
@@ -82,17 +89,15 @@ class Draft:
     def __init__(self, session: NewSession, tower: list[Segment], context: Context, key: bytes, time: int):
         self.session, self.tower, self.context, self.key, self.time = session, tower, context, key, time
         self.labels = pack_labels(session.labels)
-        self.number, self.version = 1, b""
+        self.number, self.version, self.leaf = 1, b"", NONE
         self.kept: Version | None = None
         self.new = self.size = 0
 
-    @property
-    def leaf(self) -> bytes:
-        return self.tower[-1].id if self.tower else NONE
-
     def receipt(self) -> Receipt:
         s, unchanged = self.session, self.kept is not None
-        return Receipt(s.tenant, s.name, self.version, self.number, self.leaf, self.new, self.size, unchanged)
+        return _receipt(
+            (s.tenant, s.name, self.version, self.number, self.leaf, self.new, self.size, unchanged)
+        )
 
 
 # What is put: a record and its context; the key of the session in it; the new segment in it, which is decoded before it is written
@@ -112,6 +117,9 @@ def draft(sessions: Sequence[NewSession], contexts: Contexts, now: int) -> tuple
         drafts.append(Draft(session, tower, own, session_key(own.domain, session.name), time))
     segments = list(known.values())
     _name(segments, contexts.keys)
+    for d in drafts:
+        if d.tower:
+            d.leaf = d.tower[-1].id
     return drafts, segments
 
 
@@ -163,7 +171,6 @@ def session_rows(drafts: Sequence[Draft], unwritten: dict[bytes, Segment]) -> li
     """The batch in tower order, a session in the record of its leaf where that is new. A new segment is counted for the first session
     that has it."""
     rows: list[Row] = []
-    made = partial(tuple.__new__, Record)  # half the time of naming the fields, of which there are eleven
     for d in drafts:
         leaf: Segment | None = None
         for s in d.tower:
@@ -180,9 +187,9 @@ def session_rows(drafts: Sequence[Draft], unwritten: dict[bytes, Segment]) -> li
         own = d.session.name, d.number, d.time, d.labels, None, b""
         if leaf:
             fields = 0, leaf.parent, leaf.id, len(leaf.tokens), leaf.data, *own
-            rows.append((leaf.context, made(fields), d.key, leaf))
+            rows.append((leaf.context, _record(fields), d.key, leaf))
         else:
-            rows.append((d.context, made((0, d.leaf, None, 0, b"", *own)), d.key, None))
+            rows.append((d.context, _record((0, d.leaf, None, 0, b"", *own)), d.key, None))
     return rows
 
 
@@ -229,15 +236,11 @@ class Contexts:
 def batches(segments: Sequence[Segment]) -> Iterator[tuple[SegmentCodec, list[int]]]:
     """Numbers of segments of one codec, so many that the codec is busy and memory is bounded."""
     for codec in {id(s.codec): s.codec for s in segments}.values():
-        batch: list[int] = []
-        total = 0
-        for number, s in enumerate(segments):
-            if s.codec is not codec:
-                continue
-            size = len(s.tokens) + codec.reach
-            if batch and total + size > BATCH_TOKENS:
-                yield codec, batch
-                batch, total = [], 0
-            batch.append(number)
-            total += size
-        yield codec, batch
+        reach = codec.reach
+        numbers = [n for n, s in enumerate(segments) if s.codec is codec]
+        ends = list(accumulate(len(segments[n].tokens) + reach for n in numbers))
+        begin = done = 0
+        while begin < len(numbers):
+            end = max(begin + 1, bisect_right(ends, done + BATCH_TOKENS))
+            yield codec, numbers[begin:end]
+            begin, done = end, ends[end - 1]

@@ -22,9 +22,10 @@ from pltz.archive.meanwhile import meanwhile
 from pltz.plt_codec.errors import ContentError
 
 try:
-    from pltz.archive import _blake2b as abreast
+    from pltz.archive import _many
 except ImportError:  # it is built where there is a C compiler
-    abreast = None  # type: ignore[assignment]  # which is looked at before each use
+    _many = None  # type: ignore[assignment]
+many = _many  # looked at before each use: it may be None
 
 Tokens = npt.NDArray[np.integer[Any]]  # (T,) token ids
 
@@ -36,7 +37,7 @@ U32 = np.dtype("<u4")
 MOST_THREADS = 4  # that hash
 # tokens in the mean, and rows, before more than one does: below 2 KiB hashlib keeps the interpreter
 LEAST_ROW, LEAST_ROWS = 600, 64
-LEAST_ABREAST = 1 << 18  # tokens, before more than one does with `blake2b.c`
+LEAST_ABREAST = 1 << 18  # tokens, before more than one does with `many.c`
 SEGMENT = b"pltz segment"
 BLOCK = 128  # bytes of BLAKE2b: a key is padded to so many
 
@@ -96,7 +97,7 @@ def digests(heads: Sequence[Head], rows: Sequence[Tokens]) -> list[bytes]:
     """
     known = set(heads)
     keys = {len(head.key) for head in known}
-    fast = abreast is not None and abreast.lanes > 0 and len(keys) == 1
+    fast = many is not None and many.lanes > 0 and len(keys) == 1
     blocks = {head: head.block() for head in known}
     hashed = partial(_abreast, blocks, max(keys)) if fast else _one_by_one
     threads = min(MOST_THREADS, os.cpu_count() or 1)
@@ -117,7 +118,7 @@ def _abreast(
 ) -> list[bytes]:
     """``key``: bytes of the keys."""
     person = SEGMENT.ljust(hashlib.blake2b.PERSON_SIZE, b"\0")
-    found = abreast.digests(person, 2 * SIZE, key, tuple(map(blocks.__getitem__, heads)), list(rows))
+    found = many.digests(person, 2 * SIZE, key, tuple(map(blocks.__getitem__, heads)), list(rows))
     return [found[at : at + 2 * SIZE] for at in range(0, len(found), 2 * SIZE)]
 
 

@@ -110,7 +110,8 @@ class Writer:
             for segment, data in zip(
                 batch, codec.encode([Plain(s.tokens, NOTHING) for s in batch]), strict=True
             ):
-                segment.data, segment.context = data, context(segment, ALONE)
+                segment.data = data
+                segment.context = context(segment, ALONE) if codec.fast else segment.own
             if not codec.reach:
                 continue
             plain = [(s, Plain(s.tokens, s.above(codec.reach))) for s in batch if s.up]

@@ -53,7 +53,7 @@ def test_digests_are_those_of_each(
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     monkeypatch.setattr(identity, "LEAST_ABREAST", 1 << 10)
     if not abreast:
-        monkeypatch.setattr(identity, "abreast", None)
+        monkeypatch.setattr(identity, "many", None)
     rows = [DICE.integers(0, 99, n, np.uint32) for n in sizes]
     parents = [bytes([n % 3]) * 16 for n in range(len(rows))]
     heads = [segment_head(NONE, NONE, parent) for parent in parents]

@@ -1,17 +1,24 @@
-/* BLAKE2b (RFC 7693) of many messages at once, for identity.py: hashlib hashes one after the other, and its core waits for itself.
+/* What a put does to thousands of rows, without Python for each: naming them and comparing what was decoded.
  *
  *     digests(b"pltz segment".ljust(16, b"\0"), 32, 0, (b"head",) * 2, [b"row", b"another"])
  *         -> bytes of hashlib.blake2b(b"headrow", digest_size=32, person=b"pltz segment").digest(), then those of b"headanother"
+ *     same([array([7, 1], "u4"), array([2], "u4")], [array([7, 1], "u4"), array([2], "u4")])
+ *         -> 7, the largest of all these numbers of 32 bits; -1 where some row is not, byte for byte, the one at its place
  *
- * `key`: bytes of the key, 0 for none; each head begins with the key then, padded with zeros to a block of 128 bytes, as the RFC says. The interpreter is
- * let go of. Rows are any contiguous buffers, which nobody may write to meanwhile.
+ * Rows are any contiguous buffers, which nobody may write to meanwhile; the interpreter is let go of.
  *
- * Eight messages abreast with AVX-512, four with AVX2 (blake2b_lanes.h); `lanes` is 0 where the processor has neither, and hashlib is as good.
- * Segments of 530 and 4000 tokens, half and half, on one core of a Zen 4: 3.4 GB/s with AVX-512, 2.1 with AVX2; hashlib 0.9. */
+ * digests: BLAKE2b (RFC 7693). `key`: bytes of the key, 0 for none; each head begins with the key then, padded with zeros to a block of 128 bytes, as
+ * the RFC says. hashlib hashes one message after the other, and its core waits for itself: here there are eight abreast with AVX-512, four with AVX2
+ * (blake2b_lanes.h). `lanes` is 0 where the processor has neither: hashlib is as good then. Segments of 530 and 4000 tokens, half and half, on one core
+ * of a Zen 4: 3.4 GB/s with AVX-512, 2.1 with AVX2; hashlib 0.9. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "token ids are little-endian: this is for machines that are, too"
+#endif
 
 enum { BLOCK = 128, MOST = 64 }; /* bytes */
 
@@ -30,6 +37,13 @@ static inline uint64_t load(const uint8_t *at)
 {
     uint64_t word;
     memcpy(&word, at, 8);
+    return word;
+}
+
+static inline uint32_t load_u32(const uint8_t *at)
+{
+    uint32_t word;
+    memcpy(&word, at, 4);
     return word;
 }
 
@@ -87,8 +101,30 @@ static void hash(int abreast, const Message *messages, size_t count, const uint6
 }
 #endif
 
-/* Messages of so many heads and rows, whose buffers are held. -1 with an error set; `*held` of them are to be let go of either way. */
-static int fill(Message *messages, Py_buffer *buffers, PyObject *heads, PyObject *rows, Py_ssize_t count, Py_ssize_t *held, uint8_t *out, int size)
+/* Lets go of the first `held` of so many buffers, and of the memory they stand in. */
+static void release(Py_buffer *buffers, Py_ssize_t held)
+{
+    while (held)
+        PyBuffer_Release(&buffers[--held]);
+    PyMem_Free(buffers);
+}
+
+/* The buffers of a list; NULL with an error set. */
+static Py_buffer *hold(PyObject *rows, Py_ssize_t count)
+{
+    Py_buffer *buffers = PyMem_New(Py_buffer, count);
+    if (!buffers)
+        return (Py_buffer *)PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (PyObject_GetBuffer(PyList_GET_ITEM(rows, i), &buffers[i], PyBUF_SIMPLE) < 0) {
+            release(buffers, i);
+            return NULL;
+        }
+    return buffers;
+}
+
+/* Messages of so many heads and rows. -1 with an error set. */
+static int fill(Message *messages, PyObject *heads, const Py_buffer *rows, Py_ssize_t count, uint8_t *out, int size)
 {
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *head = PyTuple_GET_ITEM(heads, i);
@@ -96,11 +132,8 @@ static int fill(Message *messages, Py_buffer *buffers, PyObject *heads, PyObject
             PyErr_SetString(PyExc_TypeError, "expected heads as bytes");
             return -1;
         }
-        if (PyObject_GetBuffer(PyList_GET_ITEM(rows, i), &buffers[i], PyBUF_SIMPLE) < 0)
-            return -1;
-        *held = i + 1;
-        messages[i] = (Message){(const uint8_t *)PyBytes_AS_STRING(head), buffers[i].buf, (size_t)PyBytes_GET_SIZE(head), (size_t)buffers[i].len,
-                                out + i * size};
+        messages[i] =
+            (Message){(const uint8_t *)PyBytes_AS_STRING(head), rows[i].buf, (size_t)PyBytes_GET_SIZE(head), (size_t)rows[i].len, out + i * size};
     }
     return 0;
 }
@@ -127,35 +160,64 @@ static PyObject *digests(PyObject *self, PyObject *args)
     start[7] ^= load((const uint8_t *)person + 8);
     PyObject *found = PyBytes_FromStringAndSize(NULL, count * size);
     Message *messages = PyMem_New(Message, count);
-    Py_buffer *buffers = PyMem_New(Py_buffer, count);
-    Py_ssize_t held = 0;
-    int bad = !found || !messages || !buffers;
-    if (bad)
+    Py_buffer *buffers = found && messages ? hold(rows, count) : NULL;
+    if (found && !messages)
         PyErr_NoMemory();
-    else
-        bad = fill(messages, buffers, heads, rows, count, &held, (uint8_t *)PyBytes_AS_STRING(found), size) < 0;
+    int bad = !buffers || fill(messages, heads, buffers, count, (uint8_t *)PyBytes_AS_STRING(found), size) < 0;
     if (!bad) {
         Py_BEGIN_ALLOW_THREADS
         hash(abreast, messages, (size_t)count, start, (size_t)size);
         Py_END_ALLOW_THREADS
     }
-    while (held)
-        PyBuffer_Release(&buffers[--held]);
-    PyMem_Free(buffers);
+    if (buffers)
+        release(buffers, count);
     PyMem_Free(messages);
     if (bad)
         Py_CLEAR(found);
     return found;
 }
 
+static PyObject *same(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *rows, *wanted;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &rows, &PyList_Type, &wanted))
+        return NULL;
+    const Py_ssize_t count = PyList_GET_SIZE(rows);
+    if (PyList_GET_SIZE(wanted) != count)
+        return PyLong_FromLong(-1);
+    Py_buffer *ones = hold(rows, count), *others = ones ? hold(wanted, count) : NULL;
+    if (!others) {
+        if (ones)
+            release(ones, count);
+        return NULL;
+    }
+    int equal = 1;
+    uint32_t most = 0;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < count && equal; i++) {
+        const Py_ssize_t size = ones[i].len;
+        equal = size == others[i].len && !memcmp(ones[i].buf, others[i].buf, (size_t)size);
+        for (Py_ssize_t at = 0; equal && at + 4 <= size; at += 4) {
+            const uint32_t number = load_u32((const uint8_t *)ones[i].buf + at);
+            most = number > most ? number : most;
+        }
+    }
+    Py_END_ALLOW_THREADS
+    release(ones, count);
+    release(others, count);
+    return PyLong_FromLongLong(equal ? (long long)most : -1);
+}
+
 static PyMethodDef METHODS[] = {
+    {"same", same, METH_VARARGS, "same(rows, wanted): the largest number of 32 bits in them, or -1 where they are not the same."},
     {"digests", digests, METH_VARARGS, "digests(person, size, key, heads, rows, abreast=lanes): a digest each of a head and a row, one after the other."},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_blake2b", "BLAKE2b of many messages at once.", -1, METHODS, NULL, NULL, NULL, NULL};
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_many", "Rows by the thousand: BLAKE2b, comparing.", -1, METHODS, NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__blake2b(void)
+PyMODINIT_FUNC PyInit__many(void)
 {
     PyObject *module = PyModule_Create(&MODULE);
     if (module && PyModule_AddIntConstant(module, "lanes", lanes()) < 0)

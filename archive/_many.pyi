@@ -1,4 +1,4 @@
-"""Types of blake2b.c."""
+"""Types of many.c."""
 
 from pltz.archive.identity import Tokens
 
@@ -13,3 +13,4 @@ def digests(
     abreast: int = ...,
     /,
 ) -> bytes: ...
+def same(rows: list[Tokens] | list[bytes], wanted: list[Tokens] | list[bytes], /) -> int: ...

@@ -1,4 +1,4 @@
-"""BLAKE2b of many messages at once against hashlib, which hashes one after the other."""
+"""What is done to many rows at once in C, against hashlib and numpy, which take one after the other."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-abreast: Any = pytest.importorskip("pltz.archive._blake2b", reason="built where there is a C compiler")
+many: Any = pytest.importorskip("pltz.archive._many", reason="built where there is a C compiler")
 DICE = np.random.default_rng(3)
 PERSON = b"sixteen bytes ..".ljust(16, b"\0")
-WIDTHS = sorted({4, abreast.lanes})
-pytestmark = pytest.mark.skipif(not abreast.lanes, reason="needs AVX2")
+WIDTHS = sorted({4, many.lanes})
+lanes = pytest.mark.skipif(not many.lanes, reason="needs AVX2")
 
 
 def check(heads: list[bytes], rows: list[bytes], key: bytes, size: int, width: int) -> None:
     begun = key.ljust(128, b"\0") if key else b""
-    found = abreast.digests(PERSON, size, len(key), tuple(begun + head for head in heads), rows, width)
+    found = many.digests(PERSON, size, len(key), tuple(begun + head for head in heads), rows, width)
     wanted = [
         hashlib.blake2b(head + row, digest_size=size, key=key, person=PERSON).digest()
         for head, row in zip(heads, rows, strict=True)
@@ -25,6 +25,7 @@ def check(heads: list[bytes], rows: list[bytes], key: bytes, size: int, width: i
     assert found == b"".join(wanted)
 
 
+@lanes
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("key", [b"", b"k", b"k" * 64])
 def test_every_length_of_head_and_row(width: int, key: bytes) -> None:
@@ -34,6 +35,7 @@ def test_every_length_of_head_and_row(width: int, key: bytes) -> None:
         check([DICE.bytes(head) for _ in rows], rows, key, 32, width)
 
 
+@lanes
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 7, 8, 9, 40])
 def test_as_many_messages_as_lanes_fewer_and_more(width: int, count: int) -> None:
@@ -42,14 +44,16 @@ def test_as_many_messages_as_lanes_fewer_and_more(width: int, count: int) -> Non
     check([b""] * count, [rows[0] if rows else b""] * count, b"", 1, width)
 
 
+@lanes
 def test_rows_of_arrays() -> None:
     rows = [DICE.integers(0, 1 << 31, n, np.uint32) for n in (0, 1, 530, 4000)]
-    found = abreast.digests(PERSON, 16, 0, (b"head",) * 4, rows)
+    found = many.digests(PERSON, 16, 0, (b"head",) * 4, rows)
     for n, row in enumerate(rows):
         wanted = hashlib.blake2b(b"head" + row.tobytes(), digest_size=16, person=PERSON).digest()
         assert found[16 * n : 16 * n + 16] == wanted
 
 
+@lanes
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -65,12 +69,37 @@ def test_rows_of_arrays() -> None:
 )
 def test_what_is_asked_for_is_checked(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match=r"expected|abreast"):
-        abreast.digests(*arguments)
+        many.digests(*arguments)
 
 
+@lanes
 @pytest.mark.parametrize("row", [np.zeros((4, 4))[:, 1], "text", 7])
 def test_a_row_that_is_no_row_of_bytes(row: Any) -> None:
     with pytest.raises((TypeError, ValueError, BufferError)):
-        abreast.digests(PERSON, 32, 0, (b"", b""), [b"fine", row])
+        many.digests(PERSON, 32, 0, (b"", b""), [b"fine", row])
     with pytest.raises(TypeError):
-        abreast.digests(PERSON, 32, 0, (b"", 7), [b"fine", b"fine"])
+        many.digests(PERSON, 32, 0, (b"", 7), [b"fine", b"fine"])
+
+
+def test_the_same_rows_and_their_largest_number() -> None:
+    rows = [DICE.integers(0, 1 << 31, n, np.uint32) for n in (0, 1, 3, 530, 4000)]
+    assert many.same(rows, [row.copy() for row in rows]) == max(int(row.max(initial=0)) for row in rows)
+    assert many.same([], []) == 0 == many.same([rows[0]], [rows[0]])
+    assert many.same([np.array([5, 1 << 31], np.uint32)], [np.array([5, 1 << 31], np.uint32)]) == 1 << 31
+    for n in range(1, len(rows)):
+        for at in {0, len(rows[n]) // 2, len(rows[n]) - 1}:
+            other = [row.copy() for row in rows]
+            other[n][at] ^= 1 << 20
+            assert many.same(other, rows) == -1 == many.same(rows, other)
+    assert many.same(rows[:-1], rows) == -1
+    assert many.same([rows[3][:-1]], [rows[3]]) == -1
+
+
+def test_what_cannot_be_compared() -> None:
+    row = np.zeros(4, np.uint32)
+    for wrong in (np.zeros((4, 4), np.uint32)[:, 1], "text", 7):
+        for rows, wanted in (([row, wrong], [row, row]), ([row, row], [row, wrong])):
+            with pytest.raises((TypeError, ValueError, BufferError)):
+                many.same(rows, wanted)
+    with pytest.raises(TypeError):
+        many.same((row,), [row])
