@@ -1,6 +1,14 @@
 """Types of many.c."""
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
 from pltz.archive.identity import Tokens
+
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 lanes: int  # messages that the processor hashes abreast; 0: none
 
@@ -14,3 +22,5 @@ def digests(
     /,
 ) -> bytes: ...
 def same(rows: list[Tokens] | list[bytes], wanted: list[Tokens] | list[bytes], /) -> int: ...
+def sums(data: bytes | memoryview, begins: Ints, ends: Ints, seeds: Ints, /) -> bytes: ...
+def place(out: memoryview, begins: Ints, sizes: Ints, pieces: Sequence[bytes], /) -> None: ...

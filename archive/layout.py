@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.columns import Bools, Ints, tokens_fit
-from pltz.archive.identity import NONE, SIZE
+from pltz.archive.identity import NONE, SIZE, many
 from pltz.archive.record import (
     CHECK,
     LABELS,
@@ -226,11 +226,13 @@ class _Pen:
         self.at += widths
 
     def pieces(self, pieces: Sequence[bytes], sizes: Ints) -> None:
-        view, rows = self._view, np.flatnonzero(sizes)
-        for row, begin, end in zip(
-            rows.tolist(), self.at[rows].tolist(), (self.at + sizes)[rows].tolist(), strict=True
-        ):
-            view[begin:end] = pieces[row]
+        if many is not None:
+            many.place(self._view, self.at, sizes, pieces)
+        else:
+            rows = np.flatnonzero(sizes)
+            spans = zip(self.at[rows].tolist(), (self.at + sizes)[rows].tolist(), strict=True)
+            for row, (begin, end) in zip(rows.tolist(), spans, strict=True):
+                self._view[begin:end] = pieces[row]
         self.at += sizes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from typing import Any
 
 import numpy as np
@@ -103,3 +104,63 @@ def test_what_cannot_be_compared() -> None:
                 many.same(rows, wanted)
     with pytest.raises(TypeError):
         many.same((row,), [row])
+
+
+def ints(*numbers: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.array(numbers, np.int64)
+
+
+def test_sums_are_those_of_zlib() -> None:
+    data = DICE.bytes(5000)
+    spans = [(0, 0), (7, 8), (0, 5000), *((n % 17, n % 17 + n) for n in range(700))]
+    seeds = DICE.integers(0, 1 << 32, len(spans))
+    begins, ends = np.array(spans, np.int64).T.copy()
+    found = np.frombuffer(many.sums(data, begins, ends, seeds), np.int64)
+    wanted = [zlib.crc32(data[a:b], seed) for (a, b), seed in zip(spans, seeds.tolist(), strict=True)]
+    assert found.tolist() == wanted
+    assert many.sums(data, ints(), ints(), ints()) == b""
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends"), [(ints(-1), ints(3)), (ints(2), ints(1)), (ints(0), ints(11)), (ints(0), ints(1, 2))]
+)
+def test_stretches_that_are_not_there(begins: Any, ends: Any) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        many.sums(b"ten bytes.", begins, ends, ints(0))
+
+
+def test_pieces_are_placed() -> None:
+    out = bytearray(b"." * 10)
+    many.place(memoryview(out), ints(8, 0, 3, 10), ints(2, 0, 4, 0), (b"ab", b"not there", b"cdef", b""))
+    assert out == b"...cdef.ab"
+    many.place(memoryview(out), ints(0), ints(3), [memoryview(b"xyz")])
+    assert out == b"xyzcdef.ab"
+
+
+@pytest.mark.parametrize(
+    ("begin", "size", "piece"),
+    [
+        (9, 2, b"ab"),
+        (-1, 1, b"a"),
+        (0, 1, b"ab"),
+        (0, 2, b"a"),
+        (11, 1, b"a"),
+        (0, -1, b"a"),
+        (1 << 62, 1 << 62, b"a"),
+    ],
+)
+def test_pieces_that_do_not_fit(begin: int, size: int, piece: bytes) -> None:
+    out = bytearray(10)
+    with pytest.raises(ValueError, match="expected"):
+        many.place(memoryview(out), ints(begin), ints(size), [piece])
+    assert out == bytes(10)
+
+
+def test_places_without_pieces() -> None:
+    out = memoryview(bytearray(10))
+    with pytest.raises(ValueError, match="expected 2 pieces"):
+        many.place(out, ints(0, 1), ints(1, 1), [b"a"])
+    with pytest.raises(TypeError):
+        many.place(out, ints(0), ints(1), ["text"])
+    with pytest.raises((TypeError, BufferError)):
+        many.place(memoryview(bytes(10)), ints(0), ints(1), [b"a"])
