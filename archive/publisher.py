@@ -8,7 +8,8 @@ A crash leaves all records of a pack or none of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 
@@ -67,39 +68,53 @@ class Publisher:
                 offsets = _read_back(out.getbuffer(), builder)
             data = sealed(out, digest())
             self._prove_decoding([row for row in part if row[3]])
-            with meanwhile(partial(self._parity, data, part, offsets), worth=long) as parity:
-                self._put_pack(data, part, offsets)
-            self._put_parity(_pack_name(data), parity())
-            self.proved.remember(_pack_name(data), zip(offsets, segments, strict=False))
+            name = _pack_name(data)
+            with meanwhile(partial(self._about, data, part, offsets), worth=long) as about:
+                self._put_pack(name, data)
+            entries, parity = about()
+            self.view.add_pack(name, len(data), entries)
+            self._put_parity(name, parity)
+            self.proved.remember(name, zip(offsets, segments, strict=False))
 
     def _prove_decoding(self, rows: Sequence[Row]) -> None:
         """Decode every new segment from what the pack holds and compare, before a byte is written."""
         bits, segments = self.view.keys.bits, [segment for *_, segment in rows if segment]
-        for codec, numbers in batches(segments):
-            coded = [
-                Coded(
-                    bits(c, r),
-                    r.tokens,
-                    s.above(codec.reach) if c.mode & TOWER and s else NOTHING,
-                    bool(c.mode & FAST),
+        with ExitStack() as stack:
+            compared: Callable[[], None] = _nothing
+            for codec, numbers in batches(segments):
+                coded = [
+                    Coded(
+                        bits(c, r),
+                        r.tokens,
+                        s.above(codec.reach) if c.mode & TOWER and s else NOTHING,
+                        bool(c.mode & FAST),
+                    )
+                    for c, r, _, s in map(rows.__getitem__, numbers)
+                ]
+                work = partial(_compare, codec.decode(coded), [segments[n].tokens for n in numbers])
+                compared()  # so at most two batches are in memory
+                compared = stack.enter_context(
+                    meanwhile(work, worth=many is not None and len(numbers) > ABREAST)
                 )
-                for c, r, _, s in map(rows.__getitem__, numbers)
-            ]
-            _compare(codec.decode(coded), [segments[n].tokens for n in numbers])
+            compared()
 
-    def _put_pack(self, data: bytes, rows: Sequence[Row], offsets: Sequence[int]) -> None:
-        name = _pack_name(data)
+    def _put_pack(self, name: bytes, data: bytes) -> None:
         if not self.view.store.put(f"packs/{name.hex()}", data):
             raise StoreError(
                 f"packs/{name.hex()} holds other bytes than its name says: nothing was acknowledged"
             )
+
+    def _about(
+        self, data: bytes, rows: Sequence[Row], offsets: Sequence[int]
+    ) -> tuple[dict[int, Entries], bytes]:
+        """What an index says of a pack, and its parity file."""
         _, records, keys, _ = zip(*rows, strict=True)
         entries = {
             SEGMENTS: Entries.of([r.id for r in records], offsets),
             SESSIONS: Entries.of(keys, offsets),
             MARKS: Entries.of([r.mark.version if r.mark else None for r in records], offsets),
         }
-        self.view.add_pack(name, len(data), entries)
+        return entries, self._parity(data, rows, offsets)
 
     def _parity(self, data: bytes, rows: Sequence[Row], offsets: Sequence[int]) -> bytes:
         """The parity file of a pack; empty where the archive has none."""
@@ -161,6 +176,10 @@ def shared_ranges(
     if shared:
         yield Range(0, offsets[0])
     yield from (Range(begin, end - begin) for begin, end in shared)
+
+
+def _nothing() -> None:
+    """No batch was decoded before the first."""
 
 
 def _compare(found: Sequence[Tokens], wanted: Sequence[Tokens]) -> None:

@@ -65,7 +65,9 @@ def test_digests_are_those_of_each(
         assert digests(heads, rows) == [head.digest(row) for head, row in zip(heads, rows, strict=True)]
 
 
-def test_a_pack_over_a_megabyte_is_the_same_with_and_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pack_over_a_megabyte_is_the_same_with_and_without_threads_and_what_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And towers whose levels come mixed: a name has the parent's in it."""
     prompts = [DICE.integers(0, 256, 900) for _ in range(3)]
     sessions = []
@@ -73,7 +75,10 @@ def test_a_pack_over_a_megabyte_is_the_same_with_and_without_threads(monkeypatch
         turns = [DICE.integers(0, 256, 900) for _ in range(1 + n % 3)]
         sessions.append(NewSession(f"s{n}", [prompts[n % 3], *turns], shared=n % 2, time=5))
     files = []
-    for cores in (1, 4):
+    for cores, compiled in ((1, True), (4, True), (4, False)):
+        if not compiled:
+            for module in ("identity", "layout", "publisher", "sums"):
+                monkeypatch.setattr(f"pltz.archive.{module}.many", None)
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         monkeypatch.setattr("pltz.archive.publisher.WORTH", 1 << 20 if cores > 1 else 1 << 60)
         disk = SimDisk()
@@ -81,4 +86,4 @@ def test_a_pack_over_a_megabyte_is_the_same_with_and_without_threads(monkeypatch
         archive.put(sessions)
         assert [len(archive.tower(v).segments) for v in archive.history("s5")] == [4]
         files.append(disk.seen.files())
-    assert files[0] == files[1] and max(map(len, files[0].values())) > 1 << 20
+    assert files[0] == files[1] == files[2] and max(map(len, files[0].values())) > 1 << 20

@@ -1,0 +1,86 @@
+"""What a codec decodes is compared before a byte is written: in C and without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from pltz.archive import identity, publisher
+from pltz.archive.archive import Archive
+from pltz.archive.codec import BytesCodec, Coded
+from pltz.archive.errors import ArchiveError
+from pltz.archive.identity import MAX_TOKENS, U32, Tokens
+from pltz.archive.new_session import NewSession
+from pltz.archive.publisher import ABREAST, _compare
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import DirectoryStore
+from pltz.plt_codec.errors import ContentError
+
+DICE = np.random.default_rng(6)
+
+
+@pytest.fixture(params=[True, False], ids=["compiled", "numpy"])
+def many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "many", identity.many if request.param else None)
+
+
+def rows(count: int) -> list[Tokens]:
+    return [DICE.integers(0, MAX_TOKENS + 1, int(n), np.uint32) for n in DICE.integers(0, 90, count)]
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("kind", [np.uint32, np.int64])
+@pytest.mark.parametrize("count", [0, 1, ABREAST, 3 * ABREAST + 5])
+def test_what_is_the_same(count: int, kind: type[np.integer]) -> None:
+    wanted = rows(count)
+    _compare([row.astype(kind) for row in wanted], wanted)
+    _compare([np.repeat(row.astype(kind), 2)[::2] for row in wanted], wanted)
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("kind", [np.uint32, np.int64])
+def test_what_is_not(kind: type[np.integer]) -> None:
+    wanted = [*rows(ABREAST), np.arange(5, dtype=np.uint32), *rows(ABREAST)]
+    for wrong in ([0, 1, 2, 3, 5], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5], []):
+        found = [row.astype(kind) for row in wanted]
+        found[ABREAST] = np.array(wrong, kind)
+        with pytest.raises(ArchiveError, match="does not decode to its tokens"):
+            _compare(found, wanted)
+    with pytest.raises(ArchiveError, match="made 0 segments of 65"):
+        _compare([], wanted)
+
+
+@pytest.mark.usefixtures("many")
+def test_ids_out_of_range() -> None:
+    wanted = [np.array([1, 1 << 31], np.uint32)]
+    with pytest.raises(ContentError, match="expected token ids in"):
+        _compare(wanted, wanted)
+
+
+class Forgetful(BytesCodec):
+    """Decodes one segment wrong, of so many in all."""
+
+    def __init__(self, wrong: int) -> None:
+        super().__init__()
+        self.left = wrong
+
+    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        found: list[Tokens] = [row.astype(U32) for row in super().decode(batch)]
+        if 0 <= self.left < len(found):
+            found[self.left] = found[self.left] ^ 1
+        self.left -= len(found)
+        return found
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("wrong", [0, 70, 150, 199])
+def test_nothing_is_written_of_several_batches(monkeypatch: pytest.MonkeyPatch, wrong: int) -> None:
+    monkeypatch.setattr("pltz.archive.draft.BATCH_TOKENS", 50 * 60)
+    disk = SimDisk()
+    archive = Archive.create(DirectoryStore(disk), [Forgetful(wrong)])
+    before = disk.seen.files()
+    with pytest.raises(ArchiveError, match="does not decode"):
+        archive.put([NewSession(f"s{n}", [DICE.integers(0, 256, 60)]) for n in range(200)])
+    assert disk.seen.files() == before
