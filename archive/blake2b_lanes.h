@@ -4,7 +4,9 @@ typedef uint64_t NAMED(Words) __attribute__((vector_size(8 * LANES)));
 
 TARGET static inline NAMED(Words) NAMED(all)(uint64_t value)
 {
-    return value - (NAMED(Words)){0};
+    NAMED(Words) words = {0};
+    for (int lane = 0; lane < LANES; lane++) words[lane] = value;
+    return words;
 }
 
 /* One block of each lane: `h` goes on; `t`: bytes of the message up to its end; `last`: all bits set in the last block. */

@@ -31,14 +31,12 @@ from pltz.archive.view import View
 from pltz.plt_codec.errors import CorruptError, FormatError
 
 AHEAD = 3  # packs hashed while another is looked at
-MOST_BYTES, MOST_RECORDS = (
-    128 << 20,
-    1 << 20,
-)  # of a pack held in memory; a larger one is read record by record
-_NO_KEYS, _NO_PLACES, _NO_IDS = np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros((0, SIZE), np.uint8)
-_TOP = np.uint64(48)
-SAMPLE = 256  # of so many sessions one has its key computed again
+# of a pack held in memory; a larger one is read record by record
+MOST_BYTES, MOST_RECORDS = 128 << 20, 1 << 20
 ROOM = 4 << 20  # bytes: packs are of about one size, and not the same
+SAMPLE = 256  # of so many sessions one has its key computed again
+_TOP = np.uint64(48)  # bits below the first 16 of a number
+_NO_KEYS, _NO_PLACES, _NO_IDS = np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros((0, SIZE), np.uint8)
 
 
 @dataclass(frozen=True)
@@ -210,7 +208,7 @@ class Sweep:
 
 
 def whole(swept: Sequence[Swept]) -> bool:
-    """Whether everything that a record continues is a segment of some pack."""
+    """Whether everything that a record continues is a segment of some pack. Says no, too, where two that are continued begin with the same 8 bytes."""
     parents = _once(np.concatenate([_halves(_NO_IDS), *(s.parents for s in swept)]))
     if not len(parents):
         return True
@@ -225,7 +223,7 @@ def whole(swept: Sequence[Swept]) -> bool:
 
 
 def _order(numbers: U64 | Ints) -> npt.NDArray[np.intp]:
-    """Their order, as `np.argsort` gives it, by counting 16 bits at a time: in a quarter of the time of comparing them."""
+    """Their order, as `np.argsort` gives it, by counting 16 bits at a time: a million in half of the time (44 ms of 88), a pack's in a fifth."""
     order = np.argsort(numbers.astype(np.uint16), kind="stable")
     for shift in range(16, int(numbers.max(initial=0)).bit_length(), 16):
         digits = (numbers >> numbers.dtype.type(shift)).astype(np.uint16)[order]

@@ -18,7 +18,7 @@ from pltz.archive.new_session import NewSession
 from pltz.archive.pack import Damage
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
-from pltz.archive.sweep import Sweep, whole
+from pltz.archive.sweep import Sweep, Swept, _order, whole
 from pltz.archive.view import View
 
 
@@ -71,7 +71,9 @@ def test_a_missing_segment_is_seen(filled: Archive) -> None:
     assert whole(fewer)
 
 
-@pytest.mark.parametrize("defect", ["entry left out", "key changed", "entry moved", "key of a session"])
+@pytest.mark.parametrize(
+    "defect", ["entry left out", "key changed", "entry moved", "key of a session", "session twice"]
+)
 def test_an_index_that_is_wrong_is_named(
     filled: Archive, disk: SimDisk, codec: SegmentCodec, defect: str
 ) -> None:
@@ -85,7 +87,7 @@ def test_an_index_that_is_wrong_is_named(
             for key, at in known.entries(section):
                 if at.pack == pack:
                     rows.append((section, key.to_bytes(6, "big") + bytes(10), at.offset))
-        spot = next((n for n, r in enumerate(rows) if r[0] == (defect == "key of a session")), None)
+        spot = next((n for n, r in enumerate(rows) if r[0] == ("session" in defect)), None)
         if spot is not None and not hurt:
             hurt = True
             section, identity, offset = rows[spot]
@@ -93,6 +95,8 @@ def test_an_index_that_is_wrong_is_named(
                 del rows[spot]
             elif defect == "entry moved":
                 rows[spot] = section, identity, offset + 1
+            elif defect == "session twice":
+                rows += [(section, bytes([n]) * SIZE, offset) for n in range(1, 256)]
             else:
                 rows[spot] = section, bytes(SIZE), offset
         wrong.add_pack(pack, known.packs[pack], by_section(rows))
@@ -101,6 +105,41 @@ def test_an_index_that_is_wrong_is_named(
     filled.store.put(f"index/{data[-SIZE:].hex()}", data)
     found = Archive.open(DirectoryStore(disk), [codec]).verify(decode=defect == "key of a session")
     assert not found.sound and "index" in {p.kind for p in found.problems} <= {"index", "record"}
+
+
+def test_indexes_may_say_the_same(filled: Archive) -> None:
+    """A writer of an index died before it deleted those that it took in."""
+    before = {name: filled.store.read(f"index/{name}", 0, 1 << 30) for name in filled.store.list("index")}
+    filled.write_index()
+    for name, data in before.items():
+        assert filled.store.put(f"index/{name}", data)
+    view = View(filled.store)
+    view.refresh()
+    assert len(view.indexes) == 1 + len(before) and before
+    assert all(found for _, found in Sweep(view).run(sorted(view.packs)))
+
+
+@given(st.lists(st.integers(0, (1 << 44) - 1) | st.integers(0, 99)))
+def test_the_order_of_numbers(numbers: list[int]) -> None:
+    signed, unsigned = np.array(numbers, np.int64), np.array(numbers, np.uint64)
+    assert _order(signed).tolist() == _order(unsigned).tolist() == np.argsort(signed, kind="stable").tolist()
+
+
+def test_parents_anywhere_and_nowhere() -> None:
+    """Of segments in other packs, behind the record or before it; where two begin alike, it is looked at one by one."""
+    ids = np.random.default_rng(5).integers(0, 1 << 64, (3000, 2), np.uint64)
+    none = ids[:0]
+    packs = [Swept(1000, ids[at : at + 1000], none) for at in (0, 1000, 2000)]
+    assert whole([*packs, Swept(1, none, ids[::7])]) and whole(packs) and whole([])
+    assert whole([Swept(1, none, ids[-1:]), *packs])
+    for half in (0, 1):
+        other = ids[::7].copy()
+        other[55, half] ^= np.uint64(1)
+        assert not whole([*packs, Swept(1, none, other)])
+    alike = ids[:2].copy()
+    alike[1, 0] = alike[0, 0]
+    assert not whole([Swept(2, alike, none), Swept(1, none, alike)])
+    assert not whole([Swept(1, none, ids[:1])])
 
 
 KEYS = st.lists(
