@@ -68,7 +68,7 @@ class Lookup(Protocol):
 
     @property
     def starts(self) -> Sequence[int]:
-        """Where addresses in each of the packs begin, by number."""
+        """Where addresses in each of the packs begin, by number, and where they end."""
 
     def addressed(self, section: int) -> tuple[U64, U64]:
         """All entries: (N,) keys, addresses. Raises CorruptError."""
@@ -206,7 +206,7 @@ class MemoryIndex:
 
     @property
     def starts(self) -> Sequence[int]:
-        return range(0, len(self.names) * MAX_SIZE, MAX_SIZE)
+        return range(0, (len(self.names) + 1) * MAX_SIZE, MAX_SIZE)
 
     def addressed(self, section: int) -> tuple[U64, U64]:
         keys, numbers, offsets = self.columns(section)
@@ -251,7 +251,7 @@ class FileIndex:
             raise CorruptError("a pack of the index is larger than packs are: damaged")
         self.packs: dict[bytes, int] = dict(table)
         self.names = [name for name, _ in table]
-        self._starts = [0, *accumulate(size for _, size in table)]
+        self.starts: Sequence[int] = [0, *accumulate(size for _, size in table)]
         self._counts: list[int] = counts
         self._lay_out()
         self._data = file.map()
@@ -332,10 +332,6 @@ class FileIndex:
         numbers = np.searchsorted(starts, places, side="right").astype(np.uint64) - np.uint64(1)
         return keys, numbers, places - starts[numbers]
 
-    @property
-    def starts(self) -> Sequence[int]:
-        return self._starts[:-1]
-
     def addressed(self, section: int) -> tuple[U64, U64]:
         n = self._counts[section]
         fan_at, keys_at, places_at = self._columns[section]
@@ -349,7 +345,7 @@ class FileIndex:
         keys = _widen(self._read(keys_at, n * width), width) & np.uint64((1 << KEY_BITS - b) - 1)
         keys |= np.repeat(np.arange(1 << b, dtype=np.uint64) << np.uint64(KEY_BITS - b), sizes)
         places = _widen(self._read(places_at, n * self._width), self._width)
-        if places.max() >= self._starts[-1]:
+        if places.max() >= self.starts[-1]:
             raise CorruptError("the index points behind its packs: damaged")
         return keys, places
 
@@ -405,10 +401,10 @@ class FileIndex:
         self._sound[piece] = 1
 
     def _location(self, address: int) -> Location:
-        number = bisect_right(self._starts, address) - 1
+        number = bisect_right(self.starts, address) - 1
         if number >= len(self.names):
             raise CorruptError("the index points behind its packs: damaged")
-        return Location(self.names[number], address - self._starts[number])
+        return Location(self.names[number], address - self.starts[number])
 
 
 def parts(packs: Mapping[bytes, int]) -> Iterator[dict[bytes, int]]:

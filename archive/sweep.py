@@ -79,7 +79,7 @@ class Listing:
             keys, addresses = index.addressed(section)
             order = _order(addresses)
             addresses = addresses[order]
-            bounds = [*np.searchsorted(addresses, starts).tolist(), len(order)]
+            bounds = np.searchsorted(addresses, starts).tolist()
             self._sections.append((keys[order], addresses, bounds))
 
     def of(self, number: int, section: int) -> tuple[U64, Ints]:
