@@ -3,7 +3,7 @@
     host     | launch decoder | launch prefill ........ | ids, their proof |  wait
     device                    | decode     | prefill .........................|
 
-Without it the device waits while the host reads the ids, proves them and launches the first kernels of the prefill (2 to 3 ms of a thaw of 130). What
+Without it the device waits while the host reads the ids, proves them and launches the first kernels of the prefill (about 1.5 ms of a thaw of 130, between two runs on two GPUs of a kind). What
 was computed counts once the archive has proved the ids, and is dropped if it cannot.
 """
 
