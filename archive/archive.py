@@ -21,9 +21,9 @@ from pltz.archive import identity, index
 from pltz.archive.chain import Chains, Known
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.collect import DEAD_SHARE, SMALL, Collected, Collector
-from pltz.archive.errors import LostError, NotFound, StoreError
+from pltz.archive.errors import ArchiveError, LostError, NotFound, StoreError
 from pltz.archive.identity import TENANT, Tokens
-from pltz.archive.index import SEGMENTS, Lookup
+from pltz.archive.index import SEGMENTS, SESSIONS, Lookup
 from pltz.archive.keyring import Keyring
 from pltz.archive.keys import Clear, Keys, Locked, Secret
 from pltz.archive.new_session import NewSession, Receipt
@@ -151,6 +151,14 @@ class Archive:
         """What was found damaged so far; `verify` looks at everything."""
         return list(self.view.problems)
 
+    def want_whole(self, what: str) -> None:
+        """Raises ArchiveError where what was listed of the catalogue may lack sessions: packs are damaged, or gone. ``what``: that was done."""
+        hiding = (self.view.unreadable & set(self.view.packs)) | self.view.missing()
+        if hiding:
+            raise ArchiveError(
+                f"{what}, but sessions may be missing: {len(hiding)} packs are damaged or gone, see pltz archive repair"
+            )
+
     def put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
         """Freeze sessions in one commit; when this returns they are durable and were decoded and compared.
 
@@ -168,17 +176,35 @@ class Archive:
     def get(self, name: str, tenant: str = "default", number: int | None = None) -> Tower:
         """A session's tokens: of the last version that is not forgotten, or of version ``number``.
 
-        Raises NotFound, LostError (it was damaged), BundleMismatch (none of the codecs coded it).
+        Raises NotFound, LostError (it was damaged), ArchiveError (it may be in what is damaged), BundleMismatch (none of the codecs coded it).
         """
         return self.tower(self.version(name, tenant, number))
 
     def version(self, name: str, tenant: str = "default", number: int | None = None) -> Version:
-        """The catalogue's entry that `get` would read. Raises NotFound."""
+        """The catalogue's entry that `get` would read.
+
+        Raises NotFound; LostError where damage took it, or took what may be the last version; ArchiveError where it may lie in damage.
+        """
         known = self.history(name, tenant)
         wanted = [v for v in known if (not v.forgotten if number is None else v.number == number)]
+        if not wanted or (number is None and self.view.hurt):
+            key = self.keys.session_key(self.keys.domain(TENANT, tenant), name)
+            self._want_sight(
+                SESSIONS, key, f"session {name!r} of tenant {tenant!r}", [v.number for v in wanted]
+            )
         if not wanted:
-            raise NotFound(_not_found(name, tenant, number, known, bool(self.view.unreadable)))
+            raise NotFound(_not_found(name, tenant, number, known))
         return wanted[-1]
+
+    def _want_sight(self, section: int, identity: bytes, what: str, found: Sequence[int] = ()) -> None:
+        """That no more than these versions were ``found`` says something only where no damage is in the way. Raises LostError, ArchiveError."""
+        if self.view.lost(section, identity):
+            left = f"; name a version of those left: {', '.join(map(str, found))}" if found else ""
+            raise LostError(f"a record of {what} is damaged or gone: see pltz archive repair{left}")
+        if not found and (blind := self.view.blind()):
+            raise ArchiveError(
+                f"found no {what}, and {len(blind)} damaged packs may have had it: see pltz archive repair, then ask again"
+            )
 
     def history(self, name: str, tenant: str = "default") -> list[Version]:
         """All versions of a session, oldest first, forgotten ones too."""
@@ -217,8 +243,9 @@ class Archive:
         return found[0]
 
     def segment(self, segment: bytes) -> list[tuple[bytes, Tokens]]:
-        """The tower that ends in a segment, by its id. Raises NotFound, LostError."""
+        """The tower that ends in a segment, by its id. Raises as `version`."""
         if not self._twice(lambda: self.view.find(SEGMENTS, segment)):
+            self._want_sight(SEGMENTS, segment, f"segment {segment.hex()}")
             raise NotFound(f"no segment {segment.hex()} in this archive")
         return self._twice(lambda: Chains(self.view, self.codecs).tower(segment))
 
@@ -453,10 +480,9 @@ def open_keys(store: Store, settings: Settings, key: Secret | None) -> Keys:
     return Keyring(store, settings.archive, key) if key else Locked()
 
 
-def _not_found(name: str, tenant: str, number: int | None, known: list[Version], damaged: bool) -> str:
+def _not_found(name: str, tenant: str, number: int | None, known: list[Version]) -> str:
     if number is not None and known:
         return f"session {name!r} of tenant {tenant!r} has versions {', '.join(str(v.number) for v in known)}, not {number}"
     if known:
         return f"session {name!r} of tenant {tenant!r} is forgotten: restore it, or name a version"
-    hint = "; parts of the archive are damaged, see pltz archive verify" if damaged else ""
-    return f"no session {name!r} of tenant {tenant!r} in this archive{hint}"
+    return f"no session {name!r} of tenant {tenant!r} in this archive"

@@ -280,7 +280,7 @@ class SessionArchive:
     def get(self, name: str, tenant: str = "default", number: int | None = None) -> Session:
         """A session as it was put: its last version that is not forgotten, or version ``number``.
 
-        Raises NotFound, LostError (it is damaged), BundleMismatch (its bundle is not among those given).
+        Raises NotFound, LostError (it is damaged), ArchiveError (it may be in what is damaged), BundleMismatch (its bundle is not among those given).
         """
         return self.session(self.archive.get(name, tenant, number))
 

@@ -121,6 +121,9 @@ class View:
         self.problems: list[Problem] = []
         self._told: set[Problem] = set()
         self.unreadable: set[bytes] = set()  # packs of which not every byte was understood
+        self.gone: set[bytes] = (
+            set()
+        )  # packs that an index named and that were not there when a record was looked for
         self.vanished = 0  # records that were looked for in a pack that was gone: a collector moved them
         self._plans: dict[str, Plan] = {}
         self._bad: set[str] = set()
@@ -356,12 +359,47 @@ class View:
 
     def places(self, section: int, identity: bytes) -> list[Location]:
         """Where records by this name may lie, in packs that are there; nothing is read."""
+        named = self._named(section, identity)
+        places = [at for at in named if at.pack in self.packs]
+        if len(places) < len(named):
+            self.gone.update(at.pack for at in named if at.pack not in self.packs)
+        return sorted(places) if len(places) > 1 else places
+
+    def _named(self, section: int, identity: bytes) -> set[Location]:
+        """Where the indexes say that records by this name lie, in packs that are gone, too."""
         places = set(self.tail.find(section, identity))
         for index in list(self.indexes.values()):
             places.update(self._guard(index, lambda i: i.find(section, identity)))
-        if len(places) > 1:
-            return sorted(at for at in places if at.pack in self.packs)
-        return [at for at in places if at.pack in self.packs]
+        return places
+
+    @property
+    def hurt(self) -> bool:
+        """Whether anything that was looked for until now may have been in the way of damage; `lost` and `blind` say what."""
+        return bool(self.unreadable or self.gone - self.condemned)
+
+    def lost(self, section: int, identity: bytes) -> bool:
+        """Whether an index names a record by this name that is damaged, or lay in a pack that something took which was no collector."""
+        return self.look(lambda: self._lost(section, identity))
+
+    def _lost(self, section: int, identity: bytes) -> bool:
+        places = self._named(section, identity)
+        gone = {at.pack for at in places} - set(self.packs) - self.condemned
+        if gone and gone & self.missing():
+            return True
+        for location in places:
+            try:
+                if location.pack in self.packs:
+                    self.at(location)
+            except FormatError:
+                return True
+            except FileNotFoundError:
+                self.vanished += 1
+        return False
+
+    def blind(self) -> set[bytes]:
+        """Damaged packs that no index covers: nothing says what else was in them."""
+        covered = set[bytes]().union(*(index.packs for index in self.indexes.values()))
+        return (self.unreadable & set(self.packs)) - covered
 
     def known(self, section: int, identities: Sequence[bytes]) -> set[bytes]:
         """Those of many that some index may hold; all others are not in the archive. Nothing is read but indexes."""

@@ -56,7 +56,8 @@ def copy(
     """Copy sessions of the archive in DIR to the archive in TO, with histories, tags, times and targets.
 
     What is there already is passed over, so a copy that was stopped is simply run again. Every session is
-    read back from TO and compared before its line is printed. Make TO first, with init.
+    read back from TO and compared before its line is printed. Make TO first, with init. Where all were asked for and parts of DIR are
+    damaged, the exit code is 7.
     """
     from pltz.archive.transfer import copy as transfer
 
@@ -77,6 +78,8 @@ def copy(
     if not as_json:
         verb = "would be copied" if dry_run else "copied, read back and compared"
         click.echo(f"{copied} versions {verb}, {there} were there", err=True)
+    if not names:
+        source.want_whole(f"{copied + there} versions of {place} were gone through")
 
 
 def _show(done: "Copied", dry_run: bool, as_json: bool) -> None:

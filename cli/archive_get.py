@@ -118,7 +118,8 @@ def export(
 ) -> None:
     """Write sessions of the archive in DIR, by tenant and name, as JSONL or as one .pltz file.
 
-    The file appears whole or not at all. A .pltz file keeps sessions without their names, tags and times;
+    The file appears whole or not at all. Where all were asked for and parts of the archive are damaged, it has the sessions that are still
+    listed, and the exit code is 7. A .pltz file keeps sessions without their names, tags and times;
     it is frozen for a target only where all its sessions were frozen for that one.
     """
     if form == "auto":
@@ -137,6 +138,8 @@ def export(
         destination.report(json.dumps({"sessions": len(chosen), "format": form, "output": output}))
     elif output != "-":
         destination.report(f"{output}: {len(chosen)} sessions")
+    if not names:
+        cold.archive.want_whole(f"{len(chosen)} sessions were written")
 
 
 def _sessions(cold: "SessionArchive", chosen: "list[Version]", bar: Progress) -> "Iterator[Session]":

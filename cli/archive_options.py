@@ -152,7 +152,7 @@ def choose(
 ) -> "Iterator[Version]":
     """Versions of these sessions (none named: of all), of a tenant, with all labels; their last ones, or all with ``history``.
 
-    Raises NotFound for a name that no session has.
+    Raises NotFound for a name that no session has, ArchiveError where damage may hide it.
     """
     from pltz.archive.errors import NotFound
 
@@ -164,6 +164,7 @@ def choose(
         if labels.items() <= version.labels.items():
             yield version
     if missing := sorted(wanted - met):
+        archive.want_whole(f"found no session {missing[0]!r}")
         raise NotFound(f"no session {missing[0]!r} in this archive")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec
-from pltz.archive.errors import ArchiveError, NotFound, StoreError, UnreadableError
+from pltz.archive.errors import ArchiveError, LostError, StoreError, UnreadableError
 from pltz.archive.index import FileIndex
 from pltz.archive.io import OsDisk
 from pltz.archive.new_session import NewSession
@@ -124,7 +124,7 @@ class TestBadSectors:
         fresh = Archive.open(tmp_path / "cold", [BytesCodec()])
         for n in range(20):
             if n == 10:
-                with pytest.raises(NotFound, match="damaged"):
+                with pytest.raises(LostError, match="damaged"):
                     fresh.get(f"s{n}")
             else:
                 assert len(fresh.get(f"s{n}").tokens) == SIZE

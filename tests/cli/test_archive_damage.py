@@ -1,0 +1,95 @@
+"""What the commands of ``pltz archive`` say where damage may hide a session: never that there is none."""
+
+from pathlib import Path
+
+import pytest
+
+from pltz.archive.archive import Archive
+from tests.cli.commands import Put, Run
+
+pytestmark = pytest.mark.usefixtures("bundle_at_hand")
+
+
+@pytest.fixture
+def hurt(run: Run, cold: Path, put: Put) -> Path:
+    """An archive of three packs, one session each; the record of "b" is damaged. No index."""
+    for name in ("a", "b", "c"):
+        put(f"a text of {name}", "--name", name)
+    spoil(cold, "b")
+    return cold
+
+
+def spoil(cold: Path, name: str) -> Path:
+    """Flip a byte in the record of a session; the pack it lies in."""
+    at = Archive.open(cold, []).version(name).location
+    pack = cold / "packs" / at.pack.hex()
+    data = bytearray(pack.read_bytes())
+    data[at.offset + 12] ^= 1
+    pack.chmod(0o644)
+    pack.write_bytes(data)
+    return pack
+
+
+def test_get_of_what_lies_in_damage_that_nothing_names(run: Run, hurt: Path) -> None:
+    assert run("archive", "get", hurt, "a").exit_code == 0
+    for name in ("b", "nobody"):
+        done = run("archive", "get", hurt, name)
+        assert done.exit_code == 7 and "1 damaged pack" in done.stderr and "repair" in done.stderr, (
+            done.output
+        )
+
+
+def test_get_where_an_index_names_what_is_damaged(run: Run, cold: Path, put: Put) -> None:
+    for name in ("a", "b", "c"):
+        put(f"a text of {name}", "--name", name)
+    Archive.open(cold, []).write_index()
+    spoil(cold, "b")
+    done = run("archive", "get", cold, "b")
+    assert done.exit_code == 3 and "damaged" in done.stderr, done.output
+    assert run("archive", "get", cold, "nobody").exit_code == 8, "an index says so"
+    assert run("archive", "get", cold, "a").exit_code == 0
+
+
+def test_get_where_a_pack_that_an_index_names_is_gone(run: Run, cold: Path, put: Put) -> None:
+    for name in ("a", "b"):
+        put(f"a text of {name}", "--name", name)
+    archive = Archive.open(cold, [])
+    archive.write_index()
+    (cold / "packs" / archive.version("b").location.pack.hex()).unlink()
+    assert run("archive", "get", cold, "b").exit_code == 3
+    assert run("archive", "get", cold, "nobody").exit_code == 8
+
+
+@pytest.mark.parametrize("how", ["damaged", "gone"])
+def test_an_older_version_is_not_given_for_the_last(run: Run, cold: Path, put: Put, how: str) -> None:
+    put("the first", "--name", "s")
+    put("the second, which is another", "--name", "s")
+    Archive.open(cold, []).write_index()
+    pack = spoil(cold, "s")
+    if how == "gone":
+        pack.unlink()
+    done = run("archive", "get", cold, "s")
+    assert done.exit_code == 3 and "those left: 1" in done.stderr, done.output
+    assert run("archive", "get", cold, "s", "--version", 1).stdout == '"the first"\n'
+    assert run("archive", "get", cold, "s", "--version", 2).exit_code == 3
+
+
+def test_export_and_copy_do_what_they_can_and_do_not_say_that_it_is_all(
+    run: Run, hurt: Path, tmp_path: Path
+) -> None:
+    done = run("archive", "export", hurt, "-o", tmp_path / "all.jsonl")
+    assert done.exit_code == 7 and "2 sessions were written" in done.stderr, done.output
+    assert len((tmp_path / "all.jsonl").read_text().splitlines()) == 2
+    assert run("archive", "init", tmp_path / "to").exit_code == 0
+    done = run("archive", "copy", hurt, tmp_path / "to")
+    assert done.exit_code == 7 and "may be missing" in done.stderr, done.output
+    assert sorted(v.name for v in Archive.open(tmp_path / "to", []).ls()) == ["a", "c"]
+    assert run("archive", "export", hurt, "a", "-o", tmp_path / "a.jsonl").exit_code == 0
+    assert run("archive", "export", hurt, "b", "-o", tmp_path / "b.jsonl").exit_code == 7
+    assert run("archive", "export", hurt, "b", "--tenant", "other", "-o", "-").exit_code == 7
+
+
+def test_after_repair_all_is_there_again(run: Run, hurt: Path) -> None:
+    assert run("archive", "repair", hurt).exit_code == 0
+    assert run("archive", "get", hurt, "b").exit_code == 0
+    assert run("archive", "get", hurt, "nobody").exit_code == 8
