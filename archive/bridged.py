@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.archive.codec import Coded, Plain, embedded, encode_frames, frame_item, layout_mode
+from pltz.archive.context import FAST, TOWER
 from pltz.archive.identity import Tokens
-from pltz.archive.pack import FAST, TOWER
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.layout import LayoutName
 from pltz.plt_codec.varint import read_varint, write_varint

@@ -16,11 +16,11 @@ import numpy as np
 
 from pltz.archive import identity
 from pltz.archive.codec import Coded, SegmentCodec, codec_of
+from pltz.archive.context import FAST, TOWER
 from pltz.archive.errors import Erased, KeyMismatch, LostError
 from pltz.archive.identity import NONE, Tokens
 from pltz.archive.index import SEGMENTS
 from pltz.archive.keys import Keys
-from pltz.archive.pack import FAST, TOWER
 from pltz.archive.view import Found, Version, View
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
+from pltz.archive.context import ALONE, FAST, TOWER, Context
 from pltz.archive.identity import Tokens, digest
-from pltz.archive.pack import ALONE, FAST, TOWER, Context
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError
 from pltz.plt_codec.fallback import Fallback
 from pltz.plt_codec.layout import FAST_ABOVE, LayoutName, by_layout, layout_of
@@ -125,7 +125,7 @@ def embedded(bundle_id: bytes, vocabulary: bytes) -> Bundle | None:
 
 
 def layout_mode(codec: SegmentCodec, tokens: Tokens) -> int:
-    """`pack.FAST` where a codec codes a segment of these tokens in the fast layout, else 0."""
+    """`context.FAST` where a codec codes a segment of these tokens in the fast layout, else 0."""
     return FAST if codec.fast and len(tokens) > FAST_ABOVE else 0
 
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pltz.archive.census import SEGMENT, SESSION, Census, weight
+from pltz.archive.context import Context
 from pltz.archive.errors import ArchiveError
 from pltz.archive.index import key_of_session
-from pltz.archive.pack import Context, Damage
+from pltz.archive.pack import Damage
 from pltz.archive.plan import Plan
 from pltz.archive.record import Record
 from pltz.archive.store import is_there

@@ -18,10 +18,10 @@ import numpy as np
 from pltz.archive import identity
 from pltz.archive.chain import NOTHING
 from pltz.archive.codec import SegmentCodec
+from pltz.archive.context import Context
 from pltz.archive.identity import BASE, NONE, TENANT, U32, Tokens
 from pltz.archive.keys import Keys
 from pltz.archive.new_session import KINDS, NewSession, Receipt, check
-from pltz.archive.pack import Context
 from pltz.archive.record import Record, pack_labels
 from pltz.archive.view import Version
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from pltz.archive import columns
 from pltz.archive import record as records
+from pltz.archive.context import Context, read_context
 from pltz.archive.identity import NONE, SIZE, digest, digest_of
 from pltz.archive.io import PIECE, Reader, exactly, pieces
 from pltz.archive.layout import lay_out
@@ -36,7 +37,6 @@ HEADER = struct.Struct(
 )  # magic, version, flags, reserved, epoch, time, salt, table size, crc32
 FOOTER = struct.Struct("<IQ16sI4s")  # records, their bytes, digest, crc32, end mark
 COUNTS = struct.Struct("<IQ")  # of the footer, what the digest covers
-CONTEXT = struct.Struct("<B16s16s16sH16sBBB8s5s")
 PERSON = b"pltz pack"
 TARGET_SIZE = 64 << 20  # bytes; a pack is closed before it grows over this
 MAX_SIZE = 1 << 30
@@ -49,48 +49,6 @@ RUN = 1024  # records read side by side
 FIRST_READ = 2048  # bytes read at once for a record
 # bytes behind damage looked through at once, doubled from the one to the other
 FIRST_SEARCH, MOST_SEARCH = 256, 1 << 20
-ALONE, TOWER, FAST = 0, 1, 2  # context modes: bits
-CLEAR, SEALED = 0, 1  # ciphers
-NO_ROOT = bytes(8)
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What many records share: see the table in FORMAT.md."""
-
-    domain_kind: int
-    domain: bytes
-    domain_name: str
-    tokenizer: bytes
-    bundle: bytes
-    contract: int
-    target: bytes = NONE
-    kind: int = 2  # of the session: 0 chat, 1 text, 2 ids
-    mode: int = ALONE
-    cipher: int = CLEAR
-    root: bytes = NO_ROOT  # of the keys, where there are any
-
-    def encode(self) -> bytes:
-        """Raises ContentError where the name is too long."""
-        name = self.domain_name.encode()
-        if len(name) > records.MAX_NAME:
-            raise ContentError(
-                f"the name of a domain has {len(name)} bytes, at most {records.MAX_NAME} are allowed"
-            )
-        fixed = CONTEXT.pack(
-            self.domain_kind,
-            self.domain,
-            self.tokenizer,
-            self.bundle,
-            self.contract,
-            self.target,
-            self.kind,
-            self.mode,
-            self.cipher,
-            self.root,
-            bytes(5),
-        )
-        return fixed + write_varint(len(name)) + name
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,31 +438,9 @@ def _read_table(table: bytes) -> tuple[list[Context], list[bytes]]:
         raise CorruptError(f"{count} contexts in a pack, at most {MAX_CONTEXTS} are allowed")
     contexts = []
     for _ in range(count):
-        context, at = _read_context(table, at)
+        context, at = read_context(table, at)
         contexts.append(context)
     count, at = read_varint(table, at)
     if count > MAX_PARENTS or at + count * SIZE != len(table):
         raise CorruptError(f"{count} parents do not fill the table of the pack: damaged")
     return contexts, [table[i : i + SIZE] for i in range(at, len(table), SIZE)]
-
-
-def _read_context(table: bytes, at: int) -> tuple[Context, int]:
-    if at + CONTEXT.size > len(table):
-        raise CorruptError("the table of the pack ends in a context: damaged")
-    domain_kind, domain, tokenizer, bundle, contract, target, kind, mode, cipher, root, rest = (
-        CONTEXT.unpack_from(table, at)
-    )
-    if cipher > SEALED or any(rest) or mode > TOWER | FAST or kind > 2 or domain_kind > 1:
-        raise VersionError(f"a context of a newer version (mode {mode}, cipher {cipher}): use a newer pltz")
-    size, at = read_varint(table, at + CONTEXT.size)
-    if size > records.MAX_NAME or at + size > len(table):
-        raise CorruptError(f"the name of a domain of {size} bytes does not fit the table: damaged")
-    try:
-        name = table[at : at + size].decode()
-    except UnicodeDecodeError as exc:
-        raise CorruptError("the name of a domain is not UTF-8: damaged") from exc
-    if (size and cipher) or (cipher == CLEAR and any(root)):
-        raise CorruptError("a context has a name and a key, or a key without a cipher: damaged")
-    return Context(
-        domain_kind, domain, name, tokenizer, bundle, contract, target, kind, mode, cipher, root
-    ), at + size

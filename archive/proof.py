@@ -13,9 +13,9 @@ import numpy as np
 from pltz.archive import identity
 from pltz.archive.chain import NOTHING
 from pltz.archive.codec import Coded, SegmentCodec, codec_of
+from pltz.archive.context import FAST, TOWER
 from pltz.archive.draft import Segment
 from pltz.archive.index import SEGMENTS, Location
-from pltz.archive.pack import FAST, TOWER
 from pltz.archive.view import Found, View
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError
 

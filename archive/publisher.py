@@ -18,23 +18,13 @@ import numpy as np
 from pltz.archive import identity
 from pltz.archive.chain import NOTHING
 from pltz.archive.codec import Coded
+from pltz.archive.context import FAST, TOWER, Context
 from pltz.archive.draft import Row, batches
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.identity import BASE, U32, Tokens, many
 from pltz.archive.index import MARKS, SEGMENTS, SESSIONS, Entries, key_of_session
 from pltz.archive.meanwhile import meanwhile
-from pltz.archive.pack import (
-    FAST,
-    FOOTER,
-    MANY_CHILDREN,
-    TOWER,
-    Builder,
-    Context,
-    Damage,
-    Pack,
-    digest_before,
-    sealed,
-)
+from pltz.archive.pack import FOOTER, MANY_CHILDREN, Builder, Damage, Pack, digest_before, sealed
 from pltz.archive.parity import Parity, Range
 from pltz.archive.proof import Proved
 from pltz.archive.record import Record

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 
 from pltz.archive.archive import Archive
 from pltz.archive.chain import Chains, Wanted, decode_records, lost
+from pltz.archive.context import TOWER
 from pltz.archive.errors import ArchiveError, KeyMismatch
 from pltz.archive.index import SECTIONS, Location, key_of, keys_of
 from pltz.archive.key_files import KeyFile
 from pltz.archive.meanwhile import meanwhile
-from pltz.archive.pack import TOWER, Damage, Pack
+from pltz.archive.pack import Damage, Pack
 from pltz.archive.parity import Parity
 from pltz.archive.plan import Plan
 from pltz.archive.settings import COPY, Settings

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from pltz.archive.context import Context
 from pltz.archive.errors import ArchiveError
 from pltz.archive.identity import version_id
 from pltz.archive.index import (
@@ -34,7 +35,7 @@ from pltz.archive.index import (
     keys_of,
 )
 from pltz.archive.keys import Clear, Keys
-from pltz.archive.pack import Context, Damage, Pack
+from pltz.archive.pack import Damage, Pack
 from pltz.archive.plan import Plan
 from pltz.archive.record import FORGET, RESTORE, Record, unpack_labels
 from pltz.archive.store import Store, is_there

@@ -19,12 +19,12 @@ from dataclasses import replace
 from pltz.archive import identity
 from pltz.archive.chain import MAX_SEGMENTS, NOTHING
 from pltz.archive.codec import Plain, SegmentCodec, layout_mode
+from pltz.archive.context import ALONE, TOWER, Context
 from pltz.archive.draft import Contexts, Draft, Row, Segment, batches, draft, session_rows
 from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.identity import NONE
 from pltz.archive.index import SEGMENTS, SESSIONS, Location
 from pltz.archive.new_session import NewSession, Receipt
-from pltz.archive.pack import ALONE, TOWER, Context
 from pltz.archive.proof import Proved, collision
 from pltz.archive.publisher import Publisher, as_it_is
 from pltz.archive.record import FORGET, Mark, Record, pack_labels

@@ -16,10 +16,10 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import Coded, Plain
+from pltz.archive.context import ALONE
 from pltz.archive.identity import Tokens
 from pltz.archive.io import OsDisk
 from pltz.archive.object_store import ObjectStore, Place
-from pltz.archive.pack import ALONE
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore, Store
 from pltz.plt_codec.errors import CorruptError

@@ -10,9 +10,10 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Plain
+from pltz.archive.context import ALONE, FAST, TOWER, Context
 from pltz.archive.index import SEGMENTS
 from pltz.archive.new_session import NewSession
-from pltz.archive.pack import ALONE, FAST, TOWER, Builder, Context, Pack
+from pltz.archive.pack import Builder, Pack
 from pltz.archive.record import Record
 from pltz.models.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pltz.archive import columns, record
+from pltz.archive.context import Context
 from pltz.archive.identity import NONE
 from pltz.archive.layout import lay_out
-from pltz.archive.pack import Builder, Context, Damage, Pack
+from pltz.archive.pack import Builder, Damage, Pack
 from pltz.archive.places import Places
 from pltz.archive.record import Mark, Place, Record
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, UsageError

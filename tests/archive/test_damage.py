@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from pltz.archive import index, record
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
+from pltz.archive.context import Context
 from pltz.archive.identity import NONE, digest
 from pltz.archive.index import FileIndex
 from pltz.archive.new_session import NewSession
-from pltz.archive.pack import Builder, Context, Damage, Pack
+from pltz.archive.pack import Builder, Damage, Pack
 from pltz.archive.plan import Plan
 from pltz.archive.record import Mark, Place, Record
 from pltz.archive.settings import Settings

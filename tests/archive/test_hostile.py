@@ -12,12 +12,13 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
+from pltz.archive.context import Context
 from pltz.archive.errors import ArchiveError, LostError
 from pltz.archive.identity import NONE, digest
 from pltz.archive.index import Entries, MemoryIndex, build
 from pltz.archive.io import OsDisk
 from pltz.archive.new_session import NewSession
-from pltz.archive.pack import END, FOOTER, HEADER, PERSON, Builder, Context, Damage, Pack
+from pltz.archive.pack import END, FOOTER, HEADER, PERSON, Builder, Damage, Pack
 from pltz.archive.parity import END as PARITY_END
 from pltz.archive.parity import GROUP, HEAD, RANGE, TAIL, Parity, Shape
 from pltz.archive.plan import Plan

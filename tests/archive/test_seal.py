@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pltz.archive import transfer
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
+from pltz.archive.context import Context
 from pltz.archive.domain_keys import DomainKeys, Unit
 from pltz.archive.erase import Eraser
 from pltz.archive.errors import ArchiveError, Erased, Fenced, KeyMismatch, LostError, NotFound, WriterFailed
@@ -24,7 +25,7 @@ from pltz.archive.key_files import KeyFile, KeyFolder
 from pltz.archive.keyring import Keyring
 from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
-from pltz.archive.pack import Builder, Context, Damage, Pack
+from pltz.archive.pack import Builder, Damage, Pack
 from pltz.archive.record import Record
 from pltz.archive.repair import Repairer
 from pltz.archive.seal import BITS, KEY, LEVELS, Tree, seal, unit_of, unseal

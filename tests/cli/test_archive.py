@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pltz.archive.archive import Archive
+from pltz.archive.context import ALONE, FAST
 from pltz.archive.index import SEGMENTS
-from pltz.archive.pack import ALONE, FAST
 from pltz.plt_codec.container import Reader
 from tests.cli.commands import Put, Run, chat, lines
 
