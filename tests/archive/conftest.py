@@ -23,6 +23,7 @@ from pltz.archive.object_store import ObjectStore, Place
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore, Store
 from pltz.plt_codec.errors import CorruptError
+from tests.archive.sealed import RAW
 
 
 class ZlibCodec:
@@ -81,6 +82,12 @@ def disk() -> SimDisk:
 def archive(disk: SimDisk, codec: ZlibCodec) -> Archive:
     """Empty, on a simulated disk."""
     return Archive.create(DirectoryStore(disk), [codec])
+
+
+@pytest.fixture
+def sealed(disk: SimDisk, codec: ZlibCodec) -> Archive:
+    """Empty and sealed, on a simulated disk."""
+    return Archive.create(DirectoryStore(disk), [codec], key=RAW)
 
 
 class S3Server:

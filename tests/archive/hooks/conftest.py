@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +14,14 @@ from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.hooks.backlog import Backlog
 from pltz.archive.hooks.entry import Entry
-from pltz.archive.hooks.lock import Lock
+from pltz.archive.hooks.hook import EvictionHook, HookSettings
+from pltz.archive.hooks.lock import FileLocks, Lock
 from pltz.archive.hooks.tokenizers import Tokenizers
 from pltz.archive.hooks.worker import Worker
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
 from pltz.archive.token_archive import TokenArchive
+from tests.archive.hooks.opened import TARGET, BadDisk, Opened
 
 
 class MemoryLocks:
@@ -68,3 +72,22 @@ def bench(disk: SimDisk, codec: SegmentCodec) -> Bench:
     """On a simulated disk, with an empty archive."""
     Archive.create(DirectoryStore(disk), [codec])
     return Bench(disk, codec)
+
+
+@pytest.fixture
+def open_hook(tmp_path: Path) -> Iterator[Opened]:
+    """``open_hook(memory_bytes=...)``: a hook without a worker, on a disk that can fail; closed in the end."""
+    made: list[EvictionHook] = []
+
+    def open_one(folder: str = "journal", **settings: Any) -> EvictionHook:
+        root = tmp_path / folder
+        root.mkdir(exist_ok=True)
+        disk = BadDisk(root)
+        disk.failing = {}
+        chosen = HookSettings(**{"flush_seconds": 0.005, **settings})
+        made.append(EvictionHook(disk, FileLocks(root), target=TARGET, settings=chosen))
+        return made[-1]
+
+    yield open_one
+    for hook in made:
+        hook.close(1.0)

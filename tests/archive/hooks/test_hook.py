@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,72 +17,16 @@ import pytest
 import torch
 
 from pltz.archive.codec import SegmentCodec
-from pltz.archive.hooks import flusher, snapshot, waiting
+from pltz.archive.hooks import snapshot, waiting
 from pltz.archive.hooks.backlog import Backlog
-from pltz.archive.hooks.entry import Entry
 from pltz.archive.hooks.hook import EvictionHook, HookSettings
 from pltz.archive.hooks.lock import FileLocks
 from pltz.archive.io import OsDisk
 from pltz.archive.token_archive import target_of, tenant_of
 from pltz.plt_codec.errors import ModelError, UsageError
+from tests.archive.hooks.opened import TARGET, Opened, entries, eventually
 
 QUICK = HookSettings(flush_seconds=0.005)
-TARGET = bytes(range(16))
-Opened = Callable[..., EvictionHook]
-
-
-class BadDisk(OsDisk):
-    """A disk whose calls can be made to fail."""
-
-    failing: dict[str, int]  # call -> errno
-
-    def append(self, path: str, data: bytes) -> None:
-        self._perhaps("append")
-        super().append(path, data)
-
-    def write_new(self, path: str, data: bytes) -> None:
-        self._perhaps("write_new")
-        super().write_new(path, data)
-
-    def sync_file(self, path: str) -> None:
-        self._perhaps("sync_file")
-        super().sync_file(path)
-
-    def _perhaps(self, call: str) -> None:
-        if call in self.failing:
-            raise OSError(self.failing[call], os.strerror(self.failing[call]))
-
-
-@pytest.fixture
-def open_hook(tmp_path: Path) -> Iterator[Opened]:
-    """``open_hook(memory_bytes=...)``: a hook without a worker, on a disk that can fail; closed in the end."""
-    made: list[EvictionHook] = []
-
-    def open_one(folder: str = "journal", **settings: Any) -> EvictionHook:
-        root = tmp_path / folder
-        root.mkdir(exist_ok=True)
-        disk = BadDisk(root)
-        disk.failing = {}
-        chosen = HookSettings(**{"flush_seconds": 0.005, **settings})
-        made.append(EvictionHook(disk, FileLocks(root), target=TARGET, settings=chosen))
-        return made[-1]
-
-    yield open_one
-    for hook in made:
-        hook.close(1.0)
-
-
-def entries(hook: EvictionHook) -> list[Entry]:
-    """What the journal holds."""
-    backlog = hook.backlog
-    return [entry for segment in backlog.segments() for _, entry in backlog.read(segment)]
-
-
-def eventually(what: Callable[[], object], seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not what() and time.monotonic() < end:
-        time.sleep(0.01)
-    return bool(what())
 
 
 def test_an_eviction_is_durable_soon(open_hook: Opened) -> None:
@@ -197,16 +140,6 @@ def test_memory_counts_what_buffers_take(open_hook: Opened, count: int) -> None:
     assert hook.status()["memory_bytes"] == held + waiting.OVERHEAD
 
 
-def test_an_eviction_wakes_a_flusher_that_sleeps(open_hook: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flusher, "IDLE", 0.0)
-    hook = open_hook()
-    for n in range(50):
-        ticket = hook.on_evict("a", [n])
-        assert eventually(lambda ticket=ticket: hook.durable(ticket))  # type: ignore[misc]
-        time.sleep(0.002 * (n % 5))
-    assert eventually(lambda: hook._flusher.asleep)
-
-
 REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
     ("multimodal", [1], {"multimodal": True}),
     ("prompt embeddings", [1], {"has_embeds": True}),
@@ -226,6 +159,8 @@ REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
     ("error", [1], {"tags": 5}),
     ("error", [1], {"prefixes": 5}),
 ]
+
+
 LATER: list[tuple[Any, dict[str, Any]]] = [
     ([-1], {}),
     ([1 << 40], {}),
@@ -294,82 +229,6 @@ def test_wrong_prefixes_are_left_out(open_hook: Opened) -> None:
     assert entries(hook)[0].prefixes == (2, 3)
 
 
-@pytest.mark.parametrize("call", ["append", "write_new"])
-def test_a_full_disk_fills_memory_then_refuses_and_loses_nothing(open_hook: Opened, call: str) -> None:
-    hook = open_hook(memory_bytes=100_000)
-    disk: Any = hook.disk
-    if call == "append":
-        hook.on_evict("first", [1])
-        hook.flush(10)
-    disk.failing = {"append": errno.ENOSPC, "write_new": errno.ENOSPC}
-    tickets = [hook.on_evict(f"s{n}", np.arange(500)) for n in range(60)]
-    taken = [ticket for ticket in tickets if ticket]
-    assert 0 < len(taken) < 60 and not any(tickets[len(taken) :])
-    assert eventually(lambda: hook.status()["failure"])
-    status = hook.status()
-    assert status["refused"] == {"memory full": 60 - len(taken)} and "No space" in status["failure"]
-    assert status["memory_bytes"] <= 100_000 and not any(map(hook.durable, taken))
-    assert not hook.flush(0.05)
-    disk.failing = {}
-    assert hook.flush(10) and all(map(hook.durable, taken)) and hook.status()["failure"] == ""
-    assert [e.name for e in entries(hook) if e.name != "first"] == [f"s{n}" for n in range(len(taken))]
-    assert hook.status()["memory_bytes"] == 0 and hook.status()["dropped"] == 0
-
-
-def test_a_full_journal_is_a_full_disk(open_hook: Opened) -> None:
-    hook = open_hook(journal_bytes=5000)
-    tickets = [hook.on_evict(f"s{n}", np.arange(500)) for n in range(1)]
-    assert hook.flush(10)
-    tickets.append(hook.on_evict("more", np.arange(900)))
-    assert eventually(lambda: "quota" in hook.status()["failure"])
-    assert hook.durable(tickets[0]) and not hook.durable(tickets[1])
-
-
-def test_the_oldest_are_dropped_where_that_is_asked_for(open_hook: Opened) -> None:
-    hook = open_hook(memory_bytes=20_000, when_full="drop-oldest")
-    disk: Any = hook.disk
-    disk.failing = {"write_new": errno.ENOSPC}
-    first = hook.on_evict("writing", [1])
-    assert eventually(lambda: hook.status()["failures"])  # the flusher holds it
-    tickets = [hook.on_evict(f"s{n}", np.arange(500)) for n in range(20)]
-    assert all(tickets) and hook.status()["dropped"] > 10 and hook.status()["refused"] == {}
-    disk.failing = {}
-    assert hook.flush(10)
-    kept = [ticket for ticket in tickets if hook.durable(ticket)]
-    assert kept == tickets[-len(kept) :] and len(kept) == 20 - hook.status()["dropped"]
-    assert hook.durable(first)
-    assert [e.name for e in entries(hook)] == ["writing", *(f"s{n}" for n in range(20 - len(kept), 20))]
-
-
-def test_a_failed_sync_ends_the_file_and_is_not_tried_again(open_hook: Opened) -> None:
-    hook = open_hook()
-    disk: Any = hook.disk
-    hook.on_evict("a", [1])
-    hook.flush(10)
-    [before] = [s.name for s in hook.backlog.segments()]
-    disk.failing = {"sync_file": errno.EIO}
-    ticket = hook.on_evict("b", [2])
-    assert eventually(lambda: hook.status()["failures"] >= 1) and not hook.durable(ticket)
-    size = dict(hook.disk.names(""))[before.journal]
-    disk.failing = {}
-    assert hook.flush(10) and hook.durable(ticket)
-    last = hook.on_evict("c", [3])
-    assert hook.flush(10) and hook.durable(last)
-    assert dict(hook.disk.names(""))[before.journal] == size  # left as it was
-    names = [e.name for s in hook.backlog.segments() if s.name != before for _, e in hook.backlog.read(s)]
-    assert names[-2:] == ["b", "c"]
-
-
-def test_segments_are_rotated(open_hook: Opened) -> None:
-    hook = open_hook(segment_bytes=900)
-    for n in range(10):
-        hook.on_evict(f"s{n}", np.arange(200))
-        hook.flush(10)
-    assert len(hook.backlog.segments()) == 10
-    assert [s.closed for s in hook.backlog.segments()] == [True] * 9 + [False]
-    assert [e.name for e in entries(hook)] == [f"s{n}" for n in range(10)]
-
-
 def test_many_threads_evict_at_once(open_hook: Opened) -> None:
     hook = open_hook()
     tickets: list[int] = []
@@ -395,16 +254,6 @@ def test_a_closed_hook_takes_nothing_and_kept_all(open_hook: Opened) -> None:
         hook.on_evict(f"s{n}", [n])
     assert hook.close() and hook.on_evict("late", [1]) == 0 and hook.status()["refused"] == {"closed": 1}
     assert len(entries(hook)) == 100 and hook.close()
-
-
-def test_closing_over_a_dead_disk_says_so(open_hook: Opened, caplog: pytest.LogCaptureFixture) -> None:
-    hook = open_hook()
-    disk: Any = hook.disk
-    disk.failing = {"write_new": errno.EIO}
-    hook.on_evict("a", [1])
-    with caplog.at_level(logging.ERROR, "pltz.hook"):
-        assert not hook.close(0.2)
-    assert "tickets 1 to 1 are not durable" in caplog.text
 
 
 def test_a_fork_refuses(open_hook: Opened) -> None:

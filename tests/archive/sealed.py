@@ -1,0 +1,39 @@
+"""What the tests of sealed archives share: a key, sessions below one prompt, and opening again with the key."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.keys import Secret
+from pltz.archive.new_session import NewSession
+from pltz.archive.pack import Damage, Pack
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import DirectoryStore
+
+PROMPT = np.arange(30)
+RAW = Secret(b"sixteen bytes or more", 0)
+
+
+def reopen(disk: SimDisk, codec: SegmentCodec, key: Secret | None = RAW) -> Archive:
+    return Archive.open(DirectoryStore(disk), [codec], key=key)
+
+
+def chat(name: str, *turns: list[int], tenant: str = "acme") -> NewSession:
+    return NewSession(
+        name, [PROMPT, *map(np.array, turns)], tenant, shared=1, labels={"topic": name + "-tag"}
+    )
+
+
+def tokens(archive: Archive, name: str, tenant: str = "acme") -> list[int]:
+    return list(archive.get(name, tenant).tokens[30:].tolist())
+
+
+def records_of(disk: SimDisk) -> list[tuple[str, Pack, int]]:
+    found = []
+    for path, data in disk.seen.files().items():
+        if path.startswith("packs/"):
+            pack = Pack.of(data)
+            found += [(path, pack, i[0]) for i in pack.scan() if not isinstance(i, Damage)]
+    return found

@@ -1,0 +1,410 @@
+"""Erasure: what is erased stays erased, whoever works at the same time and wherever it is cut off; the rest stays whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.domain_keys import DomainKeys, Unit
+from pltz.archive.erase import Eraser
+from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound, WriterFailed
+from pltz.archive.identity import TENANT
+from pltz.archive.key_files import KeyFile, KeyFolder
+from pltz.archive.keyring import Keyring
+from pltz.archive.pack import Damage, Pack
+from pltz.archive.repair import Repairer
+from pltz.archive.seal import KEY, Tree, unit_of, unseal
+from pltz.archive.simulate import SimDisk, State
+from pltz.archive.store import DirectoryStore
+from pltz.archive.view import Version, View
+from pltz.plt_codec.errors import PltzError, UsageError
+from tests.archive.sealed import RAW, chat, records_of, reopen, tokens
+
+
+def raw_records_open(disk: SimDisk, codec: SegmentCodec, domain: bytes) -> list[bytes]:
+    """What a thief with the archive key and every file opens of a domain: bitstrings and names."""
+    store = DirectoryStore(disk)
+    archive = reopen(disk, codec)
+    every = []
+    for path, data in disk.seen.files().items():
+        if path.startswith(("keys/", "tmp/")) and data[:4] == b"PLTk":
+            every.append(KeyFile.decode(data))
+    keys = archive.keys
+    assert isinstance(keys, Keyring)
+    trees = []
+    for file in every:
+        if file.domain == domain:
+            plain = dataclasses.replace(file, box=b"").head
+            body = unseal(keys._wrap, file.box, [keys.archive, plain], "")
+            trees.append(DomainKeys.decode(domain, file.generation, body).roots)
+    out = []
+    for path in store.list("packs"):
+        pack = Pack.of(disk.seen.files()[f"packs/{path}"])
+        for item in pack.scan():
+            assert not isinstance(item, Damage)
+            record, context = item[1], pack.head.contexts[item[1].context]
+            if context.domain == domain and not record.mark:
+                for identity in (record.id, record.veil[:8] or None):
+                    if identity and any(
+                        t[context.root].key(unit_of(identity)) for t in trees if context.root in t
+                    ):
+                        out.append(identity)
+    return out
+
+
+def test_an_erased_session_does_not_open_and_the_others_do(
+    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    sealed.put([chat("a", [1, 2], [3]), chat("b", [1, 2], [4]), chat("a", [5], tenant="other")])
+    sealed.put([chat("a", [1, 2], [3], [6])])
+    sealed.forget([sealed.version("a", "acme", number=1)])
+    domain = sealed.keys.domain(TENANT, "acme")
+    before = raw_records_open(disk, codec, domain)
+    assert sealed.erase("acme", "a", dry_run=True).segments == 2
+    assert raw_records_open(disk, codec, domain) == before
+    done = sealed.erase("acme", "a")
+    assert (done.versions, done.segments, done.shared, done.unread) == (2, 2, 1, 0) and done.records >= 2
+    for archive in (sealed, reopen(disk, codec)):
+        with pytest.raises(NotFound):
+            archive.get("a", "acme")
+        assert tokens(archive, "b") == [1, 2, 4] and tokens(archive, "a", "other") == [5]
+        assert [(v.tenant, v.name) for v in archive.ls(history=True, forgotten=True)] == [
+            ("acme", "b"),
+            ("other", "a"),
+        ]
+    after = raw_records_open(disk, codec, domain)
+    assert len(before) - len(after) == 4 and set(after) < set(before)  # two leaves, two names
+    assert not [p for p in disk.seen.files() if p.startswith("tmp/")]
+    assert reopen(disk, codec).verify(decode=True).sound
+    with pytest.raises(NotFound):
+        sealed.erase("acme", "a")
+
+
+def test_an_erased_session_can_be_put_again(sealed: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+    sealed.put([chat("a", [1, 2])])
+    sealed.erase("acme", "a")
+    receipt = sealed.put([chat("a", [1, 2])])[0]
+    assert (receipt.new, receipt.number) == (1, 1) and tokens(reopen(disk, codec), "a") == [1, 2]
+    sealed.erase("acme", "a")
+    assert not list(reopen(disk, codec).ls())
+
+
+def test_an_erased_tenant_leaves_nothing_that_opens(
+    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    sealed.put([chat("a", [1, 2], [3]), chat("b", [4]), chat("c", [4], tenant="other")])
+    domain = sealed.keys.domain(TENANT, "acme")
+    assert len(raw_records_open(disk, codec, domain)) == 5
+    assert sealed.erase("acme").records == 3
+    assert raw_records_open(disk, codec, domain) == []
+    archive = reopen(disk, codec)
+    assert [(v.tenant, v.name) for v in archive.ls()] == [("other", "c")] and tokens(
+        archive, "c", "other"
+    ) == [4]
+    assert archive.verify(decode=True).sound
+    for tenant, name in (("acme", None), ("acme", "a"), ("nobody", None)):
+        with pytest.raises(NotFound):
+            archive.erase(tenant, name)
+    archive.put([chat("a", [1, 2])])
+    assert tokens(reopen(disk, codec), "a") == [1, 2] and len(raw_records_open(disk, codec, domain)) == 2
+
+
+def test_what_was_erased_is_collected(sealed: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+    sealed.put([chat("a", list(range(100)))])
+    sealed.put([chat("b", [4])])
+    sealed.erase("acme", "a")
+    for _ in range(2):
+        sealed.collect(dead_share=0)
+    assert len(records_of(disk)) == 2 and tokens(reopen(disk, codec), "b") == [4]
+    assert reopen(disk, codec).verify(decode=True).sound
+
+
+def test_an_archive_without_encryption_says_that_it_cannot_erase(archive: Archive) -> None:
+    archive.put([chat("a", [1])])
+    with pytest.raises(UsageError, match="forget"):
+        archive.erase("acme", "a")
+
+
+def test_a_writer_that_saw_the_keys_before_an_erasure_is_not_acknowledged(
+    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    sealed.put([chat("a", [1, 2])])
+    writer = reopen(disk, codec)
+    writer.put([chat("w", [1, 2], [3])])
+    done = False
+
+    def erase() -> None:
+        nonlocal done
+        if not done and any(c.path.startswith("packs/") for c in disk.pending):
+            done = True
+            reopen(disk, codec).erase("acme", "w")
+
+    disk.watch = erase
+    with pytest.raises(Fenced, match="put again"):
+        writer.put([chat("x", [1, 2], [3])])
+    disk.watch = lambda: None
+    assert done
+    writer.put([chat("x", [1, 2], [3])])
+    archive = reopen(disk, codec)
+    assert tokens(archive, "x") == [1, 2, 3] and tokens(archive, "a") == [1, 2]
+
+
+def test_what_is_doomed_is_not_relied_on(sealed: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+    sealed.put([chat("a", [1, 2])])
+    keys = sealed.keys
+    assert isinstance(keys, Keyring)
+    known = keys.of(keys.domain(TENANT, "acme"))
+    assert known
+    leaf = sealed.version("a", "acme").leaf
+    fresh = {b"new root": Tree.root(b"n" * KEY)}
+    doomed = frozenset(Unit(root, unit_of(leaf)) for root in known.roots)
+    assert keys.publish(known.following(roots=known.roots | fresh, doomed=doomed))
+    other = reopen(disk, codec)
+    assert other.put([chat("b", [1, 2])])[0].new == 1
+    sealed.erase("acme", "a")
+    assert tokens(reopen(disk, codec), "b") == [1, 2]
+
+
+def test_an_eraser_that_stood_still_brings_nothing_back(
+    sealed: Archive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read the keys, then another erasure came and went: the number that it would take next is free again, but long over."""
+    sealed.put([chat("a", [1]), chat("b", [2])])
+    domain = sealed.keys.domain(TENANT, "acme")
+    gone = sealed.version("b", "acme").leaf
+    put, looked = KeyFolder.put, Eraser._towers
+    for late in (False, True):  # before its keys are written, and just then
+        copy = disk.clone()
+        stalled, other = reopen(copy, codec), reopen(copy, codec)
+        assert isinstance(stalled.keys, Keyring)
+
+        def erase_b(other: Archive = other) -> None:
+            monkeypatch.setattr(KeyFolder, "put", put)
+            monkeypatch.setattr(Eraser, "_towers", looked)
+            other.erase("acme", "b")
+
+        def towers(
+            self: Eraser, domain: bytes, name: str, run: Callable[[], None] = erase_b
+        ) -> list[set[bytes]]:
+            found = looked(self, domain, name)
+            run()
+            return found
+
+        def slow_put(self: KeyFolder, file: KeyFile, run: Callable[[], None] = erase_b) -> bool:
+            run()
+            return put(self, file)
+
+        if late:
+            monkeypatch.setattr(KeyFolder, "put", slow_put)
+        else:
+            monkeypatch.setattr(Eraser, "_towers", towers)
+        with pytest.raises(Fenced, match="erase again"):
+            stalled.erase("acme", "a")
+        assert gone not in raw_records_open(copy, codec, domain)
+        assert tokens(reopen(copy, codec), "a") == [1]
+        stalled.erase("acme", "a")
+        assert not list(reopen(copy, codec).ls("acme"))
+
+
+def test_first_keys_that_come_late_are_not_relied_on(
+    sealed: Archive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process made the tenant, filled it and erased from it while this one stood still before its first key file."""
+    sealed.put([chat("z", [1], tenant="else")])
+    writer, other, put = reopen(disk, codec), reopen(disk, codec), KeyFolder.put
+
+    def slow_put(self: KeyFolder, file: KeyFile) -> bool:
+        monkeypatch.setattr(KeyFolder, "put", put)
+        other.put([chat("a", [1]), chat("b", [2])])
+        other.erase("acme", "b")
+        return put(self, file)
+
+    monkeypatch.setattr(KeyFolder, "put", slow_put)
+    with pytest.raises(Fenced, match="put again"):
+        writer.put([chat("c", [3])])
+    writer.put([chat("c", [3])])
+    assert catalogue(reopen(disk, codec)) == {("acme", "a"): [1], ("acme", "c"): [3], ("else", "z"): [1]}
+
+
+def test_keys_that_a_writer_is_just_putting_are_not_overwritten(sealed: Archive, disk: SimDisk) -> None:
+    sealed.put([chat("a", [1])])
+    keys, store = sealed.keys, DirectoryStore(disk)
+    assert isinstance(keys, Keyring)
+    domain = keys.domain(TENANT, "acme")
+    known = keys.of(domain)
+    assert known
+    newer, older, lost, cut = (f"tmp/{n}" for n in "abcd")
+    assert keys.publish(known.following()) and keys.publish(known.following().following())
+    folder = KeyFolder(store)
+    last = folder.read(domain, 2)
+    assert last
+    data = last.encode()
+    for path, generation in ((newer, 3), (older, 1), (lost, 2)):
+        disk.write_new(path, dataclasses.replace(last, generation=generation, box=b"x" * 40).encode())
+    disk.write_new("tmp/same", data)
+    disk.write_new(cut, data[:20])
+    folder.shred(domain, 2)
+    left = {p for p in disk.seen.names if p.startswith("tmp/")}
+    assert left == {newer, "tmp/same", cut}
+    assert disk.read("tmp/same", 0, 1 << 20) == data and disk.read(newer, 0, 4) == b"PLTk"
+
+
+# Crashes
+
+
+def sealed_steps() -> dict[str, Callable[[Archive], object]]:
+    return {
+        "put": lambda a: a.put([chat("a", [1, 2]), chat("b", [1, 2], [3])]),
+        "put other": lambda a: a.put([chat("c", [7], tenant="other")]),
+        "erase session": lambda a: a.erase("acme", "b"),
+        "erase tenant": lambda a: a.erase("acme"),
+        "collect": lambda a: (a.collect(dead_share=0), a.collect(dead_share=0)),
+    }
+
+
+def catalogue(archive: Archive) -> dict[tuple[str, str], list[int]]:
+    return {(v.tenant, v.name): archive.tower(v).tokens.tolist()[30:] for v in archive.ls()}
+
+
+def test_every_crash_of_a_sealed_archive(codec: SegmentCodec) -> None:
+    """Two operations on a base of one put: before or after, never between, and nothing wrong; and what was erased stays so."""
+    cases = opened = 0
+    for first, second in itertools.product(sealed_steps(), repeat=2):
+        disk = SimDisk()
+        Archive.create(DirectoryStore(disk), [codec], key=RAW).put([chat("z", [9]), chat("b", [1, 2], [3])])
+        for step in (first, second):
+            before = catalogue(reopen(disk, codec))
+            dry = disk.clone()
+            try:
+                sealed_steps()[step](reopen(dry, codec))
+            except NotFound:
+                continue
+            after = catalogue(reopen(dry, codec))
+            states: dict[frozenset[tuple[str, bytes]], State] = {}
+
+            def watch(
+                disk: SimDisk = disk, states: dict[frozenset[tuple[str, bytes]], State] = states
+            ) -> None:
+                nonlocal cases
+                for state in disk.crashes("tmp"):
+                    cases += 1
+                    states.setdefault(
+                        frozenset(f for f in state.files().items() if f[0][:4] != "tmp/"), state
+                    )
+
+            archive = reopen(disk, codec)
+            disk.watch = watch
+            sealed_steps()[step](archive)
+            disk.watch = lambda: None
+            for state in states.values():
+                opened += 1
+                left = SimDisk(state, seed=opened)
+                found = catalogue(reopen(left, codec))
+                assert found in (before, after), (first, second, step)
+                report = reopen(left, codec).verify(decode=True)
+                assert not report.lost and {p.kind for p in report.problems} <= {"keys"}, report
+                if step.startswith("erase"):
+                    with suppress(NotFound):
+                        sealed_steps()[step](reopen(left, codec))  # erasing again comes to its end
+                    assert catalogue(reopen(left, codec)) == after
+                    assert all(len(g) == 1 for g in KeyFolder(DirectoryStore(left)).generations().values())
+            assert catalogue(reopen(SimDisk(disk.durable), codec)) == after
+    print(f"{cases} crash cases, {opened} different")
+    assert cases > 1000
+
+
+def test_a_failed_sync_of_a_key_file_stops_everything(disk: SimDisk, codec: SegmentCodec) -> None:
+    archive = Archive.create(DirectoryStore(disk), [codec], key=RAW)
+    archive.put([chat("a", [1])])
+    for call in range(1, 40):
+        copy = SimDisk(disk.durable, seed=call)
+        copy.fail_at = {call: OSError(5, "no")}
+        try:
+            reopen(copy, codec).erase("acme", "a")
+        except PltzError as exc:
+            assert isinstance(exc, PltzError)
+            copy.fail_at = {}
+            left = reopen(copy, codec)
+            assert catalogue(left) in ({("acme", "a"): [1]}, {})
+            if catalogue(left):
+                left.erase("acme", "a")
+            assert not catalogue(reopen(copy, codec))
+    assert not isinstance(archive, WriterFailed)
+
+
+def test_erased_is_its_own_error(sealed: Archive, disk: SimDisk) -> None:
+    sealed.put([chat("a", [1])])
+    item = sealed.view.at(sealed.version("a", "acme").location)
+    sealed.erase("acme", "a")
+    sealed.view.refresh()
+    with pytest.raises(Erased):
+        sealed.keys.bits(item.context, item.record)
+
+
+# Erasing at once with others
+
+
+def test_what_a_collector_moves_meanwhile_is_not_taken_for_unused(
+    sealed: Archive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that shares with the erased one is on its way from one pack to another, so it is in none that was listed."""
+    sealed.put([chat("a", [1, 2], [3])])
+    sealed.put([chat("b", [1, 2], [4])])
+    sealed.collect()
+    eraser, listed = reopen(disk, codec), View.all_versions
+
+    def late(self: View) -> list[Version]:
+        monkeypatch.setattr(View, "all_versions", listed)
+        sealed.collect()
+        return listed(self)
+
+    monkeypatch.setattr(View, "all_versions", late)
+    done = eraser.erase("acme", "a")
+    assert (done.segments, done.shared) == (1, 1)
+    fresh = reopen(disk, codec)
+    assert tokens(fresh, "b") == [1, 2, 4] and [v.name for v in fresh.ls("acme")] == ["b"]
+
+
+def test_a_version_that_is_put_before_writers_know_is_erased_too(
+    sealed: Archive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed.put([chat("a", [1]), chat("b", [2])])
+    other, publish = reopen(disk, codec), Eraser._publish
+
+    def late(self: Eraser, keys: DomainKeys) -> None:
+        monkeypatch.setattr(Eraser, "_publish", publish)
+        other.put([chat("a", [1], [7])])
+        publish(self, keys)
+
+    monkeypatch.setattr(Eraser, "_publish", late)
+    done = sealed.erase("acme", "a")
+    assert (done.versions, done.segments) == (2, 2)
+    fresh = reopen(disk, codec)
+    kept = {
+        fresh.version("b", "acme").leaf,
+        fresh.keys.session_key(fresh.keys.domain(TENANT, "acme"), "b")[:8],
+    }
+    assert set(raw_records_open(disk, codec, fresh.keys.domain(TENANT, "acme"))) == kept
+
+
+def test_a_session_is_not_erased_where_it_is_not_known_who_shares_it(
+    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    """The record of another one is damaged and can be repaired; what both have must be there then."""
+    sealed.put([chat("a", [1, 2], [3])])
+    sealed.put([chat("b", [1, 2], [4])])
+    path = f"packs/{sealed.version('b', 'acme').location.pack.hex()}"
+    data = bytearray(disk.read(path, 0, 1 << 20))
+    data[sealed.version("b", "acme").location.offset + 40] ^= 1
+    disk.overwrite(path, bytes(data))
+    with pytest.raises(ArchiveError, match="repair first"):
+        reopen(disk, codec).erase("acme", "a")
+    assert Repairer(DirectoryStore(disk)).run().whole
+    reopen(disk, codec).erase("acme", "a")
+    assert tokens(reopen(disk, codec), "b") == [1, 2, 4]
