@@ -433,7 +433,7 @@ class Archive:
         return set(self.view.packs) - covered
 
     def _towers(self, versions: Sequence[Version], known: Mapping[bytes, Known] | None) -> list[Tower]:
-        chains = Chains(self.view, self.codecs, known)
+        chains = Chains(self.view, self.codecs, known, self._writer.proved.heard)
         chains.load([v.leaf for v in versions])
         return [Tower(v, chains.tower(v.leaf)) for v in versions]
 

@@ -8,7 +8,7 @@ A segment that cannot be had is an answer too: the error that a reader of it get
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +29,9 @@ BATCH = 256  # records handed to a codec at once
 NOTHING: Tokens = np.zeros(0, np.int64)
 
 Answer = Tokens | PltzError
+Heard = Callable[
+    ["Found", bytes], None
+]  # told of a record that was proved, and all 32 bytes of its segment's digest
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,13 @@ class Wanted:
     above: Tokens
 
 
-def decode_records(codecs: list[SegmentCodec], keys: Keys, wanted: Sequence[Wanted]) -> list[Answer]:
-    """Tokens of each record, proved to be the segment that it says; or BundleMismatch, CorruptError, Erased, KeyMismatch."""
+def decode_records(
+    codecs: list[SegmentCodec], keys: Keys, wanted: Sequence[Wanted], heard: Heard | None = None
+) -> list[Answer]:
+    """Tokens of each record, proved to be the segment that it says; or BundleMismatch, CorruptError, Erased, KeyMismatch.
+
+    ``heard``: is told of each that was.
+    """
     out: list[Answer] = [NOTHING] * len(wanted)
     groups: dict[int, list[int]] = {}
     for number, w in enumerate(wanted):
@@ -55,12 +63,13 @@ def decode_records(codecs: list[SegmentCodec], keys: Keys, wanted: Sequence[Want
             part = numbers[begin : begin + BATCH]
             codec = codec_of(codecs, wanted[part[0]].item.context)
             assert codec is not None
-            for number, answer in zip(part, _decode(codec, keys, [wanted[n] for n in part]), strict=True):
+            answers = _decode(codec, keys, [wanted[n] for n in part], heard)
+            for number, answer in zip(part, answers, strict=True):
                 out[number] = answer
     return out
 
 
-def _decode(codec: SegmentCodec, keys: Keys, wanted: Sequence[Wanted]) -> list[Answer]:
+def _decode(codec: SegmentCodec, keys: Keys, wanted: Sequence[Wanted], heard: Heard | None) -> list[Answer]:
     """One batch; where it does not decode, one by one, to know which."""
     try:
         bits = [keys.bits(w.item.context, w.item.record) for w in wanted]
@@ -70,11 +79,11 @@ def _decode(codec: SegmentCodec, keys: Keys, wanted: Sequence[Wanted]) -> list[A
         ]
         found = codec.decode(coded)
     except PltzError as exc:
-        return [exc] if len(wanted) == 1 else [_decode(codec, keys, [w])[0] for w in wanted]
-    return [_proved(keys, w, tokens) for w, tokens in zip(wanted, found, strict=True)]
+        return [exc] if len(wanted) == 1 else [_decode(codec, keys, [w], heard)[0] for w in wanted]
+    return [_proved(keys, w, tokens, heard) for w, tokens in zip(wanted, found, strict=True)]
 
 
-def _proved(keys: Keys, wanted: Wanted, tokens: Tokens) -> Answer:
+def _proved(keys: Keys, wanted: Wanted, tokens: Tokens, heard: Heard | None) -> Answer:
     context = wanted.item.context
     try:
         ids = identity.checked(tokens)
@@ -86,6 +95,8 @@ def _proved(keys: Keys, wanted: Wanted, tokens: Tokens) -> Answer:
         return CorruptError(
             f"the record decodes to segment {found.hex()}: damaged, or decoded with another bundle"
         )
+    if heard:
+        heard(wanted.item, digest)
     return ids
 
 
@@ -122,10 +133,16 @@ class Known(NamedTuple):
 
 
 class Chains:
-    """Towers as one reader sees them; what was decoded is kept as long as this lives."""
+    """Towers as one reader sees them; what was decoded is kept as long as this lives. ``heard``: as `decode_records` says."""
 
-    def __init__(self, view: View, codecs: list[SegmentCodec], known: Mapping[bytes, Known] | None = None):
-        self.view, self.codecs = view, codecs
+    def __init__(
+        self,
+        view: View,
+        codecs: list[SegmentCodec],
+        known: Mapping[bytes, Known] | None = None,
+        heard: Heard | None = None,
+    ):
+        self.view, self.codecs, self._heard = view, codecs, heard
         self._known = known or {}
         self._places: dict[bytes, list[Found]] = {}
         self._depth: dict[bytes, int] = {NONE: -1}
@@ -203,7 +220,9 @@ class Chains:
         above = [self.above(self._places[s][0]) for s in level]
         ready = [n for n in range(len(level)) if not isinstance(above[n], PltzError)]
         wanted = [self._wanted(self._places[level[n]][0], above[n]) for n in ready]
-        answers = dict(zip(ready, decode_records(self.codecs, self.view.keys, wanted), strict=True))
+        answers = dict(
+            zip(ready, decode_records(self.codecs, self.view.keys, wanted, self._heard), strict=True)
+        )
         for number, segment in enumerate(level):
             answer = answers.get(number, above[number])
             self._answers[segment] = (
@@ -227,7 +246,7 @@ class Chains:
         return LostError(f"segment {segment.hex()} does not decode to what it was: {failures[0]}")
 
     def _single(self, item: Found, above: Tokens) -> Answer:
-        return decode_records(self.codecs, self.view.keys, [self._wanted(item, above)])[0]
+        return decode_records(self.codecs, self.view.keys, [self._wanted(item, above)], self._heard)[0]
 
     def _wanted(self, item: Found, above: Answer) -> Wanted:
         assert not isinstance(above, PltzError)

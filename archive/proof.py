@@ -1,6 +1,6 @@
 """Proof: where a segment is stored such that it decodes to its tokens; only there a new session relies on it.
 
-A record is decoded and compared once a process; after that all 32 bytes of the segment's digest are compared (FORMAT.md, "Identities").
+A record is decoded and compared once a process, whether to put after it or to read it (`heard`); after that all 32 bytes of the segment's digest are compared (FORMAT.md, "Identities").
 """
 
 from __future__ import annotations
@@ -83,9 +83,17 @@ class Proved:
 
     def remember(self, pack: bytes, segments: Iterable[tuple[int, Segment | None]]) -> None:
         """Segments at offsets in a pack, which were decoded and compared."""
+        self._make_room()
+        self._known.update((s.id, (pack, offset, s.digest)) for offset, s in segments if s)
+
+    def heard(self, item: Found, digest: bytes) -> None:
+        """A reader decoded a record, and the tokens have this digest, 32 bytes, of which its id is the first 16."""
+        self._make_room()
+        self._known[digest[: identity.SIZE]] = item.location.pack, item.location.offset, digest
+
+    def _make_room(self) -> None:
         if len(self._known) >= PROVED:
             self._known.clear()
-        self._known.update((s.id, (pack, offset, s.digest)) for offset, s in segments if s)
 
 
 def collision(segment: bytes) -> CorruptError:

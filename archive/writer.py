@@ -36,8 +36,8 @@ class Writer:
 
     def __init__(self, view: View, codecs: list[SegmentCodec], parity: tuple[int, int] = (0, 0)):
         self.view, self.codecs = view, codecs
-        self._proved = Proved(view, codecs)
-        self._publisher = Publisher(view, self._proved, parity)
+        self.proved = Proved(view, codecs)
+        self._publisher = Publisher(view, self.proved, parity)
 
     def put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
         """Freeze sessions; a receipt each, once all are durable. See `Archive.put`."""
@@ -87,7 +87,7 @@ class Writer:
                 raise collision(segment.id)
         relied: dict[bytes, Location] = {}
         for name in self.view.known(SEGMENTS, list(fresh)):
-            if location := self._proved.place(fresh[name]):
+            if location := self.proved.place(fresh[name]):
                 relied[name] = location
                 del fresh[name]
         return fresh, relied

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pltz.archive import sessions
-from pltz.archive.codec import BundleCodec, BytesCodec, Plain
+from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Plain
+from pltz.archive.identity import Tokens
 from pltz.archive.keys import Secret
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.models.bundle import Bundle, write_bundle
@@ -71,6 +72,32 @@ def test_a_session_that_has_not_changed_is_coded_by_nobody(
     monkeypatch.setattr(BytesCodec, "encode", refuse)
     [again] = cold.put([item])
     assert again.receipt is not None and again.receipt.unchanged and again.by_model == first.by_model
+
+
+@pytest.mark.parametrize("key", [None, Secret(b"sixteen bytes or more", 0)])
+def test_what_a_session_had_is_decoded_once_to_put_it_again(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: Secret | None
+) -> None:
+    """By another process, which knows nothing yet: to see how it goes on is to prove that it decodes. What is new is decoded back."""
+    monkeypatch.setattr(sessions._Way, "fits", lambda way, sizes: way.codec == 0)
+    ids = np.random.default_rng(1).integers(0, 1024, 300)
+    first = SessionArchive.create(tmp_path / "cold", [bundle], key=key)
+    for count in (100, 200):
+        list(first.put([Item("s", Session("ids", ids[:count]))]))
+    asked: list[int] = []
+    decode = BundleCodec.decode
+
+    def counted(codec: BundleCodec, batch: Sequence[Coded]) -> list[Tokens]:
+        asked.extend(c.count for c in batch)
+        return decode(codec, batch)
+
+    monkeypatch.setattr(BundleCodec, "decode", counted)
+    for count, decoded in ((200, [100, 100]), (300, [100, 100, 100]), (300, [100, 100, 100])):
+        asked.clear()
+        cold = SessionArchive.open(tmp_path / "cold", [bundle], key=key)
+        [stored] = cold.put([Item("s", Session("ids", ids[:count]))])
+        assert stored.segments == count // 100 and asked == decoded
+    assert cold.get("s").value.tolist() == ids.tolist()
 
 
 def test_a_sealed_session_that_grew_adds_what_is_new(bundle: Bundle, tmp_path: Path) -> None:
