@@ -1,6 +1,7 @@
 """``pltz compress``: session files in, one .pltz file out."""
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -109,7 +110,7 @@ def compress(
     start = time.perf_counter()
     with Progress("freeze", unit="tokens", shown=wanted(progress)) as bar:
         data = api.compress(
-            tally.count(read_sessions(inputs, form)),
+            tally.count(some_sessions(inputs, form)),
             bundle=codec,
             target=target,
             tokenizer=tokenizer,
@@ -157,6 +158,16 @@ def read_sessions(inputs: Sequence[str], form: str) -> Iterator["Session"]:
         raise UsageError("stdin (-) can be read only once")
     for path in inputs:
         yield from load(path, cast("Format", form))
+
+
+def some_sessions(inputs: Sequence[str], form: str) -> Iterator["Session"]:
+    """The sessions of all inputs. Raises UsageError as `read_sessions`, and for a folder that has none: a file of nothing is not what was meant."""
+    none = True
+    for session in read_sessions(inputs, form):
+        none = False
+        yield session
+    if none and any(os.path.isdir(path) for path in inputs):
+        raise UsageError(f"expected sessions in {' '.join(inputs)}, found none: nothing was written")
 
 
 @dataclass

@@ -169,6 +169,20 @@ def test_refusals_of_compress(run: Run, tiny: Path, chats: Path, tmp_path: Path)
     assert run("compress", chats, "-o", out, "--force").exit_code == 0
 
 
+def test_a_folder_of_no_sessions_is_no_file_of_none(run: Run, chats: Path, tmp_path: Path) -> None:
+    folder, out, blank = tmp_path / "empty", tmp_path / "out.pltz", tmp_path / "blank.jsonl"
+    folder.mkdir()
+    refused(run("compress", folder, "-o", out), 2, f"expected sessions in {folder}, found none")
+    (folder / "blank.jsonl").write_bytes(b"\n")
+    refused(run("compress", folder, "-o", out), 2, "found none")
+    assert not out.exists()
+    assert run("compress", folder, chats, "-o", out).exit_code == 0
+    blank.write_bytes(b"")
+    assert "0 sessions" in run("compress", blank, "-o", tmp_path / "none.pltz").output, (
+        "an export may be of nothing"
+    )
+
+
 @pytest.mark.parametrize("damage", ["empty", "other", "cut", "flipped", "session"])
 def test_damaged_files(run: Run, frozen: Path, tmp_path: Path, damage: str) -> None:
     data = bytearray(frozen.read_bytes())
