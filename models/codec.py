@@ -23,7 +23,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Literal, overload
 
 from pltz.models import transcript
 from pltz.models.session import Session, content_bytes
@@ -186,6 +186,38 @@ class Codec(SessionDecoder):
         writer.finish()
         return len(writer)
 
+    @overload
+    def compress_many(
+        self,
+        sessions: Iterable[Session | PltzError],
+        *,
+        lanes: int | None = None,
+        steps: int | None = None,
+        layout: LayoutName = "default",
+        bridge: TokenBridge | None = None,
+        target_fingerprint: bytes | None = None,
+        verify: bool = True,
+        keep_opaque: bool = False,
+        errors: Literal["raise"] = "raise",
+        progress: Progress | None = None,
+    ) -> Iterator[bytes]: ...
+
+    @overload
+    def compress_many(
+        self,
+        sessions: Iterable[Session | PltzError],
+        *,
+        lanes: int | None = None,
+        steps: int | None = None,
+        layout: LayoutName = "default",
+        bridge: TokenBridge | None = None,
+        target_fingerprint: bytes | None = None,
+        verify: bool = True,
+        keep_opaque: bool = False,
+        errors: OnError,
+        progress: Progress | None = None,
+    ) -> Iterator[bytes | PltzError]: ...
+
     def compress_many(
         self,
         sessions: Iterable[Session | PltzError],
@@ -199,7 +231,7 @@ class Codec(SessionDecoder):
         keep_opaque: bool = False,
         errors: OnError = "raise",
         progress: Progress | None = None,
-    ) -> Iterator[bytes | Any]:
+    ) -> Iterator[bytes | PltzError]:
         """A .pltz file for each session, in their order, coded side by side as in one file.
 
         Sessions are read as they are needed, a batch ahead; memory is bounded by a batch and its largest session. The

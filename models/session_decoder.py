@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast, overload
 
 from pltz.models import transcript
 from pltz.models.session import Kind as SessionKind
@@ -93,6 +93,26 @@ class SessionDecoder:
             for frame, ids, number in zip(frames[part], tokens, numbers[part], strict=True):
                 yield self._restore(frame, ids, number, bridge)
 
+    @overload
+    def decompress_many(
+        self,
+        files: Iterable[bytes | PltzError],
+        *,
+        bridge: TokenBridge | None = None,
+        errors: Literal["raise"] = "raise",
+        progress: Progress | None = None,
+    ) -> Iterator[list[Session]]: ...
+
+    @overload
+    def decompress_many(
+        self,
+        files: Iterable[bytes | PltzError],
+        *,
+        bridge: TokenBridge | None = None,
+        errors: OnError,
+        progress: Progress | None = None,
+    ) -> Iterator[list[Session] | PltzError]: ...
+
     def decompress_many(
         self,
         files: Iterable[bytes | PltzError],
@@ -100,7 +120,7 @@ class SessionDecoder:
         bridge: TokenBridge | None = None,
         errors: OnError = "raise",
         progress: Progress | None = None,
-    ) -> Iterator[list[Session] | Any]:
+    ) -> Iterator[list[Session] | PltzError]:
         """The sessions of each .pltz file, in the order of the files, decoded side by side.
 
         Files are read as they are needed, a batch ahead; memory is bounded by a batch and its largest file.

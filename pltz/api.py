@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pltz.plt_codec.errors import PltzError, UsageError
 
@@ -84,6 +84,36 @@ def compress(
     return codec.compress(found, **partner, **options)
 
 
+@overload
+def compress_many(
+    sessions: object,
+    *,
+    bundle: Path_ | Bundle | Codec | None = None,
+    target: Path_ | Target | None = None,
+    tokenizer: Path_ | bytes | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    format: str = "auto",
+    errors: Literal["raise"] = "raise",
+    **options: Any,
+) -> Iterator[bytes]: ...
+
+
+@overload
+def compress_many(
+    sessions: object,
+    *,
+    bundle: Path_ | Bundle | Codec | None = None,
+    target: Path_ | Target | None = None,
+    tokenizer: Path_ | bytes | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    format: str = "auto",
+    errors: OnError,
+    **options: Any,
+) -> Iterator[bytes | PltzError]: ...
+
+
 def compress_many(
     sessions: object,
     *,
@@ -95,7 +125,7 @@ def compress_many(
     format: str = "auto",
     errors: OnError = "raise",
     **options: Any,
-) -> Iterator[bytes | Any]:
+) -> Iterator[bytes | PltzError]:
     """Freeze each session into a .pltz file of its own: the files, in the order of the sessions.
 
     One by one they would leave the engine mostly idle: here some hundred are coded side by side, long ones first, and
@@ -126,6 +156,32 @@ def compress_many(
     return codec.compress_many(found, **partner, errors=errors, **options)
 
 
+@overload
+def decompress_many(
+    files: Iterable[Path_ | bytes],
+    *,
+    bundle: Path_ | Bundle | Codec | None = None,
+    target: Path_ | Target | None = None,
+    tokenizer: Path_ | bytes | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    errors: Literal["raise"] = "raise",
+) -> Iterator[list[Session]]: ...
+
+
+@overload
+def decompress_many(
+    files: Iterable[Path_ | bytes],
+    *,
+    bundle: Path_ | Bundle | Codec | None = None,
+    target: Path_ | Target | None = None,
+    tokenizer: Path_ | bytes | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    errors: OnError,
+) -> Iterator[list[Session] | PltzError]: ...
+
+
 def decompress_many(
     files: Iterable[Path_ | bytes],
     *,
@@ -135,7 +191,7 @@ def decompress_many(
     device: str = "cpu",
     threads: int | None = None,
     errors: OnError = "raise",
-) -> Iterator[list[Session] | Any]:
+) -> Iterator[list[Session] | PltzError]:
     """The sessions of many .pltz files: a list for each file, in their order, decoded side by side.
 
     Memory stays bounded however many there are, by a batch of about a million tokens and the largest file; to read

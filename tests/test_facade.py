@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, assert_type
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from pltz.models.session import Session
 from pltz.models.tokenizer import BundleTokenizer
 from pltz.plt_codec import errors
 from pltz.plt_codec.container import Reader
+from pltz.plt_codec.errors import PltzError
 from pltz.plt_codec.item import Encoded, FrameItem
 from pltz.plt_codec.session_frame import Kind
 
@@ -281,6 +282,20 @@ def test_many_go_through_and_the_bad_ones_are_in_their_places(codec: Codec, tmp_
     first, missing, last = pltz.decompress_many(iter(paths), bundle=codec, errors="return")
     assert first == [Session("chat", CHAT)] and last == [Session("chat", CHAT["messages"])]
     assert isinstance(missing, errors.UsageError) and "missing.pltz" in str(missing)
+
+
+def test_errors_are_among_the_results_only_where_that_is_asked_for(codec: Codec) -> None:
+    """What a type checker sees, and what there is."""
+    (file,) = assert_type(list(pltz.compress_many([CHAT], bundle=codec)), list[bytes])
+    asked = list(pltz.compress_many([CHAT, 2.5], bundle=codec, errors="return"))
+    assert [type(one) for one in assert_type(asked, list[bytes | PltzError])] == [bytes, errors.UsageError]
+    ((session,),) = assert_type(list(pltz.decompress_many([file], bundle=codec)), list[list[Session]])
+    back = list(pltz.decompress_many([file, b""], bundle=codec, errors="return"))
+    assert assert_type(back, list[list[Session] | PltzError])[0] == [session]
+    assert_type(list(codec.compress_many([session])), list[bytes])
+    assert_type(list(codec.compress_many([session], errors="return")), list[bytes | PltzError])
+    assert_type(list(codec.decompress_many([file])), list[list[Session]])
+    assert_type(list(codec.decompress_many([file], errors="return")), list[list[Session] | PltzError])
 
 
 def test_one_session_is_one_of_many(codec: Codec) -> None:
