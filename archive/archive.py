@@ -32,6 +32,7 @@ from pltz.archive.record import FORGET, RESTORE
 from pltz.archive.settings import COPY, MAX_SIZE, NAME, Settings
 from pltz.archive.store import Store, is_there, open_store
 from pltz.archive.view import Found, Problem, Version, View
+from pltz.archive.words import counted
 from pltz.archive.writer import Writer
 from pltz.plt_codec.errors import UsageError
 
@@ -156,7 +157,7 @@ class Archive:
         hiding = (self.view.unreadable & set(self.view.packs)) | self.view.missing()
         if hiding:
             raise ArchiveError(
-                f"{what}, but sessions may be missing: {len(hiding)} packs are damaged or gone, see pltz archive repair"
+                f"{what}, but sessions may be missing: {counted(len(hiding), 'pack')} damaged or gone, see pltz archive repair"
             )
 
     def put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
@@ -203,7 +204,7 @@ class Archive:
             raise LostError(f"a record of {what} is damaged or gone: see pltz archive repair{left}")
         if not found and (blind := self.view.blind()):
             raise ArchiveError(
-                f"found no {what}, and {len(blind)} damaged packs may have had it: see pltz archive repair, then ask again"
+                f"found no {what}, and {counted(len(blind), 'damaged pack')} may have had it: see pltz archive repair, then ask again"
             )
 
     def history(self, name: str, tenant: str = "default") -> list[Version]:

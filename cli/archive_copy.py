@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pltz.archive.words import counted
 from pltz.cli import archive_options, options
 from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import choose, facts, line_of, open_sessions, show, tags_of
@@ -77,9 +78,9 @@ def copy(
             _show(done, dry_run, as_json)
     if not as_json:
         verb = "would be copied" if dry_run else "copied, read back and compared"
-        click.echo(f"{copied} versions {verb}, {there} were there", err=True)
+        click.echo(f"{counted(copied, 'version')} {verb}; there already: {there:,}", err=True)
     if not names:
-        source.want_whole(f"{copied + there} versions of {place} were gone through")
+        source.want_whole(f"went through {counted(copied + there, 'version')} of {place}")
 
 
 def _show(done: "Copied", dry_run: bool, as_json: bool) -> None:

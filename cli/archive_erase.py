@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pltz.archive.words import counted
 from pltz.cli import archive_options, options
 from pltz.cli.archive_key import key_options, secret
 from pltz.cli.groups import Command
@@ -67,12 +68,14 @@ def erase(
 def as_text(done: "Erasure", dry_run: bool) -> str:
     """What was done, for people."""
     verb = "would be erased" if dry_run else "erased"
-    lines = [f"{done.versions} versions {verb}"]
+    lines = [f"{counted(done.versions, 'version')} {verb}"]
     if done.name is not None:
-        lines.append(f"{done.segments} segments with them, {done.shared} shared with other sessions stay")
+        lines.append(
+            f"{counted(done.segments, 'segment')} with them; shared with other sessions, to stay: {done.shared:,}"
+        )
     if not dry_run:
-        lines.append(f"{done.files} key files overwritten and deleted")
-        lines.append(f"proof: {done.records} records read from the packs, none has a key any more")
+        lines.append(f"{counted(done.files, 'key file')} overwritten and deleted")
+        lines.append(f"proof: {counted(done.records, 'record')} read from the packs, none has a key any more")
     if done.unread:
-        lines.append(f"{done.unread} packs are damaged and were not read whole: run pltz archive repair")
+        lines.append(f"damaged and not read whole: {counted(done.unread, 'pack')}; run pltz archive repair")
     return "\n".join(lines)

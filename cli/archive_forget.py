@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pltz.archive.words import counted, size
 from pltz.cli import archive_options
 from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import choose, facts, line_of, open_plain, show, tags_of
 from pltz.cli.groups import Command
-from pltz.cli.table import size
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -179,8 +179,8 @@ def collect(place: str, grace: str, dry_run: bool, as_json: bool) -> None:
     done = dataclasses.asdict(archive.collect(grace=wait, dry_run=dry_run))
     may = "would be " if dry_run else ""
     text = (
-        f"{done['deleted']} packs {may}deleted ({size(max(done['freed'], 0))} freed, {done['copied']} records moved), "
-        f"{done['condemned']} {may}condemned; {done['live_versions']} versions in {done['live_segments']} segments live"
+        f"{counted(done['deleted'], 'pack')} {may}deleted ({size(max(done['freed'], 0))} freed, {counted(done['copied'], 'record')} moved), "
+        f"{done['condemned']} {may}condemned; {counted(done['live_versions'], 'version')} in {counted(done['live_segments'], 'segment')} live"
     )
     show(done | {"dry_run": dry_run}, text, as_json)
 
@@ -190,4 +190,4 @@ def _show_all(versions: "list[Version]", done: str, verb: str, dry_run: bool, as
         show(facts(version) | {"dry_run": dry_run}, line_of(version), as_json)
     if not as_json:
         what = f"would {verb}" if dry_run else done
-        click.echo(f"{what}: {len(versions)} versions", err=True)
+        click.echo(f"{what}: {counted(len(versions), 'version')}", err=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pltz.archive.words import counted
 from pltz.cli import archive_options, options
 from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import choose, open_sessions, tags_of
@@ -137,9 +138,9 @@ def export(
     if as_json:
         destination.report(json.dumps({"sessions": len(chosen), "format": form, "output": output}))
     elif output != "-":
-        destination.report(f"{output}: {len(chosen)} sessions")
+        destination.report(f"{output}: {counted(len(chosen), 'session')}")
     if not names:
-        cold.archive.want_whole(f"{len(chosen)} sessions were written")
+        cold.archive.want_whole(f"wrote {counted(len(chosen), 'session')}")
 
 
 def _sessions(cold: "SessionArchive", chosen: "list[Version]", bar: Progress) -> "Iterator[Session]":

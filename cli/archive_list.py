@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pltz.archive.words import counted, size
 from pltz.cli import archive_options
 from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import facts, line_of, open_plain, seconds_of, show, tags_of
 from pltz.cli.groups import Command
-from pltz.cli.table import pairs, size
+from pltz.cli.table import pairs
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
@@ -87,6 +88,6 @@ def _warn(archive: "Archive") -> None:
     """Say on stderr that something is damaged: a listing may lack what lay there."""
     if archive.problems:
         click.echo(
-            f"warning: {len(archive.problems)} parts are damaged, and sessions may be missing here: pltz archive verify",
+            f"warning: {counted(len(archive.problems), 'damaged part')}; sessions may be missing here: pltz archive verify",
             err=True,
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz import api
+from pltz.archive.words import counted, size
 from pltz.cli import archive_options, options
 from pltz.cli.archive_key import key_options, secret
 from pltz.cli.archive_options import open_sessions, seconds_of, show, tags_of, tokenizer_json
@@ -15,7 +16,6 @@ from pltz.cli.compress import INPUT_FORMAT, read_sessions
 from pltz.cli.groups import Command
 from pltz.cli.options import nonempty
 from pltz.cli.progress import Progress, wanted
-from pltz.cli.table import size
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def put_all(
             show(facts(stored), sentence(stored), as_json)
     if not as_json:
         verb = "would be stored" if dry_run else "stored, decoded back and compared"
-        click.echo(f"{sessions} sessions, {size(frozen)} new, {verb}", err=True)
+        click.echo(f"{counted(sessions, 'session')}, {size(frozen)} new, {verb}", err=True)
 
 
 @dataclass
@@ -319,7 +319,7 @@ def sentence(stored: "Stored") -> str:
     """A stored session in one line."""
     head = f"{stored.item.tenant}  {stored.item.name}"
     if stored.receipt is None:
-        return f"{head}  would add {stored.segments - stored.known} segments, at most {size(stored.size)}"
+        return f"{head}  would add {counted(stored.segments - stored.known, 'segment')}, at most {size(stored.size)}"
     if stored.receipt.unchanged:
         return f"{head}  version {stored.receipt.number}, unchanged"
-    return f"{head}  version {stored.receipt.number}, {stored.receipt.new} new segments, {size(stored.size)}"
+    return f"{head}  version {stored.receipt.number}, {counted(stored.receipt.new, 'new segment')}, {size(stored.size)}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.archive.words import counted
 from pltz.cli import archive_options, options
 from pltz.cli.archive_key import key_options, secret
 from pltz.cli.groups import Command
@@ -74,7 +75,7 @@ def as_fields(done: "Repaired") -> dict[str, Any]:
 def as_text(done: "Repaired", dry_run: bool) -> str:
     """The report for people."""
     verb = "would be " if dry_run else ""
-    lines = [f"{done.checked} files checked"]
+    lines = [f"{counted(done.checked, 'file')} checked"]
     for what, names in (
         (f"{verb}restored", done.restored),
         (f"{verb}made anew", done.remade),
@@ -83,7 +84,7 @@ def as_text(done: "Repaired", dry_run: bool) -> str:
     ):
         lines += [f"{what}: {name}" for name in names]
     if done.salvaged:
-        lines.append(f"{done.salvaged} records {verb}saved from packs beyond repair")
+        lines.append(f"{counted(done.salvaged, 'record')} {verb}saved from packs beyond repair")
     lines += [f"lost: version {v.number} of {v.name!r} of tenant {v.tenant!r}" for v in done.lost]
     for u in done.unnamed:
         name = (
@@ -93,9 +94,9 @@ def as_text(done: "Repaired", dry_run: bool) -> str:
         )
         lines.append(f"lost: {name}, of which no record is left")
     if done.missing:
-        lines.append(f"{done.missing} records were not read, those above among them")
+        lines.append(f"not read: {counted(done.missing, 'record')}, those above among them")
     if done.uncounted:
-        lines.append(f"{done.uncounted} packs are gone that nothing says the size of")
+        lines.append(f"gone, and nothing says how much was in it: {counted(done.uncounted, 'pack')}")
     lines.append(
         "nothing is lost" if done.whole else "something is lost; put those sessions again, or forget them"
     )

@@ -16,10 +16,11 @@ from typing import Any
 
 import click
 
+from pltz.archive.words import size
 from pltz.cli import bench_options, machine
 from pltz.cli.groups import Command
 from pltz.cli.output import Output, write_text
-from pltz.cli.table import render, size
+from pltz.cli.table import render
 from pltz.plt_codec.errors import UsageError
 
 QUICK, FULL = (500, 1_000, 2_000), (1_000, 10_000, 100_000)  # sessions in all, night by night

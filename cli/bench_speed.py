@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.archive.words import size
 from pltz.cli import bench_options, machine, options
 from pltz.cli import engines as peers
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text
 from pltz.cli.products import Products, TorchThreads
 from pltz.cli.progress import Progress, wanted
-from pltz.cli.table import render, size
+from pltz.cli.table import render
 from pltz.cli.timing import Time, check, frame_items, timed
 from pltz.plt_codec.errors import ModelError, UsageError
 

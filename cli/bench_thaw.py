@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz import api
+from pltz.archive.words import size
 from pltz.cli import bench_options, machine, options
 from pltz.cli.bench_speed import cut, numbers, sample_tokens
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text
 from pltz.cli.progress import Progress, wanted
-from pltz.cli.table import render, size
+from pltz.cli.table import render
 from pltz.plt_codec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.archive.words import counted, size
 from pltz.cli import options
 from pltz.cli.groups import Command, LazyGroup
 from pltz.cli.output import write_text
-from pltz.cli.table import pairs, render, size
+from pltz.cli.table import pairs, render
 
 if TYPE_CHECKING:
     from pltz.models.bundle import Bundle
@@ -76,7 +77,7 @@ def verify(name: str | None, as_json: bool) -> None:
     loaded = Bundle.load(name)
     files = loaded.verify()
     result = {"name": loaded.name, "id": loaded.id.hex(), "files": files, "ok": True}
-    sentence = f"{loaded.name} {loaded.id.hex()}: {len(files)} files hold"
+    sentence = f"{loaded.name} {loaded.id.hex()}: {counted(len(files), 'file')} sound"
     write_text(json.dumps(result) if as_json else sentence)
 
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from pltz import api
+from pltz.archive.words import counted, size
 from pltz.cli import options
 from pltz.cli.archive_key import key_options
 from pltz.cli.groups import Command
 from pltz.cli.output import Output
 from pltz.cli.progress import Progress, wanted
-from pltz.cli.table import size
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def summary(tally: Tally, data: bytes, seconds: float, *, verified: bool) -> dic
 def sentence(result: dict[str, Any], output: str) -> str:
     """The summary in one line."""
     return (
-        f"{output}: {result['sessions']} sessions, {size(result['content_bytes'])} of content -> "
+        f"{output}: {counted(result['sessions'], 'session')}, {size(result['content_bytes'])} of content -> "
         f"{size(result['frozen_bytes'])} (1 : {result['ratio']:.1f}), "
         f"{'decoded back and compared' if result['verified'] else 'not verified'}, {result['seconds']:.1f} s"
     )

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz import api
+from pltz.archive.words import counted, size
 from pltz.cli import corpus, measure, options
 from pltz.cli.groups import Command
 from pltz.cli.output import Output, write_text
 from pltz.cli.progress import wanted
-from pltz.cli.table import pairs, size
+from pltz.cli.table import pairs
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def as_text(found: dict[str, Any], bundle: str) -> str:
     rows = [
         (
             "sessions",
-            f"{found['sessions']:,} of {found['tokens']:,} tokens, all decoded back and compared equal",
+            f"{found['sessions']:,} of {counted(found['tokens'], 'token')}, all decoded back and compared equal",
         ),
         ("content", size(found["content_bytes"])),
         ("frozen", f"{size(found['frozen_bytes'])}, every byte of the file (bundle {bundle})"),

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pltz.archive.words import counted, size
 from pltz.cli import options
 from pltz.cli.archive_key import key_options, secret
 from pltz.cli.archive_options import open_archive
 from pltz.cli.groups import Command, Group
 from pltz.cli.output import write_text
 from pltz.cli.progress import Progress, wanted
-from pltz.cli.table import pairs, size
+from pltz.cli.table import pairs
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -145,8 +146,8 @@ def _drained_text(done: "Drained") -> str:
     if done.busy:
         return "another worker has this journal: nothing done"
     lines = [
-        f"{done.stored} sessions stored, {done.unchanged} there already",
-        f"{done.tokens} tokens, {size(done.raw)} of ids in {size(done.frozen)}",
+        f"{counted(done.stored, 'session')} stored, {done.unchanged} there already",
+        f"{counted(done.tokens, 'token')}, {size(done.raw)} of ids in {size(done.frozen)}",
     ]
     lines += [f"refused: {name!r} of tenant {tenant!r}: {why}" for tenant, name, why in done.refused]
     lines += [f"{size(done.damaged)} of the journal were damaged, laid aside"] if done.damaged else []

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.archive.words import counted, size
 from pltz.cli import options
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text
-from pltz.cli.table import pairs, render, size
+from pltz.cli.table import pairs, render
 
 if TYPE_CHECKING:
     from pltz.plt_codec.container import Reader
@@ -130,9 +131,12 @@ def as_text(result: dict[str, Any]) -> str:
         ("sessions", f"{result['sessions']:,}: {kinds}"),
         (
             "tokens",
-            f"{result['tokens'] - result['copied_tokens']:,} coded by the model, in {result['blocks']:,} blocks; {result['copied_tokens']:,} copied",
+            f"{result['tokens'] - result['copied_tokens']:,} coded by the model, in {counted(result['blocks'], 'block')}; {result['copied_tokens']:,} copied",
         ),
-        ("layout", f"at most {result['most_lanes']} lanes and {result['most_steps']:,} steps a session"),
+        (
+            "layout",
+            f"at most {counted(result['most_lanes'], 'lane')} and {counted(result['most_steps'], 'step')} a session",
+        ),
         (
             "bytes",
             f"{result['bytes']:,}: {result['frame_bytes']:,} of frames, {result['overhead_bytes']:,} beside",

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.archive.words import counted, size
 from pltz.cli.archive_key import key_options, secret
 from pltz.cli.archive_options import TENANT, VERSION
 from pltz.cli.groups import Command, Group
 from pltz.cli.options import BUNDLE, JSON, THREADS, Decorator, nonempty
 from pltz.cli.output import write_text
-from pltz.cli.table import pairs, size
+from pltz.cli.table import pairs
 from pltz.plt_codec.errors import ContentError, FormatError, UsageError
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def thaw(
         write_text(json.dumps(report | times))
     else:
         write_text(
-            f"slot {hot.slot}: {hot.tokens:,} tokens hot, {hot.cached:,} were before; prefill {hot.prefill_ms:,.0f} ms"
+            f"slot {hot.slot}: {counted(hot.tokens, 'token')} hot, {hot.cached:,} of them before; prefill {hot.prefill_ms:,.0f} ms"
         )
 
 
@@ -224,5 +225,5 @@ def _report(puts: "list[Put]", failures: list[tuple[str, str]], as_json: bool) -
 
 
 def _line(put: "Put") -> str:
-    tokens = f"{len(put.item.ids):,} tokens"
+    tokens = counted(len(put.item.ids), "token")
     return f"{tokens}, in the archive already" if put.unchanged else f"{tokens} in {size(put.size)}"

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.archive.words import counted, size
 from pltz.cli import archive_options, options
 from pltz.cli.groups import Command
 from pltz.cli.output import printable, write_text
 from pltz.cli.progress import Progress, wanted
-from pltz.cli.table import pairs, size
+from pltz.cli.table import pairs
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -106,12 +107,21 @@ def as_text(report: dict[str, Any]) -> str:
         (f"{would}refused", f"{total['refused']:,}"),
     ]
     if done := report["retention"]:
-        lines.append((f"{would}forgotten", f"{done['forgotten']:,} of {done['versions']:,} versions"))
+        lines.append(
+            (f"{would}forgotten", f"{done['forgotten']:,} of {counted(done['versions'], 'version')}")
+        )
     if done := report["collect"]:
-        lines.append((f"{would}collected", f"{done['deleted']:,} packs, {size(max(0, done['freed']))} freed"))
+        lines.append(
+            (f"{would}collected", f"{counted(done['deleted'], 'pack')}, {size(max(0, done['freed']))} freed")
+        )
     if done := report["verify"]:
         state = "sound" if done["sound"] else "DAMAGED: pltz archive verify says what it costs"
-        lines.append(("verified", f"{done['packs']:,} packs, {done['decoded']:,} segments decoded: {state}"))
+        lines.append(
+            (
+                "verified",
+                f"{counted(done['packs'], 'pack')}, {counted(done['decoded'], 'segment')} decoded: {state}",
+            )
+        )
     if "page" in report:
         lines.append(("report", report["page"]))
     text = [pairs(lines, "")]

@@ -26,11 +26,3 @@ def pairs(items: Sequence[tuple[str, str]], indent: str = "  ") -> str:
     """Name and value, one pair a line, values aligned."""
     width = max(len(name) for name, _ in items)
     return "\n".join(f"{indent}{name.ljust(width)}  {value}" for name, value in items)
-
-
-def size(count: float) -> str:
-    """Bytes for people: ``96 B``, ``1.9 kB``, ``4.1 MB``, ``12.5 GB``; powers of 1000."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:,.1f} {unit}"
-    return f"{count:,.0f} B"

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz import api
+from pltz.archive.words import counted, size
 from pltz.cli import options
 from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import VERSION, open_sessions
 from pltz.cli.groups import Command
 from pltz.cli.options import nonempty
 from pltz.cli.output import write_text
-from pltz.cli.table import pairs, size
+from pltz.cli.table import pairs
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class Result:
         """The figures for people, the continuation last."""
         rows = [("tokens", f"{self.tokens:,}"), ("KV", size(self.kv_bytes))]
         if self.hot_tokens is not None:
-            rows.append(("hot", f"{self.hot_tokens:,} tokens"))
+            rows.append(("hot", counted(self.hot_tokens, "token")))
         rows += [(stage, f"{ms:,.1f} ms") for stage, ms in self.timings.items()]
         return pairs(rows, indent="") + ("" if self.continuation is None else f"\n\n{self._says()}")
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from pltz.archive.words import counted, size
+
 Report = dict[str, Any]
 SHOWN = 100  # refused sessions on a page
 
@@ -82,7 +84,7 @@ def page(reports: Sequence[Report]) -> bytes:
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     now = reports[-1]
     names = {
-        "size": _size,
+        "size": size,
         "when": _when,
         "shown": SHOWN,
         "verdict": VERDICTS[now["exit_code"]],
@@ -98,28 +100,35 @@ def _steps(now: Report) -> list[tuple[str, str]]:
     """What was done after freezing, in words."""
     rows = []
     if done := now["retention"]:
-        rows.append(("retention", f"{done['forgotten']:,} of {done['versions']:,} versions forgotten"))
+        rows.append(
+            ("retention", f"{done['forgotten']:,} of {counted(done['versions'], 'version')} forgotten")
+        )
     if done := now["collect"]:
         rows.append(
             (
                 "collect",
-                f"{done['deleted']:,} packs deleted, {_size(max(0, done['freed']))} freed, {done['condemned']:,} condemned",
+                f"{counted(done['deleted'], 'pack')} deleted, {size(max(0, done['freed']))} freed, {done['condemned']:,} condemned",
             )
         )
     if done := now["verify"]:
         state = (
             "sound"
             if done["sound"]
-            else f"{len(done['problems'])} problems, {len(done['lost'])} versions lost"
+            else f"{counted(len(done['problems']), 'problem')}, {counted(len(done['lost']), 'version')} lost"
         )
-        rows.append(("verify", f"{done['packs']:,} packs, {done['decoded']:,} segments decoded: {state}"))
+        rows.append(
+            (
+                "verify",
+                f"{counted(done['packs'], 'pack')}, {counted(done['decoded'], 'segment')} decoded: {state}",
+            )
+        )
     where = now["archive"]
     if "packs" in where:
-        total = _size(where["pack_bytes"] + where["index_bytes"])
+        total = size(where["pack_bytes"] + where["index_bytes"])
         rows.append(
             (
                 "archive",
-                f"{where['place']}: {where['sessions']:,} versions, {where['packs']:,} packs, {total}",
+                f"{where['place']}: {counted(where['sessions'], 'version')}, {counted(where['packs'], 'pack')}, {total}",
             )
         )
     if now["totals"]["lag_mean"] is not None:
@@ -208,11 +217,3 @@ def _clean(text: str) -> str:
 
 def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
-
-
-def _size(count: float) -> str:
-    """Bytes for people."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:,.1f} {unit}"
-    return f"{count:,.0f} B"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -309,3 +310,27 @@ def test_a_sealed_archive_from_end_to_end(run: Run, tmp_path: Path, put: Put) ->
     assert run("archive", "get", place, "chat2", *keyed).exit_code != 0
     assert json.loads(run("archive", "get", place, "chat3", *keyed).stdout) == {"id": "chat3", **chat(3)}
     assert run("archive", "erase", plain, "--tenant", "default", "--name", "chat3", "--yes").exit_code != 0
+
+
+def test_one_of_something_is_no_plural(run: Run, cold: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("one", "utf8")
+    other, out = tmp_path / "other", tmp_path / "one.pltz"
+    run("archive", "init", other)
+    said = ""
+    for words in (
+        ("archive", "put", cold, tmp_path / "one.txt", "--dry-run"),
+        ("archive", "put", cold, tmp_path / "one.txt"),
+        ("archive", "export", cold, "-o", tmp_path / "all.pltz"),
+        ("archive", "copy", cold, other),
+        ("archive", "forget", cold, "one/0"),
+        ("archive", "undelete", cold, "one/0"),
+        ("archive", "collect", cold),
+        ("archive", "repair", cold),
+        ("compress", tmp_path / "one.txt", "-o", out),
+        ("inspect", out),
+    ):
+        done = run(*words)
+        assert done.exit_code == 0, done.output
+        said += done.output
+    assert "1 session, 3 B" in said and "1 version copied" in said and "1 new segment," in said
+    assert not re.findall(r"(?<![\d,.])1 \w+s\b", said)

@@ -82,9 +82,9 @@ def test_erase_asks_and_proves(cold: Path, key: Path, run: Run) -> None:
     call = ("erase", cold, "--tenant", "acme", "--name", "a", "--key-file", key)
     asked = run(*call, input="n\n")
     assert asked.exit_code == 1 and "versions: 1?" in asked.output and len(names(cold, key)) == 3
-    assert "1 versions would be erased" in run(*call, "--dry-run").output
+    assert "1 version would be erased" in run(*call, "--dry-run").output
     done = run(*call, "--yes")
-    assert done.exit_code == 0 and "proof: 1 records read" in done.output
+    assert done.exit_code == 0 and "proof: 1 record read" in done.output
     assert names(cold, key) == [("acme", "b"), ("other", "a")]
     done = run("erase", cold, "--tenant", "acme", "--all", "--key-command", f"cat {key}", "--yes", "--json")
     assert json.loads(done.output)["versions"] == 1 and names(cold, key) == [("other", "a")]

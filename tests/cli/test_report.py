@@ -1,17 +1,9 @@
-"""The small parts of a report: tables, sizes, the progress line."""
+"""The small parts of a report: tables, the progress line."""
 
 import pytest
 
 from pltz.cli import table
 from pltz.cli.progress import Progress, wanted
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1900, "1.9 kB"), (4.14e6, "4.1 MB"), (1.25e10, "12.5 GB")],
-)
-def test_size(count: float, text: str) -> None:
-    assert table.size(count) == text
 
 
 def test_pairs_align() -> None:
