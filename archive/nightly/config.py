@@ -239,7 +239,7 @@ def _source(table: _Table, number: int) -> Source | JournalSource:
         raise UsageError(f"{table.where}: a source of kind {kind} needs {missing[0]!r}")
     fields = {f.name for f in dataclasses.fields(SOURCES[kind])} - {"name", "naming"}
     hints = typing.get_type_hints(SOURCES[kind])
-    values: dict[str, Any] = {"name": table.get("name", str, f"{kind}-{number}")}
+    values: dict[str, Any] = {"name": table.word("name", f"{kind}-{number}")}
     for key in fields & set(table.values):
         is_path = key == "path" or (key == "tokenizer" and table.get(key, str) != BUNDLE)
         values[key] = table.path(key) if is_path else table.get(key, hints[key])
@@ -248,7 +248,7 @@ def _source(table: _Table, number: int) -> Source | JournalSource:
             raise UsageError(f"{table.where}: expected {key} of {least} to {most}, found {values[key]}")
     if any(f.name == "naming" for f in dataclasses.fields(SOURCES[kind])):
         allowed = NAMING if kind == "jsonl" else NAMING - BY_COLUMN
-        naming = {key: table.get(key, str) for key in (allowed - {"tags"}) & set(table.values)}
+        naming = {key: table.word(key) for key in (allowed - {"tags"}) & set(table.values)}
         values["naming"] = Naming(**naming, tags=table.words("tags"))
     table.end()
     return typing.cast(Source, SOURCES[kind](**values))
@@ -262,7 +262,7 @@ def _retention(table: _Table) -> Retention:
         table.words("tags"),
         table.get("drop_last", bool, False),
     )
-    tenant = table.get("tenant", str, None)
+    tenant = table.word("tenant", None)
     table.end()
     return Retention(policy, tenant)
 
@@ -295,6 +295,15 @@ class _Table:
         fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
         if not fits or (isinstance(value, bool) and kind is not bool):
             raise UsageError(f"{self.where}: expected {TYPES[kind]} as {key}, found {value!r}"[:200])
+        return value
+
+    def word(self, key: str, default: Any = NEEDED) -> Any:
+        """A string that is not empty. Raises UsageError."""
+        value = self.get(key, str, default)
+        if value == "":
+            raise UsageError(
+                f"{self.where}: expected a name as {key}, found nothing: leave it out, or fill it in"
+            )
         return value
 
     def number(self, key: str, default: int | None, least: int, most: int) -> Any:

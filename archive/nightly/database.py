@@ -12,7 +12,7 @@ The query gives a row a session, with the columns
     FROM (SELECT * FROM messages ORDER BY chat, number) GROUP BY chat
 
 It is asked twice: for the names, to cut them into ranges, and for the rows of each range. Nothing is loaded as a whole: a range's rows go into a temporary
-file, and the database is let go of before the first of them is frozen. For as long as rows are asked for, SQLite keeps others from writing, and
+file, and the database is let go of before the first of them is frozen. A session over ``max_bytes`` does not leave the database. For as long as rows are asked for, SQLite keeps others from writing, and
 PostgreSQL from cleaning up.
 """
 
@@ -38,7 +38,9 @@ from pltz.plt_codec.errors import ContentError, UsageError
 
 SHOWN = 80  # characters of a name
 COLUMNS = ("name", "session", "tenant", "time")
-AT_ONCE = 256  # rows fetched
+TIMES = ("date", "timestamp", "timestamptz")  # of PostgreSQL
+AT_ONCE = 256  # rows fetched from a server, and fewer where they are large:
+FETCH = 4 << 20  # bytes
 GROUP = 1 << 16  # bytes of rows kept together
 IN_MEMORY = 8 << 20  # bytes of a range; more lie on the disk
 
@@ -95,15 +97,24 @@ class DatabaseSource(ABC):
             where = " AND ".join(limits) or "1 = 1"
             if low is None:
                 where = f"({where}) OR name IS NULL"
-            columns, rows = ask(f"SELECT * FROM ({self._sql}) AS sessions WHERE {where} ORDER BY name")
+            fits = f"{self._size()} <= {2 * self.max_bytes + 2}"
+            own = {"session": f"CASE WHEN {fits} THEN session END AS session"}
+            asked = [own.get(c, c) for c in ask(f"SELECT * FROM ({self._sql}) AS sessions LIMIT 0")[0]]
+            asked.append(f"NOT ({fits}) AS too_long")
+            columns, rows = ask(
+                f"SELECT {', '.join(asked)} FROM ({self._sql}) AS sessions WHERE {where} ORDER BY name"
+            )
             for row in rows:
                 yield self._entry(dict(zip(columns, row, strict=True)))
 
     def _entry(self, row: dict[str, Any]) -> Entry | Bad:
         name = row["name"]
-        if not isinstance(name, str | int | uuid.UUID) or isinstance(name, bool) or name == "":
+        if not _is_word(name) or name == "":
             return Bad(f"row {name!r:.{SHOWN}}", "expected a string or number as name")
         where = f"row {str(name)[:SHOWN]!r}"
+        if row.get("too_long"):
+            why = f"expected a session of at most {self.max_bytes} bytes, found a longer one"
+            return Bad(where, why, str(name))
         data = row["session"]
         raw = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
         if isinstance(raw, memoryview):
@@ -118,6 +129,9 @@ class DatabaseSource(ABC):
         except ContentError as exc:
             return Bad(where, str(exc), str(name), len(raw))
         tenant = row.get("tenant")
+        if tenant is not None and not _is_word(tenant):
+            why = f"expected a string or number as tenant, found {type(tenant).__name__}"
+            return Bad(where, why, str(name), len(raw))
         return Entry(where, str(name), raw, None if tenant is None else str(tenant), time, time)
 
     def item(self, entry: Entry) -> Item:
@@ -137,11 +151,20 @@ class DatabaseSource(ABC):
             )
 
     @abstractmethod
+    def _size(self) -> str:
+        """What the database calls the bytes of a session: no fewer than the session has, and at most twice as many and 2."""
+
+    @abstractmethod
     def _opened(self) -> AbstractContextManager[tuple[Ask, Quote]]:
         """The database, open. Raises UsageError."""
 
     def _failed(self, exc: Exception) -> UsageError:
         return UsageError(f"source {self.name!r}: the database says: {' '.join(str(exc).split())}")
+
+
+def _is_word(value: Any) -> bool:
+    """Whether a value may be a name: no bytes, no fractions."""
+    return isinstance(value, str | int | uuid.UUID) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -150,6 +173,11 @@ class SqliteSource(DatabaseSource):
 
     path: str = ""
     kind = "sqlite"
+
+    def _size(self) -> str:
+        """In the encoding of the file, which may be UTF-16. Only newer versions count without reading the value."""
+        newer = sqlite3.sqlite_version_info >= (3, 43)
+        return "octet_length(session)" if newer else "length(CAST(session AS BLOB))"
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[Ask, Quote]]:
@@ -181,13 +209,9 @@ def _groups(entries: Iterable[Entry | Bad]) -> Iterator[list[Entry | Bad]]:
     yield group
 
 
-def _streamed(cursor: Any) -> tuple[list[str], Iterator[Row]]:
-    return [column[0] for column in cursor.description], _rows(cursor)
-
-
-def _rows(cursor: Any) -> Iterator[Row]:
-    while rows := cursor.fetchmany(AT_ONCE):
-        yield from rows
+def _streamed(cursor: sqlite3.Cursor) -> tuple[list[str], Iterator[Row]]:
+    """Row by row, so that one is in memory."""
+    return [column[0] for column in cursor.description], cursor
 
 
 def _sqlite_literal(value: Any) -> str:
@@ -206,28 +230,34 @@ class PostgresSource(DatabaseSource):
     dsn: str = ""
     kind = "postgres"
 
+    def _size(self) -> str:
+        """As text: bytea takes twice as many and 2."""
+        return "octet_length(session::text)"
+
     @contextmanager
     def _opened(self) -> Iterator[tuple[Ask, Quote]]:
         try:
             import psycopg
             from psycopg import sql
             from psycopg.types.json import set_json_loads
+            from psycopg.types.string import TextLoader
         except ImportError as exc:
             raise UsageError("PostgreSQL needs psycopg: pip install 'pltz[postgres]'") from exc
         try:
             with psycopg.connect(self.dsn) as db:
                 db.read_only = True
+                db.execute("SET datestyle TO 'ISO'")
+                for kind in TIMES:  # some are none of Python's: infinity, BC, year 10000
+                    db.adapters.register_loader(kind, TextLoader)
                 set_json_loads(_as_it_is, db)
                 numbers = itertools.count()
 
                 def ask(text: str) -> tuple[list[str], Iterator[Row]]:
-                    cursor = db.cursor(
-                        name=f"pltz{next(numbers)}"
-                    )  # on the server: rows come as they are fetched
-                    cursor.itersize = AT_ONCE
+                    # on the server: rows come as they are fetched
+                    cursor = db.cursor(name=f"pltz{next(numbers)}")
                     cursor.execute(text)
                     columns = [column.name for column in cursor.description or ()]
-                    return columns, _closing(cursor)
+                    return columns, _fetched(cursor)
 
                 yield ask, lambda value: sql.Literal(value).as_string(db)
         except psycopg.Error as exc:
@@ -239,6 +269,11 @@ def _as_it_is(data: bytes | str) -> bytes:
     return data if isinstance(data, bytes) else data.encode()
 
 
-def _closing(cursor: Any) -> Iterator[Row]:
+def _fetched(cursor: Any) -> Iterator[Row]:
+    """The rows of a cursor, as many at a time as the last ones let expect of FETCH bytes; it is closed in the end."""
     with cursor:
-        yield from cursor
+        count = 1
+        while rows := cursor.fetchmany(count):
+            size = sum(len(cell) for row in rows for cell in row if isinstance(cell, str | bytes))
+            count = max(1, min(AT_ONCE, 2 * count, FETCH * len(rows) // max(size, 1)))
+            yield from rows

@@ -74,6 +74,11 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
         (HEAD + "source = [3]", r"expected tables \[\[source\]\]"),
         (HEAD + '[[source]]\nkind = "csv"', "expected a kind of jsonl, sqlite, postgres, slots, journal, found 'csv'"),
         (HEAD + '[[source]]\nkind = "jsonl"', "a source of kind jsonl needs 'path'"),
+        *(
+            (HEAD + SOURCE + f'{key} = ""', f"source.. 1: expected a name as {key}, found nothing")
+            for key in ("name_key", "tenant_key", "time_key", "tenant", "base", "name")
+        ),
+        (HEAD + SOURCE + '[[retention]]\nkeep_last = 1\ntenant = ""', "expected a name as tenant, found nothing"),
         (HEAD + SOURCE + "tag = 3", r"\[\[source\]\] 1: nothing is called 'tag' here"),
         (HEAD + SOURCE + "tags = { a = 1 }", "expected strings in tags"),
         (HEAD + SOURCE + 'path = ""'.replace("path", "max_bytes"), "expected a whole number as max_bytes"),

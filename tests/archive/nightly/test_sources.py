@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 import subprocess
 import tempfile
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing
 from decimal import Decimal
@@ -256,6 +257,45 @@ def test_a_row_whose_name_or_time_is_not_one_costs_itself_alone(
     assert isinstance(source._entry(row), Bad)
 
 
+@pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16"])
+def test_a_session_that_is_too_long_stays_in_the_database(tmp_path: Path, encoding: str) -> None:
+    path, long = tmp_path / "app.db", 4 << 20
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(f"PRAGMA encoding = '{encoding}'")
+        db.execute("CREATE TABLE t (name, session, tenant)")
+        rows = [(n, '"' + "x" * size + '"', None) for n, size in enumerate([10, *[long] * 8, 998, 999])]
+        db.executemany(
+            "INSERT INTO t VALUES (?, ?, ?)", [*rows, (11, b"x" * long, None), (12, "[]", b"acme")]
+        )
+    source = SqliteSource("s", "SELECT * FROM t", path=str(path), max_bytes=1000)
+    tracemalloc.start()
+    found = [e for shard in source.shards(0) for e in source.entries(shard)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [e.where for e in found if isinstance(e, Entry)] == ["row '0'", "row '9'"]
+    bad = [e for e in found if isinstance(e, Bad)]
+    assert [e.name for e in bad] == [str(n) for n in (*range(1, 9), 10, 11, 12)]
+    assert (
+        all("at most 1000 bytes" in e.reason for e in bad[:-1]) and "as tenant, found bytes" in bad[-1].reason
+    )
+    assert peak < long
+
+
+def test_of_large_rows_one_is_in_memory(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "app.db")) as db, db:
+        db.execute("CREATE TABLE t (name, session)")
+        db.executemany("INSERT INTO t VALUES (?, ?)", [(n, "[" + " " * (2 << 20) + "]") for n in range(20)])
+    source = SqliteSource("s", "SELECT * FROM t", path=str(tmp_path / "app.db"))
+    [shard] = source.shards(0)
+    tracemalloc.start()
+    assert sum(isinstance(e, Entry) for e in source.entries(shard)) == 20
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * (
+        2 << 20
+    )  # a row as text, as bytes and pickled; the rest on the disk, of which 8 MB are in memory
+
+
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:
     """The DSN of a server of our own. Not below pytest's folder: another run of pytest takes the rights of the server's user away there."""
@@ -314,9 +354,40 @@ def test_postgres(nightly: Nightly, postgres: str, monkeypatch: pytest.MonkeyPat
         )  # the same session at another time is no change
         db.execute("UPDATE chats SET body = '[1]' WHERE id = 'it''s 4'")
     assert nightly.counts() == (1, 30, 1, 5)
+    with psycopg.connect(postgres) as db:
+        odd = [("x1", "infinity"), ("x2", "-infinity"), ("x3", "0044-03-15 BC"), ("x4", "12000-01-01")]
+        db.cursor().executemany(
+            "INSERT INTO chats VALUES (%s, '[2]', 'acme', %s)", [*odd, ("x5", "2026-01-31")]
+        )
+        db.execute("ALTER ROLE test SET datestyle TO 'German'")
+    nightly.sources = nightly.sources.replace("NOT LIKE 'x%'", "LIKE 'x%'")
+    report = nightly.run()
+    assert report["totals"]["frozen"] == 1 and {r["name"] for r in report["refused"]} >= {
+        "x1",
+        "x2",
+        "x3",
+        "x4",
+    }
+    nightly.sources = nightly.sources.replace("updated AS time", "updated::date AS time")
+    assert nightly.counts() == (0, 1, 4, 5)
     nightly.sources = nightly.sources.replace("FROM chats", "FROM nowhere")
     report = nightly.run()
     assert report["exit_code"] == 7 and "nowhere" in report["failures"][0]
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("kind", ["text", "json", "jsonb", "bytea"])
+def test_postgres_keeps_what_is_too_long(postgres: str, kind: str) -> None:
+    value = "convert_to(body, 'UTF8')" if kind == "bytea" else f"body::{kind}"
+    rows = "(VALUES ('a', '\"' || repeat('x', 98) || '\"'), ('b', '\"' || repeat('x', 99) || '\"'), ('c', '\"' || repeat('x', 5000000) || '\"'))"
+    query = f"SELECT name, {value} AS session FROM {rows} AS t (name, body)"
+    source = database.PostgresSource("s", query, dsn=postgres, max_bytes=100)
+    tracemalloc.start()
+    found = [e for shard in source.shards(0) for e in source.entries(shard)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [type(e) for e in found] == [Entry, Bad, Bad] and peak < 4_000_000
+    assert all("at most 100 bytes" in e.reason for e in found if isinstance(e, Bad))
 
 
 def test_slot_files_are_read_when_their_reader_is_there(nightly: Nightly) -> None:
