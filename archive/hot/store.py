@@ -21,6 +21,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import time
 from collections import Counter
@@ -71,6 +72,13 @@ class Node:
         return self.space + self.segment
 
 
+@dataclass(eq=False)
+class Watch:
+    """What is being read or taken in. ``gone``: it was discarded since that began, so it is not kept."""
+
+    gone: bool = False
+
+
 class HotStore:
     """See the head of this file.
 
@@ -106,6 +114,7 @@ class HotStore:
         self._clock = clock
         self._lock = Lock()
         self._nodes: dict[bytes, Node] = {}
+        self._watches: dict[bytes, list[Watch]] = {}  # by key
         self._pins: Counter[bytes] = Counter()
         self._tiers = {DEVICE: Tier(device_bytes), HOST: Tier(host_bytes), DISK: Tier(disk_bytes)}
         self._stats = Stats(self._tiers[DEVICE], self._tiers[HOST], self._tiers[DISK])
@@ -141,21 +150,29 @@ class HotStore:
         """One segment, leased. None where it is not here, or stands on another parent."""
         with self._lock:
             node = self._nodes.get(space + segment)
-        read = self.warm.read(space, segment) if node is None and self.warm is not None else None
+        if node is None and self.warm is not None:
+            with self._watching(space + segment) as watch:
+                read = self.warm.read(space, segment)
+                with self._lock:
+                    if read is not None and not watch.gone and space + segment not in self._nodes:
+                        new = Node(space, segment, read.parent, read.slab, DISK, read.born, read.born)
+                        self._nodes[new.key] = new
+                    return self._leased(space + segment, above, born)
         with self._lock:
-            node = self._nodes.get(space + segment)
-            if node is None and read is not None:
-                node = Node(space, segment, read.parent, read.slab, DISK, read.born, read.born)
-                self._nodes[node.key] = node
-            if node is None or node.parent != above:
-                self._forget_if_unused(node)
-                return None
-            node.leases += 1
-            node.used = max(node.used, self._clock())
-            node.born = min(node.born, node.used if born is None else born)
-            self._tiers[node.tier].hits += 1
-            self._stats.hit_tokens += len(node.slab.ids)
-            return node
+            return self._leased(space + segment, above, born)
+
+    def _leased(self, key: bytes, above: bytes, born: float | None) -> Node | None:
+        """A segment in memory, leased, or None as `_take`. Lock held."""
+        node = self._nodes.get(key)
+        if node is None or node.parent != above:
+            self._forget_if_unused(node)
+            return None
+        node.leases += 1
+        node.used = max(node.used, self._clock())
+        node.born = min(node.born, node.used if born is None else born)
+        self._tiers[node.tier].hits += 1
+        self._stats.hit_tokens += len(node.slab.ids)
+        return node
 
     def _release(self, node: Node) -> None:
         with self._lock:
@@ -180,33 +197,40 @@ class HotStore:
     ) -> bool:
         """Keep a segment in the highest tier that has room for it; False where none has. One that is here stays as it is.
 
-        A slab of other ids under the same name takes the old one's place, unless that is in use.
+        A slab of other ids under the same name takes the old one's place, unless that is in use. What is discarded meanwhile is not kept.
         """
         now = self._clock()
         node = Node(space, segment, parent, slab, DISK, now if born is None else min(born, now), now)
+        with self._watching(node.key) as watch:
+            return self._insert(node, watch)
+
+    def _insert(self, node: Node, watch: Watch) -> bool:
+        slab = node.slab
         with self._lock:
             if not self._replaces(node):
                 return True
             for tier in (DEVICE, HOST):
                 if not self._reserve(tier, slab.size, self._rank(node)):
                     continue
-                if node.key in self._nodes:  # another thread was first
+                if watch.gone or node.key in self._nodes:  # another thread was first
                     self._tiers[tier].leave(slab.size)
-                    return True
+                    return not watch.gone
                 node.tier, node.moving = tier, True
                 self._nodes[node.key] = node
                 with self._unlocked():
                     moved = self._on(tier, slab)
                 node.moving = False
                 if moved is None:
-                    self._discard(node)
+                    if not node.gone:
+                        self._discard(node)
+                    self._forget_if_unused(node)
                     node = replace(node, tier=DISK, leases=0, gone=False)
                     continue
                 node.slab = moved
                 self._stats.inserted += 1
                 self._forget_if_unused(node)
-                return True
-        kept = self._write(node)
+                return not node.gone
+        kept = self._write(node, watch)
         with self._lock:
             self._stats.inserted += kept
             self._stats.refused += not kept
@@ -236,12 +260,16 @@ class HotStore:
         except (RuntimeError, MemoryError):  # torch.OutOfMemoryError, or no page to lock
             return None
 
-    def _write(self, node: Node) -> bool:
-        """A node's file. Lock not held."""
+    def _write(self, node: Node, watch: Watch | None = None) -> bool:
+        """A node's file, unless it is discarded meanwhile. Lock not held."""
         if self.warm is None:
             return False
         warm = Warm(node.slab, node.parent, node.born)
-        return self.warm.write(node.space, node.segment, warm, self._in_use())
+
+        def wanted() -> bool:
+            return not (node.gone or (watch is not None and watch.gone))
+
+        return self.warm.write(node.space, node.segment, warm, self._in_use(), wanted)
 
     def _in_use(self) -> Callable[[Path], bool]:
         """Which files must stay: of what is leased or pinned here."""
@@ -286,8 +314,6 @@ class HotStore:
         if moved is None:
             with self._unlocked():
                 kept = self._write(node)
-            if node.gone and self.warm is not None:
-                self.warm.discard(node.space, node.segment)
         node.moving = False
         if node.leases:
             if lower == HOST:
@@ -349,6 +375,21 @@ class HotStore:
         finally:
             self._lock.acquire()
 
+    @contextmanager
+    def _watching(self, key: bytes) -> Iterator[Watch]:
+        """Hear of a discard while a segment is read or taken in. Lock not held."""
+        watch = Watch()
+        with self._lock:
+            self._watches.setdefault(key, []).append(watch)
+        try:
+            yield watch
+        finally:
+            with self._lock:
+                left = self._watches[key]
+                left.remove(watch)
+                if not left:
+                    del self._watches[key]
+
     # ---- pinning and letting go
 
     def pin(self, space: bytes, path: Sequence[bytes]) -> bool:
@@ -373,10 +414,13 @@ class HotStore:
             self._pins = +self._pins
 
     def discard(self, space: bytes, segment: bytes) -> None:
-        """Forget a segment in every tier: what holds it keeps it, nobody finds it again. For what was erased."""
+        """Forget a segment in every tier: what holds it keeps it, nobody finds it again, neither where it is just being read or taken in by
+        others, nor by other processes that share the folder. For what was erased. Raises StoreError where its file cannot be removed."""
         with self._lock:
             node = self._nodes.get(space + segment)
             self._pins.pop(space + segment, None)
+            for watch in self._watches.get(space + segment, ()):
+                watch.gone = True
             if node is not None:
                 self._discard(node)
         if self.warm is not None:
@@ -392,6 +436,8 @@ class HotStore:
         """Forget everything, the files of other processes that share the folder too."""
         with self._lock:
             self._pins.clear()
+            for watch in itertools.chain(*self._watches.values()):
+                watch.gone = True
             for node in list(self._nodes.values()):
                 self._discard(node)
         if self.warm is not None:

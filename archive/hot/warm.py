@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pltz.archive.errors import StoreError
 from pltz.archive.hot.slab import Slab
 from pltz.archive.identity import MAX_TOKENS, SIZE
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
@@ -118,8 +119,12 @@ class WarmFolder:
         segment: bytes,
         warm: Warm,
         kept: Callable[[Path], bool] = lambda path: False,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> bool:
-        """Write a file unless it is there; False where there is no room or the disk fails. ``kept``: files not to evict for it."""
+        """Write a file unless it is there; False where there is no room, the disk fails or it was discarded meanwhile.
+
+        ``kept``: files not to evict for it; ``wanted``: asked before it appears.
+        """
         path = self.path(space, segment)
         try:
             if path.exists():
@@ -131,7 +136,11 @@ class WarmFolder:
                 return False
             try:
                 _fill(part, pieces)
-                with self._locked():  # who counts sees a file under one name
+                with (
+                    self._locked()
+                ):  # who counts sees a file under one name, and who discards one or the other
+                    if not (wanted() and part.exists()):
+                        return False
                     part.replace(path)
             finally:
                 with suppress(OSError):
@@ -143,9 +152,16 @@ class WarmFolder:
         return True
 
     def discard(self, space: bytes, segment: bytes) -> None:
-        """Remove a segment's file, where there is one."""
-        with suppress(OSError):
-            self.path(space, segment).unlink()
+        """Remove a segment's file, and what is being written of it, by whichever process. Raises StoreError where that is not possible."""
+        path = self.path(space, segment)
+        try:
+            with self._locked():
+                for found in [path, *path.parent.glob(f"{path.stem}.*.part")]:
+                    found.unlink(missing_ok=True)
+        except FileNotFoundError:  # no folder, no file
+            return
+        except OSError as exc:
+            raise StoreError(f"cannot remove the warm file {path}: {exc.strerror or exc}") from exc
 
     def clear(self) -> None:
         """Remove all files."""

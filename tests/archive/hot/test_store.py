@@ -1,5 +1,6 @@
 """The store: what is found is what was put, in its tier, within its budget, and stays while it is used."""
 
+import errno
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from pltz.archive.errors import StoreError
 from pltz.archive.hot.slab import Slab
 from pltz.archive.hot.store import HotStore, space_of
 from pltz.archive.identity import NONE
@@ -181,6 +183,93 @@ def test_what_is_discarded_is_nowhere_and_its_holder_keeps_it(slabs: Any, tmp_pa
     assert bool((lease.slabs[0].kv == 1).all()) and store.stats().device.used == SIZE
     lease.release()
     assert store.stats().device.used == 0
+
+
+@pytest.mark.parametrize("when", ["begun", "filled"])
+@pytest.mark.parametrize("whose", ["inserted", "demoted", "another's"])
+def test_a_file_that_is_being_written_is_discarded_too(
+    slabs: Any, clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str, when: str
+) -> None:
+    """By an insert that finds no other room, by an eviction, by another process: it does not appear after the discard."""
+    from pltz.archive.hot import warm
+
+    store = Store(slabs, SIZE if whose == "demoted" else 0, 0, 1 << 20, folder=tmp_path, clock=clock)
+    other = Store(slabs, 0, 0, 1 << 20, folder=tmp_path, clock=clock) if whose == "another's" else store
+    if whose == "demoted":
+        store.put(1)
+        clock.now += 1000
+    fill = warm._fill
+    discarded = 0
+
+    def late(part: Path, pieces: Any) -> None:
+        nonlocal discarded
+        if when == "filled":
+            fill(part, pieces)
+        store.discard(SPACE, slabs.name(1))
+        discarded += 1
+        if when == "begun":
+            fill(part, pieces)
+
+    with monkeypatch.context() as context:
+        context.setattr(warm, "_fill", late)
+        if whose == "demoted":
+            assert store.put(2)
+        else:
+            assert not other.put(1)
+    assert (
+        discarded == 1
+        and store.where(1) == other.where(1) == []
+        and not store.warm.path(SPACE, slabs.name(1)).exists()
+    )  # type: ignore[union-attr]
+    assert not list(tmp_path.glob("*/*.part")) and not store._watches
+    assert other.put(1) or whose == "demoted", "what is put after it is kept again"
+
+
+def test_a_file_that_is_being_read_does_not_come_back_from_a_discard(
+    slabs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(slabs, SIZE, 0, 1 << 20, folder=tmp_path)
+    assert store.warm is not None and store.warm.write(SPACE, slabs.name(1), _warm(slabs, 1))
+    read = store.warm.read
+
+    def late(space: bytes, segment: bytes) -> Any:
+        found = read(space, segment)
+        store.discard(space, segment)
+        return found
+
+    with monkeypatch.context() as context:
+        context.setattr(store.warm, "read", late)
+        assert store.where(1) == []
+    assert store.where(1) == [] and store.stats().device.used == 0 and not store._watches
+
+
+def test_what_is_discarded_while_it_moves_to_a_tier_that_has_no_memory(
+    slabs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(slabs, SIZE, SIZE, 1 << 20, folder=tmp_path)
+
+    def full(tier: str, slab: Any) -> None:
+        if tier == "device":
+            store.discard(SPACE, slabs.name(1))
+
+    monkeypatch.setattr(store, "_on", full)
+    assert not store.put(1) and store.where(1) == []
+    found = store.stats()
+    assert (found.device.used, found.host.used, found.disk.segments) == (0, 0, 0)
+
+
+def test_a_discard_that_cannot_remove_the_file_says_so(
+    slabs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(slabs, 0, 0, 1 << 20, folder=tmp_path)
+    store.put(1)
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(StoreError, match="cannot remove the warm file"):
+        store.discard(SPACE, slabs.name(1))
 
 
 def _warm(slabs: Any, number: int) -> Any:
