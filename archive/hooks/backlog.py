@@ -23,6 +23,7 @@ from pltz.plt_codec.errors import CorruptError, VersionError
 
 MAX_DONE = 1 << 24  # bytes at the end of a .done that are read
 OWNER_LOCK = re.compile(r"[0-9a-f]{32}\.lock")
+TEMPORARY = re.compile(r"[0-9a-f]{32}\.tmp")  # of `Tokenizers.keep`
 
 
 @dataclass
@@ -144,6 +145,10 @@ class Backlog:
             stem, _, kind = file.rpartition(".")
             if kind == "done" and (name := Name.parse(f"{stem}.journal")) and name not in segments:
                 self._unlink(file)
+            if TEMPORARY.fullmatch(file) and (lock := self.locks.take(f"{stem}.lock")):
+                self._unlink(file)
+                self._unlink(f"{stem}.lock")
+                lock.free()
             if OWNER_LOCK.fullmatch(file) and stem not in owners and (lock := self.locks.take(file)):
                 self._unlink(file)
                 lock.free()

@@ -123,7 +123,7 @@ class EvictionHook:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         disk, locks = OsDisk(root), FileLocks(root)
         spec = tokenizer if isinstance(tokenizer, bytes | None) else Path(tokenizer).read_bytes()
-        named = Tokenizers(disk).keep(spec) if spec is not None else NONE
+        named = Tokenizers(disk).keep(spec, locks) if spec is not None else NONE
         hook = cls(disk, locks, tokenizer=named, target=target or NONE, settings=chosen)
         if archive is not None:
             try:

@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pltz.archive.errors import StoreError
-from pltz.archive.hooks.lock import Lock, Locks
+from pltz.archive.hooks.lock import Locks, draw
 from pltz.archive.hooks.segment import HEAD_SIZE, Name
-from pltz.archive.identity import SIZE
 from pltz.archive.io import Disk
 
-TRIES = 16
 SEGMENT = 64 << 20  # bytes, before a new one is begun
 
 
@@ -33,7 +31,7 @@ class Journal:
     def __init__(self, disk: Disk, locks: Locks, *, segment: int = SEGMENT, quota: int | None = None) -> None:
         self.disk, self.segment, self.quota = disk, segment, quota
         disk.make_directory("")
-        self.owner, self._lock = _owner(disk, locks)
+        self.owner, self._lock = draw(disk, locks)
         self._number = 0  # of the next segment
         self._open: Name | None = None
         self._size = 0  # bytes of the open segment
@@ -98,12 +96,3 @@ class Journal:
             self.disk.unlink(name.journal)
         except OSError:
             pass
-
-
-def _owner(disk: Disk, locks: Locks) -> tuple[bytes, Lock]:
-    """A name of one's own, locked. A worker that tidies up may hold a new lock for a moment; then another name is drawn."""
-    for _ in range(TRIES):
-        owner = disk.random(SIZE)
-        if lock := locks.take(f"{owner.hex()}.lock"):
-            return owner, lock
-    raise StoreError("every lock of the journal directory is taken: its file system does not lock")

@@ -13,6 +13,12 @@ import os
 from pathlib import Path
 from typing import Protocol
 
+from pltz.archive.errors import StoreError
+from pltz.archive.identity import SIZE
+from pltz.archive.io import Disk
+
+TRIES = 16
+
 
 class Lock(Protocol):
     """A lock that is held."""
@@ -26,6 +32,18 @@ class Locks(Protocol):
 
     def take(self, name: str) -> Lock | None:
         """The lock, None where another has it; never waits. Raises OSError."""
+
+
+def draw(disk: Disk, locks: Locks) -> tuple[bytes, Lock]:
+    """A name of one's own, locked. A worker that tidies up may hold a new lock for a moment; then another name is drawn.
+
+    Raises StoreError where nothing can be locked, OSError.
+    """
+    for _ in range(TRIES):
+        owner = disk.random(SIZE)
+        if lock := locks.take(f"{owner.hex()}.lock"):
+            return owner, lock
+    raise StoreError("every lock of the journal directory is taken: its file system does not lock")
 
 
 class FileLocks:

@@ -1,12 +1,16 @@
 """Tokenizers: the tokenizer.json files that a journal's entries name, in the journal's directory, by their fingerprints. Spec: FORMAT.md, "Files".
 
-So that whoever drains a journal needs nothing but its directory, whichever models filled it.
+So that whoever drains a journal needs nothing but its directory, whichever models filled it. A file is written under another name, next to a lock that
+goes with the process: what a kill leaves, `Backlog.tidy` takes away.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
+from pltz.archive.hooks.lock import Locks, draw
 from pltz.archive.io import Disk
 from pltz.plt_codec.errors import ModelError
 
@@ -19,25 +23,37 @@ class Tokenizers:
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
 
-    def keep(self, tokenizer: bytes) -> bytes:
-        """Keep a tokenizer.json, durably; its fingerprint. Raises ModelError where it is none, OSError."""
+    def keep(self, tokenizer: bytes, locks: Locks) -> bytes:
+        """Keep a tokenizer.json, durably; its fingerprint. ``locks``: of the directory. Raises ModelError where it is none, OSError, StoreError."""
         from pltz.models.bridge import Target
 
         name = Target(tokenizer).fingerprint
         file = f"{name.hex()}.tokenizer"
         if self._read(file) != tokenizer and self.get(name) is None:
-            temporary = f"{self.disk.random(16).hex()}.tmp"
-            self.disk.write_new(temporary, tokenizer)
-            self.disk.sync_file(temporary)
-            try:
-                self.disk.link(temporary, file)
-            except FileExistsError:  # by another process, meanwhile, or damaged
-                if self.get(name) is None:
-                    self.disk.unlink(file)
+            with self._temporary(tokenizer, locks) as temporary:
+                try:
                     self.disk.link(temporary, file)
-            self.disk.unlink(temporary)
+                except FileExistsError:  # by another process, meanwhile, or damaged
+                    if self.get(name) is None:
+                        self.disk.unlink(file)
+                        self.disk.link(temporary, file)
         self.disk.sync_directory("")
         return name
+
+    @contextmanager
+    def _temporary(self, data: bytes, locks: Locks) -> Iterator[str]:
+        """The name of a file with these bytes, synced, for as long as it is needed."""
+        owner, lock = draw(self.disk, locks)
+        temporary = f"{owner.hex()}.tmp"
+        try:
+            self.disk.write_new(temporary, data)
+            self.disk.sync_file(temporary)
+            yield temporary
+        finally:
+            for file in (temporary, f"{owner.hex()}.lock"):
+                with suppress(OSError):
+                    self.disk.unlink(file)
+            lock.free()
 
     def get(self, name: bytes) -> bytes | None:
         """The tokenizer.json of that fingerprint, None where there is none that holds. Raises OSError."""
