@@ -17,14 +17,17 @@ from __future__ import annotations
 import functools
 import struct
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.identity import SIZE, digest
+from pltz.archive.sums import Stretch
 from pltz.plt_codec.errors import CorruptError, VersionError
 
 MAGIC, END = b"PLTr", b"rTLP"
@@ -42,6 +45,7 @@ SHARE, SHARED = 50, 1000  # thousandths: of a pack, of what many sessions depend
 POLYNOMIAL = 0x11D
 ABREAST = 8  # parity rows made at once: a table look-up gives a byte for each
 AT_ONCE = 32768  # bytes of a data row
+PIECE = 1 << 20  # bytes of a source taken at once
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]  # little-endian
@@ -115,7 +119,7 @@ class Parity:
     def of(
         cls,
         name: bytes,
-        data: bytes | memoryview,
+        data: Stretch,
         shared: Iterable[Range] = (),
         shares: tuple[int, int] = (SHARE, SHARED),
     ) -> Parity:
@@ -171,33 +175,41 @@ class Parity:
             if [c for row in g.rows for c in _crcs(row, g.shape.block)] != list(g.checks[data_blocks:]):
                 raise CorruptError("some block of the parity file is not what was written")
 
-    def covers(self, data: bytes | memoryview) -> bool:
-        """Whether it is the parity of these bytes."""
+    def covers(self, data: Stretch) -> bool:
+        """Whether it is the parity of these bytes, of which one row is in memory at a time."""
         if len(data) != self.size:
             return False
-        return not any(_bad(_gather(data, g.ranges, g.shape), g) for g in self.groups)
+        for g in self.groups:
+            for number, row in enumerate(_rows(data, g.ranges, g.shape)):
+                first = number * g.shape.columns
+                if _crcs(row, g.shape.block) != list(g.checks[first : first + g.shape.columns]):
+                    return False
+        return True
 
-    def restore(self, sources: Sequence[bytes | bytearray | memoryview]) -> tuple[bytes, int]:
+    def restore(self, sources: Sequence[Stretch]) -> tuple[bytes, int]:
         """The pack, as far as it comes back, and how many blocks are still lost.
 
         ``sources``: what is left of the pack, best first; none is a pack that is gone. That all blocks are there proves nothing: the caller
-        compares the digest.
+        compares the digest. In memory: the pack, twice in the end, and what is as large of it as the second group.
         """
         there = sum(map(len, sources)) + sum(len(row) for g in self.groups for row in g.rows)
         if there * MAX_ROWS < self.size:  # not one row of it: nothing comes back, and no memory is asked for
             shape = self.groups[0].shape
-            return bytes(sources[0]) if sources else b"", shape.k * shape.columns
-        pack = bytearray(self.size)
-        if sources:
-            first = sources[0][: self.size]
-            pack[: len(first)] = first
+            return bytes(sources[0][:]) if sources else b"", shape.k * shape.columns
+        shape = self.groups[0].shape
+        pack = bytearray(shape.k * shape.row)  # group 0 as it is laid out: the pack, and zeros
+        for at in range(0, min(self.size, len(sources[0])) if sources else 0, PIECE):
+            found = sources[0][at : min(at + PIECE, self.size)]
+            pack[at : at + len(found)] = found
         lost = before = -1
         while lost:
             lost = sum(_restore(g, pack, sources[1:]) for g in self.groups)
             if lost == before:
                 break
             before = lost
-        return bytes(pack), _restore(self.groups[0], pack, ())
+        left = _restore(self.groups[0], pack, ())
+        del pack[self.size :]
+        return bytes(pack), left
 
 
 def _joined(ranges: Iterable[Range]) -> list[Range]:
@@ -211,7 +223,7 @@ def _joined(ranges: Iterable[Range]) -> list[Range]:
     return out
 
 
-def _group(data: bytes | memoryview, ranges: Sequence[Range], share: int) -> Group:
+def _group(data: Stretch, ranges: Sequence[Range], share: int) -> Group:
     """Parity row p is the sum over j of 1 / ((255 - p) xor j) times data row j, in GF(256)."""
     shape = Shape.of(sum(r.size for r in ranges), share)
     totals = [np.zeros(shape.row, "<u8") for _ in range(0, shape.m, ABREAST)]
@@ -239,39 +251,51 @@ def _products(j: int, first: int) -> Words:
     return np.stack(tables, 1).copy().view("<u8").reshape(256)
 
 
-def _rows(data: bytes | memoryview, ranges: Sequence[Range], shape: Shape) -> Iterator[bytes]:
+def _rows(data: Stretch, ranges: Sequence[Range], shape: Shape) -> Iterator[bytes]:
     """Data rows, padded with zeros, one at a time: none is copied before it is needed."""
-    first = ranges[0]
-    whole = memoryview(data)[first.offset : first.offset + first.size]
-    if len(ranges) > 1:
-        whole = memoryview(_gather(data, ranges, shape))
+    laid = _Laid(data, ranges)
     for at in range(0, shape.k * shape.row, shape.row):
-        yield bytes(whole[at : at + shape.row]).ljust(shape.row, b"\0")
+        yield laid.read(at, shape.row)
 
 
-def _gather(data: bytes | bytearray | memoryview, ranges: Sequence[Range], shape: Shape) -> bytes:
-    """The ranges one after the other, padded with zeros to whole rows."""
-    whole = b"".join(bytes(data[r.offset : r.offset + r.size]) for r in ranges)
-    return whole.ljust(shape.k * shape.row, b"\0")
+class _Laid:
+    """Ranges of a pack one after the other, and zeros behind them and for what is missing."""
+
+    def __init__(self, data: Stretch, ranges: Sequence[Range]):
+        self._data, self._ranges = data, ranges
+        self._starts = list(accumulate((r.size for r in ranges), initial=0))
+
+    def read(self, at: int, size: int) -> bytes:
+        """``size`` bytes from ``at`` on."""
+        parts: list[bytes] = []
+        number = bisect_right(self._starts, at, hi=len(self._ranges)) - 1
+        while size and number < len(self._ranges) and at < self._starts[-1]:
+            r, skip = self._ranges[number], at - self._starts[number]
+            take = min(size, r.size - skip)
+            begin = r.offset + skip
+            parts.append(bytes(self._data[begin : begin + take]).ljust(take, b"\0"))
+            at, size, number = at + take, size - take, number + 1
+        return parts[0] if len(parts) == 1 and not size else b"".join([*parts, bytes(size)])
 
 
 def _crcs(row: bytes | memoryview, block: int) -> list[int]:
     return [zlib.crc32(row[at : at + block]) for at in range(0, len(row), block)]
 
 
-def _restore(group: Group, pack: bytearray, more: Sequence[bytes | bytearray | memoryview]) -> int:
-    """Put back what a group can, in place; how many of its blocks stay lost."""
+def _restore(group: Group, pack: bytearray, more: Sequence[Stretch]) -> int:
+    """Put back what a group can, in place; how many of its blocks stay lost. ``pack``: padded with zeros to group 0's whole rows."""
     shape = group.shape
-    whole = bytearray(_gather(pack, group.ranges, shape))
+    whole = pack  # of group 0, whose one range is the pack
+    if len(group.ranges) != 1 or group.ranges[0].offset or shape.k * shape.row != len(pack):
+        whole = bytearray().join(_rows(pack, group.ranges, shape))
     bad = _bad(whole, group)
     for source in more:
-        if bad:
-            other = _gather(bytes(source).ljust(len(pack), b"\0"), group.ranges, shape)
-            for n in bad & set(range(len(group.checks))) - _bad(other, group):
-                whole[n * shape.block : (n + 1) * shape.block] = other[
-                    n * shape.block : (n + 1) * shape.block
-                ]
-            bad = _bad(whole, group)
+        laid = _Laid(source, group.ranges)
+        for n in sorted(bad):
+            found = laid.read(n * shape.block, shape.block)
+            if zlib.crc32(found) == group.checks[n]:
+                whole[n * shape.block : (n + 1) * shape.block] = found
+                bad.remove(n)
     if not bad:
         _scatter(whole, group.ranges, pack)
         return 0
@@ -310,6 +334,8 @@ def _bad(whole: bytes | bytearray, group: Group) -> set[int]:
 
 
 def _scatter(whole: bytearray, ranges: Sequence[Range], pack: bytearray) -> None:
+    if whole is pack:
+        return
     at = 0
     for r in ranges:
         pack[r.offset : r.offset + r.size] = whole[at : at + r.size]

@@ -9,6 +9,8 @@ Works without the key of a sealed archive: boxes are copied as they are. Nothing
 first copied to `damaged/`, which nothing reads but the next repair. Parity files and indexes can be made from packs, so damaged ones are
 dropped; so is a damaged copy of a key file, which must not outlive an erasure.
 
+In memory at once: some MiB of a pack that is sound, twice what one has that is not, three times where it is beyond its parity.
+
 A crash leaves some files repaired. Between deleting a damaged pack and putting the restored one the pack is gone, but what it was made
 from is in `damaged/`: the next run goes on.
 """
@@ -22,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pltz.archive.chain import lost
-from pltz.archive.errors import ArchiveError, StoreError, UnreadableError
+from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.identity import digest
 from pltz.archive.index import SESSIONS, FileIndex, Location, key_of, key_of_session
 from pltz.archive.key_files import COPIES, KeyFile, KeyFolder, file_name
@@ -33,8 +35,10 @@ from pltz.archive.parity import Parity
 from pltz.archive.plan import Plan
 from pltz.archive.publisher import shared_ranges
 from pltz.archive.record import Record
+from pltz.archive.remains import Remains
 from pltz.archive.settings import COPY, MAX_SIZE, NAME, Settings
 from pltz.archive.store import Store, is_there
+from pltz.archive.sums import Stretch
 from pltz.archive.view import Version, View
 from pltz.archive.writer import Writer
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
@@ -45,7 +49,6 @@ PACK_NAME = re.compile(r"[0-9a-f]{32}")
 PLAN_NAME = re.compile(r"[0-9a-f]{16}")
 PERSON = b"pltz damaged"
 MAX_PLAN = 1 << 26  # bytes
-SECTOR = 4096  # bytes that a disk loses at once, or more of them
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,7 @@ class Repairer:
     def _pack(self, view: View, pack: bytes, shares: tuple[int, int]) -> None:
         self.report.checked += 1
         name = f"packs/{pack.hex()}"
-        data = self._maybe(name, MAX_PACK)
+        data = Remains.of(self.store, name, MAX_PACK)
         if data is None and pack in view.condemned | view.read_plans() and not self._parity(pack):
             return  # a collector deleted it
         try:
@@ -219,16 +222,17 @@ class Repairer:
             return  # of a newer pltz: it knows
         parity = self._parity(pack)
         sources = [d for d in (data, *self._aside(name)) if d is not None]
-        best = sources[0] if sources else b""
+        best: Stretch = sources[0] if sources else b""
         if parity:
-            best = parity.restore(sources)[0]
-            if _is(pack, best):
-                self._replace(name, data, best)
-                self._protect(pack, best, shares)
+            restored = parity.restore(sources)[0]
+            if _is(pack, restored):
+                self._replace(name, None if data is None else data.whole(), restored)
+                self._protect(pack, restored, shares)
                 return
+            best = restored
         self._salvage(view, pack, best, shares)
 
-    def _protect(self, pack: bytes, data: bytes, shares: tuple[int, int]) -> None:
+    def _protect(self, pack: bytes, data: Stretch, shares: tuple[int, int]) -> None:
         """A sound pack has sound parity, or gets it."""
         if not shares[0]:
             return
@@ -243,7 +247,10 @@ class Repairer:
         self.report.remade.append(name)
         if self.dry_run:
             return
-        opened, found = Pack.of(data), list(_scan(data))
+        opened = _opened(data)
+        found = [
+            (at, r._replace(bitstring=b"")) for at, r in _scan(data)
+        ]  # what counts is whose parent is whose
         contexts = [opened.head.contexts[r.context] for _, r in found]
         ends = [*(at for at, _ in found), opened.end]
         made = Parity.of(pack, data, shared_ranges(contexts, [r for _, r in found], ends), shares)
@@ -260,7 +267,7 @@ class Repairer:
             return None
         return parity if parity and parity.pack == pack else None
 
-    def _salvage(self, view: View, pack: bytes, best: bytes, shares: tuple[int, int]) -> None:
+    def _salvage(self, view: View, pack: bytes, best: Stretch, shares: tuple[int, int]) -> None:
         """What can be read goes to a new pack; the damaged one is condemned and moved aside."""
         rows = list(_scan(best))
         self._note_lost(view, pack, best, {offset for offset, _ in rows})
@@ -268,7 +275,7 @@ class Repairer:
         if self.dry_run:
             return
         if rows:
-            contexts = Pack.of(best).head.contexts
+            contexts = _opened(best).head.contexts
             Writer(view, [], shares).copy([(contexts[r.context], r) for _, r in rows])
         self._condemn(view, pack)
         for name in (f"packs/{pack.hex()}", f"parity/{pack.hex()}"):
@@ -289,10 +296,10 @@ class Repairer:
         if pack not in view.condemned:
             raise ArchiveError("others keep collecting: try again")
 
-    def _note_lost(self, view: View, pack: bytes, best: bytes, read: set[int]) -> None:
+    def _note_lost(self, view: View, pack: bytes, best: Stretch, read: set[int]) -> None:
         """Records that the pack had and were not read, as far as footer and indexes tell."""
         try:
-            self.report.missing += Pack.of(best).count() - len(read)
+            self.report.missing += _opened(best).count() - len(read)
         except FormatError:
             self.report.uncounted += 1
         known: dict[int, tuple[str, str]] = {}
@@ -331,32 +338,16 @@ class Repairer:
             )
         self.report.aside.append(copy)
 
-    def _aside(self, name: str) -> Iterator[bytes]:
+    def _aside(self, name: str) -> Iterator[Remains | None]:
         """What earlier runs moved aside of a file."""
         for found in sorted(self.store.list("damaged")):
             if found.startswith(name.replace("/", "-") + "-"):
-                yield self._maybe(f"damaged/{found}", MAX_PACK) or b""
+                yield Remains.of(self.store, f"damaged/{found}", MAX_PACK)
 
     def _maybe(self, name: str, most: int) -> bytes | None:
-        try:
-            return self.store.read(name, 0, most)
-        except FileNotFoundError:
-            return None
-        except UnreadableError:
-            return self._what_reads(name, most)
-
-    def _what_reads(self, name: str, most: int) -> bytes | None:
-        """The bytes of a file on a disk that cannot read all of them; zeros stand for the others."""
-        try:
-            file = self.store.open(name)
-        except FileNotFoundError:
-            return None
-        data = bytearray(min(file.size, most))
-        for at in range(0, len(data), SECTOR):
-            with suppress(UnreadableError):
-                found = file.read(at, min(SECTOR, len(data) - at))
-                data[at : at + len(found)] = found
-        return bytes(data)
+        """What is left of a file, in memory; None where there is none."""
+        found = Remains.of(self.store, name, most)
+        return None if found is None else found.whole()
 
 
 def _plan(name: str) -> Callable[[bytes], Plan]:
@@ -371,20 +362,25 @@ def _plan(name: str) -> Callable[[bytes], Plan]:
     return decode
 
 
-def _is(pack: bytes, data: bytes) -> bool:
+def _opened(data: Stretch) -> Pack:
+    """A pack of which only some is in memory. Raises as `Pack`."""
+    return Pack(lambda at, size: data[at : at + size], len(data))
+
+
+def _is(pack: bytes, data: Stretch) -> bool:
     """Whether these are the bytes that a pack's name stands for. Raises VersionError."""
     try:
-        return Pack.of(data).verify() == pack
+        return _opened(data).verify() == pack
     except VersionError:
         raise
     except FormatError:
         return False
 
 
-def _scan(data: bytes) -> Iterator[tuple[int, Record]]:
+def _scan(data: Stretch) -> Iterator[tuple[int, Record]]:
     """Records that can be read."""
     try:
-        yield from (item for item in Pack.of(data).scan() if not isinstance(item, Damage))
+        yield from (item for item in _opened(data).scan() if not isinstance(item, Damage))
     except FormatError:
         return
 

@@ -1,0 +1,95 @@
+"""What is left of a file, and that repair holds no more of a pack than it must."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import BytesCodec
+from pltz.archive.errors import UnreadableError
+from pltz.archive.identity import NONE, TENANT, digest
+from pltz.archive.io import Held, OsDisk
+from pltz.archive.record import Record
+from pltz.archive.remains import SECTOR, Remains
+from pltz.archive.repair import Repaired, Repairer
+from pltz.archive.store import DirectoryStore
+from pltz.archive.writer import Writer
+
+SIZE = 24 << 20  # bytes of records
+
+
+class BadFile(Held):
+    """Cannot be read between two bytes."""
+
+    bad = range(0)
+
+    def read(self, offset: int, size: int) -> memoryview:
+        if max(offset, self.bad.start) < min(offset + size, self.bad.stop):
+            raise UnreadableError("no")
+        return super().read(offset, size)
+
+
+def test_zeros_stand_for_what_the_disk_cannot_give() -> None:
+    data = np.random.default_rng(0).integers(1, 256, 5 * SECTOR + 7, np.uint8).tobytes()
+    file = BadFile(data)
+    file.bad = range(SECTOR + 9, 2 * SECTOR + 1)
+    left = Remains(file, 1 << 30)
+    hurt = data[:SECTOR] + bytes(2 * SECTOR) + data[3 * SECTOR :]
+    assert len(left) == len(data) and left.whole() == hurt
+    assert left[:SECTOR] == data[:SECTOR] and left[4 * SECTOR : 1 << 40] == data[4 * SECTOR :]
+    assert left[3 * SECTOR : 5] == b"" and left[1 << 40 :] == b""
+    assert Remains(file, 100).whole() == data[:100]
+
+
+def test_a_file_that_is_cut_off_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    store = DirectoryStore(OsDisk(tmp_path))
+    left = Remains.of(store, "file", 1000)
+    (tmp_path / "file").write_bytes(b"x" * 10)
+    assert left is not None and left.whole() == b"x" * 10 + bytes(90)
+    assert Remains.of(store, "nothing", 1000) is None
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    """The one pack of an archive, large."""
+    codec, dice = BytesCodec(), np.random.default_rng(0)
+    archive = Archive.create(tmp_path / "cold", [codec])
+    context = replace(
+        archive.keys.context(TENANT, "acme"), tokenizer=codec.tokenizer, bundle=codec.bundle_id, contract=1
+    )
+    ids = [digest(b"test", bytes([n])) for n in range(24)]
+    records = [Record(0, NONE, i, 9, dice.bytes(SIZE // 24), f"s{n}", 1, 9) for n, i in enumerate(ids)]
+    Writer(archive.view, [], archive.settings.parity).copy([(context, record) for record in records])
+    [path] = (tmp_path / "cold/packs").iterdir()
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("what", "most"), [("sound", 0.8), ("parity gone", 0.9), ("damaged", 2.6), ("gone", 2.6), ("lost", 3.5)]
+)
+def test_repair_holds_little_of_a_pack_that_is_sound_and_two_of_one_that_is_not(
+    pack: Path, tmp_path: Path, what: str, most: float
+) -> None:
+    """In packs, of 24 MiB here; of a sound one at most some MiB, however large it is."""
+    data, parity = pack.read_bytes(), tmp_path / "cold/parity" / pack.name
+    if what == "parity gone":
+        parity.unlink()
+    elif what == "gone":
+        pack.write_bytes(data[: 23 << 20])
+    elif what != "sound":
+        hurt = 100 if what == "damaged" else 9 << 20
+        pack.write_bytes(data[: 5 << 20] + bytes(hurt) + data[(5 << 20) + hurt :])
+    tracemalloc.start()
+    done: Repaired = Repairer(DirectoryStore(OsDisk(tmp_path / "cold"))).run()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert done.whole == (what != "lost") and len(done.restored) == (what in ("damaged", "gone"))
+    assert what == "lost" or pack.read_bytes() == data
+    assert peak < most * SIZE
