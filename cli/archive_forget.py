@@ -137,11 +137,12 @@ def undelete(
 
 
 def _forgotten(archive: "Archive", name: str, tenant: str) -> "list[Version]":
-    """Forgotten versions of a session. Raises NotFound where it has none."""
+    """Forgotten versions of a session. Raises NotFound where it has none, ArchiveError where damage may hide some."""
     from pltz.archive.errors import NotFound
 
     found = [v for v in archive.history(name, tenant) if v.forgotten]
     if not found:
+        archive.want_whole(f"found no forgotten versions of session {name!r} of tenant {tenant!r}")
         raise NotFound(f"session {name!r} of tenant {tenant!r} has no forgotten versions in this archive")
     return found
 

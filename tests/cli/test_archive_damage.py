@@ -89,6 +89,12 @@ def test_export_and_copy_do_what_they_can_and_do_not_say_that_it_is_all(
     assert run("archive", "export", hurt, "b", "--tenant", "other", "-o", "-").exit_code == 7
 
 
+def test_undelete_of_what_damage_may_hide(run: Run, hurt: Path) -> None:
+    assert run("archive", "undelete", hurt, "b").exit_code == 7
+    assert run("archive", "repair", hurt).exit_code == 0
+    assert run("archive", "undelete", hurt, "b").exit_code == 8
+
+
 def test_after_repair_all_is_there_again(run: Run, hurt: Path) -> None:
     assert run("archive", "repair", hurt).exit_code == 0
     assert run("archive", "get", hurt, "b").exit_code == 0
