@@ -364,7 +364,7 @@ def _plan(name: str) -> Callable[[bytes], Plan]:
 
 def _opened(data: Stretch) -> Pack:
     """A pack of which only some is in memory. Raises as `Pack`."""
-    return Pack(lambda at, size: data[at : at + size], len(data))
+    return Pack(lambda at, size: memoryview(data[at : at + size]), len(data))
 
 
 def _is(pack: bytes, data: Stretch) -> bool:
