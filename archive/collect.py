@@ -7,6 +7,9 @@ enough dead bytes, and small ones, by putting a plan. Between two runs `restore`
     run 1: condemn A, B            A, B readable, nothing relies on them any more
     run 2: copy live of A, B to C, delete A, B; condemn ...
 
+What killed writers left in ``tmp/`` goes too, when it is a day old; whoever still stands there and links it then is told that it is gone, and acknowledges
+nothing. It is never overwritten, for it may have its name already; files of keys are left to an erasure, which overwrites them.
+
 A crash leaves: copies beside originals, or some condemned packs deleted whose live records are elsewhere. The next run goes on.
 """
 
@@ -16,8 +19,9 @@ from dataclasses import dataclass
 
 from pltz.archive.census import SEGMENT, SESSION, Census, weight
 from pltz.archive.context import Context
-from pltz.archive.errors import ArchiveError
+from pltz.archive.errors import ArchiveError, UnreadableError
 from pltz.archive.index import key_of_session
+from pltz.archive.key_files import MAGIC as KEYS
 from pltz.archive.pack import Damage
 from pltz.archive.plan import Plan
 from pltz.archive.record import Record
@@ -28,6 +32,7 @@ from pltz.plt_codec.errors import FormatError
 
 DEAD_SHARE = 0.2  # of a pack's bytes, before it is worth copying the rest
 SMALL = 16 << 20  # bytes; two packs smaller than this are merged
+LEFT = 86400  # seconds after which a file in tmp/ is what a kill left
 COPIED = 2 * SMALL  # bytes of records, about, copied at once: packs that are not small, and no more in memory
 PART = {SEGMENT: segment_only, SESSION: session_only}  # of a record of which only that is live
 
@@ -64,8 +69,9 @@ class Collector:
             copied, deleted, freed = self._finish(condemned, dry_run)
         if not dry_run:
             self._sweep_parity()
+            self._tidy()
         with self._census() as census:
-            plan = self._choose(census, dead_share, small)
+            plan = self._choose(census, dead_share, small) | self._from_the_future()
             live = census.live_segments, census.live_versions
         if plan and not dry_run:
             name = Plan(
@@ -185,6 +191,24 @@ class Collector:
         for name in sorted({pack.hex() for pack in gone} & set(self.view.store.list("parity"))):
             if not is_there(self.view.store, f"packs/{name}"):  # a list that came back short is no evidence
                 self.view.store.delete(f"parity/{name}")
+
+    def _from_the_future(self) -> set[bytes]:
+        """Packs that were condemned by a clock that was ahead: they are condemned again, or their grace would not end before that time.
+
+        Where packs are from the future too, it is this clock that is behind.
+        """
+        now = self.view.store.now()
+        ahead = (self.view.condemned & set(self.view.packs)) - self.view.condemned_by(now)
+        return {pack for pack in ahead if self.view.pack(pack).head.time <= now}
+
+    def _tidy(self) -> None:
+        store = self.view.store
+        for name in store.left(store.now() - LEFT):
+            try:
+                if store.read(name, 0, len(KEYS)) != KEYS:
+                    store.delete(name)
+            except (FileNotFoundError, UnreadableError):
+                continue
 
     def _choose(self, census: Census, dead_share: float, small: int) -> set[bytes]:
         """Packs worth emptying. A damaged one is not reached: the census stops at it."""

@@ -147,6 +147,9 @@ class Disk(Protocol):
     def names(self, path: str) -> list[tuple[str, int]]:
         """Files in a directory with their sizes in bytes, in any order."""
 
+    def changed(self, path: str) -> int:
+        """When a file was written to last, in seconds since 1970 by the file system's clock."""
+
     def read(self, path: str, offset: int, size: int) -> bytes:
         """At most ``size`` bytes at ``offset``; fewer at the end of the file."""
 
@@ -219,6 +222,9 @@ class OsDisk:
 
     def names(self, path: str) -> list[tuple[str, int]]:
         return list(self._names(path))
+
+    def changed(self, path: str) -> int:
+        return int((self.root / path).stat().st_mtime)
 
     def _names(self, path: str) -> Iterator[tuple[str, int]]:
         with os.scandir(self.root / path) as entries:

@@ -157,6 +157,10 @@ class ObjectStore:
         with suppress(FileNotFoundError):
             self._called(f"delete {name}", lambda: obstore.delete(self._remote, name), missing=name)
 
+    def left(self, before: int) -> list[str]:
+        """None: what is put is put at once."""
+        return []
+
     def settle(self, folder: str) -> None:
         """What such a store lists is durable."""
 

@@ -57,6 +57,7 @@ class SimDisk:
         self.pending: list[Change] = []
         self.watch: Callable[[], None] = lambda: None
         self.clock = 1_000_000_000
+        self._written: dict[int, int] = {}  # inode -> when
         self.seed, self.drawn = seed, 0
         self.calls = 0  # changes asked for
         self.fail_at: dict[int, OSError] = {}  # number of the call -> what it raises
@@ -65,7 +66,7 @@ class SimDisk:
         """A disk that goes its own way from here."""
         twin = SimDisk(seed=self.seed)
         twin.seen, twin.durable, twin.pending = self.seen.copy(), self.durable.copy(), list(self.pending)
-        twin.clock, twin.drawn = self.clock, self.drawn
+        twin.clock, twin.drawn, twin._written = self.clock, self.drawn, dict(self._written)
         return twin
 
     def crashes(self, unread: str | None = None) -> Iterator[State]:
@@ -90,7 +91,7 @@ class SimDisk:
             raise FileExistsError(17, "exists", path)
         self._count()
         inode = 1 + max([*self.seen.data, *self.durable.data, 0])
-        self.seen.data[inode] = b""
+        self.seen.data[inode], self._written[inode] = b"", self.clock
         self._change(Change("name", path, inode))
         self.seen.data[inode] = bytes(data)
         self._change(Change("bytes", path, inode))
@@ -145,6 +146,10 @@ class SimDisk:
             raise FileNotFoundError(2, "no such folder", path)
         listed = [(p.rpartition("/"), i) for p, i in self.seen.names.items()]
         return [(name, len(self.seen.data.get(i, b""))) for (folder, _, name), i in listed if folder == path]
+
+    def changed(self, path: str) -> int:
+        """Now, where that was before this object was made."""
+        return self._written.get(self._inode(path), self.clock)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         return self.seen.data.get(self._inode(path), b"")[offset : offset + size]

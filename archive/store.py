@@ -66,6 +66,9 @@ class Store(Protocol):
     def settle(self, folder: str) -> None:
         """What is listed in a folder now is durable when this returns, whoever put it. Raises WriterFailed."""
 
+    def left(self, before: int) -> list[str]:
+        """Names under ``tmp/`` that nobody has written to since ``before`` (seconds since 1970). Raises StoreError."""
+
     def now(self) -> int:
         """Seconds since 1970."""
 
@@ -120,6 +123,10 @@ class DirectoryStore:
             raise _named(f"write {name}", exc) from exc
         try:
             self.disk.sync_file(temporary)
+        except (
+            FileNotFoundError
+        ) as exc:  # this writer stood still for a day, and a collector took it for dead
+            raise _named(f"write {name}", exc) from exc
         except OSError as exc:
             self._fail(f"{name}: {exc}", exc)
         try:
@@ -207,6 +214,18 @@ class DirectoryStore:
             ):  # else nothing is listed there
                 self._fail(f"{folder or 'root'}: {exc}", exc)
 
+    def left(self, before: int) -> list[str]:
+        found = []
+        for name in sorted(self.list("tmp")):
+            try:
+                if self.disk.changed(f"tmp/{name}") < before:
+                    found.append(f"tmp/{name}")
+            except FileNotFoundError:  # put in place since
+                continue
+            except OSError as exc:
+                raise _named(f"look at tmp/{name}", exc) from exc
+        return found
+
     def now(self) -> int:
         return self.disk.now()
 
@@ -283,7 +302,7 @@ class DirectoryStore:
         ) from exc
 
     def _drop(self, temporary: str) -> None:
-        """Tidy up; what stays in tmp/ harms nobody."""
+        """Tidy up; what stays in tmp/ harms nobody, and a collector takes it away."""
         try:
             self.disk.unlink(temporary)
         except OSError:

@@ -18,6 +18,7 @@ from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.io import OsDisk
 from pltz.archive.nightly import receipt
 from pltz.archive.nightly.receipt import Ledger, Receipt
+from pltz.archive.store import FOLDERS as ARCHIVE_FOLDERS
 from pltz.archive.store import DirectoryStore
 from pltz.plt_codec.errors import FormatError, UsageError, VersionError
 
@@ -141,9 +142,15 @@ class State:
 
 
 def check_place(root: str, archive: str) -> None:
-    """Raises UsageError where a state folder cannot be: in another place than a folder, or where the archive is, whose ``tmp`` would be emptied."""
-    if "://" not in archive and Path(root).resolve() == Path(archive).resolve():
-        raise UsageError(f"expected a folder of its own as state, found that of the archive, {root}")
+    """Raises UsageError where a state folder cannot be: in another place than a folder, or where the archive is, or one of them in a folder
+    that the other keeps: each empties its ``tmp``."""
+    if "://" not in archive:
+        ours, theirs = Path(root).resolve(), Path(archive).resolve()
+        kept = {*(ours / folder for folder in FOLDERS), *(theirs / folder for folder in ARCHIVE_FOLDERS)}
+        if ours == theirs or kept & {ours, theirs, *ours.parents, *theirs.parents}:
+            raise UsageError(
+                f"expected a folder of its own as state, found {root} with the archive at {archive}"
+            )
     if "://" in root:
         raise UsageError(
             f"expected a folder as state, found {root}: for many machines, name one on a shared file system"

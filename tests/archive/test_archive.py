@@ -253,6 +253,76 @@ def test_forget_restore_collect(archive: Archive, disk: SimDisk, codec: SegmentC
     assert fresh.verify(decode=True).sound
 
 
+def test_what_killed_writers_left_is_collected_when_it_is_old(
+    archive: Archive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    archive.put([chat("a", [1])])
+    [pack] = (path for path in disk.seen.names if path.startswith("packs/"))
+    disk.write_new("tmp/half", b"PLTp half of a pack")
+    disk.write_new("tmp/keys", b"PLTk of an erased tenant: an erasure overwrites it")
+    disk.link(pack, "tmp/linked")  # killed between the link of the pack and its end
+    disk.clock += 80_000
+    disk.write_new("tmp/young", b"PLTp of a writer at work")
+    for old in (False, True):
+        archive.collect()
+        left = {path for path in disk.seen.names if path.startswith("tmp/")}
+        assert left == {"tmp/keys", "tmp/young"} | (set() if old else {"tmp/half", "tmp/linked"})
+        disk.clock += 10_000
+    assert reopen(disk, codec).get("a").tokens[-1] == 1 and archive.verify(decode=True).sound
+
+
+@pytest.mark.parametrize("moment", range(1, 5))
+def test_a_writer_whose_file_is_collected_acknowledges_nothing_or_all(
+    archive: Archive, disk: SimDisk, moment: int
+) -> None:
+    """It stood still for longer than a day after its file had a name, bytes, was synced, or was linked."""
+    other, moments = reopen(disk, archive.codecs[0]), 0
+
+    def stall() -> None:
+        nonlocal moments
+        moments += any(path.startswith("tmp/") for path in disk.seen.names)
+        if moments == moment:
+            disk.watch = lambda: None
+            disk.clock += 100_000
+            other.collect()
+
+    disk.watch = stall
+    try:
+        archive.put([chat("a", [1])])
+    except StoreError as exc:
+        assert "the archive is as it was" in str(exc) and moment < 4 and not list(other.ls())
+        archive.put([chat("a", [1])])
+    else:
+        assert moment == 4
+    assert moments == moment and [v.name for v in other.ls()] == ["a"] and other.verify(decode=True).sound
+
+
+def test_a_plan_by_a_clock_that_was_ahead_does_not_keep_its_packs_for_years(
+    archive: Archive, disk: SimDisk
+) -> None:
+    for n in range(2):
+        archive.put([chat(f"s{n}", [n])])
+    year = 365 * 86400
+    disk.clock += 10 * year
+    assert archive.collect(grace=86400).condemned == 2
+    disk.clock -= 10 * year
+    assert archive.collect(grace=86400).condemned == 2, "again, at a time that comes"
+    assert archive.collect(grace=86400).condemned == 0
+    disk.clock += 86400
+    assert archive.collect(grace=86400).deleted == 2
+    assert archive.stat().packs == 1 and archive.verify(decode=True).sound
+
+
+def test_a_clock_that_is_behind_does_not_end_a_grace(archive: Archive, disk: SimDisk) -> None:
+    for n in range(2):
+        archive.put([chat(f"s{n}", [n])])
+    assert archive.collect(grace=86400).condemned == 2
+    now, disk.clock = disk.clock, 5
+    assert archive.collect(grace=86400).condemned == 0
+    disk.clock = now + 80_000
+    assert archive.collect(grace=86400).deleted == 0
+
+
 def test_collect_settles(archive: Archive) -> None:
     for i in range(6):
         archive.put([chat(f"s{i}", [i])])

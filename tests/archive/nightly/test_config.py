@@ -86,6 +86,8 @@ def test_everything_in_the_example_that_is_left_out_may_be_there_too() -> None:
         (HEAD + '[[source]]\nkind = "journal"\npath = "j"\nmax_seconds = -5', "expected max_seconds of 0 to"),
         (HEAD + '[[source]]\nkind = "journal"\npath = "j"\nwait = -1', "expected wait of 0 to"),
         (HEAD.replace('"state"', '"./x/../cold"') + SOURCE, "expected a folder of its own as state"),
+        (HEAD.replace('"cold"', '"state/tmp"') + SOURCE, "expected a folder of its own as state"),
+        (HEAD.replace('"state"', '"cold/packs/state"') + SOURCE, "expected a folder of its own as state"),
         (HEAD + SOURCE + 'name = "a"\n' + SOURCE + 'name = "a"', "two sources are called 'a'"),
         (HEAD + '[[source]]\nkind = "sqlite"\npath = "a"\nquery = "q"\nname_key = "id"', "nothing is called 'name_key'"),
         (HEAD + '[[source]]\nkind = "slots"\npath = "a"', "a source of kind slots needs 'tokenizer'"),
