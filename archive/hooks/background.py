@@ -123,6 +123,11 @@ class Process:
 
     def close(self, timeout: float) -> None:
         self._closing.set()
+        self._end(timeout)
+        self._listener.join(timeout)
+
+    def _end(self, timeout: float) -> None:
+        """End the child after its commit."""
         child = self._child
         with suppress(OSError):
             assert child.stdin is not None
@@ -132,7 +137,6 @@ class Process:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-        self._listener.join(timeout)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(p for p in sys.path if p)
@@ -164,8 +168,8 @@ class Process:
             pause = min(2 * pause, longest)
             self._restarts += 1
             self._child = self._spawn()
-            if self._closing.is_set():
-                self.close(1.0)
+            if self._closing.is_set():  # `close` ended the one before
+                self._end(1.0)
                 return
 
 
