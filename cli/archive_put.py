@@ -182,6 +182,8 @@ class Naming:
         """The sessions as items. Raises UsageError where --name meets a second session, ContentError where the key is missing."""
         from pltz.archive.sessions import Item
 
+        if self.name is None and self.key is None:
+            check_stems(source.paths)
         rows = iter(source)
         first = next(rows, None)
         if first is None:
@@ -251,7 +253,7 @@ class Inputs:
         from pltz.models.target import as_seen_by
 
         for path in self.paths:
-            stem = "stdin" if path == "-" else Path(path).name.removesuffix(".zst").rsplit(".", 1)[0] or path
+            stem = stem_of(path)
             rows = (
                 self._pltz(path) if is_pltz(path) else ((s, None) for s in read_sessions([path], self.form))
             )
@@ -290,6 +292,27 @@ class Inputs:
                         f"the ids in {path} belong to the bundle's tokenizer: leave --target and --tokenizer out"
                     )
                 yield session, reader.header.target_fingerprint
+
+
+def stem_of(path: str) -> str:
+    """What the sessions of an input are called, before their number.
+
+    >>> stem_of("logs/monday.v2.jsonl.gz"), stem_of("-")
+    ('monday.v2', 'stdin')
+    """
+    name = Path(path).name
+    return "stdin" if path == "-" else name.removesuffix(".zst").removesuffix(".gz").rsplit(".", 1)[0] or path
+
+
+def check_stems(paths: Sequence[str]) -> None:
+    """Raises UsageError where two inputs would give their sessions the same names, as if one's were new versions of the other's."""
+    known: dict[str, str] = {}
+    for path in paths:
+        if (other := known.setdefault(stem_of(path), path)) != path or paths.count(path) > 1:
+            raise UsageError(
+                f"the sessions of {other} and {path} would both be called {stem_of(path)}/0 and so on: "
+                "put them one after the other, or name them by a key of theirs (--name-key)"
+            )
 
 
 def is_pltz(path: str) -> bool:

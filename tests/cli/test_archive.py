@@ -1,5 +1,6 @@
 """pltz archive: putting, getting and finding, end to end, with a tiny untrained bundle; with the one that ships where sizes decide."""
 
+import gzip
 import json
 import os
 import re
@@ -334,3 +335,18 @@ def test_one_of_something_is_no_plural(run: Run, cold: Path, tmp_path: Path) -> 
         said += done.output
     assert "1 session, 3 B" in said and "1 version copied" in said and "1 new segment," in said
     assert not re.findall(r"(?<![\d,.])1 \w+s\b", said)
+
+
+def test_two_files_of_one_name_are_not_versions_of_each_other(run: Run, cold: Path, tmp_path: Path) -> None:
+    paths = [tmp_path / "monday/chats.jsonl", tmp_path / "tuesday/chats.jsonl.gz"]
+    for path, pack in zip(paths, (bytes, gzip.compress), strict=True):
+        path.parent.mkdir()
+        path.write_bytes(pack(json.dumps(chat(1, id=path.parent.name)).encode() + b"\n"))
+    for words in (paths, [paths[0], paths[0]]):
+        done = run("archive", "put", cold, *words)
+        assert done.exit_code == 2 and "both be called chats/0" in done.stderr and "--name-key" in done.stderr
+        assert run("compress", *words, "--archive", cold).exit_code == 2
+    assert not lines(run("archive", "ls", cold, "--json"))
+    names = [row["name"] for row in lines(run("archive", "put", cold, *paths, "--name-key", "id", "--json"))]
+    assert names == ["monday", "tuesday"]
+    assert [row["name"] for row in lines(run("archive", "put", cold, paths[1], "--json"))] == ["chats/0"]

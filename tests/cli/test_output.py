@@ -17,6 +17,13 @@ def test_writes_all_chunks(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
+@pytest.mark.parametrize("letter", ["n", "\u00e9", "\u8a71", "\U0001f600"])
+def test_a_name_as_long_as_names_may_be(tmp_path: Path, letter: str) -> None:
+    name = letter * (255 // len(letter.encode()))
+    Output(str(tmp_path / name)).write([b"one"])
+    assert os.listdir(tmp_path) == [name]
+
+
 def test_stdout_gets_all_or_nothing_where_asked(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     def chunks(fails: bool) -> Iterator[bytes]:
         yield b"one"
