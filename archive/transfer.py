@@ -4,8 +4,8 @@ Versions go over oldest first, so a session keeps the order of its versions (the
 the tower and its domain, so what was shared stays shared, and with the same tokenizer it keeps its id. The other archive codes
 with its own codecs: copying is also how an archive moves to another bundle of the same tokenizer.
 
-A version is copied when the other archive has one with the same leaf, time, tags, kind and target. So a copy that was
-killed is simply run again, and running it twice adds nothing. Each commit is read back from the other archive and compared token by token
+A version is copied when the other archive has none with the same leaf, time, tags, kind and target; where one of them is sealed, whose names of
+segments are its own, the leaf is named again by what it decodes to. So a copy that was killed is simply run again, and running it twice adds nothing. Each commit is read back from the other archive and compared token by token
 before it is reported.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from pltz.archive.archive import Archive, Tower
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError
-from pltz.archive.identity import NONE, TENANT
+from pltz.archive.identity import BASE, NONE, SIZE, TENANT
 from pltz.archive.new_session import KINDS, NewSession, Receipt
 from pltz.archive.sessions import COMMIT_SESSIONS, COMMIT_TOKENS, base_of
 from pltz.archive.view import Version
@@ -55,7 +56,7 @@ def copy(
     tokens = 0
     rest = iter(versions)
     while some := list(itertools.islice(rest, AT_ONCE)):
-        there = {v.id for v in some if _is_there(v, to)}
+        there = _there(source, some, to)
         if there:
             to.store.settle("packs")  # who put it may stand between its link and its sync
         yield from (Copied(v, v.id in there, None) for v in some if dry_run or v.id in there)
@@ -80,13 +81,40 @@ def _towers(source: Archive, versions: Sequence[Version]) -> Iterator[Tower]:
         yield from map(source.tower, versions)
 
 
-def _is_there(version: Version, to: Archive) -> bool:
+def _there(source: Archive, versions: Sequence[Version], to: Archive) -> set[bytes]:
+    """Ids of the versions that the other archive has."""
+    leaves = {v.id: found for v in versions if (found := _leaves_alike(v, to))}
+    named_alike = not (source.settings.sealed or to.settings.sealed)
+    if named_alike or not leaves:
+        return {v.id for v in versions if v.leaf in leaves.get(v.id, ())}
+    there = set()
+    with suppress(PltzError):  # of one that is lost who copies it is told
+        for tower in _towers(source, [v for v in versions if v.id in leaves]):
+            if _leaf_in(tower, source, to) in leaves[tower.version.id]:
+                there.add(tower.version.id)
+    return there
+
+
+def _leaves_alike(version: Version, to: Archive) -> set[bytes]:
+    """Leaves of the versions of the same name, time, tags, kind and target in the other archive."""
     known = to.view.versions(to.keys.domain(TENANT, version.tenant), version.name)
-    return any(_same(version, other) for other in known)
+    return {v.leaf for v in known if _facts(v) == _facts(version)}
 
 
-def _same(a: Version, b: Version) -> bool:
-    return (a.leaf, a.time, a.labels, a.kind, a.target) == (b.leaf, b.time, b.labels, b.kind, b.target)
+def _facts(version: Version) -> tuple[int, dict[str, str], int, bytes, bytes]:
+    return version.time, version.labels, version.kind, version.target, version.tokenizer
+
+
+def _leaf_in(tower: Tower, source: Archive, to: Archive) -> bytes:
+    """What the other archive would call the leaf of a tower. Raises CorruptError where it has no keys of its domains."""
+    shared, base = base_of(source, tower)
+    own = to.keys.domain(TENANT, tower.version.tenant)
+    above = to.keys.domain(BASE, base or "base") if shared else own
+    leaf = NONE
+    for number, (_, tokens) in enumerate(tower.segments):
+        domain = above if number < shared else own
+        leaf = to.keys.segment_digest(domain, tower.version.tokenizer, leaf, tokens)[:SIZE]
+    return leaf
 
 
 def _commit(source: Archive, batch: Sequence[Tower], to: Archive) -> Iterator[Copied]:
@@ -107,7 +135,12 @@ def _commit(source: Archive, batch: Sequence[Tower], to: Archive) -> Iterator[Co
 def _put(version: Version, receipt: Receipt, to: Archive) -> Version:
     """What a receipt stands for, as the other archive lists it."""
     known = to.view.versions(to.keys.domain(TENANT, version.tenant), version.name)
-    return next(v for v in known if v.id == receipt.version)
+    found = next((v for v in known if v.id == receipt.version), None)
+    if found is None:
+        raise ArchiveError(
+            f"{receipt.name!r} was erased or collected from the copy while it was made: copy again"
+        )
+    return found
 
 
 def _new_session(source: Archive, tower: Tower, codecs: Sequence[SegmentCodec]) -> NewSession:

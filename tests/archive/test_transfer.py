@@ -1,0 +1,75 @@
+"""Copies: whatever is sealed, run again they add nothing, and what was cut off goes on."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pltz.archive import transfer
+from pltz.archive.archive import Archive
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.errors import ArchiveError
+from pltz.archive.keys import Secret
+from pltz.archive.new_session import NewSession
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import DirectoryStore
+from pltz.archive.view import View
+
+KEYS = [None, Secret(b"sixteen bytes or more", 0)]
+PROMPT = np.arange(30)
+
+
+def made(codec: SegmentCodec, key: Secret | None) -> Archive:
+    return Archive.create(DirectoryStore(SimDisk()), [codec], key=key)
+
+
+def filled(codec: SegmentCodec, key: Secret | None) -> Archive:
+    """Three versions of a session below a shared prompt, one of which is there twice, and a session of another tenant without a time of its own."""
+    archive = made(codec, key)
+    for n, turns in enumerate(([1], [1, 2], [1])):
+        archive.put([NewSession("s", [PROMPT, np.array(turns)], "acme", 1, "prompts", time=100 + n)])
+    archive.put([NewSession("t", [np.array([5])], labels={"a": "b"}), NewSession("empty", [])])
+    return archive
+
+
+def copied(source: Archive, to: Archive) -> list[bool]:
+    """Of each version, whether it was there."""
+    return [done.there for done in transfer.copy(source, list(source.ls(history=True)), to)]
+
+
+def content(archive: Archive) -> list[tuple[str, str, int, int, list[int]]]:
+    return [
+        (v.tenant, v.name, v.number, v.time, archive.tower(v).tokens.tolist())
+        for v in archive.ls(history=True)
+    ]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), list(itertools.product(KEYS, KEYS)))
+def test_a_copy_that_is_run_again_adds_nothing(
+    codec: SegmentCodec, theirs: Secret | None, ours: Secret | None
+) -> None:
+    source, to = filled(codec, theirs), made(codec, ours)
+    assert copied(source, to) == [False] * 5
+    for _ in range(2):
+        assert copied(source, to) == [True] * 5 and content(to) == content(source)
+    source.put([NewSession("s", [PROMPT, np.array([1, 2, 3])], "acme", 1, "prompts", time=103)])
+    assert sorted(copied(source, to)) == [False, *[True] * 5] and content(to) == content(source)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_copy_that_was_cut_off_goes_on(codec: SegmentCodec, key: Secret | None) -> None:
+    source, to = filled(codec, KEYS[1]), made(codec, key)
+    versions = list(source.ls(history=True))
+    list(transfer.copy(source, versions[:3], to))
+    assert sorted(copied(source, to)) == [False, False, True, True, True] and content(to) == content(source)
+
+
+def test_what_is_erased_from_a_copy_while_it_is_made_is_named(
+    codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, to = filled(codec, None), made(codec, None)
+    monkeypatch.setattr(View, "versions", lambda view, domain, name: [])
+    with pytest.raises(ArchiveError, match="copy again"):
+        copied(source, to)
