@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from pltz.archive import identity, index
-from pltz.archive.chain import Chains, Known
+from pltz.archive.chain import Chains, Heard, Known
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.collect import DEAD_SHARE, SMALL, Collected, Collector
 from pltz.archive.errors import ArchiveError, LostError, NotFound, StoreError
@@ -220,6 +220,10 @@ class Archive:
     def tower(self, version: Version) -> Tower:
         """The tokens of a version. Raises LostError, BundleMismatch."""
         return self.towers([version])[0]
+
+    def before(self, version: Version) -> Tower:
+        """`tower`, of a version that a put is to go on from: that it decodes is proved by this, and not by the put once more."""
+        return self._twice(lambda: self._towers([version], heard=self._writer.proved.heard))[0]
 
     def towers(self, versions: Sequence[Version], known: Mapping[bytes, Known] | None = None) -> list[Tower]:
         """The tokens of versions, decoded side by side, what they share once; raises as `tower`, for the first that is lost.
@@ -433,8 +437,13 @@ class Archive:
         covered = set[bytes]().union(*(set(i.packs) for i in self.view.indexes.values()))
         return set(self.view.packs) - covered
 
-    def _towers(self, versions: Sequence[Version], known: Mapping[bytes, Known] | None) -> list[Tower]:
-        chains = Chains(self.view, self.codecs, known, self._writer.proved.heard)
+    def _towers(
+        self,
+        versions: Sequence[Version],
+        known: Mapping[bytes, Known] | None = None,
+        heard: Heard | None = None,
+    ) -> list[Tower]:
+        chains = Chains(self.view, self.codecs, known, heard)
         chains.load([v.leaf for v in versions])
         return [Tower(v, chains.tower(v.leaf)) for v in versions]
 

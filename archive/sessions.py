@@ -254,7 +254,7 @@ class SessionArchive:
         if not versions:
             return None
         try:
-            tower = self.archive.tower(versions[-1])
+            tower = self.archive.before(versions[-1])
         except (NotFound, FormatError, BundleMismatch):
             return None
         if len(tower.segments) > MAX_TOWER or KINDS[tower.version.kind] != item.session.kind:

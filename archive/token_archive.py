@@ -291,7 +291,7 @@ class TokenArchive:
         if (segments := self._recent.get(version.id)) is not None:
             return Tower(version, segments)
         try:
-            return self.archive.tower(version)
+            return self.archive.before(version)
         except (NotFound, FormatError, BundleMismatch):
             return None
 
