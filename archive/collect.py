@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from pltz.archive.census import SEGMENT, SESSION, Census, weight
 from pltz.archive.context import Context
-from pltz.archive.errors import ArchiveError, UnreadableError
+from pltz.archive.errors import ArchiveError, StoreError, UnreadableError
 from pltz.archive.index import key_of_session
 from pltz.archive.key_files import MAGIC as KEYS
 from pltz.archive.pack import Damage
@@ -202,12 +202,13 @@ class Collector:
         return {pack for pack in ahead if self.view.pack(pack).head.time <= now}
 
     def _tidy(self) -> None:
+        """Take away what killed writers left; what is of somebody else, and cannot be read or deleted, stays."""
         store = self.view.store
         for name in store.left(store.now() - LEFT):
             try:
                 if store.read(name, 0, len(KEYS)) != KEYS:
                     store.delete(name)
-            except (FileNotFoundError, UnreadableError):
+            except (FileNotFoundError, StoreError, UnreadableError):
                 continue
 
     def _choose(self, census: Census, dead_share: float, small: int) -> set[bytes]:
