@@ -175,6 +175,11 @@ class DirectoryStore:
         except FileNotFoundError as exc:
             if self._dropped(folder):
                 return {}
+            if folder in FOLDERS and NAME in self._names(""):
+                raise StoreError(
+                    f"{folder}/ is gone, and other files of this archive say that something was in it: put it back, "
+                    f"or make an empty one and run pltz archive repair"
+                ) from exc
             raise _named(f"list {folder or 'the archive'}", exc) from exc
         except OSError as exc:
             raise _named(f"list {folder or 'the archive'}", exc) from exc

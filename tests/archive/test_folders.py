@@ -11,6 +11,7 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec, SegmentCodec
 from pltz.archive.errors import ArchiveError, StoreError
+from pltz.archive.io import OsDisk
 from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repairer
@@ -148,3 +149,18 @@ def test_a_place_that_is_gone_is_not_taken_for_empty(tmp_path: Path) -> None:
             archive.put([NewSession("a", [PROMPT])])
         assert not place.exists() or not list(place.iterdir())
         place.mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize("lost", ["packs", "collect"])
+def test_what_is_said_of_a_folder_that_is_lost_helps(tmp_path: Path, lost: str) -> None:
+    place = tmp_path / "cold"
+    archive = Archive.create(place, [BytesCodec()])
+    for n in range(2):
+        archive.put([NewSession(f"s{n}", [PROMPT + n])])
+    archive.collect()
+    shutil.rmtree(place / lost)
+    with pytest.raises(StoreError, match=f"{lost}/ is gone.*make an empty one and run pltz archive repair"):
+        Archive.open(place, [BytesCodec()])
+    (place / lost).mkdir()
+    assert Repairer(DirectoryStore(OsDisk(place))).run().whole
+    assert Archive.open(place, [BytesCodec()]).verify(decode=True).sound
