@@ -154,8 +154,7 @@ class Archive:
 
     def want_whole(self, what: str) -> None:
         """Raises ArchiveError where what was listed of the catalogue may lack sessions: packs are damaged, or gone. ``what``: that was done."""
-        hiding = (self.view.unreadable & set(self.view.packs)) | self.view.missing()
-        if hiding:
+        if hiding := self.view.hiding():
             raise ArchiveError(
                 f"{what}, but sessions may be missing: {counted(len(hiding), 'pack')} damaged or gone, see pltz archive repair"
             )
@@ -204,7 +203,7 @@ class Archive:
             raise LostError(f"a record of {what} is damaged or gone: see pltz archive repair{left}")
         if not found and (blind := self.view.blind()):
             raise ArchiveError(
-                f"found no {what}, and {counted(len(blind), 'damaged pack')} may have had it: see pltz archive repair, then ask again"
+                f"found no {what}, and {counted(len(blind), 'pack')} damaged or gone may have had it: see pltz archive repair, then ask again"
             )
 
     def history(self, name: str, tenant: str = "default") -> list[Version]:

@@ -397,10 +397,23 @@ class View:
                 self.vanished += 1
         return False
 
+    def hiding(self) -> set[bytes]:
+        """Packs that may have sessions which are not found: damaged, or gone without a plan."""
+        return (self.unreadable & set(self.packs)) | self.missing() | self._left_behind()
+
     def blind(self) -> set[bytes]:
-        """Damaged packs that no index covers: nothing says what else was in them."""
+        """Those of them that no index covers: nothing says what was in them."""
         covered = set[bytes]().union(*(index.packs for index in self.indexes.values()))
-        return (self.unreadable & set(self.packs)) - covered
+        return self.hiding() - covered
+
+    def _left_behind(self) -> set[bytes]:
+        """Packs of which there is parity and nothing else: a collector takes parity first, so something else took them."""
+        parity = {bytes.fromhex(name) for name in self.store.list("parity") if NAME.fullmatch(name)}
+        unseen = parity - set(self.packs) - self.condemned
+        gone = {pack for pack in unseen if not is_there(self.store, f"packs/{pack.hex()}")}
+        if gone:
+            self.read_plans()
+        return gone - self.condemned
 
     def known(self, section: int, identities: Sequence[bytes]) -> set[bytes]:
         """Those of many that some index may hold; all others are not in the archive. Nothing is read but indexes."""

@@ -85,7 +85,14 @@ def stat(place: str, as_json: bool) -> None:
 
 
 def _warn(archive: "Archive") -> None:
-    """Say on stderr that something is damaged: a listing may lack what lay there."""
+    """Say on stderr that something is damaged or gone: a listing may lack what lay there."""
+    from pltz.archive.errors import ArchiveError
+
+    try:
+        archive.want_whole("listed what is there")
+    except ArchiveError as exc:
+        click.echo(f"warning: {exc}", err=True)
+        return
     if archive.problems:
         click.echo(
             f"warning: {counted(len(archive.problems), 'damaged part')}; sessions may be missing here: pltz archive verify",

@@ -34,7 +34,7 @@ def test_get_of_what_lies_in_damage_that_nothing_names(run: Run, hurt: Path) -> 
     assert run("archive", "get", hurt, "a").exit_code == 0
     for name in ("b", "nobody"):
         done = run("archive", "get", hurt, name)
-        assert done.exit_code == 7 and "1 damaged pack" in done.stderr and "repair" in done.stderr, (
+        assert done.exit_code == 7 and "1 pack damaged" in done.stderr and "repair" in done.stderr, (
             done.output
         )
 
@@ -58,6 +58,26 @@ def test_get_where_a_pack_that_an_index_names_is_gone(run: Run, cold: Path, put:
     (cold / "packs" / archive.version("b").location.pack.hex()).unlink()
     assert run("archive", "get", cold, "b").exit_code == 3
     assert run("archive", "get", cold, "nobody").exit_code == 8
+
+
+def test_where_packs_are_gone_of_which_only_parity_tells(
+    run: Run, cold: Path, put: Put, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        put(f"a text of {name}", "--name", name)
+    (cold / "packs" / Archive.open(cold, []).version("b").location.pack.hex()).unlink()
+    assert run("archive", "get", cold, "a").exit_code == 0
+    done = run("archive", "get", cold, "b")
+    assert done.exit_code == 7 and "1 pack damaged or gone" in done.stderr, done.output
+    for command in ("ls", "find", "stat"):
+        done = run("archive", command, cold)
+        assert done.exit_code == 0 and "sessions may be missing: 1 pack" in done.stderr, done.output
+    done = run("archive", "export", cold, "-o", tmp_path / "all.jsonl")
+    assert done.exit_code == 7 and "wrote 1 session, but" in done.stderr, done.output
+    assert run("archive", "repair", cold).exit_code == 0
+    assert run("archive", "get", cold, "b").exit_code == 0
+    done = run("archive", "ls", cold)
+    assert len(done.stdout.splitlines()) == 2 and not done.stderr
 
 
 @pytest.mark.parametrize("how", ["damaged", "gone"])
