@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -157,7 +157,7 @@ class ObjectStore:
         with suppress(FileNotFoundError):
             self._called(f"delete {name}", lambda: obstore.delete(self._remote, name), missing=name)
 
-    def left(self, before: int) -> list[str]:
+    def left(self, before: int) -> Sequence[str]:
         """None: what is put is put at once."""
         return []
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pltz.archive.errors import StoreError, UnreadableError, WriterFailed
@@ -66,7 +66,7 @@ class Store(Protocol):
     def settle(self, folder: str) -> None:
         """What is listed in a folder now is durable when this returns, whoever put it. Raises WriterFailed."""
 
-    def left(self, before: int) -> list[str]:
+    def left(self, before: int) -> Sequence[str]:
         """Names under ``tmp/`` that nobody has written to since ``before`` (seconds since 1970). Raises StoreError."""
 
     def now(self) -> int:
@@ -219,7 +219,7 @@ class DirectoryStore:
             ):  # else nothing is listed there
                 self._fail(f"{folder or 'root'}: {exc}", exc)
 
-    def left(self, before: int) -> list[str]:
+    def left(self, before: int) -> Sequence[str]:
         found = []
         for name in sorted(self.list("tmp")):
             try:
