@@ -50,7 +50,8 @@ class SlotSource:
         root = Path(self.path)
         if not root.is_dir():
             raise UsageError(f"expected a folder of slot files, found none at {self.path}")
-        names = sorted(e.name for e in os.scandir(root) if e.name.endswith(self.suffix) and e.is_file())
+        with os.scandir(root) as entries:
+            names = sorted(e.name for e in entries if e.name.endswith(self.suffix) and _is_file(e))
         for start in range(0, len(names), SHARD_SESSIONS):
             row = names[start : start + SHARD_SESSIONS]
             yield Shard(number, row[0] + (f" and {len(row) - 1} more" if len(row) > 1 else ""), tuple(row))
@@ -82,6 +83,14 @@ class SlotSource:
             why = f"cannot read the tokenizer {self.tokenizer}: {exc.strerror or exc}"
             raise UsageError(why) from exc
         return _Bridged(cold.archive, bundle, data)
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a file, or a link to one; a link that goes round is none, and no failure of the whole folder."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
 
 
 class _Bridged:

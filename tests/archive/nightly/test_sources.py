@@ -398,6 +398,9 @@ def test_slot_files_are_read_when_their_reader_is_there(nightly: Nightly) -> Non
     nightly.write("slots/two.bin", words[:-2])
     assert reader.read_slot_ids(nightly.root / "slots/one.bin").tolist() == ids.tolist()
     nightly.sources = '[[source]]\nkind = "slots"\npath = "slots"\ntokenizer = "bundle"\n'
+    (nightly.root / "slots/round.bin").symlink_to("round.bin")
+    (nightly.root / "slots/nowhere.bin").symlink_to("gone")
+    (nightly.root / "slots/folder.bin").mkdir()
     assert nightly.counts() == (1, 0, 1, 5)
     assert nightly.content() == {("default", "one"): [json.dumps(ids.tolist())]}
     assert nightly.counts() == (0, 1, 1, 5)
