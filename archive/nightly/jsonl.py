@@ -1,6 +1,7 @@
 """Sessions in JSONL files: a file, or all such files below a folder; plain, .gz or .zst. One session a line.
 
-A session is called after its file and line (``logs/monday/17``), or by a key of its object (``name_key``). With ``name_key`` a name
+A session is called after its file and line (``logs/monday/17``), or by a key of its object (``name_key``). Of files that differ in their suffix alone the
+first is called so, the others with it (``logs/monday.jsonl.gz/17``). With ``name_key`` a name
 may come again with more turns, as in a log that is written after every turn: each such line is a version, in the order of the files.
 
 Large plain files are split at ends of lines, so that several processes share one; a packed file is one piece. The end of the
@@ -34,6 +35,7 @@ class Piece(NamedTuple):
     """Lines of a file: from byte ``start``, which is line ``first`` (counted from 1), to byte ``end``, or to the end of the file."""
 
     path: str  # below the source's folder
+    stem: str  # of the names of its sessions
     start: int
     end: int | None
     first: int
@@ -62,7 +64,12 @@ class JsonlSource:
         root = Path(self.path)
         if not root.exists():
             raise UsageError(f"expected a JSONL file or a folder of them, found nothing at {self.path}")
-        pieces = [piece for path, size in _files(root) for piece in _pieces(root, path, size)]
+        called = set[str]()
+        pieces: list[tuple[Piece, int]] = []
+        for path, size in _files(root):
+            stem = path if _stem(path) in called else _stem(path)
+            called.add(stem)
+            pieces += _pieces(root, path, stem, size)
         if self.ordered:
             if pieces:
                 yield Shard(number, self.path, tuple(p for p, _ in pieces))
@@ -107,7 +114,6 @@ class JsonlSource:
             yield from self._lines(source, piece, since)
 
     def _lines(self, source: Bytes, piece: Piece, since: float) -> Iterator[Entry | Bad]:
-        stem = _stem(piece.path)
         number = piece.first - 1
         while True:
             number += 1
@@ -125,7 +131,7 @@ class JsonlSource:
                 return
             raw = (line.removeprefix(BOM) if number == 1 else line).rstrip(b"\r\n")
             if raw.strip(b" \t"):
-                yield Entry(where, None if self.repeats else f"{stem}/{number}", raw, since=since)
+                yield Entry(where, None if self.repeats else f"{piece.stem}/{number}", raw, since=since)
 
     def item(self, entry: Entry) -> Item:
         return self.naming.item(entry, Session.from_json_line(entry.raw))
@@ -177,10 +183,10 @@ def _size(path: Path) -> int | None:
         return 0
 
 
-def _pieces(root: Path, path: str, size: int) -> Iterator[tuple[Piece, int]]:
+def _pieces(root: Path, path: str, stem: str, size: int) -> Iterator[tuple[Piece, int]]:
     """A file, cut at ends of lines where it is large and plain; with the bytes of each piece. One that cannot be read is one piece: who reads it says so."""
     if size <= 2 * SHARD_BYTES or path.lower().endswith(PACKED):
-        yield Piece(path, 0, None, 1), size
+        yield Piece(path, stem, 0, None, 1), size
         return
     start, first, at, lines = 0, 1, 0, 1  # ``lines``: the number of the line at ``at``
     with suppress(OSError), (root / path if root.is_dir() else root).open("rb") as file:
@@ -191,11 +197,11 @@ def _pieces(root: Path, path: str, size: int) -> Iterator[tuple[Piece, int]]:
                 else 0
             )
             if cut:
-                yield Piece(path, start, at + cut, first), at + cut - start
+                yield Piece(path, stem, start, at + cut, first), at + cut - start
                 start, first = at + cut, lines + block.count(b"\n", 0, cut)
             lines += block.count(b"\n")
             at += len(block)
-    yield Piece(path, start, None, first), at - start
+    yield Piece(path, stem, start, None, first), at - start
 
 
 def _stem(path: str) -> str:

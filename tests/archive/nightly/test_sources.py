@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import gzip
 import json
 import math
 import os
@@ -255,6 +256,21 @@ def test_a_row_whose_name_or_time_is_not_one_costs_itself_alone(
     assert max(len(shard.place) for shard in shards) < 120
     row = {"name": "a", "session": "[]", "time": Decimal("NaN")}
     assert isinstance(source._entry(row), Bad)
+
+
+def test_files_that_differ_in_their_suffix_alone_are_not_each_others_versions(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    """As where a log is packed and begun anew: night for night each was taken for a change of the other."""
+    nightly.sources = '[[source]]\nkind = "jsonl"\npath = "chats"\n'
+    nightly.write("chats/log.jsonl", make_lines([make_chat(1)]))
+    nightly.write("chats/log.jsonl.gz", gzip.compress(make_lines([make_chat(2)])))
+    nightly.write("chats/log.ndjson", make_lines([make_chat(3)]))
+    assert nightly.counts() == (3, 0, 0, 0)
+    for _ in range(2):
+        assert nightly.counts() == (0, 3, 0, 0)
+    names = {name for _, name in nightly.content()}
+    assert names == {"log/1", "log.jsonl.gz/1", "log.ndjson/1"}
 
 
 @pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16"])
