@@ -26,6 +26,10 @@ class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
+class TooLong(UsageError):
+    """A line or a file is over the limit: what is behind a line can be read all the same (`Source.skip`)."""
+
+
 class Source:
     """Bytes in order, with a look ahead. ``name`` is for messages, ``limit`` is in bytes."""
 
@@ -61,7 +65,7 @@ class Source:
         self._start = end + 1
 
     def line(self) -> bytes | None:
-        """The next line with its line end, None at the end. Raises UsageError past the limit."""
+        """The next line with its line end, None at the end. Raises TooLong past the limit."""
         searched = self._start
         while (end := self._ahead.find(b"\n", searched)) < 0:
             searched = len(self._ahead)
@@ -76,7 +80,7 @@ class Source:
         return self._take(end + 1)
 
     def rest(self) -> bytes:
-        """All bytes from here on. Raises UsageError past the limit."""
+        """All bytes from here on. Raises TooLong past the limit."""
         while self._more():
             if len(self._ahead) - self._start > self.limit:
                 self._too_long("file")
@@ -108,7 +112,7 @@ class Source:
         return chain()
 
     def _too_long(self, what: str) -> None:
-        raise UsageError(
+        raise TooLong(
             f"{self.name}: expected a {what} of at most {self.limit} bytes, found more: split it, or "
             "raise the limit (max_bytes of pltz.datasets.load)"
         )

@@ -22,6 +22,7 @@ from pltz.archive.nightly.naming import Naming
 from pltz.archive.nightly.shard import SHARD_BYTES, SHARD_SESSIONS, Bad, Entry, Shard
 from pltz.archive.sessions import Item
 from pltz.datasets.source import Source as Bytes
+from pltz.datasets.source import TooLong
 from pltz.models.session import Session
 from pltz.plt_codec.errors import CorruptError, UsageError
 
@@ -120,11 +121,15 @@ class JsonlSource:
             where = f"{piece.path}:{number}"
             try:
                 line = source.line()
-            except UsageError:
-                source.skip()
+            except TooLong:
+                try:
+                    source.skip()
+                except (CorruptError, UsageError) as exc:
+                    yield Bad(where, f"{exc}; what stands before it was taken")
+                    return
                 yield Bad(where, f"expected a line of at most {self.max_bytes} bytes, found a longer one")
                 continue
-            except CorruptError as exc:
+            except (CorruptError, UsageError) as exc:
                 yield Bad(where, f"{exc}; what stands before it was taken")
                 return
             if line is None:

@@ -27,6 +27,7 @@ from pltz.archive.nightly.database import SqliteSource
 from pltz.archive.nightly.jsonl import JsonlSource
 from pltz.archive.nightly.naming import Naming, moment
 from pltz.archive.nightly.shard import Bad, Entry
+from pltz.datasets.source import CHUNK
 from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:
@@ -256,6 +257,30 @@ def test_a_row_whose_name_or_time_is_not_one_costs_itself_alone(
     assert max(len(shard.place) for shard in shards) < 120
     row = {"name": "a", "session": "[]", "time": Decimal("NaN")}
     assert isinstance(source._entry(row), Bad)
+
+
+@pytest.mark.parametrize("limit", [100, 1 << 20])
+def test_a_file_whose_disk_fails_in_the_middle_is_named_by_that(
+    nightly: Nightly, monkeypatch: pytest.MonkeyPatch, make_lines: Callable[..., bytes], limit: int
+) -> None:
+    """In a line as any, or in one that is too long: it was called a line that is too long, and the end of the file."""
+    long = b'"' + b"x" * (2 * CHUNK) + b'"\n'
+    nightly.write("chats/a.jsonl", make_lines([{"id": "a"}]) + long + make_lines([{"id": "lost"}]))
+    nightly.write("chats/b.jsonl", make_lines([{"id": "b"}]))
+    nightly.sources += f"max_bytes = {limit}\n"
+    read = jsonl._Span.read
+
+    def failing(span: Any, size: int, /) -> bytes:
+        if span._stream.name.endswith("a.jsonl") and span._stream.tell() >= CHUNK:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(span, size)
+
+    monkeypatch.setattr(jsonl._Span, "read", failing)
+    report = nightly.run()
+    assert [(r["where"], r["reason"]) for r in report["refused"]] == [
+        ("a.jsonl:2", "a.jsonl: cannot be read: Input/output error; what stands before it was taken")
+    ]
+    assert report["failures"] == [] and sorted(name for _, name in nightly.content()) == ["a", "b"]
 
 
 def test_files_that_differ_in_their_suffix_alone_are_not_each_others_versions(
