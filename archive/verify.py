@@ -297,7 +297,7 @@ class Verifier:
         names = {bytes.fromhex(n) for n in store.list("parity") if PACK_NAME.fullmatch(n)}
         if self.archive.settings.parity[0]:
             self.report.unprotected = len(set(self.view.packs) - self.view.condemned - names)
-        for pack in sorted(names - set(self.view.packs)):
+        for pack in sorted(self.view.left_behind()):
             self._wrong("pack", pack.hex(), "is gone, and its parity is left: see pltz archive repair")
         for name in sorted(store.list("parity")):
             try:

@@ -399,14 +399,14 @@ class View:
 
     def hiding(self) -> set[bytes]:
         """Packs that may have sessions which are not found: damaged, or gone without a plan."""
-        return (self.unreadable & set(self.packs)) | self.missing() | self._left_behind()
+        return (self.unreadable & set(self.packs)) | self.missing() | self.left_behind()
 
     def blind(self) -> set[bytes]:
         """Those of them that no index covers: nothing says what was in them."""
         covered = set[bytes]().union(*(index.packs for index in self.indexes.values()))
         return self.hiding() - covered
 
-    def _left_behind(self) -> set[bytes]:
+    def left_behind(self) -> set[bytes]:
         """Packs of which there is parity and nothing else: a collector takes parity first, so something else took them."""
         parity = {bytes.fromhex(name) for name in self.store.list("parity") if NAME.fullmatch(name)}
         unseen = parity - set(self.packs) - self.condemned

@@ -101,3 +101,25 @@ def test_a_session_that_lost_its_name_is_counted(archive: Archive, disk: SimDisk
     disk.overwrite(pack, bytes(data))
     report = Archive.open(DirectoryStore(disk), [ZlibCodec()]).verify()
     assert not report.lost and report.unreadable == 1 and not report.sound
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_what_others_put_and_collect_meanwhile_is_no_damage(
+    archive: Archive, disk: SimDisk, codec: ZlibCodec, decode: bool
+) -> None:
+    """A pack that came after the packs were listed was called gone, for its parity was there."""
+    other = Archive.open(DirectoryStore(disk), [codec])
+    for n in range(4):
+        other.put([NewSession(f"s{n}", [np.array([n, n + 1])])])
+    seen = 0
+
+    def meanwhile(report: Report) -> None:
+        nonlocal seen
+        seen += 1
+        other.put([NewSession(f"t{seen}", [np.array([seen, 7])])])
+        if seen > 1:
+            other.collect()
+
+    report = archive.verify(decode=decode, progress=meanwhile)
+    assert seen > 1 and report.sound, (report.problems, report.lost)
+    assert other.verify(decode=True).sound and len(list(other.ls())) == 4 + seen
