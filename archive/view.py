@@ -399,7 +399,10 @@ class View:
 
     def hiding(self) -> set[bytes]:
         """Packs that may have sessions which are not found: damaged, or gone without a plan."""
-        return (self.unreadable & set(self.packs)) | self.missing() | self.left_behind()
+        left = self.left_behind()
+        if left - self.condemned:
+            self.read_plans()
+        return (self.unreadable & set(self.packs)) | self.missing() | (left - self.condemned)
 
     def blind(self) -> set[bytes]:
         """Those of them that no index covers: nothing says what was in them."""
@@ -407,13 +410,12 @@ class View:
         return self.hiding() - covered
 
     def left_behind(self) -> set[bytes]:
-        """Packs of which there is parity and nothing else: a collector takes parity first, so something else took them."""
+        """Packs of which there is parity and nothing else, as something took them that was no collector, which takes parity first; or one did,
+        and the writer stood still between both."""
         parity = {bytes.fromhex(name) for name in self.store.list("parity") if NAME.fullmatch(name)}
-        unseen = parity - set(self.packs) - self.condemned
-        gone = {pack for pack in unseen if not is_there(self.store, f"packs/{pack.hex()}")}
-        if gone:
-            self.read_plans()
-        return gone - self.condemned
+        unseen = [pack.hex() for pack in parity - set(self.packs)]
+        gone = [name for name in unseen if not is_there(self.store, f"packs/{name}")]
+        return {bytes.fromhex(name) for name in gone if is_there(self.store, f"parity/{name}")}
 
     def known(self, section: int, identities: Sequence[bytes]) -> set[bytes]:
         """Those of many that some index may hold; all others are not in the archive. Nothing is read but indexes."""
