@@ -20,7 +20,8 @@ import numpy as np
 from pltz.cli.products import Products
 from pltz.models.bundle import Bundle
 from pltz.plt_codec.cuda import device as gpu
-from pltz.plt_codec.cuda.coder import ROWS, CudaCoder
+from pltz.plt_codec.cuda.batch import ROWS
+from pltz.plt_codec.cuda.coder import CudaCoder
 from pltz.plt_codec.engine import TorchEngine
 from pltz.plt_codec.frame import TokenCoder
 from pltz.plt_codec.item import FrameItem

@@ -86,6 +86,18 @@ def grid_plan(s: Shape, clusters: int = GRID) -> Mapping[str, int]:
     }  # fmt: skip
 
 
+def cluster_memory(s: Shape) -> int:
+    """Shared memory of a block of cluster.cu (SHARED there)."""
+    dp, fp, op, cp = up(s.d, 64), up(s.hidden, 64), up(s.heads * s.head_dim, 64), up(s.classes, 64)
+    rows, out, upper = 16 * s.heads, -(-dp // 8 // 16), -(-fp // 8 // 32) * 2
+    total = 16 * (dp * 4 + pitch(dp) + pitch(fp) + pitch(op)) + (s.heads + 2 * s.kv_heads) * 1024
+    total += 2 * 18 * rows * 4 + rows * 288 + 4 * max(16 * s.heads * 64, 16 * cp) + 16 * 72 * 4
+    total += up(max(16 * 64, s.heads * 64, 16 * upper * 8, 16 * out * 32), 16)
+    total += 2 * 16 * (max(s.classes, 128) // 4 + 1) * 16 + 4 * 16 * 4 + 64 + 64 * 32 * 4
+    total = up(total, 32) + 32 + 256 + 16 * 128 + 8 * cp + up(s.layers * s.heads, 4) * 4
+    return total + s.layers * (64 + 8 * (2 * out + upper)) * 4
+
+
 def macros(weights: Weights) -> dict[str, int]:
     """Names and values that the sources are compiled with."""
     s = weights.shape

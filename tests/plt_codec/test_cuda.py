@@ -15,16 +15,10 @@ import pytest
 
 from pltz.plt_codec.cuda import device as gpu
 from pltz.plt_codec.cuda import emulate
-from pltz.plt_codec.cuda.coder import (
-    STATE_TYPE,
-    CudaCoder,
-    all_steps,
-    cluster_memory,
-    key_room,
-    most_lanes,
-    plan_slots,
-)
-from pltz.plt_codec.cuda.pack import GRID, MOST_SHARED, grid_plan, macros, tiles
+from pltz.plt_codec.cuda.batch import STATE_TYPE
+from pltz.plt_codec.cuda.coder import CudaCoder
+from pltz.plt_codec.cuda.pack import GRID, MOST_SHARED, cluster_memory, grid_plan, macros, tiles
+from pltz.plt_codec.cuda.work import all_steps, key_room, most_lanes, plan_slots
 from pltz.plt_codec.engine import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.frame import TokenCoder
