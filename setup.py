@@ -58,7 +58,7 @@ setup(
         Extension(
             "pltz.archive._many",
             sources=["archive/many.c"],
-            depends=["archive/blake2b_lanes.h", "archive/crc32.h"],
+            depends=["archive/blake2b_lanes.h"],
             extra_compile_args=[*FLAGS, *EXTRA],
             extra_link_args=EXTRA,
             optional=True,

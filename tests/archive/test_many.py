@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
 from typing import Any
 
 import numpy as np
@@ -108,25 +107,6 @@ def test_what_cannot_be_compared() -> None:
 
 def ints(*numbers: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.array(numbers, np.int64)
-
-
-def test_sums_are_those_of_zlib() -> None:
-    data = DICE.bytes(5000)
-    spans = [(0, 0), (7, 8), (0, 5000), *((n % 17, n % 17 + n) for n in range(700))]
-    seeds = DICE.integers(0, 1 << 32, len(spans))
-    begins, ends = np.array(spans, np.int64).T.copy()
-    found = np.frombuffer(many.sums(data, begins, ends, seeds), np.int64)
-    wanted = [zlib.crc32(data[a:b], seed) for (a, b), seed in zip(spans, seeds.tolist(), strict=True)]
-    assert found.tolist() == wanted
-    assert many.sums(data, ints(), ints(), ints()) == b""
-
-
-@pytest.mark.parametrize(
-    ("begins", "ends"), [(ints(-1), ints(3)), (ints(2), ints(1)), (ints(0), ints(11)), (ints(0), ints(1, 2))]
-)
-def test_stretches_that_are_not_there(begins: Any, ends: Any) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        many.sums(b"ten bytes.", begins, ends, ints(0))
 
 
 def test_pieces_are_placed() -> None:
