@@ -122,9 +122,7 @@ class View:
         self.problems: list[Problem] = []
         self._told: set[Problem] = set()
         self.unreadable: set[bytes] = set()  # packs of which not every byte was understood
-        self.gone: set[bytes] = (
-            set()
-        )  # packs that an index named and that were not there when a record was looked for
+        self.gone: set[bytes] = set()  # packs that an index named, not there when a record was looked for
         self.vanished = 0  # records that were looked for in a pack that was gone: a collector moved them
         self._plans: dict[str, Plan] = {}
         self._bad: set[str] = set()
