@@ -1,0 +1,69 @@
+"""AddressSanitizer and UndefinedBehaviorSanitizer on what the archive and the hook have in C: their tests, run on a build with both."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = {  # the module, its source, its tests
+    "pltz.archive._many": ("archive/many.c", "tests/archive/test_many.py"),
+    "pltz.archive.hooks._ids": ("archive/hooks/ids.c", "tests/archive/hooks/test_snapshot.py"),
+}
+PLUGIN = """
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+
+for name, path in {built!r}.items():
+    spec = spec_from_file_location(name, path)
+    sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+"""
+
+
+def library(compiler: str, name: str) -> str:
+    asked = [compiler, f"-print-file-name={name}"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    if not os.path.isabs(found):
+        pytest.skip(f"{compiler} comes without {name}")
+    return found
+
+
+@pytest.mark.slow
+def test_no_sanitizer_complains(tmp_path: Path) -> None:
+    compiler = shutil.which(os.environ.get("CC", "gcc"))
+    include = Path(sysconfig.get_path("include"))
+    if sys.platform != "linux" or compiler is None or not (include / "Python.h").exists():
+        pytest.skip("the sanitizers need Linux, gcc and the headers of Python")
+    library(compiler, "libubsan.so")
+    built = {}
+    for name, (source, _) in MODULES.items():
+        built[name] = str(tmp_path / f"{name}.so")
+        flags = [
+            "-O1",
+            "-g",
+            "-std=c11",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-fPIC",
+            "-shared",
+            "-fno-omit-frame-pointer",
+        ]
+        flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{include}"]
+        subprocess.run([compiler, *flags, str(ROOT / source), "-o", built[name]], check=True)
+    (tmp_path / "sanitized.py").write_text(PLUGIN.format(built=built))
+    # leaks are not looked for: the interpreter's own would drown ours
+    asan = {"LD_PRELOAD": library(compiler, "libasan.so"), "ASAN_OPTIONS": "detect_leaks=0"}
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    tests = [test for _, test in MODULES.values()]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "sanitized", "-p", "no:xdist", "-p", "no:cacheprovider", "-s", "-q", *tests],
+        cwd=ROOT, env={**os.environ, **asan, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert " passed" in done.stdout and "skipped" not in done.stdout
