@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-from pltz.plt_codec.errors import PltzError
 from pltz.plt_codec.queued import Queued
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Ahead:
             return
         try:
             self._found = self._target.prefill_queued(self._ids(queued))
-        except (PltzError, RuntimeError):
+        except Exception:  # of the model's code, of torch: the thaw meets it again, if it is one
             self._found = None
 
     def found(self, count: int) -> Found | None:

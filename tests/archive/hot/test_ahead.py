@@ -117,11 +117,14 @@ def test_what_may_be_other_ids_is_not_taken(
     check(Thawer(cold, kin, HotStore(ROOM)), kin)
 
 
+@pytest.mark.parametrize(
+    "failure", [ModelError("out of memory"), RuntimeError("CUDA"), TypeError("no such array")]
+)
 def test_a_failure_ahead_is_none_of_the_thaw(
-    cold: SessionArchive, kin: Target, monkeypatch: pytest.MonkeyPatch
+    cold: SessionArchive, kin: Target, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     def fail(*_: Any) -> Any:
-        raise ModelError("out of memory")
+        raise failure
 
     gpu(cold, monkeypatch, lambda g, tokens: g.say(tokens))
     monkeypatch.setattr(kin, "prefill_queued", fail)
