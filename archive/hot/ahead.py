@@ -43,7 +43,7 @@ class Ahead:
             return
         try:
             self._found = self._target.prefill_queued(self._ids(queued))
-        except Exception:  # of the model's code, of torch: the thaw meets it again, if it is one
+        except Exception:  # noqa: BLE001 - of the model or of torch: if it is one, the thaw meets it again
             self._found = None
 
     def found(self, count: int) -> Found | None:
