@@ -42,7 +42,7 @@ class Keyring:
         self._checked: set[bytes] = set()
         self._made: set[bytes] = (
             set()
-        )  # domains that got their first keys here, not compared with the list yet
+        )  # domains with their first keys from here, not compared with the list yet
         self._listed: dict[bytes, list[int]] = {}
         self._fresh = False  # whether it was listed since the last refresh
 

@@ -248,9 +248,8 @@ class Repairer:
         if self.dry_run:
             return
         opened = _opened(data)
-        found = [
-            (at, r._replace(bitstring=b"")) for at, r in _scan(data)
-        ]  # what counts is whose parent is whose
+        # without bitstrings: what counts is whose parent is whose
+        found = [(at, r._replace(bitstring=b"")) for at, r in _scan(data)]
         contexts = [opened.head.contexts[r.context] for _, r in found]
         ends = [*(at for at, _ in found), opened.end]
         made = Parity.of(pack, data, shared_ranges(contexts, [r for _, r in found], ends), shares)

@@ -123,9 +123,7 @@ class DirectoryStore:
             raise _named(f"write {name}", exc) from exc
         try:
             self.disk.sync_file(temporary)
-        except (
-            FileNotFoundError
-        ) as exc:  # this writer stood still for a day, and a collector took it for dead
+        except FileNotFoundError as exc:  # a writer that stood still for a day: a collector took it for dead
             raise _named(f"write {name}", exc) from exc
         except OSError as exc:
             self._fail(f"{name}: {exc}", exc)

@@ -111,9 +111,8 @@ class Output:
             self._write_file(chunks)
 
     def _write_file(self, chunks: Iterable[bytes]) -> None:
-        short = os.fsencode(self.path.name)[:80].decode(
-            "utf-8", "ignore"
-        )  # of 255 bytes that a name may have
+        # a name may have 255 bytes
+        short = os.fsencode(self.path.name)[:80].decode("utf-8", "ignore")
         handle, temporary = tempfile.mkstemp(prefix=f".{short}.", suffix=".part", dir=self.path.parent)
         try:
             with os.fdopen(handle, "wb") as sink:

@@ -1,10 +1,14 @@
 """What tests share: a small tokenizer of the bundle's shape, trained on the sample sessions.
 
 Asked for as a fixture: ``tiny_tokenizer`` is a BundleTokenizer of 1024 ids, ``tiny_tokenizer_json(size)``
-the bytes of one of any size, ``foreign`` the folder of a tiny model with a tokenizer of its own. Files named conftest.py cannot be imported in pytest's importlib mode.
+the bytes of one of any size, ``sanitizers`` a C compiler that has them, ``foreign`` the folder of a tiny model with a tokenizer of its own. Files named conftest.py cannot be imported in pytest's importlib mode.
 """
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -110,3 +114,18 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     auto: Any = transformers.AutoModelForCausalLM
     auto.from_config(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def sanitizers() -> tuple[str, str]:
+    """The C compiler, where it can build and find the sanitizers' libraries, and that of AddressSanitizer; else the test is skipped with the reason."""
+    compiler = shutil.which(os.environ.get("CC", "gcc"))
+    if sys.platform != "linux" or compiler is None:
+        pytest.skip("the sanitizers need Linux and gcc")
+    found = []
+    for library in ("libasan.so", "libubsan.so"):
+        asked = [compiler, f"-print-file-name={library}"]
+        found.append(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+        if not os.path.isabs(found[-1]):
+            pytest.skip(f"{compiler} comes without {library}")
+    return compiler, found[0]

@@ -140,7 +140,6 @@ struct Sender {
     Remote to, meeting;
     DEV void put16(int at, uint4 v) const { send16(to + at, v, meeting); }
     DEV void put8(int at, uint2 v) const { send8(to + at, v, meeting); }
-    DEV void put4(int at, uint32_t v) const { send4(to + at, v, meeting); }
     DEV void add(int at, int32_t v) const { send_sum(to + at, v, meeting); }
     DEV void least(int at, int32_t v) const { send_least(to + at, v, meeting); }
 };

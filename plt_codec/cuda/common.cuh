@@ -76,9 +76,6 @@ DEV void send8(uint32_t to, uint2 v, uint32_t meeting) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];"
                  ::"r"(to), "r"(v.x), "r"(v.y), "r"(meeting) : "memory");
 }
-DEV void send4(uint32_t to, uint32_t v, uint32_t meeting) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(v), "r"(meeting) : "memory");
-}
 /* The same, joined with what is there: added to it; the lower of both. */
 DEV void send_sum(uint32_t to, int32_t v, uint32_t meeting) {
     asm volatile("red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%0], %1, [%2];" ::"r"(to), "r"(v), "r"(meeting) : "memory");

@@ -227,7 +227,6 @@ static void sent(uint64_t meeting, uint32_t bytes) {
     }
 }
 static inline void send16(uint64_t to, uint4 v, uint64_t meeting) { memcpy((void *)to, &v, 16); sent(meeting, 16); }
-static inline void send4(uint64_t to, uint32_t v, uint64_t meeting) { memcpy((void *)to, &v, 4); sent(meeting, 4); }
 static inline void send8(uint64_t to, uint2 v, uint64_t meeting) { memcpy((void *)to, &v, 8); sent(meeting, 8); }
 static inline void send_sum(uint64_t to, int32_t v, uint64_t meeting) { *(int32_t *)to += v; sent(meeting, 4); }
 static inline void send_least(uint64_t to, int32_t v, uint64_t meeting) { *(int32_t *)to = min(*(int32_t *)to, v); sent(meeting, 4); }
