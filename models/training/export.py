@@ -37,8 +37,12 @@ def integer(x: Floats, bits: int) -> npt.NDArray[np.int32]:
 
 
 def export(net: Rounded) -> Weights:
-    """Checked integer weights."""
+    """Checked integer weights. Raises ModelError where there are no such integers."""
     c = net.config
+    if c.bias or not c.quant:
+        raise ModelError(
+            "a net trained without the roundings, or with biases, can teach but has no integers: leave quant and bias out"
+        )
     shape = Shape(**{k: getattr(c, k) for k in SIZES}, **_gains(c), gated=c.gated)
     out: dict[str, npt.NDArray[Any]] = dict(tables(c.head_dim, c.rope_base))
     residual = _residual(net)

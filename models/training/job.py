@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,29 @@ def student(s: Settings, streams: Path, vocab: int, start: Path | None, teacher:
         target=t.target if t else "",
         share=t.share if t else 0.0,
         temperature=t.temperature if t else 1.0,
+    )
+
+
+def teacher(s: Settings, streams: Path, vocab: int, start: Path | None) -> Job:
+    """The job of a configuration's own teacher: its rate falls all the time."""
+    t = s.teacher
+    assert t is not None
+    plan = Plan(**{f.name: getattr(s.student, f.name) for f in dataclasses.fields(Plan)})
+    plan = dataclasses.replace(
+        plan,
+        steps=t.steps,
+        seconds=t.seconds,
+        decay=1.0,
+        rows=t.rows or plan.rows,
+        relative_rate=t.relative_rate or plan.relative_rate,
+    )
+    return Job(
+        config=NetConfig.of(t, s.student, vocab),
+        plan=plan,
+        sampling=sampling(s.data, s.student.block, s.student.memory, streams),
+        seed=s.seed,
+        streams=streams,
+        start=start,
     )
 
 

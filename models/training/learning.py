@@ -28,8 +28,12 @@ class Learning:
         self.c, self.s, self.work, self.say = context, context.s, context.work, context.say
 
     def check(self) -> None:
-        """Refuse origins that do not fit, before anything is made. Raises UsageError."""
-        for origin in (self.start, self.taught_by):
+        """Refuse what cannot be trained or exported, before anything is made. Raises UsageError."""
+        if self.s.student.bias or not self.s.student.quant:
+            raise UsageError(
+                "[student] bias, quant: what ships is integers, which have no biases; only a [teacher] may set them"
+            )
+        for origin in (self.start, self.taught_by, self.teacher_start):
             if origin is None:
                 continue
             kind = self.s.tokenizer.kind
@@ -54,6 +58,12 @@ class Learning:
         name = self.s.teacher.bundle if self.s.teacher else ""
         return Origin(name, "[teacher] bundle") if name else None
 
+    @cached_property
+    def teacher_start(self) -> Origin | None:
+        """What a teacher of our own starts from."""
+        name = self.s.teacher.start if self.s.teacher else ""
+        return Origin(name, "[teacher] start") if name else None
+
     def teacher(self, streams: Path) -> Path | None:
         """The net that teaches: a bundle's, or a larger one of our own; None where a target does, or nobody."""
         t = self.s.teacher
@@ -62,19 +72,20 @@ class Learning:
         if self.taught_by is not None:
             self.taught_by.check_tokenizer(_tokenizer(streams))
             return self._placed("teacher", self.taught_by)
-        config = NetConfig.of(t, self.s.student, _vocab(streams))
-        plan = dataclasses.replace(self._plan(), steps=t.steps, seconds=t.seconds, decay=1.0)
-        what = Job(config, plan, self._sampling(streams), self.s.seed, streams)
-        key = [streams.name, dataclasses.asdict(config), dataclasses.asdict(plan), what.sampling, self.s.seed]
+        start = self._started(self.teacher_start, NetConfig.of(t, self.s.student, _vocab(streams)), streams)
+        what = job.teacher(self.s, streams, _vocab(streams), start)
+        key: list[Any] = [
+            streams.name,
+            dataclasses.asdict(what.config),
+            dataclasses.asdict(what.plan),
+            what.sampling,
+        ]
+        key += [self.s.seed, start.name if start else None]
         return self.work.stage("teacher", key, lambda folder: self._fit(what, folder), resumes=True)
 
     def student(self, streams: Path, teacher: Path | None) -> Path:
         """The net that ships."""
-        start = None
-        if self.start is not None:
-            self.start.check_tokenizer(_tokenizer(streams))
-            self.start.check_shape(self._config(_vocab(streams)))
-            start = self._placed("start", self.start)
+        start = self._started(self.start, self._config(_vocab(streams)), streams)
         what = job.student(self.s, streams, _vocab(streams), start, teacher)
         key: list[Any] = [streams.name, dataclasses.asdict(self.s.student), what.sampling, self.s.seed]
         key += [start.name if start else None]
@@ -105,6 +116,14 @@ class Learning:
     def _config(self, vocab: int) -> NetConfig:
         """The student's net."""
         return NetConfig.of(self.s.student, self.s.student, vocab)
+
+    def _started(self, origin: Origin | None, config: NetConfig, streams: Path) -> Path | None:
+        """The net that training starts from, if any. Raises UsageError where it does not fit."""
+        if origin is None:
+            return None
+        origin.check_tokenizer(_tokenizer(streams))
+        origin.check_shape(config)
+        return self._placed("start", origin)
 
     def _placed(self, stage: str, origin: Origin) -> Path:
         """An origin's net, in a folder of its own."""

@@ -76,15 +76,17 @@ def rope_tables(position: Tensor, phases: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Linear(nn.Module):
-    """Bias-free product with int8 rows."""
+    """Product with int8 rows; a bias only where a teacher has one."""
 
-    def __init__(self, n_in: int, n_out: int, gain: float = 1.0):
+    def __init__(self, n_in: int, n_out: int, gain: float = 1.0, *, bias: bool = False):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(n_out, n_in) * gain / math.sqrt(n_in))
+        self.bias = nn.Parameter(torch.zeros(n_out)) if bias else None
 
     def forward(self, x: Tensor, quant: bool, step: float = 0.0) -> Tensor:
         w = fake_weight(self.weight, step) if quant else self.weight
-        return F.linear(x, w.to(x.dtype))
+        y = F.linear(x, w.to(x.dtype))
+        return y if self.bias is None else y.float() + self.bias
 
 
 def dropped(x: Tensor, share: float) -> Tensor:
@@ -159,7 +161,7 @@ class GatedBlock(nn.Module):
         super().__init__()
         self.cfg, self.dropout = cfg, 0.0
         qkv = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim
-        self.qkv = Linear(cfg.d, qkv, 1 / A_SCALE)
+        self.qkv = Linear(cfg.d, qkv, 1 / A_SCALE, bias=cfg.bias)
         self.out = Linear(cfg.heads * cfg.head_dim, cfg.d, 0.1 / A_SCALE)
         self.gate = Linear(cfg.d, cfg.hidden, GATE_SCALE / A_SCALE)
         self.up = Linear(cfg.d, cfg.hidden, LINEAR_SCALE / A_SCALE)
@@ -195,10 +197,14 @@ class GatedBlock(nn.Module):
         """Add attention output and the hidden layer to the residual."""
         c = self.cfg
         o = whole(2 * o.transpose(1, 2).flatten(2), 127, c.quant).bfloat16()
-        x = x + dropped(self.out(o, c.quant, c.step).float(), self.dropout)
-        x = x.clamp(-c.residual_max, c.residual_max)
-        x = x + dropped(self.down(self.hidden(x).bfloat16(), c.quant, c.step).float(), self.dropout)
-        return x.clamp(-c.residual_max, c.residual_max)
+        x = self.bounded(x + dropped(self.out(o, c.quant, c.step).float(), self.dropout))
+        return self.bounded(
+            x + dropped(self.down(self.hidden(x).bfloat16(), c.quant, c.step).float(), self.dropout)
+        )
+
+    def bounded(self, x: Tensor) -> Tensor:
+        """The residual within what the integers hold."""
+        return x.clamp(-self.cfg.residual_max, self.cfg.residual_max) if self.cfg.quant else x
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
         return self.join(x, attend(*self.heads(x, cos, sin), mask))

@@ -67,6 +67,9 @@ class Teacher(NetSize):
     heads: int = 8
     kv_heads: int = 4
     hidden: int = 2048
+    start: str = ""  # own net: a net to start from (origin.py), whose shape it has; empty: random weights
+    rows: int = 0  # own net: a batch; 0: as the student's
+    relative_rate: float = 0.0  # own net, gated: 0: as the student's
     steps: int = 0
     seconds: float = 0.0
 
@@ -178,10 +181,16 @@ def load(path: Path) -> Settings:
     }
     s, t, k = settings.student, settings.teacher, settings.tokenizer
     start = _near(base, s.start)
+    if t:
+        begin, sizes = _near(base, t.start), {f.name for f in dataclasses.fields(NetSize)}
+        shape = _inherited(begin, tree.get("teacher", {}), "[teacher] start")
+        t = dataclasses.replace(t, start=begin, **{k: v for k, v in shape.items() if k in sizes})
     return dataclasses.replace(
         settings,
         data=dataclasses.replace(settings.data, **data),
-        student=dataclasses.replace(s, start=start, **_inherited(start, tree.get("student", {}))),
+        student=dataclasses.replace(
+            s, start=start, **_inherited(start, tree.get("student", {}), "[student] start")
+        ),
         tokenizer=dataclasses.replace(k, bundle=_near(base, k.bundle)),
         teacher=dataclasses.replace(t, target=_near(base, t.target), bundle=_near(base, t.bundle))
         if t
@@ -196,13 +205,13 @@ def _near(base: Path, name: str) -> str:
     )
 
 
-def _inherited(start: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The keys of the shape that a student has from what it starts from, where the file says nothing else. Raises UsageError, ModelError."""
+def _inherited(start: str, given: dict[str, Any], place: str) -> dict[str, Any]:
+    """The keys of the shape that a net has from what it starts from, where the file says nothing else. Raises UsageError, ModelError."""
     if not start:
         return {}
     from pltz.models.training.origin import Origin
 
-    return {k: v for k, v in Origin(start, "[student] start").shape().items() if k not in given}
+    return {k: v for k, v in Origin(start, place).shape().items() if k not in given}
 
 
 def _made(kind: type[T], tree: dict[str, Any], table: str) -> T:
@@ -280,6 +289,9 @@ order_steps = 300             # steps of a quick first model; its embeddings say
 # heads = 8
 # kv_heads = 4
 # hidden = 2048
+# start = ""                  # a net that our own starts from (transplant.py --teacher: a pretrained Llama or Qwen 2), whose shape it has
+# rows = 0                    # 0: as the student's; likewise
+# relative_rate = 0.0
 # seconds = 1200
 
 [student]
@@ -291,6 +303,8 @@ head_dim = 64                 # at most 64
 hidden = 1664
 rope_base = 10000.0
 gated = false                 # a Llama's layers (numeric contract 2), for pretrained weights
+bias = false                  # gated: of queries, keys and values, and
+quant = true                  # the integers' roundings in training: a teacher may have biases and do without roundings, a student not
 step = 0.0                    # gated: smallest step of a weight, in root mean squares of its row: what compresses the weights
 block = 4096                  # tokens that see each other, and
 memory = 1024                 # how many of the block before they see

@@ -38,6 +38,8 @@ class NetSize:
     rope_base: float = 10000.0
     gated: bool = False  # numeric contract 2: norms with gains, SiLU gate, queries and keys not normalised
     step: float = 0.0  # gated: smallest step of a weight, in root mean squares of its row; what entropy coding of the weights saves
+    bias: bool = False  # gated: queries, keys and values have one, as Qwen's; the integers have none, so only a teacher may
+    quant: bool = True  # the integers' roundings in the loop; a teacher needs none
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,13 @@ class NetConfig(NetShape):
     """A net as it is built."""
 
     vocab: int = 16384
-    quant: bool = True  # the integers' roundings in the loop
     residual_max: float = 32768.0  # gated: the residual is clamped to it
 
     @classmethod
-    def of(cls, size: NetSize, within: NetShape, vocab: int, *, quant: bool = True) -> NetConfig:
+    def of(cls, size: NetSize, within: NetShape, vocab: int) -> NetConfig:
         """The net of a size, or of settings that hold one, with the block and memory of `within`."""
         sizes = {f.name: getattr(size, f.name) for f in fields(NetSize)}
-        return cls(**sizes, block=within.block, memory=within.memory, vocab=vocab, quant=quant)
+        return cls(**sizes, block=within.block, memory=within.memory, vocab=vocab)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dict for JSON."""
@@ -83,8 +84,8 @@ class NetConfig(NetShape):
             value = getattr(config, name)
             if type(value) not in (int, float) or not least <= value <= 1e12:
                 raise ModelError(f"the shape of a net: {name} must be a number from {least:g}, got {value!r}")
-        if type(config.gated) is not bool or type(config.quant) is not bool:
-            raise ModelError("the shape of a net: gated and quant must be true or false")
+        if any(type(flag) is not bool for flag in (config.gated, config.quant, config.bias)):
+            raise ModelError("the shape of a net: gated, quant and bias must be true or false")
         if config.vocab % CLASS or config.heads % config.kv_heads or config.head_dim % 2:
             raise ModelError(
                 f"the shape of a net: {config.vocab} ids, {config.heads} heads on {config.kv_heads} of {config.head_dim} do not divide"
@@ -111,6 +112,8 @@ class NetConfig(NetShape):
         if self.gated:
             layer |= {"gate.weight": (hidden, d), "norm_in": (d,), "norm_mid": (d,)}
             out["norm_out"] = (d,)
+        if self.bias:
+            layer["qkv.bias"] = (qkv,)
         return out | {f"blocks.{i}.{k}": shape for i in range(self.layers) for k, shape in layer.items()}
 
     def size(self) -> int:

@@ -1,6 +1,7 @@
-"""Train the student of a configuration from streams that are there already, in calls that may end before the training does.
+"""Train the student of a configuration, or its teacher, from streams that are there already, in calls that may end before the training does.
 
-    python -m pltz.models.training.train base.toml --streams data --out run --start base --gpus 4 --call 580
+    python -m pltz.models.training.train base.toml --streams data --out teacher --start before --teach --gpus 4
+    python -m pltz.models.training.train base.toml --streams data --out run --start base --teacher teacher --gpus 4 --call 580
 
 For machines that have the streams (prepare.py) and the nets but not the sessions; `pltz bundle train` does this as one of its stages, by the same
 loop (fit.py). Nets are those of bundles, by name or folder, or folders as rounded.py writes them; `--parcel` leaves the trained one in pieces that travel (parcel.py). Called again with the same
@@ -55,6 +56,7 @@ def main() -> None:
         "--start", help="bundle or net to start from, by name or folder, instead of the configuration's"
     )
     p.add_argument("--teacher", help="bundle or net to learn from, likewise")
+    p.add_argument("--teach", action="store_true", help="train the configuration's teacher, not its student")
     p.add_argument("--gpus", type=int, default=torch.cuda.device_count(), help="how many; 0: the CPU")
     p.add_argument("--seconds", type=float, help="of training in all, instead of the configuration's")
     p.add_argument("--call", type=float, default=math.inf, help="seconds after which this call ends, all in")
@@ -62,15 +64,24 @@ def main() -> None:
     a = p.parse_args()
     s = settings.load(a.config)
     taught_by = a.teacher or (s.teacher.bundle if s.teacher else "")
-    if s.teacher and s.teacher.share and not s.teacher.target and not taught_by:
-        p.error("the configuration has a net as its teacher: name its folder by --teacher")
-    if a.seconds:
-        s = dataclasses.replace(s, student=dataclasses.replace(s.student, seconds=a.seconds, steps=0))
+    own = s.teacher is not None and not s.teacher.target and not taught_by
+    if a.teach and not own:
+        p.error(
+            "--teach needs a [teacher] that is a net of our own: neither target nor bundle, and no --teacher"
+        )
+    if s.teacher and s.teacher.share and own and not a.teach:
+        p.error(
+            "the configuration has a net as its teacher: train it by --teach, then name its folder by --teacher"
+        )
     tokenizer = (a.streams / "tokenizer.json").read_bytes()
     a.out.mkdir(parents=True, exist_ok=True)
-    what = job.student(s, a.streams, len(json.loads(tokenizer)["model"]["vocab"]), None, None)
-    if start := a.start or s.student.start:
-        origin = Origin(start, "--start" if a.start else "[student] start")
+    vocab = len(json.loads(tokenizer)["model"]["vocab"])
+    what = job.teacher(s, a.streams, vocab, None) if a.teach else job.student(s, a.streams, vocab, None, None)
+    if a.seconds:
+        what = dataclasses.replace(what, plan=dataclasses.replace(what.plan, seconds=a.seconds, steps=0))
+    part = s.teacher if a.teach and s.teacher else s.student
+    if start := a.start or part.start:
+        origin = Origin(start, "--start" if a.start else f"[{'teacher' if a.teach else 'student'}] start")
         origin.check_shape(what.config)
         what = dataclasses.replace(what, start=placed(origin, tokenizer, a.out))
     if taught_by:

@@ -1,11 +1,12 @@
 """Start a gated net from the weights of a pretrained Llama: its layers, and its embeddings carried over to the bundle's tokens.
 
     python -m pltz.models.training.transplant --gguf SmolLM2-135M-Instruct.Q4_1.gguf --data data --out runs/init
+    python -m pltz.models.training.transplant --gguf qwen2.5-coder-1.5b-instruct-q4_k_m.gguf --data data --out runs/teacher --teacher
 
 Three steps. `read` takes the layers out of a GGUF file (llama.cpp's order of rotary rows undone). `embeddings` gives each token of the bundle the mean
 of the pretrained vectors of the pieces that spell it: most are single pieces there too. `equalise` then runs the float net on training rows and moves
 factors between neighbouring matrices, without changing the function, until every activation that becomes an int8 fills its range: pretrained
-networks have a few channels a hundred times larger than the rest, which a common scale would spoil.
+networks have a few channels a hundred times larger than the rest, which a common scale would spoil. A teacher is never in integers: it is not equalised.
 """
 
 from __future__ import annotations
@@ -42,17 +43,21 @@ RANGE = 127.0
 
 
 def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], list[str]]:
-    """Tensors by GGUF name in float32, the shape, and the pieces of the vocabulary. Raises SystemExit where it is not a Llama."""
+    """Tensors by GGUF name in float32, the shape, and the pieces of the vocabulary. Raises SystemExit where it is no Llama and no Qwen 2."""
     from gguf import GGUFReader, dequantize
 
     reader = GGUFReader(str(path))
     field = {k: v.contents() for k, v in reader.fields.items() if not k.startswith("tokenizer.ggml.merges")}
-    if field.get("general.architecture") != "llama":
-        raise SystemExit(f"{path}: expected a Llama, found {field.get('general.architecture')!r}")
-    tensors = {t.name: np.asarray(dequantize(t.data, t.tensor_type), np.float32) for t in reader.tensors}
-    heads, kv = int(field["llama.attention.head_count"]), int(field["llama.attention.head_count_kv"])
-    d, layers = int(field["llama.embedding_length"]), int(field["llama.block_count"])
-    for i in range(layers):
+    kind = field.get("general.architecture")
+    if kind not in ("llama", "qwen2"):
+        raise SystemExit(f"{path}: expected a Llama or a Qwen 2, found {kind!r}")
+    stored = {t.name: t for t in reader.tensors}
+    if "output.weight" in stored:  # the same table once more, in more bits: all these models are tied
+        stored["token_embd.weight"] = stored.pop("output.weight")
+    tensors = {k: np.asarray(dequantize(t.data, t.tensor_type), np.float32) for k, t in stored.items()}
+    heads, kv = int(field[f"{kind}.attention.head_count"]), int(field[f"{kind}.attention.head_count_kv"])
+    d, layers = int(field[f"{kind}.embedding_length"]), int(field[f"{kind}.block_count"])
+    for i in range(layers if kind == "llama" else 0):
         for name, n in (("attn_q", heads), ("attn_k", kv)):
             w = tensors[f"blk.{i}.{name}.weight"]
             halves = w.reshape(n, -1, 2, w.shape[1]).swapaxes(
@@ -61,7 +66,8 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], list[str]]:
             tensors[f"blk.{i}.{name}.weight"] = halves.reshape(w.shape)
     shape = {
         "d": d, "layers": layers, "heads": heads, "kv_heads": kv, "head_dim": d // heads,
-        "hidden": int(field["llama.feed_forward_length"]), "rope_base": float(field["llama.rope.freq_base"]),
+        "hidden": int(field[f"{kind}.feed_forward_length"]), "rope_base": float(field[f"{kind}.rope.freq_base"]),
+        "bias": kind == "qwen2",
     }  # fmt: skip
     return tensors, shape, list(field["tokenizer.ggml.tokens"])
 
@@ -103,19 +109,40 @@ def transplant(path: Path, tokens: list[str], options: dict[str, Any]) -> Net:
     state["classes"] = table.reshape(-1, 128, cfg.d).mean(1) / A_SCALE
     state["member_gain"] = np.array(math.log(math.sqrt(cfg.d) / A_SCALE), np.float32)
     for i in range(cfg.layers):
-        t = {name: tensors[f"blk.{i}.{name}.weight"] for name in TENSORS}
+        t = {name: tensors.pop(f"blk.{i}.{name}.weight") for name in TENSORS}
         here = f"blocks.{i}."
+        if cfg.bias:
+            state[here + "qkv.bias"] = np.concatenate([tensors[f"blk.{i}.attn_{n}.bias"] for n in "qkv"])
         state[here + "norm_in"], state[here + "norm_mid"] = A_SCALE * t["attn_norm"], A_SCALE * t["ffn_norm"]
         state[here + "qkv.weight"] = np.concatenate([t["attn_q"], t["attn_k"], t["attn_v"]]) / A_SCALE
         state[here + "gate.weight"] = t["ffn_gate"] * nets.GATE_SCALE / A_SCALE
         state[here + "up.weight"] = t["ffn_up"] * nets.LINEAR_SCALE / A_SCALE
         state[here + "out.weight"], state[here + "down.weight"] = t["attn_output"] / 2, t["ffn_down"]
     missing, extra = net.load_state_dict(
-        {k: torch.from_numpy(np.array(v, np.float32)) for k, v in state.items()}, strict=False
+        {k: torch.from_numpy(np.asarray(v, np.float32, order="C")) for k, v in state.items()}, strict=False
     )
     assert not extra, extra
     print("started anew:", ", ".join(m for m in missing if "temperature" not in m), flush=True)
     return net
+
+
+EMBED, HEAD = 0.134, 2264.0  # root mean square of the table, and of what the head is fed times d, in `base`
+
+
+@torch.no_grad()
+def like_base(net: Net) -> None:
+    """Residual and head in the units that `base` has them in, for which the rates of optimisers.py are; the function stays the same."""
+    more = EMBED / net.embed.square().mean().sqrt()
+    net.embed.mul_(more)
+    for block in net.blocks:
+        assert isinstance(block, GatedBlock)
+        block.out.weight.mul_(more)
+        block.down.weight.mul_(more)
+    assert net.norm_out is not None
+    fed = HEAD / (net.cfg.d * net.norm_out.square().mean().sqrt())
+    net.norm_out.mul_(fed)
+    net.classes.div_(fed)
+    net.member_gain.sub_((more * fed).log())
 
 
 class Observer:
@@ -215,6 +242,9 @@ def main() -> None:
     p.add_argument("--batches", type=int, default=8)
     p.add_argument("--rows", type=int, default=4)
     p.add_argument("--row", type=int, default=4096)
+    p.add_argument(
+        "--teacher", action="store_true", help="stays in floats: rounded once, to travel, in steps of --step"
+    )
     p.add_argument("--out", type=Path, required=True)
     a = p.parse_args()
     vocab = json.loads((a.data / "tokenizer.json").read_text())["model"]["vocab"]
@@ -227,15 +257,18 @@ def main() -> None:
         rows = sampler.rows(a.rows)
         batches.append({k: torch.from_numpy(v).to(device) for k, v in rows.items()})
     report(net, batches[:1], "float")
-    equalise(net, batches)
-    report(net, batches[:1], "equalised")
-    for step in (0.0, a.step):
-        net.cfg = replace(net.cfg, quant=True, step=step)
-        for block in net.blocks:
-            block.cfg = net.cfg  # type: ignore[assignment]
-        report(net, batches[:1], f"rounded, steps of {step} root mean squares")
+    if a.teacher:
+        like_base(net)
+    else:
+        equalise(net, batches)
+        report(net, batches[:1], "equalised")
+        for step in (0.0, a.step):
+            net.cfg = replace(net.cfg, quant=True, step=step)
+            for block in net.blocks:
+                block.cfg = net.cfg  # type: ignore[assignment]
+            report(net, batches[:1], f"rounded, steps of {step} root mean squares")
+        net.cfg = replace(net.cfg, step=0.0)  # all of int8: training makes the steps larger
     a.out.mkdir(parents=True, exist_ok=True)
-    net.cfg = replace(net.cfg, step=0.0)  # all of int8: training makes the steps larger
     rounded.write(rounded_net(net), a.out)
 
 

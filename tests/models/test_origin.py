@@ -147,3 +147,56 @@ def test_training_elsewhere_starts_from_it(
     for name, tensor in weights.tensors.items():
         if name.endswith(".w") and name.startswith("layer."):
             assert np.abs(tensor.astype(int) - trained[name]).mean() < 2, name  # of another net: about 40
+
+
+def test_a_teacher_in_floats_trains_and_teaches(
+    tmp_path: Path, tiny_tokenizer: BundleTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """train.py --teach: a net with biases and without roundings goes on from its own, and a gated student of another shape learns from it."""
+    streams, start = tmp_path / "streams", tmp_path / "start"
+    for one in (streams, start):
+        one.mkdir()
+    (streams / "tokenizer.json").write_bytes(tiny_tokenizer.json)
+    out = records.Streams(streams, tiny_tokenizer)
+    out.add("train", [records.record(s, "sample.jsonl") for s in sample_sessions()[:5]])
+    out.finish()
+    torch.manual_seed(2)
+    rounded.write(
+        rounded_net(Net(dataclasses.replace(TINY, d=48, gated=True, bias=True, quant=False))), start
+    )
+    config = tmp_path / "taught.toml"
+    config.write_text(
+        'name = "taught"\n[data]\nfiles = ["chats.jsonl"]\ntext_share = 0.0\n'
+        '[teacher]\nstart = "start"\nshare = 0.7\nsteps = 3\nrows = 1\nrelative_rate = 0.01\n'
+        "[student]\nd = 32\nlayers = 1\nheads = 2\nkv_heads = 1\nhead_dim = 16\nhidden = 64\ngated = true\nblock = 128\nmemory = 64\n"
+        "steps = 2\nrows = 2\nrow = 256\nwarm = 1\n"
+    )
+    found = settings.load(config)
+    assert found.teacher is not None
+    assert (found.teacher.d, found.teacher.bias, found.teacher.quant) == (48, True, False)  # of its start
+
+    def call(*words: object) -> None:
+        monkeypatch.setattr(
+            sys, "argv", ["train.py", str(config), "--streams", str(streams), "--gpus", "0", *map(str, words)]
+        )
+        train.main()
+
+    with pytest.raises(SystemExit):  # the teacher comes first
+        call("--out", tmp_path / "run")
+    call("--teach", "--out", tmp_path / "teacher")
+    teacher = rounded.read(tmp_path / "teacher")
+    assert json.loads((tmp_path / "teacher/fit.json").read_text())["tokens"] == 3 * 256  # one row a step
+    assert teacher.config.bias and not teacher.config.quant
+    assert np.abs(teacher.rest["blocks.0.qkv.bias"]).max() > 0  # zero at first
+    call("--teacher", tmp_path / "teacher", "--out", tmp_path / "run")
+    assert export(rounded.read(tmp_path / "run")).shape.d == 32
+
+
+def test_a_student_has_no_biases(tmp_path: Path) -> None:
+    from pltz.models.training.learning import Learning
+
+    config = tmp_path / "biased.toml"
+    config.write_text('[data]\nfiles = ["chats.jsonl"]\n[student]\ngated = true\nbias = true\nsteps = 2\n')
+    context: Any = type("C", (), {"s": settings.load(config), "work": None, "say": None})()
+    with pytest.raises(UsageError, match=r"^\[student\] bias, quant: what ships is integers"):
+        Learning(context).check()

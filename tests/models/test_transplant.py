@@ -1,4 +1,4 @@
-"""A pretrained Llama becomes a gated net, then integers: the function survives each step."""
+"""A pretrained Llama becomes a gated net, then integers, a Qwen 2 a teacher in floats: the function survives each step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from pltz.models.training import net as nets
 from pltz.models.training.batches import KEYS, lay
 from pltz.models.training.export import export
 from pltz.models.training.net import Net, block_mask, rounded_net
-from pltz.models.training.transplant import embeddings, equalise, transplant
+from pltz.models.training.transplant import embeddings, equalise, like_base, transplant
 from pltz.plt_codec.engine import TorchEngine
+from pltz.plt_codec.errors import ModelError
 from pltz.plt_codec.frame import TokenCoder
 
 gguf = pytest.importorskip("gguf")
@@ -26,17 +27,20 @@ PIECES = [f"p{i}" for i in range(200)] + [chr(97 + i) for i in range(26)]
 TOKENS = [f"p{i}" for i in range(100)] + ["ab", "cde"] + [f"p{i}" for i in range(102, 200)] + ["?"] * 56
 
 
-def llama() -> Any:
+def random_model(kind: str) -> Any:
     torch.manual_seed(3)
-    model: Any = LlamaForCausalLM(
-        LlamaConfig(
+    config, of = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}[kind]
+    model: Any = of(
+        config(
             hidden_size=D, intermediate_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
             num_key_value_heads=KV, vocab_size=len(PIECES), tie_word_embeddings=True, rms_norm_eps=1e-12,
         )
     )  # fmt: skip
     model.eval()
     for name, p in model.named_parameters():
-        if "norm" in name:  # gains of both signs, one of them large: what equalising is for
+        if name.endswith("bias"):  # as large as in a real one
+            p.data = torch.randn_like(p)
+        elif "norm" in name:  # gains of both signs, one of them large: what equalising is for
             p.data = torch.randn_like(p) * 0.3 + 0.5
             p.data[3] = 8.0
         else:
@@ -44,9 +48,9 @@ def llama() -> Any:
     return model
 
 
-def write(model: Any, path: Path) -> None:
-    """The model as a GGUF file, rotary rows in llama.cpp's order."""
-    writer = gguf.GGUFWriter(str(path), "llama")
+def write(model: Any, path: Path, kind: str) -> None:
+    """The model as a GGUF file, a Llama's rotary rows in llama.cpp's order; a Qwen 2 with biases, and its tied table twice."""
+    writer = gguf.GGUFWriter(str(path), kind)
     writer.add_embedding_length(D)
     writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(HIDDEN)
@@ -61,12 +65,16 @@ def write(model: Any, path: Path) -> None:
     }  # fmt: skip
     state = model.state_dict()
     writer.add_tensor("token_embd.weight", state["model.embed_tokens.weight"].numpy())
+    if kind == "qwen2":
+        writer.add_tensor("output.weight", state["model.embed_tokens.weight"].numpy())
     writer.add_tensor("output_norm.weight", state["model.norm.weight"].numpy())
     for i in range(LAYERS):
         for theirs, ours in names.items():
             w = state[f"model.layers.{i}.{theirs}.weight"].numpy()
             heads = {"attn_q": HEADS, "attn_k": KV}.get(ours)
-            if heads:
+            if kind == "qwen2" and ours in ("attn_q", "attn_k", "attn_v"):
+                writer.add_tensor(f"blk.{i}.{ours}.bias", state[f"model.layers.{i}.{theirs}.bias"].numpy())
+            elif heads:
                 w = w.reshape(heads, 2, -1, D).swapaxes(1, 2).reshape(w.shape)
             writer.add_tensor(f"blk.{i}.{ours}.weight", np.ascontiguousarray(w))
     writer.write_header_to_file()
@@ -87,15 +95,20 @@ def bits(net: Net, b: dict[str, torch.Tensor]) -> float:
     return float((first + second).sum()) / math.log(2)
 
 
-@pytest.fixture(scope="module")
-def pretrained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Net]:
-    model, path = llama(), tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    write(model, path)
+def carried_over(kind: str, folder: Path) -> tuple[Any, Net]:
+    model, path = random_model(kind), folder / f"{kind}.gguf"
+    write(model, path, kind)
     return model, transplant(path, TOKENS, {"memory": 64, "block": 256})
 
 
-def test_the_layers_compute_what_the_pretrained_ones_do(pretrained: tuple[Any, Net]) -> None:
-    model, net = pretrained
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Net]:
+    return carried_over("llama", tmp_path_factory.mktemp("gguf"))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_the_layers_compute_what_the_pretrained_ones_do(kind: str, tmp_path: Path) -> None:
+    model, net = carried_over(kind, tmp_path)
     b = batch(np.random.default_rng(1).integers(0, 250, 80))
     with torch.no_grad():
         x, _ = net.body(b["input"], b["position"], block_mask(b, 64))
@@ -134,3 +147,16 @@ def test_a_token_starts_as_the_mean_of_its_pieces() -> None:
     assert found[101].tolist() == vectors[c : c + 3].mean(0).tolist()
     assert found[-1].tolist() == vectors.mean(0).tolist()
     assert share == 198 / 256
+
+
+def test_a_teacher_is_scaled_like_base_and_never_exported(tmp_path: Path) -> None:
+    _, net = carried_over("qwen2", tmp_path)
+    b = batch(np.random.default_rng(4).integers(0, 200, 120))
+    before = bits(net, b)
+    like_base(net)
+    assert bits(net, b) == pytest.approx(before, rel=0.01)
+    assert float(net.embed.detach().square().mean().sqrt()) == pytest.approx(0.134, rel=0.01)
+    assert net.norm_out is not None
+    assert float(net.norm_out.detach().square().mean().sqrt()) * D == pytest.approx(2264, rel=0.01)
+    with pytest.raises(ModelError, match="can teach but has no integers"):
+        export(rounded_net(net))
