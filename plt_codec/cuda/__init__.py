@@ -2,6 +2,7 @@
 
     common.cuh    the contract's pieces, the range coder, the layout: what all kernels share
     batch.cu      many sessions: a kernel a stage, the rows of all sessions side by side
+    wide.cu       the same by wgmma, where that was proven: products, heads, attention when encoding
     grid.cu       one session: one kernel decodes a whole block on the whole GPU
     cluster.cu    few sessions: one kernel decodes a whole block, a cluster of 16 multiprocessors a session
     pack.py       a bundle's tensors as the kernels read them

@@ -259,6 +259,7 @@ template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *
         }
     }
 }
+#if !P_WGMMA /* else wide.cu has them */
 KERNEL2(256) to_qkv(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, int16_t *y) {
     product<TO_QKV, DP>(state, a, w, m, 0, y, QP);
 }
@@ -274,6 +275,7 @@ KERNEL2(256) to_down(const State *state, const int8_t *h, const int8_t *w, const
 KERNEL2(256) to_class(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *bias, int32_t *logits) {
     product<TO_LOGITS, DP>(state, a, w, m, bias, logits, CP);
 }
+#endif
 
 /* ---------------------------------------------------------------- attention */
 
@@ -427,8 +429,9 @@ KERNEL3(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
     }
 }
 
-/* Where a block ends and another follows: what that one may see, to the front. Keys only move down, a step at a time. */
-KERNEL(256) remember(const Session *sessions, const Piece *pieces, const Cache *caches, int8_t *memory) {
+/* Where a block ends and another follows: what that one may see, to the front. Keys only move down, a step at a time. wide: values are
+ * where attend_wide() of wide.cu reads them. */
+KERNEL(256) remember(const Session *sessions, const Piece *pieces, const Cache *caches, int8_t *memory, int32_t wide) {
     const Piece piece = pieces[blockIdx.x];
     if (!piece.rows) return;
     const Session &s = sessions[piece.session];
@@ -443,7 +446,7 @@ KERNEL(256) remember(const Session *sessions, const Piece *pieces, const Cache *
             const int at = i * 256 + (int)threadIdx.x;
             if (at >= n * HW) continue;
             k[i] = keys[(int64_t)from * HW + at];
-            v[i] = values[value_place(from + at / HW, at % HW)];
+            v[i] = values[value_at(from + at / HW, at % HW, wide)];
         }
         __syncthreads();
 #pragma unroll
@@ -451,7 +454,7 @@ KERNEL(256) remember(const Session *sessions, const Piece *pieces, const Cache *
             const int at = i * 256 + (int)threadIdx.x;
             if (at >= n * HW) continue;
             keys[(int64_t)to * HW + at] = k[i];
-            values[value_place(to + at / HW, at % HW)] = v[i];
+            values[value_at(to + at / HW, at % HW, wide)] = v[i];
         }
         __syncthreads();
         to += n;

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.cuda.device import CLUSTER
-from pltz.plt_codec.cuda.pack import cluster_memory, grid_plan, up
+from pltz.plt_codec.cuda.pack import PROVEN_KEYS, cluster_memory, grid_plan, up
 from pltz.plt_codec.cuda.work import Work, all_steps, most_lanes, plan_slots
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.item import Progress
@@ -27,6 +27,10 @@ BURST = 32  # iterations between two looks at what is left
 CLUSTER_LANES = 16  # cluster.cu: most lanes; grid.cu: of its narrow kernel
 PRODUCT_SHARED = 96 << 10  # shared memory of the products of batch.cu
 QUERIES = 64  # of a block of its attention
+ATTEND_BLOCKS = 4096  # of its attention, at most; each goes through queries until none are left
+WIDE_QUERIES = 128  # of a block of the attention of wide.cu
+WIDE_SHARED = 48 << 10  # its shared memory: 32 KB of keys and values, 8 KB of weights at a multiple of that
+WIDE_ROWS = 16  # of a block of heads_wide
 STATE_TYPE = np.dtype(
     [
         (n, "i4")
@@ -68,6 +72,7 @@ class Batch:
         most_slots = self.clusters or (SLOTS if decoding else ENCODE_SLOTS)
         rooms = plan_slots(s, work, most_slots, self.device.room() // 2)
         self.slots = len(rooms)
+        self.wide = not decoding and self.device.wide and max(rooms) <= PROVEN_KEYS  # by attend_wide
         lanes = (
             [most_lanes(s, *w) for w in work[: self.slots]]
             if self.slots < len(work)
@@ -179,15 +184,21 @@ class Batch:
             "a",
         )
         group = s.heads // s.kv_heads
-        chunks = -(-(self.lanes if self.decoding else rows) * group // QUERIES)
-        chunks = max(1, min(chunks, 4096 // (self.slots * s.kv_heads)))
+        queries = WIDE_QUERIES if self.wide else QUERIES
+        chunks = -(-(self.lanes if self.decoding else rows) * group // queries)
+        chunks = max(1, min(chunks, ATTEND_BLOCKS // (self.slots * s.kv_heads)))
         for i in range(s.layers):
             t = f"layer.{i}."
             product("to_qkv", s.qkv, "a", t + "qkv.w", t + "qkv.m", "y")
-            go("heads", warps, 256, "state", "rows", "y", "table.phase",
-               "table.cos", "table.sin", i, "q", "caches", "memory")  # fmt: skip
-            go("attend", (chunks, s.kv_heads, self.slots), 256, "sessions", "pieces", "q", "caches", "memory", i,
-               t + "heat", "table.exp", "o", shared=(QUERIES * (2 + 72) + 64 * 32) * 4)  # fmt: skip
+            if self.device.wide:
+                go("heads_wide", (-(-rows // WIDE_ROWS), 1, 1), 32 * WIDE_ROWS, "state", "rows", "y", "table.phase", "table.cos",
+                   "table.sin", i, "q", "caches", "memory", int(self.wide), shared=64 * WIDE_ROWS * s.kv_heads)  # fmt: skip
+            else:
+                go("heads", warps, 256, "state", "rows", "y", "table.phase",
+                   "table.cos", "table.sin", i, "q", "caches", "memory")  # fmt: skip
+            go("attend_wide" if self.wide else "attend", (chunks, s.kv_heads, self.slots), 256, "sessions", "pieces", "q",
+               "caches", "memory", i, t + "heat", "table.exp", "o",
+               shared=WIDE_SHARED if self.wide else (QUERIES * (2 + 72) + 64 * 32) * 4)  # fmt: skip
             product("to_out", s.d, "o", t + "out.w", t + "out.m", "x")
             go("norms", warps, 256, "state", "x", gated(t + "norm_mid"), "a")
             channels = 2 * up(s.hidden, 64) if s.gated else s.hidden
@@ -206,7 +217,8 @@ class Batch:
             go("decode", each, 128, "state", "sessions", "pieces", "rows", "sums", "words", 1, "tokens")
         else:
             go("encode", each, 128, "state", "sessions", "pieces", "rows", "intervals", "words")
-        go("remember", (self.slots, s.layers * s.kv_heads, 1), 256, "sessions", "pieces", "caches", "memory")
+        go("remember", (self.slots, s.layers * s.kv_heads, 1), 256, "sessions", "pieces", "caches", "memory",
+           int(self.wide))  # fmt: skip
 
     def block(self) -> None:
         """The launches of one block of each slot: a cluster a slot, or all of the GPU for one."""
@@ -224,7 +236,8 @@ class Batch:
         else:
             go("decode_block", (self.slots * CLUSTER, 1, 1), 512, "state", "sessions", "slots", "pieces", "caches", "memory",
                "model", "words", "tokens", shared=cluster_memory(s), cluster=CLUSTER)  # fmt: skip
-        go("remember", (self.slots, s.layers * s.kv_heads, 1), 256, "sessions", "pieces", "caches", "memory")
+        go("remember", (self.slots, s.layers * s.kv_heads, 1), 256, "sessions", "pieces", "caches", "memory",
+           int(self.wide))  # fmt: skip
         go("collect", (1, 1, 1), 32, "state", "sessions", "slots", "pieces", shared=512)
 
     def least(self) -> int:

@@ -19,12 +19,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.cuda.pack import MOST_SHARED
+from pltz.plt_codec.cuda.pack import MOST_SHARED, wgmma
 from pltz.plt_codec.cuda.pool import Pool
 from pltz.plt_codec.errors import ModelError, UsageError
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("common.cuh", "batch.cu", "cluster.cu", "grid.cu")
+SOURCES = ("common.cuh", "batch.cu", "wide.cu", "cluster.cu", "grid.cu")
 OLDEST = 80  # compute capability that the instructions need
 CLUSTERS = 90  # from here on there are clusters of blocks
 CLUSTER = 16  # blocks of a cluster of cluster.cu and grid.cu
@@ -37,6 +37,7 @@ class Device(Protocol):
 
     clusters: int  # clusters of the decoder of few sessions that run side by side; 0: none
     grid: int  # clusters of the decoder of one session; 0: it cannot run
+    wide: bool  # whether many sessions go by the kernels of wide.cu
     stream: int  # where all of its work is queued, a CUstream; 0: it works at once
     name: str  # as torch names it
 
@@ -76,7 +77,8 @@ def compile_kernels(shape: Mapping[str, int], capability: int) -> bytes:
     from cuda.bindings import nvrtc
 
     target = f"sm_{capability}" + ("a" if capability == 90 else "")
-    options = [f"--gpu-architecture={target}", "--std=c++17", *(f"-D{k}={v}" for k, v in shape.items())]
+    named = {**shape, "P_WGMMA": int(wgmma(shape, capability))}
+    options = [f"--gpu-architecture={target}", "--std=c++17", *(f"-D{k}={v}" for k, v in named.items())]
     text = source().encode()
     version = _ask(nvrtc.nvrtcVersion())
     name = hashlib.blake2b(repr((text, options, version)).encode(), digest_size=16).hexdigest()
@@ -183,6 +185,7 @@ class CudaDevice:
         self._pool = Pool(functools.partial(_allocate, cu), cu.cuMemFree)  # neither holds the device
         self.clusters = self._clusters() if self.capability >= CLUSTERS and not shape["P_GATED"] else 0
         self.grid = shape["P_GRID"] if shape["P_GRID"] <= self.clusters else 0
+        self.wide = wgmma(shape, self.capability)
 
     def _clusters(self) -> int:
         config = self._config((CLUSTER * 64, 1, 1), 512, MOST_SHARED, CLUSTER, False)

@@ -182,6 +182,57 @@ static inline void mma_u8(int32_t *c, uint32_t a0, uint32_t a1, uint32_t a2, uin
     const uint32_t a[4] = {a0, a1, a2, a3};
     mma<false>(c, a, b0, b1);
 }
+/* ---- what wide.cu calls. Its products are done at once, so this shows what they compute, not whether they are waited for. */
+struct Matrix { const uint8_t *rows; int row, k; };
+typedef uint8_t *Spot;
+static inline Spot shared_spot() { return shared(); }
+static inline Spot aligned(Spot p, uint32_t to) { return (Spot)(((uint64_t)p + to - 1) & ~(uint64_t)(to - 1)); }
+static inline uint32_t word_at(Spot p, uint32_t offset) { return *(const uint32_t *)(p + offset); }
+static inline void set_word(Spot p, uint32_t v) { *(uint32_t *)p = v; }
+static inline Matrix matrix(Spot p, int row, int k) { return {p, row, k}; }
+static inline int8_t matrix_at(const Matrix &m, int row, int k) { /* by the 64-byte swizzle */
+    const int byte = m.k + k, r = m.row + row;
+    return (int8_t)m.rows[r * 64 + ((byte >> 4 ^ (r >> 1 & 3)) << 4) + (byte & 15)];
+}
+template <bool SIGNED, int N> static void wide(int32_t *c, const uint32_t a[4], Matrix b, int add) {
+    const uint32_t mine[4] = {a[0], a[1], a[2], a[3]};
+    uint32_t(*table)[8] = exchange<4>(mine);
+    const int lane = (int)(threadIdx.x & 31), g = lane >> 2, t = lane & 3;
+    for (int i = 0; i < N / 2; i++) {
+        const int row = g + (i >> 1 & 1) * 8, col = (i >> 2) * 8 + t * 2 + (i & 1);
+        int32_t sum = add ? c[i] : 0;
+        for (int k = 0; k < 32; k++) {
+            const uint8_t v = (uint8_t)(table[(row & 7) * 4 + (k & 15) / 4][(row >> 3) + (k >> 4) * 2] >> (k & 3) * 8);
+            sum += (SIGNED ? (int32_t)(int8_t)v : (int32_t)v) * matrix_at(b, col, k);
+        }
+        c[i] = sum;
+    }
+}
+template <bool SIGNED, int N> static void wide(int32_t *c, Matrix a, Matrix b, int add) {
+    const int lane = (int)(threadIdx.x & 31), g = lane >> 2, t = lane & 3, first = (int)(threadIdx.x >> 5 & 3) * 16;
+    for (int i = 0; i < N / 2; i++) {
+        const int row = first + g + (i >> 1 & 1) * 8, col = (i >> 2) * 8 + t * 2 + (i & 1);
+        int32_t sum = add ? c[i] : 0;
+        for (int k = 0; k < 32; k++) {
+            const int8_t v = matrix_at(a, row, k);
+            sum += (SIGNED ? (int32_t)v : (int32_t)(uint8_t)v) * matrix_at(b, col, k);
+        }
+        c[i] = sum;
+    }
+}
+static inline void wide_s8_32(int32_t *c, const uint32_t *a, Matrix b, int add) { wide<true, 32>(c, a, b, add); }
+static inline void wide_s8_64(int32_t *c, const uint32_t *a, Matrix b, int add) { wide<true, 64>(c, a, b, add); }
+static inline void wide_u8_64(int32_t *c, const uint32_t *a, Matrix b, int add) { wide<false, 64>(c, a, b, add); }
+static inline void wide_s8_128(int32_t *c, Matrix a, Matrix b, int add) { wide<true, 128>(c, a, b, add); }
+static inline void wide_u8_128(int32_t *c, Matrix a, Matrix b, int add) { wide<false, 128>(c, a, b, add); }
+static inline void wide_begin() {}
+static inline void wide_commit() {}
+static inline void wide_but_last() {}
+static inline void wide_end_32(int32_t *) {}
+static inline void wide_end_64(int32_t *) {}
+static inline void wide_end_80(int32_t *, int32_t *, int32_t *, const uint32_t *) {}
+static inline void copies_seen() {}
+static inline uint32_t joined_at(uint32_t a, uint32_t by, uint32_t b) { return a * by + b; }
 static inline int32_t dot4(uint32_t a, uint32_t b, int32_t c) {
     for (int i = 0; i < 4; i++) c += (int32_t)(int8_t)(a >> 8 * i) * (int8_t)(b >> 8 * i);
     return c;

@@ -24,12 +24,14 @@ def available() -> bool:
 
 
 def build(shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()) -> Path:
-    """Compile the kernels for a shape into a shared library in `folder`."""
+    """Compile the kernels for a shape into a shared library in `folder`. shape: macros(); P_WGMMA with them: those of wide.cu too."""
+    shape = {"P_WGMMA": 0, **shape}
     text = source()
-    kernels = re.findall(r"^KERNEL[23]?\(\d+\) (\w+)\(", text, re.MULTILINE)
+    kernels = list(dict.fromkeys(re.findall(r"^KERNEL[23]?\(\d+\) (\w+)\(", text, re.MULTILINE)))
     without = ["decode_grid"] * (not shape["P_GRID"])
     without += ["decode_grid_wide"] * (not shape["P_GRID"] or shape["P_GRID_LANES"] <= 16)
     without += ["decode_block"] * shape["P_GATED"]
+    without += ["heads_wide", "attend_wide"] * (not shape["P_WGMMA"])
     kernels = [name for name in kernels if name not in without]
     calls = "".join(f"    EMULATED({name})\n" for name in kernels)
     text = (
@@ -51,10 +53,10 @@ def build(shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()) -> 
 class EmulatedDevice:
     """A `Device` (device.py) that is this machine's CPU."""
 
-    def __init__(self, library: Path, clusters: int = 0, grid: int = 0):
+    def __init__(self, library: Path, clusters: int = 0, grid: int = 0, wide: bool = False):
         self._library = ctypes.CDLL(str(library))
         self._memory: dict[int, npt.NDArray[np.uint8]] = {}
-        self.clusters, self.grid = clusters, grid
+        self.clusters, self.grid, self.wide = clusters, grid, wide
         self.stream, self.name = 0, "cpu"
 
     def alloc(self, size: int) -> int:

@@ -16,6 +16,13 @@ GRID = 7  # clusters of grid.cu: as many as an H100 or H200 runs side by side
 GRID_GROUPS = 16  # groups of 32 keys that a block of grid.cu has, at most: 512 keys in its cluster each
 MOST_SHARED = 227 << 10  # shared memory a block can have
 
+WGMMA = 90  # the one compute capability that has the instructions of wide.cu
+PROVEN = {  # what wide.cu has run with on such a GPU
+    "P_D": 384, "P_HEADS": 6, "P_KV": 3, "P_HEAD": 64, "P_HIDDEN": 1664, "P_VOCAB": 16384, "P_GATED": 0,
+    "P_HOT": 0, "P_COLD": 0, "P_WIDE": 0,
+}  # fmt: skip
+PROVEN_KEYS = 4096 + 1024  # of a block and of its memory, at most: the same for its attention
+
 PARTS = ("qkv", "out", "up", "down")
 
 
@@ -96,6 +103,19 @@ def cluster_memory(s: Shape) -> int:
     total += 2 * 16 * (max(s.classes, 128) // 4 + 1) * 16 + 4 * 16 * 4 + 64 + 64 * 32 * 4
     total = up(total, 32) + 32 + 256 + 16 * 128 + 8 * cp + up(s.layers * s.heads, 4) * 4
     return total + s.layers * (64 + 8 * (2 * out + upper)) * 4
+
+
+def wgmma(shape: Mapping[str, int], capability: int) -> bool:
+    """Whether many sessions of a shape (macros()) go by the kernels of wide.cu on a GPU; else by batch.cu's own.
+
+    Only where they have run on one and gave the bytes that the others give: `mini`'s shape, any number of layers. An
+    asynchronous product that is not waited for shows on a GPU alone, and each shape is machine code of its own. Their source
+    serves any shape of contract 1 (the tests by emulation run it on others). To let in more, change PROVEN for a run on an
+    H100 or H200 with that shape among the models: the tests of test_cuda.py that end in on_a_gpu, the frames of
+    `pltz.cli.measure_cuda` against the CPU's, and compute-sanitizer's racecheck, memcheck and synccheck.
+    """
+    proven = all(shape[name] == value for name, value in PROVEN.items())
+    return capability == WGMMA and proven and shape["P_BLOCK"] + shape["P_MEMORY"] <= PROVEN_KEYS
 
 
 def macros(weights: Weights) -> dict[str, int]:

@@ -11,7 +11,7 @@ from pltz.plt_codec.cuda.pack import up
 from pltz.plt_codec.layout import Layout
 from pltz.plt_codec.weights import Shape
 
-KEYS = 32  # room for keys is a multiple
+KEYS = 64  # room for keys is a multiple: so many wide.cu reads at once
 Work = tuple[int, int, int]  # a sequence's tokens, lanes, steps (0, 0: default layout)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from math import isqrt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from pltz.plt_codec.cuda import device as gpu
 from pltz.plt_codec.cuda import emulate
 from pltz.plt_codec.cuda.batch import STATE_TYPE
 from pltz.plt_codec.cuda.coder import CudaCoder
-from pltz.plt_codec.cuda.pack import GRID, MOST_SHARED, cluster_memory, grid_plan, macros, tiles
+from pltz.plt_codec.cuda.pack import GRID, MOST_SHARED, cluster_memory, grid_plan, macros, tiles, wgmma
 from pltz.plt_codec.cuda.work import all_steps, key_room, most_lanes, plan_slots
 from pltz.plt_codec.engine import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
@@ -46,6 +47,12 @@ SHAPES: dict[str, dict[str, int | bool]] = {
     },
     "warm": {"layers": 1, "block": 64, "memory": 30},
     "cold": {"layers": 2, "block": 64, "memory": 30},
+    "long": {
+        "layers": 1, "heads": 4, "kv_heads": 1, "head_dim": 64, "hidden": 500, "block": 1024, "memory": 300,
+    },
+    "proven": {
+        "vocab": 16384, "d": 384, "layers": 1, "heads": 6, "kv_heads": 3, "head_dim": 64, "hidden": 1664, "block": 4096, "memory": 1024,
+    },
     "gated": {"gated": True},
     "gated, odd": {
         "gated": True, "vocab": 384, "d": 50, "layers": 2, "heads": 6, "kv_heads": 2, "head_dim": 10, "hidden": 75,
@@ -122,15 +129,21 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pa
 
 
 def coder(
-    libraries: dict[str, Path], tmp: pytest.TempPathFactory, name: str, clusters: int, grid: int = 0
+    libraries: dict[str, Path],
+    tmp: pytest.TempPathFactory,
+    name: str,
+    clusters: int,
+    grid: int = 0,
+    wide: bool = False,
 ) -> CudaCoder:
-    """A coder on the emulation; clusters: 0 decodes by the kernels for many sessions; grid: 2 by grid.cu."""
-    if name not in libraries:
-        libraries[name] = emulate.build(
-            {**macros(model(name)), "P_HELD": 1, **grid_plan(model(name).shape, 2)},
-            tmp.mktemp(name.replace(" ", "-")),
+    """A coder on the emulation; clusters: 0 decodes by the kernels for many sessions; grid: 2 by grid.cu; wide: many by wide.cu."""
+    built = name + " by wgmma" * wide
+    if built not in libraries:
+        libraries[built] = emulate.build(
+            {**macros(model(name)), "P_HELD": 1, "P_WGMMA": int(wide), **grid_plan(model(name).shape, 2)},
+            tmp.mktemp(built.replace(" ", "-")),
         )
-    return CudaCoder(model(name), on=emulate.EmulatedDevice(libraries[name], clusters, grid))
+    return CudaCoder(model(name), on=emulate.EmulatedDevice(libraries[built], clusters, grid, wide))
 
 
 def items(name: str, lanes: int | None, steps: int | None) -> list[FrameItem]:
@@ -176,6 +189,86 @@ def test_emulated_decode_of_many(
     for g, s in zip(got, sequences(name), strict=True):
         assert np.array_equal(g, s)
     assert sum(done) == sum(LENGTHS)
+
+
+@emulated
+@pytest.mark.parametrize("name", ["small", "extreme", "odd"])
+@pytest.mark.parametrize("lanes,steps", LAYOUTS)
+def test_emulated_encode_by_wgmma(
+    name: str,
+    lanes: int | None,
+    steps: int | None,
+    libraries: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """One block and several, whose remembered keys move; slots of rows that gather whole and in part."""
+    c = coder(libraries, tmp_path_factory, name, 0, wide=True)
+    got = c.encode(sequences(name), lanes=lanes, steps=steps)
+    assert [g.data for g in got] == [w.data for w in frames(name, lanes, steps)]
+
+
+@emulated
+@pytest.mark.parametrize("name", ["small", "extreme", "odd"])
+@pytest.mark.parametrize("lanes,steps", [(3, 7), (40, 2)])
+def test_emulated_decode_by_wgmma(
+    name: str, lanes: int, steps: int, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Products by wide.cu, attention and its layout of values by batch.cu."""
+    got = coder(libraries, tmp_path_factory, name, 0, wide=True).decode(items(name, lanes, steps))
+    for g, s in zip(got, sequences(name), strict=True):
+        assert np.array_equal(g, s)
+
+
+@emulated
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["split", "wide", "many classes", "warm", "cold", "proven"])
+def test_emulated_round_trip_by_wgmma_of_other_shapes(
+    name: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    c = coder(libraries, tmp_path_factory, name, 0, wide=True)
+    got = c.encode(sequences(name), lanes=16, steps=4)
+    assert [g.data for g in got] == [w.data for w in frames(name, 16, 4)]
+    for g, s in zip(c.decode(items(name, 16, 4)[:4]), sequences(name), strict=False):
+        assert np.array_equal(g, s)
+
+
+@emulated
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", [4096, 1])
+def test_emulated_wgmma_of_long_sequences(
+    blocks: int,
+    libraries: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1,024 keys, and more that are remembered, in a ring of 256; many blocks of 128 queries, side by side or one after the other."""
+    monkeypatch.setattr("pltz.plt_codec.cuda.batch.ATTEND_BLOCKS", blocks)
+    rng = np.random.default_rng(2)
+    texts = [rng.integers(0, model("long").shape.vocab, n) for n in (1400, 600)]
+    got = coder(libraries, tmp_path_factory, "long", 0, wide=True).encode(texts)
+    assert [g.data for g in got] == [w.data for w in reference("long").encode(texts)]
+
+
+@emulated
+def test_blocks_longer_than_those_of_the_gpu_runs_take_the_other_attention(
+    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = coder(libraries, tmp_path_factory, "small", 0, wide=True)
+    launched: list[str] = []
+    launch = c._device.launch
+
+    def watched(kernel: str, *args: Any, **options: Any) -> None:
+        launched.append(kernel)
+        launch(kernel, *args, **options)
+
+    monkeypatch.setattr(c._device, "launch", watched)
+    text, room = sequences("small")[4], key_room(model("small").shape, 130, 16, 4)
+    for keys, attend in ((room, {"attend_wide"}), (room - 1, {"attend"})):
+        monkeypatch.setattr("pltz.plt_codec.cuda.batch.PROVEN_KEYS", keys)
+        (got,) = c.encode([text], lanes=16, steps=4)
+        assert got.data == frames("small", 16, 4)[4].data
+        assert {k for k in launched if k.startswith(("attend", "heads"))} == {"heads_wide"} | attend
+        launched.clear()
 
 
 @emulated
@@ -444,6 +537,31 @@ def test_a_cluster_of_the_shipped_shape_fits() -> None:
     assert grid_plan(wide.shape)["P_GRID_WIDE_SHARED"] <= MOST_SHARED
 
 
+def test_wgmma_serves_where_it_ran() -> None:
+    """`mini`'s shape on an H100 or H200; what else there is keeps batch.cu's kernels."""
+    proven = macros(model("proven"))
+    assert wgmma(proven, 90) and wgmma({**proven, "P_LAYERS": 12}, 90)
+    assert not any(wgmma(proven, capability) for capability in (80, 86, 89, 100, 120))
+    for name, value in (
+        ("P_D", 512), ("P_HEADS", 8), ("P_HEADS", 12), ("P_KV", 1), ("P_HEAD", 40), ("P_HIDDEN", 1600), ("P_VOCAB", 512),
+        ("P_BLOCK", 16384), ("P_GATED", 1), ("P_HOT", 1), ("P_COLD", 1), ("P_WIDE", 1),
+    ):  # fmt: skip
+        assert not wgmma({**proven, name: value}, 90)
+    assert [name for name in SHAPES if wgmma(macros(model(name)), 90)] == ["proven"]
+
+
+@pytest.mark.slow
+def test_the_kernels_by_wgmma_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With NVRTC, where it is installed; no GPU needed."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    try:
+        wide, other = (gpu.compile_kernels(macros(model("proven")), capability) for capability in (90, 80))
+    except RuntimeError as exc:  # bindings without the library
+        pytest.skip(str(exc))
+    assert b"attend_wide" in wide and b"attend_wide" not in other
+
+
 def test_the_kernels_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With NVRTC, where it is installed; no GPU needed. What was compiled is kept and found again."""
     pytest.importorskip("cuda.bindings.nvrtc")
@@ -472,3 +590,24 @@ def test_on_a_gpu(
     assert [g.data for g in got] == [w.data for w in frames(name, lanes, steps)]
     for g, s in zip(c.decode(items(name, lanes, steps)), sequences(name), strict=True):
         assert np.array_equal(g, s)
+
+
+@on_gpu
+def test_wgmma_of_many_lengths_on_a_gpu() -> None:
+    """Where the GPU has it: rings that go round, slots that fill, run empty and leave all rows to a few, explicit layouts, and decoding."""
+    c = CudaCoder(model("proven"))
+    rng = np.random.default_rng(6)
+    lengths = [10_000, 5000, 4097, *[4096] * 3, *rng.integers(1, 400, 66), 17, 1]
+    texts = [rng.integers(0, 16384, n) for n in lengths]
+    for chosen, lanes, steps in (
+        (texts, None, None),
+        (texts[:6], 32, 125),
+        (texts[2:9], 64, 20),
+        (texts[5:9], 5, 60),
+    ):
+        got = c.encode(chosen, lanes=lanes, steps=steps)
+        want = TokenCoder(TorchEngine(model("proven"), "cuda")).encode(chosen, lanes=lanes, steps=steps)
+        assert [g.data for g in got] == [w.data for w in want]
+        sent = [FrameItem(g.data, len(t), lanes, steps) for g, t in zip(got, chosen, strict=True)]
+        for decoded, text in zip(c.decode(sent), chosen, strict=True):
+            assert np.array_equal(decoded, text)
