@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz.models.bundle import Bundle
 from pltz.plt_codec.cuda import device as gpu
 from pltz.plt_codec.cuda import emulate
 from pltz.plt_codec.cuda.batch import STATE_TYPE
@@ -44,6 +45,12 @@ SHAPES: dict[str, dict[str, int | bool]] = {
     },
     "many classes": {
         "vocab": 128 * 136, "d": 72, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 64, "hidden": 64,
+    },
+    "chunks": {
+        "vocab": 384, "d": 136, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 24, "hidden": 1400, "block": 64, "memory": 30,
+    },
+    "chunks, short": {  # a cluster has less of queries, keys and values than of classes
+        "vocab": 384, "d": 136, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "hidden": 72, "block": 64, "memory": 30,
     },
     "warm": {"layers": 1, "block": 64, "memory": 30},
     "cold": {"layers": 2, "block": 64, "memory": 30},
@@ -337,6 +344,37 @@ def test_emulated_decode_of_up_to_32_lanes(
     for i, s in zip(items(name, lanes, steps)[1:], sequences(name)[1:], strict=True):
         (got,) = c.decode([i])
         assert np.array_equal(got, s)
+
+
+@emulated
+@pytest.mark.parametrize(
+    "name,lanes,steps", [("split", 16, 4), ("chunks", 16, 4), ("chunks", 32, 2), ("chunks, short", 32, 2)]
+)
+def test_emulated_whole_gpu_where_a_row_has_several_chunks(
+    name: str, lanes: int, steps: int, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A warp then has several pieces of weights, and their order counts: with one chunk it cannot be wrong."""
+    c = coder(libraries, tmp_path_factory, name, 2, 2)
+    (got,) = c.decode(items(name, lanes, steps)[3:4])
+    assert np.array_equal(got, sequences(name)[3])
+
+
+@emulated
+@pytest.mark.skipif(not Bundle.names(), reason="no embedded bundle in this checkout")
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes,steps,tokens", [(16, 2, 30), (32, 2, 60)])
+def test_emulated_mini_on_as_many_clusters_as_a_gpu_has(
+    lanes: int, steps: int, tokens: int, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The shipped bundle with the macros it has on a GPU, and 112 blocks: what the small models cannot show."""
+    mini = Bundle.load("mini").weights
+    if "mini" not in libraries:
+        libraries["mini"] = emulate.build({**macros(mini), "P_HELD": 1}, tmp_path_factory.mktemp("mini"))
+    ids = np.random.default_rng(1).integers(0, mini.shape.vocab, tokens)
+    (frame,) = TokenCoder(TorchEngine(mini, threads=1)).encode([ids], lanes=lanes, steps=steps)
+    c = CudaCoder(mini, on=emulate.EmulatedDevice(libraries["mini"], GRID, GRID))
+    (got,) = c.decode([FrameItem(frame.data, tokens, lanes, steps)])
+    assert np.array_equal(got, ids)
 
 
 @emulated
