@@ -132,6 +132,9 @@ typedef uint32_t Remote; /* address in the shared memory of the cluster */
 /* Makes the compiler forget what it has computed from the thread's place: else it computes hundreds of addresses ahead of the
  * layers and has no registers left to keep them in. */
 DEV void forget(const Place &p) { asm volatile("" : "+r"(p.rank), "+r"(p.warp), "+r"(p.lane), "+r"(p.tid)); }
+/* The same for a number that is to be worked out here, once, and kept in a register: not again at each use, nor later. */
+DEV void forget(int32_t &v) { asm volatile("" : "+r"(v)); }
+DEV void forget(uint32_t &v) { asm volatile("" : "+r"(v)); }
 
 /* An exchange: warp w of each block sends block w what that needs (into `to`, a place of this block's memory, there), and all
  * wait until all that was to come has come. Between two exchanges every block passes a __syncthreads, and no buffer is written

@@ -115,8 +115,14 @@ DEV double near_inverse_root(double v) {
     asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(out) : "d"(v));
     return out;
 }
+DEV float near_inverse(float v) { /* to 2^-22 or better */
+    float out;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(v));
+    return out;
+}
 DEV double whole(double v) { return __dadd_rd(v, 4503599627370496.0) - 4503599627370496.0; } /* floor, 0 <= v < 2^52 */
 DEV int32_t low_word(double v) { return __double2loint(v); }
+DEV void forget(double &a, double &b) { asm volatile("" : "+d"(a), "+d"(b)); } /* see cluster.cu */
 #endif
 
 enum {
@@ -216,8 +222,8 @@ DEV double norm_scale(double total, uint32_t gain) {
 DEV int32_t nearest(double v) { return low_word(v + 6755399441055744.0); } /* |v| < 2^31; 1.5 * 2^52 leaves no fraction */
 /* clamp(rs(x * t, 40), 127). In double: |x| t < 2^50, so the product and 2^-42 beside it are exact, and 2^-42 sends the halves up.
  * Factor: of norm_scale(). */
-DEV int32_t norm_one(int32_t x, double factor) {
-    return clamp_to(nearest(fma((double)x, factor, 1.0 / ((uint64_t)1 << 42))), 127);
+DEV int32_t norm_one(double x, double factor) {
+    return clamp_to(nearest(fma(x, factor, 1.0 / ((uint64_t)1 << 42))), 127);
 }
 /* Contract 2. (norm_gain << 32) // max(1, isqrt(total)) as a factor that turns x into x t / 2^32. A row of more than 512 numbers can have
  * a total of up to 2^54, so the two parts of its sum, each exact, meet only where little is left of them. */

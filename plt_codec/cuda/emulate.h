@@ -138,7 +138,9 @@ static inline int32_t __reduce_max_sync(uint32_t, int32_t v) {
 }
 static inline double near_inverse_root(double v) { return (float)(1.0 / sqrt(v)); }
 static inline double near_inverse(double v) { return (float)(1.0 / v); }
+static inline float near_inverse(float v) { return 1.0f / v; }
 static inline double whole(double v) { return floor(v); }
+static inline void forget(double &, double &) {}
 static inline uint32_t shift_right(uint32_t v, uint32_t n) { return n < 32 ? v >> n : 0; }
 static inline uint64_t multiply(uint32_t a, uint32_t b) { return (uint64_t)a * b; }
 static inline int32_t low_word(double v) {

@@ -49,10 +49,13 @@ DEV constexpr int best_split(int tiles, int chunks, int splits = 1, int best = 1
 }
 /* TILES x CHUNKS of weights in the registers of a block: warp w has the strips w, w + 16, .. (tile, part of the inputs). */
 template <int TILES, int CHUNKS> struct Strip {
-    enum { SPLITS = best_split(TILES, CHUNKS), EACH = (TILES * SPLITS + WARPS - 1) / WARPS, LONG = (CHUNKS + SPLITS - 1) / SPLITS, PIECES = EACH * LONG * WARPS };
-    uint4 w[EACH * LONG];
+    enum { SPLITS = best_split(TILES, CHUNKS), EACH = (TILES * SPLITS + WARPS - 1) / WARPS, LONG = (CHUNKS + SPLITS - 1) / SPLITS, COUNT = EACH * LONG, PIECES = COUNT * WARPS };
+    uint4 w[COUNT];
     DEV static int tile(int warp, int i) { return (warp + i * WARPS) % TILES; }
-    DEV static int first(int warp, int i) { return (warp + i * WARPS) / TILES * LONG; }
+    DEV static int first(int warp, int i) { /* chunk of strip i */
+        if ((i * WARPS + WARPS - 1) / TILES == i * WARPS / TILES) return i * WARPS / TILES * LONG; /* all warps have the same part: known when compiled */
+        return (int)((unsigned)(warp + i * WARPS) / TILES * LONG);
+    }
     DEV static bool has(int warp, int i) { return TILES * SPLITS % WARPS == 0 || warp + i * WARPS < TILES * SPLITS; }
     /* Where the pieces of the warps lie, once: places (PIECES). from(tile): number of the tile in the tensor, of `all`; its chunks
      * begin at `begin` of `wide`. What lies outside is read from inside: it meets zeros, or its sums go unused. */
@@ -69,22 +72,30 @@ template <int TILES, int CHUNKS> struct Strip {
     }
     /* Times N rows, `stride` apart: of each, sums [split][tile][row of the tile][quarter of a chunk], for total(). */
     template <int N> DEV void row(const Place &p, const uint8_t *a, int stride, int32_t *sums) const {
+        int32_t out[EACH][N]; /* stored when all is loaded: the compiler leaves a load behind a store, or a branch, where it stands */
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            if (!has(p.warp, i)) continue;
+            const bool here = has(p.warp, i);
 #pragma unroll
             for (int r = 0; r < N; r++) {
                 int32_t dot[2] = {0, 0};
 #pragma unroll
                 for (int c = 0; c < LONG; c++) {
-                    const int chunk = first(p.warp, i) + c;
+                    int chunk = first(p.warp, i) + c;
                     if (CHUNKS % SPLITS && chunk >= CHUNKS) continue;
+                    if (!here) chunk = 0; /* a product that goes unused */
                     const uint4 v = *(const uint4 *)(a + r * stride + chunk * 64 + (p.lane & 3) * 16), f = w[i * LONG + c];
                     dot[0] = dot4(v.x, f.x, dot4(v.y, f.y, dot[0]));
                     dot[1] = dot4(v.z, f.z, dot4(v.w, f.w, dot[1]));
                 }
-                sums[r * ROW_SUMS + (p.warp + i * WARPS) * 32 + p.lane] = dot[0] + dot[1];
+                out[i][r] = dot[0] + dot[1];
             }
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            if (!has(p.warp, i)) continue;
+#pragma unroll
+            for (int r = 0; r < N; r++) sums[r * ROW_SUMS + (p.warp + i * WARPS) * 32 + p.lane] = out[i][r];
         }
     }
     DEV static int32_t total(const int32_t *sums, int n) {
@@ -132,6 +143,15 @@ template <int TILES, int CHUNKS> struct Strip {
     }
     enum { ROW_SUMS = EACH * WARPS * 32, WIDE = TILES * 8 + 8, TILE_SUMS = SPLITS * 16 * WIDE };
 };
+/* sender() and wait() of cluster.cu, with the meeting point, of which exchanges take turns at two, known when compiled: a layer has an
+ * even number of exchanges, and so has the head of a step. p.round counts pairs of them here. */
+template <int WHICH> DEV Sender sender(const Place &p, const void *to) { return Sender{peer(to, p.warp), peer(p.meeting + WHICH, p.warp)}; }
+template <int WHICH> DEV void wait(const Place &p, uint32_t bytes) {
+    forget(p);
+    if (p.tid == 0) meeting_expect(p.meeting, WHICH, bytes);
+    meeting_wait(p.meeting, p.round * 2 + WHICH);
+    p.round += WHICH;
+}
 typedef Strip<ITEMS * HT, CHUNKS> Qkv;
 typedef Strip<DP / 8, OUT_CHUNKS> Out;
 typedef Strip<UT, CHUNKS> Up;
@@ -196,6 +216,16 @@ template <int N> DEV int32_t next_symbols(Coder &c, const uint32_t *sums, int n,
     return found;
 }
 
+/* key_scale() without double, for sums up to 2^28 (8192 keys). A first quotient by float is within 2^-21 of the right one, which is below
+ * 2^25 where it counts, so what it leaves fits 32 bits, and the quotient of that sets it right to within 1. */
+DEV uint32_t key_scale_short(uint32_t sum) {
+    const uint32_t d = max(sum, 1u), most = (1u << 25) - 512;
+    const float inverse = near_inverse((float)d);
+    const uint32_t q = (uint32_t)min(inverse * 1099511627776.0f, 2147483392.0f);
+    const int32_t rest = (int32_t)(0u - q * d), more = (int32_t)floorf((float)rest * inverse), left = rest - more * (int32_t)d;
+    const uint32_t out = q + (uint32_t)more + (left >= (int32_t)d ? 1 : 0) - (left < 0 ? 1 : 0);
+    return sum < 32769 ? most : min(out, most);
+}
 /* How many of the new keys, `lanes` from `key` on, the block `rank` keeps. */
 DEV int owned_lanes(int key, int lanes, int rank) {
     const int here = least(lanes, 32 - key % 32);
@@ -246,6 +276,7 @@ template <int OWN> struct Grid {
         PLACES_CLASS = PLACES_DOWN + Down::PIECES, PLACES_MEMBER = PLACES_CLASS + Class::PIECES,
         AT_FRESH = (AT_PLACES + (PLACES_MEMBER + Member::PIECES) * 4 + 127) / 128 * 128,       /* keys of the newest own group: (LAYERS, KV_EACH, 2048) */
         SHARED = AT_FRESH + LAYERS * KV_EACH * 2048,
+        SENDS = (OWN * ITEMS * 4 + 31) / 32, /* pieces of 16 bytes of its queries, keys and values that a thread sends */
     };
     static_assert(AT_MEETING % 32 == 0 && OWN * ITEMS <= WARPS && LANES <= 32, "a warp an item of a lane; a thread a lane");
 
@@ -278,6 +309,10 @@ template <int OWN> struct Grid {
     /* Norms of the rows whose channel `tid` is x, into AT_ROW. */
     DEV static void norm_lanes(const Place &p, const int32_t x[OWN]) {
         uint2 *sums = (uint2 *)(p.m + AT_NORM);
+        double early[OWN];
+#pragma unroll
+        for (int r = 0; r < OWN; r++) early[r] = (double)x[r];
+        forget(early[0], early[OWN - 1]); /* else the conversion comes when the factor is here, and stands in its way */
 #pragma unroll
         for (int r = 0; r < OWN; r++) {
             const uint2 mine = sum_warp((uint64_t)((int64_t)x[r] * x[r]));
@@ -294,15 +329,15 @@ template <int OWN> struct Grid {
         __syncthreads();
 #pragma unroll
         for (int r = 0; r < OWN; r++) {
-            if (p.tid < DP) p.m[AT_ROW + r * DP + p.tid] = (uint8_t)norm_one(x[r], scale[r]);
+            if (p.tid < DP) p.m[AT_ROW + r * DP + p.tid] = (uint8_t)norm_one(early[r], scale[r]);
         }
         __syncthreads();
     }
 
     /* Each row's number in this block to all blocks, by put(sender, place, number), which joins it with what is there. */
-    template <class F> DEV static void spread(const Place &p, const int32_t *mine, const int32_t *all, F put) {
+    template <int WHICH, class F> DEV static void spread(const Place &p, const int32_t *mine, const int32_t *all, F put) {
         __syncthreads();
-        const Sender to = sender(p, all);
+        const Sender to = sender<WHICH>(p, all);
         each<ROWS, 32>(p.lane, [&](int row) { put(to, row * 4, mine[row]); });
     }
 
@@ -313,8 +348,12 @@ template <int OWN> struct Grid {
         const int g = p.lane >> 2, t = p.lane & 3, keys_all = key + lanes, groups = (keys_all + 31) / 32;
         const int count = groups > p.rank ? (groups - p.rank + CTAS - 1) / CTAS : 0; /* own groups: rank, rank + 16, .. */
         const int part = p.warp & 3, first = p.warp >> 2;
-        const uint8_t *weights = p.m + AT_WEIGHTS + p.lane * 4;
-        int32_t *tally = (int32_t *)(p.m + AT_TALLY) + turn * ROWS, *other = tally + (turn ? -ROWS : ROWS);
+        uint32_t own_at = p.lane * 4; /* of this thread's copy of the weights of keys */
+        forget(own_at);
+        int tally_at = AT_TALLY + turn * ROWS * 4, other_at = AT_TALLY + (turn ^ 1) * ROWS * 4;
+        forget(tally_at);
+        forget(other_at);
+        int32_t *tally = (int32_t *)(p.m + tally_at), *other = (int32_t *)(p.m + other_at);
         const int owned = owned_lanes(key, lanes, p.rank), key_at = part * 512 + p.lane * 16;
         uint4 k[KV_EACH][PIECES];
 #pragma unroll
@@ -326,7 +365,7 @@ template <int OWN> struct Grid {
                 if (n < count && group != keep.newest) k[kv][i] = *(const uint4 *)(keep.keys(kv) + (int64_t)group * 2048 + key_at);
             }
         }
-        wait(p, HEADS_EACH * LANES * 64 + owned * KV_EACH * 128);
+        wait<0>(p, HEADS_EACH * LANES * 64 + owned * KV_EACH * 128);
         mark(p, 36);
         uint32_t heat[HEADS_EACH], far[HEADS_EACH];
         int32_t c[HEADS_EACH * OWN][PIECES][4]; /* of 16 lanes of a head each: tiles */
@@ -340,6 +379,9 @@ template <int OWN> struct Grid {
             const int kv = h / OWN * KV_EACH / HEADS_EACH;
             const uint8_t *rows = p.m + AT_Q + (h * 16 + g) * 64 + t * 16;
             const uint4 a = *(const uint4 *)rows, b = *(const uint4 *)(rows + 512);
+            uint32_t f[8] = {a.x, b.x, a.y, b.y, a.z, b.z, a.w, b.w};
+#pragma unroll
+            for (int i = 0; i < 8; i++) forget(f[i]);
             int32_t low[2] = {0x7fffffff, 0x7fffffff};
 #pragma unroll
             for (int i = 0; i < PIECES; i++) {
@@ -348,8 +390,8 @@ template <int OWN> struct Grid {
                 if (h % OWN == 0 && group == keep.newest) k[kv][i] = *(const uint4 *)(keep.fresh + kv * 2048 + key_at);
 #pragma unroll
                 for (int e = 0; e < 4; e++) c[h][i][e] = 0;
-                mma_s8(c[h][i], a.x, b.x, a.y, b.y, k[kv][i].x, k[kv][i].y);
-                mma_s8(c[h][i], a.z, b.z, a.w, b.w, k[kv][i].z, k[kv][i].w);
+                mma_s8(c[h][i], f[0], f[1], f[2], f[3], k[kv][i].x, k[kv][i].y);
+                mma_s8(c[h][i], f[4], f[5], f[6], f[7], k[kv][i].z, k[kv][i].w);
                 if (group * 32 + 32 > keys_all) { /* not all are keys: those that are not, far below all others */
 #pragma unroll
                     for (int e = 0; e < 4; e++) c[h][i][e] = left > (e & 1) ? c[h][i][e] : 1 << 30;
@@ -357,14 +399,13 @@ template <int OWN> struct Grid {
 #pragma unroll
                 for (int e = 0; e < 4; e++) low[e >> 1] = min(low[e >> 1], c[h][i][e]);
             }
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                for (int n = 1; n < 4; n <<= 1) low[i] = min(low[i], __shfl_xor_sync(FULL, low[i], n));
-                if (t == 0) atomicMin(&tally[MY_MOST + h * 16 + g + i * 8], low[i]);
-            }
+            int32_t mine = t & 1 ? low[1] : low[0]; /* of the four threads of two rows, the odd ones go on with the second */
+            mine = min(mine, __shfl_xor_sync(FULL, t & 1 ? low[0] : low[1], 1));
+            mine = min(mine, __shfl_xor_sync(FULL, mine, 2));
+            if (t < 2) atomicMin(&tally[MY_MOST + h * 16 + g + t * 8], mine);
         }
         mark(p, 37);
-        spread(p, tally + MY_MOST, tally + MOST, [](const Sender &to, int at, int32_t v) { to.least(at, v); });
+        spread<1>(p, tally + MY_MOST, tally + MOST, [](const Sender &to, int at, int32_t v) { to.least(at, v); });
         if (p.tid < ROWS) other[MY_MOST + p.tid] = 0x7fffffff;
         /* while the highest scores are under way: the output's weights; new keys and values into the cache */
         out.load(p, places, out_w);
@@ -384,7 +425,7 @@ template <int OWN> struct Grid {
                 }
             }
         }
-        wait(p, HEADS_EACH * LANES * CTAS * 4);
+        wait<1>(p, HEADS_EACH * LANES * CTAS * 4);
         mark(p, 38);
 #pragma unroll
         for (int h = 0; h < HEADS_EACH * OWN; h++) {
@@ -398,19 +439,18 @@ template <int OWN> struct Grid {
                 if (n >= count) break;
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    const uint32_t w = key_weight((uint32_t)(c[h][i][e] - low[e >> 1]), far[h / OWN], heat[h / OWN], weights);
+                    const uint32_t w = key_weight((uint32_t)(c[h][i][e] - low[e >> 1]), far[h / OWN], heat[h / OWN], p.m + AT_WEIGHTS, own_at);
                     c[h][i][e] = P_COLD && left <= (e & 1) ? 0 : (int32_t)w;
                     total[e >> 1] += (uint32_t)c[h][i][e];
                 }
             }
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                for (int n = 1; n < 4; n <<= 1) total[i] += __shfl_xor_sync(FULL, total[i], n);
-                if (t == 0) atomicAdd(&tally[MY_SUM + h * 16 + g + i * 8], (int32_t)total[i]);
-            }
+            uint32_t mine = t & 1 ? total[1] : total[0];
+            mine += __shfl_xor_sync(FULL, t & 1 ? total[0] : total[1], 1);
+            mine += __shfl_xor_sync(FULL, mine, 2);
+            if (t < 2) atomicAdd(&tally[MY_SUM + h * 16 + g + t * 8], (int32_t)mine);
         }
         mark(p, 39);
-        spread(p, tally + MY_SUM, tally + SUM, [](const Sender &to, int at, int32_t v) { to.add(at, v); });
+        spread<0>(p, tally + MY_SUM, tally + SUM, [](const Sender &to, int at, int32_t v) { to.add(at, v); });
         if (p.tid < ROWS) {
             other[MY_SUM + p.tid] = 0;
             tally[MOST + p.tid] = 0x7fffffff;
@@ -427,7 +467,7 @@ template <int OWN> struct Grid {
                 if (i * 2 + half < count) v[kv][i] = *(const uint2 *)(from + i * 2 * CTAS * 2048);
             }
         }
-        wait(p, HEADS_EACH * LANES * CTAS * 4);
+        wait<0>(p, HEADS_EACH * LANES * CTAS * 4);
         mark(p, 40);
         int32_t lo[HEADS_EACH * OWN][4], hi[HEADS_EACH * OWN][4];
 #pragma unroll
@@ -438,7 +478,7 @@ template <int OWN> struct Grid {
                 const int32_t sum = tally[SUM + h * LANES + g + i * 8];
                 if ((t & OWN * 2 - 1) == i) own = (uint32_t)sum;
             }
-            own = key_scale(own) << 7;
+            own = key_scale_short(own) << 7;
 #pragma unroll
             for (int r = 0; r < OWN; r++) {
                 const int n16 = h * OWN + r;
@@ -461,17 +501,28 @@ template <int OWN> struct Grid {
         }
         __syncthreads();
         if (p.tid < ROWS) tally[SUM + p.tid] = 0;
+        enum { AT_ONCE = 2 }; /* groups; a group beyond the last has values of zero, so its shares, whatever they are, do not count */
 #pragma unroll
-        for (int n = 0; n < GROUPS / 2; n++) {
-            const int local = n * 2 + half;
-            if (local >= count) break;
+        for (int n = 0; n < GROUPS / 2; n += AT_ONCE) {
+            if (n * 2 + half >= count) break;
+            uint4 a[AT_ONCE][HEADS_EACH * OWN], b[AT_ONCE][HEADS_EACH * OWN];
 #pragma unroll
-            for (int h = 0; h < HEADS_EACH * OWN; h++) {
-                const uint8_t *from = p.m + AT_SHARES + (h * GROUPS + local) * 1024 + p.lane * 16;
-                const uint4 a = *(const uint4 *)from, b = *(const uint4 *)(from + 512);
-                const uint2 x = v[h / OWN * KV_EACH / HEADS_EACH][n];
-                mma_u8(lo[h], a.x, a.y, a.z, a.w, x.x, x.y);
-                mma_u8(hi[h], b.x, b.y, b.z, b.w, x.x, x.y);
+            for (int i = 0; i < AT_ONCE; i++) {
+#pragma unroll
+                for (int h = 0; h < HEADS_EACH * OWN; h++) {
+                    const uint8_t *from = p.m + AT_SHARES + (h * GROUPS + (n + i) * 2 + half) * 1024 + p.lane * 16;
+                    a[i][h] = *(const uint4 *)from;
+                    b[i][h] = *(const uint4 *)(from + 512);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+#pragma unroll
+                for (int h = 0; h < HEADS_EACH * OWN; h++) {
+                    const uint2 x = v[h / OWN * KV_EACH / HEADS_EACH][n + i];
+                    mma_u8(lo[h], a[i][h].x, a[i][h].y, a[i][h].z, a[i][h].w, x.x, x.y);
+                    mma_u8(hi[h], b[i][h].x, b[i][h].y, b[i][h].z, b[i][h].w, x.x, x.y);
+                }
             }
         }
         mark(p, 41);
@@ -485,14 +536,14 @@ template <int OWN> struct Grid {
             }
         }
         __syncthreads();
-        const Sender to = sender(p, p.m + AT_PARTS + p.rank * OWN * HEADS_EACH * 256); /* rows w, w + 16 to the block that stands for those lanes */
+        const Sender to = sender<1>(p, p.m + AT_PARTS + p.rank * OWN * HEADS_EACH * 256); /* rows w, w + 16 to the block that stands for those lanes */
         each<OWN * HEADS_EACH * 16, 32>(p.lane, [&](int i) {
             const int r = i / (HEADS_EACH * 16), h = i / 16 % HEADS_EACH;
             const int32_t *from = halves + ((h * OWN + r) * 16 + p.warp) * PART + i % 16 * 4;
             const uint4 a = *(const uint4 *)from, b = *(const uint4 *)(from + HEADS_EACH * LANES * PART);
             to.put16(i * 16, make_uint4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w));
         });
-        wait(p, CTAS * OWN * HEADS_EACH * 256);
+        wait<1>(p, CTAS * OWN * HEADS_EACH * 256);
         mark(p, 42);
         each<OWN * HEADS_EACH * 64, THREADS>(p.tid, [&](int i) {
             int32_t total = 1 << 14;
@@ -576,9 +627,22 @@ template <int OWN> struct Grid {
             sine = model.sine[j];
         };
         turn_on(0);
-        /* The next product's weights, a third while each of three exchanges is under way: all at once would hold up the words of others. */
+        /* The next product's weights, a third while each of three exchanges is under way: all at once would hold up the words of others.
+         * Where there is room for them, those of the classes come into the registers of qkv, so that no load stands under a condition: what
+         * may be loaded or may stay as it was takes its registers all the time, also while attention needs them. */
+        enum { SHARED_AHEAD = Class::COUNT <= Qkv::COUNT };
         auto ahead = [&](int part, int layer) {
-            if (layer + 1 < LAYERS) {
+            if (SHARED_AHEAD) {
+                const bool classes_next = layer + 1 == LAYERS && first;
+                const int8_t *from = classes_next ? model.class_w : model.qkv_w[layer + 1 < LAYERS ? layer + 1 : 0];
+                const int32_t *where = places + (classes_next ? PLACES_CLASS : 0) + p.warp;
+#pragma unroll
+                for (int i = 0; i < Qkv::COUNT; i++) {
+                    if (i * 3 / Qkv::COUNT != part) continue;
+                    const int at = i < Class::COUNT ? where[i * WARPS] : where[classes_next ? 0 : i * WARPS];
+                    qkv.w[i] = *(const uint4 *)(from + (at + p.lane * 16));
+                }
+            } else if (layer + 1 < LAYERS) {
                 const int8_t *from = model.qkv_w[layer + 1];
                 if (!busy) return;
                 if (part == 0) qkv.template load<0, 3>(p, places, from);
@@ -600,6 +664,23 @@ template <int OWN> struct Grid {
                 if (p.tid < DP) x[r] = entry(model.embed_w[(int64_t)(token[r] >> 3) * 8 * DP + (p.tid >> 6) * 512 + (token[r] & 7) * 64 + (p.tid & 63)], model.embed_m[token[r]]);
             }
             const int key = s.old + step * s.L, last = (key + s.L - 1) / 32;
+            int send_at[SENDS], send_step[SENDS]; /* where the 16 bytes that this thread sends go, or -1: nowhere; how much further on a layer */
+#pragma unroll
+            for (int n = 0; n < SENDS; n++) {
+                send_at[n] = -1;
+                send_step[n] = 0;
+                if (n * 32 + p.lane < OWN * ITEMS * 4) {
+                    const int i = n * 32 + p.lane, lane = p.rank + i / (ITEMS * 4) * CTAS, slot = key + lane, item = i / 4 % ITEMS, kv = item - HEADS_EACH;
+                    const bool keeper = lane < s.L && slot / 32 % CTAS == p.warp;
+                    const int at = item < HEADS_EACH ? AT_Q + (item * LANES + lane) * 64
+                                   : kv < KV_EACH    ? AT_FRESH + (kv * 32 + slot % 32) * 64
+                                                     : AT_NEW + ((kv - KV_EACH) * LANES + lane) * 64;
+                    if (item < HEADS_EACH || keeper) send_at[n] = at + i % 4 * 16;
+                    if (kv >= 0 && kv < KV_EACH) send_step[n] = KV_EACH * 2048;
+                }
+                forget(send_at[n]);
+                forget(send_step[n]);
+            }
             const int newest = last - ((last - p.rank) % CTAS + CTAS) % CTAS; /* the last own group, where it is of this block of tokens */
 #pragma unroll 1
             for (int layer = 0; layer < LAYERS; layer++) {
@@ -645,15 +726,12 @@ template <int OWN> struct Grid {
                         }
                     }
                     __syncthreads();
-                    const Sender to = sender(p, p.m); /* queries to all, a key and a value to the block that keeps them */
-                    each<OWN * ITEMS * 4, 32>(p.lane, [&](int i) {
-                        const int lane = p.rank + i / (ITEMS * 4) * CTAS, slot = key + lane, item = i / 4 % ITEMS, kv = item - HEADS_EACH;
-                        const bool keeper = lane < s.L && slot / 32 % CTAS == p.warp;
-                        const int at = item < HEADS_EACH ? AT_Q + (item * LANES + lane) * 64
-                                       : kv < KV_EACH    ? AT_FRESH + ((layer * KV_EACH + kv) * 32 + slot % 32) * 64
-                                                         : AT_NEW + ((kv - KV_EACH) * LANES + lane) * 64;
-                        if (item < HEADS_EACH || keeper) to.put16(at + i % 4 * 16, *(const uint4 *)(p.m + AT_MADE + i * 16));
-                    });
+                    const Sender to = sender<0>(p, p.m); /* queries to all, a key and a value to the block that keeps them */
+#pragma unroll
+                    for (int n = 0; n < SENDS; n++) {
+                        if (send_at[n] >= 0) to.put16(send_at[n], *(const uint4 *)(p.m + AT_MADE + (n * 32 + p.lane) * 16));
+                        if (send_at[n] >= 0) send_at[n] += send_step[n];
+                    }
                     mark(p, 35);
                     const Keeper keep = {cache, memory, (int8_t *)(p.m + AT_FRESH) + layer * KV_EACH * 2048, layer, first_kv, newest >= s.old / 32 ? newest : -1};
                     attend(p, keep, s.L, key, out, places + PLACES_OUT, model.out_w[layer], o_at, (int)turn);
@@ -678,14 +756,14 @@ template <int OWN> struct Grid {
                 const int32_t up_m = hidden_tile * 8 + column < FP ? model.up_m[layer][hidden_tile * 8 + column] : 0;
                 norm_lanes(p, x);
                 mark(p, 45);
-                const Sender norms = sender(p, p.m + AT_A + p.rank * A_PITCH);
+                const Sender norms = sender<0>(p, p.m + AT_A + p.rank * A_PITCH);
                 each<OWN * DP / 16, 32>(p.lane, [&](int i) {
                     const int r = i / (DP / 16), column = i % (DP / 16) * 16;
                     norms.put16(r * CTAS * A_PITCH + column, *(const uint4 *)(p.m + AT_ROW + r * DP + column));
                 });
                 down.load(p, places + PLACES_DOWN, model.down_w[layer]);
                 ahead(0, layer);
-                wait(p, LANES * DP);
+                wait<0>(p, LANES * DP);
                 mark(p, 46);
                 upper.template rows<OWN, false>(p, p.m + AT_A, A_PITCH, (int32_t *)(p.m + AT_UP));
                 __syncthreads();
@@ -696,12 +774,12 @@ template <int OWN> struct Grid {
                     p.m[AT_STAGE + i] = (uint8_t)((u * u + 128) >> 8);
                 });
                 __syncthreads();
-                const Sender hidden = sender(p, p.m + AT_HIDDEN + p.rank * UT * 8);
+                const Sender hidden = sender<1>(p, p.m + AT_HIDDEN + p.rank * UT * 8);
                 if (UT % 2) each<LANES * UT, 32>(p.lane, [&](int i) { hidden.put8(i / UT * H_WIDE + i % UT * 8, *(const uint2 *)(p.m + AT_STAGE + i * 8)); });
                 else each<LANES * UT / 2, 32>(p.lane, [&](int i) { hidden.put16(i * 2 / UT * H_WIDE + i * 2 % UT * 8, *(const uint4 *)(p.m + AT_STAGE + i * 16)); });
                 mark(p, 47);
                 ahead(1, layer);
-                wait(p, LANES * SLICE);
+                wait<1>(p, LANES * SLICE);
                 mark(p, 48);
                 down.template rows<OWN, true>(p, p.m + AT_HIDDEN, H_WIDE, (int32_t *)(p.m + AT_DOWN));
                 __syncthreads();
@@ -710,8 +788,8 @@ template <int OWN> struct Grid {
                     if (to < DP) wire_store(&wire->down[turn][r][cluster][to], marked(Down::template totals<OWN>((const int32_t *)(p.m + AT_DOWN), r, c), sign));
                 });
                 mark(p, 49);
-                if (layer + 1 == LAYERS && !first) break;
                 ahead(2, layer);
+                if (layer + 1 == LAYERS && !first) break;
                 if (p.tid < DP) {
                     collect_parts<CLUSTERS>(&wire->down[turn][p.rank][0][p.tid], sign, parts);
 #pragma unroll
@@ -723,6 +801,8 @@ template <int OWN> struct Grid {
             const uint32_t n = epoch + (uint32_t)step + 2, turn = n & 1, sign = n >> 1 & 0x7fff;
             turn_on(1);
             if (first) {
+#pragma unroll
+                for (int i = 0; i < Class::COUNT && SHARED_AHEAD; i++) head_class.w[i] = qkv.w[i];
                 const int active = active_lanes(s, step);
                 uint32_t *cum = (uint32_t *)(p.m + AT_CUM), *own = (uint32_t *)(p.m + AT_OWN);
                 int32_t *sums = (int32_t *)(p.m + AT_ROWS);
@@ -730,7 +810,7 @@ template <int OWN> struct Grid {
                 Coder coder = {0, 0, 0, 0, 0, 0, 0};
                 uint32_t following = 0; /* words of the stream; a symbol takes one at most */
                 int used = 0;
-                int32_t m[PER], b[PER];
+                int32_t m[PER] = {}, b[PER] = {}; /* set in any case, as above */
                 auto look = [&] { following = coder.place + p.lane < coder.words ? coder.data[coder.place + p.lane] : 0; };
                 if (p.warp == 0) {
                     coder = *kept;
@@ -762,11 +842,11 @@ template <int OWN> struct Grid {
                 for (int r = 0; r < OWN; r++) {
                     const int lane = p.rank + r * CTAS;
                     if (lane >= active) continue;
-                    const Sender to = sender(p, cum + lane * SUMS);
+                    const Sender to = sender<0>(p, cum + lane * SUMS);
 #pragma unroll 1
                     for (int i = p.lane * 4; i < SUMS; i += 128) to.put16(i * 4, *(const uint4 *)(own + r * SUMS + i));
                 }
-                wait(p, active * SUMS * 4);
+                wait<0>(p, active * SUMS * 4);
                 mark(p, 52);
                 uint32_t frequency = 1u << 24;
                 double bits = 0;
@@ -785,7 +865,7 @@ template <int OWN> struct Grid {
                 mark(p, 53);
                 if (p.rank < active) {
                     Member member[OWN];
-                    int4 m4, b4;
+                    int4 m4 = {0, 0, 0, 0}, b4 = {0, 0, 0, 0};
                     int32_t z[OWN];
 #pragma unroll
                     for (int r = 0; r < OWN; r++) { /* of a lane that is not active: class 0, which nobody asks for */
@@ -813,13 +893,13 @@ template <int OWN> struct Grid {
                     for (int r = 0; r < OWN; r++) {
                         const int lane = p.rank + r * CTAS;
                         if (lane >= active) continue;
-                        const Sender to = sender(p, cum + (LANES + lane) * SUMS);
+                        const Sender to = sender<1>(p, cum + (LANES + lane) * SUMS);
 #pragma unroll 1
                         for (int i = p.lane * 4; i < 132; i += 128) to.put16(i * 4, *(const uint4 *)(own + r * SUMS + i));
                     }
                 }
                 mark(p, 54);
-                wait(p, active * 132 * 4);
+                wait<1>(p, active * 132 * 4);
                 mark(p, 55);
                 if (p.warp == 0) {
                     frequency = 1u << 24;
@@ -849,7 +929,7 @@ template <int OWN> struct Grid {
                 stop = *error != 0;
                 mark(p, 56);
             } else {
-                if (busy) qkv.load(p, places, model.qkv_w[0]);
+                if (busy && !SHARED_AHEAD) qkv.load(p, places, model.qkv_w[0]);
 #pragma unroll
                 for (int r = 0; r < OWN; r++) {
                     uint32_t word;
