@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zstandard
 
-from pltz.models.bundle_folder import CARD, DICTIONARY, FORMAT, HEAD, PACKED, PLAIN, TOKENIZER, BundleFolder
+from pltz.models.bundle_folder import (
+    CARD,
+    DICTIONARY,
+    DIFFERENCE,
+    DIFFERING,
+    FORMAT,
+    HEAD,
+    PACKED,
+    PLAIN,
+    TOKENIZER,
+    BundleFolder,
+)
 from pltz.models.tokenizer import BundleTokenizer
 from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError
 from pltz.plt_codec.weights import Weights
@@ -144,7 +155,18 @@ def _warn_once(why: str) -> None:
 
 def read_weights(folder: Path) -> Weights:
     """The integer weights of a bundle folder alone, whatever else it lacks. Raises ModelError, VersionError."""
-    return BundleFolder.open(folder).weights()
+    return BundleFolder.open(folder).weights(_embedded)
+
+
+def _embedded(identity: str) -> BundleFolder:
+    """The embedded bundle from which another differs. Raises ModelError where there is none."""
+    for name in Bundle.names():
+        folder = BundleFolder.open(EMBEDDED / name)
+        if folder.id == identity:
+            return folder
+    raise ModelError(
+        f"its weights are differences from bundle {identity}, which is not here: install the pltz it came with"
+    )
 
 
 @functools.lru_cache(maxsize=4)
@@ -153,7 +175,7 @@ def _load(path: Path) -> Bundle:
     tokenizer, dictionary, weights = (
         BundleTokenizer(folder.tokenizer()),
         folder.dictionary(),
-        folder.weights(),
+        folder.weights(_embedded),
     )
     if tokenizer.size != weights.shape.vocab:
         raise ModelError(
@@ -195,31 +217,66 @@ def write_bundle(
     packed: bool = False,
 ) -> None:
     """Write a bundle folder. Weights go to files of at most 16 MB; `packed`: compressed, for weights of few bits."""
-    from safetensors.numpy import save
-
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = BundleTokenizer(tokenizer_json)
-    parts: list[dict[str, Any]] = [{}]
-    for key in sorted(weights.tensors):
-        if sum(t.nbytes for t in parts[-1].values()) + weights.tensors[key].nbytes > PART and parts[-1]:
-            parts.append({})
-        parts[-1][key] = np.ascontiguousarray(weights.tensors[key])
-    packer = zstandard.ZstdCompressor(level=22)
-    saved = [save(part) for part in parts]
+    saved = _parts(weights)
     if packed:  # level 1: weights hold no repeats, Huffman codes alone do best (4.14 bits a weight; level 9 takes 4.4)
         entropy = zstandard.ZstdCompressor(level=1)
         files = {f"weights-{i:02}{PACKED}": entropy.compress(part) for i, part in enumerate(saved)}
     else:
         files = {f"weights-{i}{PLAIN}": part for i, part in enumerate(saved)}
-    files |= {
-        TOKENIZER: packer.compress(tokenizer_json),
-        DICTIONARY: packer.compress(dictionary),
-    }
+    identity = bundle_id(weights, BundleTokenizer(tokenizer_json).fingerprint, dictionary)
+    _write(folder, name, weights, tokenizer_json, dictionary, card, files, {"id": identity.hex()})
+
+
+def write_difference(folder: Path, name: str, bundle: Bundle, origin: Bundle) -> None:
+    """Write a bundle again, its weights as differences from those of another of the same shape: for one that took its place.
+
+    Raises:
+        UsageError: the shapes differ.
+    """
+    if bundle.weights.shape != origin.weights.shape:
+        raise UsageError(
+            f"bundle {bundle.name} has another shape than {origin.name}: it cannot differ from it"
+        )
+    packer, files = zstandard.ZstdCompressor(level=19), {}
+    stems = sorted({n.partition(".")[0] for n in origin.verify()} - {"tokenizer", "dictionary"})
+    for stem, ours, theirs in zip(stems, _parts(bundle.weights), _parts(origin.weights), strict=True):
+        difference = np.frombuffer(ours, np.uint8) - np.frombuffer(theirs, np.uint8)
+        files[stem + DIFFERENCE] = packer.compress(difference.tobytes())
+    more = {"id": bundle.id.hex(), "from": origin.id.hex(), "format": DIFFERING}
+    _write(folder, name, bundle.weights, bundle.tokenizer.json, bundle.zstd_dict, bundle.card, files, more)
+
+
+def _parts(weights: Weights) -> list[bytes]:
+    """The tensors by sorted name in files of at most 16 MB."""
+    from safetensors.numpy import save
+
+    parts: list[dict[str, Any]] = [{}]
+    for key in sorted(weights.tensors):
+        if sum(t.nbytes for t in parts[-1].values()) + weights.tensors[key].nbytes > PART and parts[-1]:
+            parts.append({})
+        parts[-1][key] = np.ascontiguousarray(weights.tensors[key])
+    return [save(part) for part in parts]
+
+
+def _write(
+    folder: Path,
+    name: str,
+    weights: Weights,
+    tokenizer_json: bytes,
+    dictionary: bytes,
+    card: dict[str, Any],
+    files: dict[str, bytes],
+    more: dict[str, Any],
+) -> None:
+    """Write a bundle folder; `files`: those of the weights, `more`: of bundle.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    packer = zstandard.ZstdCompressor(level=22)
+    files = files | {TOKENIZER: packer.compress(tokenizer_json), DICTIONARY: packer.compress(dictionary)}
     head = {
         "format": FORMAT,
         "contract": weights.contract,
         "name": name,
-        "id": bundle_id(weights, tokenizer.fingerprint, dictionary).hex(),
+        **more,
         "shape": weights.shape.to_dict(),
         "files": {
             k: {"size": len(v), "blake2b": hashlib.blake2b(v, digest_size=16).hexdigest()}

@@ -1,4 +1,4 @@
-"""The embedded bundle `base`: the same bits from the compiled engine and from torch, on every machine."""
+"""The embedded bundles of contract 2: the same bits from the compiled engine and from torch, on every machine."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from pltz.plt_codec.frame import TokenCoder
 from pltz.plt_codec.item import FrameItem
 from pltz.plt_codec.native import NativeCoder, available
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "base.json").read_text())
-pytestmark = pytest.mark.slow
+GOLDEN = {
+    name: json.loads((Path(__file__).parents[1] / "golden" / file).read_text())
+    for name, file in (("base", "base-be9333de.json"), ("base-1", "base.json"))
+}
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("name", GOLDEN)]
 
 
-def test_golden_frames_of_the_compiled_engine() -> None:
+def test_golden_frames_of_the_compiled_engine(name: str) -> None:
     """Recorded once for these weights: another byte would be another model."""
     if not available():
         pytest.skip("the compiled engine was not built (no C compiler at install)")
-    bundle = Bundle.load("base")
+    bundle = Bundle.load(name)
     sequences = fixed_sequences(bundle.weights.shape.vocab)
     frames = NativeCoder(bundle.weights).encode(sequences)
-    assert [bundle.id.hex(), *(f.data.hex() for f in frames)] == GOLDEN
+    assert [bundle.id.hex(), *(f.data.hex() for f in frames)] == GOLDEN[name]
     items = [FrameItem(f.data, len(s), f.lanes, f.steps) for f, s in zip(frames, sequences, strict=True)]
     back = NativeCoder(bundle.weights).decode(items)
     assert all(np.array_equal(a, b) for a, b in zip(back, sequences, strict=True))
 
 
-def test_torch_decodes_what_the_compiled_engine_wrote() -> None:
-    bundle = Bundle.load("base")
+def test_torch_decodes_what_the_compiled_engine_wrote(name: str) -> None:
+    bundle = Bundle.load(name)
     sequence = fixed_sequences(bundle.weights.shape.vocab)[2]
-    item = FrameItem(bytes.fromhex(GOLDEN[3]), len(sequence), None, None)
+    item = FrameItem(bytes.fromhex(GOLDEN[name][3]), len(sequence), None, None)
     assert TokenCoder(bundle.engine()).decode([item])[0].tolist() == sequence.tolist()
