@@ -119,7 +119,7 @@ def transplant(path: Path, tokens: list[str], options: dict[str, Any]) -> Net:
         state[here + "up.weight"] = t["ffn_up"] * nets.LINEAR_SCALE / A_SCALE
         state[here + "out.weight"], state[here + "down.weight"] = t["attn_output"] / 2, t["ffn_down"]
     missing, extra = net.load_state_dict(
-        {k: torch.from_numpy(np.asarray(v, np.float32, order="C")) for k, v in state.items()}, strict=False
+        {k: torch.from_numpy(np.require(v, np.float32, ["C", "W"])) for k, v in state.items()}, strict=False
     )
     assert not extra, extra
     print("started anew:", ", ".join(m for m in missing if "temperature" not in m), flush=True)
