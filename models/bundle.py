@@ -215,35 +215,65 @@ def write_bundle(
     card: dict[str, Any],
     *,
     packed: bool = False,
+    origin: Bundle | None = None,
 ) -> None:
-    """Write a bundle folder. Weights go to files of at most 16 MB; `packed`: compressed, for weights of few bits."""
-    saved = _parts(weights)
-    if packed:  # level 1: weights hold no repeats, Huffman codes alone do best (4.14 bits a weight; level 9 takes 4.4)
-        entropy = zstandard.ZstdCompressor(level=1)
-        files = {f"weights-{i:02}{PACKED}": entropy.compress(part) for i, part in enumerate(saved)}
-    else:
-        files = {f"weights-{i}{PLAIN}": part for i, part in enumerate(saved)}
-    identity = bundle_id(weights, BundleTokenizer(tokenizer_json).fingerprint, dictionary)
-    _write(folder, name, weights, tokenizer_json, dictionary, card, files, {"id": identity.hex()})
+    """Write a bundle folder. Weights go to files of at most 16 MB.
 
-
-def write_difference(folder: Path, name: str, bundle: Bundle, origin: Bundle) -> None:
-    """Write a bundle again, its weights as differences from those of another of the same shape: for one that took its place.
+    Args:
+        packed: compressed, for weights of few bits.
+        origin: a bundle of the same shape, embedded wherever this one is read; the weights are written as differences from its.
 
     Raises:
-        UsageError: the shapes differ.
+        UsageError: the origin has another shape.
     """
-    if bundle.weights.shape != origin.weights.shape:
+    folder.mkdir(parents=True, exist_ok=True)
+    packer = zstandard.ZstdCompressor(level=22)
+    files = _differences(weights, origin) if origin else _files(weights, packed=packed)
+    files |= {TOKENIZER: packer.compress(tokenizer_json), DICTIONARY: packer.compress(dictionary)}
+    head = {
+        "format": DIFFERING if origin else FORMAT,
+        "contract": weights.contract,
+        "name": name,
+        "id": bundle_id(weights, BundleTokenizer(tokenizer_json).fingerprint, dictionary).hex(),
+        **({"from": origin.id.hex()} if origin else {}),
+        "shape": weights.shape.to_dict(),
+        "files": {
+            k: {"size": len(v), "blake2b": hashlib.blake2b(v, digest_size=16).hexdigest()}
+            for k, v in sorted(files.items())
+        },
+    }
+    for key, data in files.items():
+        (folder / key).write_bytes(data)
+    (folder / HEAD).write_text(json.dumps(head, indent=1) + "\n")
+    (folder / CARD).write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+
+
+def _files(weights: Weights, *, packed: bool) -> dict[str, bytes]:
+    if not packed:
+        return {f"weights-{i}{PLAIN}": part for i, part in enumerate(_parts(weights))}
+    entropy = zstandard.ZstdCompressor(
+        level=1
+    )  # no repeats to find: Huffman codes alone do best (4.14 bits a weight; level 9 takes 4.4)
+    return {f"weights-{i:02}{PACKED}": entropy.compress(part) for i, part in enumerate(_parts(weights))}
+
+
+def _differences(weights: Weights, origin: Bundle) -> dict[str, bytes]:
+    if weights.shape != origin.weights.shape:
         raise UsageError(
-            f"bundle {bundle.name} has another shape than {origin.name}: it cannot differ from it"
+            f"bundle {origin.name} has another shape: no bundle can differ from it in its weights alone"
         )
     packer, files = zstandard.ZstdCompressor(level=19), {}
-    stems = sorted({n.partition(".")[0] for n in origin.verify()} - {"tokenizer", "dictionary"})
-    for stem, ours, theirs in zip(stems, _parts(bundle.weights), _parts(origin.weights), strict=True):
+    stems = sorted(
+        {
+            name.partition(".")[0]
+            for name in BundleFolder.open(origin.path).files
+            if name not in (TOKENIZER, DICTIONARY)
+        }
+    )
+    for stem, ours, theirs in zip(stems, _parts(weights), _parts(origin.weights), strict=True):
         difference = np.frombuffer(ours, np.uint8) - np.frombuffer(theirs, np.uint8)
         files[stem + DIFFERENCE] = packer.compress(difference.tobytes())
-    more = {"id": bundle.id.hex(), "from": origin.id.hex(), "format": DIFFERING}
-    _write(folder, name, bundle.weights, bundle.tokenizer.json, bundle.zstd_dict, bundle.card, files, more)
+    return files
 
 
 def _parts(weights: Weights) -> list[bytes]:
@@ -256,34 +286,3 @@ def _parts(weights: Weights) -> list[bytes]:
             parts.append({})
         parts[-1][key] = np.ascontiguousarray(weights.tensors[key])
     return [save(part) for part in parts]
-
-
-def _write(
-    folder: Path,
-    name: str,
-    weights: Weights,
-    tokenizer_json: bytes,
-    dictionary: bytes,
-    card: dict[str, Any],
-    files: dict[str, bytes],
-    more: dict[str, Any],
-) -> None:
-    """Write a bundle folder; `files`: those of the weights, `more`: of bundle.json."""
-    folder.mkdir(parents=True, exist_ok=True)
-    packer = zstandard.ZstdCompressor(level=22)
-    files = files | {TOKENIZER: packer.compress(tokenizer_json), DICTIONARY: packer.compress(dictionary)}
-    head = {
-        "format": FORMAT,
-        "contract": weights.contract,
-        "name": name,
-        **more,
-        "shape": weights.shape.to_dict(),
-        "files": {
-            k: {"size": len(v), "blake2b": hashlib.blake2b(v, digest_size=16).hexdigest()}
-            for k, v in sorted(files.items())
-        },
-    }
-    for key, data in files.items():
-        (folder / key).write_bytes(data)
-    (folder / HEAD).write_text(json.dumps(head, indent=1) + "\n")
-    (folder / CARD).write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")

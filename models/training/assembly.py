@@ -147,7 +147,7 @@ def _described(s: Settings) -> dict[str, Any]:
     for key in ("files", "validation", "test"):
         out["data"][key] = [Path(name).name for name in out["data"][key]]
     named = [("student", "start"), ("tokenizer", "bundle")]
-    named += [("teacher", "target"), ("teacher", "bundle")] if s.teacher else []
+    named += [("teacher", key) for key in ("target", "bundle", "start")] if s.teacher else []
     for table, key in named:
         out[table][key] = Path(out[table][key]).name
     return out

@@ -56,22 +56,27 @@ def student(s: Settings, streams: Path, vocab: int, start: Path | None, teacher:
     )
 
 
+def plan(s: Settings) -> Plan:
+    """How the student is trained, without its shape."""
+    return Plan(**{f.name: getattr(s.student, f.name) for f in dataclasses.fields(Plan)})
+
+
 def teacher(s: Settings, streams: Path, vocab: int, start: Path | None) -> Job:
     """The job of a configuration's own teacher: its rate falls all the time."""
     t = s.teacher
     assert t is not None
-    plan = Plan(**{f.name: getattr(s.student, f.name) for f in dataclasses.fields(Plan)})
-    plan = dataclasses.replace(
-        plan,
+    its = plan(s)
+    its = dataclasses.replace(
+        its,
         steps=t.steps,
         seconds=t.seconds,
         decay=1.0,
-        rows=t.rows or plan.rows,
-        relative_rate=t.relative_rate or plan.relative_rate,
+        rows=t.rows or its.rows,
+        relative_rate=t.relative_rate or its.relative_rate,
     )
     return Job(
         config=NetConfig.of(t, s.student, vocab),
-        plan=plan,
+        plan=its,
         sampling=sampling(s.data, s.student.block, s.student.memory, streams),
         seed=s.seed,
         streams=streams,

@@ -16,7 +16,6 @@ from pltz.models.training.context import Context
 from pltz.models.training.fit import CHECKPOINT, Place, fit
 from pltz.models.training.job import Job
 from pltz.models.training.origin import Origin
-from pltz.models.training.plan import Plan
 from pltz.models.training.shape import NetConfig
 from pltz.plt_codec.errors import UsageError
 
@@ -96,7 +95,9 @@ class Learning:
 
     def quick(self, folder: Path, streams: Path) -> np.ndarray:
         """Embeddings (V, d) of the student's shape after a few steps."""
-        plan = dataclasses.replace(self._plan(), steps=self.s.tokenizer.order_steps, seconds=0.0, decay=0.0)
+        plan = dataclasses.replace(
+            job.plan(self.s), steps=self.s.tokenizer.order_steps, seconds=0.0, decay=0.0
+        )
         folder.mkdir(exist_ok=True)
         self._fit(
             Job(self._config(_vocab(streams)), plan, self._sampling(streams), self.s.seed, streams), folder
@@ -106,9 +107,6 @@ class Learning:
     def _fit(self, what: Job, folder: Path) -> None:
         fit(what, folder, Place(self.c.run.device, self.say, self.c.run.processes))
         (folder / CHECKPOINT).unlink(missing_ok=True)
-
-    def _plan(self) -> Plan:
-        return Plan(**{f.name: getattr(self.s.student, f.name) for f in dataclasses.fields(Plan)})
 
     def _sampling(self, streams: Path) -> dict[str, Any]:
         return job.sampling(self.s.data, self.s.student.block, self.s.student.memory, streams)

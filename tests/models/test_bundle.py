@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 import zstandard
 
 from pltz.models import bundle as bundles
-from pltz.models.bundle import Bundle, bundle_id, write_bundle, write_difference
+from pltz.models.bundle import Bundle, bundle_id, write_bundle
+from pltz.models.training import retire
 from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError, VersionError
 from pltz.plt_codec.weights import Weights, random_weights
 
@@ -227,14 +229,29 @@ def retired(
     moved[::7] = np.clip(moved[::7].astype(int) + 1, -127, 127)
     older = Weights(weights.shape, {**weights.tensors, "embed.w": moved})
     write_bundle(tmp_path / "older", "older", older, tiny_tokenizer_json(1024), b"other words", {"note": "y"})
-    write_difference(tmp_path / "retired", "retired", Bundle.load(tmp_path / "older"), Bundle.load(folder))
+    words = [
+        "--bundle",
+        tmp_path / "older",
+        "--origin",
+        folder,
+        "--name",
+        "retired",
+        "--out",
+        tmp_path / "retired",
+    ]
+    monkeypatch.setattr(sys, "argv", ["retire.py", *map(str, words)])
+    retire.main()
     return tmp_path / "retired"
 
 
 def test_a_difference_is_the_bundle_it_was_made_of(retired: Path, folder: Path) -> None:
     older, found = Bundle.load(retired.parent / "older"), Bundle.load(retired)
     assert found.id == older.id != Bundle.load(folder).id
-    assert found.zstd_dict == b"other words" and found.card == {"note": "y"} and found.name == "retired"
+    assert (
+        found.zstd_dict == b"other words"
+        and found.card == {"note": "y", "name": "retired"}
+        and found.name == "retired"
+    )
     assert all((found.weights[k] == v).all() for k, v in older.weights.tensors.items())
     assert "weights-0.difference.zst" in found.verify()
     packed, whole = (sum(p.stat().st_size for p in f.glob("weights-*")) for f in (retired, folder))
@@ -270,6 +287,16 @@ def test_a_difference_from_anything_else_is_refused(
     (retired / "bundle.json").write_text(json.dumps(head))
     with pytest.raises(ModelError, match=message):
         Bundle.load(retired)
+
+
+def test_a_difference_from_another_shape_is_not_written(
+    folder: Path, tmp_path: Path, tiny_tokenizer_json: Callable[[int], bytes]
+) -> None:
+    larger = random_weights(1, vocab=1024, layers=3)
+    with pytest.raises(UsageError, match="another shape"):
+        write_bundle(
+            tmp_path / "x", "x", larger, tiny_tokenizer_json(1024), b"", {}, origin=Bundle.load(folder)
+        )
 
 
 def test_a_tensor_given_twice_is_refused(folder: Path) -> None:

@@ -18,6 +18,7 @@ from pltz.datasets import sample_sessions
 from pltz.models.bundle import Bundle, write_bundle
 from pltz.models.tokenizer import BundleTokenizer
 from pltz.models.training import batches, records, rounded, settings, train
+from pltz.models.training.assembly import _described
 from pltz.models.training.export import export, restore
 from pltz.models.training.net import A_SCALE, Net, built, mask_of, rounded_net
 from pltz.models.training.origin import Origin
@@ -126,18 +127,24 @@ def test_another_shape_or_tokenizer_is_refused(
         Origin("absent", "")
 
 
+def streams_in(folder: Path, tokenizer: BundleTokenizer) -> Path:
+    """Streams of five sample sessions."""
+    streams = folder / "streams"
+    streams.mkdir()
+    (streams / "tokenizer.json").write_bytes(tokenizer.json)
+    out = records.Streams(streams, tokenizer)
+    out.add("train", [records.record(s, "sample.jsonl") for s in sample_sessions()[:5]])
+    out.finish()
+    return streams
+
+
 @pytest.mark.parametrize("given", ["bundle", "net"])
 def test_training_elsewhere_starts_from_it(
     folder: Path, tmp_path: Path, tiny_tokenizer: BundleTokenizer, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
     """train.py: from the configuration's bundle, or from a net by its folder; a step of next to no length leaves the weights."""
-    streams, run, net = tmp_path / "streams", tmp_path / "run", tmp_path / "net"
-    for one in (streams, net):
-        one.mkdir()
-    (streams / "tokenizer.json").write_bytes(tiny_tokenizer.json)
-    out = records.Streams(streams, tiny_tokenizer)
-    out.add("train", [records.record(s, "sample.jsonl") for s in sample_sessions()[:5]])
-    out.finish()
+    streams, run, net = streams_in(tmp_path, tiny_tokenizer), tmp_path / "run", tmp_path / "net"
+    net.mkdir()
     Origin(str(folder), "").write(net)
     words = [str(configuration(folder)), "--streams", str(streams), "--out", str(run), "--gpus", "0"]
     monkeypatch.setattr(sys, "argv", ["train.py", *words, *(["--start", str(net)] if given == "net" else [])])
@@ -153,13 +160,8 @@ def test_a_teacher_in_floats_trains_and_teaches(
     tmp_path: Path, tiny_tokenizer: BundleTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """train.py --teach: a net with biases and without roundings goes on from its own, and a gated student of another shape learns from it."""
-    streams, start = tmp_path / "streams", tmp_path / "start"
-    for one in (streams, start):
-        one.mkdir()
-    (streams / "tokenizer.json").write_bytes(tiny_tokenizer.json)
-    out = records.Streams(streams, tiny_tokenizer)
-    out.add("train", [records.record(s, "sample.jsonl") for s in sample_sessions()[:5]])
-    out.finish()
+    streams, start = streams_in(tmp_path, tiny_tokenizer), tmp_path / "start"
+    start.mkdir()
     torch.manual_seed(2)
     rounded.write(
         rounded_net(Net(dataclasses.replace(TINY, d=48, gated=True, bias=True, quant=False))), start
@@ -174,6 +176,7 @@ def test_a_teacher_in_floats_trains_and_teaches(
     found = settings.load(config)
     assert found.teacher is not None
     assert (found.teacher.d, found.teacher.bias, found.teacher.quant) == (48, True, False)  # of its start
+    assert _described(found)["teacher"]["start"] == "start"  # no folder of this machine in a card
 
     def call(*words: object) -> None:
         monkeypatch.setattr(

@@ -360,7 +360,6 @@ def test_emulated_whole_gpu_where_a_row_has_several_chunks(
 
 
 @emulated
-@pytest.mark.skipif(not Bundle.names(), reason="no embedded bundle in this checkout")
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes,steps,tokens", [(16, 2, 30), (32, 2, 60)])
 def test_emulated_mini_on_as_many_clusters_as_a_gpu_has(
