@@ -231,12 +231,41 @@ DEV int owned_lanes(int key, int lanes, int rank) {
     const int here = least(lanes, 32 - key % 32);
     return (key / 32 % CTAS == rank ? here : 0) + ((key / 32 + 1) % CTAS == rank ? lanes - here : 0);
 }
+enum { VALUES_WIDE = 80 }; /* bytes between new values: no bank is met twice when they are read */
 struct Keeper { /* where this block finds groups of keys */
     const Cache &cache;
     int8_t *memory, *fresh; /* fresh: (KV_EACH, 2048) of the layer */
     int layer, first_kv, newest; /* newest: the group whose keys lie in `fresh`, or -1 */
     DEV int8_t *keys(int kv) const { return keys_of(cache, memory, layer, first_kv + kv); }
-    DEV const int8_t *group_values(int kv, int g) const { return keys(kv) + cache.room * HW + (int64_t)g * 2048; } /* asked for late enough */
+    DEV int8_t *values(int kv) const { return keys(kv) + cache.room * HW; }
+    /* The values of new keys, `lanes` from `key` on, those of the newest group, into the cache. rows: (KV_EACH, LANES, VALUES_WIDE). */
+    template <int LANES> DEV void put_values(const uint8_t *rows, int key, int lanes, int tid) const {
+        if ((key | lanes) % 16 == 0) { /* 16 and 16: a thread turns 4 dims of 4 keys */
+            each<KV_EACH * LANES * 4, THREADS>(tid, [&](unsigned i) {
+                const int t = i & 3, quad = i >> 2 & 15, lane = i >> 6 << 4 & LANES - 1, kv = i / (LANES * 4), slot = key + lane + t * 2;
+                if (lane >= lanes || slot / 32 != newest) return;
+                const uint8_t *from = rows + (kv * LANES + lane + t * 2) * VALUES_WIDE + quad * 4;
+                const uint32_t a = *(const uint32_t *)from, b = *(const uint32_t *)(from + VALUES_WIDE), c = *(const uint32_t *)(from + 8 * VALUES_WIDE),
+                               d = *(const uint32_t *)(from + 9 * VALUES_WIDE);
+                const uint32_t ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140), ab2 = __byte_perm(a, b, 0x7362), cd2 = __byte_perm(c, d, 0x7362);
+                int8_t *to = values(kv) + value_place(slot, quad * 4);
+                *(uint32_t *)to = __byte_perm(ab, cd, 0x5410);
+                *(uint32_t *)(to + 64) = __byte_perm(ab, cd, 0x7632);
+                *(uint32_t *)(to + 128) = __byte_perm(ab2, cd2, 0x5410);
+                *(uint32_t *)(to + 192) = __byte_perm(ab2, cd2, 0x7632);
+            });
+            return;
+        }
+#pragma unroll 1
+        for (int i = tid; i < KV_EACH * LANES * 64; i += THREADS) {
+            const int kv = i / (LANES * 64), lane = i / 64 % LANES, slot = key + lane;
+            if (lane < lanes && slot / 32 == newest) values(kv)[value_place(slot, i % 64)] = (int8_t)rows[i / 64 * VALUES_WIDE + i % 64];
+        }
+    }
+    /* The newest group's keys to where they are looked for once it is no longer the newest. */
+    DEV void put_keys(int tid) const {
+        each<KV_EACH * 128, THREADS>(tid, [&](int i) { ((uint4 *)(keys(i / 128) + (int64_t)newest * 2048))[i % 128] = ((const uint4 *)fresh)[i]; });
+    }
 };
 DEV uint32_t marked(int32_t v, uint32_t mark) { return (uint32_t)v << 4 | mark; }
 
@@ -249,8 +278,8 @@ template <int OWN> struct Grid {
         AT_HIDDEN = AT_A + LANES * A_PITCH,                   /* (LANES, H_WIDE) */
         AT_O = AT_HIDDEN + LANES * H_WIDE,                    /* attention output of the own lanes (OWN, OUT_CHUNKS, 64), zeros between heads */
         AT_Q = AT_O + OWN * OUT_CHUNKS * 64,                  /* queries of the cluster's heads (HEADS_EACH, LANES, 64) */
-        AT_NEW = AT_Q + HEADS_EACH * LANES * 64,              /* new values that this block keeps (KV_EACH, LANES, 64) */
-        AT_TALLY = AT_NEW + KV_EACH * LANES * 64,             /* highest scores and sums of the rows, in all blocks and in this one: (4, 2, ROWS) */
+        AT_NEW = AT_Q + HEADS_EACH * LANES * 64,              /* new values that this block keeps (KV_EACH, LANES, VALUES_WIDE) */
+        AT_TALLY = AT_NEW + KV_EACH * LANES * VALUES_WIDE,            /* highest scores and sums of the rows, in all blocks and in this one: (4, 2, ROWS) */
         ROWS = HEADS_EACH * LANES, MOST = 0, SUM = 2 * ROWS, MY_MOST = 4 * ROWS, MY_SUM = 6 * ROWS, /* layers take turns at the two of each */
         AT_PARTS = AT_TALLY + 8 * ROWS * 4,                   /* of each block, shares times values of the own lanes (16, OWN, HEADS_EACH, 64) */
         AT_HALVES = AT_PARTS + CTAS * OWN * HEADS_EACH * 256, /* own shares times values, even and odd groups (2, HEADS_EACH, LANES, PART) */
@@ -274,9 +303,8 @@ template <int OWN> struct Grid {
         AT_PLACES = AT_MEETING + 32,                          /* where the pieces of weights lie: of Qkv, Out, Up, Down, Class, Member */
         PLACES_OUT = Qkv::PIECES, PLACES_UP = PLACES_OUT + Out::PIECES, PLACES_DOWN = PLACES_UP + Up::PIECES,
         PLACES_CLASS = PLACES_DOWN + Down::PIECES, PLACES_MEMBER = PLACES_CLASS + Class::PIECES,
-        AT_FRESH = (AT_PLACES + (PLACES_MEMBER + Member::PIECES) * 4 + 127) / 128 * 128,       /* keys of the newest own group: (LAYERS, KV_EACH, 2048) */
+        AT_FRESH = (AT_PLACES + (PLACES_MEMBER + Member::PIECES) * 4 + 127) / 128 * 128, /* keys of the newest own group: (LAYERS, KV_EACH, 2048) */
         SHARED = AT_FRESH + LAYERS * KV_EACH * 2048,
-        SENDS = (OWN * ITEMS * 4 + 31) / 32, /* pieces of 16 bytes of its queries, keys and values that a thread sends */
     };
     static_assert(AT_MEETING % 32 == 0 && OWN * ITEMS <= WARPS && LANES <= 32, "a warp an item of a lane; a thread a lane");
 
@@ -407,24 +435,9 @@ template <int OWN> struct Grid {
         mark(p, 37);
         spread<1>(p, tally + MY_MOST, tally + MOST, [](const Sender &to, int at, int32_t v) { to.least(at, v); });
         if (p.tid < ROWS) other[MY_MOST + p.tid] = 0x7fffffff;
-        /* while the highest scores are under way: the output's weights; new keys and values into the cache */
+        /* while the highest scores are under way: the output's weights; new values into the cache */
         out.load(p, places, out_w);
-        if (owned) {
-#pragma unroll 1
-            for (int i = p.warp; i < 2 * KV_EACH * LANES; i += WARPS) {
-                const int item = i / LANES, lane = i % LANES, slot = key + lane, kv = item % KV_EACH;
-                if (lane >= lanes || slot / 32 % CTAS != p.rank) continue;
-                int8_t *to = keep.keys(kv);
-                if (item < KV_EACH) {
-                    *(uint16_t *)(to + (int64_t)slot * 64 + p.lane * 2) = *(const uint16_t *)(keep.fresh + kv * 2048 + (slot & 31) * 64 + p.lane * 2);
-                } else {
-                    const uint8_t *from = p.m + AT_NEW + (kv * LANES + lane) * 64;
-                    to += keep.cache.room * HW;
-                    to[value_place(slot, p.lane)] = (int8_t)from[p.lane];
-                    to[value_place(slot, p.lane + 32)] = (int8_t)from[p.lane + 32];
-                }
-            }
-        }
+        if (owned) keep.template put_values<LANES>(p.m + AT_NEW, key, lanes, p.tid);
         wait<1>(p, HEADS_EACH * LANES * CTAS * 4);
         mark(p, 38);
 #pragma unroll
@@ -460,7 +473,7 @@ template <int OWN> struct Grid {
         uint2 v[KV_EACH][GROUPS / 2];
 #pragma unroll
         for (int kv = 0; kv < KV_EACH; kv++) {
-            const int8_t *from = keep.group_values(kv, p.rank + half * CTAS) + value_at;
+            const int8_t *from = keep.values(kv) + (p.rank + half * CTAS) * 2048 + value_at;
 #pragma unroll
             for (int i = 0; i < GROUPS / 2; i++) {
                 v[kv][i] = make_uint2(0, 0);
@@ -664,23 +677,6 @@ template <int OWN> struct Grid {
                 if (p.tid < DP) x[r] = entry(model.embed_w[(int64_t)(token[r] >> 3) * 8 * DP + (p.tid >> 6) * 512 + (token[r] & 7) * 64 + (p.tid & 63)], model.embed_m[token[r]]);
             }
             const int key = s.old + step * s.L, last = (key + s.L - 1) / 32;
-            int send_at[SENDS], send_step[SENDS]; /* where the 16 bytes that this thread sends go, or -1: nowhere; how much further on a layer */
-#pragma unroll
-            for (int n = 0; n < SENDS; n++) {
-                send_at[n] = -1;
-                send_step[n] = 0;
-                if (n * 32 + p.lane < OWN * ITEMS * 4) {
-                    const int i = n * 32 + p.lane, lane = p.rank + i / (ITEMS * 4) * CTAS, slot = key + lane, item = i / 4 % ITEMS, kv = item - HEADS_EACH;
-                    const bool keeper = lane < s.L && slot / 32 % CTAS == p.warp;
-                    const int at = item < HEADS_EACH ? AT_Q + (item * LANES + lane) * 64
-                                   : kv < KV_EACH    ? AT_FRESH + (kv * 32 + slot % 32) * 64
-                                                     : AT_NEW + ((kv - KV_EACH) * LANES + lane) * 64;
-                    if (item < HEADS_EACH || keeper) send_at[n] = at + i % 4 * 16;
-                    if (kv >= 0 && kv < KV_EACH) send_step[n] = KV_EACH * 2048;
-                }
-                forget(send_at[n]);
-                forget(send_step[n]);
-            }
             const int newest = last - ((last - p.rank) % CTAS + CTAS) % CTAS; /* the last own group, where it is of this block of tokens */
 #pragma unroll 1
             for (int layer = 0; layer < LAYERS; layer++) {
@@ -724,13 +720,20 @@ template <int OWN> struct Grid {
                             stage[p.lane] = (uint8_t)(minus ? -y[0] : y[0]);
                             stage[p.lane + HD / 2] = (uint8_t)(minus ? -y[1] : y[1]);
                         }
-                    }
-                    __syncthreads();
-                    const Sender to = sender<0>(p, p.m); /* queries to all, a key and a value to the block that keeps them */
+                        __syncwarp();
+                        const int kv = item - HEADS_EACH, lane = p.rank + p.warp / ITEMS * CTAS, piece = (p.lane & 3) * 16;
+                        const uint4 mine = *(const uint4 *)(stage + piece);
+                        if (item < HEADS_EACH) { /* to all */
 #pragma unroll
-                    for (int n = 0; n < SENDS; n++) {
-                        if (send_at[n] >= 0) to.put16(send_at[n], *(const uint4 *)(p.m + AT_MADE + (n * 32 + p.lane) * 16));
-                        if (send_at[n] >= 0) send_at[n] += send_step[n];
+                            for (int n = 0; n < CTAS; n += 8) {
+                                const int to = n + (p.lane >> 2);
+                                Sender{peer(p.m + AT_Q, to), peer(p.meeting, to)}.put16((item * LANES + lane) * 64 + piece, mine);
+                            }
+                        } else if (p.lane < 4 && lane < s.L) { /* to the block that keeps it */
+                            const unsigned slot = key + lane, to = slot / 32 % CTAS, row = slot % 32;
+                            const int at = kv < KV_EACH ? AT_FRESH + (layer * KV_EACH + kv) * 2048 + row * 64 : AT_NEW + ((kv - KV_EACH) * LANES + lane) * VALUES_WIDE;
+                            Sender{peer(p.m, to), peer(p.meeting, to)}.put16(at + piece, mine);
+                        }
                     }
                     mark(p, 35);
                     const Keeper keep = {cache, memory, (int8_t *)(p.m + AT_FRESH) + layer * KV_EACH * 2048, layer, first_kv, newest >= s.old / 32 ? newest : -1};
@@ -742,6 +745,7 @@ template <int OWN> struct Grid {
                         const int32_t *sums = (const int32_t *)(p.m + AT_ROWS) + r * Out::ROW_SUMS;
                         if (p.tid < DP) wire_store(&wire->out[turn][p.rank + r * CTAS][cluster][p.tid], marked(Out::total(sums, p.tid), sign));
                     }
+                    if (owned_lanes(key, s.L, p.rank)) keep.put_keys(p.tid);
                 }
                 mark(p, 43);
                 upper.load(p, places + PLACES_UP, model.up_w[layer]);
@@ -870,9 +874,14 @@ template <int OWN> struct Grid {
 #pragma unroll
                     for (int r = 0; r < OWN; r++) { /* of a lane that is not active: class 0, which nobody asks for */
                         const int c = classes[p.rank + r * CTAS];
+                        int32_t more[2] = {0, 0}; /* first: all that comes after waits for the weights, which are many */
+                        if (p.tid < D) more[0] = model.shift_w[(int64_t)c * D + p.tid];
+                        if (p.tid < D) more[1] = model.shift_m[c];
+                        forget(more[0]);
+                        forget(more[1]);
                         member[r].load(p, places + PLACES_MEMBER, model.embed_w + (int64_t)c * 128 * DP);
                         z[r] = 0;
-                        if (p.tid < D) z[r] = clamp_to(x[r] + shift(model.shift_w[(int64_t)c * D + p.tid], model.shift_m[c]), RESIDUAL_MAX);
+                        if (p.tid < D) z[r] = clamp_to(x[r] + shift(more[0], more[1]), RESIDUAL_MAX);
                         if (p.warp == r) {
                             m4 = *(const int4 *)(model.member_m + c * 128 + p.lane * 4);
                             b4 = *(const int4 *)(model.member_b + c * 128 + p.lane * 4);

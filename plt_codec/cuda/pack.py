@@ -75,7 +75,7 @@ def grid_plan(s: Shape, clusters: int = GRID) -> Mapping[str, int]:
 
     def shared(own: int) -> int:
         """Bytes of a block that stands for `own` lanes (Grid<own>::SHARED)."""
-        total = own * (dp + 16 * pitch(dp) + 16 * pitch(128 * upper) + out * 64 + (each + kv) * 1024)
+        total = own * (dp + 16 * pitch(dp) + 16 * pitch(128 * upper) + out * 64 + each * 1024 + kv * 1280)
         total += own * each * (512 + 16 * 256 + 2 * 16 * 72 * 4)
         total += own * max(each * groups * 1024, rows(upper, chunks) + rows(down, 2 * upper))
         total += own * max(row(*strips[0]), row(*strips[1]), row(*strips[4]), row(*strips[5]))
