@@ -1,14 +1,28 @@
-/* The kernel for processors with AVX2. Bytes are widened to 16 bits and multiplied in pairs into 32 bits (vpmaddwd), which is
- * exact; the byte product vpmaddubsw saturates and is not used. */
+/* The kernel for processors with AVX2. Bytes with a sign are widened to 16 bits and multiplied in pairs into 32 bits (vpmaddwd), which is
+ * exact. The byte product vpmaddubsw saturates above 2^15 - 1: it is used where one side is below 2^7 (2 * 127 * 127 < 2^15), which digits of
+ * the hidden layer and of attention weights are (mostly 0, and then skipped), and the sizes of queries beside keys with the queries' signs. */
 #include "kernel.h"
 
 #if defined(PLTZ_X86)
 #include <immintrin.h>
 
-#define TARGET __attribute__((target("avx2,bmi2")))
+#define TARGET __attribute__((target("avx2,bmi,bmi2")))
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
-enum { TOGETHER = 4 }; /* rows multiplied together: their sums fit the registers */
+enum { TOGETHER = 6 }; /* rows multiplied together: their sums fit the registers */
+
+/* A sum that stays in its register: gcc copies sums that a loop carries, and spills them. */
+#define HOLD(sum) __asm__("" : "+x"(sum))
+
+INLINE __m256i load(const void *p) { return _mm256_loadu_si256(p); }
+
+INLINE void store(void *p, __m256i v) { _mm256_storeu_si256(p, v); }
+
+INLINE __m256i load_quad(const void *p) { /* 4 bytes, eight times */
+    int32_t v;
+    __builtin_memcpy(&v, p, 4);
+    return _mm256_set1_epi32(v);
+}
 
 INLINE __m256i load_halves(const void *p) { /* 4 numbers of 16 bits, four times */
     long long v;
@@ -19,73 +33,123 @@ INLINE __m256i load_halves(const void *p) { /* 4 numbers of 16 bits, four times 
 /* 8 channels from two vectors of partial sums */
 INLINE __m256i join(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8); }
 
-INLINE __m256i widen(const int unsigned_bytes, const void *p) {
-    const __m128i bytes = _mm_loadu_si128(p);
-    return unsigned_bytes ? _mm256_cvtepu8_epi16(bytes) : _mm256_cvtepi8_epi16(bytes);
-}
+INLINE __m256i widen(const int8_t *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
 
-/* R rows times 8 channels in registers: acc[r][c] = sum over k of row[r][k] * channels[k / 4][c][k % 4], where `step` bytes
- * lie between steps of k / 4. A sum is kept as two, of k % 4 in 0, 1 and in 2, 3. R and unsigned_bytes are constants. */
-INLINE void micro(const int R, const int unsigned_bytes, const int16_t *rows, size_t stride, const void *channels, size_t step,
-                  int quads, int32_t *acc, size_t pitch) {
-    const char *at = channels;
+/* R rows times 8 channels in registers: acc[r][c] = sum over k of row[r][k] * channels[k / 4][c][k % 4], where 64 bytes lie
+ * between steps of k / 4. A sum is kept as two, of k % 4 in 0, 1 and in 2, 3. R is a constant. */
+INLINE void micro(const int R, const int16_t *rows, size_t stride, const int8_t *channels, int quads, int32_t *acc, size_t pitch) {
     __m256i sums[TOGETHER][2];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
-    for (int k = 0; k < quads; k++, at += step, rows += 4) {
-        const __m256i v = widen(unsigned_bytes, at), w = widen(unsigned_bytes, at + 16);
-#pragma GCC unroll 4
+    for (int k = 0; k < quads; k++, channels += 64, rows += 4) {
+        const __m256i v = widen(channels), w = widen(channels + 16);
+#pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
             const __m256i a = load_halves(rows + r * stride);
             sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(v, a));
             sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(w, a));
+            HOLD(sums[r][0]);
+            HOLD(sums[r][1]);
         }
     }
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) _mm256_storeu_si256((__m256i *)(acc + r * pitch), join(sums[r][0], sums[r][1]));
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) store(acc + r * pitch, join(sums[r][0], sums[r][1]));
 }
 
-INLINE void micro_rows(const int unsigned_bytes, const int16_t *rows, size_t stride, int count, const void *channels, size_t step,
-                       int quads, int32_t *acc, size_t pitch) {
-    for (; count >= 4; count -= 4, rows += 4 * stride, acc += 4 * pitch) {
-        micro(4, unsigned_bytes, rows, stride, channels, step, quads, acc, pitch);
-    }
-    if (count >= 2) {
-        micro(2, unsigned_bytes, rows, stride, channels, step, quads, acc, pitch);
-        count -= 2, rows += 2 * stride, acc += 2 * pitch;
-    }
-    if (count) micro(1, unsigned_bytes, rows, stride, channels, step, quads, acc, pitch);
-}
-
-TARGET static void tile(const int8_t *w, const int32_t *sum, int blocks, int quads, const uint8_t *a, int stride, int rows,
-                        int32_t *acc) {
+/* Rows past the last six go in fours, twos and ones. */
+TARGET static void dense(const int8_t *w, int blocks, const uint8_t *a, int stride, int rows, int32_t *acc) {
     enum { WIDEST = 8192 };
     int16_t wide[TOGETHER * WIDEST];
     const size_t pitch = (size_t)blocks * 16;
-    (void)sum;
-    for (int r = 0; r < rows; r += TOGETHER) {
-        const int count = rows - r < TOGETHER ? rows - r : TOGETHER;
-        for (int i = 0; i < count; i++) {
-            for (int k = 0; k < stride; k++) wide[i * stride + k] = a[(size_t)(r + i) * stride + k];
+    const int quads = stride / 4;
+    for (int count; rows; rows -= count, a += (size_t)count * stride, acc += count * pitch) {
+        count = rows >= 6 ? 6 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
+        for (int k = 0; k < count * stride; k += 16) {
+            store(wide + k, _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(a + k))));
         }
         for (int c = 0; c < blocks * 16; c += 8) {
-            const int8_t *channels = w + (size_t)(c / 16) * quads * 64 + c % 16 * 4;
-            micro_rows(0, wide, (size_t)stride, count, channels, 64, quads, acc + r * pitch + c, pitch);
+            const int8_t *channels = w + (size_t)(c / 16) * 16 * stride + c % 16 * 4;
+            switch (count) {
+            case 6: micro(6, wide, (size_t)stride, channels, quads, acc + c, pitch); break;
+            case 4: micro(4, wide, (size_t)stride, channels, quads, acc + c, pitch); break;
+            case 2: micro(2, wide, (size_t)stride, channels, quads, acc + c, pitch); break;
+            default: micro(1, wide, (size_t)stride, channels, quads, acc + c, pitch);
+            }
         }
     }
 }
 
-TARGET static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
-    int16_t wide[QUERIES * HEAD_WIDTH];
-    for (int i = 0; i < queries * dp; i++) wide[i] = q[i];
-    for (int k = 0; k < n; k += 8) {
-        const uint8_t *channels = keys + (size_t)(k / 16) * 16 * dp + k % 16 * 4;
-        micro_rows(1, wide, (size_t)dp, queries, channels, 64, dp / 4, score + k, pitch);
+/* Blocks of 16 channels or dimensions: where they are, how far a block and how far a step of 4 inputs is from the next. */
+typedef struct {
+    const int8_t *at;
+    size_t block, quad;
+} Blocks;
+
+/* acc[16 b + c] += 2^shift * sum of digit * block[b][k / 4][c][k % 4] over the fours of inputs whose bit in `some` is set. The digits are the
+ * low 7 bits of a row's bytes or their top bit. B (1 to 4) and top are constants. */
+INLINE void add_digits(const int B, const int top, const uint8_t *row, uint64_t some, Blocks blocks, int shift, int32_t *acc) {
+    const __m256i ones = _mm256_set1_epi16(1), mask = _mm256_set1_epi8(top ? 1 : 127);
+    __m256i sums[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * B; i++) sums[i] = _mm256_setzero_si256();
+    for (; some; some &= some - 1) {
+        const int k = __builtin_ctzll(some);
+        const int8_t *at = blocks.at + k * blocks.quad;
+        const __m256i four = load_quad(row + k * 4), a = _mm256_and_si256(top ? _mm256_srli_epi16(four, 7) : four, mask);
+#pragma GCC unroll 8
+        for (int i = 0; i < 2 * B; i++) {
+            const __m256i pairs = _mm256_maddubs_epi16(a, load(at + i / 2 * blocks.block + i % 2 * 32));
+            sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(pairs, ones));
+            HOLD(sums[i]);
+        }
+    }
+    const __m128i by = _mm_cvtsi32_si128(shift);
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * B; i++) store(acc + i * 8, _mm256_add_epi32(load(acc + i * 8), _mm256_sll_epi32(sums[i], by)));
+}
+
+/* acc[16 b + c] += sum over k < n of (2^low (u & 127) + 2^high (u >> 7)) * block[b][k / 4][c][k % 4], u = row[k], n <= 256, B constant */
+INLINE void add_row(const int B, const uint8_t *row, int n, Blocks blocks, int low, int high, int32_t *acc) {
+    const __m256i mask = _mm256_set1_epi8(127), zero = _mm256_setzero_si256();
+    uint64_t lows = 0, highs = 0; /* a bit for each four inputs: has one that is not 0 */
+    for (int k = 0; k < n; k += 32) {
+        const __m256i u = load(row + k), no_low = _mm256_cmpeq_epi32(_mm256_and_si256(u, mask), zero);
+        lows |= (uint64_t)(uint8_t)~_mm256_movemask_ps(_mm256_castsi256_ps(no_low)) << k / 4;
+        if (_mm256_movemask_epi8(u)) {
+            const __m256i no_high = _mm256_cmpeq_epi32(_mm256_andnot_si256(mask, u), zero);
+            highs |= (uint64_t)(uint8_t)~_mm256_movemask_ps(_mm256_castsi256_ps(no_high)) << k / 4;
+        }
+    }
+    if (lows) add_digits(B, 0, row, lows, blocks, low, acc);
+    if (highs) add_digits(B, 1, row, highs, blocks, high, acc);
+}
+
+/* The same for any number of blocks up to 4. */
+TARGET static void add_sparse(int number, const uint8_t *row, int n, Blocks blocks, int low, int high, int32_t *acc) {
+    switch (number) {
+    case 1: add_row(1, row, n, blocks, low, high, acc); break;
+    case 2: add_row(2, row, n, blocks, low, high, acc); break;
+    case 3: add_row(3, row, n, blocks, low, high, acc); break;
+    default: add_row(4, row, n, blocks, low, high, acc);
     }
 }
 
-/* See kernel_plain.c for what the clamp may do. AVX2 has no arithmetic shift of 64 bits: |y| < 2^60, so 2^60 is added before a
- * logical one and 2^36 taken away after it. */
+/* Inputs of the hidden layer: a piece of them at a time, whose weights stay in the first cache. */
+TARGET static void sparse(const int8_t *w, int blocks, const uint8_t *a, int stride, int rows, int32_t *acc) {
+    const size_t pitch = (size_t)blocks * 16;
+    __builtin_memset(acc, 0, rows * pitch * sizeof *acc);
+    for (int b = 0; b < blocks; b += 4) {
+        for (int k = 0; k < stride; k += 256) {
+            const Blocks piece = {w + (size_t)b * 16 * stride + (size_t)k * 16, (size_t)stride * 16, 64};
+            for (int r = 0; r < rows; r++) {
+                add_sparse(blocks - b, a + (size_t)r * stride + k, stride - k < 256 ? stride - k : 256, piece, 0, 7, acc + r * pitch + b * 16);
+            }
+        }
+    }
+}
+
+/* 8 sums, scaled: rs((acc + offset) * m, 24). See kernel_plain.c for what the clamp may do. AVX2 has no arithmetic shift of 64 bits: |y| < 2^60,
+ * so 2^60 is added before a logical one and 2^36 taken away after it. */
 INLINE __m256i scale_four(__m256i dot, __m256i m) {
     const __m256i bias = _mm256_set1_epi64x((1ll << 60) + (1 << 23)), back = _mm256_set1_epi64x(1ll << 36);
     const __m256i most = _mm256_set1_epi64x(1 << 30), least = _mm256_set1_epi64x(-(1 << 30));
@@ -95,77 +159,77 @@ INLINE __m256i scale_four(__m256i dot, __m256i m) {
     return _mm256_blendv_epi8(y, least, _mm256_cmpgt_epi64(least, y));
 }
 
-TARGET static void rescale(int32_t *acc, const int32_t *offset, const int32_t *m, int n) {
-    for (int i = 0; i < n; i += 8) {
-        const __m256i scale = _mm256_loadu_si256((const __m256i *)(m + i));
-        const __m256i dot = _mm256_add_epi32(_mm256_loadu_si256((const __m256i *)(acc + i)), _mm256_loadu_si256((const __m256i *)(offset + i)));
-        const __m256i even = scale_four(dot, scale);
-        const __m256i odd = scale_four(_mm256_srli_epi64(dot, 32), _mm256_srli_epi64(scale, 32));
-        _mm256_storeu_si256((__m256i *)(acc + i), _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa));
+INLINE __m256i rescale(const int narrow, __m256i acc, __m256i offset, __m256i m) {
+    const __m256i half = _mm256_set1_epi64x(1 << 23), dot = _mm256_add_epi32(acc, offset);
+    const __m256i dot_odd = _mm256_srli_epi64(dot, 32), m_odd = _mm256_srli_epi64(m, 32);
+    if (narrow) {
+        const __m256i a = _mm256_add_epi64(_mm256_mul_epi32(dot, m), half), b = _mm256_add_epi64(_mm256_mul_epi32(dot_odd, m_odd), half);
+        return _mm256_blend_epi32(_mm256_srli_epi64(a, 24), _mm256_slli_epi64(b, 8), 0xaa);
+    }
+    return _mm256_blend_epi32(scale_four(dot, m), _mm256_slli_epi64(scale_four(dot_odd, m_odd), 32), 0xaa);
+}
+
+INLINE __m256i between(__m256i a, int low, int high) {
+    return _mm256_max_epi32(_mm256_min_epi32(a, _mm256_set1_epi32(high)), _mm256_set1_epi32(low));
+}
+
+/* 16 outputs in order from two times 8 */
+INLINE __m256i pack(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8); }
+
+/* One output of 16 channels; `at`: how far from the product's first one. */
+INLINE void put(const Output kind, const Product *p, size_t at, const int32_t *bias, __m256i y, __m256i z) {
+    if (kind == TO_QKV) {
+        store(p->qkv + at, _mm256_max_epi16(pack(y, z), _mm256_set1_epi16(-32767)));
+    } else if (kind == TO_RESIDUAL) {
+        store(p->x + at, between(_mm256_add_epi32(y, load(p->x + at)), -RESIDUAL_MAX, RESIDUAL_MAX));
+        store(p->x + at + 8, between(_mm256_add_epi32(z, load(p->x + at + 8)), -RESIDUAL_MAX, RESIDUAL_MAX));
+    } else if (kind == TO_HIDDEN) {
+        __m256i u = _mm256_max_epi16(_mm256_min_epi16(pack(y, z), _mm256_set1_epi16(255)), _mm256_setzero_si256());
+        u = _mm256_srli_epi16(_mm256_add_epi16(_mm256_mullo_epi16(u, u), _mm256_set1_epi16(128)), 8); /* below 2^16 */
+        _mm_storeu_si128((__m128i *)(p->hidden + at), _mm_packus_epi16(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1)));
+    } else {
+        store(p->x + at, _mm256_add_epi32(y, load(bias)));
+        store(p->x + at + 8, _mm256_add_epi32(z, load(bias + 8)));
     }
 }
 
-/* the highest of most and n scores */
-TARGET static int32_t maximum(const int32_t *score, int n, int32_t most) {
-    for (int k = 0; k < n; k++) most = score[k] > most ? score[k] : most;
-    return most;
-}
-
-INLINE __m256i weigh_eight(const int32_t *score, __m256i most, __m256i far, __m256i heat, const uint32_t *weights) {
-    __m256i e = _mm256_min_epu32(_mm256_sub_epi32(most, _mm256_loadu_si256((const __m256i *)score)), far);
-    e = _mm256_srli_epi32(_mm256_mullo_epi32(e, heat), 16); /* far_enough in kernel_plain.c: below 2^32 */
-    e = _mm256_min_epu32(e, _mm256_set1_epi32(1023));
-    return _mm256_i32gather_epi32((const int *)weights, e, 4);
-}
-
-TARGET static uint32_t weigh(const int32_t *score, int n, int32_t high, uint32_t heat, const uint16_t *weight, const uint32_t *weights,
-                             uint16_t *out) {
-    uint32_t sum = 0;
-    (void)weight;
-    const __m256i most = _mm256_set1_epi32(high), scale = _mm256_set1_epi32((int32_t)heat);
-    const __m256i far = _mm256_set1_epi32(heat ? (int32_t)((1023u * 65536u + heat - 1) / heat) : 0);
-    for (int k = 0; k < n; k += 16) { /* score and out have room for a multiple of 64 */
-        const __m256i a = weigh_eight(score + k, most, far, scale, weights), b = weigh_eight(score + k + 8, most, far, scale, weights);
-        _mm256_storeu_si256((__m256i *)(out + k), _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8));
-    }
-    for (int k = 0; k < n; k++) sum += out[k];
-    return sum;
-}
-
-/* p - 2^15 for p = rs(w * t, 24), so that it fits a signed 16-bit factor; a query after the other. See attend(). */
-TARGET static void share(const uint16_t *w, int n, uint32_t t, void *shares, int query) {
-    int16_t *to = (int16_t *)shares + query * CHUNK;
-    const __m256i a = _mm256_set1_epi16((int16_t)(t >> 9)), b = _mm256_set1_epi16((int16_t)((t & 511) << 7));
-    const __m256i half = _mm256_set1_epi16((1 << 14) - 1), sign = _mm256_set1_epi16(-32768);
-    for (int k = 0; k < n; k += 16) {
-        const __m256i v = _mm256_loadu_si256((const __m256i *)(w + k));
-        const __m256i c = _mm256_add_epi16(_mm256_mulhi_epu16(v, b), half);
-        const __m256i high = _mm256_mulhi_epu16(v, a), low = _mm256_srli_epi16(_mm256_avg_epu16(_mm256_mullo_epi16(v, a), c), 14);
-        const __m256i share = _mm256_add_epi16(_mm256_add_epi16(high, high), low);
-        _mm256_storeu_si256((__m256i *)(to + k), _mm256_xor_si256(share, sign));
+INLINE void finish_as(const int narrow, const Output kind, const Product *given, const int32_t *sums) {
+    const Product copy = *given, *p = &copy; /* no store can change it, as far as the compiler sees */
+    for (int b = 0; b < p->blocks * 16; b += 16) {
+        const int32_t *offset = p->matrix->offset + p->block * 16 + b, *m = p->matrix->m + p->block * 16 + b;
+        const __m256i offset_0 = load(offset), offset_1 = load(offset + 8), m_0 = load(m), m_1 = load(m + 8);
+        for (int r = 0; r < p->rows; r++) {
+            const int32_t *acc = sums + r * p->blocks * 16 + b;
+            const __m256i y = rescale(narrow, load(acc), offset_0, m_0), z = rescale(narrow, load(acc + 8), offset_1, m_1);
+            put(kind, p, r * p->out_stride + b, p->bias + b, y, z);
+        }
     }
 }
 
-/* sum of p v = sum of (p - 2^15) v + 2^15 sum of v; each stays below 2^15 * 2^7 * CHUNK = 2^30. */
-TARGET static void mix(const int8_t *values, int n, int dv, const void *shares, int queries, int32_t *mixed) {
-    int16_t ones[CHUNK];
-    int32_t sums[QUERIES * HEAD_WIDTH], all[HEAD_WIDTH];
-    for (int k = 0; k < CHUNK; k++) ones[k] = 1;
-    for (int i = 0; i < dv; i += 8) {
-        micro_rows(0, ones, CHUNK, 1, values + i * 4, (size_t)dv * 4, n / 4, all + i, (size_t)dv);
-        micro_rows(0, shares, CHUNK, queries, values + i * 4, (size_t)dv * 4, n / 4, sums + i, (size_t)dv);
-    }
-    for (int r = 0; r < queries; r++) {
-        for (int i = 0; i < dv; i++) mixed[r * dv + i] += sums[r * dv + i] + all[i] * (1 << 15);
+TARGET static void finish(const Product *p, const int32_t *sums) {
+    const int narrow = p->matrix->narrow;
+    switch (p->kind) {
+    case TO_QKV: narrow ? finish_as(1, TO_QKV, p, sums) : finish_as(0, TO_QKV, p, sums); break;
+    case TO_RESIDUAL: narrow ? finish_as(1, TO_RESIDUAL, p, sums) : finish_as(0, TO_RESIDUAL, p, sums); break;
+    case TO_HIDDEN: narrow ? finish_as(1, TO_HIDDEN, p, sums) : finish_as(0, TO_HIDDEN, p, sums); break;
+    case TO_LOGITS: narrow ? finish_as(1, TO_LOGITS, p, sums) : finish_as(0, TO_LOGITS, p, sums); break;
     }
 }
 
+#define OWN_MULTIPLY
+TARGET static void multiply(const Product *p, Scratch *s) {
+    const Matrix *m = p->matrix;
+    (m->centred ? dense : sparse)(m->w + (size_t)p->block * 16 * m->stride, p->blocks, p->a, m->stride, p->rows, s->acc);
+    finish(p, s->acc);
+}
+
+#include "avx2_attend.h"
 #include "kernel_body.h"
 
 static int supported(void) {
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
 }
 
-const Kernel pltz_avx2 = {"avx2", supported, 0, 0, multiply, norm, turn, attend, gained, turn_only, gate, 0};
+const Kernel pltz_avx2 = {"avx2", supported, 0, 0, multiply, norm, turn, attend, gained, turn_only, gate, 1};
 #endif

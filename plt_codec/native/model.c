@@ -20,6 +20,7 @@ static size_t packed_model(const Model *m) {
 /* The next matrix of the model. */
 static int pack(Model *model, Matrix *out, const int8_t *w, const int32_t *m, int n, int k, int centre) {
     out->n = n;
+    out->centred = centre != 0;
     out->narrow = 1;
     out->k = k;
     out->blocks = round_up(n, 16) / 16;

@@ -1,0 +1,197 @@
+/* Attention of kernel_avx2.c, part of it. Scores are products of bytes: the sizes of a query times the keys with the query's signs. */
+
+enum { STRIP = 32 }; /* keys whose scores for two queries fit the registers */
+
+/* The squares of a query's bytes at k % 4 in 0, 1 and in 2, 3: the largest sum of all queries. Those that 16 bytes at a time reach past a row
+ * count too, which only makes it larger. */
+TARGET static int32_t largest_half(const int8_t *q, int dp, int queries) {
+    __m256i most = _mm256_setzero_si256();
+    for (int r = 0; r < queries; r++, q += dp) {
+        __m256i sum = _mm256_setzero_si256();
+        for (int i = 0; i < dp; i += 16) sum = _mm256_add_epi32(sum, _mm256_madd_epi16(widen(q + i), widen(q + i)));
+        sum = _mm256_add_epi32(sum, _mm256_shuffle_epi32(sum, 0x4e));
+        most = _mm256_max_epi32(most, _mm256_add_epi32(sum, _mm256_permute2x128_si256(sum, sum, 1)));
+    }
+    const __m128i both = _mm256_castsi256_si128(most);
+    return _mm_cvtsi128_si32(_mm_max_epi32(both, _mm_srli_epi64(both, 32)));
+}
+
+/* The largest sum of squares of a strip's keys. */
+TARGET static int32_t largest_key(const int8_t *keys, int dp) {
+    __m256i most = _mm256_setzero_si256();
+    for (int k = 0; k < STRIP; k += 8) {
+        const int8_t *at = keys + k / 16 * 16 * dp + k % 16 * 4;
+        __m256i sum = _mm256_setzero_si256();
+        for (int i = 0; i < dp / 4; i++) {
+            const __m256i size = _mm256_abs_epi8(load(at + i * 64));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(size, size), _mm256_set1_epi16(1)));
+        }
+        most = _mm256_max_epi32(most, sum);
+    }
+    int32_t all[8], largest = 0;
+    store(all, most);
+    for (int i = 0; i < 8; i++) largest = all[i] > largest ? all[i] : largest;
+    return largest;
+}
+
+/* R queries times a strip of keys. `narrow`: each half of a score, of dimensions at k % 4 in 0, 1 and in 2, 3, fits 16 bits, where sums may
+ * wrap on the way. R and narrow are constants. */
+INLINE void score_strip(const int R, const int narrow, const int8_t *keys, int dp, const int8_t *q, const int8_t *sizes, int32_t *score,
+                        size_t pitch) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i sums[2][STRIP / 8];
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+        for (int c = 0; c < STRIP / 8; c++) sums[r][c] = _mm256_setzero_si256();
+    }
+    for (int i = 0; i < dp; i += 4) {
+#pragma GCC unroll 2
+        for (int r = 0; r < R; r++) {
+            const __m256i size = load_quad(sizes + r * dp + i), sign = load_quad(q + r * dp + i);
+#pragma GCC unroll 4
+            for (int c = 0; c < STRIP / 8; c++) {
+                const __m256i k = load(keys + c / 2 * 16 * dp + c % 2 * 32 + i * 16);
+                const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(k, sign));
+                sums[r][c] = narrow ? _mm256_add_epi16(sums[r][c], pairs) : _mm256_add_epi32(sums[r][c], _mm256_madd_epi16(pairs, ones));
+                HOLD(sums[r][c]);
+            }
+        }
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+        for (int c = 0; c < STRIP / 8; c++) {
+            store(score + r * pitch + c * 8, narrow ? _mm256_madd_epi16(sums[r][c], ones) : sums[r][c]);
+        }
+    }
+}
+
+INLINE void score_all(const int narrow, const int8_t *keys, int dp, const int8_t *q, const int8_t *sizes, int queries, int32_t *score,
+                      size_t pitch) {
+    int r = 0;
+    for (; r + 2 <= queries; r += 2) score_strip(2, narrow, keys, dp, q + r * dp, sizes + r * dp, score + r * pitch, pitch);
+    if (r < queries) score_strip(1, narrow, keys, dp, q + r * dp, sizes + r * dp, score + r * pitch, pitch);
+}
+
+/* |a . b| <= |a| |b|: a half of a score fits 16 bits where that of the query's half and the whole key does. */
+TARGET static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
+    int8_t sizes[QUERIES * HEAD_WIDTH];
+    const int64_t largest = largest_half(q, dp, queries);
+    for (int i = 0; i < queries * dp; i++) sizes[i] = (int8_t)(q[i] < 0 ? -q[i] : q[i]);
+    for (int k = 0; k < n; k += STRIP) { /* n is a multiple of it */
+        const int8_t *strip = (const int8_t *)keys + (size_t)k * dp;
+        if (largest * largest_key(strip, dp) < (int64_t)32767 * 32767) score_all(1, strip, dp, q, sizes, queries, score + k, pitch);
+        else score_all(0, strip, dp, q, sizes, queries, score + k, pitch);
+    }
+}
+
+/* the highest of most and n scores */
+TARGET static int32_t maximum(const int32_t *score, int n, int32_t most) {
+    for (int k = 0; k < n; k++) most = score[k] > most ? score[k] : most;
+    return most;
+}
+
+INLINE __m256i steps_wide(const int32_t *score, __m256i most, __m256i far, __m256i heat) {
+    const __m256i e = _mm256_min_epu32(_mm256_sub_epi32(most, load(score)), far); /* far_enough in kernel_plain.c: products stay below 2^32 */
+    return _mm256_srli_epi32(_mm256_mullo_epi32(e, heat), 16);
+}
+
+/* Steps down the table for 16 keys, 0 to 3 and 8 to 11 before 4 to 7 and 12 to 15. `narrow`: 1024 <= heat < 2^16, so that a difference above
+ * 2^16 - 1, which is cut to that, gives step 1023 all the same (65535 * 1024 >> 16 = 1023), and a high half of a 16-bit product is the step. */
+INLINE __m256i steps_down(const int narrow, const int32_t *score, __m256i most, __m256i far, __m256i heat) {
+    __m256i e;
+    if (narrow) e = _mm256_mulhi_epu16(_mm256_packus_epi32(_mm256_sub_epi32(most, load(score)), _mm256_sub_epi32(most, load(score + 8))), heat);
+    else e = _mm256_packus_epi32(steps_wide(score, most, far, heat), steps_wide(score + 8, most, far, heat));
+    return _mm256_min_epu16(e, _mm256_set1_epi16(1023));
+}
+
+/* 32 bytes out of a table of 64; `a`, `b`: bits 4 and 5 of their places, in the top bits. */
+INLINE __m256i look_up(const __m256i *table, __m256i place, __m256i a, __m256i b) {
+    const __m256i low = _mm256_blendv_epi8(_mm256_shuffle_epi8(table[0], place), _mm256_shuffle_epi8(table[1], place), a);
+    const __m256i high = _mm256_blendv_epi8(_mm256_shuffle_epi8(table[2], place), _mm256_shuffle_epi8(table[3], place), a);
+    return _mm256_blendv_epi8(low, high, b);
+}
+
+/* w >> s for a factor of 2^(16 - s), which is 0 for s = 0; in the order of the keys */
+INLINE __m256i shifted(__m256i w, __m256i factor) {
+    w = _mm256_blendv_epi8(_mm256_mulhi_epu16(w, factor), w, _mm256_cmpeq_epi16(factor, _mm256_setzero_si256()));
+    return _mm256_permute4x64_epi64(w, 0xd8);
+}
+
+INLINE __m256i twice(const void *p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)); }
+
+INLINE uint32_t weigh_as(const int narrow, const int32_t *score, int n, int32_t high, uint32_t heat, const uint16_t *weight, uint16_t *out) {
+    static const uint8_t few[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 128, 64, 32, 16, 8, 4, 2}; /* 2^(16 - s), its bytes */
+    static const uint8_t many[16] = {0, 128, 64, 32, 16, 8, 4, 2, 1};
+    const __m256i most = _mm256_set1_epi32(high), scale = narrow ? _mm256_set1_epi16((int16_t)heat) : _mm256_set1_epi32((int32_t)heat);
+    const __m256i far = _mm256_set1_epi32(heat ? (int32_t)((1023u * 65536u + heat - 1) / heat) : 0);
+    const __m256i bits = _mm256_set1_epi16(63), sign = _mm256_set1_epi16(-32768), ones = _mm256_set1_epi16(1);
+    const __m256i first = _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    uint8_t bytes[2][64];
+    __m256i lows[4], highs[4], sum = _mm256_setzero_si256();
+    for (int i = 0; i < 64; i++) bytes[0][i] = (uint8_t)weight[i], bytes[1][i] = (uint8_t)(weight[i] >> 8);
+    for (int i = 0; i < 4; i++) lows[i] = twice(bytes[0] + i * 16), highs[i] = twice(bytes[1] + i * 16);
+    int k = 0;
+    for (; k < n; k += 32) { /* score and out have room for a multiple of 64 */
+        const __m256i e = steps_down(narrow, score + k, most, far, scale), f = steps_down(narrow, score + k + 16, most, far, scale);
+        const __m256i place = _mm256_packus_epi16(_mm256_and_si256(e, bits), _mm256_and_si256(f, bits));
+        const __m256i s = _mm256_packus_epi16(_mm256_srli_epi16(e, 6), _mm256_srli_epi16(f, 6));
+        const __m256i a = _mm256_slli_epi16(place, 3), b = _mm256_slli_epi16(place, 2);
+        const __m256i low = look_up(lows, place, a, b), top = look_up(highs, place, a, b);
+        const __m256i few_s = _mm256_shuffle_epi8(twice(few), s), many_s = _mm256_shuffle_epi8(twice(many), s);
+        __m256i v = shifted(_mm256_unpacklo_epi8(low, top), _mm256_unpacklo_epi8(few_s, many_s));
+        __m256i w = shifted(_mm256_unpackhi_epi8(low, top), _mm256_unpackhi_epi8(few_s, many_s));
+        if (n - k < 32) {
+            v = _mm256_and_si256(v, _mm256_cmpgt_epi16(_mm256_set1_epi16((int16_t)(n - k)), first));
+            w = _mm256_and_si256(w, _mm256_cmpgt_epi16(_mm256_set1_epi16((int16_t)(n - k - 16)), first));
+        }
+        store(out + k, v);
+        store(out + k + 16, w);
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_xor_si256(v, sign), ones)); /* w - 2^15, which is signed */
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_xor_si256(w, sign), ones));
+    }
+    uint32_t sums[8], all = (uint32_t)k << 15;
+    store(sums, sum);
+    for (int i = 0; i < 8; i++) all += sums[i];
+    return all;
+}
+
+TARGET static uint32_t weigh(const int32_t *score, int n, int32_t high, uint32_t heat, const uint16_t *weight, const uint32_t *weights,
+                             uint16_t *out) {
+    (void)weights;
+    if (heat >= 1024 && heat < 65536) return weigh_as(1, score, n, high, heat, weight, out);
+    return weigh_as(0, score, n, high, heat, weight, out);
+}
+
+/* p = rs(w * t, 24), see attend(), as digits of 7 bits and two of one: bits 0 to 6 with bit 15 on top in a first byte, 7 to 14 in a second. */
+INLINE void share_sixteen(const uint16_t *w, __m256i a, __m256i b, __m256i *first, __m256i *second) {
+    const __m256i half = _mm256_set1_epi16((1 << 14) - 1), v = load(w);
+    const __m256i c = _mm256_add_epi16(_mm256_mulhi_epu16(v, b), half);
+    const __m256i high = _mm256_mulhi_epu16(v, a), low = _mm256_srli_epi16(_mm256_avg_epu16(_mm256_mullo_epi16(v, a), c), 14);
+    const __m256i p = _mm256_add_epi16(_mm256_add_epi16(high, high), low);
+    *first = _mm256_or_si256(_mm256_and_si256(p, _mm256_set1_epi16(127)), _mm256_and_si256(_mm256_srli_epi16(p, 8), _mm256_set1_epi16(128)));
+    *second = _mm256_and_si256(_mm256_srli_epi16(p, 7), _mm256_set1_epi16(255));
+}
+
+/* The first bytes of all queries, then the second ones. */
+TARGET static void share(const uint16_t *w, int n, uint32_t t, void *shares, int query) {
+    uint8_t *first = (uint8_t *)shares + query * CHUNK, *second = first + QUERIES * CHUNK;
+    const __m256i a = _mm256_set1_epi16((int16_t)(t >> 9)), b = _mm256_set1_epi16((int16_t)((t & 511) << 7));
+    for (int k = 0; k < n; k += 32) {
+        __m256i v[2], u[2];
+        share_sixteen(w + k, a, b, &v[0], &u[0]);
+        share_sixteen(w + k + 16, a, b, &v[1], &u[1]);
+        store(first + k, _mm256_permute4x64_epi64(_mm256_packus_epi16(v[0], v[1]), 0xd8));
+        store(second + k, _mm256_permute4x64_epi64(_mm256_packus_epi16(u[0], u[1]), 0xd8));
+    }
+}
+
+TARGET static void mix(const int8_t *values, int n, int dv, const void *shares, int queries, int32_t *mixed) {
+    const Blocks blocks = {values, 64, (size_t)dv * 4};
+    const uint8_t *first = shares;
+    for (int r = 0; r < queries; r++, first += CHUNK, mixed += dv) {
+        add_sparse(dv / 16, first, n, blocks, 0, 15, mixed);
+        add_sparse(dv / 16, first + QUERIES * CHUNK, n, blocks, 7, 14, mixed);
+    }
+}
