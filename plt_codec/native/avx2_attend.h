@@ -2,18 +2,13 @@
 
 enum { STRIP = 32 }; /* keys whose scores for two queries fit the registers */
 
-/* The squares of a query's bytes at k % 4 in 0, 1 and in 2, 3: the largest sum of all queries. Those that 16 bytes at a time reach past a row
- * count too, which only makes it larger. */
-TARGET static int32_t largest_half(const int8_t *q, int dp, int queries) {
-    __m256i most = _mm256_setzero_si256();
-    for (int r = 0; r < queries; r++, q += dp) {
-        __m256i sum = _mm256_setzero_si256();
-        for (int i = 0; i < dp; i += 16) sum = _mm256_add_epi32(sum, _mm256_madd_epi16(widen(q + i), widen(q + i)));
-        sum = _mm256_add_epi32(sum, _mm256_shuffle_epi32(sum, 0x4e));
-        most = _mm256_max_epi32(most, _mm256_add_epi32(sum, _mm256_permute2x128_si256(sum, sum, 1)));
-    }
-    const __m128i both = _mm256_castsi256_si128(most);
-    return _mm_cvtsi128_si32(_mm_max_epi32(both, _mm_srli_epi64(both, 32)));
+/* Squares of a query's bytes at k % 4 in 0, 1 and in 2, 3: the larger sum. What 16 bytes at a time reach past the query only makes it larger. */
+TARGET static int32_t larger_half(const int8_t *q, int dp) {
+    __m256i sum = _mm256_setzero_si256();
+    for (int i = 0; i < dp; i += 16) sum = _mm256_add_epi32(sum, _mm256_madd_epi16(widen(q + i), widen(q + i)));
+    __m128i halves = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    halves = _mm_add_epi32(halves, _mm_shuffle_epi32(halves, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(halves, _mm_srli_epi64(halves, 32)));
 }
 
 /* The largest sum of squares of a strip's keys. */
@@ -53,8 +48,8 @@ INLINE void score_strip(const int R, const int narrow, const int8_t *keys, int d
             for (int c = 0; c < STRIP / 8; c++) {
                 const __m256i k = load(keys + c / 2 * 16 * dp + c % 2 * 32 + i * 16);
                 const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(k, sign));
-                sums[r][c] = narrow ? _mm256_add_epi16(sums[r][c], pairs) : _mm256_add_epi32(sums[r][c], _mm256_madd_epi16(pairs, ones));
-                HOLD(sums[r][c]);
+                if (narrow) ADD("w", sums[r][c], pairs);
+                else ADD("d", sums[r][c], _mm256_madd_epi16(pairs, ones));
             }
         }
     }
@@ -67,22 +62,23 @@ INLINE void score_strip(const int R, const int narrow, const int8_t *keys, int d
     }
 }
 
-INLINE void score_all(const int narrow, const int8_t *keys, int dp, const int8_t *q, const int8_t *sizes, int queries, int32_t *score,
-                      size_t pitch) {
-    int r = 0;
-    for (; r + 2 <= queries; r += 2) score_strip(2, narrow, keys, dp, q + r * dp, sizes + r * dp, score + r * pitch, pitch);
-    if (r < queries) score_strip(1, narrow, keys, dp, q + r * dp, sizes + r * dp, score + r * pitch, pitch);
-}
-
-/* |a . b| <= |a| |b|: a half of a score fits 16 bits where that of the query's half and the whole key does. */
+/* |a . b| <= |a| |b|: a half of a score fits 16 bits where the product of the query's half and the whole key does. */
 TARGET static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
     int8_t sizes[QUERIES * HEAD_WIDTH];
-    const int64_t largest = largest_half(q, dp, queries);
+    int32_t half[QUERIES + 1];
     for (int i = 0; i < queries * dp; i++) sizes[i] = (int8_t)(q[i] < 0 ? -q[i] : q[i]);
-    for (int k = 0; k < n; k += STRIP) { /* n is a multiple of it */
-        const int8_t *strip = (const int8_t *)keys + (size_t)k * dp;
-        if (largest * largest_key(strip, dp) < (int64_t)32767 * 32767) score_all(1, strip, dp, q, sizes, queries, score + k, pitch);
-        else score_all(0, strip, dp, q, sizes, queries, score + k, pitch);
+    for (int r = 0; r < queries; r++) half[r] = larger_half(q + r * dp, dp);
+    half[queries] = half[queries - 1];
+    for (int k = 0; k < n; k += STRIP, keys += STRIP * dp, score += STRIP) { /* n is a multiple of it */
+        const int8_t *strip = (const int8_t *)keys;
+        const int32_t most = 32767 * 32767 / (largest_key(strip, dp) + 1);
+        for (int r = 0; r < queries; r += 2) {
+            const int narrow = half[r] <= most && half[r + 1] <= most;
+            const int8_t *signs = q + r * dp, *size = sizes + r * dp;
+            int32_t *to = score + r * pitch;
+            if (r + 1 == queries) narrow ? score_strip(1, 1, strip, dp, signs, size, to, pitch) : score_strip(1, 0, strip, dp, signs, size, to, pitch);
+            else narrow ? score_strip(2, 1, strip, dp, signs, size, to, pitch) : score_strip(2, 0, strip, dp, signs, size, to, pitch);
+        }
     }
 }
 

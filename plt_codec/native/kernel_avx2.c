@@ -11,8 +11,8 @@
 
 enum { TOGETHER = 6 }; /* rows multiplied together: their sums fit the registers */
 
-/* A sum that stays in its register: gcc copies sums that a loop carries, and spills them. */
-#define HOLD(sum) __asm__("" : "+x"(sum))
+/* sum += v, in its register: sums that a loop carries are copied by gcc, and spilled. */
+#define ADD(words, sum, v) __asm__("vpadd" words " %1, %0, %0" : "+x"(sum) : "x"(v))
 
 INLINE __m256i load(const void *p) { return _mm256_loadu_si256(p); }
 
@@ -46,10 +46,8 @@ INLINE void micro(const int R, const int16_t *rows, size_t stride, const int8_t 
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
             const __m256i a = load_halves(rows + r * stride);
-            sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(v, a));
-            sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(w, a));
-            HOLD(sums[r][0]);
-            HOLD(sums[r][1]);
+            ADD("d", sums[r][0], _mm256_madd_epi16(v, a));
+            ADD("d", sums[r][1], _mm256_madd_epi16(w, a));
         }
     }
 #pragma GCC unroll 6
@@ -99,8 +97,7 @@ INLINE void add_digits(const int B, const int top, const uint8_t *row, uint64_t 
 #pragma GCC unroll 8
         for (int i = 0; i < 2 * B; i++) {
             const __m256i pairs = _mm256_maddubs_epi16(a, load(at + i / 2 * blocks.block + i % 2 * 32));
-            sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(pairs, ones));
-            HOLD(sums[i]);
+            ADD("d", sums[i], _mm256_madd_epi16(pairs, ones));
         }
     }
     const __m128i by = _mm_cvtsi32_si128(shift);
