@@ -160,14 +160,14 @@ TARGET static uint32_t weigh(const int32_t *score, int n, int32_t high, uint32_t
     return weigh_as(0, score, n, high, heat, weight, out);
 }
 
-/* p = rs(w * t, 24), see attend(), as digits of 7 bits and two of one: bits 0 to 6 with bit 15 on top in a first byte, 7 to 14 in a second. */
+/* p = rs(w * t, 24), see attend(), in digits for add_row(). */
 INLINE void share_sixteen(const uint16_t *w, __m256i a, __m256i b, __m256i *first, __m256i *second) {
-    const __m256i half = _mm256_set1_epi16((1 << 14) - 1), v = load(w);
+    const __m256i half = _mm256_set1_epi16((1 << 14) - 1), low_bits = _mm256_set1_epi16(63), top_bits = _mm256_set1_epi16(192), v = load(w);
     const __m256i c = _mm256_add_epi16(_mm256_mulhi_epu16(v, b), half);
     const __m256i high = _mm256_mulhi_epu16(v, a), low = _mm256_srli_epi16(_mm256_avg_epu16(_mm256_mullo_epi16(v, a), c), 14);
-    const __m256i p = _mm256_add_epi16(_mm256_add_epi16(high, high), low);
-    *first = _mm256_or_si256(_mm256_and_si256(p, _mm256_set1_epi16(127)), _mm256_and_si256(_mm256_srli_epi16(p, 8), _mm256_set1_epi16(128)));
-    *second = _mm256_and_si256(_mm256_srli_epi16(p, 7), _mm256_set1_epi16(255));
+    const __m256i p = _mm256_add_epi16(_mm256_add_epi16(high, high), low), q = _mm256_srli_epi16(p, 6);
+    *first = _mm256_or_si256(_mm256_and_si256(p, low_bits), _mm256_and_si256(q, top_bits));
+    *second = _mm256_or_si256(_mm256_and_si256(q, low_bits), _mm256_and_si256(_mm256_srli_epi16(p, 8), top_bits));
 }
 
 /* The first bytes of all queries, then the second ones. */
@@ -187,7 +187,6 @@ TARGET static void mix(const int8_t *values, int n, int dv, const void *shares, 
     const Blocks blocks = {values, 64, (size_t)dv * 4};
     const uint8_t *first = shares;
     for (int r = 0; r < queries; r++, first += CHUNK, mixed += dv) {
-        add_sparse(dv / 16, first, n, blocks, 0, 15, mixed);
-        add_sparse(dv / 16, first + QUERIES * CHUNK, n, blocks, 7, 14, mixed);
+        add_sparse(dv / 16, first, first + QUERIES * CHUNK, n, blocks, mixed);
     }
 }

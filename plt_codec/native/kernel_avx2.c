@@ -83,51 +83,77 @@ typedef struct {
     size_t block, quad;
 } Blocks;
 
-/* acc[16 b + c] += 2^shift * sum of digit * block[b][k / 4][c][k % 4] over the fours of inputs whose bit in `some` is set. The digits are the
- * low 7 bits of a row's bytes or their top bit. B (1 to 4) and top are constants. */
-INLINE void add_digits(const int B, const int top, const uint8_t *row, uint64_t some, Blocks blocks, int shift, int32_t *acc) {
-    const __m256i ones = _mm256_set1_epi16(1), mask = _mm256_set1_epi8(top ? 1 : 127);
-    __m256i sums[8];
-#pragma GCC unroll 8
-    for (int i = 0; i < 2 * B; i++) sums[i] = _mm256_setzero_si256();
+/* sums[2 b ..] += sum of digit * block[b][k / 4][c][k % 4] over the fours of inputs whose bit in `some` is set. The digits, below 64, are a row's
+ * bytes & 63 or, with `top`, >> 6: two fours add up in 16 bits, 4 * 63 * 127 < 2^15. B (1 to 4) and top are constants. */
+INLINE void add_digits(const int B, const int top, const uint8_t *row, uint64_t some, Blocks blocks, __m256i *sums) {
+    const __m256i ones = _mm256_set1_epi16(1), mask = _mm256_set1_epi8(top ? 3 : 63);
+    if (__builtin_parityll(some)) some |= ~some & (some + 1); /* one more whose digits are 0: their number is even */
     for (; some; some &= some - 1) {
         const int k = __builtin_ctzll(some);
-        const int8_t *at = blocks.at + k * blocks.quad;
-        const __m256i four = load_quad(row + k * 4), a = _mm256_and_si256(top ? _mm256_srli_epi16(four, 7) : four, mask);
+        some &= some - 1;
+        const int l = __builtin_ctzll(some);
+        const int8_t *at = blocks.at + k * blocks.quad, *then = blocks.at + l * blocks.quad;
+        const __m256i u = load_quad(row + k * 4), v = load_quad(row + l * 4);
+        const __m256i a = _mm256_and_si256(top ? _mm256_srli_epi16(u, 6) : u, mask), b = _mm256_and_si256(top ? _mm256_srli_epi16(v, 6) : v, mask);
 #pragma GCC unroll 8
         for (int i = 0; i < 2 * B; i++) {
-            const __m256i pairs = _mm256_maddubs_epi16(a, load(at + i / 2 * blocks.block + i % 2 * 32));
+            const size_t place = i / 2 * blocks.block + i % 2 * 32;
+            const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(a, load(at + place)), _mm256_maddubs_epi16(b, load(then + place)));
             ADD("d", sums[i], _mm256_madd_epi16(pairs, ones));
         }
     }
-    const __m128i by = _mm_cvtsi32_si128(shift);
-#pragma GCC unroll 8
-    for (int i = 0; i < 2 * B; i++) store(acc + i * 8, _mm256_add_epi32(load(acc + i * 8), _mm256_sll_epi32(sums[i], by)));
 }
 
-/* acc[16 b + c] += sum over k < n of (2^low (u & 127) + 2^high (u >> 7)) * block[b][k / 4][c][k % 4], u = row[k], n <= 256, B constant */
-INLINE void add_row(const int B, const uint8_t *row, int n, Blocks blocks, int low, int high, int32_t *acc) {
-    const __m256i mask = _mm256_set1_epi8(127), zero = _mm256_setzero_si256();
-    uint64_t lows = 0, highs = 0; /* a bit for each four inputs: has one that is not 0 */
-    for (int k = 0; k < n; k += 32) {
-        const __m256i u = load(row + k), no_low = _mm256_cmpeq_epi32(_mm256_and_si256(u, mask), zero);
-        lows |= (uint64_t)(uint8_t)~_mm256_movemask_ps(_mm256_castsi256_ps(no_low)) << k / 4;
-        if (_mm256_movemask_epi8(u)) {
-            const __m256i no_high = _mm256_cmpeq_epi32(_mm256_andnot_si256(mask, u), zero);
-            highs |= (uint64_t)(uint8_t)~_mm256_movemask_ps(_mm256_castsi256_ps(no_high)) << k / 4;
-        }
+/* A bit for each four of up to 256 bytes: one of them has a bit of `mask`. */
+INLINE uint64_t fours(const uint8_t *row, int n, __m256i mask) {
+    uint64_t none = 0;
+    for (int k = n - 32; k >= 0; k -= 32) {
+        const __m256i zero = _mm256_cmpeq_epi32(_mm256_and_si256(load(row + k), mask), _mm256_setzero_si256());
+        none = none << 8 | (uint64_t)_mm256_movemask_ps(_mm256_castsi256_ps(zero));
     }
-    if (lows) add_digits(B, 0, row, lows, blocks, low, acc);
-    if (highs) add_digits(B, 1, row, highs, blocks, high, acc);
+    return ~none & ~UINT64_C(0) >> (64 - n / 4);
+}
+
+INLINE void times_64(const int B, __m256i *sums) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * B; i++) sums[i] = _mm256_slli_epi32(sums[i], 6);
+}
+
+/* acc[16 b + c] += sum over k < n of u[k] * block[b][k / 4][c][k % 4], n <= 256. u is a byte of the row or, with a second row, a share() of 16 bits:
+ * bits 0 to 5 and 12, 13 in the first byte, 6 to 11 and 14, 15 in the second. Most digits are 0. B is a constant. */
+INLINE void add_row(const int B, const uint8_t *row, const uint8_t *second, int n, Blocks blocks, int32_t *acc) {
+    const __m256i low = _mm256_set1_epi8(63), high = _mm256_set1_epi8(-64);
+    const uint64_t lows = fours(row, n, low), middles = second ? fours(second, n, low) : 0, tops = fours(row, n, high);
+    const uint64_t last = second ? fours(second, n, high) : 0;
+    __m256i sums[8];
+    if (!(lows | middles | tops | last)) return;
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * B; i++) sums[i] = _mm256_setzero_si256();
+    if (last) {
+        add_digits(B, 1, second, last, blocks, sums);
+#pragma GCC unroll 8
+        for (int i = 0; i < 2 * B; i++) sums[i] = _mm256_slli_epi32(sums[i], 2);
+    }
+    if (last | tops) {
+        add_digits(B, 1, row, tops, blocks, sums);
+        times_64(B, sums);
+    }
+    if (last | tops | middles) {
+        add_digits(B, 0, second, middles, blocks, sums);
+        if (second) times_64(B, sums);
+    }
+    add_digits(B, 0, row, lows, blocks, sums);
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * B; i++) store(acc + i * 8, _mm256_add_epi32(load(acc + i * 8), sums[i]));
 }
 
 /* The same for any number of blocks up to 4. */
-TARGET static void add_sparse(int number, const uint8_t *row, int n, Blocks blocks, int low, int high, int32_t *acc) {
+TARGET static void add_sparse(int number, const uint8_t *row, const uint8_t *second, int n, Blocks blocks, int32_t *acc) {
     switch (number) {
-    case 1: add_row(1, row, n, blocks, low, high, acc); break;
-    case 2: add_row(2, row, n, blocks, low, high, acc); break;
-    case 3: add_row(3, row, n, blocks, low, high, acc); break;
-    default: add_row(4, row, n, blocks, low, high, acc);
+    case 1: add_row(1, row, second, n, blocks, acc); break;
+    case 2: add_row(2, row, second, n, blocks, acc); break;
+    case 3: add_row(3, row, second, n, blocks, acc); break;
+    default: add_row(4, row, second, n, blocks, acc);
     }
 }
 
@@ -139,7 +165,7 @@ TARGET static void sparse(const int8_t *w, int blocks, const uint8_t *a, int str
         for (int k = 0; k < stride; k += 256) {
             const Blocks piece = {w + (size_t)b * 16 * stride + (size_t)k * 16, (size_t)stride * 16, 64};
             for (int r = 0; r < rows; r++) {
-                add_sparse(blocks - b, a + (size_t)r * stride + k, stride - k < 256 ? stride - k : 256, piece, 0, 7, acc + r * pitch + b * 16);
+                add_sparse(blocks - b, a + (size_t)r * stride + k, 0, stride - k < 256 ? stride - k : 256, piece, acc + r * pitch + b * 16);
             }
         }
     }
