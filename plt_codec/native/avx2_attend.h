@@ -76,6 +76,7 @@ TARGET static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, i
             const int narrow = half[r] <= most && half[r + 1] <= most;
             const int8_t *signs = q + r * dp, *size = sizes + r * dp;
             int32_t *to = score + r * pitch;
+            for (int i = r / 2; i < STRIP * dp / 64; i += (queries + 1) / 2) fetch(keys + 4 * STRIP * dp + i * 64);
             if (r + 1 == queries) narrow ? score_strip(1, 1, strip, dp, signs, size, to, pitch) : score_strip(1, 0, strip, dp, signs, size, to, pitch);
             else narrow ? score_strip(2, 1, strip, dp, signs, size, to, pitch) : score_strip(2, 0, strip, dp, signs, size, to, pitch);
         }
@@ -187,6 +188,7 @@ TARGET static void mix(const int8_t *values, int n, int dv, const void *shares, 
     const Blocks blocks = {values, 64, (size_t)dv * 4};
     const uint8_t *first = shares;
     for (int r = 0; r < queries; r++, first += CHUNK, mixed += dv) {
+        for (int i = r; i < n * dv / 64; i += queries) fetch(values + n * dv + i * 64);
         add_sparse(dv / 16, first, first + QUERIES * CHUNK, n, blocks, mixed);
     }
 }

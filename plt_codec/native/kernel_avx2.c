@@ -30,18 +30,22 @@ INLINE __m256i load_halves(const void *p) { /* 4 numbers of 16 bits, four times 
     return _mm256_set1_epi64x(v);
 }
 
+INLINE void fetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
+
 /* 8 channels from two vectors of partial sums */
 INLINE __m256i join(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8); }
 
 INLINE __m256i widen(const int8_t *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
 
 /* R rows times 8 channels in registers: acc[r][c] = sum over k of row[r][k] * channels[k / 4][c][k % 4], where 64 bytes lie
- * between steps of k / 4. A sum is kept as two, of k % 4 in 0, 1 and in 2, 3. R is a constant. */
-INLINE void micro(const int R, const int16_t *rows, size_t stride, const int8_t *channels, int quads, int32_t *acc, size_t pitch) {
+ * between steps of k / 4, and each step fetches a line of what is wanted next. A sum is kept as two, of k % 4 in 0, 1 and in 2, 3. R is a constant. */
+INLINE void micro(const int R, const int16_t *rows, size_t stride, const int8_t *channels, int quads, int32_t *acc, size_t pitch,
+                  const int8_t *next) {
     __m256i sums[TOGETHER][2];
 #pragma GCC unroll 6
     for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
-    for (int k = 0; k < quads; k++, channels += 64, rows += 4) {
+    for (int k = 0; k < quads; k++, channels += 64, rows += 4, next += 64) {
+        fetch(next);
         const __m256i v = widen(channels), w = widen(channels + 16);
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
@@ -55,11 +59,11 @@ INLINE void micro(const int R, const int16_t *rows, size_t stride, const int8_t 
 }
 
 /* Rows past the last six go in fours, twos and ones. */
-TARGET static void dense(const int8_t *w, int blocks, const uint8_t *a, int stride, int rows, int32_t *acc) {
+TARGET static void dense(const int8_t *w, int blocks, const uint8_t *a, int stride, int rows, int32_t *acc, const int8_t *next) {
     enum { WIDEST = 8192 };
     int16_t wide[TOGETHER * WIDEST];
     const size_t pitch = (size_t)blocks * 16;
-    const int quads = stride / 4;
+    const int quads = stride / 4, all = rows;
     for (int count; rows; rows -= count, a += (size_t)count * stride, acc += count * pitch) {
         count = rows >= 6 ? 6 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
         for (int k = 0; k < count * stride; k += 16) {
@@ -67,11 +71,12 @@ TARGET static void dense(const int8_t *w, int blocks, const uint8_t *a, int stri
         }
         for (int c = 0; c < blocks * 16; c += 8) {
             const int8_t *channels = w + (size_t)(c / 16) * 16 * stride + c % 16 * 4;
+            const int8_t *later = rows == all && c % 16 == 0 ? next + c * stride : channels;
             switch (count) {
-            case 6: micro(6, wide, (size_t)stride, channels, quads, acc + c, pitch); break;
-            case 4: micro(4, wide, (size_t)stride, channels, quads, acc + c, pitch); break;
-            case 2: micro(2, wide, (size_t)stride, channels, quads, acc + c, pitch); break;
-            default: micro(1, wide, (size_t)stride, channels, quads, acc + c, pitch);
+            case 6: micro(6, wide, (size_t)stride, channels, quads, acc + c, pitch, later); break;
+            case 4: micro(4, wide, (size_t)stride, channels, quads, acc + c, pitch, later); break;
+            case 2: micro(2, wide, (size_t)stride, channels, quads, acc + c, pitch, later); break;
+            default: micro(1, wide, (size_t)stride, channels, quads, acc + c, pitch, later);
             }
         }
     }
@@ -158,13 +163,17 @@ TARGET static void add_sparse(int number, const uint8_t *row, const uint8_t *sec
 }
 
 /* Inputs of the hidden layer: a piece of them at a time, whose weights stay in the first cache. */
-TARGET static void sparse(const int8_t *w, int blocks, const uint8_t *a, int stride, int rows, int32_t *acc) {
+TARGET static void sparse(const int8_t *w, int blocks, const uint8_t *a, int stride, int rows, int32_t *acc, const int8_t *next) {
     const size_t pitch = (size_t)blocks * 16;
     __builtin_memset(acc, 0, rows * pitch * sizeof *acc);
     for (int b = 0; b < blocks; b += 4) {
         for (int k = 0; k < stride; k += 256) {
             const Blocks piece = {w + (size_t)b * 16 * stride + (size_t)k * 16, (size_t)stride * 16, 64};
+            const int8_t *later = k + 256 < stride ? piece.at + 64 * 64 : next + (size_t)b * 16 * stride;
             for (int r = 0; r < rows; r++) {
+                for (int i = r; i < 64; i += rows) {
+                    for (int j = 0; j < 4; j++) fetch(later + j * piece.block + i * 64);
+                }
                 add_sparse(blocks - b, a + (size_t)r * stride + k, 0, stride - k < 256 ? stride - k : 256, piece, acc + r * pitch + b * 16);
             }
         }
@@ -242,7 +251,7 @@ TARGET static void finish(const Product *p, const int32_t *sums) {
 #define OWN_MULTIPLY
 TARGET static void multiply(const Product *p, Scratch *s) {
     const Matrix *m = p->matrix;
-    (m->centred ? dense : sparse)(m->w + (size_t)p->block * 16 * m->stride, p->blocks, p->a, m->stride, p->rows, s->acc);
+    (m->centred ? dense : sparse)(m->w + (size_t)p->block * 16 * m->stride, p->blocks, p->a, m->stride, p->rows, s->acc, p->next);
     finish(p, s->acc);
 }
 
