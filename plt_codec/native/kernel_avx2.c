@@ -24,59 +24,103 @@ INLINE __m256i load_quad(const void *p) { /* 4 bytes, eight times */
     return _mm256_set1_epi32(v);
 }
 
-INLINE __m256i load_halves(const void *p) { /* 4 numbers of 16 bits, four times */
-    long long v;
-    __builtin_memcpy(&v, p, 8);
-    return _mm256_set1_epi64x(v);
-}
-
 INLINE void fetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
-
-/* 8 channels from two vectors of partial sums */
-INLINE __m256i join(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8); }
 
 INLINE __m256i widen(const int8_t *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
 
-/* R rows times 8 channels in registers: acc[r][c] = sum over k of row[r][k] * channels[k / 4][c][k % 4], where 64 bytes lie
- * between steps of k / 4, and each step fetches a line of what is wanted next. A sum is kept as two, of k % 4 in 0, 1 and in 2, 3. R is a constant. */
-INLINE void micro(const int R, const int16_t *rows, size_t stride, const int8_t *channels, int quads, int32_t *acc, size_t pitch,
-                  const int8_t *next) {
-    __m256i sums[TOGETHER][2];
-#pragma GCC unroll 6
-    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
-    for (int k = 0; k < quads; k++, channels += 64, rows += 4, next += 64) {
-        fetch(next);
-        const __m256i v = widen(channels), w = widen(channels + 16);
-#pragma GCC unroll 6
-        for (int r = 0; r < R; r++) {
-            const __m256i a = load_halves(rows + r * stride);
-            ADD("d", sums[r][0], _mm256_madd_epi16(v, a));
-            ADD("d", sums[r][1], _mm256_madd_epi16(w, a));
+/* One step of 8 inputs. `narrow`: two fours of them add up in 16 bits. R, B and narrow are constants. */
+INLINE void step(const int R, const int B, const int narrow, const uint8_t *rows, size_t stride, const int8_t *w, size_t block,
+                 __m256i sums[2][4]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r++) {
+        const __m256i a = load_quad(rows + r * stride), b = load_quad(rows + r * stride + 4);
+#pragma GCC unroll 4
+        for (int i = 0; i < 2 * B; i++) {
+            const int8_t *at = w + i / 2 * block + i % 2 * 32;
+            const __m256i p = _mm256_maddubs_epi16(a, load(at)), q = _mm256_maddubs_epi16(b, load(at + 64));
+            if (narrow) {
+                ADD("d", sums[r][i], _mm256_madd_epi16(_mm256_add_epi16(p, q), ones));
+            } else {
+                ADD("d", sums[r][i], _mm256_madd_epi16(p, ones));
+                ADD("d", sums[r][i], _mm256_madd_epi16(q, ones));
+            }
         }
     }
-#pragma GCC unroll 6
-    for (int r = 0; r < R; r++) store(acc + r * pitch, join(sums[r][0], sums[r][1]));
 }
 
-/* Rows past the last six go in fours, twos and ones. */
-TARGET static void dense(const int8_t *w, int blocks, const uint8_t *a, int stride, int rows, int32_t *acc, const int8_t *next) {
+/* R rows of bytes below 128 times B blocks in registers: acc[r][c] = 64 sum[c] + sum over k of row[r][k] * block[k / 4][c][k % 4]. `wide`: see
+ * Matrix. Each step fetches a line of what is wanted next. R (1 or 2) and B are constants. */
+INLINE void micro(const int R, const int B, const uint8_t *rows, int stride, const int8_t *w, const uint8_t *wide, const int32_t *sum, int32_t *acc,
+                  size_t pitch, const int8_t *next) {
+    const size_t block = (size_t)stride * 16;
+    __m256i sums[2][4];
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 2 * B; i++) sums[r][i] = _mm256_slli_epi32(load(sum + i * 8), 6);
+    }
+    for (int k = 0; k < stride; k += 8, rows += 8, w += 128, next += 64) {
+        fetch(next);
+        if ((wide[k / 64] | wide[(B - 1) * stride / 64 + k / 64]) >> k / 8 % 8 & 1) step(R, B, 0, rows, (size_t)stride, w, block, sums);
+        else step(R, B, 1, rows, (size_t)stride, w, block, sums);
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 2 * B; i++) store(acc + r * pitch + i * 8, sums[r][i]);
+    }
+}
+
+/* acc[c] += sum over k of rest[k] * w[k / 4][c][k % 4] for the fours in `some` of 256 inputs and a vector of 8 channels. */
+INLINE void add_rest(const int8_t *rest, uint64_t some, const int8_t *w, int32_t *acc) {
+    __m256i sum = load(acc);
+    for (; some; some &= some - 1) {
+        const int k = __builtin_ctzll(some);
+        const __m256i a = load_quad(rest + k * 4), pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(load(w + k * 64), a));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    store(acc, sum);
+}
+
+/* Inputs of value + 128, most within -64..63: taken as value + 64 in 0..127, and what is left of the few others added on top. */
+TARGET static void dense(const Matrix *m, int first, int blocks, const uint8_t *a, int rows, int32_t *acc, const int8_t *next) {
     enum { WIDEST = 8192 };
-    int16_t wide[TOGETHER * WIDEST];
+    uint8_t near[2 * WIDEST];
+    int8_t rest[2 * WIDEST];
+    uint64_t far[2 * WIDEST / 256];
+    const int stride = m->stride, all = rows;
     const size_t pitch = (size_t)blocks * 16;
-    const int quads = stride / 4, all = rows;
-    for (int count; rows; rows -= count, a += (size_t)count * stride, acc += count * pitch) {
-        count = rows >= 6 ? 6 : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
-        for (int k = 0; k < count * stride; k += 16) {
-            store(wide + k, _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(a + k))));
+    for (int count; rows; rows -= count, a += count * stride, acc += count * pitch) {
+        count = rows > 1 ? 2 : 1;
+        for (int r = 0; r < count; r++) {
+            for (int k = 0; k < stride; k += 32) {
+                const __m256i x = load(a + r * stride + k), y = _mm256_min_epu8(_mm256_subs_epu8(x, _mm256_set1_epi8(64)), _mm256_set1_epi8(127));
+                const __m256i z = _mm256_sub_epi8(_mm256_sub_epi8(x, _mm256_set1_epi8(64)), y);
+                store(near + r * stride + k, y);
+                store(rest + r * stride + k, z);
+                const int none = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(z, _mm256_setzero_si256())));
+                uint64_t *some = &far[r * (WIDEST / 256) + k / 256];
+                *some = (k % 256 ? *some : 0) | (uint64_t)(none ^ 255) << k % 256 / 4;
+            }
         }
-        for (int c = 0; c < blocks * 16; c += 8) {
-            const int8_t *channels = w + (size_t)(c / 16) * 16 * stride + c % 16 * 4;
-            const int8_t *later = rows == all && c % 16 == 0 ? next + c * stride : channels;
-            switch (count) {
-            case 6: micro(6, wide, (size_t)stride, channels, quads, acc + c, pitch, later); break;
-            case 4: micro(4, wide, (size_t)stride, channels, quads, acc + c, pitch, later); break;
-            case 2: micro(2, wide, (size_t)stride, channels, quads, acc + c, pitch, later); break;
-            default: micro(1, wide, (size_t)stride, channels, quads, acc + c, pitch, later);
+        for (int b = 0; b < blocks; b += 2) {
+            const int8_t *w = m->w + (size_t)(first + b) * 16 * stride, *later = rows > all - 8 ? next + (size_t)b * 16 * stride + (all - rows) * stride * 4 : w;
+            const uint8_t *wide = m->wide + (size_t)(first + b) * stride / 64;
+            const int32_t *sum = m->sum + (first + b) * 16;
+            if (b + 1 == blocks) {
+                if (count == 2) micro(2, 1, near, stride, w, wide, sum, acc + b * 16, pitch, later);
+                else micro(1, 1, near, stride, w, wide, sum, acc + b * 16, pitch, later);
+            } else if (count == 2) micro(2, 2, near, stride, w, wide, sum, acc + b * 16, pitch, later);
+            else micro(1, 2, near, stride, w, wide, sum, acc + b * 16, pitch, later);
+        }
+        for (int r = 0; r < count; r++) {
+            for (int k = 0; k < stride; k += 256) {
+                const uint64_t some = far[r * (WIDEST / 256) + k / 256];
+                if (!some) continue;
+                for (int c = 0; c < blocks * 16; c += 8) {
+                    add_rest(rest + r * stride + k, some, m->w + (size_t)(first + c / 16) * 16 * stride + k * 16 + c % 16 * 4, acc + r * pitch + c);
+                }
             }
         }
     }
@@ -251,7 +295,8 @@ TARGET static void finish(const Product *p, const int32_t *sums) {
 #define OWN_MULTIPLY
 TARGET static void multiply(const Product *p, Scratch *s) {
     const Matrix *m = p->matrix;
-    (m->centred ? dense : sparse)(m->w + (size_t)p->block * 16 * m->stride, p->blocks, p->a, m->stride, p->rows, s->acc, p->next);
+    if (m->centred) dense(m, p->block, p->blocks, p->a, p->rows, s->acc, p->next);
+    else sparse(m->w + (size_t)p->block * 16 * m->stride, p->blocks, p->a, m->stride, p->rows, s->acc, p->next);
     finish(p, s->acc);
 }
 

@@ -17,6 +17,22 @@ static size_t packed_model(const Model *m) {
     return packed(m->classes, m->d) + packed(m->vocab, m->d) + (size_t)m->layers * layer;
 }
 
+/* Bits of the eights of inputs of a block of channels where, of a channel, the inputs at k % 4 in 0, 1 or those in 2, 3 have positive weights above
+ * 258 in sum, or negative ones: times 127 they do not fit 16 bits. */
+static void mark_wide(Matrix *m) {
+    for (int i = 0; i < m->blocks * m->stride / 8; i++) {
+        const int8_t *w = m->w + (size_t)i * 128;
+        for (int half = 0; half < 64; half += 2) {
+            int most = 0, least = 0;
+            for (int j = 0; j < 4; j++) {
+                const int v = w[half + j / 2 * 64 + j % 2];
+                *(v > 0 ? &most : &least) += v;
+            }
+            if (most > 258 || least < -258) m->wide[i / 8] |= (uint8_t)(1 << i % 8);
+        }
+    }
+}
+
 /* The next matrix of the model. */
 static int pack(Model *model, Matrix *out, const int8_t *w, const int32_t *m, int n, int k, int centre) {
     out->n = n;
@@ -30,7 +46,8 @@ static int pack(Model *model, Matrix *out, const int8_t *w, const int32_t *m, in
     out->offset = grab((size_t)out->blocks * 16 * sizeof(int32_t));
     out->m = grab((size_t)out->blocks * 16 * sizeof(int32_t));
     out->sum = grab((size_t)out->blocks * 16 * sizeof(int32_t));
-    if (!out->offset || !out->m || !out->sum) return NO_MEMORY;
+    out->wide = grab((size_t)out->blocks * out->stride / 64);
+    if (!out->offset || !out->m || !out->sum || !out->wide) return NO_MEMORY;
     for (int c = 0; c < n; c++) {
         int8_t *to = out->w + (size_t)(c / 16) * 16 * out->stride + (c % 16) * 4;
         int32_t sum = 0;
@@ -45,12 +62,14 @@ static int pack(Model *model, Matrix *out, const int8_t *w, const int32_t *m, in
         out->offset[c] = -centre * sum;
         out->m[c] = m[c];
     }
+    mark_wide(out);
     return 0;
 }
 
 static void unpack(Matrix *m) {
     free(m->offset);
     free(m->sum);
+    free(m->wide);
     free(m->m);
 }
 
