@@ -49,10 +49,34 @@ INLINE void step(const int R, const int B, const int narrow, const uint8_t *rows
     }
 }
 
-/* R rows of bytes below 128 times B blocks in registers: acc[r][c] = 64 sum[c] + sum over k of row[r][k] * block[k / 4][c][k % 4]. `wide`: see
- * Matrix. Each step fetches a line of what is wanted next. R (1 or 2) and B are constants. */
-INLINE void micro(const int R, const int B, const uint8_t *rows, int stride, const int8_t *w, const uint8_t *wide, const int32_t *sum, int32_t *acc,
+/* Rows of inputs of value + 128 as bytes `near` 0..127, value + 64 where that fits, and what is left, `rest` in -64..64; `far` has a bit for each four
+ * inputs with a rest that is not 0, an element for each 256. */
+enum { WIDEST = 8192 };
+typedef struct {
+    uint8_t near[2 * WIDEST];
+    int8_t rest[2 * WIDEST];
+    uint64_t far[2][WIDEST / 256];
+} Rows;
+
+INLINE void split_rows(const uint8_t *a, int stride, int count, Rows *rows) {
+    for (int r = 0; r < count; r++) {
+        for (int k = 0; k < stride; k += 32) {
+            const __m256i u = _mm256_sub_epi8(load(a + r * stride + k), _mm256_set1_epi8(64)); /* value + 64, modulo 2^8 */
+            const __m256i near = _mm256_min_epu8(_mm256_subs_epu8(load(a + r * stride + k), _mm256_set1_epi8(64)), _mm256_set1_epi8(127));
+            const __m256i none = _mm256_cmpeq_epi32(u, near);
+            uint64_t *far = &rows->far[r][k / 256];
+            store(rows->near + r * stride + k, near);
+            store(rows->rest + r * stride + k, _mm256_sub_epi8(u, near));
+            *far = (k % 256 ? *far : 0) | (uint64_t)(uint8_t)~_mm256_movemask_ps(_mm256_castsi256_ps(none)) << k % 256 / 4;
+        }
+    }
+}
+
+/* R rows times B blocks in registers: acc[r][c] = sum over k of (value + 128) * block[k / 4][c][k % 4], where the blocks' weights add up to `sum`.
+ * `wide`: see Matrix. Each step fetches a line of what is wanted next. R (1 or 2) and B are constants. */
+INLINE void micro(const int R, const int B, const Rows *rows, int stride, const int8_t *w, const uint8_t *wide, const int32_t *sum, int32_t *acc,
                   size_t pitch, const int8_t *next) {
+    const __m256i ones = _mm256_set1_epi16(1);
     const size_t block = (size_t)stride * 16;
     __m256i sums[2][4];
 #pragma GCC unroll 2
@@ -60,67 +84,47 @@ INLINE void micro(const int R, const int B, const uint8_t *rows, int stride, con
 #pragma GCC unroll 4
         for (int i = 0; i < 2 * B; i++) sums[r][i] = _mm256_slli_epi32(load(sum + i * 8), 6);
     }
-    for (int k = 0; k < stride; k += 8, rows += 8, w += 128, next += 64) {
+    for (int k = 0; k < stride; k += 8, next += 64) {
         fetch(next);
-        if ((wide[k / 64] | wide[(B - 1) * stride / 64 + k / 64]) >> k / 8 % 8 & 1) step(R, B, 0, rows, (size_t)stride, w, block, sums);
-        else step(R, B, 1, rows, (size_t)stride, w, block, sums);
+        if ((wide[k / 64] | wide[(B - 1) * stride / 64 + k / 64]) >> k / 8 % 8 & 1) step(R, B, 0, rows->near + k, (size_t)stride, w + k * 16, block, sums);
+        else step(R, B, 1, rows->near + k, (size_t)stride, w + k * 16, block, sums);
     }
 #pragma GCC unroll 2
     for (int r = 0; r < R; r++) {
+        for (int from = 0; from < stride; from += 256) {
+            for (uint64_t far = rows->far[r][from / 256]; far; far &= far - 1) {
+                const int k = from + __builtin_ctzll(far) * 4;
+                const __m256i a = load_quad(rows->rest + r * stride + k), size = _mm256_abs_epi8(a);
+#pragma GCC unroll 4
+                for (int i = 0; i < 2 * B; i++) {
+                    const __m256i signs = _mm256_sign_epi8(load(w + i / 2 * block + i % 2 * 32 + k * 16), a);
+                    ADD("d", sums[r][i], _mm256_madd_epi16(_mm256_maddubs_epi16(size, signs), ones));
+                }
+            }
+        }
 #pragma GCC unroll 4
         for (int i = 0; i < 2 * B; i++) store(acc + r * pitch + i * 8, sums[r][i]);
     }
 }
 
-/* acc[c] += sum over k of rest[k] * w[k / 4][c][k % 4] for the fours in `some` of 256 inputs and a vector of 8 channels. */
-INLINE void add_rest(const int8_t *rest, uint64_t some, const int8_t *w, int32_t *acc) {
-    __m256i sum = load(acc);
-    for (; some; some &= some - 1) {
-        const int k = __builtin_ctzll(some);
-        const __m256i a = load_quad(rest + k * 4), pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(load(w + k * 64), a));
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-    }
-    store(acc, sum);
-}
-
-/* Inputs of value + 128, most within -64..63: taken as value + 64 in 0..127, and what is left of the few others added on top. */
 TARGET static void dense(const Matrix *m, int first, int blocks, const uint8_t *a, int rows, int32_t *acc, const int8_t *next) {
-    enum { WIDEST = 8192 };
-    uint8_t near[2 * WIDEST];
-    int8_t rest[2 * WIDEST];
-    uint64_t far[2 * WIDEST / 256];
+    Rows split;
     const int stride = m->stride, all = rows;
     const size_t pitch = (size_t)blocks * 16;
     for (int count; rows; rows -= count, a += count * stride, acc += count * pitch) {
         count = rows > 1 ? 2 : 1;
-        for (int r = 0; r < count; r++) {
-            for (int k = 0; k < stride; k += 32) {
-                const __m256i x = load(a + r * stride + k), y = _mm256_min_epu8(_mm256_subs_epu8(x, _mm256_set1_epi8(64)), _mm256_set1_epi8(127));
-                const __m256i z = _mm256_sub_epi8(_mm256_sub_epi8(x, _mm256_set1_epi8(64)), y);
-                store(near + r * stride + k, y);
-                store(rest + r * stride + k, z);
-                const int none = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(z, _mm256_setzero_si256())));
-                uint64_t *some = &far[r * (WIDEST / 256) + k / 256];
-                *some = (k % 256 ? *some : 0) | (uint64_t)(none ^ 255) << k % 256 / 4;
-            }
-        }
+        split_rows(a, stride, count, &split);
         for (int b = 0; b < blocks; b += 2) {
-            const int8_t *w = m->w + (size_t)(first + b) * 16 * stride, *later = rows > all - 8 ? next + (size_t)b * 16 * stride + (all - rows) * stride * 4 : w;
+            const int8_t *w = m->w + (size_t)(first + b) * 16 * stride; /* the first 8 rows fetch a quarter of the next two blocks for each two */
+            const int8_t *later = rows > all - 8 ? next + (size_t)b * 16 * stride + (size_t)(all - rows) * stride * 4 : w;
             const uint8_t *wide = m->wide + (size_t)(first + b) * stride / 64;
             const int32_t *sum = m->sum + (first + b) * 16;
-            if (b + 1 == blocks) {
-                if (count == 2) micro(2, 1, near, stride, w, wide, sum, acc + b * 16, pitch, later);
-                else micro(1, 1, near, stride, w, wide, sum, acc + b * 16, pitch, later);
-            } else if (count == 2) micro(2, 2, near, stride, w, wide, sum, acc + b * 16, pitch, later);
-            else micro(1, 2, near, stride, w, wide, sum, acc + b * 16, pitch, later);
-        }
-        for (int r = 0; r < count; r++) {
-            for (int k = 0; k < stride; k += 256) {
-                const uint64_t some = far[r * (WIDEST / 256) + k / 256];
-                if (!some) continue;
-                for (int c = 0; c < blocks * 16; c += 8) {
-                    add_rest(rest + r * stride + k, some, m->w + (size_t)(first + c / 16) * 16 * stride + k * 16 + c % 16 * 4, acc + r * pitch + c);
-                }
+            if (b + 1 < blocks) {
+                if (count == 2) micro(2, 2, &split, stride, w, wide, sum, acc + b * 16, pitch, later);
+                else micro(1, 2, &split, stride, w, wide, sum, acc + b * 16, pitch, later);
+            } else {
+                if (count == 2) micro(2, 1, &split, stride, w, wide, sum, acc + b * 16, pitch, later);
+                else micro(1, 1, &split, stride, w, wide, sum, acc + b * 16, pitch, later);
             }
         }
     }

@@ -22,14 +22,12 @@ static size_t packed_model(const Model *m) {
 static void mark_wide(Matrix *m) {
     for (int i = 0; i < m->blocks * m->stride / 8; i++) {
         const int8_t *w = m->w + (size_t)i * 128;
-        for (int half = 0; half < 64; half += 2) {
-            int most = 0, least = 0;
-            for (int j = 0; j < 4; j++) {
-                const int v = w[half + j / 2 * 64 + j % 2];
-                *(v > 0 ? &most : &least) += v;
-            }
-            if (most > 258 || least < -258) m->wide[i / 8] |= (uint8_t)(1 << i % 8);
+        int wide = 0;
+        for (int j = 0; j < 64; j += 2) {
+            const int sum = w[j] + w[j + 1] + w[j + 64] + w[j + 65], size = abs(w[j]) + abs(w[j + 1]) + abs(w[j + 64]) + abs(w[j + 65]);
+            wide |= size + abs(sum) > 2 * 258; /* twice the sum of the positive ones, or of the others */
         }
+        m->wide[i / 8] |= (uint8_t)(wide << i % 8);
     }
 }
 
