@@ -1,4 +1,4 @@
-/* Attention of kernel_avx2.c, part of it. Scores are products of bytes: the sizes of a query times the keys with the query's signs. */
+/* Attention of kernel_avx2.c, part of it. */
 
 enum { STRIP = 32 }; /* keys whose scores for two queries fit the registers */
 
@@ -18,7 +18,7 @@ TARGET static int32_t largest_key(const int8_t *keys, int dp) {
         const int8_t *at = keys + k / 16 * 16 * dp + k % 16 * 4;
         __m256i sum = _mm256_setzero_si256();
         for (int i = 0; i < dp / 4; i++) {
-            const __m256i size = _mm256_abs_epi8(load(at + i * 64));
+            const __m256i size = _mm256_min_epu8(_mm256_abs_epi8(load(at + i * 64)), _mm256_set1_epi8(127)); /* -128 past the head's width */
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(size, size), _mm256_set1_epi16(1)));
         }
         most = _mm256_max_epi32(most, sum);
@@ -29,56 +29,109 @@ TARGET static int32_t largest_key(const int8_t *keys, int dp) {
     return largest;
 }
 
-/* R queries times a strip of keys. `narrow`: each half of a score, of dimensions at k % 4 in 0, 1 and in 2, 3, fits 16 bits, where sums may
- * wrap on the way. R and narrow are constants. */
-INLINE void score_strip(const int R, const int narrow, const int8_t *keys, int dp, const int8_t *q, const int8_t *sizes, int32_t *score,
-                        size_t pitch) {
-    const __m256i ones = _mm256_set1_epi16(1);
+/* Queries as dense() takes rows: `near`, what is left, and a bit for each four dimensions where that is not 0. */
+typedef struct {
+    uint8_t near[QUERIES * HEAD_WIDTH + 32];
+    int8_t rest[QUERIES * HEAD_WIDTH + 32];
+    uint32_t far[QUERIES];
+    int32_t half[QUERIES];
+} Queries;
+
+TARGET static void split_queries(const int8_t *q, int dp, int queries, Queries *to) {
+    const __m256i middle = _mm256_set1_epi8(64);
+    for (int r = 0; r < queries; r++) {
+        to->far[r] = 0;
+        to->half[r] = larger_half(q + r * dp, dp);
+        for (int i = 0; i < dp; i += 32) { /* what it writes past a query is written again for the next */
+            const __m256i v = load(q + r * dp + i);
+            const __m256i near = _mm256_max_epi8(_mm256_adds_epi8(v, middle), _mm256_setzero_si256()); /* value + 64 in 0..127 */
+            const __m256i rest = _mm256_sub_epi8(_mm256_add_epi8(v, middle), near), none = _mm256_cmpeq_epi32(rest, _mm256_setzero_si256());
+            store(to->near + r * dp + i, near);
+            store(to->rest + r * dp + i, rest);
+            to->far[r] |= (uint32_t)(uint8_t)~_mm256_movemask_ps(_mm256_castsi256_ps(none)) << i / 4;
+        }
+        to->far[r] &= (1u << dp / 4) - 1;
+    }
+}
+
+/* -64 times the sums of the keys' halves, at k % 4 in 0, 1 and in 2, 3, modulo 2^16. */
+INLINE void start_strip(const int8_t *keys, int dp, __m256i *start) {
+#pragma GCC unroll 4
+    for (int c = 0; c < STRIP / 8; c++) {
+        start[c] = _mm256_setzero_si256();
+        for (int i = 0; i < dp; i += 4) {
+            const __m256i k = load(keys + c / 2 * 16 * dp + c % 2 * 32 + i * 16);
+            start[c] = _mm256_sub_epi16(start[c], _mm256_maddubs_epi16(_mm256_set1_epi8(64), k));
+        }
+    }
+}
+
+/* R queries times a strip of keys, where each half of a score fits 16 bits: sums may wrap on the way. R is a constant. */
+INLINE void score_strip(const int R, const int8_t *keys, int dp, const Queries *q, int query, const __m256i *start, int32_t *score, size_t pitch) {
     __m256i sums[2][STRIP / 8];
 #pragma GCC unroll 2
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
-        for (int c = 0; c < STRIP / 8; c++) sums[r][c] = _mm256_setzero_si256();
+        for (int c = 0; c < STRIP / 8; c++) sums[r][c] = start[c];
     }
+    const uint8_t *near = q->near + query * dp;
     for (int i = 0; i < dp; i += 4) {
 #pragma GCC unroll 2
         for (int r = 0; r < R; r++) {
-            const __m256i size = load_quad(sizes + r * dp + i), sign = load_quad(q + r * dp + i);
+            const __m256i a = load_quad(near + r * dp + i);
 #pragma GCC unroll 4
-            for (int c = 0; c < STRIP / 8; c++) {
-                const __m256i k = load(keys + c / 2 * 16 * dp + c % 2 * 32 + i * 16);
-                const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(k, sign));
-                if (narrow) ADD("w", sums[r][c], pairs);
-                else ADD("d", sums[r][c], _mm256_madd_epi16(pairs, ones));
-            }
+            for (int c = 0; c < STRIP / 8; c++) ADD("w", sums[r][c], _mm256_maddubs_epi16(a, load(keys + c / 2 * 16 * dp + c % 2 * 32 + i * 16)));
         }
     }
 #pragma GCC unroll 2
     for (int r = 0; r < R; r++) {
+        for (uint32_t far = q->far[query + r]; far; far &= far - 1) {
+            const int i = __builtin_ctz(far) * 4;
+            const __m256i a = load_quad(q->rest + (query + r) * dp + i), size = _mm256_abs_epi8(a);
 #pragma GCC unroll 4
-        for (int c = 0; c < STRIP / 8; c++) {
-            store(score + r * pitch + c * 8, narrow ? _mm256_madd_epi16(sums[r][c], ones) : sums[r][c]);
+            for (int c = 0; c < STRIP / 8; c++) {
+                const __m256i signs = _mm256_sign_epi8(load(keys + c / 2 * 16 * dp + c % 2 * 32 + i * 16), a);
+                ADD("w", sums[r][c], _mm256_maddubs_epi16(size, signs));
+            }
         }
+#pragma GCC unroll 4
+        for (int c = 0; c < STRIP / 8; c++) store(score + r * pitch + c * 8, _mm256_madd_epi16(sums[r][c], _mm256_set1_epi16(1)));
+    }
+}
+
+/* A query times a strip of keys in 32 bits. */
+TARGET static void score_wide(const int8_t *keys, int dp, const int8_t *q, int32_t *score) {
+    for (int c = 0; c < STRIP / 8; c++) {
+        __m256i sum = _mm256_setzero_si256();
+        for (int i = 0; i < dp; i += 4) {
+            const __m256i a = load_quad(q + i), signs = _mm256_sign_epi8(load(keys + c / 2 * 16 * dp + c % 2 * 32 + i * 16), a);
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(a), signs), _mm256_set1_epi16(1)));
+        }
+        store(score + c * 8, sum);
     }
 }
 
 /* |a . b| <= |a| |b|: a half of a score fits 16 bits where the product of the query's half and the whole key does. */
 TARGET static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
-    int8_t sizes[QUERIES * HEAD_WIDTH];
-    int32_t half[QUERIES + 1];
-    for (int i = 0; i < queries * dp; i++) sizes[i] = (int8_t)(q[i] < 0 ? -q[i] : q[i]);
-    for (int r = 0; r < queries; r++) half[r] = larger_half(q + r * dp, dp);
-    half[queries] = half[queries - 1];
+    Queries split;
+    split_queries(q, dp, queries, &split);
     for (int k = 0; k < n; k += STRIP, keys += STRIP * dp, score += STRIP) { /* n is a multiple of it */
         const int8_t *strip = (const int8_t *)keys;
         const int32_t most = 32767 * 32767 / (largest_key(strip, dp) + 1);
+        __m256i start[STRIP / 8];
+        start_strip(strip, dp, start);
         for (int r = 0; r < queries; r += 2) {
-            const int narrow = half[r] <= most && half[r + 1] <= most;
-            const int8_t *signs = q + r * dp, *size = sizes + r * dp;
+            const int two = r + 1 < queries;
             int32_t *to = score + r * pitch;
             for (int i = r / 2; i < STRIP * dp / 64; i += (queries + 1) / 2) fetch(keys + 4 * STRIP * dp + i * 64);
-            if (r + 1 == queries) narrow ? score_strip(1, 1, strip, dp, signs, size, to, pitch) : score_strip(1, 0, strip, dp, signs, size, to, pitch);
-            else narrow ? score_strip(2, 1, strip, dp, signs, size, to, pitch) : score_strip(2, 0, strip, dp, signs, size, to, pitch);
+            if (split.half[r] > most || split.half[r + two] > most) {
+                score_wide(strip, dp, q + r * dp, to);
+                if (two) score_wide(strip, dp, q + (r + 1) * dp, to + pitch);
+            } else if (two) {
+                score_strip(2, strip, dp, &split, r, start, to, pitch);
+            } else {
+                score_strip(1, strip, dp, &split, r, start, to, pitch);
+            }
         }
     }
 }
