@@ -2,6 +2,8 @@
 
 enum { STRIP = 32 }; /* keys whose scores for two queries fit the registers */
 
+INLINE __m256i widen(const int8_t *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
+
 /* Squares of a query's bytes at k % 4 in 0, 1 and in 2, 3: the larger sum. What 16 bytes at a time reach past the query only makes it larger. */
 TARGET static int32_t larger_half(const int8_t *q, int dp) {
     __m256i sum = _mm256_setzero_si256();

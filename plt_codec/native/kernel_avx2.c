@@ -1,6 +1,11 @@
-/* The kernel for processors with AVX2. Bytes with a sign are widened to 16 bits and multiplied in pairs into 32 bits (vpmaddwd), which is
- * exact. The byte product vpmaddubsw saturates above 2^15 - 1: it is used where one side is below 2^7 (2 * 127 * 127 < 2^15), which digits of
- * the hidden layer and of attention weights are (mostly 0, and then skipped), and the sizes of queries beside keys with the queries' signs. */
+/* The kernel for processors with AVX2. vpmaddubsw adds two products of bytes, one side unsigned, in 16 bits and saturates, unless the unsigned
+ * side is below 2^7 (2 * 127 * 127 < 2^15). So what is multiplied by weights, keys and values is taken apart into such digits:
+ *
+ *   inputs and queries   value + 64 in 0..127; the few that do not fit have a rest, whose size multiplies weights with its sign
+ *   the hidden layer     digits of 6 bits; fours of them that are 0 are skipped
+ *   shares of values     the same
+ *
+ * Where two such sums fit 16 bits, they are added there: widening them (vpmaddwd by ones) costs as much as multiplying. */
 #include "kernel.h"
 
 #if defined(PLTZ_X86)
@@ -9,7 +14,7 @@
 #define TARGET __attribute__((target("avx2,bmi,bmi2")))
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
-enum { TOGETHER = 6 }; /* rows multiplied together: their sums fit the registers */
+enum { WIDEST = 8192 }; /* most inputs */
 
 /* sum += v, in its register: sums that a loop carries are copied by gcc, and spilled. */
 #define ADD(words, sum, v) __asm__("vpadd" words " %1, %0, %0" : "+x"(sum) : "x"(v))
@@ -26,18 +31,15 @@ INLINE __m256i load_quad(const void *p) { /* 4 bytes, eight times */
 
 INLINE void fetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
 
-INLINE __m256i widen(const int8_t *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
-
 /* One step of 8 inputs. `narrow`: two fours of them add up in 16 bits. R, B and narrow are constants. */
-INLINE void step(const int R, const int B, const int narrow, const uint8_t *rows, size_t stride, const int8_t *w, size_t block,
-                 __m256i sums[2][4]) {
+INLINE void step(const int R, const int B, const int narrow, const uint8_t *rows, int stride, const int8_t *w, __m256i sums[2][4]) {
     const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 2
     for (int r = 0; r < R; r++) {
         const __m256i a = load_quad(rows + r * stride), b = load_quad(rows + r * stride + 4);
 #pragma GCC unroll 4
         for (int i = 0; i < 2 * B; i++) {
-            const int8_t *at = w + i / 2 * block + i % 2 * 32;
+            const int8_t *at = w + (size_t)(i / 2 * 16) * stride + i % 2 * 32;
             const __m256i p = _mm256_maddubs_epi16(a, load(at)), q = _mm256_maddubs_epi16(b, load(at + 64));
             if (narrow) {
                 ADD("d", sums[r][i], _mm256_madd_epi16(_mm256_add_epi16(p, q), ones));
@@ -49,9 +51,8 @@ INLINE void step(const int R, const int B, const int narrow, const uint8_t *rows
     }
 }
 
-/* Rows of inputs of value + 128 as bytes `near` 0..127, value + 64 where that fits, and what is left, `rest` in -64..64; `far` has a bit for each four
- * inputs with a rest that is not 0, an element for each 256. */
-enum { WIDEST = 8192 };
+/* Rows of inputs of value + 128 as bytes `near` 0..127, value + 64 where that fits, and what is left, `rest` in -64..64; `far` has a bit for
+ * each four inputs with a rest that is not 0, an element for each 256. */
 typedef struct {
     uint8_t near[2 * WIDEST];
     int8_t rest[2 * WIDEST];
@@ -86,8 +87,9 @@ INLINE void micro(const int R, const int B, const Rows *rows, int stride, const 
     }
     for (int k = 0; k < stride; k += 8, next += 64) {
         fetch(next);
-        if ((wide[k / 64] | wide[(B - 1) * stride / 64 + k / 64]) >> k / 8 % 8 & 1) step(R, B, 0, rows->near + k, (size_t)stride, w + k * 16, block, sums);
-        else step(R, B, 1, rows->near + k, (size_t)stride, w + k * 16, block, sums);
+        const int apart = (wide[k / 64] | wide[(B - 1) * stride / 64 + k / 64]) >> k / 8 % 8 & 1;
+        if (apart) step(R, B, 0, rows->near + k, stride, w + k * 16, sums);
+        else step(R, B, 1, rows->near + k, stride, w + k * 16, sums);
     }
 #pragma GCC unroll 2
     for (int r = 0; r < R; r++) {
@@ -115,8 +117,9 @@ TARGET static void dense(const Matrix *m, int first, int blocks, const uint8_t *
         count = rows > 1 ? 2 : 1;
         split_rows(a, stride, count, &split);
         for (int b = 0; b < blocks; b += 2) {
-            const int8_t *w = m->w + (size_t)(first + b) * 16 * stride; /* the first 8 rows fetch a quarter of the next two blocks for each two */
-            const int8_t *later = rows > all - 8 ? next + (size_t)b * 16 * stride + (size_t)(all - rows) * stride * 4 : w;
+            const int8_t *w = m->w + (size_t)(first + b) * 16 * stride;
+            const int8_t *then = next + (size_t)b * 16 * stride; /* the first 8 rows fetch it, a quarter each two */
+            const int8_t *later = rows > all - 8 ? then + (size_t)(all - rows) * stride * 4 : w;
             const uint8_t *wide = m->wide + (size_t)(first + b) * stride / 64;
             const int32_t *sum = m->sum + (first + b) * 16;
             if (b + 1 < blocks) {
@@ -256,8 +259,8 @@ INLINE __m256i between(__m256i a, int low, int high) {
 /* 16 outputs in order from two times 8 */
 INLINE __m256i pack(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8); }
 
-/* One output of 16 channels; `at`: how far from the product's first one. */
-INLINE void put(const Output kind, const Product *p, size_t at, const int32_t *bias, __m256i y, __m256i z) {
+/* One output of 16 channels, of channel b on; `at`: how far from the product's first one. */
+INLINE void put(const Output kind, const Product *p, size_t at, int b, __m256i y, __m256i z) {
     if (kind == TO_QKV) {
         store(p->qkv + at, _mm256_max_epi16(pack(y, z), _mm256_set1_epi16(-32767)));
     } else if (kind == TO_RESIDUAL) {
@@ -268,8 +271,8 @@ INLINE void put(const Output kind, const Product *p, size_t at, const int32_t *b
         u = _mm256_srli_epi16(_mm256_add_epi16(_mm256_mullo_epi16(u, u), _mm256_set1_epi16(128)), 8); /* below 2^16 */
         _mm_storeu_si128((__m128i *)(p->hidden + at), _mm_packus_epi16(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1)));
     } else {
-        store(p->x + at, _mm256_add_epi32(y, load(bias)));
-        store(p->x + at + 8, _mm256_add_epi32(z, load(bias + 8)));
+        store(p->x + at, _mm256_add_epi32(y, load(p->bias + b)));
+        store(p->x + at + 8, _mm256_add_epi32(z, load(p->bias + b + 8)));
     }
 }
 
@@ -281,7 +284,7 @@ INLINE void finish_as(const int narrow, const Output kind, const Product *given,
         for (int r = 0; r < p->rows; r++) {
             const int32_t *acc = sums + r * p->blocks * 16 + b;
             const __m256i y = rescale(narrow, load(acc), offset_0, m_0), z = rescale(narrow, load(acc + 8), offset_1, m_1);
-            put(kind, p, r * p->out_stride + b, p->bias + b, y, z);
+            put(kind, p, r * p->out_stride + b, b, y, z);
         }
     }
 }
