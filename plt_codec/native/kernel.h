@@ -40,6 +40,8 @@ typedef struct {
     int8_t *w;
     int32_t *offset, *m; /* (blocks * 16): see above; multiplier */
     int32_t *sum;        /* (blocks * 16): sum of w, for kernels that multiply u - 128 */
+    uint8_t *wide;       /* (blocks, stride / 64): a bit for each 8 inputs, see mark_wide(); for AVX2 */
+    int centred;         /* inputs are value + 128, not 0..254; for AVX2 */
     int narrow;          /* no input makes a scaled sum 2^30 or more: it needs no clamp in 64 bits */
 } Matrix;
 

@@ -17,9 +17,24 @@ static size_t packed_model(const Model *m) {
     return packed(m->classes, m->d) + packed(m->vocab, m->d) + (size_t)m->layers * layer;
 }
 
+/* Bits of the eights of inputs of a block of channels where, of a channel, the inputs at k % 4 in 0, 1 or those in 2, 3 have positive weights above
+ * 258 in sum, or negative ones: times 127 they do not fit 16 bits. */
+static void mark_wide(Matrix *m) {
+    for (int i = 0; i < m->blocks * m->stride / 8; i++) {
+        const int8_t *w = m->w + (size_t)i * 128;
+        int wide = 0;
+        for (int j = 0; j < 64; j += 2) {
+            const int sum = w[j] + w[j + 1] + w[j + 64] + w[j + 65], size = abs(w[j]) + abs(w[j + 1]) + abs(w[j + 64]) + abs(w[j + 65]);
+            wide |= size + abs(sum) > 2 * 258; /* twice the sum of the positive ones, or of the others */
+        }
+        m->wide[i / 8] |= (uint8_t)(wide << i % 8);
+    }
+}
+
 /* The next matrix of the model. */
 static int pack(Model *model, Matrix *out, const int8_t *w, const int32_t *m, int n, int k, int centre) {
     out->n = n;
+    out->centred = centre != 0;
     out->narrow = 1;
     out->k = k;
     out->blocks = round_up(n, 16) / 16;
@@ -29,7 +44,8 @@ static int pack(Model *model, Matrix *out, const int8_t *w, const int32_t *m, in
     out->offset = grab((size_t)out->blocks * 16 * sizeof(int32_t));
     out->m = grab((size_t)out->blocks * 16 * sizeof(int32_t));
     out->sum = grab((size_t)out->blocks * 16 * sizeof(int32_t));
-    if (!out->offset || !out->m || !out->sum) return NO_MEMORY;
+    out->wide = grab((size_t)out->blocks * out->stride / 64);
+    if (!out->offset || !out->m || !out->sum || !out->wide) return NO_MEMORY;
     for (int c = 0; c < n; c++) {
         int8_t *to = out->w + (size_t)(c / 16) * 16 * out->stride + (c % 16) * 4;
         int32_t sum = 0;
@@ -44,12 +60,14 @@ static int pack(Model *model, Matrix *out, const int8_t *w, const int32_t *m, in
         out->offset[c] = -centre * sum;
         out->m[c] = m[c];
     }
+    mark_wide(out);
     return 0;
 }
 
 static void unpack(Matrix *m) {
     free(m->offset);
     free(m->sum);
+    free(m->wide);
     free(m->m);
 }
 
