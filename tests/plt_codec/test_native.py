@@ -51,6 +51,7 @@ SHAPES = {
         "block": 128,
         "memory": 64,
     },
+    "half heads": {"d": 96, "heads": 3, "kv_heads": 1, "head_dim": 32, "layers": 1, "block": 96, "memory": 64},
     "one key head": {"heads": 20, "kv_heads": 1, "head_dim": 6, "d": 34, "block": 64, "memory": 64},
     "silent": {},
     "alike": {"d": 64, "heads": 2, "kv_heads": 1, "head_dim": 64, "layers": 1, "block": 128, "memory": 64},
