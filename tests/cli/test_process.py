@@ -49,6 +49,20 @@ def test_closed_streams(line: str, code: int, said: str, file: Path) -> None:
     assert (done.returncode, done.stderr) == (code, said)
 
 
+def test_as_a_module(file: Path) -> None:
+    """`python -m pltz` is the script `pltz`, its name in messages too."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pltz", "inspect", f"{file}.no"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr == shell(
+        'pltz inspect "$2".no', file
+    ).stderr
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
 @pytest.mark.parametrize("words", ['inspect "$2"', "--help", "bundle list"])
 def test_a_full_stdout(words: str, file: Path) -> None:
