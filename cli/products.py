@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from pltz.plt_codec.weights import Weights
 
 WINDOW = 0.4  # seconds of products between two rounds of coding
+LONGEST = 4.0  # seconds of a pass that is made whole: without byte products (AVX2 alone) torch's is a plain loop, and one takes a minute
 CUDA_ROWS = 32  # torch._int_mm on CUDA takes more than 16
 
 
@@ -50,18 +51,21 @@ class Products:
         return min(found)
 
     def _mean(self, matrices: "Sequence[Any]") -> float:
-        """Seconds of a pass over `WINDOW`: about as long as coding takes."""
+        """Seconds of a pass over `WINDOW`: about as long as coding takes. Of one that is longer than `LONGEST`, by its first matrices."""
         import torch
 
-        passes, clock = 0, time.process_time if self._device == "cpu" else time.perf_counter
-        start = clock()
-        while (spent := clock() - start) < WINDOW:
+        weights, clock = 0, time.process_time if self._device == "cpu" else time.perf_counter
+        start, spent = clock(), 0.0
+        while spent < WINDOW:
             for w in matrices:
                 torch._int_mm(self._inputs[w.shape[0]], w)
+                weights += w.numel()
+                if clock() - start > LONGEST:
+                    break
             if self._device != "cpu":
                 torch.cuda.synchronize()
-            passes += 1
-        return spent / passes
+            spent = clock() - start
+        return spent * self.macs / (self.rows * weights)
 
 
 class TorchThreads:

@@ -4,6 +4,7 @@ import json
 import runpy
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,6 +96,25 @@ def test_products_count_the_multiply_adds_of_the_model(gated: bool) -> None:
 
     weights = random_weights(0, gated=gated)
     assert Products(weights, 8, "cpu").macs == 8 * weights.shape.macs
+
+
+def test_a_pass_that_takes_long_is_measured_by_its_first_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes with the weights multiplied: a pass takes 10 seconds."""
+    from pltz.plt_codec.weights import random_weights
+
+    products, now = Products(random_weights(0), 8, "cpu"), 0.0
+
+    def multiply(_: Any, w: Any) -> None:
+        nonlocal now
+        now += 10 * 8 * w.numel() / products.macs
+
+    monkeypatch.setattr("torch._int_mm", multiply)
+    monkeypatch.setattr("pltz.cli.products.time.process_time", lambda: now)
+    for longest, most in ((100, 20), (1, 10)):
+        monkeypatch.setattr("pltz.cli.products.LONGEST", longest)
+        now = 0.0
+        assert products.seconds() == pytest.approx(10)
+        assert now <= most + 1e-9  # of two orders
 
 
 def test_multiply_adds_of_attention_are_those_of_the_keys_seen() -> None:
