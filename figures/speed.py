@@ -1,6 +1,7 @@
-"""Draw speed.json and speed_cuda.json, each the line of JSON of one command, and both at once: python figures/speed.py
+"""Draw speed.json, speed_avx2.json and speed_cuda.json, each the line of JSON of one command, and all at once: python figures/speed.py
 
     pltz bench speed --threads 1 --rounds 6 --linear 1048576 --llama --engines --startup --json > figures/speed.json
+    pltz bench speed --threads 1 --rounds 3 --linear 262144 --llama --engines --startup --json > figures/speed_avx2.json
     pltz bench speed --device cuda --together 1,4,16,1024 --rounds 2 --linear 1048576 --json > figures/speed_cuda.json
 
 A panel is left out where a run did not measure it: the CUDA engine counts no stages, and --linear and --engines are choices.
@@ -73,8 +74,9 @@ def engines(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.set_yticks([n + 0.2 for n in range(len(rows))], [row["engine"] for row in rows])
     axes.invert_yaxis()
     axes.set(xlabel="seconds of the processor, one session", xscale="log")
+    axes.xaxis.set_minor_formatter("")
 
 
 if __name__ == "__main__":
-    for name in ("speed", "speed_cuda"):
+    for name in ("speed", "speed_avx2", "speed_cuda"):
         draw(json.loads((HERE / f"{name}.json").read_text("utf8")), HERE / f"{name}.png")
