@@ -30,6 +30,7 @@ HEADERS = (
     "pool",
     "kernel",
     "kernel_body",
+    "finish",
     "avx2_attend",
     "avx512",
     "amx_attend",

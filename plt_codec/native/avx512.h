@@ -188,15 +188,7 @@ INLINE void finish_as(const int narrow, const Output kind, const Product *given,
     }
 }
 
-TARGET static void finish(const Product *p, const int32_t *sums) {
-    const int narrow = p->matrix->narrow;
-    switch (p->kind) {
-    case TO_QKV: narrow ? finish_as(1, TO_QKV, p, sums) : finish_as(0, TO_QKV, p, sums); break;
-    case TO_RESIDUAL: narrow ? finish_as(1, TO_RESIDUAL, p, sums) : finish_as(0, TO_RESIDUAL, p, sums); break;
-    case TO_HIDDEN: narrow ? finish_as(1, TO_HIDDEN, p, sums) : finish_as(0, TO_HIDDEN, p, sums); break;
-    case TO_LOGITS: narrow ? finish_as(1, TO_LOGITS, p, sums) : finish_as(0, TO_LOGITS, p, sums); break;
-    }
-}
+#include "finish.h"
 
 #define OWN_MULTIPLY 1
 enum { NEAR = 104 }; /* steps of 4 inputs at a time: their weights for 4 blocks stay in the first cache while all rows are multiplied */

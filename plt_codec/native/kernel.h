@@ -40,7 +40,7 @@ typedef struct {
     int8_t *w;
     int32_t *offset, *m; /* (blocks * 16): see above; multiplier */
     int32_t *sum;        /* (blocks * 16): sum of w, for kernels that multiply u - 128 */
-    uint8_t *wide;       /* (blocks, stride / 64): a bit for each 8 inputs, see mark_wide(); for AVX2 */
+    uint8_t *wide;       /* (blocks, stride / 64): a bit for each 8 inputs, see mark_wide(); NULL where the kernel does not read it */
     int centred;         /* inputs are value + 128, not 0..254; for AVX2 */
     int narrow;          /* no input makes a scaled sum 2^30 or more: it needs no clamp in 64 bits */
 } Matrix;
@@ -99,6 +99,7 @@ typedef struct {
     void (*turn_only)(const int16_t *y, int heads, const int16_t *cos, const int16_t *sin, int d, uint8_t *out);
     void (*gate)(const int32_t *gate, const int32_t *linear, int n, const int16_t *act, uint8_t *out);
     int signed_keys;
+    int reads_wide; /* Matrix.wide */
 } Kernel;
 
 extern const Kernel pltz_plain;

@@ -182,5 +182,5 @@ TARGET static void begin(void) {
 
 TARGET static void end(void) { _tile_release(); }
 
-const Kernel pltz_amx = {"amx", supported, begin, end, multiply_here, norm, turn, attend_here, gained, turn_only, gate, 1};
+const Kernel pltz_amx = {"amx", supported, begin, end, multiply_here, norm, turn, attend_here, gained, turn_only, gate, 1, 0};
 #endif

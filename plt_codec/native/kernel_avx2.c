@@ -289,15 +289,7 @@ INLINE void finish_as(const int narrow, const Output kind, const Product *given,
     }
 }
 
-TARGET static void finish(const Product *p, const int32_t *sums) {
-    const int narrow = p->matrix->narrow;
-    switch (p->kind) {
-    case TO_QKV: narrow ? finish_as(1, TO_QKV, p, sums) : finish_as(0, TO_QKV, p, sums); break;
-    case TO_RESIDUAL: narrow ? finish_as(1, TO_RESIDUAL, p, sums) : finish_as(0, TO_RESIDUAL, p, sums); break;
-    case TO_HIDDEN: narrow ? finish_as(1, TO_HIDDEN, p, sums) : finish_as(0, TO_HIDDEN, p, sums); break;
-    case TO_LOGITS: narrow ? finish_as(1, TO_LOGITS, p, sums) : finish_as(0, TO_LOGITS, p, sums); break;
-    }
-}
+#include "finish.h"
 
 #define OWN_MULTIPLY
 TARGET static void multiply(const Product *p, Scratch *s) {
@@ -315,5 +307,5 @@ static int supported(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
 }
 
-const Kernel pltz_avx2 = {"avx2", supported, 0, 0, multiply, norm, turn, attend, gained, turn_only, gate, 1};
+const Kernel pltz_avx2 = {"avx2", supported, 0, 0, multiply, norm, turn, attend, gained, turn_only, gate, 1, 1};
 #endif

@@ -171,5 +171,5 @@ static int supported(void) {
 #endif
 }
 
-const Kernel pltz_neon = {"neon", supported, 0, 0, multiply, norm, turn, attend, gained, turn_only, gate, 0};
+const Kernel pltz_neon = {"neon", supported, 0, 0, multiply, norm, turn, attend, gained, turn_only, gate, 0, 0};
 #endif

@@ -124,4 +124,4 @@ static void mix(const int8_t *values, int n, int dv, const void *shares, int que
 
 static int supported(void) { return 1; }
 
-const Kernel pltz_plain = {"plain", supported, 0, 0, multiply, norm, turn, attend, gained, turn_only, gate, 0};
+const Kernel pltz_plain = {"plain", supported, 0, 0, multiply, norm, turn, attend, gained, turn_only, gate, 0, 0};

@@ -20,5 +20,5 @@ static int supported(void) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
 }
 
-const Kernel pltz_vnni = {"vnni", supported, 0, 0, multiply, norm, turn, attend, gained, turn_only, gate, 0};
+const Kernel pltz_vnni = {"vnni", supported, 0, 0, multiply, norm, turn, attend, gained, turn_only, gate, 0, 0};
 #endif

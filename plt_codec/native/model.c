@@ -44,8 +44,8 @@ static int pack(Model *model, Matrix *out, const int8_t *w, const int32_t *m, in
     out->offset = grab((size_t)out->blocks * 16 * sizeof(int32_t));
     out->m = grab((size_t)out->blocks * 16 * sizeof(int32_t));
     out->sum = grab((size_t)out->blocks * 16 * sizeof(int32_t));
-    out->wide = grab((size_t)out->blocks * out->stride / 64);
-    if (!out->offset || !out->m || !out->sum || !out->wide) return NO_MEMORY;
+    out->wide = model->kernel->reads_wide ? grab((size_t)out->blocks * out->stride / 64) : 0;
+    if (!out->offset || !out->m || !out->sum || (model->kernel->reads_wide && !out->wide)) return NO_MEMORY;
     for (int c = 0; c < n; c++) {
         int8_t *to = out->w + (size_t)(c / 16) * 16 * out->stride + (c % 16) * 4;
         int32_t sum = 0;
@@ -60,7 +60,7 @@ static int pack(Model *model, Matrix *out, const int8_t *w, const int32_t *m, in
         out->offset[c] = -centre * sum;
         out->m[c] = m[c];
     }
-    mark_wide(out);
+    if (out->wide) mark_wide(out);
     return 0;
 }
 
