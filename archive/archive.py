@@ -11,7 +11,7 @@ What is here: opening, reading, the catalogue, forgetting. Writing is `writer.Wr
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from pltz.archive.erase import Erasure
     from pltz.archive.verify import Report
 
-INDEX_PACKS = 32  # packs without an index before one is written
-INDEX_ENTRIES = 1 << 20  # or entries
+# without an index before one is written; an archive that is opened scans them, at most for some tens of milliseconds
+INDEX_PACKS, INDEX_ENTRIES, INDEX_BYTES = 32, 1024, 8 << 20
 
 T = TypeVar("T")
 
@@ -367,14 +367,20 @@ class Archive:
         return done
 
     def rebuild(self) -> None:
-        """Throw all indexes away and make one from the packs alone. Raises StoreError."""
-        for name in self.store.list("index"):
+        """Make one index from the packs alone, then delete all others. Raises StoreError; the old indexes are all there then."""
+        old = set(self.store.list("index"))
+        self._look(unused=old)
+        made = self._write_index(everything=True)
+        for name in old - made:
             self.store.delete(f"index/{name}")
         self._look()
-        self.write_index()
 
     def write_index(self, *, everything: bool = True) -> None:
-        """Put an index over the packs that have none, taking in smaller indexes (or all of them)."""
+        """Put an index over the packs that have none, taking in smaller indexes (or all of them). Raises StoreError."""
+        self._write_index(everything)
+
+    def _write_index(self, everything: bool) -> set[str]:
+        """Do what `write_index` says. Return the names of the index files that were put."""
         view = self.view
         absorbed: dict[str, index.FileIndex] = {}
         entries, packs = view.tail.count, len(view.tail.packs)
@@ -392,16 +398,19 @@ class Archive:
             data = index.build(sources, part)
             name = data[-identity.SIZE :].hex()
             if not self.store.put(f"index/{name}", data):
-                raise StoreError(f"index/{name} holds other bytes than its name says: rebuild or repair")
+                self.store.delete(f"index/{name}")  # its bytes are not those of its name: it is damaged
+                if not self.store.put(f"index/{name}", data):
+                    raise StoreError(f"index/{name} holds other bytes than its name says: rebuild or repair")
             made.add(name)
         for old in set(absorbed) - made:
             self.store.delete(f"index/{old}")
         view.reset_tail()
         view.refresh()
+        return made
 
-    def _look(self) -> None:
-        """At the files, with nothing known."""
-        self.view = View(self.store, self.keys)
+    def _look(self, unused: Iterable[str] = ()) -> None:
+        """Look at the files, with nothing known. ``unused``: names of index files that are not to be read."""
+        self.view = View(self.store, self.keys, unused)
         self.view.refresh()
         self._writer = Writer(self.view, self.codecs, self.settings.parity)
 
@@ -426,7 +435,11 @@ class Archive:
 
     def _index_now_and_then(self) -> None:
         """What was put is durable: that there is no room for an index costs time, nothing else."""
-        if len(self._uncovered()) >= INDEX_PACKS or self.view.tail.count >= INDEX_ENTRIES:
+        tail = self.view.tail
+        waiting = self._uncovered() - self.view.unreadable  # those never get one
+        entries = sum(tail.counts.get(pack, 0) for pack in waiting)
+        size = sum(self.view.packs[pack] for pack in waiting)
+        if len(waiting) >= INDEX_PACKS or entries >= INDEX_ENTRIES or size >= INDEX_BYTES:
             try:
                 self.write_index(everything=False)
             except StoreError as exc:

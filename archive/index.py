@@ -170,17 +170,22 @@ class MemoryIndex:
     def __init__(self) -> None:
         self.packs: dict[bytes, int] = {}
         self.names: list[bytes] = []
+        self.counts: dict[bytes, int] = {}  # pack -> entries
         self._runs: list[list[_Run]] = [[], [], []]
-        self.count = 0
+
+    @property
+    def count(self) -> int:
+        """Return the number of entries of all packs."""
+        return sum(self.counts.values())
 
     def add_pack(self, pack: bytes, size: int, sections: Mapping[int, Entries]) -> None:
         """Cover a pack: what is in it."""
         self.packs[pack] = size
         self.names.append(pack)
+        self.counts[pack] = sum(len(keys) for keys, _ in sections.values())
         for section, (keys, offsets) in sections.items():
             if not len(keys):
                 continue
-            self.count += len(keys)
             order = np.argsort(keys, kind="stable")
             runs = self._runs[section]
             runs.append(_Run(keys[order], np.full(len(keys), len(self.names) - 1, np.uint64), offsets[order]))

@@ -9,6 +9,7 @@ and what a record's fields are.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ class Secret:
         return cls(words.encode(), SCRYPT)
 
     @classmethod
-    def file(cls, path: str | Path) -> Secret:
+    def file(cls, path: str | os.PathLike[str]) -> Secret:
         """The bytes of a file, at least 16 and random. Raises UsageError."""
         try:
             data = Path(path).read_bytes()
@@ -59,6 +60,23 @@ class Secret:
         if done.returncode:
             raise UsageError(f"the key command ended with {done.returncode}")
         return cls._raw(done.stdout, "the output of the key command")
+
+    @classmethod
+    def chosen(
+        cls,
+        *,
+        key_file: str | os.PathLike[str] | None = None,
+        key_command: str | None = None,
+        passphrase: str | None = None,
+    ) -> Secret | None:
+        """Make the secret of whichever one is given; None where none is. Raises UsageError where there are two, or as its maker."""
+        if sum(given is not None for given in (key_file, key_command, passphrase)) > 1:
+            raise UsageError("expected one of key_file, key_command and passphrase, got more")
+        if key_file is not None:
+            return cls.file(key_file)
+        if key_command is not None:
+            return cls.command(key_command)
+        return None if passphrase is None else cls.passphrase(passphrase)
 
     @classmethod
     def _raw(cls, data: bytes, what: str) -> Secret:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -111,7 +111,7 @@ def version_of(item: Found) -> bytes:
 class View:
     """See the head of this file."""
 
-    def __init__(self, store: Store, keys: Keys | None = None):
+    def __init__(self, store: Store, keys: Keys | None = None, unused: Iterable[str] = ()):
         self.store = store
         self.keys = keys or Clear()
         self.packs: dict[bytes, int] = {}  # id -> bytes
@@ -125,7 +125,7 @@ class View:
         self.gone: set[bytes] = set()  # packs that an index named, not there when a record was looked for
         self.vanished = 0  # records that were looked for in a pack that was gone: a collector moved them
         self._plans: dict[str, Plan] = {}
-        self._bad: set[str] = set()
+        self._bad = set(unused)  # names of index files that are not read
         self._opened: OrderedDict[bytes, Pack] = OrderedDict()
 
     def refresh(self) -> None:

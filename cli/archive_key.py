@@ -61,12 +61,7 @@ def secret(*, confirm: bool = False) -> "Secret | None":
     given: dict[str, Any] = click.get_current_context().meta.get(META, {})
     if len(given) > 1:
         raise UsageError("expected one of --key-file, --key-command and --passphrase, got more")
-    if "key_file" in given:
-        return Secret.file(given["key_file"])
-    if "key_command" in given:
-        return Secret.command(given["key_command"])
     if "passphrase" in given:
-        return Secret.passphrase(
-            click.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
-        )
-    return None
+        words = click.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
+        given = {"passphrase": words}
+    return Secret.chosen(**given)

@@ -329,19 +329,26 @@ def open_archive(
     device: str = "cpu",
     threads: int | None = None,
     layout: LayoutName = "default",
+    key_file: Path_ | None = None,
+    key_command: str | None = None,
+    passphrase: str | None = None,
 ) -> SessionArchive:
     """Open an archive of sessions, or make one: put sessions, get them back, list, verify, forget, copy.
 
     Args:
-        path: its directory.
-        create: make it if there is none; False: it must be there.
+        path: its directory, or ``s3://bucket/prefix``.
+        create: make it if there is none; False: it must be there. With a key it is made sealed.
         bundle: what codes new sessions; None: the one that ships with pltz.
         tokenizers: tokenizer.json (path or bytes) of targets whose own ids are put or read, where they are not the bundle's.
         device, threads: as in `compress`.
         layout: "fast": sessions over 2048 tokens thaw sooner on a GPU and take a few per cent more bytes.
+        key_file, key_command, passphrase: the key of a sealed archive, one of them: a file that holds it, a shell
+            command that prints it, or a passphrase. They are the command line's options of these names.
 
     Raises:
-        UsageError: there is no archive; FormatError: it is damaged or newer; ModelError: the bundle cannot be used.
+        UsageError: there is no archive, a key is given and the archive is not sealed, or more than one key is given;
+            KeyMismatch: the archive is sealed, and this is not its key (without any, putting and getting raise it);
+            FormatError: the archive is damaged or newer; ModelError: the bundle cannot be used.
 
     >>> import pltz.api, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -351,17 +358,20 @@ def open_archive(
     b'hello'
     """
     from pltz.archive.archive import Archive
+    from pltz.archive.keys import Secret
     from pltz.archive.sessions import SessionArchive
     from pltz.archive.settings import NAME
+    from pltz.archive.store import is_there, open_store
     from pltz.models.bundle import Bundle
     from pltz.models.partners import tokenizer_json
 
-    if create and not (Path(path) / NAME).exists():
-        Archive.create(path, [])
+    key = Secret.chosen(key_file=key_file, key_command=key_command, passphrase=passphrase)
+    if create and not is_there(open_store(path), NAME):
+        Archive.create(path, [], key=key)
     loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
     known = [tokenizer_json(tokenizer) for tokenizer in tokenizers]
     return SessionArchive.open(
-        path, [loaded], tokenizers=known, device=device, threads=threads, layout=layout
+        path, [loaded], key=key, tokenizers=known, device=device, threads=threads, layout=layout
     )
 
 

@@ -156,9 +156,7 @@ class Config:
         """What opens a sealed archive. Raises UsageError."""
         from pltz.archive.keys import Secret
 
-        if self.key_file is not None:
-            return Secret.file(self.key_file)
-        return None if self.key_command is None else Secret.command(self.key_command)
+        return Secret.chosen(key_file=self.key_file, key_command=self.key_command)
 
 
 def load(path: str | os.PathLike[str]) -> Config:
