@@ -16,6 +16,8 @@ PltzError
 
 from __future__ import annotations
 
+import errno
+
 from pltz.plt_codec.errors import CorruptError, MismatchError, PltzError
 
 
@@ -57,3 +59,22 @@ class LostError(CorruptError):
 
 class UnreadableError(CorruptError):
     """The disk cannot read some bytes of a file: as good as damaged, and what parity is for."""
+
+
+def is_full(exc: OSError) -> bool:
+    """Tell whether the system refused a write for want of room: a full disk, or a quota that is used up."""
+    return exc.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def reason(exc: OSError) -> str:
+    """Return the reason of a system error in words, without the path.
+
+    >>> reason(OSError(28, "No space left on device"))
+    'the disk is full'
+    """
+    hint = {
+        errno.ENOSPC: "the disk is full",
+        errno.EDQUOT: "the quota is used up",
+        errno.EACCES: "no permission",
+    }
+    return hint.get(exc.errno or 0, exc.strerror or str(exc))

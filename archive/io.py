@@ -132,6 +132,9 @@ class Disk(Protocol):
     def append(self, path: str, data: bytes) -> None:
         """Write after the last byte of a file that is there. Nothing is durable yet."""
 
+    def truncate(self, path: str, size: int) -> None:
+        """Cut a file off after ``size`` bytes, which frees room and needs none. Nothing is durable yet."""
+
     def sync_file(self, path: str) -> None:
         """Make a file's bytes durable."""
 
@@ -203,6 +206,9 @@ class OsDisk:
             rest = memoryview(data)
             while rest:
                 rest = rest[file.write(rest) or 0 :]
+
+    def truncate(self, path: str, size: int) -> None:
+        os.truncate(self.root / path, size)
 
     def sync_file(self, path: str) -> None:
         self._sync(path, os.O_RDWR)

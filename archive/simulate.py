@@ -10,16 +10,20 @@ file systems have been seen to do each of these.
     Archive.create(DirectoryStore(disk), [codec]).put(...)
 
 The clock stands still unless `clock` is moved; random bytes come from a counter, so a run repeats exactly. `fail_at` makes a call fail.
+With a `capacity`, what is written beyond it is cut off there and fails with ENOSPC.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from pltz.archive.io import Held
+
+BLOCK = 4096  # bytes that a file takes at least, where a disk has a capacity
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class SimDisk:
 
     def __init__(self, state: State | None = None, seed: int = 0):
         self.seen = state.copy() if state else State()
+        for inode in self.seen.names.values():  # a name that is durable without its bytes keeps its inode
+            self.seen.data.setdefault(inode, b"")
         self.durable = self.seen.copy()
         self.pending: list[Change] = []
         self.watch: Callable[[], None] = lambda: None
@@ -61,12 +67,14 @@ class SimDisk:
         self.seed, self.drawn = seed, 0
         self.calls = 0  # changes asked for
         self.fail_at: dict[int, OSError] = {}  # number of the call -> what it raises
+        self.capacity: int | None = None  # bytes that all files may take, in whole blocks
 
     def clone(self) -> SimDisk:
         """A disk that goes its own way from here."""
         twin = SimDisk(seed=self.seed)
         twin.seen, twin.durable, twin.pending = self.seen.copy(), self.durable.copy(), list(self.pending)
         twin.clock, twin.drawn, twin._written = self.clock, self.drawn, dict(self._written)
+        twin.capacity = self.capacity
         return twin
 
     def crashes(self, unread: str | None = None) -> Iterator[State]:
@@ -93,19 +101,22 @@ class SimDisk:
         inode = 1 + max([*self.seen.data, *self.durable.data, 0])
         self.seen.data[inode], self._written[inode] = b"", self.clock
         self._change(Change("name", path, inode))
-        self.seen.data[inode] = bytes(data)
-        self._change(Change("bytes", path, inode))
+        self._write(path, inode, bytes(data))
 
     def overwrite(self, path: str, data: bytes) -> None:
         inode = self._inode(path)
         self._count()
-        self.seen.data[inode] = bytes(data)
-        self._change(Change("bytes", path, inode))
+        self._write(path, inode, bytes(data))
 
     def append(self, path: str, data: bytes) -> None:
         inode = self._inode(path)
         self._count()
-        self.seen.data[inode] = self.seen.data.get(inode, b"") + data
+        self._write(path, inode, self.seen.data.get(inode, b"") + data)
+
+    def truncate(self, path: str, size: int) -> None:
+        inode = self._inode(path)
+        self._count()
+        self.seen.data[inode] = self.seen.data.get(inode, b"")[:size]
         self._change(Change("bytes", path, inode))
 
     def sync_file(self, path: str) -> None:
@@ -167,6 +178,22 @@ class SimDisk:
         self.drawn += 1
         return hashlib.shake_128(f"{self.seed} {self.drawn}".encode()).digest(size)
 
+    @property
+    def used(self) -> int:
+        """Bytes that files take, in whole blocks. A file takes room until its last name is gone."""
+        return sum(_blocks(self.seen.data.get(inode, b"")) for inode in {*self.seen.names.values()})
+
+    def _write(self, path: str, inode: int, data: bytes) -> None:
+        """Give a file these bytes; where they do not fit, as many as do. Raises OSError."""
+        before = self.seen.data.get(inode, b"")
+        self.seen.data[inode] = data
+        if self.capacity is not None and len(data) > len(before) and self.used > self.capacity:
+            room = self.capacity - self.used + _blocks(data)
+            self.seen.data[inode] = data[: max(room // BLOCK * BLOCK, len(before))]
+        self._change(Change("bytes", path, inode))
+        if len(self.seen.data[inode]) < len(data):
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+
     def _count(self) -> None:
         self.calls += 1
         if error := self.fail_at.get(self.calls):
@@ -190,6 +217,9 @@ class SimDisk:
         else:
             whole = self.seen.data[change.inode]
             safe = state.data.get(change.inode, b"")
+            if safe.startswith(whole):  # cut off: what is kept is not in danger
+                state.data[change.inode] = whole
+                return
             safe = safe if whole.startswith(safe) else b""  # what was synced and appended to is not in danger
             rest = whole[len(safe) :]
             kept = {"half": rest[: len(rest) // 2], "zeros": bytes(len(rest)), "kept": rest}
@@ -203,6 +233,11 @@ class SimDisk:
     def _need_folder(self, path: str) -> None:
         if path.rpartition("/")[0] not in self.seen.folders:
             raise FileNotFoundError(2, "no such folder", path)
+
+
+def _blocks(data: bytes) -> int:
+    """Return the bytes that a file with this data takes on a disk."""
+    return -(-len(data) // BLOCK) * BLOCK
 
 
 def _outcomes(change: Change, unread: str | None) -> list[str]:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from pltz.archive.errors import StoreError, UnreadableError, WriterFailed
+from pltz.archive.errors import StoreError, UnreadableError, WriterFailed, reason
 from pltz.archive.io import Disk, File, OsDisk
 from pltz.archive.settings import NAME
 from pltz.plt_codec.errors import CorruptError, UsageError
@@ -354,10 +354,4 @@ def _unread(name: str, exc: OSError) -> StoreError | UnreadableError:
 
 
 def _named(what: str, exc: OSError) -> StoreError:
-    hint = {
-        errno.ENOSPC: "the disk is full",
-        errno.EDQUOT: "the quota is used up",
-        errno.EACCES: "no permission",
-    }
-    why = hint.get(exc.errno or 0, exc.strerror or str(exc))
-    return StoreError(f"cannot {what}: {why}; the archive is as it was")
+    return StoreError(f"cannot {what}: {reason(exc)}; the archive is as it was")

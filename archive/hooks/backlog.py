@@ -7,39 +7,45 @@
         backlog.finish(segment)                                 # deleted, if nobody appends to it any more
 
 Segments of living processes are read as far as they are written; those of dead ones are adopted. One worker at a time marks and deletes: `worker.lock`.
+
+A full disk stops none of this. A mark goes into room that the segment reserved; where even that fails, as on a
+copy-on-write file system, the worker remembers it. After a kill it archives the same entries again, which changes
+nothing. Only what has to be laid aside needs room: its segment waits (``stuck``), the others go on.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from pltz.archive.errors import is_full, reason
 from pltz.archive.hooks.entry import Entry
 from pltz.archive.hooks.lock import Locks
-from pltz.archive.hooks.segment import HEAD_SIZE, ROW, Frame, Gap, Name, scan
+from pltz.archive.hooks.segment import HEAD_SIZE, Frame, Gap, Name, scan
 from pltz.archive.io import Disk
 from pltz.plt_codec.errors import CorruptError, VersionError
 
-MAX_DONE = 1 << 24  # bytes at the end of a .done that are read
+MAX_DONE = 1 << 12  # bytes of a .done that are read
 OWNER_LOCK = re.compile(r"[0-9a-f]{32}\.lock")
 TEMPORARY = re.compile(r"[0-9a-f]{32}\.tmp")  # of `Tokenizers.keep`
 
 
 @dataclass
 class Segment:
-    """A segment as it was found. ``closed``: nobody appends to it; ``done``: the offset up to which it is archived, by the
-    ``marks`` bytes of its `.done`; ``damage``: bytes that
-    are no frames, found by `Backlog.read`; ``aside``: how many were laid aside; ``newer``: of a newer version, left alone."""
+    """A segment as it was found. ``closed``: nobody appends to it; ``done``: the offset up to which it is archived; ``damage``: bytes that
+    are no frames, found by `Backlog.read`; ``aside``: how many were laid aside; ``newer``: of a newer version, left alone; ``stuck``: what
+    has to be laid aside and finds no room, so that the segment is neither marked nor deleted."""
 
     name: Name
     size: int
     closed: bool
     done: int
-    marks: int
     damage: list[Gap] = field(default_factory=list)
     aside: int = 0
     newer: str = ""
+    stuck: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ class Backlog:
 
     def __init__(self, disk: Disk, locks: Locks) -> None:
         self.disk, self.locks = disk, locks
+        self._remembered: dict[Name, int] = {}  # marks that found no room
 
     def segments(self) -> list[Segment]:
         """Segments that are there, those of each owner in order. Raises OSError."""
@@ -70,8 +77,8 @@ class Backlog:
         found = []
         for name in names:
             closed = name.owner not in living or name != last[name.owner]
-            marks = files.get(name.done, 0)
-            found.append(Segment(name, files[name.journal], closed, self._done(name, marks), marks))
+            done = self._done(name) if name.done in files else 0
+            found.append(Segment(name, files[name.journal], closed, max(done, self._remembered.get(name, 0))))
         return found
 
     def read(self, segment: Segment) -> Iterator[tuple[Frame, Entry]]:
@@ -101,39 +108,48 @@ class Backlog:
                 segment.damage.append(piece)
 
     def mark(self, segment: Segment, offset: int) -> None:
-        """Say, durably, that all up to ``offset`` is archived; damage before it is laid aside first. Raises OSError."""
-        if offset <= segment.done:
-            return
-        self._lay_aside(segment, offset)
-        name = segment.name
-        row = bytes(-segment.marks % ROW.size) + name.row(offset)  # after one that was cut off
-        try:
-            self.disk.append(name.done, row)
-        except FileNotFoundError:
-            self.disk.write_new(name.done, row)
-        self.disk.sync_file(name.done)
-        segment.done, segment.marks = offset, segment.marks + len(row)
+        """Say that all up to ``offset`` is archived: durably, or on a full disk as long as this object lives.
 
-    def refuse(self, segment: Segment, frame: Frame) -> None:
-        """Lay an entry aside that the archive cannot take; durable when it returns. Raises OSError."""
-        self._aside(
-            segment.name.aside(frame.start, "refused"), segment.name.frames(frame.start, [frame.body])
+        Damage before it is laid aside first; where that finds no room, nothing is marked. Raises OSError.
+        """
+        if offset <= segment.done or not self._lay_aside(segment, offset):
+            return
+        name = segment.name
+        rows = name.marks(segment.done, offset)
+        try:
+            try:
+                self.disk.overwrite(name.done, rows)
+            except FileNotFoundError:
+                self.disk.write_new(name.done, rows)
+            self.disk.sync_file(name.done)
+        except OSError as exc:
+            if not is_full(exc):
+                raise
+            self._remembered[name] = offset
+        segment.done = offset
+
+    def refuse(self, segment: Segment, frame: Frame) -> bool:
+        """Lay an entry aside that the archive cannot take; durable when it returns. False: no room. Raises OSError."""
+        file, data = (
+            segment.name.aside(frame.start, "refused"),
+            segment.name.frames(frame.start, [frame.body]),
         )
+        return self._aside(segment, file, data)
 
     def finish(self, segment: Segment) -> bool:
-        """Delete a segment that is archived, what is damaged in it laid aside. False where it is still written. Raises OSError.
+        """Delete a segment that is archived, what is damaged in it laid aside. False where it is still written, or stuck. Raises OSError.
 
         Only after all that `read` gave was marked.
         """
-        if not segment.closed or segment.newer:
+        if not segment.closed or segment.newer or not self._lay_aside(segment, segment.size):
             return False
-        self._lay_aside(segment, segment.size)
         for file in (segment.name.journal, segment.name.done):
             try:
                 self.disk.unlink(file)
             except FileNotFoundError:
                 pass
         self.disk.sync_directory("")
+        self._remembered.pop(segment.name, None)
         return True
 
     def tidy(self) -> None:
@@ -168,10 +184,9 @@ class Backlog:
             [file for file in files if file.endswith(".damaged")],
         )
 
-    def _done(self, name: Name, size: int) -> int:
-        start = max(0, size - MAX_DONE) // ROW.size * ROW.size
+    def _done(self, name: Name) -> int:
         try:
-            return name.done_of(self.disk.read(name.done, start, MAX_DONE + ROW.size)) if size else 0
+            return name.done_of(self.disk.read(name.done, 0, MAX_DONE))
         except FileNotFoundError:  # another worker was here
             return 0
 
@@ -184,23 +199,38 @@ class Backlog:
             lock.free()
         return lock is None
 
-    def _lay_aside(self, segment: Segment, offset: int) -> None:
-        """Copy what is damaged before an offset to files of its own."""
+    def _lay_aside(self, segment: Segment, offset: int) -> bool:
+        """Copy what is damaged before an offset to files of its own. False: the segment is stuck."""
         for gap in [gap for gap in segment.damage if gap.end <= offset]:
             data = self.disk.read(segment.name.journal, gap.start, gap.end - gap.start)
-            self._aside(segment.name.aside(gap.start, "damaged"), data)
+            if not self._aside(segment, segment.name.aside(gap.start, "damaged"), data):
+                return False
             segment.damage.remove(gap)
             segment.aside += len(data)
+        return not segment.stuck
 
-    def _aside(self, file: str, data: bytes) -> None:
+    def _aside(self, segment: Segment, file: str, data: bytes) -> bool:
+        """Write what is laid aside, durably. False where there is no room: the segment is stuck."""
         try:
-            self.disk.write_new(file, data)
-        except FileExistsError:  # of a worker that was killed here
-            if bytes(self.disk.view(file)) != data:
-                self.disk.unlink(file)
+            try:
                 self.disk.write_new(file, data)
-        self.disk.sync_file(file)
+            except FileExistsError:  # of a worker that was killed here
+                if bytes(self.disk.view(file)) != data:
+                    self.disk.unlink(file)
+                    self.disk.write_new(file, data)
+            self.disk.sync_file(file)
+        except OSError as exc:
+            if not is_full(exc):
+                raise
+            with suppress(OSError):
+                self.disk.unlink(file)
+            segment.stuck = (
+                f"{segment.name.journal} is archived but for {len(data)} bytes that have to be laid aside as {file}: "
+                f"{reason(exc)}. Free so many bytes on its disk"
+            )
+            return False
         self.disk.sync_directory("")
+        return True
 
     def _unlink(self, file: str) -> None:
         try:

@@ -234,7 +234,7 @@ class EvictionHook:
     def _places(self) -> list[tuple[Name, int]]:
         """The segments of this hook, and their ends."""
         place = self._journal.place
-        mine = [s for s in self.backlog.segments() if s.name.owner == self._journal.owner]
+        mine = [s for s in self.backlog.segments() if s.name.owner in self._journal.owners]
         return [(s.name, place[1] if place and s.name == place[0] else s.size) for s in mine]
 
     def _archived(self, name: Name, at: int) -> bool:

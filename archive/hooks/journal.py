@@ -5,15 +5,19 @@
 
 One owner, one thread. A failed write or sync ends the segment, for nobody knows what it holds: the next `append` begins a new one. So the
 caller keeps what was not acknowledged and appends it again.
+
+A failure also gives the segments up: the owner's lock is freed, so a worker may archive and delete all of them. That is
+how a full disk or quota drains. The journal goes on under the next owner's name, whose segments sort behind the old ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from pltz.archive.errors import StoreError
-from pltz.archive.hooks.lock import Locks, draw
-from pltz.archive.hooks.segment import HEAD_SIZE, Name
+from pltz.archive.hooks.lock import Lock, Locks, draw, follow
+from pltz.archive.hooks.segment import DONE, HEAD_SIZE, Name
 from pltz.archive.io import Disk
 
 SEGMENT = 64 << 20  # bytes, before a new one is begun
@@ -25,14 +29,20 @@ class Journal:
     Args:
         quota: bytes that all journal files of the directory may take together, None for what the disk holds.
 
-    Raises OSError where the directory cannot be made.
+    Raises StoreError where the directory cannot be made or locked.
     """
 
     def __init__(self, disk: Disk, locks: Locks, *, segment: int = SEGMENT, quota: int | None = None) -> None:
-        self.disk, self.segment, self.quota = disk, segment, quota
-        disk.make_directory("")
-        self.owner, self._lock = draw(disk, locks)
-        self._number = 0  # of the next segment
+        self.disk, self.locks, self.segment, self.quota = disk, locks, segment, quota
+        self._lock: Lock | None
+        try:
+            disk.make_directory("")
+            self.owner, self._lock = draw(disk, locks)
+        except OSError as exc:
+            raise _named(exc) from exc
+        self.owners = {self.owner}  # under which this journal wrote
+        self._number = 0  # of the owner's next segment
+        self._begun = False  # whether this owner has any
         self._open: Name | None = None
         self._size = 0  # bytes of the open segment
 
@@ -46,38 +56,67 @@ class Journal:
 
         Raises StoreError: nothing of it may be relied on, and the segment takes no more.
         """
-        self._check_quota(sum(map(len, bodies)))
         if self._open and self._size >= self.segment:
             self._open = None
         name, self._open = self._open, None  # what fails now is not gone on with
         try:
+            self._check_quota(sum(map(len, bodies)))
+            if self._lock is None:
+                self._follow()
             name, size = self._go_on(name, bodies) if name else self._begin(bodies)
         except OSError as exc:
-            raise StoreError(f"the journal cannot be written: {exc.strerror or exc}") from exc
+            self._give_up()
+            raise _named(exc) from exc
+        except StoreError:
+            self._give_up()
+            raise
         self._open, self._size = name, size
         return name, size
 
     def close(self) -> None:
         """Let go of the directory: what is not archived is for others now."""
         self._open = None
-        self._lock.free()
+        if self._lock:
+            self._lock.free()
+
+    def _give_up(self) -> None:
+        """Leave this owner's segments to a worker. Without any, the owner stays: nothing is waiting for its lock."""
+        if self._begun and self._lock:
+            self._lock.free()
+            self._lock = None
+
+    def _follow(self) -> None:
+        self.owner, self._lock = follow(self.owner, self.locks)
+        self.owners.add(self.owner)
+        self._number, self._begun = 0, False
 
     def _begin(self, bodies: Sequence[bytes]) -> tuple[Name, int]:
         name = Name(self.owner, self._number)
-        self._number += 1
+        self._number += (
+            1  # a name is never used again: a worker may know how far it archived a file of that name
+        )
         data = name.head() + name.frames(HEAD_SIZE, bodies)
         try:
             self.disk.write_new(name.journal, data)
         except OSError:
             self._drop(name)
             raise
+        self._begun = True
         self.disk.sync_file(name.journal)
+        with suppress(FileExistsError):  # a worker was faster
+            self.disk.write_new(name.done, bytes(DONE))
+        self.disk.sync_file(name.done)
         self.disk.sync_directory("")
         return name, len(data)
 
     def _go_on(self, name: Name, bodies: Sequence[bytes]) -> tuple[Name, int]:
         data = name.frames(self._size, bodies)
-        self.disk.append(name.journal, data)
+        try:
+            self.disk.append(name.journal, data)
+        except OSError:  # half a frame would have to be laid aside, and there may be no room for that
+            with suppress(OSError):
+                self.disk.truncate(name.journal, self._size)
+            raise
         self.disk.sync_file(name.journal)
         return name, self._size + len(data)
 
@@ -92,7 +131,12 @@ class Journal:
 
     def _drop(self, name: Name) -> None:
         """A segment of which nothing was acknowledged, so that a full disk is not filled with them."""
-        try:
+        with suppress(OSError):
             self.disk.unlink(name.journal)
-        except OSError:
-            pass
+
+
+def _named(exc: OSError) -> StoreError:
+    return StoreError(
+        f"the journal cannot be written: {exc.strerror or exc}. What was reported durable is safe; free space on its disk, or "
+        f"let a worker drain it (pltz hook drain)"
+    )

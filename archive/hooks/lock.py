@@ -46,6 +46,18 @@ def draw(disk: Disk, locks: Locks) -> tuple[bytes, Lock]:
     raise StoreError("every lock of the journal directory is taken: its file system does not lock")
 
 
+def follow(owner: bytes, locks: Locks) -> tuple[bytes, Lock]:
+    """Return the first name after ``owner`` that is free, locked. Its segments sort behind those of ``owner``.
+
+    Raises StoreError where nothing can be locked, OSError.
+    """
+    for step in range(1, TRIES + 1):
+        name = ((int.from_bytes(owner) + step) % (1 << 8 * SIZE)).to_bytes(SIZE)
+        if lock := locks.take(f"{name.hex()}.lock"):
+            return name, lock
+    raise StoreError("every lock of the journal directory is taken: its file system does not lock")
+
+
 class FileLocks:
     """Locks on files of a directory."""
 

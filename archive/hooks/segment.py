@@ -30,6 +30,7 @@ MARK = b"entr"
 FRAME = struct.Struct("<4sI8s")
 PLACE = struct.Struct(f"<{SIZE}sIQ")
 ROW = struct.Struct("<Q8s")
+DONE = 2 * ROW.size  # bytes of a `.done`
 ALIGN = 8
 WORK = 4  # times the file's bytes are hashed at most, looking for frames
 CHUNK = 1 << 17  # words looked at together
@@ -84,6 +85,10 @@ class Name:
     def row(self, offset: int) -> bytes:
         """A row of `.done`."""
         return ROW.pack(offset, _hash(PLACE.pack(self.owner, self.number, offset)))
+
+    def marks(self, before: int, offset: int) -> bytes:
+        """Return the bytes of `.done`: the mark that held until now, then the new one."""
+        return (self.row(before) if before else bytes(ROW.size)) + self.row(offset)
 
     def done_of(self, rows: bytes) -> int:
         """The offset up to which the segment is archived, by the bytes of its `.done`."""

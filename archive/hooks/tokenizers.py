@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from pltz.archive.errors import StoreError, reason
 from pltz.archive.hooks.lock import Locks, draw
 from pltz.archive.io import Disk
 from pltz.plt_codec.errors import ModelError
@@ -24,10 +25,20 @@ class Tokenizers:
         self.disk = disk
 
     def keep(self, tokenizer: bytes, locks: Locks) -> bytes:
-        """Keep a tokenizer.json, durably; its fingerprint. ``locks``: of the directory. Raises ModelError where it is none, OSError, StoreError."""
+        """Keep a tokenizer.json, durably; its fingerprint. ``locks``: of the directory. Raises ModelError where it is none, StoreError."""
         from pltz.models.bridge import Target
 
         name = Target(tokenizer).fingerprint
+        try:
+            self._keep(name, tokenizer, locks)
+        except OSError as exc:
+            raise StoreError(
+                f"the tokenizer cannot be kept in the journal: {reason(exc)}. It takes {len(tokenizer)} bytes: free them on "
+                f"the journal's disk, or let a worker drain it (pltz hook drain)"
+            ) from exc
+        return name
+
+    def _keep(self, name: bytes, tokenizer: bytes, locks: Locks) -> None:
         file = f"{name.hex()}.tokenizer"
         if self._read(file) != tokenizer and self.get(name) is None:
             with self._temporary(tokenizer, locks) as temporary:
@@ -38,7 +49,6 @@ class Tokenizers:
                         self.disk.unlink(file)
                         self.disk.link(temporary, file)
         self.disk.sync_directory("")
-        return name
 
     @contextmanager
     def _temporary(self, data: bytes, locks: Locks) -> Iterator[str]:

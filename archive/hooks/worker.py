@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pltz.archive.errors import StoreError, reason
 from pltz.archive.hooks.backlog import Backlog, Segment
 from pltz.archive.hooks.entry import Entry
 from pltz.archive.hooks.lock import FileLocks, Lock
@@ -108,9 +109,18 @@ class Worker:
     ) -> Drained:
         """Archive what is there now. ``wait``: seconds for another worker to end; ``until``: monotonic time to stop at, between commits.
 
-        Raises StoreError, WriterFailed, Fenced, OSError: what is marked is archived, the rest stays; KeyMismatch, FormatError, ModelError
+        Raises StoreError, WriterFailed, Fenced: what is marked is archived, the rest stays; KeyMismatch, FormatError, ModelError
         where the archive cannot be opened.
         """
+        try:
+            return self._once(wait, until, stop)
+        except OSError as exc:
+            raise StoreError(
+                f"the journal cannot be worked through: {reason(exc)} ({exc}). What is in it stays; check its disk and "
+                f"free space there, then drain it again"
+            ) from exc
+
+    def _once(self, wait: float, until: float | None, stop: Callable[[], bool]) -> Drained:
         lock = self._take(wait)
         self.done.busy = lock is None
         if lock is None:
@@ -147,6 +157,7 @@ class Worker:
 
     def _pass(self, stop: Callable[[], bool]) -> None:
         self.done.left = 0
+        stuck = []
         for segment in self.backlog.segments():
             for batch in self._batches(segment):
                 if stop():
@@ -157,7 +168,10 @@ class Worker:
                 self.done.failure = segment.newer
             self.backlog.finish(segment)
             self.done.damaged += segment.aside
+            stuck += [segment.stuck] if segment.stuck else []
         self.backlog.tidy()
+        if stuck:
+            raise StoreError(stuck[0])
 
     def _batches(self, segment: Segment) -> Iterator[list[Pending]]:
         batch: list[Pending] = []
@@ -185,10 +199,10 @@ class Worker:
                     self._commit(segment, [pending])
                 return
             [(frame, entry)] = rest
-            self.backlog.refuse(segment, frame)
-            self.done.rejected += 1
-            self.done.refused.append((entry.tenant, entry.name, f"{type(exc).__name__}: {exc}"))
-            del self.done.refused[:-KEPT]
+            if self.backlog.refuse(segment, frame):
+                self.done.rejected += 1
+                self.done.refused.append((entry.tenant, entry.name, f"{type(exc).__name__}: {exc}"))
+                del self.done.refused[:-KEPT]
         self.backlog.mark(segment, batch[-1][0].end)
         self.done.commits += 1
         self.done.until = max(self.done.until, batch[-1][1].time)
@@ -244,7 +258,7 @@ def drain(
         max_seconds: stop after the commit in which they pass.
         wait: seconds for the worker of a serving process to end its pass; then ``busy``.
 
-    Raises UsageError where there is no journal or archive, StoreError, WriterFailed, Fenced, OSError; what was done until then stays.
+    Raises UsageError where there is no journal or archive, StoreError, WriterFailed, Fenced; what was done until then stays.
     """
     if not isinstance(journal, str | os.PathLike):
         raise UsageError("expected the directory of a journal")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pltz.archive.errors import StoreError
 from pltz.archive.hooks.backlog import Backlog
 from pltz.archive.hooks.lock import draw
 from pltz.archive.hooks.tokenizers import Tokenizers
@@ -75,5 +76,5 @@ def test_a_full_disk_leaves_nothing(disk: SimDisk, spec: bytes) -> None:
         disk.fail_at = {disk.calls + call: OSError(28, "No space left on device")}
         try:
             Tokenizers(disk).keep(spec, MemoryLocks(disk))
-        except OSError:
+        except StoreError:
             assert set(left(disk)) <= {"tokenizer"}
