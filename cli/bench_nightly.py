@@ -7,7 +7,6 @@ meets the new sessions, and one that meets nothing new. Ends with one line of JS
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 import click
 
+from pltz.archive.child_python import command, environment
 from pltz.archive.words import size
 from pltz.cli import bench_options, machine
 from pltz.cli.groups import Command
@@ -197,7 +197,7 @@ def _row(kind: str, total: int, report: dict[str, Any]) -> dict[str, Any]:
 def _child(code: str, *arguments: str) -> dict[str, Any]:
     """What a process of its own prints as JSON."""
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+        command(code, *arguments), env=environment(), capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise UsageError(f"a night failed: {done.stderr[-500:]}")

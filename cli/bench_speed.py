@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.archive.child_python import command, environment
 from pltz.archive.words import size
 from pltz.cli import bench_options, machine, options
 from pltz.cli import engines as peers
@@ -373,8 +374,10 @@ def start_times(bundle: Path) -> dict[str, Any]:
 
 def run_command(*arguments: object) -> tuple[float, bool]:
     """Wall seconds of ``pltz`` with these arguments, and whether torch was loaded in it."""
-    command = [sys.executable, "-c", COMMAND, *map(str, arguments)]
-    spent, done = timed(lambda: subprocess.run(command, capture_output=True, text=True, check=False))
+    words, variables = command(COMMAND, *arguments), environment()
+    spent, done = timed(
+        lambda: subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
+    )
     if done.returncode:
         raise ModelError(f"pltz {arguments[0]} failed: {done.stderr.strip()[-300:]}")
     return spent.wall, done.stderr.split()[-1] == "True"

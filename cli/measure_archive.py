@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy as np
 
 from pltz.archive import index
 from pltz.archive.archive import Archive
+from pltz.archive.child_python import command, environment, safe_path
 from pltz.archive.codec import Coded, Plain
 from pltz.archive.identity import SIZE, Tokens
 from pltz.archive.index import SEGMENTS, SESSIONS, FileIndex
@@ -91,7 +91,7 @@ def put(folder: Path, sessions: int, writers: int) -> dict[str, Any]:
     Archive.create(place, [ReadyCodec()])
     share = -(-sessions // writers)
     context = multiprocessing.get_context("spawn")
-    with context.Pool(writers) as pool:
+    with safe_path(), context.Pool(writers) as pool:
         done = pool.starmap(_write, [(place, share, who) for who in range(writers)], chunksize=1)
     appended = [_append(folder / "log", share)] if writers == 1 else []
     names = sum(d["name_bytes"] for d in done)
@@ -298,7 +298,8 @@ def opening(folder: Path, entries: int) -> dict[str, Any]:
     assert len(FileIndex.of(data)) <= entries
     np.save(folder / "keys.npy", made.columns(SEGMENTS)[0][:LOOKUPS])
     done = subprocess.run(
-        [sys.executable, "-c", OPENER, str(folder / "index"), str(folder / "keys.npy")],
+        command(OPENER, folder / "index", folder / "keys.npy"),
+        env=environment(),
         capture_output=True,
         text=True,
         check=True,

@@ -1,6 +1,6 @@
 """Background: the hook's worker, beside the serving loop: in a process of its own, or a thread.
 
-The process is this module run by the same Python (`python -m pltz.archive.hooks.background`): its configuration comes in on stdin as one line of JSON,
+The process is `main` run by the same Python, which imports nothing from the current directory (`child_python`): its configuration comes in on stdin as one line of JSON,
 what it did goes out on stdout, one line a commit, and it ends after its commit when stdin closes: when the hook is closed, or dies. One that dies
 is started again, later each time. Both run at low priority.
 
@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pltz.archive.child_python import command, environment
 from pltz.archive.hooks.backlog import Backlog
 from pltz.archive.hooks.lock import FileLocks
 from pltz.archive.hooks.tokenizers import Tokenizers
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pltz.archive.hooks.settings import HookSettings
     from pltz.models.bundle import Bundle
 
+PROGRAM = "from pltz.archive.hooks.background import main; main()"
 RESTART = 1.0, 60.0  # seconds until a worker that died is started again: at first, at most
 TOLD = 20  # refusals in a line
 
@@ -139,12 +141,8 @@ class Process:
             child.wait()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        path = os.pathsep.join(p for p in sys.path if p)
         child = subprocess.Popen(
-            [sys.executable, "-m", "pltz.archive.hooks.background"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
+            command(PROGRAM), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
         )
         assert child.stdin is not None
         with suppress(OSError):  # it died at once: the listener sees to it
@@ -223,7 +221,3 @@ def _absolute(place: str | os.PathLike[str]) -> str:
     if isinstance(place, str) and "://" in place:
         return place
     return str(Path(place).absolute())
-
-
-if __name__ == "__main__":
-    main()

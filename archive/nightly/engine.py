@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from multiprocessing import connection
 
+from pltz.archive.child_python import leave_safe_path, safe_path
 from pltz.archive.nightly.config import Config
 from pltz.archive.nightly.freeze import Freezer
 from pltz.archive.nightly.shard import Shard
@@ -63,7 +64,8 @@ class _Process:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(config, run, theirs), daemon=True)
-        self._process.start()
+        with safe_path():
+            self._process.start()
         theirs.close()  # the child's copy alone is left, so its death ends the pipe
         self.sentinel = self._process.sentinel
 
@@ -106,6 +108,7 @@ def _ready(busy: dict[int, tuple[_Process, Shard, int]]) -> list[int]:
 
 def _work(config: Config, run: int, pipe: connection.Connection) -> None:
     """What a process does: shards from the pipe, tallies back, until the pipe ends."""
+    leave_safe_path()
     threading.Thread(target=_follow, daemon=True).start()
     freezer = Freezer(config, run)
     while True:
