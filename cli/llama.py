@@ -29,6 +29,16 @@ TOKENIZER: Decorator = click.option(
 MODEL: Decorator = click.option(
     "--model", metavar="GGUF", help="The file that is served.  [default: where the server says it is]"
 )
+MADE_BY: Decorator = click.option(
+    "--model",
+    metavar="GGUF",
+    help="The model that made these slots; a thaw under other weights is refused.  [default: not known]",
+)
+ADAPTER: Decorator = click.option(
+    "--adapter",
+    metavar="FILE:SCALE",
+    help="LoRA adapters at work then, as style.gguf:0.5, separated by commas.  [default: none]",
+)
 API_KEY: Decorator = click.option(
     "--api-key",
     metavar="KEY",
@@ -88,7 +98,8 @@ def freeze(
     """Put what a slot holds into an archive, as session NAME.
 
     The server saves the slot, its token ids are read, the file is removed; the slot stays as it is. The token sampled last is not in a slot
-    yet. Weights and LoRA adapters that are served now are kept with it, and asked for when it is thawed.
+    yet. Weights and LoRA adapters that are served now are kept with it, and asked for when it is thawed. Where the server's model file is not
+    on this machine, name it (--model): else the weights are not known, and a thaw needs --any-target.
     """
     from pltz.archive.token_archive import target_of
 
@@ -108,9 +119,16 @@ def freeze(
 @URL
 @NAME
 @click.option(
-    "--slot", type=int, default=-1, metavar="N", help="Slot to fill.  [default: the server's choice]"
+    "--slot",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Slot to fill; one that the server does not have is refused.  [default: the server's choice]",
 )
-@click.option("--any-target", is_flag=True, help="Whatever weights and adapters are served.")
+@click.option(
+    "--any-target",
+    is_flag=True,
+    help="Whatever weights and adapters are served; needed where those of the session are not known.",
+)
 @archive_options
 @VERSION
 @MODEL
@@ -119,7 +137,7 @@ def freeze(
 def thaw(
     url: str,
     name: str,
-    slot: int,
+    slot: int | None,
     any_target: bool,
     place: str,
     tokenizer: str,
@@ -131,10 +149,15 @@ def thaw(
     api_key: str | None,
     as_json: bool,
 ) -> None:
-    """Bring session NAME back into a slot: one prefill of its ids, nothing sampled. The next request that begins with them finds them hot."""
+    """Bring session NAME back into a slot: one prefill of its ids, nothing sampled. The next request that begins with them finds them hot.
+
+    Weights and adapters other than those it was frozen under are refused, and so is a session of which they are not known.
+    """
     server = _server(url, model, api_key)
     found = _open(place, tokenizer, bundle, threads).get(name, tenant, number)
-    hot = server.thaw(found.ids, slot=slot, frozen_for=found.target, any_target=any_target)
+    hot = server.thaw(
+        found.ids, slot=-1 if slot is None else slot, frozen_for=found.target, any_target=any_target
+    )
     report = {"slot": hot.slot, "tokens": hot.tokens, "cached": hot.cached}
     times = {"prefill_ms": round(hot.prefill_ms, 1), "total_ms": round(hot.total_ms, 1)}
     if as_json:
@@ -149,10 +172,14 @@ def thaw(
     "import",
     cls=Command,
     short_help="Put the sessions in slot files into an archive.",
-    examples=["pltz llama import chat-7.bin chat-8.bin --archive /data/cold --tokenizer tokenizer.json"],
+    examples=[
+        "pltz llama import chat-7.bin chat-8.bin --model model.gguf --archive /data/cold --tokenizer tokenizer.json"
+    ],
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @archive_options
+@MADE_BY
+@ADAPTER
 @JSON
 def import_(
     files: tuple[str, ...],
@@ -161,21 +188,28 @@ def import_(
     tenant: str,
     bundle: str | None,
     threads: int | None,
+    model: str | None,
+    adapter: str | None,
     as_json: bool,
 ) -> None:
     """Put the sessions in slot files of llama-server (its --slot-save-path) into an archive, each under the name of its file without the ending.
 
-    Only their token ids are read, and nothing is changed. A slot file does not say which weights it is of, so they are not checked when it is
-    thawed. A file that cannot be read is reported and the others go on; the exit code is then 3 or 5.
+    Only their token ids are read, and nothing is changed. A slot file does not say which weights it is of: name them (--model), and a thaw
+    under others is refused. Without --model they are not known, and a thaw is refused unless it says --any-target. A file that cannot be read is reported and the others go on; the exit code is then 3 or 5.
     """
+    from pltz.archive.hooks.llama_server import fingerprint_gguf
     from pltz.archive.hooks.slot_file import read_slot_ids
+    from pltz.archive.token_archive import target_of
 
+    if adapter is not None and (model is None or not adapter):
+        raise UsageError("expected --adapter FILE:SCALE beside --model: a session belongs to weights first")
+    target = target_of(fingerprint_gguf(model), adapter) if model is not None else None
     cold = _open(place, tokenizer, bundle, threads)
     puts: list[Put] = []
     failures: list[tuple[str, FormatError | ContentError]] = []
     for file in files:
         try:
-            puts.append(_put(cold, tokenizer, Path(file).stem, tenant, read_slot_ids(file), None))
+            puts.append(_put(cold, tokenizer, Path(file).stem, tenant, read_slot_ids(file), target))
         except (FormatError, ContentError) as exc:
             failures.append((file, exc))
     _report(puts, [(file, str(exc)) for file, exc in failures], as_json)
@@ -213,7 +247,13 @@ def _read(tokenizer: str) -> bytes:
 
 def _report(puts: "list[Put]", failures: list[tuple[str, str]], as_json: bool) -> None:
     frozen = [
-        {"name": p.item.name, "tokens": len(p.item.ids), "bytes": p.size, "unchanged": p.unchanged}
+        {
+            "name": p.item.name,
+            "tokens": len(p.item.ids),
+            "bytes": p.size,
+            "unchanged": p.unchanged,
+            "target": _target(p),
+        }
         for p in puts
     ]
     if as_json:
@@ -226,4 +266,11 @@ def _report(puts: "list[Put]", failures: list[tuple[str, str]], as_json: bool) -
 
 def _line(put: "Put") -> str:
     tokens = counted(len(put.item.ids), "token")
-    return f"{tokens}, in the archive already" if put.unchanged else f"{tokens} in {size(put.size)}"
+    stored = f"{tokens}, in the archive already" if put.unchanged else f"{tokens} in {size(put.size)}"
+    return stored if _target(put) else f"{stored}; weights not known: a thaw needs --any-target"
+
+
+def _target(put: "Put") -> str | None:
+    """Return the weights and adapter that the session belongs to, as hex; None where they are not known."""
+    target = put.item.target or b""
+    return target.hex() if any(target) else None

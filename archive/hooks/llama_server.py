@@ -11,7 +11,8 @@ Why ids and not the text: what the model sampled is often not what the tokenizer
 KV of the session. Why not the server's own slot files: they are 100 to 1000 times larger and are taken by any model of the same shape,
 whatever its weights. They are read, though (`slot_ids`, `slot_file`): that is how a session gets out whose requests went past this client.
 
-What ids cannot bring back is refused: a slot with images, adapters other than those it was frozen with.
+What ids cannot bring back is refused: a slot with images, adapters other than those it was frozen with. So is a slot number that the
+server does not have: the server itself would take it modulo its slots, and fill or empty the slot of another session.
 """
 
 from __future__ import annotations
@@ -148,8 +149,9 @@ class LlamaServer:
             slot: where to run; -1 is the server's choice.
             options: of ``POST /completion``: n_predict, temperature, stop, ...
 
-        Raises ContentError: the prompt does not fit the context; ModelError: the server fails.
+        Raises ContentError: the prompt does not fit the context; UsageError: no such slot; ModelError: the server fails.
         """
+        self._check_choice(slot)
         ids = self.tokenize(prompt) if isinstance(prompt, str) else self._ids(prompt, "the prompt")
         body = {
             **options,
@@ -169,7 +171,7 @@ class LlamaServer:
             np.concatenate([ids, new]),
             len(new),
             str(reply.get("content", "")),
-            _integer(reply, "id_slot"),
+            _slot_of(reply, slot),
             _integer(reply.get("timings"), "cache_n"),
             bool(reply.get("truncated")),
             self._adapters(reply.get("generation_settings")),
@@ -186,13 +188,18 @@ class LlamaServer:
         """Bring a session's KV back: one prefill of its ids, nothing sampled. The next request that begins with them finds them hot.
 
         Args:
-            frozen_for: `TokenSession.target`: weights and adapter it was frozen under; None: it was not said.
+            slot: which to fill; -1 is the server's choice.
+            frozen_for: `TokenSession.target`: weights and adapter it was frozen under; None: they are not known.
             any_target: prefill these ids whatever weights and adapters are at work.
 
-        Raises TargetMismatch: others are at work; UsageError: the weights served here are not known (``model``); ContentError: ids outside the vocabulary, or too many for a
-        slot; ModelError: the server fails.
+        Raises:
+            TargetMismatch: other weights or adapters are at work.
+            UsageError: no such slot; the weights served here (``model``) or those of the session are not known.
+            ContentError: ids outside the vocabulary, or too many for a slot.
+            ModelError: the server fails.
         """
         start = time.perf_counter()
+        self._check_choice(slot)
         if not any_target:
             check_served(frozen_for, self.target if frozen_for else None, self.adapter)
         array = self._ids(ids, "the session")
@@ -205,7 +212,7 @@ class LlamaServer:
         timings = reply.get("timings")
         prefill = timings.get("prompt_ms") if isinstance(timings, dict) else None
         return Hot(
-            _integer(reply, "id_slot"),
+            _slot_of(reply, slot),
             len(array),
             _integer(timings, "cache_n"),
             float(prefill) if isinstance(prefill, int | float) and prefill < 1e12 else 0.0,
@@ -246,9 +253,14 @@ class LlamaServer:
 
     # ---- below
 
+    def _check_choice(self, slot: int) -> None:
+        """Check a slot to run in, where -1 leaves the choice to the server. Raises UsageError, ModelError."""
+        if slot != -1:
+            self._check_slot(slot)
+
     def _check_slot(self, slot: int) -> None:
-        """The server itself takes the number modulo its slots: another session's."""
-        slots = _integer(self.properties, "total_slots")
+        """Ask for the server's slots now, as it may have been started anew with fewer. Raises UsageError, ModelError."""
+        slots = _integer(self._call("/props"), "total_slots")
         if not 0 <= slot < slots:
             raise UsageError(f"expected a slot from 0 to {slots - 1}, found {slot}")
 
@@ -343,6 +355,14 @@ def _object(value: object, path: str) -> dict[str, Any]:
             f"expected an object from {path}, found {type(value).__name__}: is this llama-server?"
         )
     return value
+
+
+def _slot_of(reply: Mapping[str, Any], wanted: int) -> int:
+    """Return the slot that a reply names. Raises ModelError where another was asked for: the server was started anew meanwhile."""
+    found = _integer(reply, "id_slot")
+    if wanted not in (-1, found):
+        raise ModelError(f"expected the session in slot {wanted}, found it in slot {found}: ask for that one")
+    return found
 
 
 def _integer(value: object, key: str) -> int:

@@ -11,18 +11,22 @@ def check_served(frozen_for: bytes | None, target: bytes | None, adapter: str | 
     """Refuse to thaw into other weights or another adapter than a session was frozen under.
 
     Args:
-        frozen_for: `token_archive.TokenSession.target`; None: it was said of neither.
+        frozen_for: `token_archive.TokenSession.target`; None: neither is known.
         target: fingerprint of the weights that are served; None: not known.
         adapter: that is at work; None: there is none.
 
-    Raises TargetMismatch; UsageError: it cannot be told, since ``target`` is not known.
+    Raises TargetMismatch; UsageError: it cannot be told, since ``target`` or ``frozen_for`` is not known.
     """
     if frozen_for is None:
         if adapter is not None:
             raise TargetMismatch(
                 f"expected no adapter, as when this session was frozen, found {adapter!r}: switch it off"
             )
-    elif frozen_for != target_of(target, adapter):
+        raise UsageError(
+            "expected the fingerprint of the weights this session was frozen under, found none: they are not known. "
+            "Say that any will do (--any-target, any_target=True), or freeze or import it again with --model"
+        )
+    if frozen_for != target_of(target, adapter):
         if target is None:
             raise UsageError(
                 "cannot tell whether these weights are those of the session: name the model that is served"

@@ -7,15 +7,35 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 
-from pltz.archive.token_archive import TokenArchive
+from pltz.archive.hooks.llama_server import fingerprint_gguf
+from pltz.archive.token_archive import TokenArchive, target_of
 from pltz.models.checkpoint import resolve
+from tests.archive.hooks.test_llama_server import Replay, serving
 
 Run = Callable[..., Result]
 SLOT = Path(__file__).parents[1] / "archive" / "hooks" / "recorded" / "slot.bin"
+
+
+class AnyPrompt(Replay):
+    """A server without adapters that prefills whatever it is given."""
+
+    def _answer(self, body: Any) -> None:
+        count = len(body["prompt"]) if body else 0
+        replies: dict[str, Any] = {
+            "/v1/models": {"data": [{"meta": {"n_vocab": 16384}}]},
+            "/lora-adapters": [],
+            "/completion": {
+                "id_slot": 0,
+                "tokens_evaluated": count,
+                "timings": {"cache_n": 0, "prompt_ms": 1},
+            },
+        }
+        self._send(200, json.dumps(replies[self.path]).encode())
 
 
 @pytest.fixture
@@ -41,6 +61,35 @@ def test_slot_files_become_sessions_and_a_bad_one_holds_up_nobody(
     assert len(cold.get("chat-8", "acme").ids) == 15
     again = run("llama", "import", tmp_path / "chat-7.bin", *options, "--tenant", "acme")
     assert again.exit_code == 0 and "in the archive already" in again.output
+
+
+def test_slot_files_of_a_model_thaw_into_no_other(tmp_path: Path, run: Run, options: list[str]) -> None:
+    """A slot file names no weights: without --model, a thaw into any model of the same vocabulary succeeded."""
+    made_by, other = tmp_path / "one.gguf", tmp_path / "other.gguf"
+    made_by.write_bytes(b"GGUF one")
+    other.write_bytes(b"GGUF other")
+    for name, more in (("known", ["--model", made_by]), ("unknown", [])):
+        shutil.copy(SLOT, tmp_path / f"{name}.bin")
+        done = run("llama", "import", tmp_path / f"{name}.bin", *options, *more)
+        assert done.exit_code == 0 and ("weights not known" in done.output) == (not more)
+    styled = ["--model", made_by, "--adapter", "style.gguf:0.5", "--json"]
+    shutil.copy(SLOT, tmp_path / "styled.bin")
+    [row] = json.loads(run("llama", "import", tmp_path / "styled.bin", *options, *styled).stdout)["frozen"]
+    weights = fingerprint_gguf(made_by)
+    cold = TokenArchive.open(tmp_path / "cold")
+    assert cold.get("known").target == weights and cold.get("unknown").target is None
+    assert bytes.fromhex(row["target"]) == cold.get("styled").target == target_of(weights, "style.gguf:0.5")
+    assert run("llama", "import", SLOT, *options, "--adapter", "style.gguf:0.5").exit_code == 2
+    assert run("llama", "import", SLOT, *options, "--model", tmp_path / "none.gguf").exit_code == 2
+    with serving(type("Any", (AnyPrompt,), {})) as url:
+        wanted = {"known": (made_by, [], 0), "unknown": (made_by, ["--any-target"], 0)}
+        for name, (model, extra, code) in wanted.items():
+            done = run("llama", "thaw", url, name, "--model", model, *options, *extra)
+            assert done.exit_code == code, done.output
+        done = run("llama", "thaw", url, "known", "--model", other, *options)
+        assert done.exit_code == 4 and weights.hex() in done.output
+        done = run("llama", "thaw", url, "unknown", "--model", made_by, *options)
+        assert done.exit_code == 2 and "not known" in done.output and "--any-target" in done.output
 
 
 def test_errors_say_what_is_wrong(tmp_path: Path, run: Run, options: list[str]) -> None:

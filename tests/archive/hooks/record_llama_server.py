@@ -56,10 +56,10 @@ def _play(server: LlamaServer, folder: Path, calls: list[dict[str, object]]) -> 
     done = server.complete(ids, slot=0, **OPTIONS)
     server.slot_ids(0, folder)
     server.erase(0)
-    server.thaw(done.ids, slot=0)
+    server.thaw(done.ids, slot=0, any_target=True)
     server.complete(ids, slot=1, **STYLED)
     try:
-        server.thaw([5] * 3000)
+        server.thaw([5] * 3000, any_target=True)
     except PltzError as exc:
         print(exc)
 

@@ -94,10 +94,13 @@ def serving(handler: Any) -> Iterator[str]:
         thread.join()
 
 
+def recorded() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (RECORDED / "llama_server.jsonl").read_text("utf8").splitlines()]
+
+
 @pytest.fixture
 def replayed(tmp_path: Path) -> Iterator[LlamaServer]:
-    calls = [json.loads(line) for line in (RECORDED / "llama_server.jsonl").read_text("utf8").splitlines()]
-    handler = type("Recorded", (Replay,), {"calls": calls, "slots": tmp_path})
+    handler = type("Recorded", (Replay,), {"calls": recorded(), "slots": tmp_path})
     with serving(handler) as url:
         yield LlamaServer(url)
 
@@ -111,7 +114,7 @@ def test_a_reply_gives_all_ids_of_the_session(replayed: LlamaServer) -> None:
 
 
 def test_a_thaw_asks_for_the_prompt_and_no_token_more(replayed: LlamaServer) -> None:
-    hot = replayed.thaw(PROMPT + ANSWER, slot=0)
+    hot = replayed.thaw(PROMPT + ANSWER, slot=0, any_target=True)
     assert (hot.slot, hot.tokens) == (0, 16) and hot.prefill_ms > 0
 
 
@@ -128,6 +131,22 @@ def test_a_slot_that_is_none_is_refused_here(replayed: LlamaServer, tmp_path: Pa
             replayed.slot_ids(slot, tmp_path)
     with pytest.raises(UsageError, match="slot-save-path"):
         replayed.slot_ids(0, tmp_path / "none")
+    for slot in (7, -2):
+        with pytest.raises(UsageError, match=f"from 0 to 1, found {slot}"):
+            replayed.thaw(PROMPT + ANSWER, slot=slot, any_target=True)
+        with pytest.raises(UsageError, match=f"from 0 to 1, found {slot}"):
+            replayed.complete(PROMPT, slot=slot, **OPTIONS)
+
+
+def test_a_reply_of_another_slot_is_an_error(tmp_path: Path) -> None:
+    """The server may have been started anew, with fewer slots, between the question and the prefill."""
+    calls = recorded()
+    for call in calls:
+        if call["path"] == "/completion" and call["status"] == 200:
+            call["reply"]["id_slot"] = 1
+    handler = type("Recorded", (Replay,), {"calls": calls, "slots": tmp_path})
+    with serving(handler) as url, pytest.raises(ModelError, match="in slot 0, found it in slot 1"):
+        LlamaServer(url).thaw(PROMPT + ANSWER, slot=0, any_target=True)
 
 
 def test_adapters_of_a_request_are_named(replayed: LlamaServer) -> None:
@@ -137,14 +156,14 @@ def test_adapters_of_a_request_are_named(replayed: LlamaServer) -> None:
 
 def test_what_the_server_refuses_is_refused_by_name(replayed: LlamaServer) -> None:
     with pytest.raises(ContentError, match="exceeds the available context size"):
-        replayed.thaw([5] * 3000)
+        replayed.thaw([5] * 3000, any_target=True)
     with pytest.raises(ContentError, match="of another tokenizer"):
-        replayed.thaw([5, 16384])
+        replayed.thaw([5, 16384], any_target=True)
     with pytest.raises(ModelError, match="not recorded"):
         replayed.complete([7, 7, 7])
     for ids in ([0.5], [[5]], ["a"], [-1]):
         with pytest.raises(ContentError):
-            replayed.thaw(ids)  # type: ignore[arg-type]
+            replayed.thaw(ids, any_target=True)  # type: ignore[arg-type]
 
 
 def test_weights_that_cannot_be_told_are_refused(replayed: LlamaServer, tmp_path: Path) -> None:
@@ -152,6 +171,8 @@ def test_weights_that_cannot_be_told_are_refused(replayed: LlamaServer, tmp_path
     assert replayed.target is None
     with pytest.raises(UsageError, match="name the model"):
         replayed.thaw(PROMPT + ANSWER, slot=0, frozen_for=b"x" * 16)
+    with pytest.raises(UsageError, match=r"not known.*any-target"):
+        replayed.thaw(PROMPT + ANSWER, slot=0)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     named = LlamaServer(replayed.url, model=tmp_path / "model.gguf")
     with pytest.raises(TargetMismatch):
@@ -181,7 +202,10 @@ def test_another_server_is_told_from_llama_server(reply: bytes) -> None:
     """Whatever answers: a named error."""
     handler = type("Other", (Replay,), {"_answer": lambda self, body: self._send(200, reply)})
     with serving(handler) as url:
-        for call in (partial(LlamaServer(url).thaw, [5]), partial(LlamaServer(url).erase, 0)):
+        for call in (
+            partial(LlamaServer(url).thaw, [5], any_target=True),
+            partial(LlamaServer(url).erase, 0),
+        ):
             with pytest.raises(ModelError):
                 call()
 
@@ -226,7 +250,7 @@ def test_no_server_is_a_named_error() -> None:
     with serving(Replay) as url:
         pass
     with pytest.raises(ModelError, match="no answer"):
-        LlamaServer(url, timeout=5).thaw([5])
+        LlamaServer(url, timeout=5).thaw([5], any_target=True)
     with pytest.raises(UsageError, match="expected a URL"):
         LlamaServer("file:///etc/passwd")
 
@@ -301,7 +325,7 @@ class TestLive:
             assert read_slot_ids(tmp_path / "kept.bin", server.vocab_size).tolist() == ids.tolist()
             assert (tmp_path / "kept.bin").read_bytes() == kept
             assert server.erase(0) == len(ids)
-            assert server.thaw(ids, slot=0).cached == 0
+            assert server.thaw(ids, slot=0, any_target=True).cached == 0
             last = server.complete(ids, slot=0, n_predict=1, **GREEDY)
             assert (last.ids[-1], last.cached) == (whole.ids[-1], len(ids) - 1)
 
@@ -331,7 +355,7 @@ class TestLive:
         with started(models, tmp_path) as server:
             for ids in ([5] * 3000, [16384], []):
                 with pytest.raises(ContentError):
-                    server.thaw(ids, slot=0)
+                    server.thaw(ids, slot=0, any_target=True)
             full = server.complete([5] * 900, slot=0, n_predict=400, **GREEDY)
             assert full.truncated and len(full.ids) == 1024
             assert server.complete(PROMPT, slot=0, **OPTIONS).ids.tolist() == PROMPT + ANSWER
@@ -354,11 +378,13 @@ class TestLive:
             server._call("/slots/0?action=save", {"filename": "kept.bin"})
             slots = ["--slot", "0", "--slots", str(tmp_path)]
             frozen = command("freeze", server.url, "chat-7", *slots, *options)
-            again = command("import", str(tmp_path / "kept.bin"), *options)
+            made_by = ["--model", str(models["model"])]
+            again = command("import", str(tmp_path / "kept.bin"), *made_by, *options)
             assert frozen["frozen"][0]["tokens"] == again["frozen"][0]["tokens"] == len(done.ids) - 1
             server.erase(0)
             hot = command("thaw", server.url, "chat-7", "--slot", "0", *options)
             assert (hot["slot"], hot["tokens"], hot["cached"]) == (0, len(done.ids) - 1, 0)
             assert command("thaw", server.url, "kept", "--slot", "0", *options)["cached"] == len(done.ids) - 2
         found = TokenArchive.open(tmp_path / "cold").get("kept")
-        assert found.ids.tolist() == done.ids[:-1].tolist() and found.target is None
+        assert found.ids.tolist() == done.ids[:-1].tolist()
+        assert found.target == fingerprint_gguf(models["model"])
