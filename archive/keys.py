@@ -45,6 +45,13 @@ class Secret:
         return cls(words.encode(), SCRYPT)
 
     @classmethod
+    def environment(cls, name: str) -> Secret:
+        """Read a passphrase from an environment variable. Raises UsageError where it is not set, or empty."""
+        if not os.environ.get(name):
+            raise UsageError(f"expected a passphrase in the environment variable {name}, found none")
+        return cls.passphrase(os.environ[name])
+
+    @classmethod
     def file(cls, path: str | os.PathLike[str]) -> Secret:
         """The bytes of a file, at least 16 and random. Raises UsageError."""
         try:
@@ -67,15 +74,18 @@ class Secret:
         *,
         key_file: str | os.PathLike[str] | None = None,
         key_command: str | None = None,
+        passphrase_env: str | None = None,
         passphrase: str | None = None,
     ) -> Secret | None:
         """Make the secret of whichever one is given; None where none is. Raises UsageError where there are two, or as its maker."""
-        if sum(given is not None for given in (key_file, key_command, passphrase)) > 1:
-            raise UsageError("expected one of key_file, key_command and passphrase, got more")
+        if sum(given is not None for given in (key_file, key_command, passphrase_env, passphrase)) > 1:
+            raise UsageError("expected one of key_file, key_command, passphrase_env and passphrase, got more")
         if key_file is not None:
             return cls.file(key_file)
         if key_command is not None:
             return cls.command(key_command)
+        if passphrase_env is not None:
+            return cls.environment(passphrase_env)
         return None if passphrase is None else cls.passphrase(passphrase)
 
     @classmethod

@@ -27,7 +27,7 @@ import numpy as np
 from pltz.archive import identity
 from pltz.archive.archive import Archive, Tower
 from pltz.archive.codec import BundleCodec
-from pltz.archive.errors import NotFound
+from pltz.archive.errors import KeyMismatch, NotFound
 from pltz.archive.identity import BASE, NONE, SIZE, TENANT, Tokens
 from pltz.archive.new_session import KINDS, NewSession, Receipt
 from pltz.archive.sessions import MAX_TOWER, base_of, common
@@ -152,7 +152,8 @@ class TokenArchive:
             create: make the archive if there is none.
             layout: of long segments that are put: "fast" ones thaw sooner on a GPU and are a few per cent longer. Either is read.
 
-        Raises UsageError where there is none, FormatError, KeyMismatch, ModelError, StoreError.
+        Raises UsageError where there is none, KeyMismatch where it is sealed and ``key`` is not its key or is left out, FormatError,
+        ModelError, StoreError.
         """
         from pltz.models.bundle import Bundle
 
@@ -164,6 +165,11 @@ class TokenArchive:
             if not create:
                 raise
             archive = Archive.create(place, codecs, key=key)
+        if archive.settings.sealed and key is None:
+            raise KeyMismatch(
+                f"the archive at {os.fspath(place)} is sealed, and no key was given: nothing could be put or read. "
+                "Name its key: key_file, key_command or passphrase_env (--key-file, --key-command, --passphrase-env)"
+            )
         made = cls(archive, loaded, device=device, threads=threads, layout=layout)
         for tokenizer in tokenizers:
             made.add(tokenizer)

@@ -23,7 +23,7 @@ def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
 
 
 def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--key-file``, ``--key-command`` and ``--passphrase``; `secret` makes one of what they give."""
+    """Add ``--key-file``, ``--key-command``, ``--passphrase-env`` and ``--passphrase``; `secret` makes one of what they give."""
     for option in (
         click.option(
             "--passphrase",
@@ -31,6 +31,13 @@ def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
             expose_value=False,
             callback=_keep,
             help="Ask for the passphrase of a sealed archive.",
+        ),
+        click.option(
+            "--passphrase-env",
+            metavar="VAR",
+            expose_value=False,
+            callback=_keep,
+            help="Environment variable that holds the archive's passphrase.",
         ),
         click.option(
             "--key-command",
@@ -60,7 +67,9 @@ def secret(*, confirm: bool = False) -> "Secret | None":
 
     given: dict[str, Any] = click.get_current_context().meta.get(META, {})
     if len(given) > 1:
-        raise UsageError("expected one of --key-file, --key-command and --passphrase, got more")
+        raise UsageError(
+            "expected one of --key-file, --key-command, --passphrase-env and --passphrase, got more"
+        )
     if "passphrase" in given:
         words = click.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
         given = {"passphrase": words}

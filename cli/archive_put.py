@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def init(place: str, parity: float | None, as_json: bool) -> None:
     """Make an empty archive in DIR, which may exist but holds no archive.
 
-    With a key (--key-file, --key-command, --passphrase) it is sealed: everything in it is encrypted, and sessions and
+    With a key (--key-file, --key-command, --passphrase-env, --passphrase) it is sealed: everything in it is encrypted, and sessions and
     tenants can be erased for good. Without the key nothing in it can ever be read again: keep the key.
     """
     from pltz.archive.archive import Archive

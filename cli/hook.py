@@ -10,17 +10,20 @@ import click
 from pltz.archive.words import counted, size
 from pltz.cli import options
 from pltz.cli.archive_key import key_options, secret
-from pltz.cli.archive_options import open_archive
+from pltz.cli.archive_options import moment, open_archive
 from pltz.cli.groups import Command, Group
-from pltz.cli.output import write_text
+from pltz.cli.output import printable, write_text
 from pltz.cli.progress import Progress, wanted
 from pltz.cli.table import pairs
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.hooks.backlog import Status
+    from pltz.archive.hooks.refusals import Refusal
     from pltz.archive.hooks.worker import Drained
     from pltz.plt_codec.layout import LayoutName
+
+SHOWN = 20  # refusals printed
 
 
 @click.group(cls=Group, short_help="Look into, or empty, the journal of an eviction hook.")
@@ -40,15 +43,26 @@ def hook() -> None:
 @click.argument("journal", metavar="DIR")
 @options.JSON
 def status(journal: str, as_json: bool) -> None:
-    """Say what the journal in DIR holds: bytes not archived yet, processes that write to it, what was laid aside."""
+    """Say what the journal in DIR holds: bytes not archived yet, processes that write to it, what was laid aside.
+
+    Evictions that the hook refused are counted by reason ("not taken"), and the last of them named, with session and tenant. A name is cut after 80
+    characters. They are in no archive and in no journal. The counts are those of all processes that wrote to DIR, until their .refusals files are removed.
+    """
     from pltz.archive.hooks.backlog import Backlog
     from pltz.archive.hooks.lock import FileLocks
+    from pltz.archive.hooks.refusals import read_refusals
     from pltz.archive.io import OsDisk
 
     if not Path(journal).is_dir():
         raise UsageError(f"no journal at {journal}: expected the directory that the hook was opened with")
-    found = Backlog(OsDisk(journal), FileLocks(journal)).status()
-    write_text(json.dumps(asdict(found)) if as_json else _status_text(found))
+    disk = OsDisk(journal)
+    found = Backlog(disk, FileLocks(journal)).status()
+    counts, last = read_refusals(disk)
+    if as_json:
+        record = {"not_taken": counts, "refusals": [asdict(row) for row in last]}
+        write_text(json.dumps(asdict(found) | record))
+    else:
+        write_text(_status_text(found, counts, last))
 
 
 @hook.command(
@@ -131,7 +145,7 @@ def drain(
         ctx.exit(5)
 
 
-def _status_text(found: "Status") -> str:
+def _status_text(found: "Status", counts: dict[str, int], last: "list[Refusal]") -> str:
     lines = [
         ("not archived", size(found.waiting)),
         ("files", f"{found.segments}, {size(found.bytes)}"),
@@ -139,7 +153,10 @@ def _status_text(found: "Status") -> str:
     ]
     lines += [("refused", name) for name in found.refused]
     lines += [("damaged", name) for name in found.damaged]
-    return pairs(lines, "")
+    lines += [("not taken", f"{count:,}: {printable(reason)}") for reason, count in sorted(counts.items())]
+    return "\n".join(
+        [pairs(lines, ""), *(f"{moment(row.time)}  {printable(str(row))}" for row in last[-SHOWN:])]
+    )
 
 
 def _drained_text(done: "Drained") -> str:

@@ -7,8 +7,9 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pltz.archive.hooks.entry import MAX_PREFIXES, Entry
-from pltz.archive.hooks.snapshot import Raw, ids_of
-from pltz.archive.token_archive import target_of, tenant_of
+from pltz.archive.hooks.snapshot import Raw, Refused, ids_of
+from pltz.archive.record import MAX_NAME
+from pltz.archive.token_archive import SALTED, target_of, tenant_of
 from pltz.plt_codec.errors import UsageError
 
 
@@ -31,11 +32,18 @@ class Eviction(NamedTuple):
     time: int
 
     def encode(self, tokenizer: bytes) -> bytes:
-        """The body of the journal's entry. Raises ContentError, UsageError for what cannot be kept, and what Python raises for what is none of it."""
+        """Return the body of the journal's entry.
+
+        Raises Refused, ContentError, UsageError for what cannot be kept, and what Python raises for what is none of it.
+        """
+        if self.salt and isinstance(self.tenant, str) and SALTED in self.tenant:
+            raise Refused("tenant with a salt", f"give the salt itself, and a tenant without {SALTED}")
         tenant, target = tenant_of(self.tenant, self.salt), target_of(self.target, self.adapter)
         texts = self.session, tenant, self.base, self.parent
         if not self.session or not self.tenant or not all(isinstance(text, str) for text in texts):
             raise UsageError("expected the name of a session, and of its tenant, base and parent")
+        if (longest := max(len(text.encode("utf-8", "replace")) for text in texts)) > MAX_NAME:
+            raise Refused("name too long", f"expected names of at most {MAX_NAME} bytes, found {longest}")
         entry = Entry(
             self.session,
             ids_of(self.ids),

@@ -19,6 +19,8 @@ from queue import Empty, SimpleQueue
 
 from pltz.archive.hooks.eviction import Eviction
 from pltz.archive.hooks.journal import Journal
+from pltz.archive.hooks.refusals import RefusalFile, Refusals
+from pltz.archive.hooks.snapshot import Refused
 from pltz.archive.hooks.waiting import LATENCIES, Waiting
 from pltz.plt_codec.errors import PltzError
 
@@ -43,6 +45,8 @@ class Flusher:
 
     def __init__(self, waiting: Waiting, journal: Journal, tokenizer: bytes) -> None:
         self.waiting, self.journal, self.tokenizer = waiting, journal, tokenizer
+        self.refusals = Refusals()
+        self._file = RefusalFile(journal.disk, journal.owner)
         self.failure = self.error = ""
         self._signals: SimpleQueue[None] = SimpleQueue()
         self.asleep = self._urgent = self._ended = False
@@ -101,6 +105,7 @@ class Flusher:
                 idle = 0.0
             if idle >= IDLE:
                 self._sleep()
+        self._log(ended=True)
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -128,11 +133,14 @@ class Flusher:
     def _encoded(self, one: Eviction) -> bytes | None:
         try:
             return one.encode(self.tokenizer)
-        except PltzError:
-            reason = "not valid"
+        except Refused as exc:
+            reason, why = exc.reason, exc.why
+        except PltzError as exc:
+            reason, why = "not valid", str(exc)
         except Exception as exc:  # noqa: BLE001  # what a caller handed over may raise anything when it is looked at
-            self.error, reason = f"{type(exc).__name__}: {exc}", "error"
-        self.waiting.refuse(reason)
+            self.error = why = f"{type(exc).__name__}: {exc}"
+            reason = "error"
+        self.refusals.note(reason, self.waiting.refuse(reason), one.session, one.tenant, why)
         self.waiting.hole(one.ticket)
         return None
 
@@ -166,11 +174,14 @@ class Flusher:
         with self._changed:
             self._changed.notify_all()
 
-    def _log(self) -> None:
-        """Log what is new, once each."""
-        news = [f"evictions are refused: {reason}" for reason in list(self.waiting.counts.refused)]
-        news += [f"evictions cannot be written, and wait in memory: {self.failure}"] if self.failure else []
-        for line in news:
-            if line not in self._told:
-                self._told.add(line)
-                log.warning("%s%s", line, f" ({self.error})" if line.endswith(": error") else "")
+    def _log(self, *, ended: bool = False) -> None:
+        """Log what is new: refusals by name, and why nothing can be written."""
+        if rows := self.refusals.rows(ended=ended):
+            for row in rows:
+                log.warning("%s", row)
+            with suppress(OSError):  # a report: the log has it
+                self._file.add(rows)
+        line = f"evictions cannot be written, and wait in memory: {self.failure}"
+        if self.failure and line not in self._told:
+            self._told.add(line)
+            log.warning("%s", line)

@@ -8,7 +8,7 @@
     microseconds              durable within HookSettings.flush_seconds + a sync            encoded, decoded back, compared
 
 `on_evict` copies the ids (`snapshot.py`), appends to a queue (`waiting.py`) and returns; it does no I/O, waits for nothing and raises nothing. What it
-cannot take is counted by reason, logged once a reason, and shown by `status` and `metrics`. From the journal (`flusher.py`, FORMAT.md) on, a kill loses nothing.
+cannot take is counted by reason, logged with session and tenant, and shown by `status`, `metrics` and ``pltz hook status`` (`refusals.py`). From the journal (`flusher.py`, FORMAT.md) on, a kill loses nothing.
 
 The worker runs in a process of its own at low priority ("process", the default: the serving loop keeps its interpreter to itself), in a thread ("thread"), or
 not at all ("none": drain the journal by `worker.drain`, `pltz hook drain` or the nightly job).
@@ -16,6 +16,9 @@ not at all ("none": drain the journal by `worker.drain`, `pltz hook drain` or th
 Back-pressure: the journal takes what comes, as far as the disk or ``journal_bytes`` goes (spill). Where it cannot be written, evictions wait in memory up to
 ``memory_bytes``; after that new ones are refused, or the oldest ones in memory dropped where ``when_full`` says so. Both are counted; what was reported
 durable is never dropped.
+
+The journal holds tokens in the clear, and so does the journal of a sealed archive: the worker needs them. Its directory is for its owner
+alone (mode 0700). Put it on an encrypted disk where the archive is sealed (FORMAT.md, "Tokens in the clear").
 """
 
 from __future__ import annotations
@@ -34,8 +37,9 @@ from pltz.archive.hooks.backlog import Backlog
 from pltz.archive.hooks.flusher import Flusher
 from pltz.archive.hooks.journal import Journal
 from pltz.archive.hooks.lock import FileLocks, Locks
+from pltz.archive.hooks.refusals import brief
 from pltz.archive.hooks.segment import Name
-from pltz.archive.hooks.settings import HookSettings, WorkerKind
+from pltz.archive.hooks.settings import WORKERS, HookSettings, WorkerKind
 from pltz.archive.hooks.snapshot import Refused, Snapshots
 from pltz.archive.hooks.tokenizers import Tokenizers
 from pltz.archive.hooks.waiting import Counts, Waiting
@@ -106,16 +110,19 @@ class EvictionHook:
             archive: where the worker puts sessions; it must be there. None with worker "none".
             tokenizer: the served model's tokenizer.json, as bytes or a path; None: its ids are the bundle's own.
             target: fingerprint of the served weights (`Target.fingerprint`).
-            bundle, key: what the archive is opened with.
+            bundle, key: what the archive is opened with. A sealed one needs its key (`keys.Secret`).
 
-        Raises UsageError, ModelError, StoreError, OSError, and what opening the archive raises: here, never later.
+        Raises UsageError, ModelError, StoreError, OSError, and what opening the archive raises, KeyMismatch without its key: here,
+        never later.
         """
         from pltz.archive.hooks.background import start
 
-        if worker not in ("process", "thread", "none"):
-            raise UsageError(f"expected worker as process, thread or none, got {worker!r}")
+        if worker not in WORKERS:
+            raise UsageError(f"expected worker as {', '.join(WORKERS)}, got {worker!r}")
         if (archive is None) != (worker == "none"):
             raise UsageError("a worker needs an archive, and worker='none' takes none")
+        if archive is None and key is not None:
+            raise UsageError("a key opens an archive, and none is named: give it to who drains the journal")
         if target is not None and len(target) != SIZE:
             raise UsageError(f"expected a target fingerprint of {SIZE} bytes, got {len(target)}")
         chosen = settings or HookSettings()
@@ -172,7 +179,7 @@ class EvictionHook:
         """
         try:
             if os.getpid() != self._pid:
-                return self._refuse_forked()
+                return self._refuse_forked(session, tenant)
             if multimodal or has_embeds:
                 raise Refused("multimodal" if multimodal else "prompt embeddings")
             if adapter is not None and (adapter is True or adapter is False or not adapter):
@@ -185,22 +192,33 @@ class EvictionHook:
                 self._flusher.wake(full)
             return ticket
         except Refused as exc:
-            return self._refuse(exc.reason)
+            return self.refuse(exc.reason, session, tenant, exc.why)
         except Exception as exc:  # noqa: BLE001  # whatever a caller hands over must not take the serving loop down
-            self._flusher.error = f"{type(exc).__name__}: {exc}"
-            return self._refuse("error")
+            self._flusher.error = why = f"{type(exc).__name__}: {exc}"
+            return self.refuse("error", session, tenant, why)
 
-    def _refuse(self, reason: str) -> int:
-        if self._waiting.refuse(reason):
+    def refuse(self, reason: str, session: Any, tenant: Any = "default", why: str = "") -> int:
+        """Count and log an eviction that is not taken, as those that the caller itself cannot hand over. Never raises, never blocks.
+
+        Args:
+            reason: one of a few words, as metrics have them; ``why``: more of it, for the log.
+
+        Returns:
+            int: 0, as `on_evict` returns it.
+        """
+        if os.getpid() != self._pid:
+            return self._refuse_forked(session, tenant)
+        if self._flusher.refusals.note(reason, self._waiting.refuse(reason), session, tenant, why):
             self._flusher.wake()
         return 0
 
-    def _refuse_forked(self) -> int:
+    def _refuse_forked(self, session: Any, tenant: Any) -> int:
         """In a child there is no flusher, and the lock may be held for good: counted and logged without either."""
         refused = self.counts.refused
         refused["forked"] = known = refused.get("forked", 0) + 1
         if known == 1:
-            log.warning("evictions are refused: this process was forked from the hook's; open one here")
+            whose = f"session {brief(session)!r} of tenant {brief(tenant)!r}"
+            log.warning("evictions are refused: forked: %s (open a hook in each process)", whose)
         return 0
 
     @property
@@ -257,6 +275,7 @@ class EvictionHook:
             "accepted": counts.accepted,
             "durable": counts.durable,
             "refused": dict(counts.refused),
+            "refusals": [asdict(one) for one in self._flusher.refusals.last],
             "dropped": counts.dropped,
             "queued": queued,
             "memory_bytes": memory,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from pltz.archive.hooks.journal import SEGMENT
 from pltz.archive.hooks.worker import BATCH_TOKENS
@@ -11,6 +11,9 @@ from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.layout import LAYOUTS, LayoutName
 
 WorkerKind = Literal["process", "thread", "none"]
+WORKERS: tuple[str, ...] = get_args(WorkerKind)
+WHOLE = ("flush_bytes", "memory_bytes", "segment_bytes", "batch_tokens", "threads", "nice")
+TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
 @dataclass(frozen=True)
@@ -35,16 +38,27 @@ class HookSettings:
     layout: LayoutName = "default"
 
     def __post_init__(self) -> None:
+        check_type("flush_seconds", self.flush_seconds, float)
+        for name in WHOLE:
+            check_type(name, getattr(self, name), int)
+            if name != "nice" and getattr(self, name) < 1:
+                raise UsageError(f"expected {name} of at least 1, got {getattr(self, name)}")
         if not 0 < self.flush_seconds <= 60:
             raise UsageError(f"expected flush_seconds over 0 and at most 60, got {self.flush_seconds}")
-        for name in ("flush_bytes", "memory_bytes", "segment_bytes", "batch_tokens", "threads"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"expected {name} of at least 1, got {getattr(self, name)}")
-        if self.journal_bytes is not None and self.journal_bytes < 1:
-            raise UsageError(f"expected journal_bytes of at least 1, or None, got {self.journal_bytes}")
+        if self.journal_bytes is not None:
+            check_type("journal_bytes", self.journal_bytes, int)
+            if self.journal_bytes < 1:
+                raise UsageError(f"expected journal_bytes of at least 1, or None, got {self.journal_bytes}")
         if self.when_full not in ("refuse", "drop-oldest"):
             raise UsageError(f"expected when_full as refuse or drop-oldest, got {self.when_full!r}")
         if self.layout not in LAYOUTS:
             raise UsageError(f"expected layout as {' or '.join(LAYOUTS)}, got {self.layout!r}")
         if not 0 <= self.nice <= 19:
             raise UsageError(f"expected nice from 0 to 19, got {self.nice}")
+
+
+def check_type(name: str, value: Any, wanted: type) -> None:
+    """Refuse a setting of another type: "false" is no boolean, true no number. A whole number is a number. Raises UsageError."""
+    numbers = (int, float) if wanted is float else (wanted,)
+    if not isinstance(value, numbers) or (isinstance(value, bool) and wanted is not bool):
+        raise UsageError(f"expected {name} as {TYPES[wanted]}, found {value!r}, a {type(value).__name__}")

@@ -43,11 +43,11 @@ TENSORS = {"torch.int64": 8, "torch.int32": 4}  # bytes of an id, of the usual k
 
 
 class Refused(Exception):
-    """An eviction that is not taken, and why."""
+    """An eviction that is not taken. ``reason``: one of a few, to count by; ``why``: more of it."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, why: str = "") -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason, self.why = reason, why
 
 
 class Raw:

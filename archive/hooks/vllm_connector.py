@@ -8,15 +8,8 @@ Why at the finish of a request and not at eviction: vLLM tells a connector nothi
 tail of a session would be lost. At the finish the scheduler has every id of it, and the hook takes them in microseconds. Coming back is a
 request with these ids as prompt (`vllm_request.prompt`): vLLM's own prefill and prefix cache do the rest.
 
-Settings (kv_connector_extra_config):
-
-    journal     directory of the hook's journal (needed)
-    archive     where a worker puts sessions at once; without it they stay in the journal until ``pltz hook drain``
-    worker      "process", "thread" or "none"; where an archive is named, "process" unless said otherwise
-    tokenizer   tokenizer.json of the model; without it, that in the folder of the model's tokenizer
-    target      32 hex digits, fingerprint of the weights; without it that of the model's folder; "" for none
-    tenant      of requests that name none ("default")
-    unnamed     true: archive requests that name no session under their request id
+Settings (kv_connector_extra_config): `vllm_settings.VllmSettings`. One that is unknown, of another type or without sense keeps vLLM from starting.
+A request that cannot be archived is counted by reason and logged with its session and tenant (`refusals.Refusals`).
 
 This module is loaded by vLLM (0.32 was tried) and imports it; nothing else in pltz does.
 """
@@ -35,7 +28,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from pltz.archive.hooks.vllm_request import evicted
+from pltz.archive.hooks.vllm_request import evicted, named
+from pltz.archive.hooks.vllm_settings import VllmSettings
 from pltz.models.checkpoint import fingerprint_of
 from pltz.plt_codec.errors import UsageError
 
@@ -47,8 +41,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from pltz.archive.hooks.hook import EvictionHook
-
-SETTINGS = {"journal", "archive", "worker", "tokenizer", "target", "tenant", "unnamed"}
 
 logger = init_logger("vllm.pltz")  # below "vllm", which is what vLLM shows
 
@@ -65,12 +57,9 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._hook: EvictionHook | None = None
-        self._failed = 0
         if role == KVConnectorRole.SCHEDULER:
-            settings = dict(vllm_config.kv_transfer_config.kv_connector_extra_config)
-            self._tenant = str(settings.get("tenant", "default"))
-            self._unnamed = bool(settings.get("unnamed", False))
-            self._hook = open_hook(settings, vllm_config.model_config)
+            self._settings = VllmSettings.parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
+            self._hook = open_hook(self._settings, vllm_config.model_config)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -95,14 +84,16 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
         """Never raises: the serving loop comes first."""
         if self._hook is None:
             return
+        tenant = self._settings.tenant
         try:
-            found = evicted(request, tenant=self._tenant, unnamed=self._unnamed)
+            found = evicted(request, tenant=tenant, unnamed=self._settings.unnamed)
+        except UsageError as exc:  # what a client wrote
+            self._hook.refuse("not valid", *named(request, tenant), str(exc))
+        except Exception as exc:  # noqa: BLE001  # a request of a shape this code does not know
+            self._hook.refuse("error", *named(request, tenant), f"{type(exc).__name__}: {exc}")
+        else:
             if found is not None:
                 self._hook.on_evict(**found)
-        except Exception:  # what a client wrote, or a request of a shape this code does not know
-            self._failed += 1
-            if self._failed == 1:
-                logger.exception("pltz: request %s is not archived", request.request_id)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -123,7 +114,7 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
         """Make durable what is under way."""
         if self._hook is not None:
             self._hook.close()
-            logger.info("pltz: %s", json.dumps(self._hook.status() | {"failed": self._failed}))
+            logger.info("pltz: %s", json.dumps(self._hook.status()))
             self._hook = None
 
     # ---- the workers' half: no KV moves
@@ -141,23 +132,21 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
         """Nothing to do."""
 
 
-def open_hook(settings: dict[str, Any], model: Any) -> EvictionHook:
-    """The hook that the settings describe, for vLLM's ``model_config``. Raises UsageError, ModelError: vLLM then does not start."""
+def open_hook(settings: VllmSettings, model: Any) -> EvictionHook:
+    """Open the hook that the settings describe, for vLLM's ``model_config``.
+
+    Raises UsageError, ModelError, KeyMismatch, StoreError, OSError: vLLM then does not start.
+    """
     from pltz.archive.hooks.hook import EvictionHook
 
-    if unknown := sorted(settings.keys() - SETTINGS):
-        raise UsageError(
-            f"expected {', '.join(sorted(SETTINGS))} in kv_connector_extra_config, found {unknown[0]!r}"
-        )
-    if not settings.get("journal"):
-        raise UsageError('name a directory for the journal: kv_connector_extra_config {"journal": ...}')
-    place = settings.get("archive")
     return EvictionHook.open(
-        settings["journal"],
-        place,
-        tokenizer=_tokenizer(settings.get("tokenizer"), model),
-        target=_target(settings.get("target"), model),
-        worker=settings.get("worker", "process" if place else "none"),
+        settings.journal,
+        settings.archive,
+        tokenizer=_tokenizer(settings.tokenizer, model),
+        target=_target(settings.target, model),
+        key=settings.secret(),
+        worker=settings.worker or ("process" if settings.archive else "none"),
+        settings=settings.hook,
     )
 
 
@@ -173,10 +162,4 @@ def _tokenizer(named: str | None, model: Any) -> Path:
 def _target(named: str | None, model: Any) -> bytes | None:
     if named is None:
         return fingerprint_of(model.model) if Path(model.model).is_dir() else None
-    try:
-        found = bytes.fromhex(named)
-    except ValueError:
-        found = b"?"
-    if len(found) not in (0, 16):
-        raise UsageError(f"expected 32 hex digits as target, found {named!r}")
-    return found or None
+    return bytes.fromhex(named) or None

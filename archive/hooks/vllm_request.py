@@ -12,7 +12,7 @@ hook, and nothing is found or shared across salts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pltz.archive.hooks.entry import MAX_PREFIXES
 from pltz.archive.hooks.served import check_served
@@ -84,6 +84,15 @@ def evicted(request: Request, *, tenant: str = "default", unnamed: bool = False)
     )
 
 
+def named(request: Any, tenant: str = "default") -> tuple[Any, Any]:
+    """Return session and tenant of a request that cannot be archived, as its client wrote them, to report it. Never raises."""
+    try:
+        own = request.kv_transfer_params[KEY]
+        return own.get("session") or request.request_id, own.get("tenant") or tenant
+    except Exception:  # noqa: BLE001  # whatever a client wrote
+        return getattr(request, "request_id", None), tenant
+
+
 def prompt(
     ids: Tokens,
     *,
@@ -98,12 +107,12 @@ def prompt(
     Args:
         ids: (T,) of the session, `TokenSession.ids`.
         salt: with which it was frozen and found.
-        frozen_for: `TokenSession.target`: weights and adapter it was frozen under; None: it was not said.
+        frozen_for: `TokenSession.target`: weights and adapter it was frozen under; None: they are not known.
         target: fingerprint of the weights that are served; None: not known.
         lora: name of the LoRA adapter that the request will have.
         any_target: whatever weights and adapters are at work.
 
-    Raises TargetMismatch: it was frozen for others; UsageError: ``target`` is needed to tell.
+    Raises TargetMismatch: it was frozen for others; UsageError: ``target`` or ``frozen_for`` is needed to tell.
     """
     if not any_target:
         check_served(frozen_for, target, lora)

@@ -88,12 +88,11 @@ class Waiting:
         with self._lock:
             self.closed = True
 
-    def refuse(self, reason: str) -> bool:
-        """Count an eviction that is not taken; whether this is the first for that reason."""
+    def refuse(self, reason: str) -> int:
+        """Count an eviction that is not taken; return how many were refused for that reason until now."""
         with self._lock:
-            known = self.counts.refused.get(reason, 0)
-            self.counts.refused[reason] = known + 1
-        return not known
+            count = self.counts.refused[reason] = self.counts.refused.get(reason, 0) + 1
+        return count
 
     def take(self) -> list[Eviction]:
         """What is written at once; it stays counted as memory."""

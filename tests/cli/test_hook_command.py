@@ -47,6 +47,21 @@ def test_status_then_drain_then_nothing(run: Run, journal: Path, tmp_path: Path)
     )
 
 
+def test_status_names_what_was_not_taken(run: Run, tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    for _ in range(2):  # processes
+        with EvictionHook.open(folder, worker="none", settings=HookSettings(flush_seconds=0.005)) as hook:
+            hook.on_evict("n" * 3000, [1], tenant="ac\tme")
+            hook.on_evict("seen", [1], multimodal=True)
+    done = run("hook", "status", folder, "--json")
+    found = json.loads(done.output)
+    assert found["not_taken"] == {"name too long": 2, "multimodal": 2}
+    assert [row["session"] for row in found["refusals"]].count("seen") == 2
+    text = run("hook", "status", folder).output
+    assert "2: name too long" in text and "nnn... of 3000 characters" in text and "'seen'" in text
+    assert max(map(len, text.splitlines())) < 500 and "\t" not in text
+
+
 def test_a_busy_journal(run: Run, journal: Path, tmp_path: Path) -> None:
     assert run("archive", "init", tmp_path / "cold").exit_code == 0
     lock = FileLocks(journal).take("worker.lock")

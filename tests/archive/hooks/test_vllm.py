@@ -153,9 +153,11 @@ def test_odd_hints_of_a_client_lose_no_session_and_stop_nothing(tmp_path: Path, 
 
 def test_a_prompt_is_the_ids_and_the_salt() -> None:
     ids = np.array(IDS)
-    assert prompt(ids) == {"prompt_token_ids": IDS}
-    assert prompt(ids, salt="s3cret") == {"prompt_token_ids": IDS, "cache_salt": "s3cret"}
-    assert all(type(i) is int for i in prompt(ids)["prompt_token_ids"])  # JSON takes no numpy
+    assert prompt(ids, any_target=True) == {"prompt_token_ids": IDS}
+    assert prompt(ids, salt="s3cret", any_target=True) == {"prompt_token_ids": IDS, "cache_salt": "s3cret"}
+    assert all(
+        type(i) is int for i in prompt(ids, any_target=True)["prompt_token_ids"]
+    )  # JSON takes no numpy
 
 
 def test_a_prompt_for_other_weights_or_adapters_is_refused() -> None:
@@ -172,6 +174,8 @@ def test_a_prompt_for_other_weights_or_adapters_is_refused() -> None:
         assert prompt(ids, frozen_for=frozen_for, target=b"v" * 16, any_target=True)
     with pytest.raises(TargetMismatch, match="expected no adapter"):
         prompt(ids, lora="style")
+    with pytest.raises(UsageError, match=r"not known.*any_target"):
+        prompt(ids, target=weights)
 
 
 @pytest.mark.vllm

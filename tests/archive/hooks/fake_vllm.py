@@ -1,0 +1,49 @@
+"""As much of vLLM as the connector imports, so that it runs where vLLM is not installed. The live test uses the real one."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+
+
+class Role(enum.Enum):
+    SCHEDULER = 0
+    WORKER = 1
+
+
+class Connector:
+    def __init__(self, vllm_config: Any, role: Role, kv_cache_config: Any) -> None:
+        """Take what vLLM 0.32 hands over."""
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put the fakes into sys.modules; return the connector's module, loaded over them."""
+    names = BASE.split(".")
+    for name in [".".join(names[: n + 1]) for n in range(len(names))] + ["vllm.logger"]:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    base: Any = sys.modules[BASE]
+    base.KVConnectorBase_V1, base.KVConnectorRole = Connector, Role
+    base.KVConnectorMetadata = base.SupportsHMA = type("Empty", (), {})
+    base.SupportsHMA = type("SupportsHMA", (), {})
+    sys.modules["vllm.logger"].init_logger = logging.getLogger  # type: ignore[attr-defined]
+    monkeypatch.delitem(sys.modules, "pltz.archive.hooks.vllm_connector", raising=False)
+    import importlib
+
+    module = importlib.import_module("pltz.archive.hooks.vllm_connector")
+    monkeypatch.delitem(sys.modules, "pltz.archive.hooks.vllm_connector")
+    return module
+
+
+def config(model: str, **settings: Any) -> Any:
+    """vLLM's configuration, as far as the connector looks at it."""
+    return SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=settings),
+        model_config=SimpleNamespace(model=model, tokenizer=model),
+    )
