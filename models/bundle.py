@@ -21,8 +21,6 @@ import zstandard
 from pltz.models.bundle_folder import (
     CARD,
     DICTIONARY,
-    DIFFERENCE,
-    DIFFERING,
     FORMAT,
     HEAD,
     PACKED,
@@ -155,18 +153,7 @@ def _warn_once(why: str) -> None:
 
 def read_weights(folder: Path) -> Weights:
     """The integer weights of a bundle folder alone, whatever else it lacks. Raises ModelError, VersionError."""
-    return BundleFolder.open(folder).weights(_embedded)
-
-
-def _embedded(identity: str) -> BundleFolder:
-    """The embedded bundle from which another differs. Raises ModelError where there is none."""
-    for name in Bundle.names():
-        folder = BundleFolder.open(EMBEDDED / name)
-        if folder.id == identity:
-            return folder
-    raise ModelError(
-        f"its weights are differences from bundle {identity}, which is not here: install the pltz it came with"
-    )
+    return BundleFolder.open(folder).weights()
 
 
 @functools.lru_cache(maxsize=4)
@@ -175,7 +162,7 @@ def _load(path: Path) -> Bundle:
     tokenizer, dictionary, weights = (
         BundleTokenizer(folder.tokenizer()),
         folder.dictionary(),
-        folder.weights(_embedded),
+        folder.weights(),
     )
     if tokenizer.size != weights.shape.vocab:
         raise ModelError(
@@ -215,27 +202,21 @@ def write_bundle(
     card: dict[str, Any],
     *,
     packed: bool = False,
-    origin: Bundle | None = None,
 ) -> None:
     """Write a bundle folder. Weights go to files of at most 16 MB.
 
     Args:
         packed: compressed, for weights of few bits.
-        origin: a bundle of the same shape, embedded wherever this one is read; the weights are written as differences from its.
-
-    Raises:
-        UsageError: the origin has another shape.
     """
     folder.mkdir(parents=True, exist_ok=True)
     packer = zstandard.ZstdCompressor(level=22)
-    files = _differences(weights, origin) if origin else _files(weights, packed=packed)
+    files = _files(weights, packed=packed)
     files |= {TOKENIZER: packer.compress(tokenizer_json), DICTIONARY: packer.compress(dictionary)}
     head = {
-        "format": DIFFERING if origin else FORMAT,
+        "format": FORMAT,
         "contract": weights.contract,
         "name": name,
         "id": bundle_id(weights, BundleTokenizer(tokenizer_json).fingerprint, dictionary).hex(),
-        **({"from": origin.id.hex()} if origin else {}),
         "shape": weights.shape.to_dict(),
         "files": {
             k: {"size": len(v), "blake2b": hashlib.blake2b(v, digest_size=16).hexdigest()}
@@ -255,25 +236,6 @@ def _files(weights: Weights, *, packed: bool) -> dict[str, bytes]:
         level=1
     )  # no repeats to find: Huffman codes alone do best (4.14 bits a weight; level 9 takes 4.4)
     return {f"weights-{i:02}{PACKED}": entropy.compress(part) for i, part in enumerate(_parts(weights))}
-
-
-def _differences(weights: Weights, origin: Bundle) -> dict[str, bytes]:
-    if weights.shape != origin.weights.shape:
-        raise UsageError(
-            f"bundle {origin.name} has another shape: no bundle can differ from it in its weights alone"
-        )
-    packer, files = zstandard.ZstdCompressor(level=19), {}
-    stems = sorted(
-        {
-            name.partition(".")[0]
-            for name in BundleFolder.open(origin.path).files
-            if name not in (TOKENIZER, DICTIONARY)
-        }
-    )
-    for stem, ours, theirs in zip(stems, _parts(weights), _parts(origin.weights), strict=True):
-        difference = np.frombuffer(ours, np.uint8) - np.frombuffer(theirs, np.uint8)
-        files[stem + DIFFERENCE] = packer.compress(difference.tobytes())
-    return files
 
 
 def _parts(weights: Weights) -> list[bytes]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -22,17 +21,16 @@ import zstandard
 from pltz.plt_codec.errors import ModelError, VersionError
 from pltz.plt_codec.weights import CONTRACTS, Shape, Weights
 
-FORMAT, DIFFERING = 1, 2  # the second: weights as differences from another bundle's
+FORMAT = 1
 HEAD, CARD = "bundle.json", "card.json"
 TOKENIZER, DICTIONARY = "tokenizer.json.zst", "dictionary.zst"
-PLAIN, PACKED, DIFFERENCE = ".safetensors", ".safetensors.zst", ".difference.zst"
+PLAIN, PACKED = ".safetensors", ".safetensors.zst"
 MAX_HEAD = 1 << 20  # bytes of bundle.json, and of the head of a weight file
 MAX_CARD = 1 << 24
 MAX_TOKENIZER = 1 << 26  # unpacked
 MAX_DICTIONARY = 1 << 28  # unpacked
 MAX_WEIGHTS = 1 << 30  # of all weights, unpacked
-WEIGHTS = re.compile(r"weights-[0-9]{1,4}\.(safetensors(\.zst)?|difference\.zst)")
-IDENTITY = re.compile(r"[0-9a-f]{32}")
+WEIGHTS = re.compile(r"weights-[0-9]{1,4}\.safetensors(\.zst)?")
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,6 @@ class BundleFolder:
     Args:
         files: name -> (bytes, BLAKE2b-16 in hex).
         id: 32 hex digits, as claimed.
-        origin: id of the bundle from whose weights these differ; "" where they stand for themselves.
     """
 
     path: Path
@@ -50,7 +47,6 @@ class BundleFolder:
     id: str
     shape: Shape
     files: dict[str, tuple[int, str]]
-    origin: str = ""
 
     @staticmethod
     def open(path: Path) -> BundleFolder:
@@ -61,39 +57,25 @@ class BundleFolder:
             found = head["format"], head["contract"]
             name, identity, sizes = str(head["name"]), str(head["id"]), dict(head["shape"])
             files = {str(k): (int(v["size"]), str(v["blake2b"])) for k, v in head["files"].items()}
-            origin = str(head["from"]) if found[0] == DIFFERING else ""
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
             raise ModelError(f"{place} is not a bundle description: {exc}") from exc
-        if found[0] not in (FORMAT, DIFFERING) or found[1] not in CONTRACTS:
+        if found[0] != FORMAT or found[1] not in CONTRACTS:
             raise VersionError(
-                f"bundle {name}: expected format {FORMAT} or {DIFFERING} and a contract of {CONTRACTS}, found {found[0]} and {found[1]}: update pltz"
+                f"bundle {name}: expected format {FORMAT} and a contract of {CONTRACTS}, found {found[0]} and {found[1]}: update pltz"
             )
-        if found[0] == DIFFERING and not IDENTITY.fullmatch(origin):
-            raise ModelError(f"bundle {name}: {origin!r} is no id of a bundle")
         for file in files:
             if file not in (TOKENIZER, DICTIONARY) and not WEIGHTS.fullmatch(file):
                 raise ModelError(f"bundle {name}: {file!r} is no file of a bundle")
-            if file.endswith(DIFFERENCE) and not origin:
-                raise ModelError(f"bundle {name}: {file!r} differs from no bundle that is named")
         try:
             shape = Shape(**sizes)
         except TypeError as exc:
             raise ModelError(f"bundle {name}: its shape is not one: {exc}") from exc
         if shape.contract != found[1]:
             raise ModelError(f"bundle {name}: contract {found[1]} with a shape of contract {shape.contract}")
-        return BundleFolder(path, name, identity, shape, files, origin)
+        return BundleFolder(path, name, identity, shape, files)
 
-    def weights(self, find: Callable[[str], BundleFolder]) -> Weights:
-        """The integers, whatever else the folder lacks.
-
-        Args:
-            find: the folder of a bundle by its id; raises ModelError where there is none.
-        """
-        other = find(self.origin) if self.origin else None
-        if other is not None and other.origin:
-            raise ModelError(
-                f"bundle {self.name} differs from bundle {other.name}, which stands for itself no more than this one"
-            )
+    def weights(self) -> Weights:
+        """Read the integer weights, whatever else the folder lacks."""
         left = sum(prod(shape) * np.dtype(dtype).itemsize for dtype, shape in self.shape.tensors().values())
         if left > MAX_WEIGHTS:
             raise ModelError(
@@ -101,28 +83,12 @@ class BundleFolder:
             )
         tensors: dict[str, Any] = {}
         for name in sorted(set(self.files) - {TOKENIZER, DICTIONARY}):
-            found = _tensors(name, self._plain(name, left + MAX_HEAD, other))
+            found = _tensors(name, self._content(name, left + MAX_HEAD))
             left -= sum(t.nbytes for t in found.values())
             if left < 0 or found.keys() & tensors.keys():
                 raise ModelError(f"bundle file {name} holds more than the shape of bundle {self.name} needs")
             tensors |= found
         return Weights(self.shape, tensors)
-
-    def _plain(self, name: str, limit: int, other: BundleFolder | None) -> bytes:
-        """The bytes of a file of weights, of at most `limit`: its own, or added to those of the same part of the other bundle."""
-        data = self._content(name, limit)
-        if other is None or not name.endswith(DIFFERENCE):
-            return data
-        part = name.removesuffix(DIFFERENCE)
-        theirs = next(
-            (other._content(n, limit) for n in (part + PACKED, part + PLAIN) if n in other.files), b""
-        )
-        if len(theirs) != len(data):
-            raise ModelError(
-                f"bundle file {name} does not belong to bundle {other.name}: {len(data)} bytes to add to {len(theirs)}"
-            )
-        whole: bytes = (np.frombuffer(theirs, np.uint8) + np.frombuffer(data, np.uint8)).tobytes()
-        return whole
 
     def tokenizer(self) -> bytes:
         """The tokenizer's JSON."""

@@ -1,6 +1,6 @@
 """The average of bundles that were trained from one another: what each has learnt, in the arithmetic of one.
 
-    python -m pltz.models.training.average base-1=0.3 run/base=0.7 --out averaged       # shares of bundles, by name or folder
+    python -m pltz.models.training.average base=0.3 run/base=0.7 --out averaged       # shares of bundles, by name or folder
 
 Weights of few steps cannot be averaged as floats: half of two neighbours is no step, and rounding a net anew moves all of its rows a little, which costs
 more than the average gains. So each weight keeps to the steps: where the bundles agree it stays, where they do not it becomes a neighbour of the mean, by

@@ -30,7 +30,7 @@ def maker() -> ModuleType:
 
 @cache
 def codec(engine: str, bundle_id: str) -> Codec:
-    """The codec of an embedded bundle, the default or one kept for what was frozen with it."""
+    """Return the codec of an embedded bundle."""
     bundle = Bundle.find(bytes.fromhex(bundle_id))
     coder = TokenCoder(bundle.engine()) if engine == "torch" else native.NativeCoder(bundle.weights)
     return Codec(bundle, coder)
