@@ -338,18 +338,33 @@ class Archive:
             decode=decode, fraction=fraction, max_seconds=max_seconds, anywhere=anywhere, progress=progress
         )
 
-    def erase(self, tenant: str, name: str | None = None, *, dry_run: bool = False) -> Erasure:
+    def erase(
+        self, tenant: str, name: str | None = None, *, bases: bool = False, dry_run: bool = False
+    ) -> Erasure:
         """Destroy the keys of a session, or of a whole tenant, and prove from the raw files that nothing opens.
 
-        Cannot be undone. What other sessions of the tenant share stays. See `erase.Eraser`.
-        Raises UsageError where the archive is not sealed or was opened without its key, NotFound, Fenced, StoreError.
+        Cannot be undone. What other sessions of the tenant share stays, and so do base domains: the receipt names them. With ``bases``, which
+        needs no ``name``, those on which only this tenant's sessions stand are erased too. See `erase.Eraser`.
+        Raises UsageError where the archive is not sealed or was opened without its key, NotFound, Fenced, StoreError, ArchiveError where
+        damage hides what other sessions share.
         """
         from pltz.archive.erase import Eraser
 
         eraser = Eraser(self.view)
         if name is None:
-            return eraser.tenant(tenant, dry_run=dry_run)
+            return eraser.tenant(tenant, bases=bases, dry_run=dry_run)
+        if bases:
+            raise UsageError("bases are erased with a whole tenant, or by name: leave the session's name out")
         return eraser.session(tenant, name, dry_run=dry_run)
+
+    def erase_base(self, name: str, *, dry_run: bool = False) -> Erasure:
+        """Destroy the keys of a base domain, the prompts that sessions share, and prove that nothing of it opens.
+
+        Cannot be undone. Raises as `erase`, and ArchiveError where any session stands on it, a forgotten one too.
+        """
+        from pltz.archive.erase import Eraser
+
+        return Eraser(self.view).base(name, dry_run=dry_run)
 
     def collect(
         self, *, dead_share: float = DEAD_SHARE, small: int = SMALL, grace: int = 0, dry_run: bool = False

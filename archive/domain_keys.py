@@ -10,6 +10,7 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pltz.archive.errors import ArchiveError
 from pltz.archive.identity import BASE, TENANT
 from pltz.archive.record import MAX_NAME
 from pltz.archive.seal import KEY, UNIT, Tree, unit_of
@@ -48,6 +49,11 @@ class DomainKeys:
         return not any(tree.nodes for tree in self.roots.values())
 
     @property
+    def older(self) -> frozenset[bytes]:
+        """Ids of the roots before the newest that are not empty."""
+        return frozenset(root for root, tree in self.roots.items() if tree.nodes and root != self.newest)
+
+    @property
     def newest(self) -> bytes:
         """Id of the root that new records use."""
         return list(self.roots)[-1]
@@ -57,7 +63,13 @@ class DomainKeys:
         return dataclasses.replace(self, generation=self.generation + 1, **changes)  # type: ignore[arg-type]
 
     def encode(self) -> bytes:
-        """What is wrapped."""
+        """Return what is wrapped. Raises ArchiveError where it is more than `decode` reads."""
+        most = max([len(self.doomed), *(len(tree.nodes) for tree in self.roots.values())])
+        if len(self.roots) > MAX_ROOTS or most > MAX_NODES:
+            raise ArchiveError(
+                f"this domain's keys have {len(self.roots):,} roots and {most:,} nodes; at most {MAX_ROOTS:,} and {MAX_NODES:,} "
+                "are allowed: copy what is left to a new archive"
+            )
         name = self.name.encode()
         out = [bytes([self.kind]), write_varint(len(name)), name, self.id_key, write_varint(len(self.roots))]
         for root, tree in self.roots.items():

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pltz.archive.errors import ArchiveError
@@ -115,15 +117,44 @@ class KeyFolder:
 
     def shred(self, domain: bytes, before: int) -> int:
         """Destroy the generations of a domain below ``before``, oldest first, and what crashes left of it; how many files."""
-        done = 0
-        for generation in self.generations().get(domain, []):
-            if generation < before:
-                done += self.destroy(domain, generation)
-        for name in self.store.list("tmp"):
-            if self._left_over(f"tmp/{name}", domain, before):
-                self.store.shred(f"tmp/{name}")
-                done += 1
-        return done
+        return self._shred(self._older({domain: before}).get(domain, []))
+
+    def leftovers(self) -> dict[bytes, list[str]]:
+        """Return, by domain, the key files that an unfinished erase left, oldest first: those older than the newest generation.
+
+        Domains whose newest generation is damaged in both copies are left out: an erase may be in it, and older keys would undo that.
+        """
+        newest = {domain: numbers[-1] for domain, numbers in self.generations().items()}
+        return {
+            domain: files
+            for domain, files in self._older(newest).items()
+            if self.sound(domain, newest[domain])
+        }
+
+    def finish(self) -> dict[bytes, int]:
+        """Destroy what `leftovers` returns, after both copies of the newest generation were put; files by domain."""
+        for domain in self.leftovers():
+            with suppress(FormatError):
+                if file := self.read(domain, self.generations()[domain][-1]):
+                    self.put(file)
+        left = self.leftovers()  # again: what was just put may have been erased meanwhile
+        return {domain: self._shred(files) for domain, files in left.items()}
+
+    def sound(self, domain: bytes, generation: int) -> bool:
+        """Return whether a copy of a generation is there and sound."""
+        try:
+            return self.read(domain, generation) is not None
+        except FormatError:
+            return False
+
+    def outdated(self, name: str) -> bool:
+        """Return whether a file in ``keys/`` is older than a sound generation of its domain: if it is damaged, nothing is lost."""
+        match = NAME.fullmatch(name)
+        if not match:
+            return False
+        domain = bytes.fromhex(match[1])
+        newest = self.generations().get(domain, [0])[-1]
+        return int(match[2], 16) < newest and self.sound(domain, newest)
 
     def destroy(self, domain: bytes, generation: int) -> int:
         """Shred one generation; how many files."""
@@ -131,24 +162,43 @@ class KeyFolder:
             self.store.shred(file_name(domain, generation, copy))
         return COPIES
 
-    def _left_over(self, name: str, domain: bytes, before: int) -> bool:
-        """Whether a file that was never put in place holds keys of a domain from before a generation, or such as lost to it.
+    def _shred(self, files: list[str]) -> int:
+        for name in files:
+            self.store.shred(name)
+        return len(files)
+
+    def _older(self, newest: Mapping[bytes, int]) -> dict[bytes, list[str]]:
+        """Return, by domain, the files of generations older than these, oldest first, then those in ``tmp/``."""
+        found: dict[bytes, list[str]] = {}
+        matches = [match for name in self.store.list("keys") if (match := NAME.fullmatch(name))]
+        for match in sorted(matches, key=lambda m: (int(m[2], 16), m[3])):
+            domain = bytes.fromhex(match[1])
+            if int(match[2], 16) < newest.get(domain, 0):
+                found.setdefault(domain, []).append(f"keys/{match[0]}")
+        for name in self.store.list("tmp"):
+            if (whose := self._left_over(f"tmp/{name}", newest)) is not None:
+                found.setdefault(whose, []).append(f"tmp/{name}")
+        return found
+
+    def _left_over(self, name: str, newest: Mapping[bytes, int]) -> bytes | None:
+        """Return whose keys a file holds that was never put in place, if they are older than the newest, or lost to it; else None.
 
         A newer one, or the same, is being put right now, and may be linked to its name already: that is not overwritten.
         """
         try:
             head = self.store.read(name, 0, HEAD.size)
             if len(head) < HEAD.size or head[:4] != MAGIC:
-                return False  # keys stand behind the head
+                return None  # keys stand behind the head
             *_, whose, generation = HEAD.unpack(head)
-            if whose != domain or generation > before:
-                return False
-            if generation < before:
-                return True
-            newest = self.read(domain, before)
-            return newest is not None and self.store.read(name, 0, MAX_SIZE) != newest.encode()
-        except FileNotFoundError:
-            return False
+            if whose not in newest or generation > newest[whose]:
+                return None
+            if generation < newest[whose]:
+                return bytes(whose)
+            file = self.read(whose, generation)
+            lost = file is not None and self.store.read(name, 0, MAX_SIZE) != file.encode()
+            return bytes(whose) if lost else None
+        except (FileNotFoundError, FormatError):
+            return None
 
 
 def file_name(domain: bytes, generation: int, copy: int) -> str:

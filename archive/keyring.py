@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pltz.archive.context import SEALED, Context
 from pltz.archive.domain_keys import DomainKeys, Reader, Unit
 from pltz.archive.errors import Erased, Fenced, KeyMismatch
-from pltz.archive.identity import NONE, SIZE, Head, Tokens
+from pltz.archive.identity import BASE, NONE, SIZE, Head, Tokens
 from pltz.archive.key_files import COPIES, SCRYPT, KeyFile, KeyFolder, file_name
 from pltz.archive.keys import Secret
 from pltz.archive.record import MAX_LABELS, Record
@@ -144,7 +144,10 @@ class Keyring:
 
     def doomed(self, context: Context, identity: bytes) -> bool:
         keys = self.of(context.domain)
-        return keys is not None and Unit(context.root, unit_of(identity)) in keys.doomed
+        if keys is None:
+            return False
+        doomed_whole = keys.kind == BASE and context.root != keys.newest
+        return doomed_whole or Unit(context.root, unit_of(identity)) in keys.doomed
 
     def of(self, domain: bytes) -> DomainKeys | None:
         """The keys of a domain as they are since the last refresh; None: it has none. Raises CorruptError where they are damaged."""
@@ -195,6 +198,8 @@ class Keyring:
         )
         if self._put(keys):
             self._made.add(domain)
+            if old:  # no secret is left in the older ones, but they would look like an unfinished erase
+                self.folder.shred(domain, keys.generation)
         else:
             self._list()
             self._load(domain)

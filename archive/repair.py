@@ -63,7 +63,9 @@ class LostRecord:
 
 @dataclass
 class Repaired:
-    """What a run did, by file name. ``lost``: versions that cannot be thawed; ``unnamed``: versions of which no record is left;
+    """What a run did, by file name. ``finished``: older keys that an unfinished erase left, destroyed now.
+
+    ``lost``: versions that cannot be thawed; ``unnamed``: versions of which no record is left;
     ``missing``: records that stood in packs beyond repair and were not read; ``uncounted``: such packs of which nothing says how many."""
 
     checked: int = 0
@@ -71,6 +73,7 @@ class Repaired:
     remade: list[str] = field(default_factory=list)
     aside: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
     salvaged: int = 0
     missing: int = 0
     uncounted: int = 0
@@ -159,17 +162,18 @@ class Repairer:
         return sound[best]
 
     def _key_files(self) -> None:
-        """Both copies of the newest generation of each; what an erasure left of older ones goes."""
+        """Put both copies of the newest generation of each; then destroy the older files that an unfinished erase left."""
         folder = KeyFolder(self.store)
         for domain, generations in folder.generations().items():
             self.report.checked += 1
             if good := self._sound_key(folder, domain, generations[-1]):
                 self._key_copies(domain, generations[-1], good)
-            now = folder.generations().get(domain, generations)  # what was put back may be erased since
-            if not good and now[-1] == generations[-1]:  # an erasure may be in it: older keys would undo that
-                self.report.broken.append(file_name(domain, now[-1], 0))
-            elif not self.dry_run and now[0] < now[-1]:
-                folder.shred(domain, now[-1])
+            elif folder.generations().get(domain, generations)[-1] == generations[-1]:
+                self.report.broken.append(file_name(domain, generations[-1], 0))
+        for files in folder.leftovers().values():  # listed anew: what was put back may be erased since
+            self.report.finished += files
+            for name in () if self.dry_run else files:
+                self.store.shred(name)
 
     def _key_copies(self, domain: bytes, generation: int, good: bytes) -> None:
         """Make all copies of a key file the good one."""

@@ -203,6 +203,8 @@ class DirectoryStore:
             raise _named(f"overwrite {name}", exc) from exc
         try:
             self.disk.sync_file(name)
+        except FileNotFoundError:
+            return  # another process shredded it: zeros were synced before the name went
         except OSError as exc:
             self._fail(f"{name}: {exc}", exc)
         self.delete(name)

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from pltz.archive.archive import Archive
 from pltz.archive.chain import Chains, Wanted, decode_records, lost
 from pltz.archive.context import TOWER
+from pltz.archive.erase import unfinished
 from pltz.archive.errors import ArchiveError, KeyMismatch
 from pltz.archive.index import SECTIONS, Location, key_of, keys_of
-from pltz.archive.key_files import KeyFile
+from pltz.archive.key_files import KeyFile, KeyFolder
 from pltz.archive.meanwhile import meanwhile
 from pltz.archive.pack import Damage, Pack
 from pltz.archive.parity import Parity
@@ -38,7 +39,8 @@ DECODE_RECORDS = 256  # handed to a codec at once
 class Report:
     """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``unprotected``: packs without
     parity; ``unreadable``: records that damaged packs had and that were not read: a version among them has no name any more, so it is not in
-    ``lost``; ``complete``: nothing was left out.
+    ``lost``; ``complete``: nothing was left out;
+    ``unfinished``: erases that were cut off, or go on now: nothing is damaged by them.
 
     ``cursor``: the last pack that was checked: a run that resumes from this report goes on behind it; ``within``: the pack that it was
     checking, whose records before byte ``offset`` are done; ``bad``: segments that did not decode.
@@ -53,6 +55,7 @@ class Report:
     complete: bool = True
     problems: list[Problem] = field(default_factory=list)
     lost: list[Version] = field(default_factory=list)
+    unfinished: list[Problem] = field(default_factory=list)
     cursor: bytes = b""
     within: bytes = b""
     offset: int = 0  # bytes
@@ -310,13 +313,20 @@ class Verifier:
                 self._wrong("plan" if PLAN_NAME.fullmatch(name) else "settings", name, str(exc))
             except FileNotFoundError:
                 continue
-        for name in sorted(store.list("keys")):
+        self._check_keys()
+
+    def _check_keys(self) -> None:
+        """Key files are sound, but for older ones that an unfinished erase left."""
+        folder = KeyFolder(self.view.store)
+        for name in sorted(self.view.store.list("keys")):
             try:
-                KeyFile.decode(store.read(f"keys/{name}", 0, 1 << 26))
+                KeyFile.decode(self.view.store.read(f"keys/{name}", 0, 1 << 26))
             except FormatError as exc:
-                self._wrong("keys", name, str(exc))
+                if not folder.outdated(name):
+                    self._wrong("keys", name, str(exc))
             except FileNotFoundError:
                 continue
+        self.report.unfinished = list(unfinished(self.view))
 
     def _index_digests(self) -> dict[str, bytes | FormatError]:
         """What the index files should be called, or why they are damaged. Needs the interpreter for little of its time."""

@@ -1,6 +1,7 @@
-"""``pltz archive erase``: destroy the keys of a session or of a tenant, and prove that nothing opens any more."""
+"""``pltz archive erase``: destroy the keys of a session, a tenant or a base, and prove that nothing opens any more."""
 
 import json
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -11,71 +12,127 @@ from pltz.cli import archive_options, options
 from pltz.cli.archive_key import key_options, secret
 from pltz.cli.groups import Command
 from pltz.cli.options import nonempty
-from pltz.cli.output import write_text
+from pltz.cli.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.erase import Erasure
+    from pltz.archive.erase import BaseUse, Erasure
 
 
 @click.command(
     cls=Command,
-    short_help="Destroy the keys of a session or a tenant.",
+    short_help="Destroy the keys of a session, a tenant or a base.",
     examples=[
         "pltz archive erase /data/cold --tenant acme --name chat-7 --key-file key --dry-run",
         "pltz archive erase /data/cold --tenant acme --name chat-7 --key-file key --yes",
-        "pltz archive erase /data/cold --tenant acme --all --key-command my-vault --yes",
+        "pltz archive erase /data/cold --tenant acme --all --bases --key-command my-vault --yes",
+        "pltz archive erase /data/cold --base prompts --key-file key",
     ],
 )
 @archive_options.DIR
-@click.option("--tenant", type=nonempty, metavar="TENANT", required=True, help="Whose.")
+@click.option("--tenant", type=nonempty, metavar="TENANT", help="Whose.")
 @click.option(
     "--name", type=nonempty, metavar="NAME", help="The session: all its versions, forgotten ones too."
 )
-@click.option("--all", "everything", is_flag=True, help="Everything of the tenant.")
+@click.option("--all", "everything", is_flag=True, help="Everything of the tenant but base domains.")
+@click.option(
+    "--bases", is_flag=True, help="With --all: also the base domains that no other tenant's session uses."
+)
+@click.option(
+    "--base", type=nonempty, metavar="NAME", help="A base domain. Refused while any session uses it."
+)
 @key_options
 @click.option("--dry-run", is_flag=True, help="Only say what would be erased.")
 @click.option("--yes", is_flag=True, help="Do not ask. This cannot be undone.")
 @options.JSON
 def erase(
     place: str,
-    tenant: str,
+    tenant: str | None,
     name: str | None,
     everything: bool,
+    bases: bool,
+    base: str | None,
     dry_run: bool,
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Destroy the keys of a session, or of all of a tenant, in the sealed archive in DIR; what they opened is noise from then on.
+    """Destroy the keys of a session, of a tenant or of a base domain in the sealed archive in DIR.
 
-    Afterwards every record is read from the raw packs and its key asked for: the proof. What other sessions of the
-    tenant share stays. Copies of the folder keys/ in backups, snapshots or buckets with versions are out of reach.
+    Afterwards every record is read from the raw packs and its key asked for: the proof. Two things stay readable: segments
+    that other sessions of the tenant share, and base domains, in which prompts of many tenants stand. Each base that the
+    erased sessions used is named, with the sessions that still use it; forgotten ones count until they are collected.
+
+    Out of reach are copies of the folder keys/ in backups, snapshots, buckets with versions, and blocks that a
+    copy-on-write file system or a flash disk keeps; such copies open only with the archive's key. Every erase first
+    finishes what an erase that was cut off left. The bytes go with the next runs of collect.
     """
     from pltz.archive.archive import Archive
 
-    if (name is None) != everything:
-        raise UsageError("expected either --name NAME or --all")
+    if base is not None and (tenant is not None or name is not None or everything or bases):
+        raise UsageError("--base NAME stands alone: leave --tenant, --name, --all and --bases out")
+    if base is None and (tenant is None or (name is None) != everything):
+        raise UsageError("expected --tenant TENANT with either --name NAME or --all, or --base NAME")
+    if bases and not everything:
+        raise UsageError("--bases belongs to --all")
     opened = Archive.open(place, [], key=secret())
+
+    def run(dry_run: bool) -> "Erasure":
+        if base is not None:
+            return opened.erase_base(base, dry_run=dry_run)
+        return opened.erase(tenant or "", name, bases=bases, dry_run=dry_run)
+
     if not (dry_run or yes):
-        found = opened.erase(tenant, name, dry_run=True)  # what cannot be erased is not asked about
-        what = f"session {name!r}" if name is not None else "everything"
-        question = f"Erase {what} of tenant {tenant!r}, versions: {found.versions}? This cannot be undone"
-        click.confirm(question, abort=True, err=True)
-    done = opened.erase(tenant, name, dry_run=dry_run)
-    write_text(json.dumps(asdict(done)) if as_json else as_text(done, dry_run))
+        click.confirm(question(run(True)), abort=True, err=True)  # what cannot be erased is not asked about
+    done = run(dry_run)
+    write_text(json.dumps(asdict(done)) if as_json else as_text(done, place, dry_run))
 
 
-def as_text(done: "Erasure", dry_run: bool) -> str:
-    """What was done, for people."""
+def question(found: "Erasure") -> str:
+    """Return what to ask, from a dry run."""
+    if found.base is not None:
+        return f"Erase base {found.base!r}, segments: {found.segments}? This cannot be undone"
+    what = f"session {found.name!r}" if found.name is not None else "everything"
+    going = ", ".join(repr(use.name) for use in found.bases if use.erased)
+    also = f", and bases {going}" if going else ""
+    return f"Erase {what} of tenant {found.tenant!r}, versions: {found.versions}{also}? This cannot be undone"
+
+
+def as_text(done: "Erasure", place: str, dry_run: bool) -> str:
+    """Return what was done, and what stays readable, for people."""
     verb = "would be erased" if dry_run else "erased"
-    lines = [f"{counted(done.versions, 'version')} {verb}"]
+    segments = counted(done.segments, "segment")
+    if done.base is not None:
+        lines = [f"base {done.base!r}: {segments} {verb}"]
+    else:
+        lines = [f"{counted(done.versions, 'version')} {verb}"]
     if done.name is not None:
-        lines.append(
-            f"{counted(done.segments, 'segment')} with them; shared with other sessions, to stay: {done.shared:,}"
-        )
+        lines.append(f"{segments} with them; shared with other sessions, to stay: {done.shared:,}")
+    lines += [use_of(use, place, dry_run) for use in done.bases]
     if not dry_run:
         lines.append(f"{counted(done.files, 'key file')} overwritten and deleted")
         lines.append(f"proof: {counted(done.records, 'record')} read from the packs, none has a key any more")
+    if done.finished:
+        verb = "would be overwritten and deleted" if dry_run else "overwritten and deleted"
+        lines.append(
+            f"finished an erase that was cut off before: {counted(done.finished, 'older key file')} {verb}"
+        )
     if done.unread:
         lines.append(f"damaged and not read whole: {counted(done.unread, 'pack')}; run pltz archive repair")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
+
+
+def use_of(use: "BaseUse", place: str, dry_run: bool) -> str:
+    """Return whether a base stays, why, and how to erase it."""
+    if use.erased:
+        return f"base {use.name!r} {'would be ' if dry_run else ''}erased: no other session stands on it"
+    if not (use.own or use.others):
+        command = shlex.join(["pltz", "archive", "erase", place, "--base", use.name])
+        return (
+            f"base {use.name!r} stays readable, though no other session stands on it; to erase it: {command}"
+        )
+    whose = ", ".join(
+        f"{counted(count, 'session')} of {of}"
+        for count, of in ((use.own, "this tenant"), (use.others, "other tenants"))
+        if count
+    )
+    return f"base {use.name!r} stays readable: used by {whose}"

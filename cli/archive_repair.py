@@ -39,7 +39,8 @@ def repair(
     """Put back what is damaged in the archive in DIR, as far as parity and second copies can.
 
     What cannot be put back is named: sessions that lost something, and sessions of which nothing is left. Damaged files
-    are moved to damaged/ in the archive, never deleted. A sealed archive needs no key for this; with it, lost sessions
+    are moved to damaged/ in the archive, never deleted; only older keys that an erase would have destroyed, had it not been
+    cut off, are. A sealed archive needs no key for this; with it, lost sessions
     are shown by their names. Exits with 3 where anything is lost.
     """
     from pltz.archive.archive import open_keys
@@ -81,6 +82,7 @@ def as_text(done: "Repaired", dry_run: bool) -> str:
         (f"{verb}made anew", done.remade),
         ("moved aside", done.aside),
         ("beyond repair", done.broken),
+        (f"unfinished erase: older keys {verb}overwritten and deleted", done.finished),
     ):
         lines += [f"{what}: {name}" for name in names]
     if done.salvaged:

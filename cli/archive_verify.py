@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.archive.words import counted
 from pltz.cli import archive_options, options
 from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import facts, open_plain, open_sessions, show
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pltz.archive.verify import Report
 
 DAMAGED = 3  # exit code
+UNFINISHED = 10  # exit code: sound, but an erase was cut off or goes on now
 MAX_STATE = 1 << 26  # bytes
 COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
 
@@ -75,7 +77,8 @@ def verify(
     """Read the archive in DIR and say exactly what is damaged and which sessions it costs. Changes nothing.
 
     Each problem is a line, each lost session a line, and the last line is the sum. The exit code is 3
-    where anything is wrong.
+    where anything is wrong, else 10 where an erase was cut off: nothing is damaged by it, and the line says how
+    it is finished.
     """
     if state is not None and fraction < 1:
         raise UsageError("--state goes on through all packs: leave --fraction out")
@@ -108,6 +111,8 @@ def verify(
     _print(report, as_json)
     if not report.sound:
         ctx.exit(DAMAGED)
+    if report.unfinished:
+        ctx.exit(UNFINISHED)
 
 
 class State:
@@ -168,13 +173,19 @@ def _print(report: "Report", as_json: bool) -> None:
     for problem in report.problems:
         record = {"problem": problem.kind, "name": problem.name, "what": problem.what}
         show(record, f"{problem.kind} {problem.name}: {problem.what}", as_json)
+    for problem in report.unfinished:
+        record = {"unfinished": problem.kind, "name": problem.name, "what": problem.what}
+        show(record, f"unfinished erase {problem.name}: {problem.what}", as_json)
     for version in report.lost:
         text = f"lost: {version.tenant}  {version.name}  version {version.number}"
         show({"lost_session": facts(version)}, text, as_json)
     counts = {key: getattr(report, key) for key in COUNTS}
     counts |= {"problems": len(report.problems), "lost": len(report.lost)}
+    counts |= {"unfinished": len(report.unfinished)}
     found = counts | {"complete": report.complete, "sound": report.sound}
     state = "sound" if report.sound else "DAMAGED"
+    if report.sound and report.unfinished:
+        state = f"sound, but with {counted(len(report.unfinished), 'unfinished erase')}"
     extent = "all of it" if report.complete else "a part of it"
     text = f"{state}, {extent}: " + ", ".join(f"{value:,} {key}" for key, value in counts.items())
     show(found, printable(text), as_json)

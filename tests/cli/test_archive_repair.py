@@ -15,7 +15,11 @@ from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.cli.groups import RootGroup
 
-LAZY = {"repair": "pltz.cli.archive_repair:repair", "erase": "pltz.cli.archive_erase:erase"}
+LAZY = {
+    "repair": "pltz.cli.archive_repair:repair",
+    "erase": "pltz.cli.archive_erase:erase",
+    "verify": "pltz.cli.archive_verify:verify",
+}
 Run = Callable[..., Result]
 
 
@@ -91,6 +95,77 @@ def test_erase_asks_and_proves(cold: Path, key: Path, run: Run) -> None:
     assert run(*call, "--yes").exit_code == 8
 
 
+@pytest.fixture
+def based(tmp_path: Path, key: Path) -> Path:
+    """Sealed; sessions of two tenants below a base prompt of both and one that is acme's alone."""
+    archive = Archive.create(tmp_path / "based", [BytesCodec()], key=Secret.file(key))
+    prompt, turn = np.arange(200), np.arange(50)
+    rows = [("a", "acme", "both"), ("b", "other", "both"), ("c", "acme", "its own")]
+    archive.put([NewSession(n, [prompt, turn], t, shared=1, base=base) for n, t, base in rows])
+    return tmp_path / "based"
+
+
+def test_erase_says_which_bases_stay_and_how_to_erase_them(based: Path, key: Path, run: Run) -> None:
+    call = ("erase", based, "--tenant", "acme", "--all", "--key-file", key)
+    base = ("erase", based, "--base", "its own", "--key-file", key)
+    refused = run(*base, "--yes")
+    assert refused.exit_code == 7 and "1 session of 1 tenant stand on base 'its own'" in refused.output
+    done = run(*call, "--yes")
+    assert done.exit_code == 0
+    assert "base 'both' stays readable: used by 1 session of other tenants" in done.output
+    assert f"to erase it: pltz archive erase {based} --base 'its own'" in done.output
+    asked = run(*base, input="n\n")
+    assert asked.exit_code == 1 and "Erase base 'its own', segments: 1?" in asked.output
+    done = run(*base, "--yes", "--json")
+    report = json.loads(done.output)
+    assert (report["base"], report["tenant"], report["segments"], report["records"]) == (
+        "its own",
+        None,
+        1,
+        1,
+    )
+    assert run(*base, "--yes").exit_code == 8 and run(*call, "--yes").exit_code == 8
+
+
+def test_erase_takes_the_bases_of_one_tenant_with_it(based: Path, key: Path, run: Run) -> None:
+    call = ("erase", based, "--tenant", "acme", "--all", "--bases", "--key-file", key)
+    assert "versions: 2, and bases 'its own'?" in run(*call, input="n\n").output
+    assert "base 'its own' would be erased" in run(*call, "--dry-run").output
+    report = json.loads(run(*call, "--yes", "--json").output)
+    assert report["bases"] == [
+        {"name": "both", "own": 0, "others": 1, "erased": False},
+        {"name": "its own", "own": 0, "others": 0, "erased": True},
+    ]
+    assert run("erase", based, "--base", "its own", "--key-file", key, "--yes").exit_code == 8
+    assert names(based, key) == [("other", "b")]
+
+
+def test_an_unfinished_erase_is_told_and_finished(cold: Path, key: Path, run: Run) -> None:
+    before = {path: path.read_bytes() for path in (cold / "keys").iterdir()}
+    run("erase", cold, "--tenant", "acme", "--name", "a", "--key-file", key, "--yes")
+    older = sorted(path for path in before if not path.exists())
+    assert len(older) == 2
+    for state in (before[older[0]], bytes(len(before[older[0]])), before[older[0]][:40], b""):
+        for number, path in enumerate(older[:2]):
+            path.write_bytes(state if number else before[path])
+        found = run("verify", cold)
+        assert found.exit_code == 10 and "sound, but with 1 unfinished erase" in found.output, found.output
+        assert older[1].name in found.output and "repair" in found.output
+        lines = [json.loads(line) for line in run("verify", cold, "--json").stdout.splitlines()]
+        assert lines[0]["unfinished"] == "erase" and lines[-1]["sound"] and lines[-1]["unfinished"] == 1
+        dry = run("repair", cold, "--dry-run")
+        assert dry.exit_code == 0 and f"would be overwritten and deleted: keys/{older[0].name}" in dry.output
+        assert older[0].exists()
+        if state:
+            assert sorted(json.loads(run("repair", cold, "--json").output)["finished"]) == [
+                f"keys/{p.name}" for p in older
+            ]
+        else:
+            done = run("erase", cold, "--tenant", "other", "--all", "--key-file", key, "--yes")
+            assert "finished an erase that was cut off before: 2 older key files" in done.output
+        assert run("verify", cold, "--key-file", key).exit_code == 0 and not older[0].exists()
+
+
 def test_calls_that_are_refused(cold: Path, key: Path, tmp_path: Path, run: Run) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"not-the-key-of-it-at-all")
@@ -101,6 +176,10 @@ def test_calls_that_are_refused(cold: Path, key: Path, tmp_path: Path, run: Run)
         (("erase", cold, "--tenant", "t", "--all", "--key-file", key), 8, "no tenant"),
         (("erase", cold, "--tenant", "t", "--yes"), 2, "--name NAME or --all"),
         (("erase", cold, "--tenant", "t", "--all", "--key-file", key, "--passphrase"), 2, "one of"),
+        (("erase", cold, "--yes"), 2, "or --base NAME"),
+        (("erase", cold, "--tenant", "t", "--name", "n", "--bases", "--yes"), 2, "--bases belongs to --all"),
+        (("erase", cold, "--base", "b", "--tenant", "t", "--yes"), 2, "stands alone"),
+        (("erase", cold, "--base", "b", "--key-file", key, "--yes"), 8, "no base 'b'"),
         (("repair", tmp_path / "nothing"), 2, "no archive"),
     ):
         done = run(*args)
