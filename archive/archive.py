@@ -26,13 +26,14 @@ from pltz.archive.identity import TENANT, Tokens
 from pltz.archive.index import SEGMENTS, SESSIONS, Lookup
 from pltz.archive.keyring import Keyring
 from pltz.archive.keys import Clear, Keys, Locked, Secret
+from pltz.archive.ledger import Loss
 from pltz.archive.new_session import NewSession, Receipt
 from pltz.archive.parity import SHARE, SHARED
 from pltz.archive.record import FORGET, RESTORE
 from pltz.archive.settings import COPY, MAX_SIZE, NAME, Settings
 from pltz.archive.store import Store, is_there, open_store
 from pltz.archive.view import Found, Problem, Version, View
-from pltz.archive.words import counted
+from pltz.archive.words import counted, moment
 from pltz.archive.writer import Writer
 from pltz.plt_codec.errors import UsageError
 
@@ -61,7 +62,8 @@ class Tower:
 
 @dataclass(frozen=True)
 class Stat:
-    """Counts and bytes of an archive. ``tail``: packs that no index covers."""
+    """Counts and bytes of an archive. ``tail``: packs that no index covers; ``missing``: packs that are gone and that no collector deleted;
+    ``losses``: packs that repair gave up, and nobody acknowledged."""
 
     archive: bytes
     packs: int
@@ -75,6 +77,8 @@ class Stat:
     condemned: int
     epoch: int
     problems: int
+    missing: int
+    losses: int
 
 
 class Archive:
@@ -154,9 +158,15 @@ class Archive:
 
     def want_whole(self, what: str) -> None:
         """Raises ArchiveError where what was listed of the catalogue may lack sessions: packs are damaged, or gone. ``what``: that was done."""
-        if hiding := self.view.hiding():
+        losses = {loss.pack for loss in self.losses()}
+        if hiding := self.view.hiding() - losses:
             raise ArchiveError(
                 f"{what}, but sessions may be missing: {counted(len(hiding), 'pack')} damaged or gone, see pltz archive repair"
+            )
+        if losses:
+            raise ArchiveError(
+                f"{what}, but sessions were lost with {counted(len(losses), 'pack')} that repair gave up: "
+                "see pltz archive verify; pltz archive repair --acknowledge ends this message"
             )
 
     def put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
@@ -189,16 +199,47 @@ class Archive:
         wanted = [v for v in known if (not v.forgotten if number is None else v.number == number)]
         if not wanted or (number is None and self.view.hurt):
             key = self.keys.session_key(self.keys.domain(TENANT, tenant), name)
+            since = wanted[-1].time if wanted else 0
             self._want_sight(
-                SESSIONS, key, f"session {name!r} of tenant {tenant!r}", [v.number for v in wanted]
+                SESSIONS, key, f"session {name!r} of tenant {tenant!r}", [v.number for v in wanted], since
             )
+            if not known and (told := self._told_of_loss(key)):
+                raise NotFound(f"session {name!r} of tenant {tenant!r} {told}")
         if not wanted:
             raise NotFound(_not_found(name, tenant, number, known))
         return wanted[-1]
 
-    def _want_sight(self, section: int, identity: bytes, what: str, found: Sequence[int] = ()) -> None:
-        """That no more than these versions were ``found`` says something only where no damage is in the way. Raises LostError, ArchiveError."""
-        if self.view.lost(section, identity):
+    def losses(self) -> list[Loss]:
+        """Return the packs that repair gave up and whose loss nobody acknowledged. Raises StoreError."""
+        return self.view.losses()
+
+    def acknowledge(self, losses: Sequence[Loss] | None = None) -> list[Loss]:
+        """Record that somebody knows of losses (None: of all), so that nothing reports them any more; returns these.
+
+        `get` of a session that an acknowledged loss names still says so. Raises StoreError, WriterFailed.
+        """
+        self.view.refresh()
+        known = self.losses()
+        chosen = known if losses is None else [loss for loss in known if loss in losses]
+        self.view.ledger.acknowledge(chosen)
+        return chosen
+
+    def _told_of_loss(self, key: bytes) -> str | None:
+        """Return what is to be said of a session that an acknowledged loss names."""
+        for loss in self.view.ledger.losses():
+            if loss.acknowledged is not None and index.key_of(key) in loss.entry.sessions:
+                lost, told = moment(loss.entry.time), moment(loss.acknowledged)
+                return f"was lost: repair gave up pack {loss.pack.hex()} at {lost}; acknowledged at {told}"
+        return None
+
+    def _want_sight(
+        self, section: int, identity: bytes, what: str, found: Sequence[int] = (), since: int = 0
+    ) -> None:
+        """That no more than these versions were ``found`` says something only where no damage is in the way.
+
+        ``since``: time of the last of them, in seconds since 1970. Raises LostError, ArchiveError.
+        """
+        if self.view.lost(section, identity, since):
             left = f"; name a version of those left: {', '.join(map(str, found))}" if found else ""
             raise LostError(f"a record of {what} is damaged or gone: see pltz archive repair{left}")
         if not found and (blind := self.view.blind()):
@@ -307,6 +348,8 @@ class Archive:
             len(view.condemned & set(view.packs)),
             view.epoch,
             len(view.problems),
+            len(view.missing()),
+            len(view.losses()),
         )
 
     def forget(self, versions: Sequence[Version]) -> int:
@@ -483,12 +526,12 @@ class Archive:
             try:
                 return work()
             except FileNotFoundError as exc:
-                raise LostError(f"{exc.filename} is gone: see pltz archive verify") from exc
+                raise LostError(f"{exc.filename} is gone: run pltz archive repair") from exc
 
 
 def _want_nothing(store: Store) -> None:
     """Raises UsageError where an archive was, and lost its archive.json: a new one would be the end of it."""
-    for folder in ("packs", "keys", "collect", "parity"):
+    for folder in ("packs", "keys", "collect", "parity", "ledger"):
         if store.list(folder) and not is_there(store, NAME):
             raise UsageError(
                 f"{NAME} is missing and {folder}/ is not empty: an archive is here; pltz archive repair may bring it back. "
@@ -502,7 +545,7 @@ def _cut_off(store: Store, wanted: Settings) -> Settings:
     Raises UsageError for any other archive.
     """
     settings = Settings.decode(store.read(NAME, 0, MAX_SIZE))
-    used = [n for folder in ("keys", "packs", "collect", "parity") for n in store.list(folder)]
+    used = [n for folder in ("keys", "packs", "collect", "parity", "ledger") for n in store.list(folder)]
     if replace(settings, archive=wanted.archive) != wanted or not settings.sealed or {*used} - {NAME}:
         raise UsageError(f"there is an archive already: {NAME} exists")
     return settings

@@ -1,11 +1,12 @@
 """Collect: free what no session needs, and merge small packs, in two phases. Spec: FORMAT.md, "Collect" and "The fence".
 
 A run first finishes what earlier runs condemned: live records that lie only in condemned packs are copied, every live record is
-found by reading it in a pack that stays, and only then condemned packs are deleted. Then it condemns: packs with
+found by reading it in a pack that stays, the ledger says which packs go, and only then they are deleted. Where anything names a pack that
+is not there and that the ledger does not explain, it stops before it deletes anything. Then it condemns: packs with
 enough dead bytes, and small ones, by putting a plan. Between two runs `restore` brings back what was forgotten.
 
     run 1: condemn A, B            A, B readable, nothing relies on them any more
-    run 2: copy live of A, B to C, delete A, B; condemn ...
+    run 2: copy live of A, B to C, put a ledger entry of A and B, delete A, B; condemn ...
 
 What killed writers left in ``tmp/`` goes too, when it is a day old; whoever still stands there and links it then is told that it is gone, and acknowledges
 nothing. It is never overwritten, for it may have its name already; files of keys are left to an erasure, which overwrites them.
@@ -63,6 +64,7 @@ class Collector:
         Raises ArchiveError where anything is unreadable.
         """
         self.view.refresh()
+        self._want_evidence()
         condemned = self.view.condemned_by(self.view.store.now() - grace)
         copied = deleted = freed = 0
         if condemned & set(self.view.packs):
@@ -95,6 +97,9 @@ class Collector:
         self.view.refresh()
         self.view.store.settle("packs")  # another collector may stand between the link of a copy and its sync
         self._prove()
+        self.view.refresh()
+        self._want_evidence()
+        self.view.ledger.put_deleted(condemned)
         for pack in sorted(condemned):  # parity first: what is left of it must never bring a pack back
             self.view.store.delete(f"parity/{pack.hex()}")
             self.view.store.delete(f"packs/{pack.hex()}")
@@ -146,10 +151,7 @@ class Collector:
         return census
 
     def _read_all(self) -> Census:
-        if missing := self.view.missing():
-            raise ArchiveError(
-                f"pack {min(missing).hex()} is gone and no plan condemned it: collecting stops; see pltz archive verify"
-            )
+        self._want_evidence()
         census, vanished = Census(), self.view.vanished
         try:
             for pack in sorted(self.view.packs):
@@ -170,10 +172,10 @@ class Collector:
         except FormatError as exc:
             raise ArchiveError(f"pack {pack.hex()} cannot be read ({exc}): collecting stops") from exc
         except FileNotFoundError:
-            self.view.read_plans()
-            if pack not in self.view.condemned:
+            self.view.ledger.refresh()
+            if pack not in self.view.ledger.deleted:
                 raise ArchiveError(
-                    f"pack {pack.hex()} vanished and no plan condemned it: collecting stops"
+                    f"pack {pack.hex()} vanished, and no collector deleted it: collecting stops; run pltz archive repair"
                 ) from None
             self.view.vanished += 1
 
@@ -185,12 +187,31 @@ class Collector:
         census.add(item.location, r, version_of(item) if named else None, segment)
 
     def _sweep_parity(self) -> None:
-        """Parity of packs that were condemned and are gone: a writer that stood still put it after they were collected. `repair` would bring
-        the pack back by it."""
-        gone = self.view.condemned - set(self.view.packs)
-        for name in sorted({pack.hex() for pack in gone} & set(self.view.store.list("parity"))):
-            if not is_there(self.view.store, f"packs/{name}"):  # a list that came back short is no evidence
-                self.view.store.delete(f"parity/{name}")
+        """Delete the parity of packs that the ledger says are deleted: a writer that stood still put it after they were collected."""
+        store = self.view.store
+        deleted = {pack.hex() for pack in self.view.ledger.deleted}
+        for name in sorted(deleted & set(store.list("parity"))):
+            if not is_there(store, f"packs/{name}"):  # a killed collector left it: it goes with the pack
+                store.delete(f"parity/{name}")
+
+    def _want_evidence(self) -> None:
+        """Raises ArchiveError where anything names a pack or a plan that is not seen, and the ledger does not say why."""
+        view = self.view
+        if missing := view.missing():
+            raise ArchiveError(
+                f"pack {min(missing).hex()} is gone, and no collector deleted it: collecting stops and deletes nothing; "
+                "run pltz archive repair"
+            )
+        if view.unlisted:
+            raise ArchiveError(
+                f"pack {min(view.unlisted).hex()} is there, and the list of packs/ leaves it out: "
+                "collecting stops and deletes nothing; check the store, then collect again"
+            )
+        if plans := view.missing_plans():
+            raise ArchiveError(
+                f"collect/{min(plans)} is gone, and its copy is left: collecting stops and deletes nothing; "
+                "run pltz archive repair"
+            )
 
     def _from_the_future(self) -> set[bytes]:
         """Packs that were condemned by a clock that was ahead: they are condemned again, or their grace would not end before that time.

@@ -124,8 +124,10 @@ class Publisher:
         store = self.view.store
         try:
             store.put(f"parity/{name.hex()}", parity)
-            if not is_there(store, f"packs/{name.hex()}"):  # collected while this writer stood still
-                store.delete(f"parity/{name.hex()}")
+            if not is_there(store, f"packs/{name.hex()}"):
+                self.view.ledger.refresh()
+                if name in self.view.ledger.deleted:  # collected while this writer stood still
+                    store.delete(f"parity/{name.hex()}")
         except StoreError as exc:
             self.view.problem("parity", name.hex(), f"{exc}: this pack has no parity until repair writes it")
 

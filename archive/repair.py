@@ -1,8 +1,10 @@
 """Repair: put back what parity and second copies can, say exactly what they cannot, move damage aside. Spec: FORMAT.md, "Repair".
 
-    archive.json, plans, keys    from their second copies
+    archive.json, plans, keys,
+    ledger entries               from their second copies
     packs                        from what is left of them and their parity; believed only where the digest is the name
-    packs beyond their parity    readable records into new packs, the rest to damaged/; sessions that lost something are named
+    packs beyond their parity    readable records into new packs, the rest to damaged/; sessions that lost something are named,
+                                 and the ledger keeps the loss until somebody acknowledges it
     parity, indexes              made anew
 
 Works without the key of a sealed archive: boxes are copied as they are. Nothing a session needs is ever deleted: what is replaced is
@@ -21,14 +23,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from pltz.archive.chain import lost
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.identity import digest
-from pltz.archive.index import SESSIONS, FileIndex, Location, key_of, key_of_session
+from pltz.archive.index import SEGMENTS, SESSIONS, FileIndex, Location, key_of, key_of_session
 from pltz.archive.key_files import COPIES, KeyFile, KeyFolder, file_name
 from pltz.archive.keys import Keys, Locked
+from pltz.archive.ledger import FILE_NAME, PackState, copies_of, decode_as, entries_among
+from pltz.archive.ledger import MAX_FILE as MAX_ENTRY
 from pltz.archive.pack import MAX_SIZE as MAX_PACK
 from pltz.archive.pack import Damage, Pack
 from pltz.archive.parity import Parity
@@ -66,7 +71,8 @@ class Repaired:
     """What a run did, by file name. ``finished``: older keys that an unfinished erase left, destroyed now.
 
     ``lost``: versions that cannot be thawed; ``unnamed``: versions of which no record is left;
-    ``missing``: records that stood in packs beyond repair and were not read; ``uncounted``: such packs of which nothing says how many."""
+    ``missing``: records that stood in packs beyond repair and were not read; ``uncounted``: such packs of which nothing says how many;
+    ``recorded``: packs that earlier runs gave up, whose loss nobody acknowledged."""
 
     checked: int = 0
     restored: list[str] = field(default_factory=list)
@@ -79,11 +85,14 @@ class Repaired:
     uncounted: int = 0
     lost: list[Version] = field(default_factory=list)
     unnamed: list[LostRecord] = field(default_factory=list)
+    recorded: list[str] = field(default_factory=list)
 
     @property
     def whole(self) -> bool:
         """Whether nothing is lost."""
-        return not (self.broken or self.lost or self.unnamed or self.missing or self.uncounted)
+        return not (
+            self.broken or self.lost or self.unnamed or self.missing or self.uncounted or self.recorded
+        )
 
 
 class Repairer:
@@ -109,6 +118,7 @@ class Repairer:
         """
         settings = self._settings()
         plans = self._plans()
+        self._ledger()
         self._key_files()
         if plans is None:
             return self.report  # what is condemned is not known: packs must wait
@@ -116,6 +126,7 @@ class Repairer:
         keys = self._keys(settings) if self._keys else (Locked() if settings.sealed else None)
         view = View(self.store, keys)
         view.refresh()
+        self.report.recorded += [loss.pack.hex() for loss in view.losses()]
         for pack in sorted(self._pack_names(view)):
             self._pack(view, pack, settings.parity)
         self._towers(keys)
@@ -136,6 +147,12 @@ class Repairer:
         if None in found:
             return None
         return set().union(*(plan.condemned for plan in found if plan))
+
+    def _ledger(self) -> None:
+        """Both copies of each entry."""
+        names = {name for name in self.store.list("ledger") if FILE_NAME.fullmatch(name)}
+        for name in sorted(names | entries_among(self.store.list("parity"))):
+            self._mirrored(*copies_of(name), partial(decode_as, name), MAX_ENTRY)
 
     def _mirrored(self, name: str, copy: str, decode: Callable[[bytes], T], most: int) -> T | None:
         """A small file from whichever copy is sound; the other is put right. None: neither is. Raises UsageError: neither was there."""
@@ -207,20 +224,20 @@ class Repairer:
                 self.store.delete(f"index/{name}")
 
     def _pack_names(self, view: View) -> set[bytes]:
-        """Packs that are there, or should be: a collector deletes parity first, so where only parity is left the pack was lost."""
+        """Packs that are there, or that something names."""
         parity = {bytes.fromhex(n) for n in self.store.list("parity") if PACK_NAME.fullmatch(n)}
-        return set(view.packs) | parity | view.missing()
+        return parity | view.missing() | set(view.packs)
 
     def _pack(self, view: View, pack: bytes, shares: tuple[int, int]) -> None:
         self.report.checked += 1
         name = f"packs/{pack.hex()}"
         data = Remains.of(self.store, name, MAX_PACK)
-        if data is None and pack in view.condemned | view.read_plans() and not self._parity(pack):
-            return  # a collector deleted it
+        if data is None and self._gone(view, pack):
+            return
         try:
             if data is not None and _is(pack, data):
-                if pack not in view.condemned or is_there(self.store, f"parity/{pack.hex()}"):
-                    self._protect(pack, data, shares)  # else a collector is deleting it, parity first
+                if pack not in view.ledger.deleted:  # else a collector is deleting it, parity first
+                    self._protect(view, pack, data, shares)
                 return
         except VersionError:
             return  # of a newer pltz: it knows
@@ -231,12 +248,21 @@ class Repairer:
             restored = parity.restore(sources)[0]
             if _is(pack, restored):
                 self._replace(name, None if data is None else data.whole(), restored)
-                self._protect(pack, restored, shares)
+                self._protect(view, pack, restored, shares)
                 return
             best = restored
         self._salvage(view, pack, best, shares)
 
-    def _protect(self, pack: bytes, data: Stretch, shares: tuple[int, int]) -> None:
+    def _gone(self, view: View, pack: bytes) -> bool:
+        """Whether the ledger, read after the pack was seen to be absent, says why; what is left of a deleted one's parity goes."""
+        view.ledger.refresh()
+        state = view.ledger.state(pack)
+        name = f"parity/{pack.hex()}"
+        if state is PackState.DELETED and not self.dry_run:
+            self.store.delete(name)
+        return state is PackState.DELETED or (state is PackState.LOST and not is_there(self.store, name))
+
+    def _protect(self, view: View, pack: bytes, data: Stretch, shares: tuple[int, int]) -> None:
         """A sound pack has sound parity, or gets it."""
         if not shares[0]:
             return
@@ -259,8 +285,8 @@ class Repairer:
         made = Parity.of(pack, data, shared_ranges(contexts, [r for _, r in found], ends), shares)
         self.store.delete(name)
         self.store.put(name, made.encode())
-        if not is_there(self.store, f"packs/{pack.hex()}"):  # collected meanwhile: parity would bring it back
-            self.store.delete(name)
+        if not is_there(self.store, f"packs/{pack.hex()}"):  # collected meanwhile
+            self._gone(view, pack)
 
     def _parity(self, pack: bytes) -> Parity | None:
         data = self._maybe(f"parity/{pack.hex()}", 1 << 31)
@@ -271,15 +297,24 @@ class Repairer:
         return parity if parity and parity.pack == pack else None
 
     def _salvage(self, view: View, pack: bytes, best: Stretch, shares: tuple[int, int]) -> None:
-        """What can be read goes to a new pack; the damaged one is condemned and moved aside."""
-        rows = list(_scan(best))
-        self._note_lost(view, pack, best, {offset for offset, _ in rows})
+        """What can be read goes to a new pack; the ledger keeps what cannot; the damaged one is condemned and moved aside."""
+        view.ledger.refresh()
+        deleted = pack in view.ledger.deleted  # a killed collector left it: what was live of it is elsewhere
+        rows = [] if deleted else list(_scan(best))
+        missing: int | None = 0
+        sessions, segments, covered = set[int](), set[int](), True
+        if not deleted:
+            missing, sessions, segments, covered = self._note_lost(view, pack, best, {at for at, _ in rows})
         self.report.salvaged += len(rows)
         if self.dry_run:
             return
         if rows:
             contexts = _opened(best).head.contexts
             Writer(view, [], shares).copy([(contexts[r.context], r) for _, r in rows])
+        if missing == 0 and not sessions:
+            view.ledger.put_deleted([pack])
+        else:
+            view.ledger.put_lost(pack, missing, covered, sessions, segments)
         self._condemn(view, pack)
         for name in (f"packs/{pack.hex()}", f"parity/{pack.hex()}"):
             if (left := self._maybe(name, 1 << 31)) is not None:
@@ -299,20 +334,35 @@ class Repairer:
         if pack not in view.condemned:
             raise ArchiveError("others keep collecting: try again")
 
-    def _note_lost(self, view: View, pack: bytes, best: Stretch, read: set[int]) -> None:
-        """Records that the pack had and were not read, as far as footer and indexes tell."""
+    def _note_lost(
+        self, view: View, pack: bytes, best: Stretch, read: set[int]
+    ) -> tuple[int | None, set[int], set[int], bool]:
+        """Note the records that the pack had and that were not read, as far as footer and indexes tell.
+
+        Returns how many they are (None: nothing says), the keys of sessions and of segments among them, and whether an index
+        covers the pack, so that no others are among them.
+        """
+        missing: int | None = None
         try:
-            self.report.missing += _opened(best).count() - len(read)
+            missing = max(0, _opened(best).count() - len(read))
+            self.report.missing += missing
         except FormatError:
             self.report.uncounted += 1
+        sessions, segments, covered = set[int](), set[int](), False
         known: dict[int, tuple[str, str]] = {}
         for session, called in _named(view):
             known.setdefault(key_of(session), called)
         for index in view.indexes.values():
+            covered |= pack in index.packs
+            segments |= {
+                key for key, at in index.entries(SEGMENTS) if at.pack == pack and at.offset not in read
+            }
             for key, at in index.entries(SESSIONS):
                 if at.pack == pack and at.offset not in read:
+                    sessions.add(key)
                     tenant, name = known.get(key, (None, None))
                     self.report.unnamed.append(LostRecord(f"{key:012x}", tenant, name, at))
+        return missing, sessions, segments, covered
 
     def _towers(self, keys: Keys | None) -> None:
         """Versions that miss a segment."""

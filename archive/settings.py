@@ -1,6 +1,6 @@
 """archive.json: what a directory is. Written once, as the last step of init. Spec: FORMAT.md, "archive.json".
 
-{"format":1,"archive":"<32 hex>","features":[],"parity":[50,1000],"check":"<32 hex>"}
+{"format":2,"archive":"<32 hex>","features":[],"parity":[50,1000],"check":"<32 hex>"}
 
 A second copy stands under `parity/`, for `repair`.
 """
@@ -16,7 +16,7 @@ from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
 
 NAME = "archive.json"
 COPY = "parity/archive.json"
-FORMAT = 1
+FORMAT = 2
 PERSON = b"pltz archive"
 MAX_SIZE = 65536  # bytes
 FEATURE_SEALED = "sealed"
@@ -73,6 +73,11 @@ class Settings:
             raise CorruptError(f"{NAME} is not that of an archive: {exc}") from exc
         if not sound:
             raise CorruptError(f"{NAME} does not match its checksum: damaged")
+        if version == 1:
+            raise VersionError(
+                f"the archive has format 1, which no release wrote: expected format {FORMAT}; "
+                "read it with the pltz that wrote it, and put its sessions into a new archive"
+            )
         if version != FORMAT or features not in ([], [FEATURE_SEALED]):
             raise VersionError(f"the archive has format {version} and features {features}: use a newer pltz")
         try:

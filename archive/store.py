@@ -24,12 +24,13 @@ MOST_SECRET = (
 )  # bytes of a file with keys: what is behind was never ours, and may be a hole as large as one likes
 MOST_WHOLE = 1 << 31  # bytes of a pack or its parity
 PACK_NAME, PLAN_NAME = 32, 16  # characters: of packs and their parity, of plans and their copies
+LEDGER_COPY = "ledger-"  # begins the copy of a ledger entry
 BAD_BYTES = (
     errno.EIO,
     errno.EBADMSG,
     errno.EUCLEAN,
 )  # what a disk or a file system says of bytes that it cannot give
-FOLDERS = ("packs", "parity", "index", "collect", "keys", "damaged", "tmp")
+FOLDERS = ("packs", "parity", "index", "collect", "ledger", "keys", "damaged", "tmp")
 
 
 class Store(Protocol):
@@ -267,7 +268,8 @@ class DirectoryStore:
         parity = self._names("parity")
         plans = sum(len(name) == PLAN_NAME for name in parity)
         packs = [name for name in (*parity, *self._names("index")) if len(name) == PACK_NAME]
-        return not {"packs": packs, "collect": plans}.get(folder)
+        entries = sum(name.startswith(LEDGER_COPY) for name in parity)
+        return not {"packs": packs, "collect": plans, "ledger": entries}.get(folder)
 
     def _names(self, folder: str) -> set[str]:
         """Of files; none where there is no such folder. Raises StoreError."""

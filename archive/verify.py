@@ -22,6 +22,7 @@ from pltz.archive.erase import unfinished
 from pltz.archive.errors import ArchiveError, KeyMismatch
 from pltz.archive.index import SECTIONS, Location, key_of, keys_of
 from pltz.archive.key_files import KeyFile, KeyFolder
+from pltz.archive.ledger import MISSING, as_text
 from pltz.archive.meanwhile import meanwhile
 from pltz.archive.pack import Damage, Pack
 from pltz.archive.parity import Parity
@@ -112,8 +113,10 @@ class Verifier:
         except ArchiveError as exc:
             self.report.problems += self.view.problems or [Problem("plan", "collect", str(exc))]
             return self.report
-        for pack in self.view.missing():
-            self._wrong("pack", pack.hex(), "is gone, and no plan condemned it")
+        for pack in sorted(self.view.missing()):
+            self._wrong("pack", pack.hex(), "is gone, and no collector deleted it: run pltz archive repair")
+        for loss in self.view.losses():
+            self._wrong("loss", loss.pack.hex(), as_text(loss))
         self._progress = progress
         if max_seconds is not None:
             self._end = self.view.store.now() + max_seconds
@@ -300,8 +303,10 @@ class Verifier:
         names = {bytes.fromhex(n) for n in store.list("parity") if PACK_NAME.fullmatch(n)}
         if self.archive.settings.parity[0]:
             self.report.unprotected = len(set(self.view.packs) - self.view.condemned - names)
-        for pack in sorted(self.view.left_behind()):
-            self._wrong("pack", pack.hex(), "is gone, and its parity is left: see pltz archive repair")
+        for pack in sorted(names & self.view.ledger.deleted - set(self.view.packs)):
+            self._wrong("parity", pack.hex(), "is left of a deleted pack: the next pltz archive collect takes it away")
+        for name in sorted(self.view.missing_plans()):
+            self._wrong("plan", name, "is gone, and its copy is left: run pltz archive repair")
         for name in sorted(store.list("parity")):
             try:
                 data = store.read(f"parity/{name}", 0, 1 << 26)
@@ -313,6 +318,9 @@ class Verifier:
                 self._wrong("plan" if PLAN_NAME.fullmatch(name) else "settings", name, str(exc))
             except FileNotFoundError:
                 continue
+        for path, why in self.view.ledger.unsound():
+            if why != MISSING:
+                self._wrong("ledger", path, why)
         self._check_keys()
 
     def _check_keys(self) -> None:

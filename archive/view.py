@@ -1,7 +1,7 @@
 """What one process sees of an archive: its packs, the indexes over them, the plans, and records by identity.
 
-`refresh` lists plans, then packs, then indexes; packs that no index covers are scanned into memory. Lookups go through
-indexes (hints) to records (which decide). A damaged index is dropped and its packs are scanned; a damaged pack costs what was damaged.
+`refresh` lists plans, then packs, then indexes; packs that no index covers are scanned into memory. `absent` says what became of
+packs that something names and that are not listed. Lookups go through indexes (hints) to records (which decide). A damaged index is dropped and its packs are scanned; a damaged pack costs what was damaged.
 Everything wrong that was met is in ``problems``, once.
 """
 
@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from pltz.archive.context import Context
-from pltz.archive.errors import ArchiveError
+from pltz.archive.errors import ArchiveError, UnreadableError
 from pltz.archive.identity import version_id
 from pltz.archive.index import (
     MARKS,
@@ -30,11 +30,13 @@ from pltz.archive.index import (
     by_section,
     gather,
     joined,
+    key_of,
     key_of_session,
     keys_in,
     keys_of,
 )
 from pltz.archive.keys import Clear, Keys
+from pltz.archive.ledger import Ledger, Loss, PackState
 from pltz.archive.pack import Damage, Pack
 from pltz.archive.plan import Plan
 from pltz.archive.record import FORGET, RESTORE, Record, unpack_labels
@@ -54,7 +56,10 @@ PLAN_NAME = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class Problem:
-    """Something in the archive that is not as it should be. ``kind``: pack, record, index, plan, session or settings."""
+    """Something in the archive that is not as it should be.
+
+    ``kind``: pack, record, index, plan, ledger, loss, session or settings.
+    """
 
     kind: str
     name: str  # of the file, or of the session's version
@@ -122,8 +127,11 @@ class View:
         self.problems: list[Problem] = []
         self._told: set[Problem] = set()
         self.unreadable: set[bytes] = set()  # packs of which not every byte was understood
-        self.gone: set[bytes] = set()  # packs that an index named, not there when a record was looked for
         self.vanished = 0  # records that were looked for in a pack that was gone: a collector moved them
+        self.ledger = Ledger(store)
+        self.unlisted: set[bytes] = set()  # packs that are there and that no list of packs/ had: it is short
+        self._seen: set[bytes] = set()  # packs that were listed at any time, and that the ledger does not say are deleted
+        self._absent: dict[bytes, PackState] | None = None  # since the last list of packs
         self._plans: dict[str, Plan] = {}
         self._bad = set(unused)  # names of index files that are not read
         self._opened: OrderedDict[bytes, Pack] = OrderedDict()
@@ -140,6 +148,9 @@ class View:
         for pack in [p for p in self._opened if packs.get(p) != self.packs.get(p)]:
             del self._opened[pack]
         self.packs = packs
+        self._seen |= set(packs)
+        self._absent = None
+        self.unlisted = set()
         self._read_indexes()
         covered = set(self.tail.packs.items()).union(*(i.packs.items() for i in self.indexes.values()))
         for pack, _ in sorted(self.packs.items() - covered):
@@ -175,17 +186,72 @@ class View:
         """Whether the plan of an epoch was seen."""
         return f"{epoch:016x}" in self._plans
 
-    def missing(self) -> set[bytes]:
-        """Packs that an index names, no plan condemned, and which are not there: something else took them.
+    def absent(self) -> dict[bytes, PackState]:
+        """Return the packs that something names and that are not there, and what became of each. Raises StoreError.
 
-        Others may have put packs since these were listed, or condemned and deleted them: each is looked for. Raises StoreError.
+        An index names packs, a parity file its pack, a plan those that it condemned; a pack that was listed before is named by that. A
+        pack that is there although it is not listed is taken in, and is in ``unlisted`` where another list leaves it out too.
+        The answer holds until packs are listed again.
         """
-        named = set[bytes]().union(*(set(index.packs) for index in self.indexes.values()), self.tail.packs)
-        unseen = named - set(self.packs)
-        gone = {pack for pack in unseen if not is_there(self.store, f"packs/{pack.hex()}")}
-        if gone - self.condemned:
+        if self._absent is None:
+            names = set(self.store.list("parity"))
+            self.ledger.refresh(names)
+            parity = {bytes.fromhex(name) for name in names if NAME.fullmatch(name)}
+            named = parity.union(self._seen, self.condemned, self.tail.packs, *(i.packs for i in self.indexes.values()))
+            unseen = named - set(self.packs)
+            unexplained = {pack for pack in unseen if self.ledger.state(pack) is None}
+            there = {pack for pack in unexplained if is_there(self.store, f"packs/{pack.hex()}")}
+            taken = self._take_in(there) if there else set()
+            if unexplained - taken:
+                self.ledger.refresh(names)  # after the absence was seen: who deletes a pack puts the entry first
+            state = self.ledger.state
+            self._absent = {pack: state(pack) or PackState.MISSING for pack in unseen - taken}
+            self._seen -= self.ledger.deleted
+            for name, why in self.ledger.damaged.items():
+                self.problem("ledger", name, why)
+        return self._absent
+
+    def _take_in(self, there: set[bytes]) -> set[bytes]:
+        """Take packs for present that are there and were not listed; those that are still there. Raises StoreError."""
+        sizes, taken = self.store.list("packs"), set[bytes]()
+        for pack in sorted(there):
+            name = pack.hex()
+            try:
+                size = sizes[name] if name in sizes else self.store.open(f"packs/{name}").size
+            except FileNotFoundError:  # a collector deleted it meanwhile, which the ledger says
+                continue
+            except UnreadableError:
+                size = 0
+            if name not in sizes:
+                self.unlisted.add(pack)
+                self.problem("pack", name, "is there, and the list of packs/ leaves it out: check the store")
+            self.packs[pack] = size
+            self._cover(pack)
+            taken.add(pack)
+        self._seen |= taken
+        return taken
+
+    def state_of(self, pack: bytes) -> PackState:
+        """Return what became of a pack that something named. Raises StoreError."""
+        absent = self.absent()
+        return PackState.PRESENT if pack in self.packs else absent.get(pack, PackState.MISSING)
+
+    def missing(self) -> set[bytes]:
+        """Return the packs that something took which was neither a collector nor repair. Raises StoreError."""
+        return {pack for pack, state in self.absent().items() if state is PackState.MISSING}
+
+    def losses(self) -> list[Loss]:
+        """Return the losses that nobody acknowledged, of packs that are not back. Raises StoreError."""
+        self.absent()
+        known = self.ledger.losses()
+        return [loss for loss in known if loss.acknowledged is None and loss.pack not in self.packs]
+
+    def missing_plans(self) -> set[str]:
+        """Return the names of plans whose copy is there and which are not listed: what they condemn is not known. Raises StoreError."""
+        copies = {name for name in self.store.list("parity") if PLAN_NAME.fullmatch(name)}
+        if copies - set(self._plans):
             self.read_plans()
-        return gone - self.condemned
+        return copies - set(self._plans)
 
     def problem(self, kind: str, name: str, what: str) -> None:
         """Remember it, once; of very many, that there are more."""
@@ -263,6 +329,7 @@ class View:
         raise ArchiveError("a collector keeps moving what is looked at: try again")
 
     def _versions(self, domain: bytes, name: str) -> list[Version]:
+        self.absent()  # takes in what a short list left out
         found = self.find(SESSIONS, self.keys.session_key(domain, name))
         failures: list[CorruptError] = []
         sound = self._distinct(iter(found), failures)
@@ -275,6 +342,7 @@ class View:
         return self.look(self._all_versions)
 
     def _all_versions(self) -> list[Version]:
+        self.absent()  # takes in what a short list left out
         places = set[Location]()
         for index in self._lookups():
             places.update(
@@ -287,6 +355,7 @@ class View:
 
         In the order of session keys.
         """
+        self.absent()  # takes in what a short list left out
         packs = sorted(self.packs)
         starts = {pack: number << PACK_BITS for number, pack in enumerate(packs)}
         for index in self._lookups():
@@ -360,8 +429,6 @@ class View:
         """Where records by this name may lie, in packs that are there; nothing is read."""
         named = self._named(section, identity)
         places = [at for at in named if at.pack in self.packs]
-        if len(places) < len(named):
-            self.gone.update(at.pack for at in named if at.pack not in self.packs)
         return sorted(places) if len(places) > 1 else places
 
     def _named(self, section: int, identity: bytes) -> set[Location]:
@@ -373,20 +440,28 @@ class View:
 
     @property
     def hurt(self) -> bool:
-        """Whether anything that was looked for until now may have been in the way of damage; `lost` and `blind` say what."""
-        return bool(self.unreadable or self.gone - self.condemned)
+        """Whether damage may be in the way of what is looked for; `lost` and `blind` say of what. Raises StoreError."""
+        return bool(self.missing() or self.losses() or self.unreadable)
 
-    def lost(self, section: int, identity: bytes) -> bool:
-        """Whether an index names a record by this name that is damaged, or lay in a pack that something took which was no collector."""
-        return self.look(lambda: self._lost(section, identity))
+    def lost(self, section: int, identity: bytes, since: int = 0) -> bool:
+        """Return whether a record by this name is known to be damaged, missing or lost.
 
-    def _lost(self, section: int, identity: bytes) -> bool:
-        places = self._named(section, identity)
-        gone = {at.pack for at in places} - set(self.packs) - self.condemned
-        if gone and gone & self.missing():
-            return True
-        for location in places:
+        An index names it at a place that is damaged, or in a pack that is missing; or a loss names it that was recorded
+        at ``since`` (seconds since 1970) or later and that nobody acknowledged. Raises StoreError.
+        """
+        return self.look(lambda: self._lost(section, identity, since))
+
+    def _lost(self, section: int, identity: bytes, since: int) -> bool:
+        missing = self.missing()
+        key = key_of(identity)
+        for loss in self.losses():
+            keys = loss.entry.sessions if section == SESSIONS else loss.entry.segments
+            if key in keys and loss.entry.time >= since:
+                return True
+        for location in self._named(section, identity):
             try:
+                if location.pack in missing:
+                    return True
                 if location.pack in self.packs:
                     self.at(location)
             except FormatError:
@@ -396,24 +471,16 @@ class View:
         return False
 
     def hiding(self) -> set[bytes]:
-        """Packs that may have sessions which are not found: damaged, or gone without a plan."""
-        left = self.left_behind()
-        if left - self.condemned:
-            self.read_plans()
-        return (self.unreadable & set(self.packs)) | self.missing() | (left - self.condemned)
+        """Return the packs that may have sessions which are not found: damaged, missing or lost. Raises StoreError."""
+        lost = {loss.pack for loss in self.losses()}
+        return (self.unreadable & set(self.packs)) | self.missing() | lost
 
     def blind(self) -> set[bytes]:
-        """Those of them that no index covers: nothing says what was in them."""
+        """Return those of them of which nothing says what was in them: no index covers them, no loss lists their sessions."""
         covered = set[bytes]().union(*(index.packs for index in self.indexes.values()))
-        return self.hiding() - covered
-
-    def left_behind(self) -> set[bytes]:
-        """Packs of which there is parity and nothing else, as something took them that was no collector, which takes parity first; or one did,
-        and the writer stood still between both."""
-        parity = {bytes.fromhex(name) for name in self.store.list("parity") if NAME.fullmatch(name)}
-        unseen = [pack.hex() for pack in parity - set(self.packs)]
-        gone = [name for name in unseen if not is_there(self.store, f"packs/{name}")]
-        return {bytes.fromhex(name) for name in gone if is_there(self.store, f"parity/{name}")}
+        told = {loss.pack for loss in self.losses() if loss.entry.complete}
+        untold = {loss.pack for loss in self.losses() if not loss.entry.complete}
+        return (self.hiding() - covered - told) | untold
 
     def known(self, section: int, identities: Sequence[bytes]) -> set[bytes]:
         """Those of many that some index may hold; all others are not in the archive. Nothing is read but indexes."""

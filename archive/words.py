@@ -4,6 +4,8 @@
 ('1 session', '1,200 sessions', '1.9 kB')
 """
 
+import time
+
 
 def counted(count: int, noun: str) -> str:
     """``0 packs``, ``1 pack``, ``2,000 packs``: a number, and the noun in the form that goes with it."""
@@ -16,3 +18,15 @@ def size(count: float) -> str:
         if count >= factor:
             return f"{count / factor:,.1f} {unit}"
     return f"{count:,.0f} B"
+
+
+def moment(seconds: int) -> str:
+    """Seconds since 1970 as UTC.
+
+    >>> moment(0)
+    '1970-01-01T00:00:00Z'
+    """
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return f"@{seconds}"

@@ -26,12 +26,18 @@ if TYPE_CHECKING:
 @click.option("--forgotten", is_flag=True, help="Forgotten versions too.")
 @archive_options.JSON_LINES
 @key_options
-def ls(place: str, tenant: str | None, history: bool, forgotten: bool, as_json: bool) -> None:
-    """List sessions by tenant and name, their last versions."""
+@click.pass_context
+def ls(
+    ctx: click.Context, place: str, tenant: str | None, history: bool, forgotten: bool, as_json: bool
+) -> None:
+    """List sessions by tenant and name, their last versions.
+
+    Where sessions may be missing, since packs are damaged, missing or lost, all others are listed and the exit code is 7.
+    """
     archive = open_plain(place)
     for version in archive.ls(tenant, forgotten=forgotten, history=history):
         show(facts(version), line_of(version), as_json)
-    _warn(archive)
+    ctx.exit(_warn(archive))
 
 
 @click.command(
@@ -50,7 +56,9 @@ def ls(place: str, tenant: str | None, history: bool, forgotten: bool, as_json: 
 @click.option("--until", metavar="DATE", help="Older than this.")
 @archive_options.JSON_LINES
 @key_options
+@click.pass_context
 def find(
+    ctx: click.Context,
     place: str,
     text: str,
     tenant: str | None,
@@ -59,12 +67,15 @@ def find(
     until: str | None,
     as_json: bool,
 ) -> None:
-    """List sessions whose name contains TEXT, with all tags, by time; their last versions."""
+    """List sessions whose name contains TEXT, with all tags, by time; their last versions.
+
+    Where sessions may be missing, since packs are damaged, missing or lost, all others are listed and the exit code is 7.
+    """
     archive = open_plain(place)
     labels, start, end = tags_of(tags), seconds_of(since), seconds_of(until)
     for version in archive.find(labels, tenant=tenant, name=text, since=start, until=end):
         show(facts(version), line_of(version), as_json)
-    _warn(archive)
+    ctx.exit(_warn(archive))
 
 
 @click.command(cls=Command, examples=["pltz archive stat /data/cold", "pltz archive stat /data/cold --json"])
@@ -84,17 +95,18 @@ def stat(place: str, as_json: bool) -> None:
     _warn(archive)
 
 
-def _warn(archive: "Archive") -> None:
-    """Say on stderr that something is damaged or gone: a listing may lack what lay there."""
+def _warn(archive: "Archive") -> int:
+    """Say on stderr that something is damaged or gone: a listing may lack what lay there. Returns an exit code."""
     from pltz.archive.errors import ArchiveError
 
     try:
         archive.want_whole("listed what is there")
     except ArchiveError as exc:
         click.echo(f"warning: {exc}", err=True)
-        return
+        return exc.exit_code
     if archive.problems:
         click.echo(
             f"warning: {counted(len(archive.problems), 'damaged part')}; sessions may be missing here: pltz archive verify",
             err=True,
         )
+    return 0

@@ -1,13 +1,13 @@
 """What the commands of ``pltz archive`` share: options, opening, choosing versions, and how a version is shown."""
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pltz.archive.words import moment
 from pltz.cli.archive_key import secret
 from pltz.cli.options import Decorator, nonempty
 from pltz.cli.output import printable, write_text
@@ -194,18 +194,6 @@ def line_of(version: "Version") -> str:
 def show(record: Mapping[str, Any], text: str, as_json: bool) -> None:
     """Print one record: a line of JSON, or a line of text."""
     write_text(json.dumps(record, ensure_ascii=False) if as_json else printable(text))
-
-
-def moment(seconds: int) -> str:
-    """Seconds since 1970 as UTC.
-
-    >>> moment(0)
-    '1970-01-01T00:00:00Z'
-    """
-    try:
-        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-    except (OverflowError, ValueError, OSError):
-        return f"@{seconds}"
 
 
 def seconds_of(text: str | None) -> int | None:

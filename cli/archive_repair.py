@@ -23,17 +23,24 @@ if TYPE_CHECKING:
         "pltz archive repair /data/cold --dry-run",
         "pltz archive repair /data/cold",
         "pltz archive repair /data/cold --key-file key --json",
+        "pltz archive repair /data/cold --acknowledge",
     ],
 )
 @archive_options.DIR
 @key_options
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option(
+    "--acknowledge",
+    is_flag=True,
+    help="Repair nothing: record that you know of the losses that earlier runs recorded.",
+)
 @options.JSON
 @click.pass_context
 def repair(
     ctx: click.Context,
     place: str,
     dry_run: bool,
+    acknowledge: bool,
     as_json: bool,
 ) -> None:
     """Put back what is damaged in the archive in DIR, as far as parity and second copies can.
@@ -42,7 +49,13 @@ def repair(
     are moved to damaged/ in the archive, never deleted; only older keys that an erase would have destroyed, had it not been
     cut off, are. A sealed archive needs no key for this; with it, lost sessions
     are shown by their names. Exits with 3 where anything is lost.
+
+    A pack that cannot be put back is recorded in the archive as lost. get, ls, find, verify and stat report that until
+    --acknowledge says that you know of it. get of a session that was lost says so afterwards, too.
     """
+    if acknowledge:
+        _acknowledge(place, dry_run, as_json)
+        return
     from pltz.archive.archive import open_keys
     from pltz.archive.repair import Repairer
     from pltz.archive.store import open_store
@@ -54,6 +67,31 @@ def repair(
     write_text(json.dumps(as_fields(done)) if as_json else as_text(done, dry_run))
     if not done.whole:
         ctx.exit(3)
+
+
+def _acknowledge(place: str, dry_run: bool, as_json: bool) -> None:
+    """Record that the losses known so far are known to a person, and print them."""
+    from pltz.archive.ledger import as_text as words
+
+    archive = archive_options.open_plain(place)
+    losses = archive.losses() if dry_run else archive.acknowledge()
+    if as_json:
+        rows = [
+            {
+                "pack": loss.pack.hex(),
+                "time": loss.entry.time,
+                "records": loss.entry.missing,
+                "sessions": sorted(f"{key:012x}" for key in loss.entry.sessions),
+                "complete": loss.entry.complete,
+            }
+            for loss in losses
+        ]
+        write_text(json.dumps({"acknowledged": rows, "dry_run": dry_run}))
+        return
+    verb = "would be acknowledged" if dry_run else "acknowledged"
+    lines = [f"{verb}: pack {loss.pack.hex()}: {words(loss).partition(';')[0]}" for loss in losses]
+    count = "1 loss" if len(losses) == 1 else f"{len(losses):,} losses"
+    write_text("\n".join([*lines, f"{count} {verb}"]))
 
 
 def as_fields(done: "Repaired") -> dict[str, Any]:
@@ -99,6 +137,7 @@ def as_text(done: "Repaired", dry_run: bool) -> str:
         lines.append(f"not read: {counted(done.missing, 'record')}, those above among them")
     if done.uncounted:
         lines.append(f"gone, and nothing says how much was in it: {counted(done.uncounted, 'pack')}")
+    lines += [f"recorded by an earlier run, and not acknowledged: pack {name}" for name in done.recorded]
     lines.append(
         "nothing is lost" if done.whole else "something is lost; put those sessions again, or forget them"
     )

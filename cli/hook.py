@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pltz.archive.words import counted, size
+from pltz.archive.words import counted, moment, size
 from pltz.cli import options
 from pltz.cli.archive_key import key_options, secret
-from pltz.cli.archive_options import moment, open_archive
+from pltz.cli.archive_options import open_archive
 from pltz.cli.groups import Command, Group
 from pltz.cli.output import printable, write_text
 from pltz.cli.progress import Progress, wanted

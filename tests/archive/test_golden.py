@@ -17,11 +17,20 @@ from tests.golden.archives.make import FORGOTTEN, KEY, SESSIONS, defects
 
 HERE = Path(__file__).parents[1] / "golden" / "archives"
 NAMES = sorted(path.stem for path in HERE.glob("*.zip"))
-GOOD = [name for name in NAMES if name.startswith("good")]
 ALL = frozenset(SESSIONS)
+LEFT = {  # sound, and what is left in them
+    "good-deleted-by-collector": ALL - {FORGOTTEN},
+    "good-ledger-entry-missing": ALL - {FORGOTTEN},
+    "good-ledger-copy-missing": ALL - {FORGOTTEN},
+    "good-loss-acknowledged": ALL - {("b", 1)},
+}
+GOOD = [name for name in NAMES if name.startswith("good") and name not in LEFT]
 
 REPAIRED = {  # found by verify, and whole again after repair; what can be read before that
     "bad-pack-missing": ALL - {("b", 1)},
+    "bad-condemned-pack-missing": ALL - {("b", 1)},
+    "bad-all-packs-missing-condemned": frozenset(),
+    "bad-plan-missing": ALL,
     "bad-pack-empty": ALL - {("b", 1)},
     "bad-pack-bit-flipped": ALL - {("b", 1)},
     "bad-pack-cut-short": ALL - {("b", 1)},
@@ -52,8 +61,13 @@ REFUSED: dict[str, type[PltzError]] = {  # not opened, and not repaired
     "bad-plan-and-copy-cut-short": PltzError,
     "bad-settings-and-copy-missing": UsageError,
     "bad-settings-of-a-newer-version": VersionError,
+    "bad-format-1": VersionError,
 }
-SPECIAL = ["bad-footer-and-parity-gone", "bad-pack-of-a-newer-version", "bad-sealed-keys-missing"]
+SPECIAL = [
+    "bad-ledger-entry-cut-short",
+    "bad-ledger-entry-and-copy-missing",
+    "bad-loss-recorded",
+    "bad-footer-and-parity-gone", "bad-pack-of-a-newer-version", "bad-sealed-keys-missing"]
 
 
 def disk_of(name: str) -> SimDisk:
@@ -92,7 +106,7 @@ def whole(archive: Archive) -> bool:
 
 
 def test_every_golden_archive_has_a_verdict_and_a_maker() -> None:
-    assert sorted([*GOOD, *REPAIRED, *REOPENED, *LOST, *REFUSED, *SPECIAL]) == NAMES == sorted(defects())
+    assert sorted([*GOOD, *LEFT, *REPAIRED, *REOPENED, *LOST, *REFUSED, *SPECIAL]) == NAMES == sorted(defects())
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -100,6 +114,41 @@ def test_good_archives_are_read(name: str) -> None:
     disk = disk_of(name)
     assert whole(opened(disk, name))
     assert repair(disk, name).whole and whole(opened(disk, name))
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_gone_for_a_reason_is_not_missed(name: str) -> None:
+    disk = disk_of(name)
+    for _ in range(2):
+        archive = opened(disk, name)
+        assert readable(archive) == LEFT[name] and archive.verify(decode=True).sound
+        archive.want_whole("read")
+        assert repair(disk, name).whole
+        for entry in {path.rpartition("ledger")[2][1:] for path in disk.seen.names if "ledger" in path}:
+            assert {f"ledger/{entry}", f"parity/ledger-{entry}"} <= set(disk.seen.names)
+
+
+def test_a_damaged_entry_comes_back_from_its_copy() -> None:
+    disk = disk_of("bad-ledger-entry-cut-short")
+    archive = opened(disk, "")
+    assert readable(archive) == ALL - {FORGOTTEN} and not archive.verify().sound
+    assert repair(disk, "").whole and opened(disk, "").verify(decode=True).sound
+
+
+@pytest.mark.parametrize("name", ["bad-ledger-entry-and-copy-missing", "bad-loss-recorded"])
+def test_a_loss_is_told_until_it_is_acknowledged(name: str) -> None:
+    disk = disk_of(name)
+    left = ALL - {FORGOTTEN} if "ledger" in name else ALL - {("b", 1)}
+    for _ in range(2):
+        archive = opened(disk, name)
+        assert readable(archive) == left and not archive.verify().sound
+        with pytest.raises(PltzError, match="pack"):
+            archive.want_whole("read")
+        assert not repair(disk, name).whole
+    assert len(opened(disk, name).acknowledge()) == 1
+    archive = opened(disk, name)
+    assert readable(archive) == left and archive.verify(decode=True).sound and repair(disk, name).whole
+    archive.want_whole("read")
 
 
 @pytest.mark.parametrize("name", REPAIRED)
@@ -155,6 +204,8 @@ def test_where_nothing_says_how_many_records_there_were_repair_does_not_vouch_fo
     assert readable(opened(disk, "")) == ALL and not opened(disk, "").verify().sound
     told = repair(disk, "")
     assert (told.salvaged, told.uncounted, told.whole) == (1, 1, False)
+    assert readable(opened(disk, "")) == ALL and not opened(disk, "").verify().sound
+    assert len(opened(disk, "").acknowledge()) == 1
     assert whole(opened(disk, ""))
 
 

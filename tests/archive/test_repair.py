@@ -15,6 +15,7 @@ from pltz.archive.errors import StoreError
 from pltz.archive.identity import TENANT, digest
 from pltz.archive.key_files import KeyFile, KeyFolder, file_name
 from pltz.archive.keys import Secret
+from pltz.archive.ledger import Ledger
 from pltz.archive.new_session import NewSession
 from pltz.archive.pack import Damage, Pack
 from pltz.archive.parity import Parity
@@ -214,9 +215,12 @@ def test_beyond_the_budget_exactly_what_is_lost_is_said() -> None:
     assert [v.name for v in archive.ls(history=True)] == ["s0", "s0", "s1", "s5"]
     assert all(len(archive.tower(v).tokens) in (1030, 31) for v in archive.ls(history=True))
     check = archive.verify(decode=True)
-    assert not check.lost and not check.problems
+    assert not check.lost and [p.kind for p in check.problems] == ["loss"]
     again = repaired(disk)
-    assert not (again.salvaged or again.restored or again.aside)
+    assert not (again.salvaged or again.restored or again.aside) and again.recorded == [path[6:]]
+    [loss] = archive.losses()
+    assert loss.entry.missing == 3 and loss.entry.complete and len(loss.entry.sessions) == 3
+    archive.acknowledge()
     archive.put([NewSession("s3", [PROMPT, np.array([5])], shared=1)])
     archive.collect()
     archive.collect()
@@ -464,6 +468,7 @@ def test_a_pack_that_a_collector_deletes_meanwhile_is_not_lost(
 
     def then_collected(self: Repairer, view: View) -> set[bytes]:
         found = names(self, view)
+        Ledger(store).put_deleted(condemned)
         for pack in condemned:
             store.delete(f"parity/{pack.hex()}")
             store.delete(f"packs/{pack.hex()}")
@@ -483,6 +488,7 @@ def test_no_parity_is_left_of_a_pack_that_is_collected_meanwhile(
 
     def then_collected(self: Parity) -> bytes:
         if self.pack.hex() == pack:
+            Ledger(DirectoryStore(disk)).put_deleted([bytes.fromhex(pack)])
             DirectoryStore(disk).delete(f"packs/{pack}")
         return made(self)
 

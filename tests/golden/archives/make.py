@@ -23,9 +23,10 @@ from pltz.archive.identity import digest
 from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.archive.pack import Damage, Pack
-from pltz.archive.settings import COPY, NAME
-from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore
+from pltz.archive.repair import Repairer
+from pltz.archive.settings import COPY, FORMAT, NAME
+from pltz.archive.simulate import SimDisk, State
+from pltz.archive.store import FOLDERS, DirectoryStore
 
 HERE = Path(__file__).parent
 KEY = Secret(b"a key of golden archives", 0)
@@ -53,6 +54,37 @@ def good(key: Secret | None = None) -> Files:
     archive.forget([archive.version(*FORGOTTEN[:1], number=1)])
     archive.collect(small=0, dead_share=0.01)
     return disk.seen.files()
+
+
+def collected() -> Files:
+    """What `good` becomes when a collector has deleted the condemned pack: an entry of it stands in the ledger."""
+    disk = disk_of(good())
+    Archive.open(DirectoryStore(disk), [BytesCodec()]).collect(small=0, dead_share=1.0)
+    return disk.seen.files()
+
+
+def condemned() -> Files:
+    """`good` with all packs condemned and none deleted."""
+    disk = disk_of(good())
+    Archive.open(DirectoryStore(disk), [BytesCodec()]).collect(small=1 << 20, grace=1)
+    return disk.seen.files()
+
+
+def given_up(files: Files, *, acknowledged: bool = False) -> Files:
+    """What repair leaves of an archive."""
+    disk = disk_of(files)
+    Repairer(DirectoryStore(disk)).run()
+    if acknowledged:
+        Archive.open(DirectoryStore(disk), [BytesCodec()]).acknowledge()
+    return disk.seen.files()
+
+
+def disk_of(files: Files) -> SimDisk:
+    """A disk that holds these files, and all folders."""
+    state = State(folders={"", *FOLDERS})
+    for number, (path, data) in enumerate(files.items()):
+        state.names[path], state.data[number] = number, data
+    return SimDisk(state, seed=5)
 
 
 def pack(files: Files, name: str, number: int = 1) -> str:
@@ -109,9 +141,18 @@ def newer_pack(data: bytes) -> bytes:
 
 
 def newer_settings(data: bytes) -> bytes:
+    return of_format(data, FORMAT + 1)
+
+
+def older_settings(data: bytes) -> bytes:
+    return of_format(data, 1)
+
+
+def of_format(data: bytes, version: int) -> bytes:
+    """archive.json of another format, with a check that holds."""
     fields = json.loads(data)
     del fields["check"]
-    fields["format"] = 2
+    fields["format"] = version
 
     def line() -> bytes:
         return json.dumps(fields, separators=(",", ":")).encode()
@@ -128,6 +169,9 @@ def defects() -> dict[str, Files]:
     plan_copy = plan.replace("collect/", "parity/")
     keys = sorted(p for p in s if p.startswith("keys/") and not p.startswith("keys/" + "0" * 32))
     newer = newer_pack(g[b])
+    c, left = condemned(), collected()
+    entry = only(left, "ledger")
+    entry_copy = entry.replace("ledger/", "parity/ledger-")
     newer_name = "packs/" + newer[-24:-8].hex()
     return {
         "good": g,
@@ -136,7 +180,18 @@ def defects() -> dict[str, Files]:
         "good-files-of-strangers": g | {"packs/.DS_Store": b"\0", "README": b"hands off", "index/copy": b"x"},
         "good-index-missing": without(g, index),
         "good-parity-missing": without(g, parity(b)),
+        "good-deleted-by-collector": left,
+        "good-loss-acknowledged": given_up(without(g, b, parity(b)), acknowledged=True),
         "bad-pack-missing": without(g, b),
+        "bad-condemned-pack-missing": without(c, b),
+        "bad-all-packs-missing-condemned": without(c, *[p for p in c if p.startswith("packs/")]),
+        "bad-plan-missing": without(g, plan),
+        "bad-ledger-entry-cut-short": changed(left, entry, lambda d: d[:20]),
+        "good-ledger-entry-missing": without(left, entry),
+        "good-ledger-copy-missing": without(left, entry_copy),
+        "bad-ledger-entry-and-copy-missing": without(left, entry, entry_copy),
+        "bad-loss-recorded": given_up(without(g, b, parity(b))),
+        "bad-format-1": changed(changed(g, NAME, older_settings), COPY, older_settings),
         "bad-pack-empty": g | {b: b""},
         "bad-pack-bit-flipped": changed(g, b, flipped),
         "bad-pack-cut-short": changed(g, b, lambda d: d[:-50]),

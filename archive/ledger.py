@@ -1,0 +1,316 @@
+"""The ledger: which packs a collector deleted, which repair gave up, and which losses somebody acknowledged.
+
+An entry is a write-once file with a second copy under ``parity/``. A pack that is absent and stands in no entry is missing: absence
+alone proves nothing. Whoever deletes a pack puts the entry first, so a reader that looks into the ledger after it saw the
+absence knows for certain. Spec: FORMAT.md, "Ledger".
+
+    ledger.refresh(); ledger.state(pack)     PackState.DELETED, PackState.LOST or None
+
+A crash between the two copies leaves one of them, which counts; repair writes the other.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from pltz.archive.errors import StoreError
+from pltz.archive.identity import SIZE, digest
+from pltz.archive.settings import COPY, NAME, Settings
+from pltz.archive.settings import MAX_SIZE as MAX_SETTINGS
+from pltz.archive.store import Store
+from pltz.archive.words import counted
+from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
+
+MAGIC = b"PLTl"
+VERSION = 1
+HEADER = struct.Struct("<4sBBBB16sQIIII")  # magic, version, kind, flags, reserved, archive, time, four counts
+PERSON = b"pltz ledger"
+KEY_SIZE = 6  # bytes of a session key or segment id, as indexes have them
+UNKNOWN = (1 << 32) - 1  # records that are not read, where nothing says how many there were
+MAX_FILE = 1 << 26  # bytes
+MAX_TIME = 1 << 62
+MISSING = "is missing"
+MOST_NAMES = 1 << 20  # of an entry; more go into several
+FILE_NAME = re.compile(r"[0-9a-f]{32}")
+COPY_NAME = re.compile(r"ledger-([0-9a-f]{32})")
+
+
+class PackState(Enum):
+    """What became of a pack."""
+
+    PRESENT = "present"
+    DELETED = "deleted"  # by a collector, which proved before that nothing needs it
+    LOST = "lost"  # repair gave it up
+    MISSING = "missing"  # something names it, it is absent, and no entry says why: damage
+
+
+class Kind(IntEnum):
+    """What an entry says."""
+
+    DELETED = 1
+    LOST = 2
+    ACKNOWLEDGED = 3
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry.
+
+    Attributes:
+        archive: id of the archive, 16 bytes.
+        time: seconds since 1970.
+        names: deleted packs; the pack that is lost; or the entries of the losses that are acknowledged. 16 bytes each.
+        missing: records of a lost pack that were not read; None where nothing says how many it had.
+        complete: whether ``sessions`` and ``segments`` are all that the lost pack had and that were not read.
+        sessions, segments: first 48 bits of session keys and segment ids.
+    """
+
+    kind: Kind
+    archive: bytes
+    time: int
+    names: frozenset[bytes]
+    missing: int | None = 0
+    complete: bool = True
+    sessions: frozenset[int] = frozenset()
+    segments: frozenset[int] = frozenset()
+
+    def encode(self) -> bytes:
+        """Return the file."""
+        head = HEADER.pack(
+            MAGIC,
+            VERSION,
+            self.kind,
+            int(self.complete),
+            0,
+            self.archive,
+            self.time,
+            UNKNOWN if self.missing is None else self.missing,
+            len(self.names),
+            len(self.sessions),
+            len(self.segments),
+        )
+        keys = [*sorted(self.sessions), *sorted(self.segments)]
+        data = head + b"".join([*sorted(self.names), *(key.to_bytes(KEY_SIZE, "big") for key in keys)])
+        return data + digest(PERSON, data)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Entry:
+        """Read a file. Raises CorruptError, VersionError."""
+        if len(data) < HEADER.size + SIZE or digest(PERSON, data[:-SIZE]) != data[-SIZE:]:
+            raise CorruptError("a ledger entry does not match its checksum: damaged")
+        magic, version, kind, flags, zero, archive, time, missing, *counts = HEADER.unpack_from(data)
+        if magic != MAGIC:
+            raise CorruptError("a ledger entry does not begin with its magic: damaged")
+        if version != VERSION or kind not in tuple(Kind) or flags > 1 or zero:
+            raise VersionError(f"a ledger entry of version {version}, kind {kind}: use a newer pltz")
+        names, sessions, segments = counts
+        ends = [HEADER.size + SIZE * names, 0, 0]
+        ends[1] = ends[0] + KEY_SIZE * sessions
+        ends[2] = ends[1] + KEY_SIZE * segments
+        if ends[2] + SIZE != len(data) or time >= MAX_TIME or (kind == Kind.LOST and names != 1):
+            raise CorruptError("a ledger entry does not have the size it claims: damaged")
+        entry = cls(
+            Kind(kind),
+            archive,
+            time,
+            frozenset(_split(data[HEADER.size : ends[0]], SIZE)),
+            None if missing == UNKNOWN else missing,
+            bool(flags),
+            frozenset(int.from_bytes(k, "big") for k in _split(data[ends[0] : ends[1]], KEY_SIZE)),
+            frozenset(int.from_bytes(k, "big") for k in _split(data[ends[1] : ends[2]], KEY_SIZE)),
+        )
+        if entry.encode() != data:
+            raise CorruptError("a ledger entry is not in order: damaged")
+        return entry
+
+    @property
+    def name(self) -> str:
+        """Name of its file, without the folder."""
+        return self.encode()[-SIZE:].hex()
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A pack that repair gave up. ``acknowledged``: when, in seconds since 1970; None where nobody did yet."""
+
+    name: str  # of its entry
+    entry: Entry
+    acknowledged: int | None = None
+
+    @property
+    def pack(self) -> bytes:
+        """Id of the pack."""
+        return next(iter(self.entry.names))
+
+
+class Ledger:
+    """What the ledger of an archive says, as far as it was read.
+
+    Attributes:
+        deleted: ids of all packs that collectors deleted.
+        damaged: name of an entry of which no copy is sound -> what is wrong with it.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.deleted: set[bytes] = set()
+        self.damaged: dict[str, str] = {}
+        self._entries: dict[str, Entry] = {}
+        self._lost: dict[bytes, str] = {}  # pack -> name of its entry
+        self._archive: bytes | None = None
+
+    @property
+    def archive(self) -> bytes:
+        """Id of the archive. Raises CorruptError where neither copy of archive.json is sound, StoreError."""
+        if self._archive is None:
+            self._archive = _archive_of(self.store)
+        return self._archive
+
+    def refresh(self, parity: Iterable[str] | None = None) -> None:
+        """Read the entries that are new since the last look. ``parity``: what is listed there, where the caller knows.
+
+        An entry whose copies are all damaged is noted in ``damaged`` and counts for nothing: its packs are missing then.
+        Raises StoreError.
+        """
+        names = entries_among(self.store.list("parity") if parity is None else parity)
+        names |= {name for name in self.store.list("ledger") if FILE_NAME.fullmatch(name)}
+        for name in sorted(names - set(self._entries)):
+            self._read(name)
+
+    def state(self, pack: bytes) -> PackState | None:
+        """Return what became of an absent pack; None where no entry names it."""
+        if pack in self.deleted:
+            return PackState.DELETED
+        return PackState.LOST if pack in self._lost else None
+
+    def losses(self) -> list[Loss]:
+        """Return every loss that is recorded, acknowledged or not. A lost pack that came back, and was collected then, is none."""
+        when: dict[str, int] = {}
+        for entry in self._entries.values():
+            if entry.kind == Kind.ACKNOWLEDGED:
+                for name in entry.names:
+                    when[name.hex()] = min(entry.time, when.get(name.hex(), MAX_TIME))
+        found = sorted(self._entries.items())
+        losses = [Loss(name, entry, when.get(name)) for name, entry in found if entry.kind == Kind.LOST]
+        return [loss for loss in losses if loss.pack not in self.deleted]
+
+    def put_deleted(self, packs: Iterable[bytes]) -> None:
+        """Record packs that are about to be deleted; durable, both copies, when it returns. Raises StoreError, WriterFailed."""
+        fresh = sorted(set(packs) - self.deleted)
+        for begin in range(0, len(fresh), MOST_NAMES):
+            part = frozenset(fresh[begin : begin + MOST_NAMES])
+            self._put(Entry(Kind.DELETED, self.archive, self.store.now(), part))
+
+    def put_lost(
+        self,
+        pack: bytes,
+        missing: int | None,
+        complete: bool,
+        sessions: Iterable[int],
+        segments: Iterable[int],
+    ) -> None:
+        """Record a pack that is given up; durable, both copies, when it returns. Raises StoreError, WriterFailed."""
+        if pack not in self._lost:
+            keys = frozenset(sessions), frozenset(segments)
+            now = self.store.now()
+            self._put(Entry(Kind.LOST, self.archive, now, frozenset({pack}), missing, complete, *keys))
+
+    def acknowledge(self, losses: Sequence[Loss]) -> None:
+        """Record that somebody knows of these losses. Raises StoreError, WriterFailed."""
+        names = frozenset(bytes.fromhex(loss.name) for loss in losses if loss.acknowledged is None)
+        if names:
+            self._put(Entry(Kind.ACKNOWLEDGED, self.archive, self.store.now(), names))
+
+    def unsound(self) -> Iterator[tuple[str, str]]:
+        """Yield each copy that is missing or damaged while the other is sound: (path, what is wrong). Reads all of them."""
+        for name in sorted(self._entries):
+            for path in copies_of(name):
+                try:
+                    decode_as(name, self.store.read(path, 0, MAX_FILE))
+                except FileNotFoundError:
+                    yield path, MISSING
+                except FormatError as exc:
+                    yield path, str(exc)
+
+    def _put(self, entry: Entry) -> None:
+        data = entry.encode()
+        name = entry.name
+        for path in copies_of(name):
+            if not self.store.put(path, data):
+                raise StoreError(
+                    f"{path} holds other bytes than its name says: nothing was deleted; run pltz archive repair"
+                )
+        self._know(name, entry)
+
+    def _read(self, name: str) -> None:
+        """Read an entry from the first of its copies that is sound."""
+        why = []
+        for path in copies_of(name):
+            try:
+                entry = decode_as(name, self.store.read(path, 0, MAX_FILE))
+                if entry.archive != self.archive:
+                    raise CorruptError("a ledger entry is of another archive")
+            except FileNotFoundError:
+                continue
+            except FormatError as exc:
+                why.append(f"{path}: {exc}")
+                continue
+            self._know(name, entry)
+            return
+        if why:
+            self.damaged[name] = "; ".join(why)
+
+    def _know(self, name: str, entry: Entry) -> None:
+        self.damaged.pop(name, None)
+        self._entries[name] = entry
+        if entry.kind == Kind.DELETED:
+            self.deleted |= entry.names
+        elif entry.kind == Kind.LOST:
+            self._lost[next(iter(entry.names))] = name
+
+
+def as_text(loss: Loss) -> str:
+    """Return a loss in words, for people."""
+    missing, sessions = loss.entry.missing, len(loss.entry.sessions)
+    what = "an unknown number of records" if missing is None else counted(missing, "record")
+    named = f"{counted(sessions, 'session')} among them" if loss.entry.complete else "of which sessions is not known"
+    return f"repair gave it up: {what} lost, {named}; pltz archive repair --acknowledge ends this message"
+
+
+def copies_of(name: str) -> tuple[str, str]:
+    """Return the paths of an entry's two copies.
+
+    >>> copies_of("0f")
+    ('ledger/0f', 'parity/ledger-0f')
+    """
+    return f"ledger/{name}", f"parity/ledger-{name}"
+
+
+def entries_among(parity: Iterable[str]) -> set[str]:
+    """Return the names of the entries whose copies are among the names of ``parity/``."""
+    return {match[1] for name in parity if (match := COPY_NAME.fullmatch(name))}
+
+
+def decode_as(name: str, data: bytes) -> Entry:
+    """Decode the entry of that name. Raises CorruptError, VersionError."""
+    entry = Entry.decode(data)
+    if data[-SIZE:].hex() != name:
+        raise CorruptError("a ledger entry has the name of another: damaged")
+    return entry
+
+
+def _archive_of(store: Store) -> bytes:
+    for name in (NAME, COPY):
+        try:
+            return Settings.decode(store.read(name, 0, MAX_SETTINGS)).archive
+        except (FileNotFoundError, CorruptError):
+            continue
+    raise CorruptError(f"{NAME} and its copy {COPY} are damaged: bring one of them from a backup")
+
+
+def _split(data: bytes, size: int) -> Iterator[bytes]:
+    return (data[at : at + size] for at in range(0, len(data), size))
