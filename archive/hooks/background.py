@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import select
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,8 +38,15 @@ if TYPE_CHECKING:
     from pltz.models.bundle import Bundle
 
 PROGRAM = "from pltz.archive.hooks.background import main; main()"
+log = logging.getLogger("pltz.hook")
+
 RESTART = 1.0, 60.0  # seconds until a worker that died is started again: at first, at most
 TOLD = 20  # refusals in a line
+
+
+Aside = Callable[
+    [str, str, str], None
+]  # told of the session, its tenant and why, where the archive cannot take it
 
 
 class Background(Protocol):
@@ -59,15 +67,19 @@ def start(
     bundle: Bundle | str | os.PathLike[str] | None,
     key: Secret | None,
     settings: HookSettings,
+    aside: Aside,
 ) -> Background:
-    """A worker for a journal. The archive and its bundle are opened here once, so that what is wrong with them is said at once."""
+    """Start a worker for a journal. The archive and its bundle are opened here once, so that what is wrong with them is said at once."""
     from pltz.models.bundle import Bundle
 
     loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
-    TokenArchive.open(archive, bundle=loaded, key=key, threads=settings.threads, layout=settings.layout)
+    cold = TokenArchive.open(
+        archive, bundle=loaded, key=key, threads=settings.threads, layout=settings.layout
+    )
     config: dict[str, Any] = {
         "journal": str(journal.absolute()),
         "archive": _absolute(archive),
+        "identity": cold.archive.settings.archive.hex(),
         "bundle": str(loaded.path),
         "key": key and [base64.b64encode(key.material).decode(), key.kdf],
         "threads": settings.threads,
@@ -75,16 +87,41 @@ def start(
         "batch_tokens": settings.batch_tokens,
         "nice": settings.nice,
     }
-    return Process(config) if kind == "process" else Thread(config)
+    return Process(config, Teller(aside)) if kind == "process" else Thread(config, Teller(aside))
+
+
+class Teller:
+    """Says in the log what else only `EvictionHook.status` would: sessions that are laid aside, and why nothing is archived."""
+
+    def __init__(self, aside: Aside) -> None:
+        self._aside, self._rejected, self._failure = aside, 0, ""
+
+    def see(self, fields: Mapping[str, Any]) -> None:
+        """Tell what is new since the last call. ``fields``: `Background.done`."""
+        rejected = fields.get("rejected", 0)
+        new = rejected - self._rejected if rejected >= self._rejected else rejected  # of a new process
+        self._rejected = rejected
+        for tenant, name, why in fields.get("refused", [])[-new:] if new else []:
+            self._aside(name, tenant, why)
+        failure = fields.get("failure", "")
+        if failure and failure != self._failure:
+            log.warning("nothing is archived now, evictions wait in the journal: %s", failure)
+        if self._failure and not failure:
+            log.warning("evictions are archived again")
+        self._failure = failure
+
+    def ended(self, code: int, pause: float) -> None:
+        """Tell that the worker's process died."""
+        log.warning("the worker's process ended with exit code %d: started again in %g s", code, pause)
 
 
 class Thread:
     """A worker in a thread."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], teller: Teller) -> None:
         self._config = config
         self._stop = threading.Event()
-        self._worker = _worker(config)
+        self._worker = _worker(config, lambda done: teller.see(_fields(done)))
         self._thread = threading.Thread(target=self._run, name="pltz-hook-worker", daemon=True)
         self._thread.start()
 
@@ -105,7 +142,8 @@ class Thread:
 class Process:
     """A worker in a process of its own, and the thread that listens to it."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], teller: Teller) -> None:
+        self._teller = teller
         self._config = json.dumps(config).encode() + b"\n"
         self._closing = threading.Event()
         self._last: dict[str, Any] = Drained().as_fields()
@@ -158,9 +196,12 @@ class Process:
             for line in self._child.stdout:
                 with suppress(ValueError):
                     self._last = json.loads(line)
-            self._child.wait()
+                    self._teller.see(self._last)
+            code = self._child.wait()
             if time.monotonic() - began > longest:
                 pause = RESTART[0]
+            if not self._closing.is_set():
+                self._teller.ended(code, pause)
             if self._closing.wait(pause):
                 return
             pause = min(2 * pause, longest)
@@ -177,7 +218,7 @@ def main() -> None:
     with suppress(OSError, AttributeError):  # Linux only: nice means nothing to what inherits real time
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.nice(config["nice"])
-    worker = _worker(config, tell=True)
+    worker = _worker(config, _say)
 
     def stop(seconds: float) -> bool:
         ready, _, _ = select.select([sys.stdin], [], [], seconds)
@@ -186,7 +227,14 @@ def main() -> None:
     worker.run(stop)
 
 
-def _worker(config: Mapping[str, Any], *, tell: bool = False) -> Worker:
+def _say(done: Drained) -> None:
+    """Tell the listener what was done."""
+    with suppress(OSError):  # nobody listens any more; stdin says so, too
+        sys.stdout.buffer.write(json.dumps(_fields(done)).encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _worker(config: Mapping[str, Any], progress: Callable[[Drained], None]) -> Worker:
     disk = OsDisk(config["journal"])
     key = config["key"] and Secret(base64.b64decode(config["key"][0]), config["key"][1])
 
@@ -199,17 +247,13 @@ def _worker(config: Mapping[str, Any], *, tell: bool = False) -> Worker:
             layout=config["layout"],
         )
 
-    def say(done: Drained) -> None:
-        with suppress(OSError):  # nobody listens any more; stdin says so, too
-            sys.stdout.buffer.write(json.dumps(_fields(done)).encode() + b"\n")
-            sys.stdout.buffer.flush()
-
     return Worker(
         Backlog(disk, FileLocks(config["journal"])),
         Tokenizers(disk),
         open_archive,
         batch_tokens=config["batch_tokens"],
-        progress=say if tell else None,
+        progress=progress,
+        identity=bytes.fromhex(config["identity"]),
     )
 
 

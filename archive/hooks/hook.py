@@ -57,6 +57,7 @@ __all__ = ["EvictionHook", "HookSettings", "WorkerKind"]
 
 log = logging.getLogger("pltz.hook")
 
+ASIDE = "laid aside by the worker"
 POLL = 0.02  # seconds between looks at what is archived
 
 
@@ -85,6 +86,7 @@ class EvictionHook:
             disk, locks, segment=self.settings.segment_bytes, quota=self.settings.journal_bytes
         )
         self._pid = os.getpid()
+        self._aside = 0  # sessions that the worker laid aside
         self._opened = disk.now()
         self._snapshots = Snapshots()
         self._waiting = Waiting(self.settings)
@@ -134,7 +136,7 @@ class EvictionHook:
         hook = cls(disk, locks, tokenizer=named, target=target or NONE, settings=chosen)
         if archive is not None:
             try:
-                hook.background = start(worker, root, archive, bundle, key, chosen)
+                hook.background = start(worker, root, archive, bundle, key, chosen, hook._laid_aside)
             except BaseException:
                 hook.close()
                 raise
@@ -211,6 +213,12 @@ class EvictionHook:
         if self._flusher.refusals.note(reason, self._waiting.refuse(reason), session, tenant, why):
             self._flusher.wake()
         return 0
+
+    def _laid_aside(self, session: str, tenant: str, why: str) -> None:
+        """Log what the worker laid aside, with what was refused; the worker counts it (`rejected`)."""
+        self._aside += 1
+        if self._flusher.refusals.note(ASIDE, self._aside, session, tenant, why):
+            self._flusher.wake()
 
     def _refuse_forked(self, session: Any, tenant: Any) -> int:
         """In a child there is no flusher, and the lock may be held for good: counted and logged without either."""

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pltz.archive.errors import StoreError, reason
+from pltz.archive.errors import ArchiveError, StoreError, reason
 from pltz.archive.hooks.backlog import Backlog, Segment
 from pltz.archive.hooks.entry import Entry
 from pltz.archive.hooks.lock import FileLocks, Lock
@@ -26,10 +26,12 @@ from pltz.archive.hooks.segment import Frame
 from pltz.archive.hooks.tokenizers import Tokenizers
 from pltz.archive.identity import NONE
 from pltz.archive.io import Disk, OsDisk
+from pltz.archive.settings import MAX_SIZE, NAME, Settings
 from pltz.archive.token_archive import Put, TokenArchive, TokenItem
 from pltz.plt_codec.errors import ContentError, ModelError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:
+    from pltz.archive.archive import Archive
     from pltz.archive.keys import Secret
     from pltz.models.bundle import Bundle
     from pltz.plt_codec.layout import LayoutName
@@ -86,7 +88,8 @@ class Worker:
         open_archive: gives the archive; called when it is first needed, and again after a failure.
         tokenizers: where the tokenizers that entries name are.
         batch_tokens: of one commit, at most, but for a single session of more.
-        progress: called after each commit with all that was done so far.
+        progress: called after each commit, and where a failure comes or goes, with all that was done so far.
+        identity: id of the archive that it must be, 16 bytes; None: that of the first one opened.
     """
 
     def __init__(
@@ -97,7 +100,9 @@ class Worker:
         *,
         batch_tokens: int = BATCH_TOKENS,
         progress: Callable[[Drained], None] | None = None,
+        identity: bytes | None = None,
     ) -> None:
+        self._identity = identity
         self.backlog, self.tokenizers, self.batch_tokens = backlog, tokenizers, batch_tokens
         self.done = Drained()
         self._open = open_archive
@@ -138,10 +143,13 @@ class Worker:
         """Archive for as long as ``stop(seconds)``, which waits that long, is false. Failures are kept in `done` and tried again."""
         pause, longest = BACKOFF
         while True:
-            before = self.done.entries
+            before, failed = self.done.entries, self.done.failure
             try:
                 self.once(stop=lambda: stop(0))
-                self.done.failure, delay, pause = "", idle, BACKOFF[0]
+                delay, pause = idle, BACKOFF[0]
+                self.done.failure = self.done.failure if self.done.left else ""
+                if failed != self.done.failure:
+                    self._progress(self.done)
             except Exception as exc:  # noqa: BLE001  # whatever it is, the tokens are safe where they are
                 self.done.failure, delay = f"{type(exc).__name__}: {exc}", pause
                 pause = min(2 * pause, longest)
@@ -188,6 +196,7 @@ class Worker:
     def _commit(self, segment: Segment, batch: Sequence[Pending]) -> None:
         """Archive a batch and mark it; what cannot be archived is laid aside."""
         archive = self._opened()
+        self._check_same(archive.archive)
         rest = list(batch)
         try:
             for put in self._put(archive, [entry for _, entry in batch]):
@@ -212,6 +221,24 @@ class Worker:
         if self._archive is None:
             self._archive = self._open()
         return self._archive
+
+    def _check_same(self, archive: Archive) -> None:
+        """Refuse an archive that was replaced while this runs, so that no session is put among those of another.
+
+        Raises ArchiveError, FormatError.
+        """
+        wanted = self._identity = self._identity or archive.settings.archive
+        try:
+            found = Settings.decode(archive.store.read(NAME, 0, MAX_SIZE)).archive
+        except FileNotFoundError as exc:
+            raise ArchiveError(
+                f"the archive is gone ({NAME} is missing): bring it back, nothing is lost"
+            ) from exc
+        if found != wanted:
+            raise ArchiveError(
+                f"expected the archive {wanted.hex()}, found another in its place, {found.hex()}: "
+                "bring it back, or close the hook and open it for the new one"
+            )
 
     def _put(self, archive: TokenArchive, entries: Sequence[Entry]) -> Iterator[Put]:
         for tokenizer in {entry.tokenizer for entry in entries} - {NONE}:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pltz.archive.hooks import background
-from pltz.archive.hooks.background import Process
+from pltz.archive.hooks.background import Process, Teller
 
 
 def test_a_worker_that_is_started_again_while_the_hook_closes_ends_too(
@@ -34,7 +34,7 @@ def test_a_worker_that_is_started_again_while_the_hook_closes_ends_too(
     monkeypatch.setattr(threading, "excepthook", failed.append)
     monkeypatch.setattr(background, "RESTART", (0.01, 60.0))
     monkeypatch.setattr(Process, "_spawn", spawn)
-    process = Process({})
+    process = Process({}, Teller(lambda *told: None))
     assert begun.wait(10)
     done = threading.Thread(target=process.close, args=(5.0,))
     done.start()

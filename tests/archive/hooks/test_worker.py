@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -20,6 +21,7 @@ from pltz.archive.hooks.backlog import Backlog
 from pltz.archive.hooks.entry import Entry
 from pltz.archive.hooks.hook import EvictionHook, HookSettings, WorkerKind
 from pltz.archive.hooks.lock import FileLocks
+from pltz.archive.hooks.refusals import read_refusals
 from pltz.archive.hooks.segment import Name
 from pltz.archive.hooks.worker import WORKER_LOCK, drain
 from pltz.archive.io import OsDisk
@@ -28,6 +30,7 @@ from pltz.models.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.weights import random_weights
 from tests.archive.hooks.conftest import Bench, entry
+from tests.archive.hooks.opened import eventually
 from tests.models.target_tokenizers import PAGE, target
 
 QUICK = HookSettings(flush_seconds=0.005)
@@ -72,14 +75,60 @@ def test_evictions_reach_the_archive(tmp_path: Path, cold: Path, bundle: Bundle,
     assert [p.name for p in (tmp_path / "j").iterdir()] == [WORKER_LOCK]
 
 
-def test_a_worker_process_that_dies_is_started_again(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
-    with EvictionHook.open(tmp_path / "j", cold, bundle=bundle, settings=QUICK) as hook:
+def test_a_worker_process_that_dies_is_started_again(
+    tmp_path: Path, cold: Path, bundle: Bundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING, "pltz.hook"),
+        EvictionHook.open(tmp_path / "j", cold, bundle=bundle, settings=QUICK) as hook,
+    ):
         background: Any = hook.background
         os.kill(background.pid, signal.SIGKILL)
         hook.on_evict("a", ids(1))
         assert hook.settle(60)
         assert hook.status()["worker"]["restarts"] == 1
+        assert eventually(lambda: "exit code -9" in caplog.text)
     assert np.array_equal(TokenArchive.open(cold, bundle=bundle).get("a").ids, ids(1))
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_what_the_archive_cannot_take_is_named(
+    tmp_path: Path, cold: Path, bundle: Bundle, kind: WorkerKind, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was in a field of `status` alone."""
+    with (
+        caplog.at_level(logging.WARNING, "pltz.hook"),
+        EvictionHook.open(tmp_path / "j", cold, bundle=bundle, worker=kind, settings=QUICK) as hook,
+    ):
+        hook.on_evict("bad", [99_999], tenant="acme")
+        assert hook.settle(60) and eventually(lambda: "laid aside" in caplog.text)
+    assert "session 'bad' of tenant 'acme'" in caplog.text and "99999" in caplog.text
+    counts, _ = read_refusals(OsDisk(tmp_path / "j"))
+    assert counts == {"laid aside by the worker": 1}
+
+
+def test_an_archive_in_place_of_another_gets_nothing(
+    tmp_path: Path, cold: Path, bundle: Bundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that runs put its sessions among those of the other, and said nothing."""
+    with (
+        caplog.at_level(logging.WARNING, "pltz.hook"),
+        EvictionHook.open(tmp_path / "j", cold, bundle=bundle, worker="thread", settings=QUICK) as hook,
+    ):
+        hook.on_evict("a", ids(1))
+        assert hook.settle(60)
+        cold.rename(tmp_path / "own")
+        other = TokenArchive.open(cold, bundle=bundle, create=True)
+        hook.on_evict("b", ids(2))
+        assert eventually(lambda: "found another in its place" in hook.status()["worker"]["failure"])
+        assert eventually(lambda: "found another in its place" in caplog.text)
+        assert not list(other.archive.ls())
+        cold.rename(tmp_path / "other")
+        assert eventually(lambda: "is missing" in hook.status()["worker"]["failure"])
+        (tmp_path / "own").rename(cold)
+        assert hook.settle(60) and eventually(lambda: "evictions are archived again" in caplog.text)
+        assert not hook.status()["worker"]["failure"]
+    assert np.array_equal(TokenArchive.open(cold, bundle=bundle).get("b").ids, ids(2))
 
 
 def test_a_worker_of_a_real_time_process_is_none_itself(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
