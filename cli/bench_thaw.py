@@ -9,9 +9,11 @@ Ways take turns in one process, and the best of the rounds counts for each, sinc
     safetensors        the KV as one file, by its own library, into fresh tensors on the device
     host memory        the KV in page-locked memory, copied to the device
 
-Every thaw is checked: ids exactly, KV and logits against the prefill's within float noise. Ends with one line of JSON.
+Then sessions thawed together in one call, and sessions that grew: the same tokens archived in some turns, a segment each, in either layout, with decoding and
+prefill apart. Every thaw is checked: ids exactly, KV and logits against the prefill's within float noise. Ends with one line of JSON.
 """
 
+import itertools
 import json
 import math
 import os
@@ -34,6 +36,7 @@ from pltz.cli.output import write_text
 from pltz.cli.progress import Progress, wanted
 from pltz.cli.table import render
 from pltz.plt_codec.errors import ModelError, UsageError
+from pltz.plt_codec.layout import LAYOUTS, LayoutName
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +59,7 @@ TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are told
     examples=[
         "pltz bench thaw",
         "pltz bench thaw --device cuda --shape llama-8b --together 4,16",
-        "pltz bench thaw --tokens 1000 --rounds 2 --json",
+        "pltz bench thaw --tokens 1000 --rounds 2 --turns 1,8 --json",
     ],
 )
 @click.option(
@@ -79,6 +82,13 @@ TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are told
     metavar="N,...",
     help="Sessions thawed in one call, a row each.",
 )
+@click.option(
+    "--turns",
+    default="1,4,8,40",
+    show_default=True,
+    metavar="N,...",
+    help="Turns in which a session was archived, two rows each: one a layout.",
+)
 @bench_options.WHERE
 @options.BUNDLE
 @options.THREADS
@@ -90,6 +100,7 @@ def thaw(
     tokens: int,
     rounds: int,
     together: str,
+    turns: str,
     where: str | None,
     bundle: str | None,
     threads: int | None,
@@ -102,14 +113,21 @@ def thaw(
     The session is cut from the sample sessions that ship with pltz. With --device cuda the bundle decodes and the target runs on the GPU.
     """
     bench_options.check_where(where)
-    counts, load = numbers(together), round(os.getloadavg()[0], 2)
+    counts, grown, load = numbers(together), numbers(turns), round(os.getloadavg()[0], 2)
+    if max(grown) > tokens:
+        raise UsageError(f"--turns: {tokens} tokens cannot come in {max(grown)} turns")
     with tempfile.TemporaryDirectory(dir=where) as folder:
-        bench = Bench(Path(folder), shape, tokens, max(counts), bundle, device, threads)
-        with Progress("measured", unit="rounds", total=rounds + len(counts), shown=wanted(progress)) as bar:
+        bench = Bench(Path(folder), shape, tokens, max(counts), grown, bundle, device, threads)
+        total = rounds + len(counts) + 2 * len(grown)
+        with Progress("measured", unit="rounds", total=total, shown=wanted(progress)) as bar:
             rows, stages = measure(bench, rounds, bar)
             many = []
             for count in counts:
                 many.append(measure_many(bench, count, rounds))
+                bar.add(1)
+            by_turns = []
+            for layout, count in itertools.product(LAYOUTS, grown):
+                by_turns.append(measure_turns(bench, count, layout, rounds))
                 bar.add(1)
         result = {
             "benchmark": "thaw",
@@ -124,6 +142,7 @@ def thaw(
             "fast_stages_ms": stages[TIMED[1]],
             "rows": rows,
             "together": many,
+            "turns": by_turns,
             "checked": asdict(bench.checked),
             "page_cache_dropped": bench.can_drop,
             "load_at_start": load,
@@ -164,7 +183,7 @@ class Checked:
 class Bench:
     """A target, an archive with sessions for it, and stores of every tier.
 
-    ``kv_bytes``: of one session; ``stored``: bytes of the archive's records of it, put in one piece, by name: in either layout.
+    ``kv_bytes``: of one session; ``stored``: bytes of the archive's records of it by name: put in one piece, and in turns, in either layout.
     """
 
     def __init__(
@@ -173,6 +192,7 @@ class Bench:
         shape: str,
         tokens: int,
         many: int,
+        turns: list[int],
         bundle: str | None,
         device: str,
         threads: int | None,
@@ -206,6 +226,12 @@ class Bench:
             (fast, [Item(FAST, Session("ids", whole), tenant=FAST)]),
         ):
             self.stored |= {stored.item.name: stored.size for stored in cold.put(some)}
+        for layout, cold in zip(LAYOUTS, (self.cold, fast), strict=True):
+            for count in turns:
+                ends = [tokens * n // count for n in range(1, count + 1)]
+                name = in_turns(count, layout)
+                puts = cold.put(Item(name, Session("ids", whole[:end]), tenant=name) for end in ends)
+                self.stored[name] = sum(stored.size for stored in puts)
         self.cold.archive.view.refresh()
         self.expected: Expected = self.target.prefill(whole)
         self.kv_bytes = self.target.kv_bytes(tokens)
@@ -410,6 +436,40 @@ def measure_many(bench: Bench, count: int, rounds: int) -> dict[str, Any]:
     }
 
 
+def in_turns(count: int, layout: LayoutName) -> str:
+    """The name, and the tenant, of the session that came in so many turns."""
+    return f"{layout}/{count}"
+
+
+def measure_turns(bench: Bench, count: int, layout: LayoutName, rounds: int) -> dict[str, Any]:
+    """Milliseconds of a thaw of the session that came in some turns, of which decoding and prefill, next to the bare prefill."""
+    from pltz.archive.hot import Thawer
+
+    thawer, name = Thawer(bench.cold, bench.target), in_turns(count, layout)
+    segments = len(bench.cold.archive.tower(bench.cold.archive.version(name, name)).segments)
+    best: dict[str, float] = {}
+    least = math.inf
+    for number in range(rounds + 1):  # the first one warms up
+        expected, seconds = _timed(bench, lambda: bench.target.prefill(bench.ids[0]))
+        found, thaw_seconds = _timed(bench, lambda: thawer.thaw(name, name))
+        bench.check(found, bench.ids[0], expected)
+        least = min(least, seconds) if number else least
+        if number and thaw_seconds < best.get("thaw", math.inf):
+            best = {"thaw": thaw_seconds} | {stage: ms / 1e3 for stage, ms in found.timings.items()}
+        del expected, found
+    return {
+        "turns": count,
+        "segments": segments,
+        "layout": layout,
+        "stored_bytes": bench.stored[name],
+        "bare_prefill_ms": round(1e3 * least, 3),
+        "thaw_ms": round(1e3 * best["thaw"], 3),
+        "decode_ms": round(1e3 * best["decode"], 3),
+        "prefill_ms": round(1e3 * best["prefill"], 3),
+        "over_prefill": round(best["thaw"] / least, 4),
+    }
+
+
 def _timed(bench: Bench, call: Callable[[], Any]) -> tuple[Any, float]:
     """A call's result and its seconds, the device's work included."""
     bench.synchronize()
@@ -440,6 +500,18 @@ def as_text(result: dict[str, Any]) -> str:
         ]
         for row in result["together"]
     ]
+    grown = [
+        [
+            str(row["turns"]),
+            row["layout"],
+            size(row["stored_bytes"]),
+            f"{row['decode_ms']:,.1f}",
+            f"{row['prefill_ms']:,.1f}",
+            f"{row['thaw_ms']:,.1f}",
+            f"{row['over_prefill']:.2f}",
+        ]
+        for row in result["turns"]
+    ]
     stages = ", ".join(f"{stage} {ms:,.2f}" for stage, ms in result["stages_ms"].items())
     dropped = "dropped from" if result["page_cache_dropped"] else "perhaps NOT dropped from"
     setting = (
@@ -457,5 +529,17 @@ def as_text(result: dict[str, Any]) -> str:
             render(["way to the KV", "stored", "ms", "over prefill"], rows),
             notes,
             render(["sessions at once", "prefill, ms each", "thaw, ms each", "over prefill"], many),
+            render(
+                [
+                    "archived in turns",
+                    "layout",
+                    "stored",
+                    "decode, ms",
+                    "prefill, ms",
+                    "thaw, ms",
+                    "over prefill",
+                ],
+                grown,
+            ),
         ]
     )

@@ -20,8 +20,8 @@ import numpy as np
 from pltz.cli.products import Products
 from pltz.models.bundle import Bundle
 from pltz.plt_codec.cuda import device as gpu
-from pltz.plt_codec.cuda.batch import ROWS
 from pltz.plt_codec.cuda.coder import CudaCoder
+from pltz.plt_codec.cuda.rows import ROWS
 from pltz.plt_codec.engine import TorchEngine
 from pltz.plt_codec.frame import TokenCoder
 from pltz.plt_codec.item import FrameItem
@@ -132,7 +132,7 @@ def main() -> None:
     found(same_tokens=right)
     if options.kernels and isinstance(coder._device, gpu.CudaDevice):
         clock = Timed(coder._device)
-        coder._device = clock
+        coder._device = coder.model.device = clock
         coder.encode(sessions[: options.sessions // 4])
         clock.report("encode")
         coder.decode(items[: options.sessions // 4])

@@ -5,6 +5,9 @@
     wide.cu       the same by wgmma, where that was proven: products, heads, attention when encoding
     grid.cu       one session: one kernel decodes a whole block on the whole GPU
     cluster.cu    few sessions: one kernel decodes a whole block, a cluster of 16 multiprocessors a session
+    rows.py       the launches that take rows through the layers by batch.cu and wide.cu
+    contexts.py   what sequences stand behind, in one parallel pass
+    batch.py      sequences on the device, and which kernels code them
     pack.py       a bundle's tensors as the kernels read them
     device.py     the GPU: compiler, its cache, memory, launches
     emulate.py    the same on a CPU, for tests

@@ -47,8 +47,8 @@ KERNEL(1024) collect(State *state, Session *sessions, int32_t *slots, Piece *pie
     const int next = state->next, wanted = next + before + __popc(empty & ((1u << lane) - 1));
     if (mine && held < 0 && wanted < state->count) {
         held = wanted;
-        set_block(sessions[held], 0);
-        sessions[held].old = 0;
+        set_block(sessions[held], sessions[held].first);
+        sessions[held].old = sessions[held].first; /* which recall() brings */
     }
     if (mine) slots[i] = held;
     const uint32_t busy = __ballot_sync(FULL, mine && held >= 0);
@@ -426,6 +426,23 @@ KERNEL3(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
                 (int8_t)clamp_to((mixed[local * MIXED + dim] + (1 << 14)) >> 15, 127);
         }
         __syncthreads();
+    }
+}
+
+/* Where a session with a context begins: that context's keys and values, computed before, to the front. */
+KERNEL(256) recall(const Session *sessions, const Piece *pieces, const Cache *caches, int8_t *memory, const Cache *contexts, const int8_t *known) {
+    const Piece piece = pieces[blockIdx.x];
+    if (!piece.rows) return;
+    const Session &s = sessions[piece.session];
+    if (s.context < 0 || s.step || s.start != s.first) return;
+    const Cache to = caches[blockIdx.x], from = contexts[s.context];
+    const int head = (int)blockIdx.y;
+    const int64_t bytes = (int64_t)((s.first + 63) / 64) * 64 * HW; /* whole groups of keys: rooms are multiples */
+#pragma unroll
+    for (int values = 0; values < 2; values++) {
+        const uint4 *a = (const uint4 *)(known + from.at + (int64_t)head * from.room * (2 * HW) + values * from.room * HW);
+        uint4 *b = (uint4 *)(memory + to.at + (int64_t)head * to.room * (2 * HW) + values * to.room * HW);
+        for (int64_t i = threadIdx.x; i < bytes / 16; i += 256) b[i] = a[i];
     }
 }
 

@@ -9,43 +9,29 @@ sequences are sorted, the largest first, so that each fits the slot of one that 
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.coder import SLACK, STATE
-from pltz.plt_codec.context import each
+from pltz.plt_codec.context import NOTHING, Ids, each, remembered
 from pltz.plt_codec.cuda import device as gpu
-from pltz.plt_codec.cuda.batch import CLUSTER_LANES, Batch
-from pltz.plt_codec.cuda.pack import MOST_SHARED, cluster_memory, grid_plan, macros, tensors
-from pltz.plt_codec.cuda.work import Work, key_room, most_lanes
+from pltz.plt_codec.cuda.batch import CLUSTER_LANES, Batch, by_attend_wide
+from pltz.plt_codec.cuda.contexts import Contexts, OneContext, computed
+from pltz.plt_codec.cuda.model import Model
+from pltz.plt_codec.cuda.pack import MOST_SHARED, cluster_memory, grid_plan, macros, up
+from pltz.plt_codec.cuda.session import SESSION
+from pltz.plt_codec.cuda.work import KEYS, Work, key_bytes, key_room, most_lanes
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.item import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
 from pltz.plt_codec.layout import Layout
 from pltz.plt_codec.weights import Weights
 
-if TYPE_CHECKING:
-    from pltz.plt_codec.frame import TokenCoder
-
 TOKENS = 1 << 25  # tokens on the device at once
 FRAME_WORDS = 2  # 32-bit words a token takes in a stream, at most: two symbols of at most 24 bits, and a carry of rounding
-SESSION = np.dtype(
-    [
-        ("token_at", "i8"), ("total", "i8"), ("word_at", "i8"), ("words", "i8"), ("lower", "u8"), ("range", "u8"),
-        ("point", "u8"), ("place", "i8"), ("bits", "f8"), ("budget", "f8"), ("start", "i8"), ("lanes", "i4"),
-        ("steps", "i4"), ("size", "i4"), ("L", "i4"), ("C", "i4"), ("full", "i4"), ("step", "i4"), ("old", "i4"),
-        ("error", "i4"), ("done", "i4"), ("spare", "i8", 8),
-    ]
-)  # fmt: skip
-MODEL = (
-    "embed.w", "class.w", "shift.w", "embed.m", "class.m", "class.b", "shift.m", "member.m", "member.b",
-    "table.exp", "table.phase", "table.cos", "table.sin",
-)  # fmt: skip
-MODEL_LAYERS = ("qkv.w", "out.w", "up.w", "down.w", "qkv.m", "out.m", "up.m", "down.m", "heat")
 GRID_LIMIT = 2  # sequences one after the other by grid.cu: with more, cluster.cu decodes them faster
 GRID_WIDE_LIMIT = 4  # the same of more than 16 lanes: with more, batch.cu does
 CLUSTER_LIMIT = 3  # sequences a cluster: with more, batch.cu decodes them faster
@@ -59,31 +45,11 @@ class CudaCoder:
 
     def __init__(self, weights: Weights, device: str = "cuda", *, on: gpu.Device | None = None):
         self.shape, self.weights = weights.shape, weights
-        self._torch_device = "cpu" if on else device
         self.kernel = "cuda"  # as NativeCoder.kernel: what runs, in a word
         number = int(device.partition(":")[2] or 0)
         self._device: gpu.Device = on or gpu.CudaDevice(number, macros(weights))
-        self._at: dict[str, int] = {}
-        for name, array in tensors(weights).items():
-            self._keep(name, array)
-        order = [*MODEL, *(f"layer.{i}.{part}" for part in MODEL_LAYERS for i in range(weights.shape.layers))]
-        self._model = (ctypes.c_uint64 * len(order))(*(self._at[name] for name in order))
-
-    def _keep(self, name: str, array: npt.NDArray[Any]) -> None:
-        self._at[name] = self._device.alloc(array.nbytes)
-        self._device.upload(self._at[name], array)
-
-    def __del__(self) -> None:
-        for address in getattr(self, "_at", {}).values():
-            self._device.free(address)
-
-    @functools.cached_property
-    def _reference(self) -> TokenCoder:
-        """What codes sequences that have a context: the kernels have no place for one yet."""
-        from pltz.plt_codec.engine import TorchEngine
-        from pltz.plt_codec.frame import TokenCoder
-
-        return TokenCoder(TorchEngine(self.weights, self._torch_device))
+        self.model = Model(weights, self._device)
+        self.one_context = OneContext(self.model)
 
     def encode(
         self,
@@ -96,61 +62,36 @@ class CudaCoder:
     ) -> list[Encoded]:
         """sequences: each (T,) ids -> a frame each. Raises ContentError, UsageError.
 
-        contexts: the tokens before each sequence, (m,) or None, as in `frame.TokenCoder`; those are coded by torch on the same device.
+        contexts: the tokens before each sequence, (m,) or None, as in `frame.TokenCoder`.
         progress: told of tokens done.
         """
         known = each(contexts, len(sequences), self.shape)
-        after = [n for n, c in enumerate(known) if len(c)]
-        if after:
-            alone = [n for n, c in enumerate(known) if not len(c)]
-            both: dict[int, Encoded] = {}
-            for numbers, coder in ((alone, self), (after, self._reference)):
-                rows = [sequences[n] for n in numbers]
-                given = None if coder is self else [known[n] for n in numbers]
-                done = coder.encode(rows, contexts=given, lanes=lanes, steps=steps, progress=progress)
-                both.update(zip(numbers, done, strict=True))
-            return [both[n] for n in range(len(known))]
         layout = Layout.of(lanes, steps, self.shape.block)
         tokens = [_checked(np.asarray(t), self.shape.vocab) for t in sequences]
-        work = [(len(t), layout.lanes or 0, layout.steps or 0) for t in tokens]
-        out: list[Encoded | None] = [None] * len(tokens)
-        for n, t in enumerate(tokens):
-            if not len(t):
-                out[n] = Encoded(b"", 0.0, 0, layout.lanes, layout.steps)
-        for part in self._parts(work):
-            sessions, words = self._encode_part([tokens[n] for n in part], [work[n] for n in part], progress)
+        jobs = [_Job(len(t), layout, c) for t, c in zip(tokens, known, strict=True)]
+        out = [Encoded(b"", 0.0, 0, layout.lanes, layout.steps)] * len(tokens)
+        for part in self._parts(jobs):
+            sessions, words = self._encode_part([tokens[n] for n in part], [jobs[n] for n in part], progress)
             for n, s in zip(part, sessions, strict=True):
-                blocks = -(
-                    -len(tokens[n])
-                    // (layout.lanes * layout.steps if layout.lanes and layout.steps else self.shape.block)
-                )
+                blocks = -(-len(tokens[n]) // jobs[n].work.whole(self.shape))
                 data = _finish(
                     words[int(s["word_at"]) :][: int(s["place"])], int(s["lower"]), int(s["range"])
                 )
                 out[n] = Encoded(data, float(s["bits"]), blocks, layout.lanes, layout.steps)
-        return [e for e in out if e is not None]
+        return out
 
     def decode(
         self, items: Sequence[FrameItem], *, progress: Progress | None = None
     ) -> list[npt.NDArray[np.int64]]:
         """Frames -> ids, each (tokens,). Raises CorruptError where a stream cannot be what it says; contexts as in `encode`."""
-        after = [n for n, i in enumerate(items) if i.context is not None and len(i.context)]
-        if after:
-            alone = [n for n, i in enumerate(items) if i.context is None or not len(i.context)]
-            both: dict[int, npt.NDArray[np.int64]] = {}
-            for numbers, coder in ((alone, self), (after, self._reference)):
-                decoded = coder.decode([items[n] for n in numbers], progress=progress)
-                both.update(zip(numbers, decoded, strict=True))
-            return [both[n] for n in range(len(items))]
-        work = []
+        jobs = []
         for i in items:
-            layout = Layout(i.lanes, i.steps)
             if not 0 <= i.tokens < MAX_TOKENS:
                 raise CorruptError(f"expected fewer than {MAX_TOKENS} tokens in a frame, found {i.tokens}")
-            work.append((i.tokens, layout.lanes or 0, layout.steps or 0))
-        out = [np.zeros(i.tokens if not i.tokens else 0, np.int64) for i in items]
-        for part in self._parts(work):
-            found = self._decode_part([items[n].data for n in part], [work[n] for n in part], progress)
+            jobs.append(_Job(i.tokens, Layout(i.lanes, i.steps), remembered(i.context, self.shape)))
+        out = [np.zeros(0, np.int64)] * len(items)
+        for part in self._parts(jobs):
+            found = self._decode_part([items[n].data for n in part], [jobs[n] for n in part], progress)
             for n, t in zip(part, found, strict=True):
                 out[n] = t
         return out
@@ -163,7 +104,7 @@ class CudaCoder:
             not fits
             or s.gated
             or len(work) > CLUSTER_LIMIT * most
-            or any(most_lanes(s, *w) > CLUSTER_LANES for w in work)
+            or any(most_lanes(s, w) > CLUSTER_LANES for w in work)
         ):
             return 0
         return min(most, len(work))
@@ -173,68 +114,117 @@ class CudaCoder:
         s, grid = self.shape, self._device.grid
         if not grid:
             return False
-        lanes, plan = max(most_lanes(s, *w) for w in work), grid_plan(s, grid)
+        lanes, plan = max(most_lanes(s, w) for w in work), grid_plan(s, grid)
         return (
             len(work) <= (GRID_LIMIT if lanes <= CLUSTER_LANES else GRID_WIDE_LIMIT)
             and lanes <= plan["P_GRID_LANES"]
-            and all(key_room(s, *w) <= 512 * plan["P_GRID_GROUPS"] for w in work)
+            and all(key_room(s, w) <= 512 * plan["P_GRID_GROUPS"] for w in work)
         )
 
-    def _parts(self, work: Sequence[Work]) -> Iterator[list[int]]:
-        """Places of the sequences that are not empty, the largest first, in runs of bounded tokens."""
+    def _parts(self, jobs: Sequence[_Job]) -> Iterator[list[int]]:
+        """Places of the sequences that are not empty, the largest first, in runs of bounded tokens and bounded memory of contexts."""
         order = sorted(
-            (n for n, w in enumerate(work) if w[0]),
-            key=lambda n: (-key_room(self.shape, *work[n]), -work[n][0]),
+            (n for n, job in enumerate(jobs) if job.work.tokens),
+            key=lambda n: (-key_room(self.shape, jobs[n].work), -jobs[n].work.tokens),
         )
+        most = self._device.room() // 4 if any(jobs[n].work.first for n in order) else 0
         part: list[int] = []
-        total = 0
+        known: set[bytes] = set()
+        total = longest = 0
         for n in order:
-            if part and total + work[n][0] > TOKENS:
+            job = jobs[n]
+            longest = max(longest, up(job.work.first, KEYS))
+            memory = len(known | {job.key}) * longest * key_bytes(self.shape)
+            if part and (total + job.work.tokens > TOKENS or (job.work.first and memory > most)):
                 yield part
-                part, total = [], 0
+                part, known, total, longest = [], set(), 0, up(job.work.first, KEYS)
             part.append(n)
-            total += work[n][0]
+            known.add(job.key)
+            total += job.work.tokens
         if part:
             yield part
 
-    def _sessions(self, work: Sequence[Work], words: Sequence[int]) -> npt.NDArray[Any]:
-        """The sessions as the kernels see them; words: stream words of each."""
-        s = np.zeros(len(work), SESSION)
-        s["total"] = [w[0] for w in work]
-        s["lanes"], s["steps"] = [w[1] for w in work], [w[2] for w in work]
+    def _sessions(self, jobs: Sequence[_Job], words: Sequence[int]) -> tuple[npt.NDArray[Any], list[Ids]]:
+        """The sessions as the kernels see them, and their contexts, each once; words: stream words of each.
+
+        Of a context the last token alone stands before a session's own: the only one that is an input there.
+        """
+        s = np.zeros(len(jobs), SESSION)
+        s["first"] = [job.work.first for job in jobs]
+        own = np.array([job.work.tokens for job in jobs], np.int64)
+        s["total"] = s["first"] + own
+        s["lanes"], s["steps"] = [job.work.lanes for job in jobs], [job.work.steps for job in jobs]
         s["words"] = words
-        s["token_at"] = np.cumsum(s["total"]) - s["total"]
+        ends = np.cumsum(own + (s["first"] > 0))
+        s["token_at"] = ends - own - s["first"]
         s["word_at"] = np.cumsum(s["words"]) - s["words"]
         s["range"] = np.uint64(0xFFFFFFFFFFFFFFFF)
-        return s
+        numbers: dict[bytes, int] = {}
+        contexts: list[Ids] = []
+        for job in jobs:
+            if job.work.first and job.key not in numbers:
+                numbers[job.key] = len(contexts)
+                contexts.append(job.context)
+        s["context"] = [numbers[job.key] if job.work.first else -1 for job in jobs]
+        return s, contexts
+
+    def _known(
+        self, contexts: Sequence[Ids], work: Sequence[Work], decoding: bool
+    ) -> AbstractContextManager[Contexts | None]:
+        """Keys and values of contexts, laid out for who codes these sequences."""
+        return computed(
+            self.model, self.one_context, contexts, by_attend_wide(self._device, self.shape, work, decoding)
+        )
 
     def _encode_part(
-        self, tokens: Sequence[npt.NDArray[np.int32]], work: Sequence[Work], progress: Progress | None
+        self, tokens: Sequence[npt.NDArray[np.int32]], jobs: Sequence[_Job], progress: Progress | None
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint32]]:
-        sessions = self._sessions(work, [FRAME_WORDS * w[0] + 4 for w in work])
+        sessions, contexts = self._sessions(jobs, [FRAME_WORDS * job.work.tokens + 4 for job in jobs])
         words = np.zeros(int(sessions["words"].sum()), np.uint32)
-        with Batch(self, sessions, work, np.concatenate(tokens), words, False) as batch:
+        all_tokens = np.concatenate([a for job, t in zip(jobs, tokens, strict=True) for a in (job.before, t)])
+        work = [job.work for job in jobs]
+        with (
+            self._known(contexts, work, False) as known,
+            Batch(self, sessions, work, known, all_tokens, words, False) as batch,
+        ):
             batch.run(progress)
             batch.download("sessions", sessions)
             batch.download("words", words)
         return sessions, words
 
     def _decode_part(
-        self, data: Sequence[bytes], work: Sequence[Work], progress: Progress | None
+        self, data: Sequence[bytes], jobs: Sequence[_Job], progress: Progress | None
     ) -> list[npt.NDArray[np.int64]]:
         streams = [np.frombuffer(d + bytes(-len(d) % 4), ">u4").astype(np.uint32) for d in data]
-        sessions = self._sessions(work, [len(s) for s in streams])
+        sessions, contexts = self._sessions(jobs, [len(s) for s in streams])
         sessions["budget"] = [8 * len(d) + SLACK for d in data]
         sessions["place"] = STATE // 4
         for n, s in enumerate(streams):
             first = [int(w) for w in s[:2]] + [0, 0]
             sessions["point"][n] = np.uint64(first[0] << 32 | first[1])
-        tokens = np.zeros(int(sessions["total"].sum()), np.int32)
+        tokens = np.concatenate([np.pad(job.before, (0, job.work.tokens)) for job in jobs])
         words = np.concatenate([*streams, np.zeros(1, np.uint32)])
-        with Batch(self, sessions, work, tokens, words, True) as batch:
+        work = [job.work for job in jobs]
+        with (
+            self._known(contexts, work, True) as known,
+            Batch(self, sessions, work, known, tokens, words, True) as batch,
+        ):
             batch.run(progress)
             batch.download("tokens", tokens)
-        return [t.astype(np.int64) for t in np.split(tokens, np.cumsum(sessions["total"])[:-1])]
+        begins = (sessions["token_at"] + sessions["first"]).tolist()
+        return [
+            tokens[at : at + job.work.tokens].astype(np.int64) for at, job in zip(begins, jobs, strict=True)
+        ]
+
+
+class _Job:
+    """One sequence to code: its work, and its context as far as that counts."""
+
+    def __init__(self, tokens: int, layout: Layout, context: Ids):
+        self.context = context if tokens else NOTHING
+        self.work = Work(tokens, layout.lanes or 0, layout.steps or 0, len(self.context))
+        self.key = self.context.tobytes()
+        self.before = self.context[-1:].astype(np.int32)
 
 
 def _checked(tokens: npt.NDArray[Any], vocab: int) -> npt.NDArray[np.int32]:

@@ -147,7 +147,7 @@ enum {
 /* ---------------------------------------------------------------- state in device memory; device.py has the same */
 
 struct Session { /* one sequence; 192 bytes */
-    int64_t token_at, total;    /* its tokens */
+    int64_t token_at, total;    /* its tokens: those of the context are counted, of them the last is there at least */
     int64_t word_at, words;     /* its stream: decoder: 32-bit words given; encoder: room */
     uint64_t lower, range, point;
     int64_t place;              /* words read or written */
@@ -156,7 +156,8 @@ struct Session { /* one sequence; 192 bytes */
     int32_t lanes, steps;       /* explicit layout, or 0, 0 */
     int32_t size, L, C, full, step, old;
     int32_t error, done;
-    int64_t spare[8];
+    int32_t first, context;     /* tokens of its context, and where those are remembered (-1: it has none): its own begin at `first` */
+    int64_t spare[7];
 };
 struct Piece { /* rows of one slot in this iteration, step-major */
     int32_t session, row, rows, step;

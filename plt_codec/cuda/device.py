@@ -264,12 +264,11 @@ class CudaDevice:
             self._pool.drop()
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
-        """Array to device."""
+        """Array to device. It may change once this returns: the driver has it in memory of its own by then."""
         self._enter()
         data = np.ascontiguousarray(array)
         if data.nbytes:
             _ask((*self._cu.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._stream), None))
-            _ask((*self._cu.cuStreamSynchronize(self._stream), None))
 
     def download(self, address: int, array: npt.NDArray[Any]) -> None:
         """Device to array, after everything launched before."""
@@ -307,13 +306,22 @@ class CudaDevice:
             graph = _ask(cu.cuStreamEndCapture(self._stream))
         executable = _ask(cu.cuGraphInstantiate(graph, 0))
         cu.cuGraphDestroy(graph)
-
-        def replay() -> None:
-            _ask((*cu.cuGraphLaunch(executable, self._stream), None))
-
-        return replay
+        return _Recording(cu, executable, self._stream)
 
     def room(self) -> int:
         """Bytes of device memory that are free."""
         self._enter()
         return int(_ask(self._cu.cuMemGetInfo())[0])
+
+
+class _Recording:
+    """Launches to be repeated. What it holds goes with it, once all that was launched has run."""
+
+    def __init__(self, cu: Any, executable: Any, stream: Any):
+        self._cu, self._executable, self._stream = cu, executable, stream
+
+    def __call__(self) -> None:
+        _ask((*self._cu.cuGraphLaunch(self._executable, self._stream), None))
+
+    def __del__(self) -> None:
+        self._cu.cuGraphExecDestroy(self._executable)

@@ -17,7 +17,7 @@ from pltz.models.random_target import RandomTarget
 from pltz.plt_codec.errors import ModelError, UsageError
 
 Run = Callable[..., Result]
-WORDS = ("--tokens", 60, "--rounds", 2, "--together", "1,3", "--threads", 1)
+WORDS = ("--tokens", 60, "--rounds", 2, "--together", "1,3", "--turns", "1,3", "--threads", 1)
 
 
 @pytest.mark.parametrize("shape", ["embedded", "llama-tiny"])
@@ -45,8 +45,15 @@ def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str) -> Non
     for stages in ("stages_ms", "fast_stages_ms"):
         assert {"read", "lookup", "decode", "prefill", "insert"} < found[stages].keys()
     assert [row["sessions"] for row in found["together"]] == [1, 3]
+    grown = [(row["layout"], row["turns"], row["segments"]) for row in found["turns"]]
+    assert grown == [("default", 1, 1), ("default", 3, 3), ("fast", 1, 1), ("fast", 3, 3)]
+    for row in found["turns"]:
+        assert row["over_prefill"] == pytest.approx(row["thaw_ms"] / row["bare_prefill_ms"], rel=0.01)
+        assert 0 < row["decode_ms"] and 0 < row["prefill_ms"]
+        assert row["decode_ms"] + row["prefill_ms"] <= row["thaw_ms"] * 1.05 + 1
+        assert 0 < row["stored_bytes"] < 900
     checked = found["checked"]
-    assert checked["thaws"] == 3 * 7 + 3 * (1 + 3) and max(checked["kv"], checked["logits"]) < 0.06
+    assert checked["thaws"] == 3 * 7 + 3 * (1 + 3) + 3 * 4 and max(checked["kv"], checked["logits"]) < 0.06
     assert shape != "embedded" or checked["same_next"] == checked["thaws"]
     assert any(line.startswith("safetensors on the disk") for line in table)
 
@@ -73,7 +80,12 @@ def test_a_thaw_that_went_wrong_is_no_figure() -> None:
 
 
 def test_wrong_words_are_refused(run: Run, tiny: Path) -> None:
-    for words in (["--shape", "llama-9b"], ["--tokens", 5000], ["--together", "x"]):
+    for words in (
+        ["--shape", "llama-9b"],
+        ["--tokens", 5000],
+        ["--together", "x"],
+        ["--tokens", 9, "--turns", 10],
+    ):
         assert run("bench", "thaw", *words).exit_code == 2
 
 

@@ -4,6 +4,7 @@ The emulation runs the same kernel sources thread by thread, so models and seque
 """
 
 import ctypes
+import itertools
 import shutil
 from collections.abc import Iterator
 from functools import cache
@@ -14,15 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.models.bundle import Bundle
+from pltz.models.bundle import Bundle, coder_of
 from pltz.plt_codec.cuda import device as gpu
 from pltz.plt_codec.cuda import emulate
-from pltz.plt_codec.cuda.batch import STATE_TYPE
 from pltz.plt_codec.cuda.coder import CudaCoder
 from pltz.plt_codec.cuda.pack import GRID, MOST_SHARED, cluster_memory, grid_plan, macros, tiles, wgmma
-from pltz.plt_codec.cuda.work import all_steps, key_room, most_lanes, plan_slots
+from pltz.plt_codec.cuda.rows import STATE_TYPE
+from pltz.plt_codec.cuda.work import Work, all_steps, key_room, most_lanes, plan_slots
 from pltz.plt_codec.engine import TorchEngine
-from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
+from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageError
 from pltz.plt_codec.frame import TokenCoder
 from pltz.plt_codec.item import Encoded, FrameItem
 from pltz.plt_codec.layout import Layout
@@ -249,7 +250,7 @@ def test_emulated_wgmma_of_long_sequences(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """1,024 keys, and more that are remembered, in a ring of 256; many blocks of 128 queries, side by side or one after the other."""
-    monkeypatch.setattr("pltz.plt_codec.cuda.batch.ATTEND_BLOCKS", blocks)
+    monkeypatch.setattr("pltz.plt_codec.cuda.rows.ATTEND_BLOCKS", blocks)
     rng = np.random.default_rng(2)
     texts = [rng.integers(0, model("long").shape.vocab, n) for n in (1400, 600)]
     got = coder(libraries, tmp_path_factory, "long", 0, wide=True).encode(texts)
@@ -269,7 +270,7 @@ def test_blocks_longer_than_those_of_the_gpu_runs_take_the_other_attention(
         launch(kernel, *args, **options)
 
     monkeypatch.setattr(c._device, "launch", watched)
-    text, room = sequences("small")[4], key_room(model("small").shape, 130, 16, 4)
+    text, room = sequences("small")[4], key_room(model("small").shape, Work(130, 16, 4))
     for keys, attend in ((room, {"attend_wide"}), (room - 1, {"attend"})):
         monkeypatch.setattr("pltz.plt_codec.cuda.batch.PROVEN_KEYS", keys)
         (got,) = c.encode([text], lanes=16, steps=4)
@@ -288,7 +289,7 @@ def test_emulated_decode_by_clusters(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     c = coder(libraries, tmp_path_factory, name, 2)
-    assert c.clusters([(130, 16, 4)]) == 1
+    assert c.clusters([Work(130, 16, 4)]) == 1
     for g, s in zip(c.decode(items(name, lanes, steps)), sequences(name), strict=True):
         assert np.array_equal(g, s)
 
@@ -299,7 +300,8 @@ def test_emulated_decode_by_the_whole_gpu(
     name: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     c = coder(libraries, tmp_path_factory, name, 2, 2)
-    assert c.alone([(130, 16, 4)]) and not c.alone([(130, 16, 4)] * 5) and not c.alone([(130, 40, 2)])
+    assert c.alone([Work(130, 16, 4)])
+    assert not c.alone([Work(130, 16, 4)] * 5) and not c.alone([Work(130, 40, 2)])
     done: list[int] = []
     whole = items(name, 16, 4)[1:]  # three blocks; fewer tokens than lanes; one
     for i, s in zip(whole[::-1], sequences(name)[::-1], strict=False):
@@ -340,7 +342,7 @@ def test_emulated_decode_of_up_to_32_lanes(
 ) -> None:
     """Whole blocks, lanes one step short, a last block of few tokens, fewer tokens than lanes, one token."""
     c = coder(libraries, tmp_path_factory, name, 2, 2)
-    assert c.alone([(130, lanes, steps)]) and not c.alone([(130, lanes, steps)] * 5)
+    assert c.alone([Work(130, lanes, steps)]) and not c.alone([Work(130, lanes, steps)] * 5)
     for i, s in zip(items(name, lanes, steps)[1:], sequences(name)[1:], strict=True):
         (got,) = c.decode([i])
         assert np.array_equal(got, s)
@@ -412,7 +414,7 @@ def test_emulated_round_trip_at_the_bounds(
     name: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     c = coder(libraries, tmp_path_factory, name, 2)
-    assert not model(name).shape.gated or not c.clusters([(130, 16, 4)])  # then by those for many
+    assert not model(name).shape.gated or not c.clusters([Work(130, 16, 4)])  # then by those for many
     got = c.encode(sequences(name), lanes=16, steps=4)
     assert [g.data for g in got] == [w.data for w in frames(name, 16, 4)]
     for g, s in zip(c.decode(items(name, 16, 4)[:4]), sequences(name), strict=False):
@@ -523,26 +525,26 @@ def test_wrong_content_is_refused(
 
 
 def test_rooms_hold_every_block() -> None:
-    """key_room against the blocks themselves: memory of the block before and the block's own grid."""
+    """key_room against the blocks themselves: memory of the block before, or the context, and the block's own grid."""
     shape = model("odd").shape
-    for lanes, steps in LAYOUTS:
+    for (lanes, steps), first in itertools.product(LAYOUTS, (0, 1, 36, 37)):
         layout = Layout(lanes, steps)
         for tokens in range(1, 350, 7):
-            kept, most, widest, steps_all = 0, 0, 0, 0
-            for block in layout.blocks(tokens, shape.block):
+            kept, most, widest, steps_all = first, 0, 0, 0
+            for block in layout.blocks(tokens, shape.block, first):
                 most = max(most, kept + block.steps * block.lanes)
                 kept = int((block.targets() >= block.tokens - shape.memory).sum())
                 widest, steps_all = max(widest, block.lanes), steps_all + block.steps
-            work = (tokens, lanes or 0, steps or 0)
-            assert most <= key_room(shape, *work) <= shape.memory + max(shape.block, 200) + 3 * 64
-            assert most_lanes(shape, *work) == widest
-            assert all_steps(shape, *work) == steps_all
+            work = Work(tokens, lanes or 0, steps or 0, first)
+            assert most <= key_room(shape, work) <= shape.memory + max(shape.block, 200) + 3 * 64
+            assert most_lanes(shape, work) == widest
+            assert all_steps(shape, work) == steps_all
 
 
 def test_slots_stay_within_memory() -> None:
     shape = model("odd").shape
     each = 128 * shape.kv_heads * shape.layers
-    work = sorted(((n, 0, 0) for n in range(1, 200)), key=lambda w: -key_room(shape, *w))
+    work = sorted(map(Work, range(1, 200)), key=lambda w: -key_room(shape, w))
     for memory in (0, 10_000, 1 << 20, 1 << 30):
         rooms = plan_slots(shape, work, 50, memory)
         assert 1 <= len(rooms) <= 50
@@ -648,3 +650,128 @@ def test_wgmma_of_many_lengths_on_a_gpu() -> None:
         sent = [FrameItem(g.data, len(t), lanes, steps) for g, t in zip(got, chosen, strict=True)]
         for decoded, text in zip(c.decode(sent), chosen, strict=True):
             assert np.array_equal(decoded, text)
+
+
+def behind(name: str) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+    """Random ids, one block and several, and the context of each: none, one of every length that counts, and some that are shared."""
+    shape = model(name).shape
+    rng = np.random.default_rng(9)
+    many = [1, 31, 33, shape.memory - 1, shape.memory, shape.memory + 1, 3 * shape.memory, 0]
+    known: list[np.ndarray | None] = [rng.integers(0, shape.vocab, n) for n in many]
+    known += [known[1], known[5], None]
+    lengths = [7, 60, 130, 33, 1, 70, 20, 5, 90, 2, 40]
+    return [rng.integers(0, shape.vocab, n) for n in lengths], known
+
+
+def check_contexts(
+    c: CudaCoder, name: str, lanes: int | None, steps: int | None, *, only: slice = slice(None)
+) -> None:
+    """Frames behind contexts are the reference's, and decode, all together."""
+    all_texts, all_known = behind(name)
+    texts, known = all_texts[only], all_known[only]
+    want = reference(name).encode(texts, contexts=known, lanes=lanes, steps=steps)
+    got = c.encode(texts, contexts=known, lanes=lanes, steps=steps)
+    assert [(g.data, g.blocks) for g in got] == [(w.data, w.blocks) for w in want]
+    sent = [FrameItem(w.data, len(t), lanes, steps, k) for w, t, k in zip(want, texts, known, strict=True)]
+    for decoded, text in zip(c.decode(sent), texts, strict=True):
+        assert np.array_equal(decoded, text)
+
+
+@emulated
+@pytest.mark.parametrize(
+    "name,lanes,steps", [("small", None, None), ("extreme", 3, 7), ("gated", 16, 4), ("gated, odd", 3, 7)]
+)
+def test_emulated_contexts_of_many(
+    name: str,
+    lanes: int | None,
+    steps: int | None,
+    libraries: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    check_contexts(coder(libraries, tmp_path_factory, name, 0), name, lanes, steps)
+
+
+@emulated
+@pytest.mark.parametrize("name", ["small", "extreme"])
+def test_emulated_contexts_by_wgmma(
+    name: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    check_contexts(coder(libraries, tmp_path_factory, name, 0, wide=True), name, 16, 4)
+
+
+@emulated
+def test_emulated_contexts_in_rounds(
+    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More contexts than run side by side, more sequences than there are slots, and memory for few contexts at a time."""
+    monkeypatch.setattr("pltz.plt_codec.cuda.contexts.SLOTS", 2)
+    monkeypatch.setattr("pltz.plt_codec.cuda.batch.ENCODE_SLOTS", 2)
+    monkeypatch.setattr("pltz.plt_codec.cuda.batch.SLOTS", 3)
+    c = coder(libraries, tmp_path_factory, "extreme", 0)
+    check_contexts(c, "extreme", 16, 4)
+    monkeypatch.setattr(c._device, "room", lambda: 16 * 1024)
+    check_contexts(c, "extreme", 3, 7)
+
+
+@emulated
+@pytest.mark.parametrize(
+    "name,clusters,grid", [("small", 2, 0), ("extreme", 2, 0), ("small", 2, 2), ("cold", 2, 2)]
+)
+def test_emulated_contexts_of_few(
+    name: str, clusters: int, grid: int, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    c = coder(libraries, tmp_path_factory, name, clusters, grid)
+    for only in (slice(1, 3), slice(6, 7)) if grid else (slice(1, 6),):
+        check_contexts(c, name, 16, 4, only=only)
+
+
+@emulated
+def test_who_waits_is_told_where_tokens_behind_a_context_come(
+    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    c = coder(libraries, tmp_path_factory, "small", 2, 2)
+    text, known = sequences("small")[3], sequences("small")[4]
+    (frame,) = reference("small").encode([text], contexts=[known], lanes=16, steps=4)
+    seen: list[list[int]] = []
+    with watching(lambda q: seen.append(list((ctypes.c_int32 * q.tokens).from_address(q.address)))):
+        c.decode([FrameItem(frame.data, len(text), 16, 4, known)])
+    assert seen == [text.tolist()]
+
+
+@on_gpu
+@pytest.mark.parametrize("name", sorted(SHAPES))
+@pytest.mark.parametrize("lanes,steps", LAYOUTS)
+@pytest.mark.parametrize("limits", [(0, 0), (3, 0), (3, 9)])
+def test_contexts_on_a_gpu(
+    name: str, lanes: int | None, steps: int | None, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eleven together, and few enough for each of the other ways."""
+    monkeypatch.setattr("pltz.plt_codec.cuda.coder.CLUSTER_LIMIT", limits[0])
+    monkeypatch.setattr("pltz.plt_codec.cuda.coder.GRID_LIMIT", limits[1])
+    c = CudaCoder(model(name))
+    check_contexts(c, name, lanes, steps)
+    for first in range(0, 11, 3):
+        check_contexts(c, name, lanes, steps, only=slice(first, first + 3))
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ["mini", "base"])
+def test_contexts_of_a_bundle_on_a_gpu(name: str) -> None:
+    """Contexts around M and around a group of keys, blocks after the first, one sequence and many: the frames of the compiled engine."""
+    try:
+        weights = Bundle.load(name).weights
+    except PltzError as exc:
+        pytest.skip(str(exc))
+    c, other = CudaCoder(weights), coder_of(weights)
+    rng = np.random.default_rng(11)
+    known = [rng.integers(0, 16384, n) for n in (1, 31, 32, 500, 1023, 1024, 1025, 3000)]
+    texts = [rng.integers(0, 16384, n) for n in (100, 500, 17, 1000, 4097, 63, 1, 300)]
+    for lanes, steps in ((None, None), (4, 128), (32, 16)):
+        want = other.encode(texts, contexts=known, lanes=lanes, steps=steps)
+        got = c.encode(texts, contexts=known, lanes=lanes, steps=steps)
+        assert [g.data for g in got] == [w.data for w in want]
+        sent = [FrameItem(g.data, len(t), lanes, steps, k) for g, t, k in zip(got, texts, known, strict=True)]
+        for decoded, text in zip(c.decode(sent), texts, strict=True):
+            assert np.array_equal(decoded, text)
+        for item, text in zip(sent, texts, strict=True):
+            assert np.array_equal(c.decode([item])[0], text)

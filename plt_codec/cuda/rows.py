@@ -1,0 +1,175 @@
+"""Rows: the positions of one iteration of the kernels of batch.cu, their buffers, and the launches that take them through the layers."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.plt_codec.cuda.model import Model
+from pltz.plt_codec.cuda.pack import up
+
+ROWS = 32768  # positions of one iteration, at most
+PRODUCT_SHARED = 96 << 10  # shared memory of the products of batch.cu
+QUERIES = 64  # of a block of its attention
+ATTEND_BLOCKS = 4096  # of its attention, at most; each goes through queries until none are left
+WIDE_QUERIES = 128  # of a block of the attention of wide.cu
+WIDE_SHARED = 48 << 10  # its shared memory: 32 KB of keys and values, 8 KB of weights at a multiple of that
+WIDE_ROWS = 16  # of a block of heads_wide
+ALIGNED = 256  # bytes, as what a device allocates
+STATE_TYPE = np.dtype(
+    [
+        (n, "i4")
+        for n in (
+            "rows",
+            "next",
+            "left",
+            "error",
+            "failed",
+            "slots",
+            "count",
+            "rows_max",
+            "decoding",
+            "epoch",
+        )
+    ]
+    + [("spare", "i4", 6), ("tokens", "i8")]
+)
+
+
+def packed(arrays: dict[str, npt.NDArray[Any]]) -> tuple[dict[str, int], npt.NDArray[np.uint8]]:
+    """Arrays one behind the other, each at a multiple of ALIGNED: where each begins, and the bytes of all."""
+    places: dict[str, int] = {}
+    size = 0
+    for name, array in arrays.items():
+        places[name] = size
+        size += up(array.nbytes, ALIGNED)
+    whole = np.zeros(size, np.uint8)
+    for name, array in arrays.items():
+        whole[places[name] :][: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return places, whole
+
+
+class Rows:
+    """Buffers on the device by name, and launches with them. What derives from it says which buffers there are.
+
+    ``slots``: sequences under way side by side. ``rows``: positions of an iteration, at most. ``wide``: attention is that of wide.cu.
+    """
+
+    slots: int
+    rows: int
+    wide: bool
+
+    def __init__(self, model: Model):
+        self.model, self.shape, self.device = model, model.shape, model.device
+        self._at: dict[str, int] = {}
+        self._within: dict[str, int] = {}  # buffers that are part of another
+
+    def _open(self, arrays: dict[str, npt.NDArray[Any]], sizes: dict[str, int]) -> None:
+        """Upload arrays, all at once, and allocate what else there is. Raises ModelError where memory does not suffice; nothing is held then."""
+        places, whole = packed(arrays)
+        try:
+            self._at["arrays"] = begin = self.device.alloc(whole.nbytes)
+            self.device.upload(begin, whole)
+            self._within = {name: begin + at for name, at in places.items()}
+            for name, size in sizes.items():
+                self._at[name] = self.device.alloc(size)
+        except Exception:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the buffers back."""
+        for address in self._at.values():
+            self.device.free(address)
+        self._at, self._within = {}, {}
+
+    def download(self, name: str, array: npt.NDArray[Any]) -> None:
+        """A buffer's content."""
+        self.device.download(self._address(name), array)
+
+    def _row_sizes(self) -> dict[str, int]:
+        """Bytes of the buffers that the layers need."""
+        s, r = self.shape, self.rows
+        dp, hidden = up(s.d, 64), up(s.hidden, 64)
+        return {
+            "pieces": self.slots * 16, "rows": r * 32, "x": r * dp * 4, "a": r * dp, "y": r * up(s.qkv, 64) * 2,
+            "q": r * s.heads * 64, "o": r * up(s.heads * s.head_dim, 64), "h": r * hidden,
+        }  # fmt: skip
+
+    def _address(self, name: str) -> int:
+        """Of a buffer or a tensor."""
+        return self._at.get(name) or self._within.get(name) or self.model.at[name]
+
+    def _launch(
+        self,
+        kernel: str,
+        grid: tuple[int, int, int],
+        threads: int,
+        *args: str | int | None,
+        shared: int = 0,
+        cluster: int = 1,
+        together: bool = False,
+    ) -> None:
+        """args: names of buffers or tensors (None: none), or numbers."""
+        values: list[Any] = [
+            self.model.pointers
+            if a == "model"
+            else ctypes.c_int32(a)
+            if isinstance(a, int)
+            else ctypes.c_void_p(a if a is None else self._address(a))
+            for a in args
+        ]
+        self.device.launch(kernel, grid, threads, values, shared, cluster, together)
+
+    def _collect(self, threads: int) -> None:
+        """Move the sequences on, and deal out the next rows."""
+        self._launch("collect", (1, 1, 1), threads, "state", "sessions", "slots", "pieces", shared=512)
+
+    def _gated(self, tensor: str) -> str | None:
+        """A tensor that contract 2 alone has."""
+        return tensor if self.shape.gated else None
+
+    def _product(self, kernel: str, n: int, *args: str | None) -> None:
+        """A product to n channels."""
+        grid = (-(-n // 128), -(-self.rows // 128), 1)
+        self._launch(kernel, grid, 256, "state", *args, shared=PRODUCT_SHARED)
+
+    def _layers(self, most: int, *, known: bool = False) -> None:
+        """Embeddings and all layers of the rows that were dealt out, `most` of a slot. known: for their keys and values alone."""
+        s, rows, go = self.shape, self.rows, self._launch
+        warps = (-(-rows // 8), 1, 1)
+        go("enter", warps, 256, "state", "sessions", "pieces", "rows", "tokens", "embed.w", "embed.m",
+           self._gated("layer.0.norm_in"), "x", "a")  # fmt: skip
+        queries = WIDE_QUERIES if self.wide else QUERIES
+        chunks = -(-most * (s.heads // s.kv_heads) // queries)
+        chunks = max(1, min(chunks, ATTEND_BLOCKS // (self.slots * s.kv_heads)))
+        for i in range(s.layers):
+            t = f"layer.{i}."
+            self._product("to_qkv", s.qkv, "a", t + "qkv.w", t + "qkv.m", "y")
+            if self.device.wide:
+                go("heads_wide", (-(-rows // WIDE_ROWS), 1, 1), 32 * WIDE_ROWS, "state", "rows", "y", "table.phase", "table.cos",
+                   "table.sin", i, "q", "caches", "memory", int(self.wide), shared=64 * WIDE_ROWS * s.kv_heads)  # fmt: skip
+            else:
+                go("heads", warps, 256, "state", "rows", "y", "table.phase",
+                   "table.cos", "table.sin", i, "q", "caches", "memory")  # fmt: skip
+            if known and i + 1 == s.layers:
+                return
+            go("attend_wide" if self.wide else "attend", (chunks, s.kv_heads, self.slots), 256, "sessions", "pieces", "q",
+               "caches", "memory", i, t + "heat", "table.exp", "o",
+               shared=WIDE_SHARED if self.wide else (QUERIES * (2 + 72) + 64 * 32) * 4)  # fmt: skip
+            self._product("to_out", s.d, "o", t + "out.w", t + "out.m", "x")
+            go("norms", warps, 256, "state", "x", self._gated(t + "norm_mid"), "a")
+            channels = 2 * up(s.hidden, 64) if s.gated else s.hidden
+            self._product("to_up", channels, "a", t + "up.w", t + "up.m", self._gated("table.act"), "h")
+            self._product("to_down", s.d, "h", t + "down.w", t + "down.m", "x")
+            after = f"layer.{i + 1}.norm_in" if i + 1 < s.layers else "norm_out"
+            go("norms", warps, 256, "state", "x", self._gated(after), "a")
