@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 def init(place: str, parity: float | None, as_json: bool) -> None:
     """Make an empty archive in DIR, which may exist but holds no archive.
 
-    With a key (--key-file, --key-command, --passphrase-env, --passphrase) it is sealed: everything in it is encrypted, and sessions and
-    tenants can be erased for good. Without the key nothing in it can ever be read again: keep the key.
+    With a key (--key-file, --key-command, --passphrase-env, --passphrase) it is sealed: everything in it is encrypted, and sessions,
+    tenants and shared base prompts can be erased for good. Without the key nothing in it can ever be read again: keep the key.
     """
     from pltz.archive.archive import Archive
     from pltz.archive.parity import SHARE, SHARED
@@ -86,7 +86,8 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
     "base",
     type=nonempty,
     metavar="BASE",
-    help="Share system prompts, under this name, with all tenants.  [default: within the tenant]",
+    help="Share system prompts, under this name, with all tenants; they are erased by that name, not with a session.  "
+    "[default: within the tenant]",
 )
 @click.option(
     "--time",
