@@ -1,0 +1,960 @@
+"""The operations of a torture run: what each asks for, does in a child, and acknowledges.
+
+An operation is planned in the parent (`plan`), which leases what it will change, so that no two change one
+session at once and the record stays exact. It works in a child (`work`), and each line that the child said
+is noted in the record (`heard`). How it ended is noted last (`ended`), with a reason where an error is none
+of those that the archive may give beside others."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import BytesCodec, Coded, Plain, SegmentCodec
+from pltz.archive.context import ALONE
+from pltz.archive.errors import NotFound
+from pltz.archive.hooks import worker
+from pltz.archive.hooks.hook import EvictionHook, HookSettings
+from pltz.archive.keyring import Keyring
+from pltz.archive.keys import Secret
+from pltz.archive.new_session import NewSession
+from pltz.archive.nightly import config, freeze, job
+from pltz.archive.pack import Damage, Pack
+from pltz.archive.repair import Repairer
+from pltz.archive.sessions import Item, SessionArchive, codecs_of
+from pltz.archive.store import open_store
+from pltz.archive.transfer import copy
+from pltz.archive.view import Version
+from pltz.cli.torture_child import Line, Voice
+from pltz.cli.torture_record import Key, Record, Seen, Session, digest_of
+from pltz.models.bundle import Bundle
+from pltz.models.session import Session as Content
+from pltz.plt_codec.errors import FormatError, PltzError
+
+TENANTS = ("acme", "blue", "cyan")
+HOOK, NIGHT = (
+    "hook",
+    "night",
+)  # tenants of sessions that come through the journal, and from the nightly job's files
+NIGHT_KEEP = 2  # versions of each session that the nightly job keeps
+MARK = re.compile(rb"<[0-9]+>")
+WORDS = (
+    "freeze",
+    "a",
+    "session",
+    "of",
+    "the",
+    "model",
+    "and",
+    "thaw",
+    "it",
+    "bit",
+    "for",
+    "bit",
+    "years",
+    "later",
+)
+KEY = Secret(b"the key of the torture run", 0)
+KEY_FILE = "night.key"
+AT_ONCE = 64  # versions decoded side by side
+GETS = 30  # sessions that a check gets one by one
+
+
+@dataclass(frozen=True)
+class World:
+    """Where everything is. ``sealed``: whether the main archive is; the copy is what the main archive is
+    not."""
+
+    folder: Path
+    sealed: bool
+    bundle: Bundle
+    codecs: list[SegmentCodec]
+    fault: str | None = None
+
+    @classmethod
+    def make(cls, folder: Path, sealed: bool, fault: str | None) -> World:
+        """Load the bundle, and make ready what takes long, so that children have it from their parent."""
+        bundle = Bundle.load("mini")
+        codecs = codecs_of([bundle], threads=1)
+        for size in (1 << 10, 1 << 11):  # a compressor for each window takes half a second
+            codecs[1].encode([Plain(np.zeros(size, np.uint8), np.zeros(0, np.int64))])
+        return cls(folder, sealed, bundle, codecs, fault)
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "journal"
+
+    def place(self, name: str) -> Path:
+        """Return the folder of an archive: "main" or "copy"."""
+        return self.folder / name
+
+    def key(self, name: str) -> Secret | None:
+        """Return what opens an archive, None for one that is not sealed."""
+        return KEY if self.sealed == (name == "main") else None
+
+    def open(self, name: str) -> SessionArchive:
+        """Open an archive with the bundle, to put chats and to read everything."""
+        archive = Archive.open(self.place(name), self.codecs, key=self.key(name))
+        return SessionArchive(archive, [self.bundle])
+
+    def open_plain(self, name: str) -> Archive:
+        """Open an archive so that texts are put as bytes without the model."""
+        return Archive.open(self.place(name), [BytesCodec(), *self.codecs], key=self.key(name))
+
+
+@dataclass
+class Draw:
+    """What a plan may draw from: the dice, the record, and what is leased."""
+
+    dice: Random
+    record: Record
+    world: World
+    leased: set[Any] = field(default_factory=set)
+    again: list[list[Put]] = field(default_factory=list)
+
+    def free(self, tenants: Iterable[str] = (*TENANTS, HOOK), *, known: bool = True) -> list[Key]:
+        """Return the keys of sessions that no operation holds; ``known``: such as have a version."""
+        return [
+            key
+            for key, session in self.record.main.items()
+            if key[0] in tenants
+            and (session.known or not known)
+            and session.settled
+            and not session.erasing
+            and key not in self.leased
+            and key[0] not in self.leased
+        ]
+
+    def some(self, keys: list[Key], most: int) -> list[Key]:
+        """Return up to ``most`` of the keys."""
+        return self.dice.sample(keys, min(len(keys), self.dice.randint(1, most)))
+
+
+class Operation:
+    """One operation. ``leases``: what it holds until it ended; ``place``: the archive it works on."""
+
+    kind = ""
+    allowed = r"Fenced: "  # errors that may come of what others do beside
+
+    def __init__(self) -> None:
+        self.leases: set[Any] = set()
+        self.place = "main"
+        self.stamp = 0
+
+    def plan(self, draw: Draw) -> bool:
+        """Choose what to do, and note it in the record as asked. False: there is nothing to do."""
+        return True
+
+    def asked(self) -> Any:
+        """Return what is asked, for the log."""
+        return self.place
+
+    def work(self, world: World, voice: Voice) -> None:
+        """Do it, in a child."""
+        raise NotImplementedError
+
+    def heard(self, record: Record, facts: Line) -> str | None:
+        """Note an acknowledgement; what is wrong with it, if anything."""
+        return None
+
+    def ended(self, record: Record, ending: str) -> None:
+        """Note that it is over."""
+
+
+# ---- writers
+
+
+@dataclass(frozen=True)
+class Put:
+    """A version to put. ``parts``: its segments as bytes, of which the first ``shared`` belong to the base;
+    or the messages of a chat."""
+
+    key: Key
+    parts: tuple[Any, ...]
+    shared: int
+    base: str
+    labels: dict[str, str]
+    digest: str
+
+
+class Texts(Operation):
+    """Put texts as plain bytes, in several commits: new sessions, longer versions, versions that have
+    nothing in common with the last."""
+
+    kind = "put"
+    prefix = "t"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commits: list[list[Put]] = []
+
+    def plan(self, draw: Draw) -> bool:
+        dice = draw.dice
+        if draw.again and dice.random() < 0.5:
+            puts = [p for p in draw.again.pop() if p.key not in draw.leased and p.key[0] not in draw.leased]
+            mine = [p for p in puts if p.key[1].startswith(self.prefix) and p.key in draw.record.main]
+            self.commits = [mine] if mine else []
+        for _ in range(0 if self.commits else dice.randint(1, 4)):
+            commit = [put for _ in range(dice.randint(1, 6)) if (put := self._new(draw))]
+            if commit:
+                self.commits.append(commit)
+                self.leases |= {put.key for put in commit}
+        self.leases = {put.key for commit in self.commits for put in commit}
+        for commit in self.commits:
+            for put in commit:
+                session = draw.record.main[put.key]
+                if not any(k.digest == put.digest for k in session.known):
+                    session.pending.add(put.digest)
+        return bool(self.commits)
+
+    def _new(self, draw: Draw) -> Put | None:
+        dice, mark = draw.dice, draw.record.mark()
+        tenant = dice.choice(TENANTS)
+        if tenant in draw.leased:
+            return None
+        old = [k for k in draw.free([tenant], known=False) if k[1].startswith(self.prefix)]
+        key = dice.choice(old) if old and dice.random() < 0.5 else (tenant, f"{self.prefix}{mark}")
+        if key in self.leases:
+            return None
+        self.leases.add(key)
+        session = draw.record.main.setdefault(key, Session())
+        if session.style is None:
+            session.style = dice.choice(["", "base-0", "base-1"]), dice.random() < 0.5
+        if dice.random() < 0.3:
+            session.parts = []
+        session.marks.add(mark)
+        return self._put(dice, key, session, mark)
+
+    def _put(self, dice: Random, key: Key, session: Session, mark: str) -> Put:
+        base, prompted = session.style
+        session.parts = [*session.parts[-6:], _text(dice, mark).encode()]
+        head = [prompt(base)] if base else []
+        head += [prompt(key[0])] if prompted else []
+        parts = (*head, *session.parts)
+        labels = {"mark": mark}
+        return Put(key, parts, int(bool(base)), base, labels, digest_of("text", b"".join(parts), labels))
+
+    def asked(self) -> Any:
+        return [[[*put.key, put.digest] for put in commit] for commit in self.commits]
+
+    def work(self, world: World, voice: Voice) -> None:
+        archive = world.open_plain("main")
+        voice.begin()
+        for commit in self.commits:
+            if world.fault == "early-put":
+                for put in commit:
+                    voice.ack(key=put.key, digest=put.digest)
+            sessions = [
+                NewSession(
+                    p.key[1],
+                    [_bytes(part) for part in p.parts],
+                    p.key[0],
+                    p.shared,
+                    p.base or "base",
+                    p.labels,
+                    "text",
+                )
+                for p in commit
+            ]
+            receipts = archive.put(sessions)
+            for put, receipt in zip(commit, receipts, strict=True):
+                if world.fault != "early-put":
+                    voice.ack(key=put.key, digest=put.digest, version=receipt.version.hex())
+
+    def heard(self, record: Record, facts: Line) -> str | None:
+        record.main[tuple(facts["key"])].acknowledge(facts["digest"], facts.get("version", ""))
+        return None
+
+
+class Chats(Texts):
+    """Put chats, coded by the bundle."""
+
+    kind = "put chats"
+    prefix = "c"
+
+    def _put(self, dice: Random, key: Key, session: Session, mark: str) -> Put:
+        turn = {"role": "user", "content": _text(dice, mark)}
+        answer = {"role": "assistant", "content": " ".join(dice.choices(WORDS, k=6))}
+        session.parts = [*session.parts[-4:], turn, answer]
+        base = session.style[0]
+        head = [{"role": "system", "content": prompt(base).decode()}] if base else []
+        labels = {"mark": mark}
+        parts = (*head, *session.parts)
+        return Put(key, parts, 0, base, labels, digest_of("chat", _chat(parts).to_bytes(), labels))
+
+    def work(self, world: World, voice: Voice) -> None:
+        sessions = world.open("main")
+        voice.begin()
+        for commit in self.commits:
+            items = [Item(p.key[1], _chat(p.parts), p.key[0], p.labels, base=p.base or None) for p in commit]
+            for put, stored in zip(commit, sessions.put(items), strict=True):
+                assert stored.receipt is not None
+                voice.ack(key=put.key, digest=put.digest, version=stored.receipt.version.hex())
+
+
+# ---- forgetting and erasing
+
+
+class Forget(Operation):
+    """Forget versions, one commit of marks."""
+
+    kind = "forget"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chosen: dict[Key, list[str]] = {}
+
+    def plan(self, draw: Draw) -> bool:
+        keys = [k for k in draw.free() if any(v.version for v in draw.record.main[k].live)]
+        for key in draw.some(keys, 8):
+            versions = [v for v in draw.record.main[key].live if v.version]
+            chosen = versions if draw.dice.random() < 0.6 else [draw.dice.choice(versions)]
+            for known in chosen:
+                known.forgotten = None
+            self.chosen[key] = [known.version for known in chosen]
+        self.leases = set(self.chosen)
+        return bool(self.chosen)
+
+    def asked(self) -> Any:
+        return [[*key, versions] for key, versions in self.chosen.items()]
+
+    def work(self, world: World, voice: Voice) -> None:
+        archive = world.open_plain("main")
+        voice.begin()
+        archive.forget([v for found in self._versions(archive) for v in found])
+        voice.ack(forgotten=True)
+
+    def _versions(self, archive: Archive) -> Iterable[list[Version]]:
+        for (tenant, name), wanted in self.chosen.items():
+            found = [v for v in archive.history(name, tenant) if v.id.hex() in wanted]
+            if len(found) != len(wanted):
+                raise NotFound(f"versions of {name!r} of tenant {tenant!r} are gone")
+            yield found
+
+    def heard(self, record: Record, facts: Line) -> str | None:
+        for key, versions in self.chosen.items():
+            for known in record.main[key].known:
+                if known.version in versions:
+                    known.forgotten = facts["forgotten"]
+        return None
+
+
+class Undelete(Forget):
+    """Bring forgotten versions back, of one session; those that a collector took are not to be had."""
+
+    kind = "undelete"
+    allowed = r"Fenced: |NotFound: |ArchiveError: a segment of this version is already gone"
+
+    def plan(self, draw: Draw) -> bool:
+        sessions = draw.record.main
+        keys = [
+            k for k in draw.free() if any(v.forgotten and v.version and v.digest for v in sessions[k].known)
+        ]
+        if not keys:
+            return False
+        key = draw.dice.choice(keys)
+        chosen = [v for v in sessions[key].known if v.forgotten and v.version and v.digest]
+        for known in chosen:
+            known.forgotten = None
+        self.chosen = {key: [known.version for known in chosen]}
+        self.leases = {key}
+        return True
+
+    def work(self, world: World, voice: Voice) -> None:
+        archive = world.open_plain("main")
+        voice.begin()
+        archive.restore([v for found in self._versions(archive) for v in found])
+        voice.ack(forgotten=False)
+
+
+class Erase(Operation):
+    """Erase a session: all its versions."""
+
+    kind = "erase"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[Key] = []
+
+    def plan(self, draw: Draw) -> bool:
+        begun = [
+            k
+            for k, s in draw.record.main.items()
+            if s.erasing and k not in draw.leased and k[0] not in draw.leased
+        ]
+        keys = begun if begun and draw.dice.random() < 0.3 else draw.free()
+        if not draw.world.sealed or not keys:
+            return False
+        self.keys = [draw.dice.choice(keys)]
+        self.leases = set(self.keys)
+        self._note(draw)
+        return True
+
+    def _note(self, draw: Draw) -> None:
+        """Note what is asked. A put that is to be asked again must not bring back what was erased."""
+        if any(draw.record.main[key].erasing for key in self.keys):
+            self.allowed = r"Fenced: |NotFound: "  # one that was killed may have done it
+        for key in self.keys:
+            draw.record.main[key].erasing = True
+        draw.again[:] = [[p for p in puts if p.key not in self.keys] for puts in draw.again]
+
+    def asked(self) -> Any:
+        return self.keys
+
+    def work(self, world: World, voice: Voice) -> None:
+        archive = Archive.open(world.place("main"), [], key=KEY)
+        voice.begin()
+        tenant, name = self.keys[0]
+        if world.fault != "early-erase":
+            archive.erase(tenant, name)
+        voice.ack(erased=True)
+
+    def heard(self, record: Record, facts: Line) -> str | None:
+        for key in self.keys:
+            record.bury(key)
+        self.keys = []
+        return None
+
+
+class EraseTenant(Erase):
+    """Erase all of a tenant."""
+
+    kind = "erase tenant"
+
+    def plan(self, draw: Draw) -> bool:
+        tenants = [
+            t
+            for t in TENANTS
+            if t not in draw.leased and not any(k[0] == t for k in draw.leased if isinstance(k, tuple))
+        ]
+        tenants = [t for t in tenants if any(k[0] == t and s.known for k, s in draw.record.main.items())]
+        if not draw.world.sealed or not tenants:
+            return False
+        self.tenant = draw.dice.choice(tenants)
+        self.keys = [key for key in draw.record.main if key[0] == self.tenant]
+        self.leases = {self.tenant, *self.keys}
+        self._note(draw)
+        return True
+
+    def asked(self) -> Any:
+        return self.tenant
+
+    def work(self, world: World, voice: Voice) -> None:
+        archive = Archive.open(world.place("main"), [], key=KEY)
+        voice.begin()
+        archive.erase(self.tenant)
+        voice.ack(erased=True)
+
+
+# ---- upkeep
+
+
+class Upkeep(Operation):
+    """What changes where things lie, and nothing of what there is."""
+
+    def plan(self, draw: Draw) -> bool:
+        self.place = "copy" if draw.dice.random() < 0.25 else "main"
+        self.number = draw.dice.random()
+        return True
+
+
+class Collect(Upkeep):
+    """Collect without any grace: delete what earlier runs condemned, condemn what is small or mostly
+    dead."""
+
+    kind = "collect"
+    allowed = (
+        r"ArchiveError: (another collector is deleting|a collector keeps moving)"
+        # of a version that was not acknowledged
+        r"|ArchiveError: segment [0-9a-f]+ of a live session is missing"
+    )
+
+    def work(self, world: World, voice: Voice) -> None:
+        archive = Archive.open(world.place(self.place), [], key=world.key(self.place))
+        small = 16 << 20 if self.number < 0.7 else 4096  # bytes
+        voice.begin()
+        done = archive.collect(grace=0, small=small)
+        voice.ack(copied=done.copied, deleted=done.deleted, condemned=done.condemned)
+
+
+class Repair(Upkeep):
+    """Repair, of which all must come out whole."""
+
+    kind = "repair"
+
+    def work(self, world: World, voice: Voice) -> None:
+        store = open_store(world.place(self.place))
+        voice.begin()
+        done = Repairer(store).run()
+        voice.ack(
+            restored=done.restored,
+            remade=done.remade,
+            aside=done.aside,
+            whole=done.whole,
+            broken=done.broken,
+            lost=len(done.lost),
+            missing=done.missing,
+            unnamed=len(done.unnamed),
+            uncounted=done.uncounted,
+        )
+
+    def heard(self, record: Record, facts: Line) -> str | None:
+        lost = {name: facts[name] for name in ("broken", "missing", "unnamed", "uncounted") if facts[name]}
+        return f"repair says that something is lost: {lost}" if lost else None
+
+
+class Rebuild(Upkeep):
+    """Throw all indexes away and make one from the packs."""
+
+    kind = "rebuild"
+
+    def work(self, world: World, voice: Voice) -> None:
+        archive = Archive.open(world.place(self.place), [], key=world.key(self.place))
+        voice.begin()
+        archive.rebuild()
+        voice.ack()
+
+
+class Merge(Upkeep):
+    """Put an index over what none covers, and merge it with others."""
+
+    kind = "merge indexes"
+
+    def work(self, world: World, voice: Voice) -> None:
+        archive = Archive.open(world.place(self.place), [], key=world.key(self.place))
+        voice.begin()
+        archive.write_index(everything=self.number < 0.5)
+        voice.ack()
+
+
+class Verify(Upkeep):
+    """Verify beside all the others."""
+
+    kind = "verify"
+
+    def work(self, world: World, voice: Voice) -> None:
+        archive = world.open(self.place).archive
+        voice.begin()
+        report = archive.verify(decode=self.number < 0.5)
+        voice.ack(
+            problems=[f"{p.kind} {p.name}: {p.what}" for p in report.problems], unreadable=report.unreadable
+        )
+
+    def heard(self, record: Record, facts: Line) -> str | None:
+        bad = facts["problems"] or facts["unreadable"]
+        return f"verify beside others says: {facts}" if bad else None
+
+
+class Read(Operation):
+    """Get sessions while others are at work."""
+
+    kind = "get"
+
+    def plan(self, draw: Draw) -> bool:
+        keys = [k for k in draw.record.main if k[0] in (*TENANTS, HOOK)]
+        self.keys = draw.some(keys, 20) if keys else []
+        return bool(self.keys)
+
+    def asked(self) -> Any:
+        return self.keys
+
+    def work(self, world: World, voice: Voice) -> None:
+        sessions = world.open("main")
+        voice.begin()
+        for tenant, name in self.keys:
+            voice.ack(key=(tenant, name), digest=_got(sessions, (tenant, name)))
+
+    def heard(self, record: Record, facts: Line) -> str | None:
+        key, digest = tuple(facts["key"]), facts["digest"]
+        session = record.main.get(key)
+        if session is None:  # erased meanwhile
+            return None if digest is None else f"{key} was erased, and get gave {digest}"
+        if digest in session.possible() or (session.stamp > self.stamp and digest is None):
+            return None
+        if session.pending and str(digest).startswith("LostError"):  # a version that was not acknowledged
+            return None
+        if session.stamp > self.stamp and digest in {k.digest for k in session.known}:
+            return None
+        return f"get of {key} gave {digest}, and {session.possible()} is possible"
+
+
+class Copy(Operation):
+    """Copy sessions with their histories to the other archive."""
+
+    kind = "copy"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chosen: dict[Key, list[str]] = {}
+        self.digests: dict[str, str] = {}
+
+    def plan(self, draw: Draw) -> bool:
+        main, there = draw.record.main, draw.record.copy
+        keys = [
+            k for k in draw.free() if ("copy", *k) not in draw.leased and any(v.version for v in main[k].live)
+        ]
+        for key in draw.some(keys, 8) if keys else []:
+            live = [v for v in main[key].live if v.version]
+            self.chosen[key] = [v.version for v in live]
+            self.digests |= {v.version: v.digest for v in live}
+            session = there.setdefault(key, Session())
+            session.pending |= {v.digest for v in live} - {k.digest for k in session.known}
+        self.leases = {("copy", *key) for key in self.chosen}
+        return bool(self.chosen)
+
+    def asked(self) -> Any:
+        return [[*key, versions] for key, versions in self.chosen.items()]
+
+    def work(self, world: World, voice: Voice) -> None:
+        source, to = (world.open_plain(place) for place in ("main", "copy"))
+        versions: list[Version] = []
+        for (tenant, name), wanted in self.chosen.items():
+            versions += [v for v in source.history(name, tenant) if v.id.hex() in wanted and not v.forgotten]
+        voice.begin()
+        for done in copy(source, versions, to):
+            voice.ack(key=(done.version.tenant, done.version.name), version=done.version.id.hex())
+
+    def heard(self, record: Record, facts: Line) -> str | None:
+        session, digest = record.copy[tuple(facts["key"])], self.digests[facts["version"]]
+        if not any(k.digest == digest for k in session.known):
+            session.acknowledge(digest)
+        return None
+
+
+# ---- the hook and the night
+
+
+class Evict(Operation):
+    """Be a serving process: hand sessions to the hook, and say which are durable in the journal."""
+
+    kind = "evict"
+
+    def plan(self, draw: Draw) -> bool:
+        dice, self.rounds = draw.dice, list[list[tuple[Key, list[int], dict[str, str], str]]]()
+        for _ in range(dice.randint(1, 4)):
+            rows = []
+            for _ in range(dice.randint(1, 5)):
+                mark = draw.record.mark()
+                key = (HOOK, f"h{mark}")
+                session = draw.record.main[key] = Session(settled=False)
+                ids: list[int] = list(range(300, 300 + dice.choice([0, 40])))
+                for _ in range(dice.randint(1, 2)):
+                    ids = ids + [dice.randrange(300, 4000) for _ in range(dice.randint(1, 30))]
+                    labels = {"mark": mark}
+                    digest = digest_of("ids", Content("ids", ids).to_bytes(), labels)
+                    session.marks.add(mark)
+                    session.pending.add(digest)
+                    rows.append((key, ids, labels, digest))
+            self.rounds.append(rows)
+        return True
+
+    def asked(self) -> Any:
+        return [[[*key, digest] for key, _, _, digest in rows] for rows in self.rounds]
+
+    def work(self, world: World, voice: Voice) -> None:
+        settings = HookSettings(flush_seconds=0.01, segment_bytes=2048)
+        with EvictionHook.open(world.journal, worker="none", settings=settings) as hook:
+            voice.begin()
+            for rows in self.rounds:
+                tickets = [
+                    hook.on_evict(key[1], ids, tenant=key[0], tags=labels, prefixes=(40,))
+                    for key, ids, labels, _ in rows
+                ]
+                hook.flush(30)
+                for ticket, (key, _, _, digest) in zip(tickets, rows, strict=True):
+                    if ticket and hook.durable(ticket):
+                        voice.ack(key=key, digest=digest)
+
+    def heard(self, record: Record, facts: Line) -> str | None:
+        record.main[tuple(facts["key"])].acknowledge(facts["digest"])
+        return None
+
+
+class Drain(Operation):
+    """Be the hook's worker: bring the journal to the archive."""
+
+    kind = "drain"
+    wait = 0.0  # seconds for another worker
+
+    def work(self, world: World, voice: Voice) -> None:
+        voice.begin()
+        done = worker.drain(
+            world.journal,
+            world.place("main"),
+            bundle=world.bundle,
+            key=world.key("main"),
+            threads=1,
+            batch_tokens=150,
+            wait=self.wait,
+        )
+        voice.ack(
+            stored=done.stored,
+            unchanged=done.unchanged,
+            damaged=done.damaged,
+            busy=done.busy,
+            refused=done.refused,
+        )
+
+    def heard(self, record: Record, facts: Line) -> str | None:
+        return f"the worker refused: {facts['refused']}" if facts["refused"] else None
+
+
+class Nightly(Operation):
+    """Run the nightly job: JSONL files into the archive, retention, collect, verify."""
+
+    kind = "nightly"
+    fresh = True  # whether sources have new lines
+
+    def plan(self, draw: Draw) -> bool:
+        if NIGHT in draw.leased:
+            return False
+        self.leases = {NIGHT}
+        dice, folder = draw.dice, draw.world.folder / "night"
+        if self.fresh and dice.random() < 0.7:
+            lines = [self._line(draw) for _ in range(dice.randint(1, 6))]
+            number = len(list(folder.iterdir()))
+            (folder / f"{number:06d}.jsonl").write_text("".join(line + "\n" for line in lines))
+        self.until = {key: len(s.asked) for key, s in draw.record.main.items() if key[0] == NIGHT}
+        for key, many in self.until.items():
+            session = draw.record.main[key]
+            old = set(session.asked[: max(0, many - NIGHT_KEEP)])
+            for known in session.known:
+                if known.digest in old:
+                    known.forgotten = None
+        return True
+
+    def _line(self, draw: Draw) -> str:
+        dice, mark = draw.dice, draw.record.mark()
+        old = [k for k in draw.record.main if k[0] == NIGHT]
+        key = dice.choice(old) if old and dice.random() < 0.5 else (NIGHT, f"n{mark}")
+        session = draw.record.main.setdefault(key, Session(settled=False))
+        session.settled = False
+        session.parts = [*session.parts[-4:], {"role": "user", "content": _text(dice, mark)}]
+        value = {"id": key[1], "messages": list(session.parts)}
+        digest = digest_of("chat", Content("chat", value).to_bytes(), {"from": "night"})
+        session.asked.append(digest)
+        session.pending.add(digest)
+        session.marks.add(mark)
+        return json.dumps(value)
+
+    def asked(self) -> Any:
+        return [[*key, many] for key, many in self.until.items()]
+
+    def work(self, world: World, voice: Voice) -> None:
+        # Use what the parent made ready, and draw no plots: these take longer than the job.
+        setattr(Bundle, "load", lambda *_: world.bundle)  # noqa: B010
+        setattr(freeze, "codecs_of", lambda *_, **__: world.codecs)  # noqa: B010
+        sys.modules["matplotlib"] = None  # type: ignore[assignment]
+        settings = config.load(world.folder / "night.toml")
+        voice.begin()
+        report = job.run(settings)
+        voice.ack(
+            code=report["exit_code"],
+            failures=report["failures"],
+            refused=report["refused"],
+            verify=report["verify"],
+        )
+
+    def heard(self, record: Record, facts: Line) -> str | None:
+        unexpected = [
+            f for f in facts["failures"] if not re.search(Collect.allowed.replace("ArchiveError: ", ""), f)
+        ]
+        if facts["refused"] or unexpected or facts["code"] not in (0, 3, 7):
+            return f"the nightly job says: {facts}"
+        if any(not f.startswith("collect: ") for f in facts["failures"]):
+            return None
+        for key, many in self.until.items():
+            session = record.main[key]
+            old = session.asked[: max(0, many - NIGHT_KEEP)]
+            for digest in session.asked[:many]:
+                if digest in session.pending:
+                    session.acknowledge(digest)
+                    session.known[-1].forgotten = None if digest in old else False
+        return None
+
+
+# ---- looking
+
+
+def look(world: World, place: str, keys: list[Key], voice: Voice) -> None:
+    """Read all of an archive at rest, in a child, and say what there is."""
+    sessions = world.open(place)
+    archive = sessions.archive
+    voice.begin()
+    report = archive.verify(decode=True)
+    voice.tell({"problems": [f"{p.kind} {p.name}: {p.what}" for p in report.problems]})
+    voice.tell({"lost": [v.id.hex() for v in report.lost]})
+    counts = {
+        "packs": report.packs,
+        "records": report.records,
+        "decoded": report.decoded,
+        "unreadable": report.unreadable,
+        "undecoded": report.undecoded,
+    }
+    voice.tell({"report": counts})
+    digests: dict[str, str] = {}
+    for versions in _batches(archive.ls(forgotten=True, history=True)):
+        for v, content in zip(versions, _contents(sessions, versions), strict=True):
+            digest = error = ""
+            if isinstance(content, PltzError):
+                error = _named(content)
+            else:
+                digest = _digest(content, v.labels)
+            digests[v.id.hex()] = digest or error
+            voice.tell({"version": [v.tenant, v.name, v.id.hex(), v.forgotten, digest, error]})
+    for key in keys:
+        voice.tell({"get": [key, _last(archive, key, digests)]})
+    for key in keys[-GETS:]:
+        voice.tell({"get": [key, _got(sessions, key)]})
+    voice.tell({"opened": sorted(_opened(archive))})
+
+
+def _batches(versions: Iterable[Version]) -> Iterator[list[Version]]:
+    rest = iter(versions)
+    while batch := list(itertools.islice(rest, AT_ONCE)):
+        yield batch
+
+
+def _contents(sessions: SessionArchive, versions: list[Version]) -> Iterator[Content | PltzError]:
+    """Yield what versions read as, decoded side by side; one by one where one of them does not read."""
+    try:
+        yield from list(map(sessions.session, sessions.archive.towers(versions)))
+    except PltzError:
+        for version in versions:
+            try:
+                yield sessions.read(version)
+            except PltzError as exc:
+                yield exc
+
+
+def _last(archive: Archive, key: Key, digests: dict[str, str]) -> str | None:
+    """Return the digest of the version that a get would read; None where there is none; else the error."""
+    tenant, name = key
+    try:
+        version = archive.version(name, tenant).id.hex()
+    except NotFound:
+        return None
+    except PltzError as exc:
+        return _named(exc)
+    return digests.get(version, f"version {version}, which is not listed")
+
+
+def _named(exc: PltzError) -> str:
+    return f"{type(exc).__name__}: {exc}"
+
+
+def heard(seen: Seen, line: Line) -> None:
+    """Take in what `look` said."""
+    [(what, value)] = line.items()
+    match what:
+        case "problems":
+            seen.problems += value
+        case "lost":
+            seen.lost |= set(value)
+        case "report":
+            seen.report = value
+            seen.problems += [f"{name}: {value[name]}" for name in ("unreadable", "undecoded") if value[name]]
+        case "version":
+            seen.versions.append(tuple(value))
+        case "get":
+            seen.gets.setdefault(tuple(value[0]), set()).add(value[1])
+        case "opened":
+            seen.opened |= set(value)
+
+
+def _opened(archive: Archive) -> set[str]:
+    """Return the marks in all records of a sealed archive that open, from the raw packs: in tags, and in
+    texts of plain bytes."""
+    keys, marks = archive.keys, set[bytes]()
+    if not isinstance(keys, Keyring):
+        return set()
+    codecs = {codec.bundle_id: codec for codec in archive.codecs if codec.tokenizer == BytesCodec.tokenizer}
+    for name in archive.store.list("packs"):
+        pack = Pack.of(archive.store.view(f"packs/{name}"))
+        for item in pack.scan():
+            if isinstance(item, Damage):
+                continue
+            record, context = item[1], pack.head.contexts[item[1].context]
+            with suppress(NotFound, FormatError):
+                if record.name is not None:
+                    marks |= set(MARK.findall(keys.session(context, record)[2]))
+            with suppress(NotFound, FormatError):
+                if record.id is not None and context.bundle in codecs and context.mode == ALONE:
+                    bits = keys.bits(context, record)
+                    [tokens] = codecs[context.bundle].decode(
+                        [Coded(bits, record.tokens, np.zeros(0, np.int64))]
+                    )
+                    marks |= set(MARK.findall(tokens.astype(np.uint8).tobytes()))
+    return {mark.decode() for mark in marks}
+
+
+def _got(sessions: SessionArchive, key: Key) -> str | None:
+    """Return the digest of what a get gives; None where there is no such session; else the error."""
+    tenant, name = key
+    try:
+        tower = sessions.archive.get(name, tenant)
+        return _digest(sessions.session(tower), tower.version.labels)
+    except NotFound:
+        return None
+    except PltzError as exc:
+        return _named(exc)
+
+
+def _digest(content: Content, labels: Any) -> str:
+    return digest_of(content.kind, content.to_bytes(), labels)
+
+
+def prompt(name: str) -> bytes:
+    """Return the prompt that sessions of a base, or of a tenant, have in common. No mark stands in it: it
+    survives an erasure."""
+    return (
+        f"You are the assistant of {name}. Be brief, be exact, and say so where you do not know. " * 4
+    ).encode()
+
+
+def _text(dice: Random, mark: str) -> str:
+    """Return some words, or now and then many; the mark stands at their beginning."""
+    count = dice.choice([4, 10, 30]) if dice.random() < 0.97 else 3000
+    return f"{mark} " + " ".join(dice.choices(WORDS, k=count))
+
+
+def _bytes(part: bytes) -> Any:
+    return np.frombuffer(part, np.uint8).astype(np.int64)
+
+
+def _chat(parts: tuple[Any, ...]) -> Content:
+    return Content("chat", {"messages": list(parts)})
+
+
+OPERATIONS: dict[type[Operation], float] = {
+    Texts: 9,
+    Chats: 3,
+    Forget: 3,
+    Undelete: 3,
+    Erase: 4,
+    EraseTenant: 0.3,
+    Collect: 6,
+    Repair: 3,
+    Rebuild: 2,
+    Merge: 2,
+    Verify: 1,
+    Read: 3,
+    Copy: 4,
+    Evict: 3,
+    Drain: 4,
+    Nightly: 3,
+}
+
+FAULTS: dict[str, type[Operation] | None] = {"early-put": Texts, "early-erase": Erase, "drop-pack": None}
+FAULTY = 20.0  # weight of the operation that has a fault

@@ -1,0 +1,212 @@
+"""The record of a torture run: what was asked of the archive, what it acknowledged, and what must be read
+from it.
+
+    record.main[("acme", "t-7")].acknowledge(digest, version)      # it must read back from now on
+    record.main[...].pending.add(digest)                           # it may be there, or not
+    compare(record, "main", seen)                                  # what of it is not so
+
+A child that is killed leaves doubt: what it was asked and did not acknowledge may have happened. A check
+finds the archive at rest, sees which it was, and from then on holds the archive to what was seen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Key = tuple[str, str]  # tenant, name
+
+
+@dataclass
+class Known:
+    """A version that is in the archive. ``digest``: of its content, "" for one that was never whole;
+    ``version``: its id in hex, "" where only the content was acknowledged; ``forgotten``: None where it was
+    asked and not acknowledged."""
+
+    digest: str
+    version: str = ""
+    forgotten: bool | None = False
+
+
+@dataclass
+class Session:
+    """A session as it has to be.
+
+    ``known``: versions, oldest first; ``pending``: digests that were asked and not acknowledged; ``asked``:
+    digests in the order in which the nightly job was given them; ``marks``: numbers that stand in its texts
+    and tags; ``erasing``: erased, perhaps; ``settled``: a get must find it, which is not so before a
+    journal is drained; ``stamp``: of the operation that changed it last."""
+
+    known: list[Known] = field(default_factory=list)
+    pending: set[str] = field(default_factory=set)
+    asked: list[str] = field(default_factory=list)
+    marks: set[str] = field(default_factory=set)
+    parts: list[Any] = field(default_factory=list)
+    style: Any = None
+    erasing: bool = False
+    settled: bool = True
+    stamp: int = 0
+
+    @property
+    def live(self) -> list[Known]:
+        """Versions that are surely there."""
+        return [k for k in self.known if k.forgotten is False]
+
+    def acknowledge(self, digest: str, version: str = "") -> None:
+        """Note a version that must be there from now on."""
+        self.pending.discard(digest)
+        if not any(k.version == version and k.digest == digest for k in self.known):
+            self.known.append(Known(digest, version))
+
+    def possible(self) -> set[str | None]:
+        """Return the digests that a get may give now; None stands for "no such session"."""
+        doubt = {k.digest for k in self.known if k.forgotten is None} | self.pending
+        sure = self.live[-1:] if self.settled else []
+        absent: set[str | None] = {None} if not sure or self.erasing else set()
+        return {
+            *absent,
+            *doubt,
+            *(k.digest for k in self.live if not self.settled),
+            *(k.digest for k in sure),
+        }
+
+
+class Record:
+    """All that the archives must hold. ``graves``: marks of erased sessions; ``log``: a file outside of the
+    archives, synced line by line."""
+
+    def __init__(self, log: Path) -> None:
+        self.main: dict[Key, Session] = {}
+        self.copy: dict[Key, Session] = {}
+        self.graves: set[str] = set()
+        self.stamp = 0
+        self.acknowledged = 0
+        self._last = 0
+        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+
+    def mark(self) -> str:
+        """Return a new number to put into a text, by which the text is known again."""
+        self._last += 1
+        return f"<{self._last}>"
+
+    def at(self, place: str) -> dict[Key, Session]:
+        """Return the sessions of an archive: "main" or "copy"."""
+        return self.main if place == "main" else self.copy
+
+    def write(self, **facts: Any) -> None:
+        """Append a line to the log, durable when this returns."""
+        line = json.dumps({"at": round(time.time(), 3), **facts}, default=sorted)
+        os.write(self._log, line.encode() + b"\n")
+        os.fsync(self._log)
+
+    def bury(self, key: Key) -> None:
+        """Note that a session is erased: nothing of it may open again."""
+        session = self.main.pop(key)
+        self.graves |= session.marks
+
+
+def digest_of(kind: str, data: bytes, labels: Mapping[str, str]) -> str:
+    """Return a short name for the content of a session and its tags."""
+    state = hashlib.blake2b(digest_size=12)
+    state.update(json.dumps([kind, sorted(labels.items())]).encode())
+    state.update(data)
+    return state.hexdigest()
+
+
+@dataclass
+class Seen:
+    """An archive at rest. ``versions``: (tenant, name, id, forgotten, digest or why it does not read) of
+    all, oldest first within a session; ``gets``: what gets gave, None for no such session; ``problems``: of
+    verify; ``lost``: ids of versions that verify calls lost; ``opened``: marks of all records that open,
+    from the raw packs."""
+
+    versions: list[tuple[str, str, str, bool, str, str]] = field(default_factory=list)
+    gets: dict[Key, set[str | None]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
+    opened: set[str] = field(default_factory=set)
+    report: dict[str, int] = field(default_factory=dict)
+
+
+def compare(record: Record, place: str, seen: Seen) -> tuple[list[str], list[tuple[Key, str]]]:
+    """Compare an archive at rest with the record, and settle what was in doubt.
+
+    Returns:
+        What is wrong; and versions that were not acknowledged and are not whole. The format allows these, and
+        they are to be forgotten.
+    """
+    wrong = [f"verify: {problem}" for problem in seen.problems]
+    broken: list[tuple[Key, str]] = []
+    rows: dict[Key, list[tuple[str, bool, str, str]]] = {}
+    for tenant, name, version, forgotten, digest, error in seen.versions:
+        rows.setdefault((tenant, name), []).append((version, forgotten, digest, error))
+    sessions = record.at(place)
+    for key in rows.keys() - sessions.keys():
+        wrong.append(f"{key} is there, and was erased or never put")
+    for key, session in list(sessions.items()):
+        found, halves = _settle(session, rows.get(key, []))
+        wrong += [f"{key}: {problem}" for problem in found]
+        broken += [(key, version) for version in halves]
+        if session.erasing and not session.known:
+            record.bury(key)
+        session.erasing = False
+        wanted = session.live[-1].digest if session.live else None
+        if (given := seen.gets.get(key, {wanted}) - {wanted}) and not halves:
+            wrong.append(f"{key}: get gave {given}, and the last version is {wanted}")
+    allowed = {version for _, version in broken}
+    wrong += [f"verify calls version {version} lost" for version in sorted(seen.lost - allowed)]
+    if place == "main" and (open_again := seen.opened & record.graves):
+        wrong.append(f"erased, and opens: {sorted(open_again)[:5]}")
+    return wrong, broken
+
+
+def _settle(session: Session, rows: Iterable[tuple[str, bool, str, str]]) -> tuple[list[str], list[str]]:
+    """Match the versions that are there with those that must be; (what is wrong, versions that are not
+    whole and may be so)."""
+    wrong: list[str] = []
+    broken: list[str] = []
+    settled: list[Known] = []
+    order: list[int] = []
+    left = list(session.known)
+    for version, forgotten, digest, error in rows:
+        known = next((k for k in left if k.version == version), None) or next(
+            (k for k in left if not k.version and k.digest == digest), None
+        )
+        if known is None and digest not in session.pending and not (error and session.pending):
+            wrong.append(f"version {version} is there, and nobody asked for it ({digest or error})")
+            continue
+        if known is None and error:
+            broken.append(version)
+            settled.append(Known("", version, True))
+            continue
+        if known is not None:
+            left.remove(known)
+            order.append(session.known.index(known))
+            wrong += _differs(known, version, forgotten, digest, error)
+        settled.append(Known(digest or (known.digest if known else ""), version, forgotten))
+    missing = [k for k in left if k.forgotten is False]
+    if missing and not (session.erasing and not settled):
+        wrong += [f"version {k.version or k.digest} was acknowledged, and is not there" for k in missing]
+    if order != sorted(order):
+        wrong.append("versions are in another order than they were put in")
+    session.known, session.pending, session.settled = settled, set(), True
+    return wrong, broken
+
+
+def _differs(known: Known, version: str, forgotten: bool, digest: str, error: str) -> list[str]:
+    """Return what is wrong with a version that was to be there."""
+    wrong = []
+    if known.forgotten is False and forgotten:
+        wrong.append(f"version {version} is forgotten, and nobody asked for that")
+    if known.forgotten and not forgotten:
+        wrong.append(f"version {version} was forgotten, and is back")
+    if error and not forgotten:
+        wrong.append(f"version {version} does not read: {error}")
+    elif not error and known.digest and digest != known.digest:
+        wrong.append(f"version {version} reads as {digest}, and {known.digest} was put")
+    return wrong
