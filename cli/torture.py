@@ -113,7 +113,6 @@ class Torture:
         self.draw = Draw(Random(seed), self.record, self.world)
         self.dice = Random(seed + 1)  # of fates and damage: the draw of operations has its own
         self.totals = Totals()
-        self.erasing = False  # an erase did not end since the last check
         self.running: list[tuple[Any, Any]] = []
         self.seconds: dict[str, float] = {}
         self.calls: dict[str, int] = {}
@@ -248,7 +247,6 @@ class Torture:
                 raise Wrong(f"{kind} failed: {error}")
         else:
             raise Wrong(f"{kind} {child.ending}")
-        self.erasing |= kind.startswith("erase") and child.ending != "done"
         if child.ending != "done" and (commits := getattr(operation, "commits", [])):
             self.draw.again += [commit for commit in commits if self.draw.dice.random() < 0.5]
 
@@ -315,12 +313,6 @@ class Torture:
         from pltz.cli.torture_record import compare
 
         seen = self._look(place)
-        if (
-            any(p.startswith("keys ") for p in seen.problems) and self.erasing
-        ):  # an erase was cut off: repair ends it
-            self._repair(place, _no_fate())
-            seen = self._look(place)
-        self.erasing = False
         wrong, halves = compare(self.record, place, seen)
         self.totals.compared += len(seen.versions)
         self.record.write(

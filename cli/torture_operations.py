@@ -428,7 +428,7 @@ class Erase(Operation):
 
 
 class EraseTenant(Erase):
-    """Erase all of a tenant."""
+    """Erase all of a tenant, and half of the time the bases on which only this tenant stands."""
 
     kind = "erase tenant"
 
@@ -441,7 +441,7 @@ class EraseTenant(Erase):
         tenants = [t for t in tenants if any(k[0] == t and s.known for k, s in draw.record.main.items())]
         if not draw.world.sealed or not tenants:
             return False
-        self.tenant = draw.dice.choice(tenants)
+        self.tenant, self.bases = draw.dice.choice(tenants), draw.dice.random() < 0.5
         self.keys = [key for key in draw.record.main if key[0] == self.tenant]
         self.leases = {self.tenant, *self.keys}
         self._note(draw)
@@ -453,7 +453,7 @@ class EraseTenant(Erase):
     def work(self, world: World, voice: Voice) -> None:
         archive = Archive.open(world.place("main"), [], key=KEY)
         voice.begin()
-        archive.erase(self.tenant)
+        archive.erase(self.tenant, bases=self.bases)
         voice.ack(erased=True)
 
 
