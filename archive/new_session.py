@@ -77,6 +77,8 @@ def check(sessions: Sequence[NewSession], codecs: Sequence[SegmentCodec]) -> Non
 
 
 def _check_name(name: str) -> None:
+    if not name:
+        raise UsageError("expected a name, found nothing")
     if name.isascii() and len(name) <= MAX_NAME:
         return
     try:

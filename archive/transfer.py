@@ -7,36 +7,45 @@ with its own codecs: copying is also how an archive moves to another bundle of t
 A version is copied when the other archive has none with the same leaf, time, tags, kind and target; where one of them is sealed, whose names of
 segments are its own, the leaf is named again by what it decodes to. So a copy that was killed is simply run again, and running it twice adds nothing. Each commit is read back from the other archive and compared token by token
 before it is reported.
+
+Where a collector moves what is copied, it is looked for again. A version that was erased since it was listed is passed over, and told of.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from pltz.archive.archive import Archive, Tower
 from pltz.archive.codec import SegmentCodec
-from pltz.archive.errors import ArchiveError
+from pltz.archive.errors import ArchiveError, LostError, NotFound
 from pltz.archive.identity import BASE, NONE, SIZE, TENANT
+from pltz.archive.index import key_of_session
 from pltz.archive.new_session import KINDS, NewSession, Receipt
 from pltz.archive.sessions import COMMIT_SESSIONS, COMMIT_TOKENS, base_of
-from pltz.archive.view import Version
-from pltz.plt_codec.errors import BundleMismatch, PltzError
+from pltz.archive.view import LOOKS, Version
+from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 
 AT_ONCE = 64  # versions decoded side by side
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Copied:
-    """A version and what the other archive made of it. ``receipt``: None where it was there (or would be copied, in a dry run)."""
+    """A version and what the other archive made of it. ``receipt``: None where it was there (or would be copied, in a dry run), or was
+    ``erased`` here since it was listed, or forgotten and collected."""
 
     version: Version
     there: bool
     receipt: Receipt | None
+    erased: bool = False
 
 
 def copy(
@@ -51,26 +60,89 @@ def copy(
         ArchiveError: what was copied does not read back.
     """
     to.view.refresh()  # once: what another writer puts there meanwhile, `put` finds
-    batch: list[Tower] = []
+    batch: list[tuple[Tower, NewSession]] = []
     names: set[tuple[str, str]] = set()
     tokens = 0
     rest = iter(versions)
     while some := list(itertools.islice(rest, AT_ONCE)):
+        source.keys.refresh()  # what was erased meanwhile is not copied
         there = _there(source, some, to)
         if there:
             to.store.settle("packs")  # who put it may stand between its link and its sync
         yield from (Copied(v, v.id in there, None) for v in some if dry_run or v.id in there)
-        for tower in _towers(source, [v for v in some if not dry_run and v.id not in there]):
-            name = tower.version.tenant, tower.version.name
+        wanted = [v for v in some if not dry_run and v.id not in there]
+        for version, found in zip(wanted, _sessions(source, wanted, to.codecs), strict=True):
+            if found is None:
+                yield Copied(version, False, None, erased=True)
+                continue
+            tower = found[0]
+            name = version.tenant, version.name
             full = tokens >= COMMIT_TOKENS or len(batch) >= COMMIT_SESSIONS
             if batch and (full or name in names):
-                yield from _commit(source, batch, to)
+                yield from _commit(batch, to)
                 batch, names, tokens = [], set(), 0
-            batch.append(tower)
+            batch.append(found)
             names.add(name)
             tokens += len(tower.tokens)
     if batch:
-        yield from _commit(source, batch, to)
+        yield from _commit(batch, to)
+
+
+def _sessions(
+    source: Archive, versions: Sequence[Version], codecs: Sequence[SegmentCodec]
+) -> Iterator[tuple[Tower, NewSession] | None]:
+    """Yield each version's tower and the session to put, in their order; None where it was erased. Raises as `copy`."""
+    for version, tower in zip(versions, _all_towers(source, versions), strict=True):
+        yield _again(source, version, partial(_session, source, version, tower, codecs))
+
+
+def _all_towers(source: Archive, versions: Sequence[Version]) -> Sequence[Tower | None]:
+    """Return all towers, decoded side by side; None for each where one of them cannot be read as it was listed."""
+    try:
+        return source.towers(versions)
+    except PltzError:
+        return [None] * len(versions)
+
+
+def _session(
+    source: Archive, version: Version, tower: Tower | None, codecs: Sequence[SegmentCodec]
+) -> tuple[Tower, NewSession]:
+    read = source.tower(version) if tower is None else tower
+    return read, _new_session(source, read, codecs)
+
+
+def _again(source: Archive, version: Version, work: Callable[[], T]) -> T | None:
+    """Work; look again where a collector moved what is needed. None: the version was erased. Raises as ``work``."""
+    for _ in range(LOOKS):
+        try:
+            return work()
+        except (LostError, NotFound) as exc:
+            failure, before = exc, set(source.view.packs)
+            source.view.refresh()
+            if _erased(source, version):
+                return None
+            if set(source.view.packs) == before:  # nothing was moved: it is lost
+                break
+    raise failure
+
+
+def _erased(source: Archive, version: Version) -> bool:
+    """Return whether a version that was listed was erased since, or forgotten and collected.
+
+    There is proof of it: its record is there and its key is not; or no record of it is left, and a collector deleted the pack.
+    """
+    view, pack = source.view, version.location.pack
+    if pack in view.packs:
+        try:
+            item = view.at(version.location)
+            return view.keys.gone(item.context, key_of_session(item.record, item.context))
+        except FileNotFoundError:
+            view.refresh()
+        except FormatError:
+            return False
+    if pack in view.packs or pack in view.missing():
+        return False
+    return all(known.id != version.id for known in source.history(version.name, version.tenant))
 
 
 def _towers(source: Archive, versions: Sequence[Version]) -> Iterator[Tower]:
@@ -117,11 +189,11 @@ def _leaf_in(tower: Tower, source: Archive, to: Archive) -> bytes:
     return leaf
 
 
-def _commit(source: Archive, batch: Sequence[Tower], to: Archive) -> Iterator[Copied]:
+def _commit(batch: Sequence[tuple[Tower, NewSession]], to: Archive) -> Iterator[Copied]:
     """Put a batch, read it back, compare. Raises as `copy`."""
-    receipts = to.put([_new_session(source, tower, to.codecs) for tower in batch])
+    receipts = to.put([session for _, session in batch])
     for begin in range(0, len(batch), AT_ONCE):
-        part = list(zip(batch, receipts, strict=True))[begin : begin + AT_ONCE]
+        part = list(zip((tower for tower, _ in batch), receipts, strict=True))[begin : begin + AT_ONCE]
         copies = to.towers([_put(tower.version, receipt, to) for tower, receipt in part])
         for (tower, receipt), found in zip(part, copies, strict=True):
             version = tower.version

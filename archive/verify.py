@@ -21,13 +21,14 @@ from pltz.archive.context import TOWER
 from pltz.archive.erase import unfinished
 from pltz.archive.errors import ArchiveError, KeyMismatch
 from pltz.archive.index import SECTIONS, Location, key_of, keys_of
-from pltz.archive.key_files import KeyFile, KeyFolder
-from pltz.archive.ledger import MISSING, as_text
+from pltz.archive.key_files import COPIES, KeyFile, KeyFolder, file_name
+from pltz.archive.ledger import MISSING, as_text, copies_of, entries_among
 from pltz.archive.meanwhile import meanwhile
 from pltz.archive.pack import Damage, Pack
 from pltz.archive.parity import Parity
 from pltz.archive.plan import Plan
-from pltz.archive.settings import COPY, Settings
+from pltz.archive.settings import COPY, NAME, Settings
+from pltz.archive.store import is_there
 from pltz.archive.sweep import Sweep, Swept, whole
 from pltz.archive.view import NAME as PACK_NAME
 from pltz.archive.view import PLAN_NAME, Found, Problem, Version, View, tell
@@ -38,9 +39,9 @@ DECODE_RECORDS = 256  # handed to a codec at once
 
 @dataclass
 class Report:
-    """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``unprotected``: packs without
-    parity; ``unreadable``: records that damaged packs had and that were not read: a version among them has no name any more, so it is not in
-    ``lost``; ``complete``: nothing was left out;
+    """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``missing_copies``: paths
+    of redundant files that are gone (parity, second copies), which `repair` makes again; ``unreadable``: records that damaged packs
+    had and that were not read: a version among them has no name any more, so it is not in ``lost``; ``complete``: nothing was left out;
     ``unfinished``: erases that were cut off, or go on now: nothing is damaged by them.
 
     ``cursor``: the last pack that was checked: a run that resumes from this report goes on behind it; ``within``: the pack that it was
@@ -51,11 +52,11 @@ class Report:
     records: int = 0
     decoded: int = 0
     undecoded: int = 0
-    unprotected: int = 0
     unreadable: int = 0
     complete: bool = True
     problems: list[Problem] = field(default_factory=list)
     lost: list[Version] = field(default_factory=list)
+    missing_copies: list[str] = field(default_factory=list)
     unfinished: list[Problem] = field(default_factory=list)
     cursor: bytes = b""
     within: bytes = b""
@@ -66,6 +67,13 @@ class Report:
     def sound(self) -> bool:
         """Whether nothing was found wrong."""
         return not (self.problems or self.lost or self.unreadable)
+
+    @property
+    def unprotected(self) -> int:
+        """Return the number of packs whose parity is missing."""
+        return sum(
+            PACK_NAME.fullmatch(path.removeprefix("parity/")) is not None for path in self.missing_copies
+        )
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,7 @@ class Verifier:
         with meanwhile(self._index_digests) as digests:
             self._check_packs(spans, decode, swept, doubted)
         self._check_copies()
+        self._check_redundancy()
         self._check_indexes(digests(), doubted)
         if doubted or not self.report.complete or not whole(swept):
             versions = itertools.chain.from_iterable(self.view.histories())
@@ -301,10 +310,10 @@ class Verifier:
         """Packs and their parity go together; second copies of small files, and key files, are sound."""
         store = self.view.store
         names = {bytes.fromhex(n) for n in store.list("parity") if PACK_NAME.fullmatch(n)}
-        if self.archive.settings.parity[0]:
-            self.report.unprotected = len(set(self.view.packs) - self.view.condemned - names)
         for pack in sorted(names & self.view.ledger.deleted - set(self.view.packs)):
-            self._wrong("parity", pack.hex(), "is left of a deleted pack: the next pltz archive collect takes it away")
+            self._wrong(
+                "parity", pack.hex(), "is left of a deleted pack: the next pltz archive collect takes it away"
+            )
         for name in sorted(self.view.missing_plans()):
             self._wrong("plan", name, "is gone, and its copy is left: run pltz archive repair")
         for name in sorted(store.list("parity")):
@@ -335,6 +344,39 @@ class Verifier:
             except FileNotFoundError:
                 continue
         self.report.unfinished = list(unfinished(self.view))
+
+    def _check_redundancy(self) -> None:
+        """Note each redundant copy that is missing while the file is there that it stands for."""
+        listed = {
+            f"{folder}/{name}"
+            for folder in ("parity", "keys", "ledger")
+            for name in self.view.store.list(folder)
+        }
+        self.report.missing_copies = [
+            copy
+            for copy, original in sorted(self._copies())
+            if copy not in listed
+            and not is_there(self.view.store, copy)  # it may have come since
+            and is_there(self.view.store, original)  # or both may have gone
+        ]
+
+    def _copies(self) -> Iterator[tuple[str, str]]:
+        """Yield the path of each redundant copy that there should be, and the path of what it is a copy or the parity of."""
+        store = self.view.store
+        yield COPY, NAME
+        for name in store.list("collect"):
+            if PLAN_NAME.fullmatch(name):
+                yield f"parity/{name}", f"collect/{name}"
+        if self.archive.settings.parity[0]:
+            staying = set(self.view.packs) - self.view.ledger.deleted  # a collector takes the parity first
+            yield from ((f"parity/{pack.hex()}", f"packs/{pack.hex()}") for pack in staying)
+        entries = {name for name in store.list("ledger") if PACK_NAME.fullmatch(name)}
+        for name in entries | entries_among(store.list("parity")):
+            first, second = copies_of(name)
+            yield from ((first, second), (second, first))
+        for domain, generations in KeyFolder(store).generations().items():
+            first, second = (file_name(domain, generations[-1], copy) for copy in range(COPIES))
+            yield from ((first, second), (second, first))
 
     def _index_digests(self) -> dict[str, bytes | FormatError]:
         """What the index files should be called, or why they are damaged. Needs the interpreter for little of its time."""

@@ -69,23 +69,29 @@ def copy(
     if source.settings.archive == other.settings.archive:
         raise UsageError("DIR and TO are the same archive, or a file copy of it: name another one")
     chosen = list(choose(source, names, tenant, tags_of(tags), history=not last))
-    copied = there = 0
+    copied = there = erased = 0
     with Progress("copy", unit="versions", total=len(chosen), shown=wanted(progress)) as bar:
         for done in transfer(source, chosen, other, dry_run=dry_run):
             there += done.there
-            copied += not done.there
+            erased += done.erased
+            copied += not (done.there or done.erased)
             bar.add(1)
             _show(done, dry_run, as_json)
     if not as_json:
+        gone = f"; erased meanwhile: {erased:,}" if erased else ""
         verb = "would be copied" if dry_run else "copied, read back and compared"
-        click.echo(f"{counted(copied, 'version')} {verb}; there already: {there:,}", err=True)
+        click.echo(f"{counted(copied, 'version')} {verb}; there already: {there:,}{gone}", err=True)
     if not names:
         source.want_whole(f"went through {counted(copied + there, 'version')} of {place}")
 
 
 def _show(done: "Copied", dry_run: bool, as_json: bool) -> None:
-    record = facts(done.version) | {"there": done.there, "dry_run": dry_run}
+    record = facts(done.version) | {"there": done.there, "dry_run": dry_run, "erased": done.erased}
     if done.receipt is not None:
         record |= {"to_version": done.receipt.number, "bytes": done.receipt.size}
     if as_json or not done.there:
-        show(record, line_of(done.version), as_json)
+        show(
+            record,
+            line_of(done.version) + ("  (erased meanwhile, not copied)" if done.erased else ""),
+            as_json,
+        )

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from pltz.archive.archive import Archive
     from pltz.archive.verify import Report
 
-DAMAGED = 3  # exit code
-UNFINISHED = 10  # exit code: sound, but an erase was cut off or goes on now
+DAMAGED, COPIES_MISSING, UNFINISHED = 3, 9, 10  # exit codes
 MAX_STATE = 1 << 26  # bytes
 COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
 
@@ -78,7 +77,8 @@ def verify(
 
     Each problem is a line, each lost session a line, and the last line is the sum. The exit code is 3
     where anything is wrong, else 10 where an erase was cut off: nothing is damaged by it, and the line says how
-    it is finished.
+    it is finished; else 9 where redundant copies are missing (parity, second copies of small files): pltz archive repair
+    makes them again.
     """
     if state is not None and fraction < 1:
         raise UsageError("--state goes on through all packs: leave --fraction out")
@@ -113,6 +113,8 @@ def verify(
         ctx.exit(DAMAGED)
     if report.unfinished:
         ctx.exit(UNFINISHED)
+    if report.missing_copies:
+        ctx.exit(COPIES_MISSING)
 
 
 class State:
@@ -179,15 +181,25 @@ def _print(report: "Report", as_json: bool) -> None:
     for version in report.lost:
         text = f"lost: {version.tenant}  {version.name}  version {version.number}"
         show({"lost_session": facts(version)}, text, as_json)
+    for path in report.missing_copies:
+        show({"missing_copy": path}, f"missing copy: {path}", as_json)
     counts = {key: getattr(report, key) for key in COUNTS}
     counts |= {"problems": len(report.problems), "lost": len(report.lost)}
-    counts |= {"unfinished": len(report.unfinished)}
+    counts |= {"unfinished": len(report.unfinished), "missing_copies": len(report.missing_copies)}
     found = counts | {"complete": report.complete, "sound": report.sound}
     state = "sound" if report.sound else "DAMAGED"
-    if report.sound and report.unfinished:
-        state = f"sound, but with {counted(len(report.unfinished), 'unfinished erase')}"
+    remarks = []
+    if report.unfinished:
+        remarks.append(f"with {counted(len(report.unfinished), 'unfinished erase')}")
+    if missing := len(report.missing_copies):
+        copies = "redundant copy is" if missing == 1 else "redundant copies are"
+        remarks.append(f"{missing:,} {copies} missing: run repair")
+    if remarks:
+        state += (", but " if report.sound else ", and ") + " and ".join(remarks)
     extent = "all of it" if report.complete else "a part of it"
-    text = f"{state}, {extent}: " + ", ".join(f"{value:,} {key}" for key, value in counts.items())
+    text = f"{state}{';' if remarks else ','} {extent}: " + ", ".join(
+        f"{value:,} {key}" for key, value in counts.items()
+    )
     show(found, printable(text), as_json)
     if report.unreadable and not as_json:
         click.echo(

@@ -31,6 +31,7 @@ EXIT_CODES = (
     ("6", "a bundle or target model cannot be loaded or used"),
     ("7", "the archive cannot do it now: storage failed or is full, or something in it is damaged"),
     ("8", "no such session, version or segment in the archive"),
+    ("9", "verify: the archive is sound, but redundant copies are missing; repair makes them again"),
     ("10", "the archive is sound, but an erase was cut off: repair or erase finishes it"),
 )
 

@@ -204,6 +204,7 @@ class _Job:
             "records": found.records,
             "decoded": found.decoded,
             "complete": found.complete,
+            "missing_copies": len(found.missing_copies),
             "problems": [vars(problem) for problem in found.problems[:LISTED]],
             "lost": [f"{v.tenant} {v.name} version {v.number}" for v in found.lost[:LISTED]],
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ import pytest
 from pltz.archive import transfer
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
-from pltz.archive.errors import ArchiveError
+from pltz.archive.errors import ArchiveError, LostError
 from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
 from pltz.archive.view import View
+from pltz.plt_codec.errors import UsageError
 
 KEYS = [None, Secret(b"sixteen bytes or more", 0)]
 PROMPT = np.arange(30)
@@ -73,3 +75,64 @@ def test_what_is_erased_from_a_copy_while_it_is_made_is_named(
     monkeypatch.setattr(View, "versions", lambda view, domain, name: [])
     with pytest.raises(ArchiveError, match="copy again"):
         copied(source, to)
+
+
+def test_what_a_collector_moves_again_and_again_is_copied(
+    codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was called lost, though nothing was."""
+    disk = SimDisk()
+    source, to = Archive.create(DirectoryStore(disk), [codec]), made(codec, None)
+    other = Archive.open(DirectoryStore(disk), [codec])
+    for n in range(4):
+        source.put([NewSession(f"s{n}", [PROMPT + n])])
+    read, turns = source._towers, 0
+
+    def moved(*words: Any, **named: Any) -> Any:
+        nonlocal turns
+        if turns < 3:
+            turns += 1
+            other.put([NewSession(f"more{turns}", [PROMPT + 50 + turns])])
+            other.collect()
+            other.collect()
+        return read(*words, **named)
+
+    monkeypatch.setattr(source, "_towers", moved)
+    done = list(transfer.copy(source, list(source.ls()), to))
+    assert turns == 3 and not any(d.erased for d in done)
+    assert [to.get(f"s{n}").tokens.tolist() for n in range(4)] == [(PROMPT + n).tolist() for n in range(4)]
+
+
+@pytest.mark.parametrize("collected", [False, True])
+def test_what_was_erased_since_it_was_listed_is_passed_over(codec: SegmentCodec, collected: bool) -> None:
+    disk = SimDisk()
+    source = Archive.create(DirectoryStore(disk), [codec], key=KEYS[1])
+    for name in "abc":
+        source.put([NewSession(name, [PROMPT + ord(name)])])
+    to, versions = made(codec, None), list(source.ls())
+    other = Archive.open(DirectoryStore(disk), [codec], key=KEYS[1])
+    other.erase("default", "b")
+    for _ in range(2 * collected):
+        other.collect()
+    done = {d.version.name: d.erased for d in transfer.copy(source, versions, to)}
+    assert done == {"a": False, "b": True, "c": False}
+    assert [v.name for v in to.ls()] == ["a", "c"]
+
+
+def test_what_is_lost_is_not_taken_for_erased(codec: SegmentCodec) -> None:
+    disk = SimDisk()
+    source = Archive.create(DirectoryStore(disk), [codec])
+    for name in "ab":
+        source.put([NewSession(name, [PROMPT + ord(name)])])
+    source.write_index()
+    to, versions = made(codec, None), list(source.ls())
+    disk.unlink(f"packs/{versions[1].location.pack.hex()}")
+    copying = transfer.copy(source, versions, to)
+    with pytest.raises(LostError):
+        list(copying)
+
+
+def test_a_session_without_a_name_is_refused(codec: SegmentCodec) -> None:
+    for session in (NewSession("", [PROMPT]), NewSession("a", [PROMPT], tenant="")):
+        with pytest.raises(UsageError, match="expected a name, found nothing"):
+            made(codec, None).put([session])

@@ -11,11 +11,14 @@ from pltz.archive import verify
 from pltz.archive.archive import Archive
 from pltz.archive.codec import Coded, Plain
 from pltz.archive.identity import Tokens
+from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
+from pltz.archive.repair import Repairer
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
 from pltz.archive.verify import Report
 from tests.archive.conftest import ZlibCodec
+from tests.archive.sealed import RAW
 
 SESSIONS = 12  # of a segment each
 
@@ -123,3 +126,39 @@ def test_what_others_put_and_collect_meanwhile_is_no_damage(
     report = archive.verify(decode=decode, progress=meanwhile)
     assert seen > 1 and report.sound, (report.problems, report.lost)
     assert other.verify(decode=True).sound and len(list(other.ls())) == 4 + seen
+
+
+@pytest.mark.parametrize("key", [None, RAW])
+def test_lost_redundancy_is_told_of_and_repair_puts_it_back(
+    disk: SimDisk, codec: ZlibCodec, key: Secret | None
+) -> None:
+    """Verify said "sound" and nothing else."""
+    archive = Archive.create(DirectoryStore(disk), [codec], key=key)
+    for n in range(4):
+        archive.put([NewSession(f"s{n}", [np.array([n, n + 1])])])
+        if n == 2:
+            archive.collect()
+            archive.collect()
+            archive.collect()
+    archive.collect()
+    paths = [p for p in disk.seen.files() if p.startswith(("parity/", "ledger/")) or p.endswith("-1")]
+    condemned = {f"parity/{pack.hex()}" for pack in archive.view.condemned & set(archive.view.packs)}
+    assert condemned & set(paths) and "parity/archive.json" in paths
+    assert any(p.startswith("ledger/") for p in paths)
+    assert any(p.startswith("keys/") for p in paths) == (key is not None)
+    assert not archive.verify().missing_copies
+    for path in paths:
+        disk.unlink(path)
+        assert archive.verify().missing_copies == [path], path
+        report = Archive.open(DirectoryStore(disk), [codec], key=key).verify()
+        assert report.sound and report.missing_copies == [path]
+        assert Repairer(DirectoryStore(disk)).run().whole
+        report = archive.verify(decode=True)
+        assert report.sound and not report.missing_copies and path in disk.seen.files(), path
+    copies = sorted(p for p in paths if not p.startswith("ledger/"))
+    for path in copies:
+        disk.unlink(path)
+    assert archive.verify().missing_copies == copies
+    assert Repairer(DirectoryStore(disk)).run().whole
+    report = archive.verify(decode=True)
+    assert report.sound and not report.missing_copies

@@ -88,3 +88,19 @@ def test_a_state_file_that_is_none(run: Run, cold: Path, tmp_path: Path, content
     state.write_bytes(content)
     assert run("archive", "verify", cold, "--state", state).exit_code == code
     assert state.read_bytes() == content
+
+
+def test_missing_copies_have_an_exit_code_of_their_own(run: Run, cold: Path, put: Put) -> None:
+    put({"messages": [{"role": "user", "content": "Hi"}]})
+    (cold / "parity" / "archive.json").unlink()
+    done = run("archive", "verify", cold, "--json")
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.exit_code == 9
+    assert found[0] == {"missing_copy": "parity/archive.json"}
+    assert found[-1]["missing_copies"] == 1 and found[-1]["sound"]
+    text = run("archive", "verify", cold)
+    assert text.exit_code == 9
+    assert "sound, but 1 redundant copy is missing: run repair" in text.stdout
+    assert run("archive", "repair", cold).exit_code == 0
+    again = run("archive", "verify", cold)
+    assert again.exit_code == 0 and "missing" not in again.stdout
