@@ -185,8 +185,12 @@ def _print(report: "Report", as_json: bool) -> None:
         show({"missing_copy": path}, f"missing copy: {path}", as_json)
     counts = {key: getattr(report, key) for key in COUNTS}
     counts |= {"problems": len(report.problems), "lost": len(report.lost)}
-    counts |= {"unfinished": len(report.unfinished), "missing_copies": len(report.missing_copies)}
-    found = counts | {"complete": report.complete, "sound": report.sound}
+    counts |= {"unfinished": len(report.unfinished)}
+    found = counts | {
+        "missing_copies": len(report.missing_copies),
+        "complete": report.complete,
+        "sound": report.sound,
+    }
     state = "sound" if report.sound else "DAMAGED"
     remarks = []
     if report.unfinished:
