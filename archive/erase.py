@@ -214,7 +214,9 @@ class Eraser:
         """Publish a new root for a base domain: writers rely on records under the older ones no more."""
         begun = base.following(roots=base.roots | self._fresh())
         self._publish(begun)
-        self.keys.folder.shred(begun.domain, begun.generation)  # nothing is erased yet: the new keys have all of the older
+        self.keys.folder.shred(
+            begun.domain, begun.generation
+        )  # nothing is erased yet: the new keys have all of the older
         return begun
 
     def _fresh(self) -> dict[bytes, Tree]:
@@ -297,7 +299,8 @@ class Eraser:
         found = self.view.look(work)
         if self.view.hiding():
             raise ArchiveError(
-                "packs are damaged or gone, so what other sessions share is not known: repair first"
+                "packs are damaged, gone or lost, so what other sessions share is not known: repair first; "
+                "where repair gives up, pltz archive repair --acknowledge"
             )
         return found
 

@@ -673,6 +673,24 @@ def test_a_base_is_not_erased_where_it_is_not_known_who_stands_on_it(
     assert done.bases == (BaseUse("own", 0, 1, False),) and tokens(reopen(disk, codec), "x", "other") == [9]
 
 
+def test_a_loss_that_is_known_is_in_the_way_of_an_erase_until_it_is_acknowledged(
+    disk: SimDisk, codec: SegmentCodec
+) -> None:
+    archive = Archive.create(DirectoryStore(disk), [codec], key=RAW, parity=(0, 0))
+    archive.put([chat("a", [1, 2], [3])])
+    archive.put([chat("b", [1, 2], [4])])
+    archive.write_index()
+    disk.unlink(f"packs/{archive.version('b', 'acme').location.pack.hex()}")
+    for _ in range(2):
+        with pytest.raises(ArchiveError, match=r"repair first.*--acknowledge"):
+            reopen(disk, codec).erase("acme", "a")
+        with pytest.raises(ArchiveError, match=r"repair first.*--acknowledge"):
+            reopen(disk, codec).erase("acme", bases=True)
+        assert not Repairer(DirectoryStore(disk)).run().whole
+    assert reopen(disk, codec).acknowledge()
+    assert reopen(disk, codec).erase("acme", "a").versions == 1
+
+
 def test_a_failed_sync_of_a_key_file_stops_everything(disk: SimDisk, codec: SegmentCodec) -> None:
     archive = Archive.create(DirectoryStore(disk), [codec], key=RAW)
     archive.put([chat("a", [1])])
