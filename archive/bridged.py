@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.archive.codec import Coded, Plain, embedded, encode_frames, frame_item, layout_mode
-from pltz.archive.context import FAST, TOWER
+from pltz.archive.context import FAST, TOWER, TURN
 from pltz.archive.identity import Tokens
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.layout import LayoutName
@@ -64,7 +64,7 @@ class BridgedCodec:
     bridge: from that tokenizer to the bundle's (`pltz.models.bridge.Bridge`). Raises UsageError where it is the bundle's own tokenizer.
     """
 
-    mode = TOWER | FAST
+    mode = TOWER | FAST | TURN
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class BridgedCodec:
             self._coder,
             [tokens for tokens, _ in bridged],
             self._contexts([p.above for p in batch]),
-            [bool(layout_mode(self, p.tokens)) for p in batch],
+            [layout_mode(self, p.tokens) for p in batch],
         )
         return [
             _Parts(len(tokens), patch, frame).encode() if len(plain.tokens) else b""
@@ -109,7 +109,7 @@ class BridgedCodec:
         except ContentError as exc:
             raise CorruptError(f"the segments above are not of this tokenizer: {exc}") from exc
         items = [
-            frame_item(p.frame, p.tokens, above, c.fast)
+            frame_item(p.frame, p.tokens, above, c.mode)
             for p, above, c in zip(parts, contexts, batch, strict=True)
         ]
         found = self._coder.decode(items)

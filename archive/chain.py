@@ -16,7 +16,7 @@ import numpy as np
 
 from pltz.archive import identity
 from pltz.archive.codec import Coded, SegmentCodec, codec_of
-from pltz.archive.context import FAST, TOWER
+from pltz.archive.context import TOWER
 from pltz.archive.errors import Erased, KeyMismatch, LostError
 from pltz.archive.identity import NONE, Tokens
 from pltz.archive.index import SEGMENTS
@@ -74,7 +74,7 @@ def _decode(codec: SegmentCodec, keys: Keys, wanted: Sequence[Wanted], heard: He
     try:
         bits = [keys.bits(w.item.context, w.item.record) for w in wanted]
         coded = [
-            Coded(b, w.item.record.tokens, w.above, bool(w.item.context.mode & FAST))
+            Coded(b, w.item.record.tokens, w.above, w.item.context.mode)
             for b, w in zip(bits, wanted, strict=True)
         ]
         found = codec.decode(coded)

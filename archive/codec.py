@@ -6,7 +6,7 @@ fingerprint of its own, so it needs nothing special in the format.
 
 A codec's `mode` says what it may look at beside the segment: ALONE nothing, TOWER the tokens of the segments above, of which the last `reach`
 count. `BundleCodec` codes with the tower, so that a shared prompt is free bits for its children; `BytesCodec` codes alone. A codec of layout
-"fast" codes long segments in more lanes (mode FAST): sooner decoded by a GPU, a few per cent longer.
+"fast" codes segments in more lanes (modes FAST and TURN): sooner decoded by a GPU, a few per cent longer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,19 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from pltz.archive.context import ALONE, FAST, TOWER, Context
+from pltz.archive.context import ALONE, FAST, TOWER, TURN, Context
 from pltz.archive.identity import Tokens, digest
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError
 from pltz.plt_codec.fallback import Fallback
-from pltz.plt_codec.layout import FAST_ABOVE, LayoutName, by_layout, layout_of
+from pltz.plt_codec.layout import (
+    FAST_ABOVE,
+    TURN_ABOVE,
+    Layout,
+    LayoutName,
+    by_layout,
+    layout_of,
+    turn_layout,
+)
 
 if TYPE_CHECKING:
     from pltz.models.bundle import Bundle
@@ -42,12 +50,12 @@ class Plain:
 
 @dataclass(slots=True)
 class Coded:
-    """A segment to decode: its bitstring, how many tokens, what stood above it when it was encoded, (m,), and in which layout it was."""
+    """A segment to decode: its bitstring, how many tokens, what stood above it when it was encoded, (m,), and in which ``mode`` it was, whose layout counts."""
 
     data: bytes
     count: int
     above: Tokens
-    fast: bool = False
+    mode: int = ALONE
 
 
 class SegmentCodec(Protocol):
@@ -71,7 +79,7 @@ class SegmentCodec(Protocol):
 
     @property
     def fast(self) -> bool:
-        """Whether it codes long segments in the fast layout (`layout_mode`)."""
+        """Whether it codes segments in more lanes (`layout_mode`)."""
 
     @property
     def reach(self) -> int:
@@ -125,21 +133,27 @@ def embedded(bundle_id: bytes, vocabulary: bytes) -> Bundle | None:
 
 
 def layout_mode(codec: SegmentCodec, tokens: Tokens) -> int:
-    """`context.FAST` where a codec codes a segment of these tokens in the fast layout, else 0."""
-    return FAST if codec.fast and len(tokens) > FAST_ABOVE else 0
+    """The bit of the mode for the layout in which a codec codes a segment of these tokens: `context.FAST`, `context.TURN` or 0."""
+    if not codec.fast or len(tokens) <= TURN_ABOVE:
+        return 0
+    return FAST if len(tokens) > FAST_ABOVE else TURN
+
+
+def frame_layout(tokens: int, mode: int) -> Layout:
+    """The layout of a frame of so many tokens that was coded in a mode."""
+    return turn_layout(tokens) if mode & TURN else layout_of(tokens, bool(mode & FAST))
 
 
 def encode_frames(
     coder: TokenCoder | NativeCoder | CudaCoder,
     sequences: Sequence[Tokens],
     contexts: Sequence[Tokens],
-    fast: Sequence[bool],
+    modes: Sequence[int],
 ) -> list[bytes]:
-    """The frame of each sequence, (T,) ids, after its context, in the default layout or the fast one."""
+    """The frame of each sequence, (T,) ids, after its context, in the layout that its mode says."""
     out = [b""] * len(sequences)
-    for layout, numbers in by_layout(
-        [layout_of(len(s), f) for s, f in zip(sequences, fast, strict=True)]
-    ).items():
+    layouts = [frame_layout(len(s), mode) for s, mode in zip(sequences, modes, strict=True)]
+    for layout, numbers in by_layout(layouts).items():
         given = [sequences[n] for n in numbers]
         found = coder.encode(
             given, contexts=[contexts[n] for n in numbers], lanes=layout.lanes, steps=layout.steps
@@ -149,21 +163,21 @@ def encode_frames(
     return out
 
 
-def frame_item(data: bytes, count: int, above: Tokens, fast: bool) -> FrameItem:
+def frame_item(data: bytes, count: int, above: Tokens, mode: int) -> FrameItem:
     """What a coder decodes such a frame from."""
     from pltz.plt_codec.item import FrameItem
 
-    layout = layout_of(count, fast)
+    layout = frame_layout(count, mode)
     return FrameItem(data, count, layout.lanes, layout.steps, context=above)
 
 
 class BundleCodec:
     """A decoder bundle's coder (`pltz.models.bundle.Bundle.coder`), after the last tokens of the tower (FORMAT.md, "Bitstrings").
 
-    layout: of the long segments that it codes; it reads either.
+    layout: of the segments that it codes; it reads either.
     """
 
-    mode = TOWER | FAST
+    mode = TOWER | FAST | TURN
 
     def __init__(
         self,
@@ -190,12 +204,12 @@ class BundleCodec:
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
         tokens = [np.asarray(p.tokens, np.int64) for p in batch]
-        fast = [bool(layout_mode(self, t)) for t in tokens]
-        return encode_frames(self._coder, tokens, [p.above for p in batch], fast)
+        modes = [layout_mode(self, t) for t in tokens]
+        return encode_frames(self._coder, tokens, [p.above for p in batch], modes)
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
         try:
-            return list(self._coder.decode([frame_item(c.data, c.count, c.above, c.fast) for c in batch]))
+            return list(self._coder.decode([frame_item(c.data, c.count, c.above, c.mode) for c in batch]))
         except ContentError as exc:
             raise CorruptError(f"the segments above are not of this bundle's tokenizer: {exc}") from exc
 

@@ -14,7 +14,7 @@ from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.varint import read_varint, write_varint
 
 FORM = struct.Struct("<B16s16s16sH16sBBB8s5s")
-ALONE, TOWER, FAST = 0, 1, 2  # modes: bits
+ALONE, TOWER, FAST, TURN = 0, 1, 2, 4  # modes: bits
 CLEAR, SEALED = 0, 1  # ciphers
 NO_ROOT = bytes(8)
 
@@ -63,7 +63,7 @@ def read_context(table: bytes, at: int) -> tuple[Context, int]:
     domain_kind, domain, tokenizer, bundle, contract, target, kind, mode, cipher, root, rest = (
         FORM.unpack_from(table, at)
     )
-    if cipher > SEALED or any(rest) or mode > TOWER | FAST or kind > 2 or domain_kind > 1:
+    if cipher > SEALED or any(rest) or mode > TOWER | TURN or kind > 2 or domain_kind > 1:
         raise VersionError(f"a context of a newer version (mode {mode}, cipher {cipher}): use a newer pltz")
     size, at = read_varint(table, at + FORM.size)
     if size > MAX_NAME or at + size > len(table):

@@ -13,7 +13,7 @@ import numpy as np
 from pltz.archive import identity
 from pltz.archive.chain import NOTHING
 from pltz.archive.codec import Coded, SegmentCodec, codec_of
-from pltz.archive.context import FAST, TOWER
+from pltz.archive.context import TOWER
 from pltz.archive.draft import Segment
 from pltz.archive.index import SEGMENTS, Location
 from pltz.archive.view import Found, View
@@ -61,7 +61,7 @@ class Proved:
         try:
             bits, mode = keys.bits(item.context, item.record), item.context.mode
             above = segment.above(codec.reach) if mode & TOWER else NOTHING
-            tokens = codec.decode([Coded(bits, item.record.tokens, above, bool(mode & FAST))])[0]
+            tokens = codec.decode([Coded(bits, item.record.tokens, above, mode)])[0]
         except (PltzError, FileNotFoundError) as exc:
             self._problem(item, str(exc))
             return False

@@ -18,7 +18,7 @@ import numpy as np
 from pltz.archive import identity
 from pltz.archive.chain import NOTHING
 from pltz.archive.codec import Coded
-from pltz.archive.context import FAST, TOWER, Context
+from pltz.archive.context import TOWER, Context
 from pltz.archive.draft import Row, batches
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.identity import BASE, U32, Tokens, many
@@ -77,7 +77,7 @@ class Publisher:
                         bits(c, r),
                         r.tokens,
                         s.above(codec.reach) if c.mode & TOWER and s else NOTHING,
-                        bool(c.mode & FAST),
+                        c.mode,
                     )
                     for c, r, _, s in map(rows.__getitem__, numbers)
                 ]

@@ -10,7 +10,7 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Plain
-from pltz.archive.context import ALONE, FAST, TOWER, Context
+from pltz.archive.context import ALONE, FAST, TOWER, TURN, Context
 from pltz.archive.index import SEGMENTS
 from pltz.archive.new_session import NewSession
 from pltz.archive.pack import Builder, Pack
@@ -99,8 +99,30 @@ def test_the_fast_layout(bundle: Bundle, tmp_path: Path) -> None:
     assert plain.view.find(SEGMENTS, segment)[0].context.mode == ALONE
 
 
+def test_the_layout_of_turns(bundle: Bundle, tmp_path: Path) -> None:
+    """With the fast layout short segments go into lanes too, of bridged ids as many as the bundle tokens say; anyone reads them."""
+    dice = np.random.default_rng(4)
+    turns = [dice.integers(0, 1024, size) for size in (48, 49, 100, 500, 2048)]
+    place = tmp_path / "cold"
+    Archive.create(place, []).put([])
+    fast = Archive.open(place, [BundleCodec(bundle, layout="fast")])
+    assert fast.put([NewSession("grown", turns)])[0].new == 5
+    plain = Archive.open(place, [BundleCodec(bundle)])
+    assert plain.get("grown").tokens.tolist() == np.concatenate(turns).tolist()
+    assert plain.verify(decode=True).decoded == 5
+    found = {len(t): plain.view.find(SEGMENTS, s)[0] for s, t in plain.get("grown").segments}
+    assert {size: item.context.mode & ~TOWER for size, item in found.items()} == {
+        48: 0, 49: TURN, 100: TURN, 500: TURN, 2048: TURN,
+    }  # fmt: skip
+    above = np.concatenate(turns[:3])
+    ways = [
+        bundle.coder().encode(turns[3:4], contexts=[c], lanes=6, steps=128)[0].data for c in (None, above)
+    ]
+    assert found[500].record.bitstring == min(ways, key=len)
+
+
 def test_a_mode_that_is_not_known_is_refused_by_name() -> None:
     b = Builder(epoch=0, time=7, salt=bytes(16))
-    n = b.context(Context(0, bytes(16), "acme", bytes(16), bytes(16), 1, mode=4))
-    with pytest.raises(VersionError, match="mode 4"):
+    n = b.context(Context(0, bytes(16), "acme", bytes(16), bytes(16), 1, mode=6))
+    with pytest.raises(VersionError, match="mode 6"):
         Pack.of(b.add(Record(n, name="x", time=7)).finish())

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.layout import FAST, LANE_MARK, Block, Layout, by_layout, default_lanes, layout_of
+from pltz.plt_codec.layout import (
+    FAST,
+    LANE_MARK,
+    Block,
+    Layout,
+    by_layout,
+    default_lanes,
+    layout_of,
+    turn_layout,
+)
 
 BLOCK = 4096
 
@@ -90,3 +99,13 @@ def test_the_fast_rule_bounds_the_steps_of_what_is_long(tokens: int) -> None:
 def test_sequences_of_one_layout_go_together() -> None:
     layouts = [layout_of(n, True) for n in (1, 3000, 2048, 2049)]
     assert by_layout(layouts) == {Layout(): [0, 2], FAST: [1, 3]} and by_layout([]) == {}
+
+
+def test_a_turn_takes_few_steps() -> None:
+    for tokens in range(1, 6000):
+        layout = turn_layout(tokens)
+        assert (layout == Layout()) == (tokens <= 48)
+        blocks = list(layout.blocks(tokens, 4096))
+        assert len(blocks) == -(-tokens // 2048) and max(b.lanes for b in blocks) <= 16
+        most = 48 if tokens <= 192 else 96 if tokens <= 1536 else 128
+        assert max(b.steps for b in blocks) <= most
