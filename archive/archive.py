@@ -22,6 +22,7 @@ from pltz.archive.chain import Chains, Heard, Known
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.collect import DEAD_SHARE, SMALL, Collected, Collector
 from pltz.archive.errors import ArchiveError, LostError, NotFound, StoreError
+from pltz.archive.freshness import Token, token_of
 from pltz.archive.identity import TENANT, Tokens
 from pltz.archive.index import SEGMENTS, SESSIONS, Lookup
 from pltz.archive.keyring import Keyring
@@ -371,6 +372,7 @@ class Archive:
         max_seconds: int | None = None,
         anywhere: bool = False,
         resume: Report | None = None,
+        expect: str | None = None,
         progress: Callable[[Report], None] | None = None,
     ) -> Report:
         """Read everything, change nothing; what is wrong is in the report. See `verify.Verifier.run`."""
@@ -378,8 +380,17 @@ class Archive:
 
         verifier = Verifier(self, resume)
         return verifier.run(
-            decode=decode, fraction=fraction, max_seconds=max_seconds, anywhere=anywhere, progress=progress
+            decode=decode,
+            fraction=fraction,
+            max_seconds=max_seconds,
+            anywhere=anywhere,
+            expect=None if expect is None else Token.parse(expect),
+            progress=progress,
         )
+
+    def token(self) -> str:
+        """Return the freshness token of what is there now, to be kept elsewhere for ``verify(expect=...)``. Raises StoreError."""
+        return str(token_of(self.view))
 
     def erase(
         self, tenant: str, name: str | None = None, *, bases: bool = False, dry_run: bool = False

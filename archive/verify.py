@@ -20,6 +20,7 @@ from pltz.archive.chain import Chains, Wanted, decode_records, lost
 from pltz.archive.context import TOWER
 from pltz.archive.erase import unfinished
 from pltz.archive.errors import ArchiveError, KeyMismatch
+from pltz.archive.freshness import Token, rolled_back, token_of
 from pltz.archive.index import SECTIONS, Location, key_of, keys_of
 from pltz.archive.key_files import COPIES, KeyFile, KeyFolder, file_name
 from pltz.archive.ledger import MISSING, as_text, copies_of, entries_among
@@ -42,7 +43,7 @@ class Report:
     """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``missing_copies``: paths
     of redundant files that are gone (parity, second copies), which `repair` makes again; ``unreadable``: records that damaged packs
     had and that were not read: a version among them has no name any more, so it is not in ``lost``; ``complete``: nothing was left out;
-    ``unfinished``: erases that were cut off, or go on now: nothing is damaged by them.
+    ``unfinished``: erases that were cut off, or go on now: nothing is damaged by them; ``token``: see `freshness`.
 
     ``cursor``: the last pack that was checked: a run that resumes from this report goes on behind it; ``within``: the pack that it was
     checking, whose records before byte ``offset`` are done; ``bad``: segments that did not decode.
@@ -58,6 +59,7 @@ class Report:
     lost: list[Version] = field(default_factory=list)
     missing_copies: list[str] = field(default_factory=list)
     unfinished: list[Problem] = field(default_factory=list)
+    token: str = ""
     cursor: bytes = b""
     within: bytes = b""
     offset: int = 0  # bytes
@@ -104,6 +106,7 @@ class Verifier:
         fraction: float = 1.0,
         max_seconds: int | None = None,
         anywhere: bool = False,
+        expect: Token | None = None,
         progress: Callable[[Report], None] | None = None,
     ) -> Report:
         """Check all, or a random ``fraction`` of the packs, for at most about ``max_seconds``.
@@ -111,6 +114,8 @@ class Verifier:
         A pack may hold hours of decoding, so the clock is looked at after every `DECODE_RECORDS` segments. With ``anywhere`` a run begins
         at a random record and goes round, so that runs which never have the time for all have been everywhere in the end; nothing can
         resume from their reports.
+
+        ``expect``: what `freshness.token_of` said earlier; an archive that is older than that is not sound.
 
         ``progress`` is called with the report after each pack, and where its segments are decoded in between. Packs are taken in
         the order of their names; one that was put behind the cursor meanwhile was proved when it was put, and is checked by the next run from the start.
@@ -125,6 +130,9 @@ class Verifier:
             self._wrong("pack", pack.hex(), "is gone, and no collector deleted it: run pltz archive repair")
         for loss in self.view.losses():
             self._wrong("loss", loss.pack.hex(), as_text(loss))
+        if expect and (why := rolled_back(self.view, expect)):
+            self._wrong("freshness", str(expect), why)
+        self.report.token = str(token_of(self.view))
         self._progress = progress
         if max_seconds is not None:
             self._end = self.view.store.now() + max_seconds

@@ -127,6 +127,7 @@ class View:
         self.problems: list[Problem] = []
         self._told: set[Problem] = set()
         self.unreadable: set[bytes] = set()  # packs of which not every byte was understood
+        self.newest: bytes | None = None  # the last pack that was put through this view
         self.vanished = 0  # records that were looked for in a pack that was gone: a collector moved them
         self.ledger = Ledger(store)
         self.unlisted: set[bytes] = set()  # packs that are there and that no list of packs/ had: it is short
@@ -260,6 +261,7 @@ class View:
     def add_pack(self, pack: bytes, size: int, sections: Mapping[int, Entries]) -> None:
         """A pack that this process has just put, with what it holds."""
         self.packs[pack] = size
+        self.newest = pack
         self.tail.add_pack(pack, size, sections)
 
     def reset_tail(self) -> None:

@@ -156,16 +156,22 @@ def put_all(
     as_json: bool,
 ) -> None:
     """Put and report each session when it is durable, then the sum."""
-    sessions = frozen = 0
+    sessions = frozen = packs = 0
+    token = ""
     with Progress("put", unit="sessions", shown=wanted(progress)) as bar:
         for stored in cold.put(items, keep_opaque=keep_opaque, dry_run=dry_run):
             sessions += 1
             frozen += stored.size
             bar.add(1)
-            show(facts(stored), sentence(stored), as_json)
+            view = cold.archive.view
+            if view.newest and len(view.packs) != packs:  # a commit came since: else the token is the same
+                packs, token = len(view.packs), cold.archive.token()
+            show(facts(stored) | ({"token": token} if token else {}), sentence(stored), as_json)
     if not as_json:
         verb = "would be stored" if dry_run else "stored, decoded back and compared"
         click.echo(f"{counted(sessions, 'session')}, {size(frozen)} new, {verb}", err=True)
+        if token:
+            click.echo(f"token for pltz archive verify --expect: {token}", err=True)
 
 
 @dataclass

@@ -29,6 +29,7 @@ COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
     short_help="Say exactly what is damaged, and which sessions it costs.",
     examples=[
         "pltz archive verify /data/cold",
+        "pltz archive verify /data/cold --expect 3f2a9c01d0e4b7a2-12-9b1c5e0f00aa7d31",
         "pltz archive verify /data/cold --decode --fraction 0.05 --json",
         "pltz archive verify /data/cold --decode --max-seconds 3600 --state /var/lib/pltz/verify.json",
     ],
@@ -51,6 +52,11 @@ COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
     metavar="FILE",
     help="Remember in FILE how far a run came, and go on there. It is removed when all is checked.",
 )
+@click.option(
+    "--expect",
+    metavar="TOKEN",
+    help="A token that put or verify printed: an archive that is older than it is not sound.",
+)
 @archive_options.READ_BUNDLES
 @archive_options.TOKENIZERS
 @options.THREADS
@@ -66,6 +72,7 @@ def verify(
     fraction: float,
     max_seconds: int | None,
     state: str | None,
+    expect: str | None,
     bundles: tuple[str, ...],
     tokenizers: tuple[str, ...],
     threads: int | None,
@@ -104,6 +111,7 @@ def verify(
             fraction=fraction,
             max_seconds=max_seconds,
             resume=before,
+            expect=expect,
             progress=note,
         )
     if file and report.complete:
@@ -190,6 +198,7 @@ def _print(report: "Report", as_json: bool) -> None:
         "missing_copies": len(report.missing_copies),
         "complete": report.complete,
         "sound": report.sound,
+        "token": report.token,
     }
     state = "sound" if report.sound else "DAMAGED"
     remarks = []
@@ -205,6 +214,8 @@ def _print(report: "Report", as_json: bool) -> None:
         f"{value:,} {key}" for key, value in counts.items()
     )
     show(found, printable(text), as_json)
+    if not as_json:
+        click.echo(f"token for --expect: {report.token}", err=True)
     if report.unreadable and not as_json:
         click.echo(
             "sessions whose own records cannot be read are not among the lost: see pltz archive repair --dry-run",

@@ -10,6 +10,7 @@ import pytest
 from pltz.archive import verify
 from pltz.archive.archive import Archive
 from pltz.archive.codec import Coded, Plain
+from pltz.archive.freshness import Token
 from pltz.archive.identity import Tokens
 from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
@@ -17,6 +18,7 @@ from pltz.archive.repair import Repairer
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
 from pltz.archive.verify import Report
+from pltz.plt_codec.errors import UsageError
 from tests.archive.conftest import ZlibCodec
 from tests.archive.sealed import RAW
 
@@ -162,3 +164,60 @@ def test_lost_redundancy_is_told_of_and_repair_puts_it_back(
     assert Repairer(DirectoryStore(disk)).run().whole
     report = archive.verify(decode=True)
     assert report.sound and not report.missing_copies
+
+
+def fresh(disk: SimDisk, codec: ZlibCodec, token: str) -> Report:
+    return Archive.open(DirectoryStore(disk), [codec]).verify(expect=token)
+
+
+def remove(disk: SimDisk, pack: bytes) -> None:
+    """Take a pack away, with all that names it but the ledger."""
+    for path in list(disk.seen.files()):
+        if pack.hex() in path or path.startswith("index/"):
+            disk.unlink(path)
+
+
+def test_the_newest_packs_taken_away_are_noticed_by_a_token(
+    archive: Archive, disk: SimDisk, codec: ZlibCodec
+) -> None:
+    """Verify said "sound"."""
+    tokens = [archive.token()]
+    for n in range(4):
+        archive.put([NewSession(f"s{n}", [np.array([n, n + 1])], time=100 - n)])
+        tokens.append(archive.token())
+        assert Token.parse(tokens[-1]).packs == n + 1
+    assert all(fresh(disk, codec, token).sound for token in tokens)
+    last = [archive.version(f"s{n}").location.pack for n in range(4)]
+    remove(disk, last[3])
+    report = fresh(disk, codec, tokens[4])
+    assert not report.sound and "rolled back" in report.problems[0].what
+    assert fresh(disk, codec, tokens[3]).sound
+    later = Archive.open(DirectoryStore(disk), [codec])
+    later.put([NewSession("more", [np.array([7])]), NewSession("and more", [np.array([8])])])
+    assert not fresh(disk, codec, tokens[4]).sound  # as many packs as before, and others
+    remove(disk, last[2])
+    assert [fresh(disk, codec, token).sound for token in tokens] == [True, True, True, False, False]
+
+
+def test_a_token_holds_after_a_collection_and_a_repair(
+    archive: Archive, disk: SimDisk, codec: ZlibCodec
+) -> None:
+    for n in range(4):
+        archive.put([NewSession(f"s{n}", [np.array([n, n + 1])])])
+    tokens = [archive.token()]
+    for _ in range(3):
+        archive.collect()
+        tokens.append(archive.token())
+    Repairer(DirectoryStore(disk)).run()
+    tokens.append(archive.verify().token)
+    for token in tokens:
+        assert fresh(disk, codec, token).sound, token
+    assert Token.parse(tokens[-1]).packs == 5  # four that were merged, and the one that has all
+
+
+def test_a_token_of_another_archive_and_one_that_is_none(archive: Archive, codec: ZlibCodec) -> None:
+    other = Archive.create(DirectoryStore(SimDisk(seed=9)), [codec])
+    report = archive.verify(expect=other.token())
+    assert not report.sound and "the token is of archive" in report.problems[0].what
+    with pytest.raises(UsageError, match="expected a token"):
+        archive.verify(expect="yesterday")

@@ -104,3 +104,16 @@ def test_missing_copies_have_an_exit_code_of_their_own(run: Run, cold: Path, put
     assert run("archive", "repair", cold).exit_code == 0
     again = run("archive", "verify", cold)
     assert again.exit_code == 0 and "missing" not in again.stdout
+
+
+def test_a_token_that_put_printed_tells_of_a_rollback(run: Run, cold: Path, put: Put) -> None:
+    first = put({"messages": [{"role": "user", "content": "Hi"}]}, "--name", "a")[-1]["token"]
+    before = set(cold.glob("p*/" + "?" * 32))
+    last = put({"messages": [{"role": "user", "content": "Ho"}]}, "--name", "b")[-1]["token"]
+    verified = lines(run("archive", "verify", cold, "--expect", last, "--json"))
+    assert verified[-1]["sound"] and verified[-1]["token"].split("-")[:2] == last.split("-")[:2]
+    for path in set(cold.glob("p*/" + "?" * 32)) - before:
+        path.unlink()
+    done = run("archive", "verify", cold, "--expect", last)
+    assert done.exit_code == 3 and "rolled back" in done.stdout
+    assert run("archive", "verify", cold, "--expect", first).exit_code == 0

@@ -1,0 +1,95 @@
+"""Freshness: a short token, kept elsewhere, by which an archive that was rolled back is noticed. Spec: FORMAT.md, "Freshness".
+
+    put, verify --> "3f2a9c01d0e4b7a2-12-9b1c5e0f00aa7d31" --> verify --expect
+
+An archive proves nothing about what was taken away from it together with all that named it. The token does: it says how many packs
+there ever were, and names one of the newest.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from pltz.archive.ledger import PackState
+from pltz.archive.view import View
+from pltz.plt_codec.errors import FormatError, UsageError
+
+PREFIX = 8  # bytes of an id
+TOKEN = re.compile(r"([0-9a-f]{16})-([0-9]{1,18})-([0-9a-f]{16})")
+
+
+class Token(NamedTuple):
+    """What an archive had at some time.
+
+    Attributes:
+        archive: first 8 bytes of the archive's id.
+        packs: those that are there, or that the ledger says were deleted or lost.
+        newest: first 8 bytes of the id of a newest pack; zeros where there was none.
+    """
+
+    archive: bytes
+    packs: int
+    newest: bytes
+
+    def __str__(self) -> str:
+        """Return the token as people keep it.
+
+        >>> str(Token(bytes(8), 3, b"12345678"))
+        '0000000000000000-3-3132333435363738'
+        """
+        return f"{self.archive.hex()}-{self.packs}-{self.newest.hex()}"
+
+    @classmethod
+    def parse(cls, text: str) -> Token:
+        """Read a token. Raises UsageError."""
+        match = TOKEN.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(
+                f"expected a token that put or verify printed (16 hex-number-16 hex), found {text!r}"
+            )
+        return cls(bytes.fromhex(match[1]), int(match[2]), bytes.fromhex(match[3]))
+
+
+def token_of(view: View) -> Token:
+    """Return the token of what is there now. Raises StoreError.
+
+    The newest pack is the last that this view put; else that of the latest time, for which all headers are read.
+    """
+    known = known_packs(view)
+    newest = view.newest or max(view.packs, key=lambda pack: (_time(view, pack), pack), default=bytes(PREFIX))
+    return Token(view.ledger.archive[:PREFIX], len(known), newest[:PREFIX])
+
+
+def rolled_back(view: View, expected: Token) -> str | None:
+    """Return what shows that the archive is older than a token; None where it is not. Raises StoreError."""
+    known = known_packs(view)
+    if view.ledger.archive[:PREFIX] != expected.archive:
+        return f"the token is of archive {expected.archive.hex()}..., and this is archive {view.ledger.archive.hex()}"
+    if any(expected.newest) and not any(pack.startswith(expected.newest) for pack in known):
+        return (
+            f"pack {expected.newest.hex()}..., which the token names, is gone, and no collector deleted it: "
+            "the archive was rolled back, or its newest packs were taken away; bring them from a backup"
+        )
+    if len(known) < expected.packs:
+        return (
+            f"the token counts {expected.packs} packs, and there are or were {len(known)}: "
+            "the archive was rolled back, or packs were taken away; bring them from a backup"
+        )
+    return None
+
+
+def known_packs(view: View) -> set[bytes]:
+    """Return the packs that are there, and those that the ledger says were deleted or lost. Raises StoreError."""
+    absent = view.absent()
+    explained = {pack for pack, state in absent.items() if state is not PackState.MISSING}
+    lost = {loss.pack for loss in view.ledger.losses()}
+    return set(view.packs) | view.ledger.deleted | lost | explained
+
+
+def _time(view: View, pack: bytes) -> int:
+    """Return the time in a pack's header, in seconds since 1970; -1 where it cannot be read."""
+    try:
+        return view.pack(pack).head.time
+    except (FormatError, FileNotFoundError):
+        return -1
