@@ -9,6 +9,9 @@ file systems have been seen to do each of these.
     disk.watch = lambda: check_all(disk.crashes())     # after every change
     Archive.create(DirectoryStore(disk), [codec]).put(...)
 
+Two faults are no power cut: `vanish` takes an object away, durably, as a failing disk or a wrong command does; and names in `hidden` are left out of
+what is listed, though the files are there, as a store does that lists late.
+
 The clock stands still unless `clock` is moved; random bytes come from a counter, so a run repeats exactly. `fail_at` makes a call fail.
 With a `capacity`, what is written beyond it is cut off there and fails with ENOSPC.
 """
@@ -66,6 +69,7 @@ class SimDisk:
         self._written: dict[int, int] = {}  # inode -> when
         self.seed, self.drawn = seed, 0
         self.calls = 0  # changes asked for
+        self.hidden: set[str] = set()  # paths that `names` leaves out
         self.fail_at: dict[int, OSError] = {}  # number of the call -> what it raises
         self.capacity: int | None = None  # bytes that all files may take, in whole blocks
 
@@ -73,6 +77,7 @@ class SimDisk:
         """A disk that goes its own way from here."""
         twin = SimDisk(seed=self.seed)
         twin.seen, twin.durable, twin.pending = self.seen.copy(), self.durable.copy(), list(self.pending)
+        twin.hidden = set(self.hidden)
         twin.clock, twin.drawn, twin._written = self.clock, self.drawn, dict(self._written)
         twin.capacity = self.capacity
         return twin
@@ -86,6 +91,12 @@ class SimDisk:
                 if outcome != "lost":
                     self._apply(state, change, outcome)
             yield state
+
+    def vanish(self, path: str) -> None:
+        """Take a file's name away, whether it was synced or not; nothing where there is none."""
+        for state in (self.seen, self.durable):
+            state.names.pop(path, None)
+        self.pending = [c for c in self.pending if c.what == "bytes" or c.path != path]
 
     def make_directory(self, path: str) -> None:
         self._count()
@@ -155,7 +166,7 @@ class SimDisk:
     def names(self, path: str) -> list[tuple[str, int]]:
         if path not in self.seen.folders:
             raise FileNotFoundError(2, "no such folder", path)
-        listed = [(p.rpartition("/"), i) for p, i in self.seen.names.items()]
+        listed = [(p.rpartition("/"), i) for p, i in self.seen.names.items() if p not in self.hidden]
         return [(name, len(self.seen.data.get(i, b""))) for (folder, _, name), i in listed if folder == path]
 
     def changed(self, path: str) -> int:

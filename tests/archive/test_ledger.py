@@ -156,10 +156,10 @@ def test_a_pack_that_vanishes_before_its_parity_is_put_keeps_it(
 class Short(SimDisk):
     """Leaves names out of what it lists."""
 
-    hidden: Callable[[str, str], bool] = staticmethod(lambda folder, name: False)
+    leaves_out: Callable[[str, str], bool] = staticmethod(lambda folder, name: False)
 
     def names(self, path: str) -> list[tuple[str, int]]:
-        return [row for row in super().names(path) if not self.hidden(path, row[0])]
+        return [row for row in super().names(path) if not self.leaves_out(path, row[0])]
 
 
 @pytest.mark.parametrize("indexed", [False, True])
@@ -171,7 +171,7 @@ def test_a_list_of_packs_that_is_short_hides_nothing(
     whole = three(codec, condemned=condemned, indexed=indexed)
     hidden = pack_of(reopen(whole, codec), "b").removeprefix("packs/")
     disk = Short(whole.seen)
-    disk.hidden = lambda folder, name: folder == "packs" and (all_of_it or name == hidden)
+    disk.leaves_out = lambda folder, name: folder == "packs" and (all_of_it or name == hidden)
     archive = reopen(disk, codec)
     assert [archive.get(name).tokens.tolist() for name in NAMES] == [tokens(name) for name in NAMES]
     assert [v.name for v in archive.ls()] == [*NAMES] and not archive.view.missing()
@@ -179,7 +179,7 @@ def test_a_list_of_packs_that_is_short_hides_nothing(
     with pytest.raises(ArchiveError, match="leaves it out"):
         reopen(disk, codec).collect()
     assert disk.seen.files() == before and not reopen(disk, codec).verify().sound
-    disk.hidden = lambda folder, name: False
+    disk.leaves_out = lambda folder, name: False
     assert reopen(disk, codec).verify(decode=True).sound
 
 
@@ -192,7 +192,7 @@ def test_a_folder_that_lists_empty_hides_nothing_and_frees_nothing_needed(
     reopen(whole, codec).put([NewSession("d", [np.array(tokens("d"))])])
     reopen(whole, codec).collect(dead_share=0.01)
     disk = Short(whole.seen)
-    disk.hidden = lambda path, name: path == folder
+    disk.leaves_out = lambda path, name: path == folder
     wanted = [*NAMES, "d"]
     for _ in range(3):
         try:
@@ -202,7 +202,7 @@ def test_a_folder_that_lists_empty_hides_nothing_and_frees_nothing_needed(
         archive = reopen(disk, codec)
         assert [archive.get(name).tokens.tolist() for name in wanted] == [tokens(name) for name in wanted]
         assert [v.name for v in archive.ls()] == wanted
-    disk.hidden = lambda path, name: False
+    disk.leaves_out = lambda path, name: False
     assert [v.name for v in reopen(disk, codec).ls()] == wanted
     assert reopen(disk, codec).verify(decode=True).sound
 

@@ -1,0 +1,280 @@
+"""An object vanishes, or a list is short, at any point of any operation, and a kill follows: no session is silently absent.
+
+Each case is (operation, object, point, kill): before step ``point`` of the operation the object goes, or is no longer listed, and before
+step ``kill`` (or never) the process ends and the power goes. Then every session that was acknowledged is read back exactly,
+or `get`, `ls` and `verify` report damage; a collector deletes nothing that is needed; and when the object is back, or after repair, all is there.
+The fast tests take a seeded sample of the cases; the slow one takes all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.errors import ArchiveError, NotFound
+from pltz.archive.new_session import NewSession
+from pltz.archive.repair import Repairer
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import DirectoryStore
+from pltz.archive.transfer import copy
+from pltz.plt_codec.errors import PltzError
+from tests.archive.sealed import RAW
+
+PROMPT = np.arange(20)
+SESSIONS: dict[str, list[int]] = {name: [*range(20), *[ord(name)] * 9] for name in "abcd"}
+GONE = "d"  # what the operations forget or erase
+SAMPLE = 12  # cases of each operation and fault in the fast test
+PARTS = 48  # of the slow one
+
+
+class Killed(BaseException):
+    """Of the process."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """See the head of this file. ``kill``: None is never."""
+
+    path: str
+    point: int
+    kill: int | None
+
+
+def session(name: str) -> NewSession:
+    tokens = np.array(SESSIONS[name])
+    return NewSession(name, [tokens[:20], tokens[20:]], shared=1)
+
+
+def built(codec: SegmentCodec, *, sealed: bool) -> SimDisk:
+    """Five packs; a collector has condemned two, deleted them, and condemned others; one session is forgotten."""
+    disk = SimDisk()
+    archive = Archive.create(DirectoryStore(disk), [codec], key=RAW if sealed else None)
+    for name in "ab":
+        archive.put([session(name)])
+    archive.collect()
+    archive.collect()
+    archive.put([session("c")])
+    archive.write_index()
+    archive.put([session(GONE)])
+    if not sealed:
+        archive.forget([archive.version(GONE)])
+    archive.collect()
+    return SimDisk(disk.seen, seed=7)
+
+
+def reopen(disk: SimDisk, codec: SegmentCodec, sealed: bool) -> Archive:
+    return Archive.open(DirectoryStore(disk), [codec], key=RAW if sealed else None)
+
+
+def put(archive: Archive, disk: SimDisk) -> None:
+    archive.put([NewSession("new", [PROMPT, np.array([1])], shared=1)])
+
+
+def collect(archive: Archive, disk: SimDisk) -> None:
+    archive.collect(dead_share=0.01)
+
+
+def erase(archive: Archive, disk: SimDisk) -> None:
+    archive.erase("default", GONE)
+
+
+def forget(archive: Archive, disk: SimDisk) -> None:
+    gone = archive.version(GONE, number=1)
+    archive.restore([gone])
+    archive.forget([gone])
+
+
+def repair(archive: Archive, disk: SimDisk) -> None:
+    Repairer(DirectoryStore(disk)).run()
+
+
+def copy_all(archive: Archive, disk: SimDisk) -> None:
+    other = Archive.create(DirectoryStore(SimDisk(seed=3)), archive.codecs)
+    for _ in copy(archive, archive.ls(history=True), other):
+        pass
+    archive.want_whole("copied")
+    found = {v.name for v in other.ls()}
+    assert {"a", "b", "c"} <= found, "a copy that says nothing is whole"
+
+
+OPERATIONS: dict[str, Callable[[Archive, SimDisk], None]] = {
+    "put": put,
+    "collect": collect,
+    "forget": forget,
+    "repair": repair,
+    "copy": copy_all,
+    "erase": erase,
+}
+
+
+class Faulty(SimDisk):
+    """A disk to which something happens before step ``point``, and where the process ends before step ``kill``.
+
+    A step is a change; of an operation that changes nothing here, a read or a list.
+    """
+
+    def arm(self, happen: Callable[[], None], point: int, kill: int | None, *, reads: bool) -> None:
+        self.happen, self.point, self.kill, self.reads, self.steps = happen, point, kill, reads, 0
+
+    def _step(self, read: bool) -> None:
+        if read != self.reads:
+            return
+        if self.steps == self.point:
+            self.happen()
+        if self.steps == self.kill:
+            raise Killed
+        self.steps += 1
+
+    def _count(self) -> None:
+        self._step(False)
+        super()._count()
+
+    def names(self, path: str) -> list[tuple[str, int]]:
+        self._step(True)
+        return super().names(path)
+
+    def view(self, path: str) -> memoryview:
+        self._step(True)
+        return super().view(path)
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        self._step(True)
+        return super().read(path, offset, size)
+
+
+def armed(disk: SimDisk) -> Faulty:
+    """A disk of the same files to which nothing happens yet."""
+    faulty = Faulty(disk.seen, seed=7)
+    faulty.arm(lambda: None, -1, None, reads=False)
+    return faulty
+
+
+def steps_of(disk: SimDisk, codec: SegmentCodec, name: str) -> int:
+    """How many steps an operation takes where nothing happens."""
+    faulty = armed(disk)
+    archive = reopen(faulty, codec, name == "erase")
+    faulty.arm(lambda: None, -1, None, reads=name == "copy")
+    OPERATIONS[name](archive, faulty)
+    return faulty.steps
+
+
+def cases(codec: SegmentCodec, name: str) -> Iterator[tuple[SimDisk, Case]]:
+    """Every object at every step, each without a kill and with one at a step after it."""
+    disk = built(codec, sealed=name == "erase")
+    hurt = damaged(disk, codec) if name == "repair" else set()
+    count = steps_of(disk, codec, name)
+    assert count > 10
+    dice = random.Random(name)
+    for path in sorted(set(disk.seen.names) - hurt):
+        if path == "archive.json" or path.startswith("keys/"):
+            continue  # without these nothing opens; see test_golden.py
+        for point in range(count + 1):
+            yield disk, Case(path, point, None)
+            if point < count and name != "copy":
+                yield disk, Case(path, point, dice.randrange(point, count))
+
+
+def damaged(disk: SimDisk, codec: SegmentCodec) -> set[str]:
+    """Damage a pack, so that repair has work; what it needs for that, which must not go as well."""
+    pack = reopen(disk, codec, False).version("a").location.pack.hex()
+    disk.seen.data[disk.seen.names[f"packs/{pack}"]] = b"rot"
+    return {f"packs/{pack}", f"parity/{pack}"}
+
+
+def run(disk: SimDisk, codec: SegmentCodec, name: str, case: Case, sealed: bool, *, vanish: bool) -> None:
+    """Run one case and check what it leaves."""
+    faulty = armed(disk)
+    saved = disk.seen.files()[case.path]
+
+    def happen() -> None:
+        if vanish:
+            faulty.vanish(case.path)
+        else:
+            faulty.hidden.add(case.path)
+
+    archive = reopen(faulty, codec, sealed)
+    faulty.arm(happen, case.point, case.kill, reads=name == "copy")
+    with suppress(Killed, PltzError):
+        OPERATIONS[name](archive, faulty)
+    if case.point >= faulty.steps:
+        happen()
+    left = SimDisk(faulty.durable if case.kill is not None else faulty.seen, seed=11)
+    left.hidden = set(faulty.hidden)
+    wanted = set("abc")
+    nothing_silent(left, codec, sealed, wanted)
+    for _ in range(2):
+        with suppress(ArchiveError):
+            reopen(left, codec, sealed).collect(dead_share=0.01)
+        nothing_silent(left, codec, sealed, wanted)
+    left.hidden = set()
+    if vanish and random.Random(case.point).random() < 0.5 and case.path not in left.seen.names:
+        left.write_new(case.path, saved)  # it is back; half of the cases leave it to repair
+        if name == "repair" or not case.path.startswith("packs/"):
+            Repairer(DirectoryStore(left)).run()
+    else:
+        report = Repairer(DirectoryStore(left)).run()
+        assert not (report.lost or report.unnamed or report.missing or report.uncounted), (case, report)
+    whole = reopen(left, codec, sealed)
+    for session_name in wanted:
+        assert whole.get(session_name).tokens.tolist() == SESSIONS[session_name], (case, session_name)
+    whole.want_whole("read")
+    for _ in range(2):
+        reopen(left, codec, sealed).collect(dead_share=0.01)
+    last = reopen(left, codec, sealed)
+    assert wanted <= {v.name for v in last.ls()} and last.verify(decode=True).sound, case
+
+
+def nothing_silent(disk: SimDisk, codec: SegmentCodec, sealed: bool, wanted: set[str]) -> None:
+    """Each session is read back exactly, or refused by an error that does not say that there is none; lists and verify say so, too."""
+    archive = reopen(disk, codec, sealed)
+    unread = set()
+    for name in wanted:
+        try:
+            assert archive.get(name).tokens.tolist() == SESSIONS[name]
+        except NotFound as exc:
+            raise AssertionError(f"{name} is silently absent") from exc
+        except PltzError as exc:
+            assert exc.exit_code in (3, 7)
+            unread.add(name)
+    listed = {v.name for v in archive.ls()}
+    if not wanted <= listed:
+        with pytest.raises(ArchiveError):
+            archive.want_whole("listed")
+    if unread or not wanted <= listed:
+        assert not reopen(disk, codec, sealed).verify().sound
+
+
+@pytest.mark.parametrize("fault", ["vanishes", "unlisted"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_sample_of_all_faults_and_kills(codec: SegmentCodec, name: str, fault: str) -> None:
+    for disk, case in random.Random(f"{name} {fault}").sample([*cases(codec, name)], SAMPLE):
+        run(disk, codec, name, case, name == "erase", vanish=fault == "vanishes")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("fault", ["vanishes", "unlisted"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_all_faults_and_kills(codec: SegmentCodec, name: str, fault: str, part: int) -> None:
+    for disk, case in itertools.islice(cases(codec, name), part, None, PARTS):
+        run(disk, codec, name, case, name == "erase", vanish=fault == "vanishes")
+
+
+def test_the_faults_are_seen_by_the_disk() -> None:
+    disk = SimDisk()
+    disk.make_directory("packs")
+    for name in "ab":
+        disk.write_new(f"packs/{name}", b"x")
+    disk.hidden.add("packs/a")
+    assert disk.names("packs") == [("b", 1)] and disk.read("packs/a", 0, 1) == b"x"
+    disk.vanish("packs/b")
+    assert disk.names("packs") == [] and disk.pending
+    assert all("packs/b" not in state.names for state in disk.crashes())
