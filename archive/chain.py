@@ -23,6 +23,7 @@ from pltz.archive.index import SEGMENTS
 from pltz.archive.keys import Keys
 from pltz.archive.view import Found, Version, View
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
+from pltz.plt_codec.limits import MAX_TOKENS
 
 MAX_SEGMENTS = 4096  # a tower
 BATCH = 256  # records handed to a codec at once
@@ -146,6 +147,7 @@ class Chains:
         self._known = known or {}
         self._places: dict[bytes, list[Found]] = {}
         self._depth: dict[bytes, int] = {NONE: -1}
+        self._tokens: dict[bytes, int] = {NONE: 0}  # of the towers that end in each segment
         self._answers: dict[bytes, Answer] = {segment: k.tokens for segment, k in self._known.items()}
 
     def load(self, leaves: Sequence[bytes]) -> None:
@@ -210,9 +212,24 @@ class Chains:
         if path and (len(path) > MAX_SEGMENTS or self._depth[at] + len(path) >= MAX_SEGMENTS):
             self._answers[leaf] = CorruptError(f"a tower of more than {MAX_SEGMENTS} segments: damaged")
             return []
+        tokens = self._tokens.get(at, 0) + sum(map(self._length, path))
+        if tokens > MAX_TOKENS:
+            self._answers[leaf] = CorruptError(
+                f"a tower that claims {tokens} tokens, at most {MAX_TOKENS} are allowed: damaged"
+            )
+            return []
+        parent = at
         for number, segment in enumerate(reversed(path)):
             self._depth[segment] = self._depth[at] + 1 + number
+            self._tokens[segment] = self._tokens.get(parent, 0) + self._length(segment)
+            parent = segment
         return path
+
+    def _length(self, segment: bytes) -> int:
+        """Tokens of a segment that was looked up, as its record says."""
+        if segment in self._known:
+            return len(self._known[segment].tokens)
+        return self._places[segment][0].record.tokens
 
     def _decode_level(self, level: Sequence[bytes]) -> None:
         """Each from the first of its records that proves to be it."""

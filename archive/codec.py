@@ -20,6 +20,7 @@ import numpy as np
 
 from pltz.archive.context import ALONE, FAST, TOWER, TURN, Context
 from pltz.archive.identity import Tokens, digest
+from pltz.models.expected_time import expected_seconds
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError
 from pltz.plt_codec.fallback import Fallback
 from pltz.plt_codec.layout import (
@@ -113,12 +114,24 @@ def codec_of(codecs: list[SegmentCodec], context: Context) -> SegmentCodec | Non
     found = next(filter(fits, codecs), None)
     if found:
         return found
+    if IdsCodec.fits(context):
+        codecs.append(IdsCodec(context.tokenizer))
+        return codecs[-1]
     alike = next((c for c in codecs if isinstance(c, Kin) and c.tokenizer == context.tokenizer), None)
     other = alike.kin(context.bundle) if isinstance(alike, Kin) else None
     if other is None or not fits(other):
         return None
     codecs.append(other)
     return other
+
+
+def ids_codec(codecs: list[SegmentCodec], tokenizer: bytes) -> int:
+    """Return the number of the `IdsCodec` of a tokenizer; it is added where it is not there."""
+    for number, codec in enumerate(codecs):
+        if isinstance(codec, IdsCodec) and codec.tokenizer == tokenizer:
+            return number
+    codecs.append(IdsCodec(tokenizer))
+    return len(codecs) - 1
 
 
 def embedded(bundle_id: bytes, vocabulary: bytes) -> Bundle | None:
@@ -207,6 +220,10 @@ class BundleCodec:
         modes = [layout_mode(self, t) for t in tokens]
         return encode_frames(self._coder, tokens, [p.above for p in batch], modes)
 
+    def expected(self, batch: Sequence[Plain]) -> float | None:
+        """Return the seconds to encode these segments and to decode them again; None where they are few."""
+        return expected_seconds(self._coder, [np.asarray(p.tokens, np.int64) for p in batch])
+
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
         try:
             return list(self._coder.decode([frame_item(c.data, c.count, c.above, c.mode) for c in batch]))
@@ -238,12 +255,43 @@ class BytesCodec:
         return [self._fallback.compress(_as_bytes(p.tokens)) for p in batch]
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
-        return [np.frombuffer(self._plain(c), np.uint8).astype(np.int64) for c in batch]
+        return [np.frombuffer(self._plain(c), np.uint8).astype("<u4") for c in batch]
 
     def _plain(self, coded: Coded) -> bytes:
         if len(coded.data) > coded.count:
             raise CorruptError(f"expected at most {coded.count} bytes, found {len(coded.data)}: damaged")
         return self._fallback.decompress(coded.data, coded.count)
+
+
+class IdsCodec:
+    """Token ids of any tokenizer, by zstd: for sessions that are too large for the model. It needs no bundle.
+
+    >>> codec = IdsCodec(bytes(16))
+    >>> data = codec.encode([Plain(np.full(500, 70_000), np.zeros(0))])[0]
+    >>> len(data) < 30, int(codec.decode([Coded(data, 500, np.zeros(0))])[0][-1])
+    (True, 70000)
+    """
+
+    mode = ALONE
+    fast = False
+    reach = 0
+    contract = 1
+    bundle_id = digest(b"pltz bundle", b"zstd ids 1")
+
+    def __init__(self, tokenizer: bytes) -> None:
+        self.tokenizer = tokenizer
+        self._fallback = Fallback()
+
+    @classmethod
+    def fits(cls, context: Context) -> bool:
+        """Return whether segments of this context were coded by such a codec."""
+        return (context.bundle, context.contract, context.mode) == (cls.bundle_id, cls.contract, cls.mode)
+
+    def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        return [self._fallback.compress(np.asarray(p.tokens, "<u4").tobytes()) for p in batch]
+
+    def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        return [np.frombuffer(self._fallback.decompress(c.data, 4 * c.count), "<u4") for c in batch]
 
 
 def _as_bytes(tokens: Tokens) -> bytes:

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.identity import MAX_TOKENS, NONE, SIZE
+from pltz.archive.identity import NONE, SIZE
 from pltz.archive.places import Places
 from pltz.archive.record import (
     CHECK,
@@ -44,6 +44,7 @@ from pltz.archive.record import (
 )
 from pltz.archive.sums import checks
 from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
 from pltz.plt_codec.varint import MAX_BYTES, MAX_VALUE
 
 Bytes = npt.NDArray[np.uint8]
@@ -267,7 +268,7 @@ class _Reader:
 
 def tokens_fit(tokens: Ints, sizes: Ints) -> Bools:
     """(N,) whether bitstrings of so many bytes may claim so many tokens."""
-    return (tokens >= 0) & (tokens <= np.minimum(MAX_TOKENS, TOKENS_PER_BYTE * (sizes + 1)))
+    return (tokens >= 0) & (tokens <= np.minimum(SESSION_TOKENS, TOKENS_PER_BYTE * (sizes + 1)))
 
 
 def _split(blocks: Bytes) -> list[bytes]:

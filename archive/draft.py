@@ -150,7 +150,8 @@ def _name(segments: Sequence[Segment], keys: Keys) -> None:
     for s in segments:
         tokens = s.tokens
         if type(tokens) is not np.ndarray or tokens.dtype != U32 or tokens.ndim != 1:
-            s.tokens = identity.checked(tokens).astype(U32)
+            narrow = type(tokens) is np.ndarray and tokens.dtype == np.uint8 and tokens.ndim == 1
+            s.tokens = (tokens if narrow else identity.checked(tokens)).astype(U32)
         elif not tokens.flags.c_contiguous:
             s.tokens = tokens.copy()
         levels.setdefault(s.depth, []).append(s)

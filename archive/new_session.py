@@ -13,7 +13,8 @@ from pltz.archive.chain import MAX_SEGMENTS
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.identity import SIZE, Tokens
 from pltz.archive.record import MAX_NAME
-from pltz.plt_codec.errors import ContentError, UsageError
+from pltz.plt_codec.errors import ContentError, LimitError, UsageError
+from pltz.plt_codec.limits import MAX_TOKENS
 
 KINDS = ("chat", "text", "ids")
 
@@ -72,6 +73,10 @@ def check(sessions: Sequence[NewSession], codecs: Sequence[SegmentCodec]) -> Non
             raise UsageError(f"{s.shared} shared of {len(s.segments)} segments: not valid")
         if len(s.segments) > MAX_SEGMENTS:
             raise ContentError(f"a tower has at most {MAX_SEGMENTS} segments, not {len(s.segments)}")
+        if (tokens := sum(map(len, s.segments))) > MAX_TOKENS:
+            raise LimitError(
+                f"expected a session of at most {MAX_TOKENS} tokens, found {tokens} in {s.name!r}: split it"
+            )
         if s.time is not None and not 0 <= s.time < 1 << 40:
             raise UsageError(f"expected a time in seconds since 1970, got {s.time}")
 

@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pltz.archive.identity import MAX_TOKENS, NONE, SIZE
+from pltz.archive.identity import NONE, SIZE
 from pltz.archive.sums import Stretch, Sums
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
+from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
 from pltz.plt_codec.varint import read_varint
 
 SEGMENT, SESSION = 0x01, 0x02
@@ -200,7 +201,7 @@ def _name(data: bytes, place: Place) -> str:
 
 def tokens_fit(tokens: int, size: int) -> bool:
     """Whether a bitstring of ``size`` bytes may claim so many tokens."""
-    return 0 <= tokens <= min(MAX_TOKENS, TOKENS_PER_BYTE * (size + 1))
+    return 0 <= tokens <= min(SESSION_TOKENS, TOKENS_PER_BYTE * (size + 1))
 
 
 def pack_labels(labels: Mapping[str, str]) -> bytes:

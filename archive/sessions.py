@@ -34,7 +34,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.archive.archive import Archive, Tower
-from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Kin, Plain, SegmentCodec
+from pltz.archive.codec import (
+    BundleCodec,
+    BytesCodec,
+    Coded,
+    IdsCodec,
+    Kin,
+    Plain,
+    SegmentCodec,
+    ids_codec,
+)
 from pltz.archive.errors import NotFound
 from pltz.archive.identity import BASE, TENANT, Tokens, digest
 from pltz.archive.new_session import KINDS, NewSession, Receipt
@@ -51,10 +60,12 @@ from pltz.plt_codec.errors import (
 )
 from pltz.plt_codec.fallback import Fallback
 from pltz.plt_codec.layout import LayoutName
+from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
     from pltz.archive.keys import Secret
     from pltz.models.bundle import Bundle
+    from pltz.models.expected_time import Expect
     from pltz.models.tokenizer import BundleTokenizer
 
 BASE_TOKENS = 64  # a shorter base is not worth a record of its own
@@ -110,10 +121,16 @@ class SessionArchive:
     Args:
         archive: opened with `codecs_of` the bundles.
         bundles: the first one codes what is put; all are read.
+        zstd_above: sessions of more bytes (`Session.to_bytes`) are put by zstd and not by the model; None: none.
+
+    ``expect``: told of the expected seconds before a commit of many tokens is coded; None by default.
     """
 
-    def __init__(self, archive: Archive, bundles: Sequence[Bundle]) -> None:
-        self.archive = archive
+    def __init__(
+        self, archive: Archive, bundles: Sequence[Bundle], *, zstd_above: int | None = ZSTD_ABOVE
+    ) -> None:
+        self.archive, self.zstd_above = archive, zstd_above
+        self.expect: Expect | None = None
         self.bundle = bundles[0]
         self.tokenizer = self.bundle.tokenizer
         self._tokenizers = {b.tokenizer.fingerprint: b.tokenizer for b in bundles}
@@ -140,16 +157,18 @@ class SessionArchive:
         device: str = "cpu",
         threads: int | None = None,
         layout: LayoutName = "default",
+        zstd_above: int | None = ZSTD_ABOVE,
     ) -> SessionArchive:
         """An archive, with the bundle that ships with pltz where none is given.
 
         ``tokenizers``: tokenizer.json of targets whose own ids are put or read (`Item.tokenizer`), where they are not the bundle's. ``layout``: of
         long segments that are put; "fast" ones thaw sooner on a GPU and are a few per cent longer (FORMAT.md, "Bitstrings"). Either is read.
+        ``zstd_above``: as in the constructor.
         Raises UsageError, FormatError, KeyMismatch, ModelError for a tokenizer that cannot be used.
         """
         found = list(bundles) or [_default()]
         codecs = codecs_of(found, tokenizers, device=device, threads=threads, layout=layout)
-        return cls(Archive.open(place, codecs, key=key), found)
+        return cls(Archive.open(place, codecs, key=key), found, zstd_above=zstd_above)
 
     # ---- in
 
@@ -196,31 +215,49 @@ class SessionArchive:
 
     def _draft(self, item: Item, keep_opaque: bool) -> _Draft:
         """A session cut for the model and cut as plain bytes. Raises as `put`."""
+        try:
+            content = (
+                item.session.to_bytes()
+            )  # raises for what is over a limit, before anything is made of it
+        except ContentError as exc:
+            raise type(exc)(f"session {item.name!r}: {exc}") from exc
+        by_zstd = self.zstd_above is not None and len(content) > self.zstd_above
         before = self._last(item)
         if item.tokenizer not in (None, self.tokenizer.fingerprint):
-            return _Draft(item, [self._bridged(item, before)])
+            return _Draft(item, [self._bridged(item, before, by_zstd)])
         ways = []
         try:
-            tokens = self._tokens(item)
-            if tokens is not None:
-                ways.append(self._way(0, item, tokens, before))
+            if not by_zstd:
+                tokens = self._tokens(item)
+                if tokens is not None:
+                    ways.append(self._way(0, item, tokens, before))
+            elif item.session.kind == "ids":
+                transcript.to_tokens(item.session, self.tokenizer)  # raises for ids of another tokenizer
+            elif not keep_opaque:
+                transcript.refuse_opaque(item.session)
         except OpaqueContentError:
             if not keep_opaque:
                 raise
         except (ContentError, TokenizerMismatch) as exc:
             raise type(exc)(f"session {item.name!r}: {exc}") from exc
-        plain = np.frombuffer(item.session.to_bytes(), np.uint8).astype(np.int64)
+        plain = np.frombuffer(content, np.uint8)
         ways.append(self._way(1, item, plain, before))
         return _Draft(item, ways)
 
-    def _bridged(self, item: Item, before: _Before | None) -> _Way:
-        """Ids of another tokenizer, by way of the bundle: never as plain bytes, which would not say whose ids they are."""
+    def _bridged(self, item: Item, before: _Before | None, by_zstd: bool) -> _Way:
+        """Ids of another tokenizer, by way of the bundle: never as plain bytes, which would not say whose ids they are.
+
+        ``by_zstd``: they are too many for it.
+        """
         numbers = [n for n, memo in enumerate(self._memos) if memo.tokenizer == item.tokenizer]
         if item.session.kind != "ids" or not numbers:
             raise TokenizerMismatch(
                 f"session {item.name!r} is of tokenizer {(item.tokenizer or b'').hex()}: open the archive with it (--tokenizer)"
             )
-        return self._way(numbers[0], item, np.asarray(item.session.value, np.int64), before)
+        codec = numbers[0]
+        if by_zstd:
+            codec = ids_codec(self.archive.codecs, self._memos[codec].tokenizer)
+        return self._way(codec, item, np.asarray(item.session.value), before)
 
     def _tokens(self, item: Item) -> Tokens | None:
         """The bundle tokens of a session; None where they would not give the same text back."""
@@ -268,11 +305,20 @@ class SessionArchive:
             draft.ways = [way for way in draft.ways if way.known == len(way.cuts)][:1] or draft.ways
         for number, memo in enumerate(self._memos):
             ways = [way for draft in batch for way in draft.ways if way.codec == number]
-            coded = iter(memo.encode([plain for way in ways for plain in way.new(memo.reach)]))
+            plains = [plain for way in ways for plain in way.new(memo.reach)]
+            if self.expect and isinstance(memo.codec, BundleCodec):
+                seconds = memo.codec.expected(plains)
+                if seconds is not None:
+                    self.expect(seconds)
+            coded = iter(memo.encode(plains))
             for way in ways:
                 sizes = [len(next(coded)) for _ in range(len(way.cuts) - way.known)]
                 way.size = sum(sizes) if way.fits(sizes) else MAX_BYTES
         for draft in batch:
+            for way in draft.ways:
+                codec = self.archive.codecs[way.codec]
+                inner = codec.codec if isinstance(codec, Memo) else codec
+                way.by_model = not isinstance(inner, BytesCodec | IdsCodec)
             draft.ways.sort(key=lambda way: (way.size, way.codec))
 
     # ---- out
@@ -368,6 +414,7 @@ class _Way:
     shared: int
     base: str | None
     size: int = 0
+    by_model: bool = True
 
     @property
     def segments(self) -> list[Tokens]:
@@ -409,7 +456,7 @@ class _Draft:
     def stored(self, receipt: Receipt | None) -> Stored:
         way = self.ways[0]
         size = way.size if receipt is None else receipt.size
-        return Stored(self.item, way.codec != 1, len(way.tokens), len(way.cuts), way.known, size, receipt)
+        return Stored(self.item, way.by_model, len(way.tokens), len(way.cuts), way.known, size, receipt)
 
 
 class Memo:

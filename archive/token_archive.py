@@ -26,7 +26,7 @@ import numpy as np
 
 from pltz.archive import identity
 from pltz.archive.archive import Archive, Tower
-from pltz.archive.codec import BundleCodec
+from pltz.archive.codec import BundleCodec, ids_codec
 from pltz.archive.errors import KeyMismatch, NotFound
 from pltz.archive.identity import BASE, NONE, SIZE, TENANT, Tokens
 from pltz.archive.new_session import KINDS, NewSession, Receipt
@@ -40,6 +40,7 @@ from pltz.plt_codec.errors import (
     UsageError,
 )
 from pltz.plt_codec.layout import LayoutName
+from pltz.plt_codec.limits import ZSTD_ABOVE, check_ids
 
 if TYPE_CHECKING:
     from pltz.archive.codec import SegmentCodec
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from pltz.models.bundle import Bundle
 
 MAX_SEGMENT = 65536  # tokens: any number of them may be one byte (FORMAT.md, "Limits")
+ZSTD_SEGMENT = 1 << 20  # tokens: zstd finds repeats within a segment alone
+ID_BYTES = 4  # an id counts for, as in `Session.to_bytes`
 RECENT = 1 << 22  # tokens of sessions put last, kept in memory
 SALT_SIZE = 16  # bytes of the digest that stands for a salt
 SALTED = "#salt="  # between a tenant and the digest of a salt
@@ -74,10 +77,12 @@ class TokenItem:
 
 @dataclass(frozen=True)
 class Put:
-    """What became of an item. ``receipt``: None where the archive had it already; ``size``: bytes of its new segments."""
+    """What became of an item. ``receipt``: None where the archive had it already; ``size``: bytes of its new segments;
+    ``by_zstd``: it was too large for the model."""
 
     item: TokenItem
     receipt: Receipt | None
+    by_zstd: bool = False
 
     @property
     def size(self) -> int:
@@ -126,8 +131,9 @@ class TokenArchive:
         device: str = "cpu",
         threads: int | None = None,
         layout: LayoutName = "default",
+        zstd_above: int | None = ZSTD_ABOVE,
     ):
-        self.archive, self.bundle = archive, bundle
+        self.archive, self.bundle, self.zstd_above = archive, bundle, zstd_above
         self._options: _Options = {"device": device, "threads": threads, "layout": layout}
         self._recent = Recent(RECENT)
         self._numbers = {NONE: 0, bundle.tokenizer.fingerprint: 0}  # tokenizer -> codec
@@ -144,6 +150,7 @@ class TokenArchive:
         device: str = "cpu",
         threads: int | None = None,
         layout: LayoutName = "default",
+        zstd_above: int | None = ZSTD_ABOVE,
     ) -> TokenArchive:
         """An archive in a directory or bucket.
 
@@ -151,6 +158,7 @@ class TokenArchive:
             tokenizers: tokenizer.json of the targets, as bytes; the bundle's own needs none.
             create: make the archive if there is none.
             layout: of long segments that are put: "fast" ones thaw sooner on a GPU and are a few per cent longer. Either is read.
+            zstd_above: put sessions of more bytes, 4 per id, by zstd and not by the model; None: none.
 
         Raises UsageError where there is none, KeyMismatch where it is sealed and ``key`` is not its key or is left out, FormatError,
         ModelError, StoreError.
@@ -170,7 +178,7 @@ class TokenArchive:
                 f"the archive at {os.fspath(place)} is sealed, and no key was given: nothing could be put or read. "
                 "Name its key: key_file, key_command or passphrase_env (--key-file, --key-command, --passphrase-env)"
             )
-        made = cls(archive, loaded, device=device, threads=threads, layout=layout)
+        made = cls(archive, loaded, device=device, threads=threads, layout=layout, zstd_above=zstd_above)
         for tokenizer in tokenizers:
             made.add(tokenizer)
         return made
@@ -217,7 +225,7 @@ class TokenArchive:
                 receipt = next(receipts) if draft else None
                 if draft and receipt:
                     self._remember(draft, receipt)
-                yield Put(item, receipt)
+                yield Put(item, receipt, self.by_zstd(item))
 
     def _remember(self, draft: NewSession, receipt: Receipt) -> None:
         """The segments of what was just put, so that the session's next version is not compared with a decoding of all of it."""
@@ -243,12 +251,19 @@ class TokenArchive:
             raise TokenizerMismatch(
                 f"session {item.name!r} has ids of tokenizer {item.tokenizer.hex()}, whose tokenizer.json was not given"
             )
+        check_ids(len(item.ids))
         codec = self._numbers[item.tokenizer]
         ids = identity.checked(item.ids)
         last = self._last(item.tenant, item.name, codec)
         if any(self._has(tower, item, ids) for tower in self._repeated(item, codec, last)):
             return None
+        if self.by_zstd(item):
+            codec = ids_codec(self.archive.codecs, self.archive.codecs[codec].tokenizer)
         return self._cut(item, codec, ids, last or self._last(item.tenant, item.parent, codec))
+
+    def by_zstd(self, item: TokenItem) -> bool:
+        """Return whether a session is too large for the model (``zstd_above``)."""
+        return self.zstd_above is not None and ID_BYTES * len(item.ids) > self.zstd_above
 
     def _repeated(self, item: TokenItem, codec: int, last: Tower | None) -> Iterator[Tower]:
         """Versions that an item may repeat: the last one, and those of the item's second."""
@@ -278,7 +293,8 @@ class TokenArchive:
         if not shared and base and ends and not known:
             shared = 1
         cuts = sorted({*known, *(end for end in ends if not known or end > known[-1]), len(ids)} - {0})
-        rows = _short(ids, cuts, exact=len(known))
+        step = ZSTD_SEGMENT if self.by_zstd(item) else MAX_SEGMENT
+        rows = _short(ids, cuts, exact=len(known), step=step)
         shared = _count(rows, cuts[shared - 1]) if shared else 0
         options = shared, base or "base", item.labels, "ids", item.target, item.time, codec
         return NewSession(item.name, rows, item.tenant, *options)
@@ -402,12 +418,12 @@ def _batches(items: Sequence[TokenItem]) -> Iterator[list[TokenItem]]:
         yield batch
 
 
-def _short(ids: Tokens, cuts: Sequence[int], exact: int) -> list[Tokens]:
-    """The segments that end at the cuts; those after the first ``exact`` in pieces of MAX_SEGMENT at most."""
+def _short(ids: Tokens, cuts: Sequence[int], exact: int, step: int = MAX_SEGMENT) -> list[Tokens]:
+    """The segments that end at the cuts; those after the first ``exact`` in pieces of ``step`` at most."""
     rows: list[Tokens] = []
     for number, (start, end) in enumerate(itertools.pairwise([0, *cuts])):
-        step = end - start if number < exact else MAX_SEGMENT
-        rows += [ids[at : min(at + step, end)] for at in range(start, end, step)]
+        most = end - start if number < exact else step
+        rows += [ids[at : min(at + most, end)] for at in range(start, end, most)]
     return rows
 
 

@@ -15,7 +15,7 @@ from pltz.cli.archive_options import open_sessions, seconds_of, show, tags_of, t
 from pltz.cli.compress import INPUT_FORMAT, read_sessions
 from pltz.cli.groups import Command
 from pltz.cli.options import nonempty
-from pltz.cli.progress import Progress, wanted
+from pltz.cli.progress import Progress, say_expected, wanted
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
 @options.TARGET
 @options.TOKENIZER
 @options.LAYOUT
+@options.ZSTD_ABOVE
 @archive_options.BUNDLES
 @archive_options.DRY_RUN
 @options.THREADS
@@ -123,6 +124,7 @@ def put(
     target: str | None,
     tokenizer: str | None,
     layout: "LayoutName",
+    zstd_above: int | None,
     bundles: tuple[str, ...],
     dry_run: bool,
     threads: int | None,
@@ -142,7 +144,7 @@ def put(
     """
     names = Naming(name, name_key)
     labels, time = tags_of(tags), seconds_of(when)
-    source = Inputs(inputs, form, place, bundles, target, tokenizer, device, threads, layout)
+    source = Inputs(inputs, form, place, bundles, target, tokenizer, device, threads, layout, zstd_above)
     extra: dict[str, Any] = {"tenant": tenant, "labels": labels, "base": base, "time": time}
     put_all(source.cold, names.items(source, extra), keep_opaque, dry_run, progress, as_json)
 
@@ -158,6 +160,7 @@ def put_all(
     """Put and report each session when it is durable, then the sum."""
     sessions = frozen = packs = 0
     token = ""
+    cold.expect = say_expected
     with Progress("put", unit="sessions", shown=wanted(progress)) as bar:
         for stored in cold.put(items, keep_opaque=keep_opaque, dry_run=dry_run):
             sessions += 1
@@ -244,6 +247,7 @@ class Inputs:
     device: str
     threads: int | None
     layout: "LayoutName"
+    zstd_above: int | None
 
     def __post_init__(self) -> None:
         if self.paths.count("-") > 1:
@@ -254,6 +258,7 @@ class Inputs:
         self.cold = open_sessions(
             self.place, self.bundles, self.device, self.threads, tokenizers=named, layout=self.layout
         )
+        self.cold.zstd_above = self.zstd_above
         self._model, self._foreign = self._load_target(), self._fingerprint(named)
 
     def __iter__(self) -> Iterator[Row]:

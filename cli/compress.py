@@ -16,7 +16,7 @@ from pltz.cli import options
 from pltz.cli.archive_key import key_options
 from pltz.cli.groups import Command
 from pltz.cli.output import Output
-from pltz.cli.progress import Progress, wanted
+from pltz.cli.progress import Progress, say_expected, wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ INPUT_FORMAT = options.form(("auto", "openai", "sharegpt", "jsonl", "text", "ids
 @click.option("--lanes", type=click.IntRange(min=1), metavar="N", help="Lanes a block.  [default: by length]")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps a lane.  [default: by length]")
 @options.LAYOUT
+@options.ZSTD_ABOVE
 @click.option("--no-verify", is_flag=True, help="Do not decode back and compare before writing.")
 @click.option(
     "--keep-opaque", is_flag=True, help="Keep sessions with image, audio or file parts, as plain bytes."
@@ -74,6 +75,7 @@ def compress(
     lanes: int | None,
     steps: int | None,
     layout: "LayoutName",
+    zstd_above: int | None,
     no_verify: bool,
     keep_opaque: bool,
     force: bool,
@@ -99,13 +101,25 @@ def compress(
                 "--archive goes with no -o, --tokenizer, --lanes, --steps, --no-verify or --force"
             )
         into_archive(
-            place, inputs, form, bundle, target, layout, keep_opaque, device, threads, progress, as_json
+            place,
+            inputs,
+            form,
+            bundle,
+            target,
+            layout,
+            zstd_above,
+            keep_opaque,
+            device,
+            threads,
+            progress,
+            as_json,
         )
         return
     if output is None:
         raise UsageError("name the file to write (-o OUT; - is stdout), or an archive (--archive DIR)")
     destination = Output(output, force=force, inputs=[*inputs, *filter(None, [tokenizer])])
     codec = options.load_codec(bundle, device, threads)
+    codec.expect = say_expected
     tally = Tally()
     start = time.perf_counter()
     with Progress("freeze", unit="tokens", shown=wanted(progress)) as bar:
@@ -117,6 +131,7 @@ def compress(
             lanes=lanes,
             steps=steps,
             layout=layout,
+            zstd_above=zstd_above,
             verify=not no_verify,
             keep_opaque=keep_opaque,
             progress=bar.add,
@@ -124,6 +139,7 @@ def compress(
     seconds = time.perf_counter() - start
     destination.write([data])
     result = summary(tally, data, seconds, verified=not no_verify)
+    result |= {"zstd_above": zstd_above}
     destination.report(json.dumps(result | {"output": output}) if as_json else sentence(result, output))
 
 
@@ -134,6 +150,7 @@ def into_archive(
     bundle: str | None,
     target: str | None,
     layout: "LayoutName",
+    zstd_above: int | None,
     keep_opaque: bool,
     device: str,
     threads: int | None,
@@ -144,7 +161,7 @@ def into_archive(
     from pltz.cli import archive_put
 
     source = archive_put.Inputs(
-        inputs, form, place, [bundle] if bundle else [], target, None, device, threads, layout
+        inputs, form, place, [bundle] if bundle else [], target, None, device, threads, layout, zstd_above
     )
     items = archive_put.Naming(None, None).items(source, {})
     archive_put.put_all(source.cold, items, keep_opaque, False, progress, as_json)
@@ -195,11 +212,21 @@ def summary(tally: Tally, data: bytes, seconds: float, *, verified: bool) -> dic
         "sessions": tally.sessions,
         "kinds": dict(sorted(tally.kinds.items())),
         "content_bytes": tally.content_bytes,
+        "methods": methods(data),
         "frozen_bytes": len(data),
         "ratio": round(tally.content_bytes / len(data), 3),
         "verified": verified,
         "seconds": round(seconds, 3),
     }
+
+
+def methods(data: bytes) -> dict[str, int]:
+    """Return how many sessions of a .pltz file the model coded, and how many zstd."""
+    from pltz.plt_codec.container import Reader
+
+    reader = Reader(data)
+    by_model = sum(reader.info(number).kind.by_model for number in range(len(reader)))
+    return {"model": by_model, "zstd": len(reader) - by_model}
 
 
 def sentence(result: dict[str, Any], output: str) -> str:

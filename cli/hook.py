@@ -91,6 +91,7 @@ def status(journal: str, as_json: bool) -> None:
 )
 @options.BUNDLE
 @options.LAYOUT
+@options.ZSTD_ABOVE
 @options.THREADS
 @options.PROGRESS
 @options.JSON
@@ -104,6 +105,7 @@ def drain(
     wait: float,
     bundle: str | None,
     layout: "LayoutName",
+    zstd_above: int | None,
     threads: int | None,
     progress: bool | None,
     as_json: bool,
@@ -134,6 +136,7 @@ def drain(
             key=secret(),
             threads=threads,
             layout=layout,
+            zstd_above=zstd_above,
             max_seconds=max_seconds,
             wait=wait,
             progress=say,

@@ -1,8 +1,9 @@
 """Options and arguments that several commands share, so that they read the same everywhere."""
 
+import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import click
 
@@ -13,6 +14,37 @@ if TYPE_CHECKING:
     from pltz.plt_codec.container import Reader
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Size(click.ParamType):
+    """A number of bytes, with a unit or without; none is None.
+
+    >>> [Size().convert(text, None, None) for text in ("4096", "500 kB", "1.5MiB", "none")]
+    [4096, 500000, 1572864, None]
+    """
+
+    name = "size"
+    UNITS: ClassVar = {
+        "": 1,
+        "b": 1,
+        "kb": 1e3,
+        "mb": 1e6,
+        "gb": 1e9,
+        "kib": 1 << 10,
+        "mib": 1 << 20,
+        "gib": 1 << 30,
+    }
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | None:
+        """Bytes. Fails for what is no size."""
+        if not isinstance(value, str):
+            return cast("int | None", value)
+        if value.lower() == "none":
+            return None
+        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", value)
+        if found is None or found[2].lower() not in self.UNITS:
+            self.fail(f"expected a size such as 500 kB or 4 MiB, or none, found {value!r}", param, ctx)
+        return int(float(found[1]) * self.UNITS[found[2].lower()])
 
 
 def nonempty(value: str) -> str:
@@ -46,6 +78,14 @@ LAYOUT: Decorator = click.option(
     default="default",
     show_default=True,
     help="fast: sessions over 2048 tokens, and in an archive turns over 48, thaw sooner on a GPU and take a few per cent more bytes.",
+)
+ZSTD_ABOVE: Decorator = click.option(
+    "--zstd-above",
+    type=Size(),
+    metavar="SIZE",
+    default="4 MiB",
+    show_default=True,
+    help="Sessions of more bytes go to zstd and not to the model: 500 kB, 1 MiB, 0, or none.",
 )
 TARGET: Decorator = click.option(
     "--target",

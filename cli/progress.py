@@ -12,12 +12,34 @@ from types import TracebackType
 from typing import Self
 
 REDRAW_S = 0.1  # seconds between redraws on a terminal
+SAID_S = 5.0  # seconds: a shorter time is not worth a line
 LOG_S = 5.0  # seconds between lines elsewhere
 
 
 def wanted(flag: bool | None) -> bool:
     """Whether to show progress: as told by ``--progress/--no-progress``, else when stderr is a terminal."""
     return sys.stderr.isatty() if flag is None else flag
+
+
+def say_expected(seconds: float) -> None:
+    """Say on stderr how long the next batch of sessions will take, where that is more than SAID_S."""
+    if seconds > SAID_S:
+        print(
+            f"coding takes about {duration(seconds)} on this machine; --zstd-above SIZE sends large sessions to zstd",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people.
+
+    >>> duration(42.4), duration(250), duration(9000)
+    ('42 s', '4 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 class Progress:

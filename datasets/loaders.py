@@ -36,11 +36,10 @@ import numpy as np
 from pltz.datasets.source import GZIP_MAGIC, ZSTD_MAGIC, Readable, Source
 from pltz.models.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError
+from pltz.plt_codec.limits import MAX_BYTES
 
 Format = Literal["auto", "openai", "sharegpt", "jsonl", "text", "ids"]
 FORMATS: tuple[Format, ...] = ("auto", "openai", "sharegpt", "jsonl", "text", "ids")
-
-MAX_BYTES = 1 << 28  # bytes of one line, or of one file that is not lines
 
 TEXT_SUFFIXES = frozenset(
     (

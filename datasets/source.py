@@ -11,12 +11,14 @@ from typing import Protocol
 
 import zstandard
 
-from pltz.plt_codec.errors import CorruptError, UsageError
+from pltz.plt_codec.errors import CorruptError, LimitError, UsageError
+from pltz.plt_codec.limits import MAX_BYTES
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 GZIP_MAGIC = b"\x1f\x8b"
 WINDOW = 1 << 31  # bytes: the largest zstd window (--long=31)
 CHUNK = 1 << 18  # bytes of a plain read
+COUNTED = 1 << 28  # bytes of a line or file over the limit that are counted for the message
 PACKED_CHUNK = 512  # bytes of packed input a step: each 4 of them may unpack to 128 KiB
 
 
@@ -26,7 +28,7 @@ class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-class TooLong(UsageError):
+class TooLong(LimitError, UsageError):
     """A line or a file is over the limit: what is behind a line can be read all the same (`Source.skip`)."""
 
 
@@ -112,10 +114,24 @@ class Source:
         return chain()
 
     def _too_long(self, what: str) -> None:
+        found, whole = self._count(what)
+        way_out = "split it" if self.limit >= MAX_BYTES else "split it, or raise the limit (max_bytes)"
         raise TooLong(
-            f"{self.name}: expected a {what} of at most {self.limit} bytes, found more: split it, or "
-            "raise the limit (max_bytes of pltz.datasets.load)"
+            f"{self.name}: expected a {what} of at most {self.limit} bytes, found {found}"
+            f"{'' if whole else ' and more'}: {way_out}"
         )
+
+    def _count(self, what: str) -> tuple[int, bool]:
+        """Drop the rest of a line or file and return its bytes, up to about COUNTED; and whether these are all."""
+        found = 0
+        while True:
+            end = self._ahead.find(b"\n", self._start) if what == "line" else -1
+            size = (end if end >= 0 else len(self._ahead)) - self._start
+            found, self._start = found + size, self._start + size
+            if end >= 0 or found > COUNTED:
+                return found, end >= 0
+            if not self._more():
+                return found, True
 
 
 def _read(stream: Readable, name: str) -> Iterator[bytes]:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Literal, overload
 
 from pltz.models import transcript
+from pltz.models.expected_time import Expect, expected_seconds
 from pltz.models.session import Session, content_bytes
 from pltz.models.session_decoder import OnError, SessionDecoder, named
 from pltz.plt_codec import copies
@@ -41,6 +42,7 @@ from pltz.plt_codec.errors import (
 )
 from pltz.plt_codec.header import Header
 from pltz.plt_codec.layout import LAYOUTS, LayoutName, by_layout, layout_of
+from pltz.plt_codec.limits import ZSTD_ABOVE
 from pltz.plt_codec.session_frame import Frame, Kind, content_check
 
 if TYPE_CHECKING:
@@ -72,12 +74,25 @@ class Coded:
 
 
 @dataclass(frozen=True)
+class _Choice:
+    """How sessions that have tokens are told from those that go to zstd."""
+
+    keep_opaque: bool
+    zstd_above: int | None
+
+    def by_zstd(self, content: bytes) -> bool:
+        """Whether a session of this content is too large for the model."""
+        return self.zstd_above is not None and len(content) > self.zstd_above
+
+
+@dataclass(frozen=True)
 class _Draft:
     """Session ``number`` on its way into a frame. ``tokens`` None: it has none and goes to the fallback."""
 
     number: int
     session: Session
     tokens: Ids | None
+    content: bytes
     patch: bytes = b""
 
 
@@ -88,11 +103,14 @@ class Codec(SessionDecoder):
         bundle: tokenizer, dictionary and identity.
         coder: the token coder over this bundle's engine.
         note: told what the model made of each session that has tokens, in order; its frame may be the fallback's all the same.
+
+    ``expect``: told of the expected seconds before a batch of many tokens is coded (`expected_time`); None by default.
     """
 
     def __init__(self, bundle: Parts, coder: Coder, note: Callable[[Coded], None] | None = None) -> None:
         super().__init__(bundle, coder)
         self._note = note
+        self.expect: Expect | None = None
 
     @classmethod
     def load(
@@ -126,6 +144,7 @@ class Codec(SessionDecoder):
         target_fingerprint: bytes | None = None,
         verify: bool = True,
         keep_opaque: bool = False,
+        zstd_above: int | None = ZSTD_ABOVE,
         progress: Progress | None = None,
     ) -> bytes:
         """A .pltz file of these sessions; the arguments are those of `compress_into`."""
@@ -140,6 +159,7 @@ class Codec(SessionDecoder):
             target_fingerprint=target_fingerprint,
             verify=verify,
             keep_opaque=keep_opaque,
+            zstd_above=zstd_above,
             progress=progress,
         )
         return sink.getvalue()
@@ -156,6 +176,7 @@ class Codec(SessionDecoder):
         target_fingerprint: bytes | None = None,
         verify: bool = True,
         keep_opaque: bool = False,
+        zstd_above: int | None = ZSTD_ABOVE,
         progress: Progress | None = None,
     ) -> int:
         """Write a .pltz file of these sessions, in batches; returns how many there were.
@@ -170,6 +191,7 @@ class Codec(SessionDecoder):
             target_fingerprint: 16 bytes of the target the sessions are frozen for; None: any.
             verify: decode every frame and compare before it is written.
             keep_opaque: keep sessions with images or audio as compressed JSON, instead of refusing them.
+            zstd_above: code sessions of more bytes (`Session.to_bytes`) by zstd and not by the model; None: none.
             progress: called with a number of tokens, whenever so many more are done.
 
         Raises:
@@ -180,7 +202,7 @@ class Codec(SessionDecoder):
         code = self._code(lanes, steps, layout)
         writer = Writer(sink, self._header(bridge, target_fingerprint))
         bridge = None if bridge is None or bridge.identity else bridge
-        for drafts in self._batches(sessions, bridge, keep_opaque):
+        for drafts in self._batches(sessions, bridge, _Choice(keep_opaque, zstd_above)):
             for frame in self._frames(drafts, code, bridge, verify, progress):
                 writer.add(_sound(frame))
         writer.finish()
@@ -198,6 +220,7 @@ class Codec(SessionDecoder):
         target_fingerprint: bytes | None = None,
         verify: bool = True,
         keep_opaque: bool = False,
+        zstd_above: int | None = ZSTD_ABOVE,
         errors: Literal["raise"] = "raise",
         progress: Progress | None = None,
     ) -> Iterator[bytes]: ...
@@ -214,6 +237,7 @@ class Codec(SessionDecoder):
         target_fingerprint: bytes | None = None,
         verify: bool = True,
         keep_opaque: bool = False,
+        zstd_above: int | None = ZSTD_ABOVE,
         errors: OnError,
         progress: Progress | None = None,
     ) -> Iterator[bytes | PltzError]: ...
@@ -229,6 +253,7 @@ class Codec(SessionDecoder):
         target_fingerprint: bytes | None = None,
         verify: bool = True,
         keep_opaque: bool = False,
+        zstd_above: int | None = ZSTD_ABOVE,
         errors: OnError = "raise",
         progress: Progress | None = None,
     ) -> Iterator[bytes | PltzError]:
@@ -240,14 +265,14 @@ class Codec(SessionDecoder):
         Args:
             sessions: any iterable. An exception among them is passed on as the result of its place.
             errors: "raise" the first error, which names its session, or "return" it, a PltzError, in the place of the file.
-            lanes, steps, layout, bridge, target_fingerprint, verify, keep_opaque, progress: as in `compress_into`.
+            lanes, steps, layout, bridge, target_fingerprint, verify, keep_opaque, zstd_above, progress: as in `compress_into`.
 
         Raises: as `compress_into`, with errors="return" only what is about no single session.
         """
         code = self._code(lanes, steps, layout)
         header = self._header(bridge, target_fingerprint)
         bridge = None if bridge is None or bridge.identity else bridge
-        for drafts in self._batches(sessions, bridge, keep_opaque):
+        for drafts in self._batches(sessions, bridge, _Choice(keep_opaque, zstd_above)):
             for frame in self._frames(drafts, code, bridge, verify, progress):
                 if errors == "return" and not isinstance(frame, Frame):
                     yield frame
@@ -267,13 +292,13 @@ class Codec(SessionDecoder):
         )
 
     def _batches(
-        self, sessions: Iterable[Session | PltzError], bridge: TokenBridge | None, keep_opaque: bool
+        self, sessions: Iterable[Session | PltzError], bridge: TokenBridge | None, choice: _Choice
     ) -> Iterator[list[_Draft | PltzError]]:
         """All sessions tokenised, in lists of about BATCH_TOKENS tokens; one that cannot be coded is the error that says so."""
         batch: list[_Draft | PltzError] = []
         start = tokens = 0
         for group in _groups(sessions):
-            for draft in self._drafts(group, start, bridge, keep_opaque):
+            for draft in self._drafts(group, start, bridge, choice):
                 batch.append(draft)
                 tokens += len(draft.tokens) if isinstance(draft, _Draft) and draft.tokens is not None else 0
             start += len(group)
@@ -284,14 +309,17 @@ class Codec(SessionDecoder):
             yield batch
 
     def _drafts(
-        self, group: list[Session | PltzError], start: int, bridge: TokenBridge | None, keep_opaque: bool
+        self, group: list[Session | PltzError], start: int, bridge: TokenBridge | None, choice: _Choice
     ) -> list[_Draft | PltzError]:
         """Tokenise a group in one call; where that fails, one by one, to name the session that cannot be coded."""
         good = [session for session in group if isinstance(session, Session)]
         if len(good) == len(group) and not (bridge and any(session.kind == "ids" for session in good)):
             try:
+                contents = [session.to_bytes() for session in good]
+                if any(map(choice.by_zstd, contents)):
+                    raise ContentError("not all of the group are for the model")
                 tokens = transcript.to_tokens_many(good, self.bundle.tokenizer)
-                return [_Draft(*found) for found in zip(itertools.count(start), good, tokens)]
+                return [_Draft(*found) for found in zip(itertools.count(start), good, tokens, contents)]
             except (ContentError, TokenizerMismatch):
                 pass
         drafts: list[_Draft | PltzError] = []
@@ -299,20 +327,28 @@ class Codec(SessionDecoder):
             try:
                 if isinstance(session, PltzError):
                     raise session
-                drafts.append(self._draft(number, session, bridge, keep_opaque))
+                drafts.append(self._draft(number, session, bridge, choice))
             except PltzError as exc:
                 drafts.append(named("session", number, exc))
         return drafts
 
-    def _draft(self, number: int, session: Session, bridge: TokenBridge | None, keep_opaque: bool) -> _Draft:
+    def _draft(self, number: int, session: Session, bridge: TokenBridge | None, choice: _Choice) -> _Draft:
+        content = session.to_bytes()  # raises for what is over a limit, before anything is made of it
+        if choice.by_zstd(content):
+            if not choice.keep_opaque:
+                transcript.refuse_opaque(session)
+            if session.kind == "ids" and bridge is None:
+                transcript.to_tokens(session, self.bundle.tokenizer)  # raises for ids of another tokenizer
+            return _Draft(number, session, None, content)
         if session.kind == "ids" and bridge is not None:
-            return _Draft(number, session, *bridge.to_bundle(session.value))
+            tokens, patch = bridge.to_bundle(session.value)
+            return _Draft(number, session, tokens, content, patch)
         try:
-            return _Draft(number, session, transcript.to_tokens(session, self.bundle.tokenizer))
+            return _Draft(number, session, transcript.to_tokens(session, self.bundle.tokenizer), content)
         except OpaqueContentError:
-            if not keep_opaque:
+            if not choice.keep_opaque:
                 raise
-        return _Draft(number, session, None)
+        return _Draft(number, session, None, content)
 
     def _frames(
         self,
@@ -324,7 +360,7 @@ class Codec(SessionDecoder):
     ) -> list[Frame | PltzError]:
         """The shorter frame of each draft, found to give the session back; an error is passed on."""
         good = [draft for draft in drafts if isinstance(draft, _Draft)]
-        coded = self._encode(good, code, None if verify else progress)
+        coded = self._encode(good, code, verify, None if verify else progress)
         changed = self._changed(good, coded, bridge, verify, progress)
         frames = iter(changed.get(draft.number, frame) for draft, frame in zip(good, coded, strict=True))
         return [next(frames) if isinstance(draft, _Draft) else draft for draft in drafts]
@@ -348,15 +384,25 @@ class Codec(SessionDecoder):
 
         return code
 
-    def _encode(self, drafts: list[_Draft], code: _Code, progress: Progress | None) -> list[Frame]:
+    def _encode(
+        self, drafts: list[_Draft], code: _Code, verify: bool, progress: Progress | None
+    ) -> list[Frame]:
         """The shortest frame of each draft."""
         sequences = [draft.tokens for draft in drafts if draft.tokens is not None]
+        taken = [copies.find(tokens) for tokens in sequences]
+        if self.expect:
+            again = sum(
+                len(s) - sum(copy.length for copy in t) for s, t in zip(sequences, taken, strict=True) if t
+            )
+            seconds = expected_seconds(self.coder, sequences, more=again, verify=verify)
+            if seconds is not None:
+                self.expect(seconds)
         whole = code(sequences, progress)
-        cut = self._cut(sequences, whole, code)
+        cut = self._cut(sequences, taken, whole, code)
         best = iter([cut.get(i, Coded(len(sequences[i]), one)) for i, one in enumerate(whole)])
         frames = []
         for draft in drafts:
-            plain = self._fallback_frame(draft.session)
+            plain = self._fallback_frame(draft.session, draft.content)
             if draft.tokens is None:
                 frames.append(plain)
                 continue
@@ -368,11 +414,12 @@ class Codec(SessionDecoder):
                 self._note(coded)
         return frames
 
-    def _cut(self, sequences: list[Ids], whole: Sequence[Encoded], code: _Code) -> dict[int, Coded]:
+    def _cut(
+        self, sequences: list[Ids], copied: list[list[copies.Copy]], whole: Sequence[Encoded], code: _Code
+    ) -> dict[int, Coded]:
         """By number, the sequences that are shorter with their long repeats taken out."""
         found: dict[int, tuple[Ids, bytes]] = {}
-        for i, (tokens, one) in enumerate(zip(sequences, whole, strict=True)):
-            taken = copies.find(tokens)
+        for i, (tokens, taken, one) in enumerate(zip(sequences, copied, whole, strict=True)):
             packed = copies.pack(taken) if taken else b""
             mean = len(one.data) / max(len(tokens), 1)  # bytes a token; repeats cost the model less
             if 2 * len(packed) < mean * sum(copy.length for copy in taken):
@@ -386,8 +433,8 @@ class Codec(SessionDecoder):
         }
         return {i: coded for i, coded in cut.items() if coded.size < len(whole[i].data)}
 
-    def _fallback_frame(self, session: Session) -> Frame:
-        content = session.to_bytes()
+    def _fallback_frame(self, session: Session, content: bytes | None = None) -> Frame:
+        content = session.to_bytes() if content is None else content
         kind = Kind[f"{session.kind.upper()}_FALLBACK"]
         check = content_check(kind, len(content), content)
         return Frame(kind, len(content), check, self._fallback.compress(content))

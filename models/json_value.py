@@ -9,26 +9,36 @@ be written again and means what the text meant. ``1.50`` and ``1.5`` are the sam
     difference({"a": 1}, {"a": 1.0})  ->  'at .a: expected 1, found 1.0'
 """
 
+import itertools
 import json
 import math
+import operator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from pltz.plt_codec.errors import ContentError
+import numpy as np
+
+from pltz.plt_codec.errors import ContentError, LimitError
+from pltz.plt_codec.limits import MAX_BYTES, check_bytes
 
 MAX_DEPTH = 200  # nested lists and objects: far below Python's limit, which depends on the caller's stack
+MAX_VALUES = 1 << 21  # of one session: each takes up to some 250 bytes of memory, twice where it is verified
+BLOCK = 1 << 20  # bytes of a text whose values are counted at once
+SHORT = 16  # characters: shorter strings do not count for the size, a role is one byte in the plain form
 MAX_INT_BITS = 13_000  # below Python's default limit of 4300 decimal digits
 MAX_INT_CHARS = 4_000  # what MAX_INT_BITS can take, rounded up
 MAX_FLOAT_CHARS = 64  # characters of a number with a fraction; the longest shortest form takes 24
-
-_Path = tuple["_Path", object] | None
 
 
 def parse(text: str) -> Any:
     """The value of a JSON text.
 
-    Raises json.JSONDecodeError where it is not JSON, ContentError where the value would not come back.
+    Raises json.JSONDecodeError where it is not JSON, ContentError where the value would not come back, LimitError
+    where it is over a limit above: their number is known before any of the values is made.
     """
+    if len(text) > MAX_VALUES and sum(map(text.count, ",[{")) >= MAX_VALUES:
+        _check_count(text)
     try:
         value = json.loads(
             text,
@@ -38,7 +48,7 @@ def parse(text: str) -> Any:
             parse_constant=_constant,
         )
     except RecursionError as exc:
-        raise ContentError(f"expected at most {MAX_DEPTH} nested lists and objects, found more") from exc
+        raise _too_deep() from exc
     check(value)
     return value
 
@@ -53,53 +63,115 @@ def dump(value: Any) -> str:
 
 
 def check(value: Any) -> None:
-    """Raise ContentError, with the place, unless value is plain JSON within the limits above."""
-    stack: list[tuple[Any, int, _Path]] = [(value, 0, None)]
-    while stack:
-        item, depth, path = stack.pop()
-        kind = type(item)
-        if kind is dict or kind is list:
-            if depth == MAX_DEPTH:
-                raise ContentError(f"expected at most {MAX_DEPTH} nested lists and objects, found more")
-            if kind is dict and any(type(key) is not str for key in item):
-                raise ContentError(f"expected keys that are strings, found another {_at(path)}")
-            pairs = item.items() if kind is dict else enumerate(item)
-            stack.extend((child, depth + 1, (path, key)) for key, child in pairs)
-        elif kind is float:
-            if not math.isfinite(item):
-                raise ContentError(f"expected finite numbers, found {item} {_at(path)}")
-        elif kind is int:
-            if item.bit_length() > MAX_INT_BITS:
-                raise ContentError(f"expected integers up to {MAX_INT_BITS} bits, found more {_at(path)}")
-        elif not (kind is str or kind is bool or item is None):
-            raise ContentError(f"expected a JSON value, found {kind.__module__}.{kind.__name__} {_at(path)}")
+    """Raise ContentError, with the place, unless value is plain JSON; LimitError where it is over a limit above.
+
+    Memory does not grow with the value: one iterator per open list or object.
+    """
+    keys: list[object] = []  # of the open lists and objects
+    rows: list[Iterator[tuple[object, Any]]] = [iter([(None, value)])]
+    count, size = 1, 0
+    while rows:
+        for key, item in rows[-1]:
+            kind = type(item)
+            if kind is str:
+                size += len(item) if len(item) > SHORT else 0
+            elif kind is dict or kind is list:
+                if len(rows) > MAX_DEPTH:
+                    raise _too_deep()
+                if kind is dict and any(type(name) is not str for name in item):
+                    raise ContentError(f"expected keys that are strings, found another {_at([*keys, key])}")
+                count += len(item)
+                if count > MAX_VALUES:
+                    raise _too_many(count)
+                size += sum(len(name) for name in item if len(name) > SHORT) if kind is dict else 0
+                keys.append(key)
+                rows.append(iter(item.items() if kind is dict else enumerate(item)))
+                break
+            elif kind is float:
+                if not math.isfinite(item):
+                    raise ContentError(f"expected finite numbers, found {item} {_at([*keys, key])}")
+            elif kind is int:
+                if item.bit_length() > MAX_INT_BITS:
+                    where = _at([*keys, key])
+                    raise ContentError(f"expected integers up to {MAX_INT_BITS} bits, found more {where}")
+                size += item.bit_length() >> 2 if item.bit_length() > 64 else 0
+            elif not (kind is bool or item is None):
+                where = _at([*keys, key])
+                raise ContentError(f"expected a JSON value, found {kind.__module__}.{kind.__name__} {where}")
+        else:
+            rows.pop()
+            if keys:
+                keys.pop()
+        if size > MAX_BYTES:
+            check_bytes(size)
 
 
 def difference(expected: Any, found: Any) -> str | None:
     """Where two JSON values differ in type, value, sign of zero or order of keys; None where nowhere."""
-    stack: list[tuple[Any, Any, _Path]] = [(expected, found, None)]
-    while stack:
-        a, b, path = stack.pop()
-        if type(a) is not type(b) or (isinstance(a, (dict, list)) and len(a) != len(b)):
-            return f"{_at(path)}: expected {_short(a)}, found {_short(b)}"
-        if isinstance(a, dict):
-            if list(a) != list(b):
-                return f"{_at(path)}: expected the keys {_short(list(a))}, found {_short(list(b))}"
-            stack.extend((a[key], b[key], (path, key)) for key in reversed(a))
-        elif isinstance(a, list):
-            stack.extend((a[i], b[i], (path, i)) for i in reversed(range(len(a))))
-        elif a != b or (isinstance(a, float) and repr(a) != repr(b)):
-            return f"{_at(path)}: expected {_short(a)}, found {_short(b)}"
+    keys: list[object] = []
+    rows: list[Iterator[tuple[object, Any, Any]]] = [iter([(None, expected, found)])]
+    while rows:
+        for key, a, b in rows[-1]:
+            if type(a) is not type(b) or (isinstance(a, (dict, list)) and len(a) != len(b)):
+                return f"{_at([*keys, key])}: expected {_short(a)}, found {_short(b)}"
+            if isinstance(a, dict):
+                if any(map(operator.ne, a, b)):
+                    where = _at([*keys, key])
+                    return f"{where}: expected the keys {_short(list(a))}, found {_short(list(b))}"
+                keys.append(key)
+                rows.append(zip(a, a.values(), b.values(), strict=True))
+                break
+            if isinstance(a, list):
+                keys.append(key)
+                rows.append(zip(itertools.count(), a, b, strict=False))
+                break
+            if a != b or (isinstance(a, float) and repr(a) != repr(b)):
+                return f"{_at([*keys, key])}: expected {_short(a)}, found {_short(b)}"
+        else:
+            rows.pop()
+            if keys:
+                keys.pop()
     return None
 
 
-def _at(path: _Path) -> str:
-    """A place for a message, as in ``at .messages[2].content``."""
-    steps: list[str] = []
-    while path is not None:
-        path, key = path
-        steps.append(f"[{key}]" if isinstance(key, int) else f".{key}")
-    return f"at {''.join(reversed(steps)) or 'the top'}"
+def _at(keys: Sequence[object]) -> str:
+    """A place for a message, as in ``at .messages[2].content``; the first key is that of the top."""
+    steps = [f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys[1:]]
+    return f"at {''.join(steps) or 'the top'}"
+
+
+def _too_deep() -> LimitError:
+    return LimitError(
+        f"expected at most {MAX_DEPTH} nested lists and objects, found more: keep the session as text"
+    )
+
+
+def _too_many(found: int) -> LimitError:
+    return LimitError(
+        f"expected at most {MAX_VALUES} JSON values in a session, found {found} or more: split the session, "
+        "or keep it as text"
+    )
+
+
+def _check_count(text: str) -> None:
+    """Count the values of a JSON text in blocks, without making them. Raises LimitError where they are too many.
+
+    A value follows each comma, and each bracket that opens something which is not empty.
+    """
+    data = text.encode("utf-8", "surrogatepass").replace(b"\\\\", b"").replace(b'\\"', b"")
+    count, quotes, last = 1, 0, b""
+    for start in range(0, len(data), BLOCK):
+        block = np.frombuffer(data[start : start + BLOCK], np.uint8)
+        marks = block == ord('"')
+        inside = (np.cumsum(marks) + quotes) & 1
+        quotes += int(marks.sum())
+        outside = block[marks | ((inside == 0) & (block > ord(" ")))].tobytes()
+        count += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+        seam = last + outside
+        count -= seam.count(b"[]") + seam.count(b"{}")
+        last = outside[-1:] or last
+    if count > MAX_VALUES:
+        raise _too_many(count)
 
 
 def _short(value: Any) -> str:

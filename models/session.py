@@ -19,6 +19,7 @@ import numpy as np
 
 from pltz.models import json_value
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
+from pltz.plt_codec.limits import check_bytes
 
 Kind = Literal["chat", "text", "ids"]
 KINDS: tuple[Kind, ...] = ("chat", "text", "ids")
@@ -126,12 +127,19 @@ class Session:
         """The session as plain bytes, without a model: lean chat or compact JSON, the text, or little-endian int32.
 
         Lean chat: one byte 1..6 for each message's role, then its text; where that says all (see `lean`).
-        Raises ContentError where a chat's value is not plain JSON.
+        Raises ContentError where a chat's value is not plain JSON, LimitError where the session is over a limit
+        (plt_codec/limits.py).
         """
+        if self.kind == "ids":
+            check_bytes(ID_BYTES * len(self.value))
+            return cast(bytes, self.value.astype("<i4").tobytes())
+        data = cast(bytes, self.value)
         if self.kind == "chat":
+            json_value.check(self.value)
             bare = lean(self.value)
-            return bare if bare is not None else json_value.dump(self.value).encode("utf-8", "surrogatepass")
-        return cast(bytes, self.value if self.kind == "text" else self.value.astype("<i4").tobytes())
+            data = json_value.dump(self.value).encode("utf-8", "surrogatepass") if bare is None else bare
+        check_bytes(len(data))
+        return data
 
     @classmethod
     def from_bytes(cls, kind: Kind, data: bytes) -> "Session":
@@ -156,8 +164,9 @@ class Session:
     def from_json_line(cls, line: bytes) -> "Session":
         """A chat from one line of a JSONL file, or the line as a text session where JSON would change it.
 
-        Raises UsageError where the line is not JSON in UTF-8.
+        Raises UsageError where the line is not JSON in UTF-8, LimitError where it is longer than a session may be.
         """
+        check_bytes(len(line))
         try:
             return cls("chat", json_value.parse(line.decode("utf-8")))
         except ContentError:

@@ -34,9 +34,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec import columns
-from pltz.plt_codec.errors import ContentError, CorruptError, UsageError, VersionError
+from pltz.plt_codec.errors import ContentError, CorruptError, LimitError, UsageError, VersionError
 from pltz.plt_codec.header import FINGERPRINT, MAX_HEADER, Header
-from pltz.plt_codec.session_frame import KIND_EXTENDED, MAX_TOKENS_PER_BYTE, Frame, Kind
+from pltz.plt_codec.session_frame import KIND_EXTENDED, MAX_COUNT, MAX_TOKENS_PER_BYTE, Frame, Kind
 
 END_MARK = b"ZTLP"
 FOOTER = struct.Struct("<II16sI4s")
@@ -100,6 +100,10 @@ class Writer:
         """
         if self._finished:
             raise UsageError("this .pltz writer has finished its file and takes no more sessions")
+        if frame.count > MAX_COUNT:
+            raise LimitError(
+                f"expected at most {MAX_COUNT} tokens or bytes in a session, found {frame.count}: split it"
+            )
         data = frame.encode()
         if not frame.fits or len(data) > MAX_U32:
             raise ContentError(
@@ -313,6 +317,10 @@ def _check_columns(sizes: columns.U32, lengths: columns.U32) -> None:
     """Counts against frame lengths, for all sessions at once; an extended frame is held to the looser bound."""
     kinds = sizes & KIND_EXTENDED
     counts = (sizes >> KIND_BITS).astype(np.int64)
+    if (over := np.flatnonzero(counts > MAX_COUNT)).size:
+        raise CorruptError(
+            f"session {over[0]} claims {counts[over[0]]} tokens or bytes, at most {MAX_COUNT} are allowed: damaged"
+        )
     by_model = kinds < Kind.CHAT_FALLBACK
     fallback = ~by_model & (kinds < KIND_RESERVED)
     room = MAX_TOKENS_PER_BYTE * (lengths.astype(np.int64) + 1)

@@ -10,7 +10,8 @@
     │   ├── TokenizerMismatch  4   the ids belong to another tokenizer
     │   └── TargetMismatch     4   frozen for other target weights
     ├── ContentError           5   this content cannot be coded
-    │   └── OpaqueContentError 5   an image, audio or file part: refused by name
+    │   ├── OpaqueContentError 5   an image, audio or file part: refused by name
+    │   └── LimitError         5   over a limit of one session (limits.py): bytes, values, depth
     └── ModelError             6   a bundle or target cannot be loaded or used
 
 The number is the exit code of the command line. A message says what was expected, what was
@@ -68,6 +69,10 @@ class ContentError(PltzError):
 
 class OpaqueContentError(ContentError):
     """A part that is not text (image, audio, file) stands where text was expected."""
+
+
+class LimitError(ContentError):
+    """The session is over a limit: too many bytes, ids or values, or nested too deep (docs/limits.md)."""
 
 
 class ModelError(PltzError):

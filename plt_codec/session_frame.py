@@ -22,6 +22,7 @@ import numpy.typing as npt
 from pltz.plt_codec.copies import Copy, unpack
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
 from pltz.plt_codec.layout import MAX_BLOCK, MAX_LANES
+from pltz.plt_codec.limits import MAX_TOKENS
 from pltz.plt_codec.varint import read_varint, write_varint
 
 KIND_EXTENDED = 7  # the low bits of an extended frame's first byte are its kind, those above say what follows
@@ -29,7 +30,7 @@ EXTENDED_LAYOUT = 1 << 3
 EXTENDED_PATCH = 1 << 4
 EXTENDED_COPIES = 1 << 6
 
-MAX_COUNT = (1 << 29) - 1  # tokens or bytes of a session
+MAX_COUNT = MAX_TOKENS  # tokens or bytes of a session
 MAX_TOKENS_PER_BYTE = 256  # of a model frame, plus one byte
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pltz.plt_codec.errors import PltzError, UsageError
+from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,7 +61,7 @@ def compress(
         tokenizer: tokenizer.json (path or bytes) that sessions of ids belong to, where it is not the bundle's.
         device, threads: where the engine runs, and on how many cores.
         format: of a path or of bytes, as `pltz.datasets.load` takes it.
-        options: lanes, steps, layout, verify, keep_opaque, progress, as `Codec.compress` takes them.
+        options: lanes, steps, layout, verify, keep_opaque, zstd_above, progress, as `Codec.compress` takes them.
 
     Raises:
         UsageError: the call makes no sense; ContentError: a session cannot be coded; ModelError: the bundle or
@@ -329,6 +330,7 @@ def open_archive(
     device: str = "cpu",
     threads: int | None = None,
     layout: LayoutName = "default",
+    zstd_above: int | None = ZSTD_ABOVE,
     key_file: Path_ | None = None,
     key_command: str | None = None,
     passphrase: str | None = None,
@@ -342,6 +344,7 @@ def open_archive(
         tokenizers: tokenizer.json (path or bytes) of targets whose own ids are put or read, where they are not the bundle's.
         device, threads: as in `compress`.
         layout: "fast": sessions over 2048 tokens thaw sooner on a GPU and take a few per cent more bytes.
+        zstd_above: put sessions of more bytes by zstd and not by the model; None: none.
         key_file, key_command, passphrase: the key of a sealed archive, one of them: a file that holds it, a shell
             command that prints it, or a passphrase. They are the command line's options of these names.
 
@@ -371,7 +374,14 @@ def open_archive(
     loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
     known = [tokenizer_json(tokenizer) for tokenizer in tokenizers]
     return SessionArchive.open(
-        path, [loaded], key=key, tokenizers=known, device=device, threads=threads, layout=layout
+        path,
+        [loaded],
+        key=key,
+        tokenizers=known,
+        device=device,
+        threads=threads,
+        layout=layout,
+        zstd_above=zstd_above,
     )
 
 

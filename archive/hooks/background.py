@@ -84,6 +84,7 @@ def start(
         "key": key and [base64.b64encode(key.material).decode(), key.kdf],
         "threads": settings.threads,
         "layout": settings.layout,
+        "zstd_above": settings.zstd_above,
         "batch_tokens": settings.batch_tokens,
         "nice": settings.nice,
     }
@@ -245,6 +246,7 @@ def _worker(config: Mapping[str, Any], progress: Callable[[Drained], None]) -> W
             key=key,
             threads=config["threads"],
             layout=config["layout"],
+            zstd_above=config["zstd_above"],
         )
 
     return Worker(

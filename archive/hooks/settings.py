@@ -9,6 +9,7 @@ from pltz.archive.hooks.journal import SEGMENT
 from pltz.archive.hooks.worker import BATCH_TOKENS
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.layout import LAYOUTS, LayoutName
+from pltz.plt_codec.limits import ZSTD_ABOVE
 
 WorkerKind = Literal["process", "thread", "none"]
 WORKERS: tuple[str, ...] = get_args(WorkerKind)
@@ -23,7 +24,7 @@ class HookSettings:
     ``flush_seconds``: longest time an eviction waits before its group is written; ``flush_bytes``: a group of so many is written at once;
     ``memory_bytes``: of evictions not yet durable; ``journal_bytes``: of all journal files, None for what the disk holds; ``when_full``: what goes
     when memory is full; ``segment_bytes``: a journal file; ``batch_tokens``: of one commit; ``nice``: of the worker; ``threads``: of its coder;
-    ``layout``: of long sessions, as `TokenArchive.open` has it.
+    ``layout``: of long sessions, and ``zstd_above``: bytes from which they go to zstd, as `TokenArchive.open` has them.
     """
 
     flush_seconds: float = 0.05
@@ -36,6 +37,7 @@ class HookSettings:
     nice: int = 19
     threads: int = 1
     layout: LayoutName = "default"
+    zstd_above: int | None = ZSTD_ABOVE
 
     def __post_init__(self) -> None:
         check_type("flush_seconds", self.flush_seconds, float)
@@ -49,6 +51,10 @@ class HookSettings:
             check_type("journal_bytes", self.journal_bytes, int)
             if self.journal_bytes < 1:
                 raise UsageError(f"expected journal_bytes of at least 1, or None, got {self.journal_bytes}")
+        if self.zstd_above is not None:
+            check_type("zstd_above", self.zstd_above, int)
+            if self.zstd_above < 0:
+                raise UsageError(f"expected zstd_above of at least 0, or None, got {self.zstd_above}")
         if self.when_full not in ("refuse", "drop-oldest"):
             raise UsageError(f"expected when_full as refuse or drop-oldest, got {self.when_full!r}")
         if self.layout not in LAYOUTS:

@@ -23,13 +23,13 @@ import numpy as np
 
 from pltz.archive.identity import Tokens
 from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.limits import MAX_IDS
 
 try:
     from pltz.archive.hooks._ids import copy_ids, copy_memory
 except ImportError:  # it is built where there is a C compiler
     copy_ids = None  # type: ignore[assignment]  # which is looked at before each use
 
-MAX_TOKENS = (1 << 26) - (1 << 16)  # of one eviction: what an entry holds
 TUPLE_ITEM = 36  # bytes that an id of a Python list takes, where it is kept
 RAW, PLAIN = np.dtype("<u4"), np.dtype(np.uint32)  # what bytes are, and what `copy_ids` writes
 BUFFER = 1 << 16  # bytes: 16,384 ids of 4
@@ -160,5 +160,5 @@ def _of_torch(ids: Any) -> Any:
 
 
 def _check_length(length: int) -> None:
-    if not 0 < length <= MAX_TOKENS:
+    if not 0 < length <= MAX_IDS:
         raise Refused("too long" if length else "no tokens")

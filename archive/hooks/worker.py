@@ -29,6 +29,7 @@ from pltz.archive.io import Disk, OsDisk
 from pltz.archive.settings import MAX_SIZE, NAME, Settings
 from pltz.archive.token_archive import Put, TokenArchive, TokenItem
 from pltz.plt_codec.errors import ContentError, ModelError, TokenizerMismatch, UsageError
+from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
@@ -53,12 +54,13 @@ Pending = tuple[Frame, Entry]
 
 @dataclass
 class Drained:
-    """What went from a journal to an archive. ``stored``: entries that became a version; ``unchanged``: those the archive had already; ``frozen``:
+    """What went from a journal to an archive. ``stored``: entries that became a version, ``by_zstd`` of them without the model; ``unchanged``: those the archive had already; ``frozen``:
     bytes of new segments, of ``raw`` bytes of ids; ``rejected``: entries laid aside, and ``refused``: (tenant, name, reason) of the last of them;
     ``damaged``: bytes that were no entries, laid aside; ``left``: bytes of segments of a newer version, left alone; ``until``: time of the last entry
     archived; ``busy``: another worker had the journal; ``failure``: why it stopped."""
 
     stored: int = 0
+    by_zstd: int = 0
     unchanged: int = 0
     tokens: int = 0
     raw: int = 0
@@ -250,6 +252,7 @@ class Worker:
     def _count(self, put: Put) -> None:
         self.done.unchanged += put.unchanged
         self.done.stored += not put.unchanged
+        self.done.by_zstd += put.by_zstd and not put.unchanged
         self.done.tokens += len(put.item.ids)
         self.done.raw += 4 * len(put.item.ids)
         self.done.frozen += put.size
@@ -270,6 +273,7 @@ def drain(
     key: Secret | None = None,
     threads: int | None = None,
     layout: LayoutName = "default",
+    zstd_above: int | None = ZSTD_ABOVE,
     batch_tokens: int = BATCH_TOKENS,
     max_seconds: float | None = None,
     wait: float = 60.0,
@@ -281,7 +285,7 @@ def drain(
 
     Args:
         archive: where to; a path or URL is opened when there is something to put.
-        layout: as `TokenArchive.open`.
+        layout, zstd_above: as `TokenArchive.open`.
         max_seconds: stop after the commit in which they pass.
         wait: seconds for the worker of a serving process to end its pass; then ``busy``.
 
@@ -297,7 +301,9 @@ def drain(
     def open_archive() -> TokenArchive:
         if isinstance(archive, TokenArchive):
             return archive
-        return TokenArchive.open(archive, bundle=bundle, key=key, threads=threads, layout=layout)
+        return TokenArchive.open(
+            archive, bundle=bundle, key=key, threads=threads, layout=layout, zstd_above=zstd_above
+        )
 
     disk = OsDisk(journal)
     worker = Worker(

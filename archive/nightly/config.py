@@ -25,6 +25,7 @@ from pltz.archive.nightly.state import check_place
 from pltz.archive.retention import Policy, seconds
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.layout import LAYOUTS, LayoutName
+from pltz.plt_codec.limits import MAX_BYTES, ZSTD_ABOVE
 
 if TYPE_CHECKING:
     from pltz.archive.keys import Secret
@@ -45,7 +46,7 @@ REQUIRED = {
     "slots": {"path", "tokenizer"},
     "journal": {"path"},
 }
-LIMITS = {"max_bytes": (1, 1 << 30), "max_seconds": (0, 1 << 31), "wait": (0, 1 << 31)}
+LIMITS = {"max_bytes": (1, MAX_BYTES), "max_seconds": (0, 1 << 31), "wait": (0, 1 << 31)}
 TYPES = {
     str: "a string",
     int: "a whole number",
@@ -66,6 +67,7 @@ state = "/var/lib/pltz/nightly"   # a folder: receipts, quarantine, reports, the
 # workers = 4                     # processes; with --engine ray: shards at once
 # threads = 1                     # of each process
 # layout = "fast"                 # sessions over 2048 tokens and turns over 48 thaw sooner on a GPU and take a few per cent more bytes
+# zstd_above = 1048576            # larger sessions (bytes) go to zstd, not to the model; default: 4194304
 # keep_opaque = true              # keep sessions with images or audio, as plain bytes
 
 [[source]]                        # JSONL: a file, or every .jsonl, .ndjson (and .gz, .zst of them) below a folder
@@ -147,6 +149,7 @@ class Config:
     device: str = "cpu"
     layout: LayoutName = "default"
     keep_opaque: bool = False
+    zstd_above: int = ZSTD_ABOVE
     retention: tuple[Retention, ...] = ()
     grace: int | None = None  # seconds; None: nothing is collected
     verify: Verify | None = None
@@ -206,6 +209,7 @@ def parse(text: str, folder: Path) -> Config:
         top.get("device", str, "cpu"),
         _layout(top),
         top.get("keep_opaque", bool, False),
+        top.number("zstd_above", ZSTD_ABOVE, 0, MAX_BYTES),
         tuple(_retention(t) for t in top.tables("retention")),
         seconds(collect.get("grace", str, "1d")) if collect else None,
         _verify(verify) if verify else None,

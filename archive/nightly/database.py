@@ -35,6 +35,7 @@ from pltz.archive.nightly.shard import SHARD_SESSIONS, Bad, Entry, Shard
 from pltz.archive.sessions import Item
 from pltz.models.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError
+from pltz.plt_codec.limits import MAX_BYTES
 
 SHOWN = 80  # characters of a name
 COLUMNS = ("name", "session", "tenant", "time")
@@ -56,7 +57,7 @@ class DatabaseSource(ABC):
     name: str
     query: str
     naming: Naming = field(default_factory=Naming)
-    max_bytes: int = 64 << 20
+    max_bytes: int = MAX_BYTES
     repeats = False
     kind = "database"
 

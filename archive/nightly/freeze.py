@@ -80,7 +80,7 @@ class Freezer:
     def open(self) -> SessionArchive:
         """The archive, as it is now. Raises UsageError, KeyMismatch, StoreError."""
         archive = Archive.open(self.config.archive, self._codecs, key=self.secret)
-        return SessionArchive(archive, self.bundles)
+        return SessionArchive(archive, self.bundles, zstd_above=self.config.zstd_above)
 
     def freeze(self, shard: Shard) -> Tally:
         """All of a shard that is new or changed. What stops it is in the tally, not raised."""
@@ -89,7 +89,7 @@ class Freezer:
         try:
             if isinstance(source, JournalSource):
                 if not self.dry_run:
-                    how = self.config.layout, self.config.threads
+                    how = self.config.layout, self.config.threads, self.config.zstd_above
                     tally.add(source.drain(self.config.archive, self.bundles[0], self.secret, *how))
             else:
                 _Shard(self, source, tally).freeze(shard)

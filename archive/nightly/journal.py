@@ -16,6 +16,7 @@ from pltz.archive.identity import digest
 from pltz.archive.nightly.shard import Shard
 from pltz.archive.nightly.tally import Refused, Tally
 from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
     from pltz.archive.keys import Secret
@@ -46,6 +47,7 @@ class JournalSource:
         key: Secret | None,
         layout: LayoutName = "default",
         threads: int | None = None,
+        zstd_above: int | None = ZSTD_ABOVE,
     ) -> Tally:
         """Archive what is in it. What was refused lies aside in the journal itself."""
         worker = importlib.import_module("pltz.archive.hooks.worker")
@@ -57,6 +59,7 @@ class JournalSource:
             key=key,
             threads=threads,
             layout=layout,
+            zstd_above=zstd_above,
             max_seconds=limit,
             wait=self.wait,
         )
@@ -65,7 +68,8 @@ class JournalSource:
     def _tally(self, done: Mapping[str, Any]) -> Tally:
         """What a drain says, as counts of ours."""
         stored, unchanged = done["stored"], done["unchanged"]
-        tally = Tally(seen=done["entries"], frozen=stored + unchanged, unchanged=unchanged, by_model=stored)
+        tally = Tally(seen=done["entries"], frozen=stored + unchanged, unchanged=unchanged)
+        tally.by_model = stored - done["by_zstd"]
         tally.bytes = tally.bytes_seen = done["raw"]
         tally.tokens, tally.frozen_bytes = done["tokens"], done["frozen"]
         for tenant, name, reason in done["refused"]:

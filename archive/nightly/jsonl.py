@@ -25,6 +25,7 @@ from pltz.datasets.source import Source as Bytes
 from pltz.datasets.source import TooLong
 from pltz.models.session import Session
 from pltz.plt_codec.errors import CorruptError, UsageError
+from pltz.plt_codec.limits import MAX_BYTES
 
 ENDS = tuple(suffix + packed for suffix in (".jsonl", ".ndjson") for packed in ("", ".gz", ".zst"))
 PACKED = (".gz", ".zst")
@@ -50,7 +51,7 @@ class JsonlSource:
     name: str
     path: str
     naming: Naming = field(default_factory=Naming)
-    max_bytes: int = 64 << 20
+    max_bytes: int = MAX_BYTES
     ordered: bool = False
     kind = "jsonl"
 
@@ -121,13 +122,13 @@ class JsonlSource:
             where = f"{piece.path}:{number}"
             try:
                 line = source.line()
-            except TooLong:
+            except TooLong as too_long:
                 try:
                     source.skip()
                 except (CorruptError, UsageError) as exc:
                     yield Bad(where, f"{exc}; what stands before it was taken")
                     return
-                yield Bad(where, f"expected a line of at most {self.max_bytes} bytes, found a longer one")
+                yield Bad(where, str(too_long))
                 continue
             except (CorruptError, UsageError) as exc:
                 yield Bad(where, f"{exc}; what stands before it was taken")

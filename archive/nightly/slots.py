@@ -23,7 +23,6 @@ from pltz.models.session import Session
 from pltz.plt_codec.errors import PltzError, UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.archive import Archive
     from pltz.archive.nightly.shard import Putter
     from pltz.models.bundle import Bundle
 
@@ -82,7 +81,7 @@ class SlotSource:
         except OSError as exc:
             why = f"cannot read the tokenizer {self.tokenizer}: {exc.strerror or exc}"
             raise UsageError(why) from exc
-        return _Bridged(cold.archive, bundle, data)
+        return _Bridged(cold, bundle, data)
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
@@ -96,9 +95,9 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 class _Bridged:
     """An archive that takes ids of another tokenizer (`pltz.archive.token_archive`)."""
 
-    def __init__(self, archive: Archive, bundle: Bundle, tokenizer_json: bytes) -> None:
+    def __init__(self, cold: SessionArchive, bundle: Bundle, tokenizer_json: bytes) -> None:
         self._module = importlib.import_module("pltz.archive.token_archive")
-        self._archive = self._module.TokenArchive(archive, bundle)
+        self._archive = self._module.TokenArchive(cold.archive, bundle, zstd_above=cold.zstd_above)
         self._tokenizer = self._archive.add(tokenizer_json)
 
     def put(self, items: Iterable[Item], *, keep_opaque: bool = False) -> Iterator[Stored]:
@@ -112,4 +111,4 @@ class _Bridged:
                 for i in row
             ]
             for item, put in zip(row, self._archive.put(tokens), strict=True):
-                yield Stored(item, True, len(item.session.value), 1, 0, put.size, put.receipt)
+                yield Stored(item, not put.by_zstd, len(item.session.value), 1, 0, put.size, put.receipt)

@@ -1,0 +1,37 @@
+"""The limits of one session: the only place they are defined. Figures and reasons: docs/limits.md.
+
+Every way in checks a session against `MAX_BYTES` before it is tokenised or coded, and readers check what a file claims
+before they allocate. So the largest session decides how much memory any command needs.
+
+    pltz compress, pltz archive put, pltz.compress, SessionArchive.put, nightly job    MAX_BYTES
+    eviction hook, TokenArchive.put                                                    MAX_IDS
+    .pltz files, archive records and towers                                            MAX_TOKENS
+"""
+
+from __future__ import annotations
+
+from pltz.plt_codec.errors import LimitError
+
+MAX_BYTES = 1 << 26  # of one session as plain bytes: `Session.to_bytes`
+MAX_IDS = MAX_BYTES // 4  # token ids of one session: each counts for 4 bytes
+MAX_TOKENS = MAX_BYTES + (1 << 12)  # of a frame or a tower: a token per byte, and the specials of a chat
+ZSTD_ABOVE = 1 << 22  # bytes: by default larger sessions go to zstd and not to the model
+
+
+def check_bytes(found: int) -> None:
+    """Refuse a session of ``found`` bytes where that is over `MAX_BYTES`. Raises LimitError.
+
+    >>> check_bytes(MAX_BYTES)
+    """
+    if found > MAX_BYTES:
+        raise LimitError(
+            f"expected a session of at most {MAX_BYTES} bytes, found {found}: split it into several sessions"
+        )
+
+
+def check_ids(found: int) -> None:
+    """Refuse a session of ``found`` token ids where that is over `MAX_IDS`. Raises LimitError."""
+    if found > MAX_IDS:
+        raise LimitError(
+            f"expected a session of at most {MAX_IDS} token ids, found {found}: split it into several sessions"
+        )

@@ -1,0 +1,122 @@
+"""The limits of one session in an archive: refused on every way in; what claims more is refused without being decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pltz.archive import record
+from pltz.archive.archive import Archive
+from pltz.archive.chain import Chains
+from pltz.archive.hooks.hook import EvictionHook
+from pltz.archive.hooks.worker import drain
+from pltz.archive.new_session import NewSession
+from pltz.archive.sessions import Item, SessionArchive
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import DirectoryStore
+from pltz.archive.token_archive import TokenArchive, TokenItem
+from pltz.models.bundle import Bundle, write_bundle
+from pltz.models.session import Session
+from pltz.plt_codec.errors import CorruptError, LimitError
+from pltz.plt_codec.limits import MAX_BYTES, MAX_IDS, MAX_TOKENS
+from pltz.plt_codec.weights import random_weights
+from tests.archive.conftest import ZlibCodec
+
+
+def test_a_put_of_too_many_tokens_is_refused(archive: Archive) -> None:
+    piece = np.zeros(1 << 20, np.uint32)
+    tower = [piece] * (MAX_TOKENS // len(piece) + 1)
+    with pytest.raises(
+        LimitError, match=f"at most {MAX_TOKENS} tokens, found {len(tower) << 20} in 'big': split"
+    ):
+        archive.put([NewSession("small", [piece[:5]]), NewSession("big", tower)])
+    assert not list(archive.ls())
+
+
+def test_a_record_may_not_claim_more() -> None:
+    assert record.tokens_fit(MAX_TOKENS, 1 << 20) and not record.tokens_fit(MAX_TOKENS + 1, 1 << 20)
+
+
+def test_a_tower_that_claims_more_is_damaged_and_never_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimDisk()
+    archive = Archive.create(DirectoryStore(disk), [ZlibCodec()])
+    [receipt] = archive.put([NewSession("a", [np.arange(60), np.arange(50)])])
+
+    class Never(ZlibCodec):
+        def decode(self, batch: Any) -> Any:
+            raise AssertionError("it was decoded")
+
+    monkeypatch.setattr("pltz.archive.chain.MAX_TOKENS", 110)
+    assert len(Chains(archive.view, [ZlibCodec()]).tower(receipt.leaf)) == 2
+    monkeypatch.setattr("pltz.archive.chain.MAX_TOKENS", 109)
+    with pytest.raises(CorruptError, match="a tower that claims 110 tokens, at most 109"):
+        Chains(archive.view, [Never()]).tower(receipt.leaf)
+
+
+def test_the_hook_counts_an_eviction_of_too_many_ids(tmp_path: Path) -> None:
+    with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
+        assert hook.on_evict("most", np.zeros(MAX_IDS, np.int32))
+        assert not hook.on_evict("more", np.zeros(MAX_IDS + 1, np.int32))
+        assert hook.flush(20) and hook.status()["refused"] == {"too long": 1}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Bundle:
+    folder = tmp_path_factory.mktemp("bundle")
+    weights = random_weights(5, vocab=1024, block=128, memory=32)
+    write_bundle(folder, "tiny", weights, tiny_tokenizer_json(1024), b"", {})
+    return Bundle.load(folder)
+
+
+def test_a_session_archive_sends_large_sessions_to_zstd(bundle: Bundle, tmp_path: Path) -> None:
+    SessionArchive.create(tmp_path / "cold", [bundle])
+    cold = SessionArchive.open(tmp_path / "cold", [bundle], zstd_above=599)
+    large = Session("chat", {"messages": [{"role": "user", "content": "large " * 100}]})
+    ids = Session("ids", np.arange(150))
+    [one, two] = cold.put([Item("large", large), Item("ids", ids)])
+    assert not one.by_model and not two.by_model
+    assert cold.get("large") == large and cold.get("ids") == ids
+
+
+def test_a_session_archive_refuses_a_session_over_the_limit(bundle: Bundle, tmp_path: Path) -> None:
+    cold = SessionArchive.create(tmp_path / "cold", [bundle])
+    with pytest.raises(
+        LimitError, match=f"session 'big': .* at most {MAX_BYTES} bytes, found {MAX_BYTES + 1}"
+    ):
+        list(cold.put([Item("big", Session("text", bytes(MAX_BYTES + 1)))]))
+    with pytest.raises(LimitError, match=f"at most {MAX_IDS} token ids, found {MAX_IDS + 1}: split"):
+        TokenArchive(cold.archive, bundle).put([TokenItem("big", np.zeros(MAX_IDS + 1, np.int32))])
+    assert not list(cold.archive.ls())
+
+
+@pytest.mark.parametrize("foreign", [False, True], ids=["the bundle's ids", "ids of another tokenizer"])
+def test_a_token_archive_sends_large_sessions_to_zstd(
+    bundle: Bundle, tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes], foreign: bool
+) -> None:
+    """And reads them again where it was opened anew; their next version builds on them; the model's build on theirs."""
+    tokenizers = [tiny_tokenizer_json(384)] if foreign else []
+    cold = TokenArchive.open(tmp_path / "cold", tokenizers, bundle, create=True, zstd_above=4 * 250)
+    tokenizer = cold.add(tokenizers[0]) if foreign else bundle.tokenizer.fingerprint
+    ids = np.random.default_rng(1).integers(40, 300, 600)
+    puts = [cold.put([TokenItem("s", ids[:count], tokenizer=tokenizer)])[0] for count in (200, 400, 600)]
+    assert [put.by_zstd for put in puts] == [False, True, True]
+    again = TokenArchive.open(tmp_path / "cold", tokenizers, bundle, zstd_above=None)
+    assert [len(again.get("s", number=n).ids) for n in (1, 2, 3)] == [200, 400, 600]
+    found = again.get("s")
+    assert (found.ids == ids).all() and len(found.segments) == 3
+    assert found.version.tokenizer == tokenizer
+    assert again.put([TokenItem("s", ids, tokenizer=tokenizer)])[0].unchanged
+
+
+def test_the_hook_sends_large_sessions_to_zstd(bundle: Bundle, tmp_path: Path) -> None:
+    TokenArchive.open(tmp_path / "cold", bundle=bundle, create=True)
+    with EvictionHook.open(tmp_path / "journal", worker="none") as hook:
+        hook.on_evict("small", [*range(60)])
+        hook.on_evict("large", [*range(260)])
+        assert hook.flush(20)
+    done = drain(tmp_path / "journal", tmp_path / "cold", bundle=bundle, zstd_above=1000)
+    assert (done.stored, done.by_zstd) == (2, 1) and done.as_fields()["by_zstd"] == 1

@@ -1,0 +1,32 @@
+"""The limits of one session, by the commands: exit code 5, with size, limit and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pltz.plt_codec.limits import MAX_BYTES
+from tests.cli.commands import Run, lines
+
+
+def test_compress_and_put_refuse_a_session_over_the_limit(
+    tiny: Path, run: Run, cold: Path, tmp_path: Path
+) -> None:
+    big = tmp_path / "big.txt"
+    with big.open("wb") as file:
+        file.truncate(MAX_BYTES + 9)
+    for words in (["compress", big, "-o", tmp_path / "big.pltz"], ["archive", "put", cold, big]):
+        done = run(*words)
+        assert done.exit_code == 5
+        assert f"at most {MAX_BYTES} bytes, found {MAX_BYTES + 9}: split it" in done.stderr
+    assert not (tmp_path / "big.pltz").exists()
+
+
+def test_zstd_above_and_what_it_chose_is_told(tiny: Path, run: Run, cold: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"large " * 100)
+    (tmp_path / "b.txt").write_bytes(b"")
+    inputs, out = [tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "out.pltz"
+    [line] = lines(run("compress", *inputs, "-o", out, "--zstd-above", "0.5 kB", "--json"))
+    assert line["methods"] == {"model": 1, "zstd": 1} and line["zstd_above"] == 500
+    stored = lines(run("archive", "put", cold, *inputs, "--zstd-above", "500", "--json"))
+    assert [one["method"] for one in stored] == ["zstd", "model"]
+    assert run("compress", *inputs, "-o", out, "--zstd-above", "much").exit_code == 2

@@ -1,0 +1,254 @@
+"""The limits of one session (plt_codec/limits.py): refused by name on every way in, before any expensive work."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pltz.datasets.loaders import load
+from pltz.models import json_value
+from pltz.models.codec import Codec
+from pltz.models.json_value import MAX_DEPTH
+from pltz.models.session import Session
+from pltz.plt_codec.container import Reader, Writer
+from pltz.plt_codec.errors import (
+    ContentError,
+    CorruptError,
+    LimitError,
+    OpaqueContentError,
+    PltzError,
+    TokenizerMismatch,
+)
+from pltz.plt_codec.limits import MAX_BYTES, MAX_IDS, MAX_TOKENS
+from pltz.plt_codec.session_frame import Frame, Kind, content_check
+
+
+def chat(text: str) -> Session:
+    return Session("chat", {"messages": [{"role": "user", "content": text}]})
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+TOO_LARGE = {
+    "text": lambda: Session("text", bytes(MAX_BYTES + 1)),
+    "chat": lambda: chat("x" * (MAX_BYTES + 1)),
+    "characters of three bytes": lambda: chat("\u20ac" * (MAX_BYTES // 3 + 1)),
+    "a key": lambda: Session("chat", {"k" * (MAX_BYTES + 1): 1}),
+    "beside the messages": lambda: Session("chat", {"messages": [], "more": "x" * (MAX_BYTES + 1)}),
+    "ids": lambda: Session("ids", np.zeros(MAX_IDS + 1, np.int32)),
+}
+
+
+@pytest.mark.parametrize("make", TOO_LARGE.values(), ids=TOO_LARGE)
+def test_a_session_over_the_limit_is_refused_before_it_is_tokenised(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError("it was tokenised")
+
+    monkeypatch.setattr(type(codec.bundle.tokenizer), "encode_many", never)
+    with pytest.raises(
+        LimitError, match=rf"session 0: .* at most {MAX_BYTES} bytes, found \d+: split"
+    ) as info:
+        codec.compress([make()])
+    assert info.value.exit_code == 5 and isinstance(info.value, ContentError)
+
+
+def test_one_over_the_limit_costs_itself_alone(codec: Codec) -> None:
+    first, bad, last = codec.compress_many(
+        [Session("text", b"one"), Session("text", bytes(MAX_BYTES + 1)), Session("text", b"two")],
+        errors="return",
+    )
+    assert isinstance(bad, LimitError) and str(bad).startswith("session 1: ")
+    assert [codec.decompress(f)[0].value for f in (first, last) if not isinstance(f, PltzError)] == [
+        b"one",
+        b"two",
+    ]
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 100_000])
+def test_a_value_nested_too_deep_is_refused_by_name(codec: Codec, depth: int) -> None:
+    for session in (Session("chat", nested(depth)), Session("chat", {"messages": [{"x": nested(depth)}]})):
+        with pytest.raises(LimitError, match=f"at most {MAX_DEPTH} nested"):
+            codec.compress([session])
+    with pytest.raises(LimitError, match=f"at most {MAX_DEPTH} nested"):
+        json_value.parse("[" * depth + "]" * depth)
+
+
+def test_the_deepest_value_goes_both_ways_and_a_deeper_line_is_kept_as_it_stands(codec: Codec) -> None:
+    deepest, deeper = Session("chat", nested(MAX_DEPTH)), b"[" * 100_000 + b"]" * 100_000
+    [line] = load(deeper + b"\n", "jsonl")
+    assert line == Session("text", deeper)
+    assert codec.decompress(codec.compress([deepest, line])) == [deepest, line]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("[" + "0," * 9_998 + "0]", 10_000),
+        ("[" + "0," * 9_999 + "0]", 10_001),
+        ("[" + "[ ],{ }," * 5_000 + '"[{,\\\\\\",{["]', 10_002),
+        ("[" + "{}," * 9_998 + '"' + ",[{" * 10_000 + '"]', 10_000),
+    ],
+    ids=["the most", "one more", "empty ones", "not in strings"],
+)
+def test_values_are_counted_before_they_are_made(
+    monkeypatch: pytest.MonkeyPatch, text: str, count: int
+) -> None:
+    monkeypatch.setattr(json_value, "MAX_VALUES", 10_000)
+    monkeypatch.setattr(json_value, "BLOCK", 1001)
+    if count <= 10_000:
+        assert json_value.parse(text) is not None
+        return
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the values were made")
+
+    monkeypatch.setattr(json_value.json, "loads", never)
+    with pytest.raises(LimitError, match=f"at most 10000 JSON values in a session, found {count}"):
+        json_value.parse(text)
+
+
+def test_a_value_that_holds_itself_many_times_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_value, "MAX_VALUES", 10_000)
+    value: list[Any] = []
+    for _ in range(50):
+        value = [value] * 10
+    with pytest.raises(LimitError, match="JSON values"):
+        json_value.check(value)
+
+
+def test_a_line_over_the_limit_is_refused_with_its_size() -> None:
+    lines = load(b"[1]\n" + b"x" * (MAX_BYTES + 7) + b"\n[2]\n", "jsonl")
+    assert next(lines) == Session("chat", [1])
+    with pytest.raises(
+        LimitError, match=f"a line of at most {MAX_BYTES} bytes, found {MAX_BYTES + 7}: split it"
+    ):
+        next(lines)
+    with pytest.raises(
+        LimitError, match=f"a file of at most {MAX_BYTES} bytes, found {MAX_BYTES + 7}: split it"
+    ):
+        list(load(b"x" * (MAX_BYTES + 7), "text"))
+
+
+def test_a_file_that_claims_more_is_damaged(codec: Codec) -> None:
+    """The count alone decides: nothing is allocated for it."""
+    kind, sink = Kind.TEXT_FALLBACK, io.BytesIO()
+    writer = Writer(sink, codec._header(None, None))
+    with pytest.raises(LimitError, match=f"at most {MAX_TOKENS}"):
+        writer.add(Frame(kind, MAX_TOKENS + 1, 0, b"x"))
+    writer.add(Frame(kind, 5, content_check(kind, 5, b"hello"), b"hello"))
+    writer._sizes[0] = (MAX_TOKENS + 1) << 3 | kind
+    writer.finish()
+    with pytest.raises(CorruptError, match=f"session 0 claims {MAX_TOKENS + 1} .*at most {MAX_TOKENS}"):
+        Reader(sink.getvalue())
+
+
+CHILD = """
+import resource, sys
+sys.path[:0] = {path!r}
+from pltz.models import json_value
+from pltz.models.session import Session
+import numpy
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+line = {line}
+session = Session.from_json_line(line)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(peak >> 10)
+"""
+
+
+def peak_mib(line: str) -> int:
+    """MiB that a fresh process takes to make a session of a line, beside what it took before."""
+    code = CHILD.format(path=sys.path, line=line)
+    return int(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "bound"),
+    [
+        ('b"[" + b"[]," * 20_000_000 + b"0]"', 600),  # 20 M lists take 1.3 GB, and were made and then walked
+        (
+            'b"[" + b"0," * (json_value.MAX_VALUES - 2) + b"0]"',
+            150,
+        ),  # the walk held a tuple per value: 470 MB
+    ],
+    ids=["more values than allowed", "as many values as allowed"],
+)
+def test_memory_to_parse_is_bounded(line: str, bound: int) -> None:
+    assert peak_mib(line) < bound
+
+
+def test_zstd_above_sends_large_sessions_to_zstd(codec: Codec) -> None:
+    small, large = Session("text", b"small"), chat("large " * 100)
+    ids = Session("ids", np.arange(200) % 99)
+    kinds = {}
+    for limit in (None, 599, 0):
+        data = codec.compress([small, large, ids], zstd_above=limit)
+        assert codec.decompress(data) == [small, large, ids]
+        kinds[limit] = [Reader(data).info(n).kind for n in range(3)]
+    assert kinds[599][0] == kinds[None][0] and kinds[599][1] == Kind.CHAT_FALLBACK
+    assert kinds[599][2] == Kind.IDS_FALLBACK
+    assert kinds[0] == [Kind.TEXT_FALLBACK, Kind.CHAT_FALLBACK, Kind.IDS_FALLBACK]
+
+
+def test_zstd_above_never_asks_the_model(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it was tokenised or coded")
+
+    for method in ("encode_many", "decode"):
+        monkeypatch.setattr(type(codec.bundle.tokenizer), method, never)
+    monkeypatch.setattr(type(codec.coder), "decode", never)
+    session = chat("x" * 5000)
+    assert codec.decompress(codec.compress([session], zstd_above=4999)) == [session]
+
+
+def test_zstd_above_keeps_the_refusals(codec: Codec) -> None:
+    image = Session("chat", {"messages": [{"role": "user", "content": [{"type": "image", "url": "x" * 90}]}]})
+    with pytest.raises(OpaqueContentError):
+        codec.compress([image], zstd_above=10)
+    assert codec.decompress(codec.compress([image], zstd_above=10, keep_opaque=True)) == [image]
+    with pytest.raises(TokenizerMismatch):
+        codec.compress([Session("ids", [1 << 30])], zstd_above=0)
+
+
+def test_the_expected_time_is_told_before_and_is_about_right(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pltz.models.expected_time.LEAST_TOKENS", 1000)
+    told: list[float] = []
+
+    class Slow:
+        """Sleeps 10 us per token to encode and 20 to decode."""
+
+        def encode(self, sequences: Any, **options: Any) -> Any:
+            time.sleep(1e-5 * sum(map(len, sequences)))
+            return inner.encode(sequences, **options)
+
+        def decode(self, items: Any, **options: Any) -> Any:
+            time.sleep(2e-5 * sum(item.tokens for item in items))
+            return inner.decode(items, **options)
+
+    inner: Any = codec.coder
+    slow = Codec(codec.bundle, Slow())
+    slow.expect = told.append
+    session = Session("ids", np.random.default_rng(1).integers(32, 300, 60_000))
+    start = time.perf_counter()
+    slow.compress([session])
+    took = time.perf_counter() - start
+    assert len(told) == 1 and 1.8 <= told[0] and took / 4 < told[0] < 4 * took
+    slow.compress([Session("text", b"few")])
+    assert len(told) == 1
