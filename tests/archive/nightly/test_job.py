@@ -17,6 +17,7 @@ from pltz.archive.nightly.state import Busy
 from pltz.archive.sessions import Memo, SessionArchive
 from pltz.models.bundle import Bundle
 from pltz.plt_codec.errors import PltzError, UsageError, VersionError
+from pltz.plt_codec.limits import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,6 +126,39 @@ def test_a_line_that_is_too_long_costs_itself_alone(
         "reason"
     ]
     assert set(nightly.content()) == {("default", "chat-1"), ("default", "chat-3")}
+
+
+def test_a_session_over_the_limit_is_counted_with_its_reason(
+    nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
+) -> None:
+    long = json.dumps({"id": "long", "text": "x" * MAX_BYTES}).encode() + b"\n"
+    nightly.write("chats/a.jsonl", make_lines([make_chat(1)]) + long + make_lines([make_chat(3)]))
+    report = nightly.run()
+    [refused] = report["refused"]
+    assert refused["where"] == "a.jsonl:2"
+    assert f"at most {MAX_BYTES} bytes, found {len(long) - 1}: split it" in refused["reason"]
+    assert set(nightly.content()) == {("default", "chat-1"), ("default", "chat-3")}
+
+
+def test_zstd_above_sends_large_sessions_to_zstd(
+    nightly: Nightly,
+    make_chat: Callable[..., dict[str, Any]],
+    make_lines: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nightly.head += "zstd_above = 2000\n"
+    nightly.write("chats/a.jsonl", make_lines([make_chat(1), make_chat(2, 5000), make_chat(3)]))
+    seen: list[tuple[str, int]] = []
+    way = SessionArchive._way
+
+    def noted(cold: SessionArchive, codec: int, item: Any, *given: Any) -> Any:
+        seen.append((item.name, codec))
+        return way(cold, codec, item, *given)
+
+    monkeypatch.setattr(SessionArchive, "_way", noted)
+    assert nightly.run()["totals"]["frozen"] == 3 and len(nightly.content()) == 3
+    assert [codec for name, codec in seen if name == "chat-2"] == [1]
+    assert [codec for name, codec in seen if name == "chat-1"] == [0, 1]
 
 
 def test_a_source_that_is_not_there_does_not_stop_the_others(
