@@ -32,6 +32,7 @@ from pltz.plt_codec.varint import MAX_BYTES, read_varint, write_varint
 LEAST = 32  # tokens of a copy
 PLACES = 8  # earlier places tried for a copy
 PIECE = 64  # tokens compared at once, doubled while they match
+NEIGHBOURS = 1 << 16  # compared at once
 BASE = 0x9E3779B97F4A7C15  # of the polynomial hash, odd
 MASK = (1 << 64) - 1
 
@@ -74,13 +75,16 @@ def _earlier(tokens: Tokens) -> npt.NDArray[np.int64]:
         hashes = hashes[:-width] * np.uint64(factor) + hashes[width:]
         factor, width = factor * factor & MASK, 2 * width
     order = np.argsort(hashes, kind="stable")
-    same = hashes[order[1:]] == hashes[order[:-1]]
-    first, second = order[:-1][same], order[1:][same]
-    equal = np.ones(len(first), bool)
-    for i in range(LEAST):
-        equal &= tokens[first + i] == tokens[second + i]
     earlier = np.full(len(hashes), -1, np.int64)
-    earlier[second[equal]] = first[equal]
+    for begin in range(0, len(order) - 1, NEIGHBOURS):
+        part = order[begin : begin + NEIGHBOURS + 1]
+        found = hashes[part]
+        same = found[1:] == found[:-1]
+        first, second = part[:-1][same], part[1:][same]
+        equal = np.ones(len(first), bool)
+        for i in range(LEAST):
+            equal &= tokens[first + i] == tokens[second + i]
+        earlier[second[equal]] = first[equal]
     return earlier
 
 
