@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,35 +16,21 @@ if TYPE_CHECKING:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class Size(click.ParamType):
-    """A number of bytes, with a unit or without; none is None.
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
-    >>> [Size().convert(text, None, None) for text in ("4096", "500 kB", "1.5MiB", "none")]
+
+def size(value: str) -> int | None:
+    """Return a number of bytes, a type of option. Raises BadParameter.
+
+    >>> [size(text) for text in ("4096", "500 kB", "1.5MiB", "none")]
     [4096, 500000, 1572864, None]
     """
-
-    name = "size"
-    UNITS: ClassVar = {
-        "": 1,
-        "b": 1,
-        "kb": 1e3,
-        "mb": 1e6,
-        "gb": 1e9,
-        "kib": 1 << 10,
-        "mib": 1 << 20,
-        "gib": 1 << 30,
-    }
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int | None:
-        """Bytes. Fails for what is no size."""
-        if not isinstance(value, str):
-            return cast("int | None", value)
-        if value.lower() == "none":
-            return None
-        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", value)
-        if found is None or found[2].lower() not in self.UNITS:
-            self.fail(f"expected a size such as 500 kB or 4 MiB, or none, found {value!r}", param, ctx)
-        return int(float(found[1]) * self.UNITS[found[2].lower()])
+    if value.lower() == "none":
+        return None
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", value)
+    if found is None or found[2].lower() not in UNITS:
+        raise click.BadParameter(f"expected a size such as 500 kB or 4 MiB, or none, found {value!r}")
+    return int(float(found[1]) * UNITS[found[2].lower()])
 
 
 def nonempty(value: str) -> str:
@@ -81,7 +67,7 @@ LAYOUT: Decorator = click.option(
 )
 ZSTD_ABOVE: Decorator = click.option(
     "--zstd-above",
-    type=Size(),
+    type=size,
     metavar="SIZE",
     default="4 MiB",
     show_default=True,

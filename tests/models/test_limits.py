@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 import time
@@ -115,7 +116,7 @@ def test_values_are_counted_before_they_are_made(
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("the values were made")
 
-    monkeypatch.setattr(json_value.json, "loads", never)
+    monkeypatch.setattr(json, "loads", never)
     with pytest.raises(LimitError, match=f"at most 10000 JSON values in a session, found {count}"):
         json_value.parse(text)
 
