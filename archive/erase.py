@@ -397,7 +397,7 @@ class Eraser:
             damaged = False
             try:
                 file = self.view.store.open(f"packs/{name}")
-                pack = Pack(file.read, file.size)
+                pack = Pack(file.read, file.size, archive=self.view.ledger.archive)
                 for item in pack.scan():
                     if isinstance(item, Damage):
                         damaged = True

@@ -11,6 +11,7 @@ PltzError
 │   └── KeyMismatch        4   the archive is sealed, and this is not its key
 └── CorruptError (plt_codec)
     ├── LostError          3   it was here: its record is damaged or gone
+    ├── ForeignPack        3   a pack of another archive lies in this one: nothing of it is read
     └── UnreadableError    3   the disk cannot read these bytes of a file: as good as damaged
 """
 
@@ -55,6 +56,10 @@ class KeyMismatch(MismatchError):
 
 class LostError(CorruptError):
     """A session's record, or one it needs, is damaged or gone."""
+
+
+class ForeignPack(CorruptError):
+    """A pack of another archive lies in this one."""
 
 
 class UnreadableError(CorruptError):

@@ -20,6 +20,7 @@ import numpy as np
 from pltz.archive import columns
 from pltz.archive import record as records
 from pltz.archive.context import Context, read_context
+from pltz.archive.errors import ForeignPack
 from pltz.archive.identity import NONE, SIZE, digest, digest_of
 from pltz.archive.io import PIECE, Reader, exactly, pieces
 from pltz.archive.layout import lay_out
@@ -31,10 +32,10 @@ from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, Versi
 from pltz.plt_codec.varint import read_varint, write_varint
 
 MAGIC, END = b"PLTp", b"pTLP"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct(
-    "<4sBBHQQ16sII"
-)  # magic, version, flags, reserved, epoch, time, salt, table size, crc32
+    "<4sBBHQQ16s16sII"
+)  # magic, version, flags, reserved, epoch, time, salt, archive, table size, crc32
 FOOTER = struct.Struct("<IQ16sI4s")  # records, their bytes, digest, crc32, end mark
 COUNTS = struct.Struct("<IQ")  # of the footer, what the digest covers
 PERSON = b"pltz pack"
@@ -58,6 +59,7 @@ class Head:
     epoch: int
     time: int  # seconds
     salt: bytes
+    archive: bytes  # id of the archive that the pack was written for
     contexts: list[Context]
     parents: list[bytes]
     size: int  # bytes of header and table
@@ -84,11 +86,11 @@ class Builder:
     >>> n = b.context(Context(0, NONE, "acme", NONE, NONE, 1))
     >>> data = b.add(Record(n, name="empty", time=7)).finish()
     >>> len(data)
-    326
+    358
     """
 
-    def __init__(self, epoch: int, time: int, salt: bytes):
-        self.epoch, self.time, self.salt = epoch, time, salt
+    def __init__(self, epoch: int, time: int, salt: bytes, archive: bytes = NONE):
+        self.epoch, self.time, self.salt, self.archive = epoch, time, salt, archive
         self.size = 0  # bytes, about
         self._contexts: dict[Context, int] = {}
         self.records: list[Record] = []  # what was added, in order
@@ -135,7 +137,7 @@ class Builder:
         """The pack but for its digest, which `sealed` adds. Raises as `finish`."""
         outside = self._parents_in_table()
         table = self._table(list(outside))
-        header = HEADER.pack(MAGIC, VERSION, 0, 0, self.epoch, self.time, self.salt, len(table), 0)[:-4]
+        header = HEADER.pack(MAGIC, VERSION, 0, 0, self.epoch, self.time, self.salt, self.archive, len(table), 0)[:-4]
         header += zlib.crc32(table, zlib.crc32(header)).to_bytes(4, "little")
         head = header + table
         place = Place(self.salt, len(head), self.time, len(self._contexts))
@@ -191,24 +193,31 @@ class Pack:
         read: gives at most `size` bytes at `offset`.
         size: bytes of the file.
         at_once: bytes to read of what is only hashed.
+        archive: id of the archive that it has to be a pack of; None: of any.
 
-    Raises VersionError for a newer pack, CorruptError where both copies of the header are damaged.
+    Raises VersionError for a newer pack, CorruptError where both copies of the header are damaged, ForeignPack for a pack of
+    another archive.
     """
 
-    def __init__(self, read: Reader, size: int, at_once: int = PIECE):
+    def __init__(self, read: Reader, size: int, at_once: int = PIECE, archive: bytes | None = None):
         self.read, self.size, self._at_once = read, size, at_once
         self.damaged_copies: list[str] = []
         self.head = self._open()
+        if archive not in (None, self.head.archive):
+            raise ForeignPack(
+                f"a pack of archive {self.head.archive.hex()}; this is archive {archive.hex() if archive else ''}: "
+                "pltz archive repair moves it to damaged/"
+            )
         self.begin = self.head.size
         self.end = size - FOOTER.size - self.head.size
         if self.end < self.begin:
             raise CorruptError(f"a pack of {size} bytes has no room for its two tables: it was cut off")
 
     @classmethod
-    def of(cls, data: bytes | memoryview) -> Pack:
+    def of(cls, data: bytes | memoryview, archive: bytes | None = None) -> Pack:
         """A pack in memory."""
         view = memoryview(data)
-        return cls(lambda offset, size: view[offset : offset + size], len(view), max(1, len(view)))
+        return cls(lambda offset, size: view[offset : offset + size], len(view), max(1, len(view)), archive)
 
     def record(self, offset: int) -> Record:
         """The record at ``offset``, its parent looked up. Raises CorruptError, VersionError."""
@@ -387,7 +396,7 @@ class Pack:
         header = bytes(self.read(at, HEADER.size))
         if len(header) < HEADER.size:
             raise CorruptError("the pack ends in its header: it was cut off")
-        magic, version, flags, reserved, epoch, time, salt, table_size, check = HEADER.unpack(header)
+        magic, version, flags, reserved, epoch, time, salt, archive, table_size, check = HEADER.unpack(header)
         if magic != MAGIC:
             raise CorruptError(f"expected a pack to start with {MAGIC!r}, found {magic!r}")
         if table_size > min(MAX_TABLE, (self.size - FOOTER.size) // 2 - HEADER.size):  # it stands twice
@@ -401,7 +410,7 @@ class Pack:
             raise CorruptError(f"the pack is of second {time}: damaged")
         contexts, parents = _read_table(table)
         sealed = frozenset(n for n, c in enumerate(contexts) if c.cipher)
-        return Head(epoch, time, salt, contexts, parents, HEADER.size + table_size, sealed)
+        return Head(epoch, time, salt, archive, contexts, parents, HEADER.size + table_size, sealed)
 
 
 def _chain(data: memoryview) -> tuple[list[int], int]:

@@ -49,7 +49,7 @@ class Publisher:
             contexts, records, _, segments = zip(*rows, strict=True)
             times = [r.time for r in records if r.name is not None]
             time = min(times) if times else self.view.store.now()
-            builder = Builder(self.view.epoch, time, self.view.store.random(16))
+            builder = Builder(self.view.epoch, time, self.view.store.random(16), self.view.ledger.archive)
             count = builder.fill(contexts, records)
             part, rows = rows[:count], rows[count:]
             out = builder.lay_out()

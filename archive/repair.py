@@ -127,6 +127,7 @@ class Repairer:
         view = View(self.store, keys)
         view.refresh()
         self.report.recorded += [loss.pack.hex() for loss in view.losses()]
+        self._want_own(view)
         for pack in sorted(self._pack_names(view)):
             self._pack(view, pack, settings.parity)
         self._towers(keys)
@@ -234,6 +235,8 @@ class Repairer:
         data = Remains.of(self.store, name, MAX_PACK)
         if data is None and self._gone(view, pack):
             return
+        if data is not None and self._foreign(view, data):
+            return self._move_out(view, pack)
         try:
             if data is not None and _is(pack, data):
                 if pack not in view.ledger.deleted:  # else a collector is deleting it, parity first
@@ -246,12 +249,48 @@ class Repairer:
         best: Stretch = sources[0] if sources else b""
         if parity:
             restored = parity.restore(sources)[0]
+            if self._foreign(view, restored):
+                return self._move_out(view, pack)
             if _is(pack, restored):
                 self._replace(name, None if data is None else data.whole(), restored)
                 self._protect(view, pack, restored, shares)
                 return
             best = restored
+        if self._foreign(view, best):
+            return self._move_out(view, pack)
         self._salvage(view, pack, best, shares)
+
+    def _foreign(self, view: View, data: Stretch) -> bool:
+        """Return whether these are the bytes of a pack of another archive, damaged or not."""
+        try:
+            return _opened(data).head.archive != view.ledger.archive
+        except FormatError:
+            return False
+
+    def _move_out(self, view: View, pack: bytes) -> None:
+        """Move a pack of another archive aside, with its parity; nothing of it is saved. The ledger says first that it goes."""
+        if not self.dry_run:
+            view.ledger.put_deleted([pack])
+        for name in (f"packs/{pack.hex()}", f"parity/{pack.hex()}"):
+            if (left := self._maybe(name, 1 << 31)) is None:
+                continue
+            self._put_aside(name, left, dry_run=self.dry_run)
+            if not self.dry_run:
+                self.store.delete(name)
+
+    def _want_own(self, view: View) -> None:
+        """Raises ArchiveError where packs are here and all are of other archives: it is archive.json that is the wrong one then."""
+        others = set[bytes]()
+        for pack in view.packs:
+            data = Remains.of(self.store, f"packs/{pack.hex()}", MAX_PACK)
+            if data is None or not self._foreign(view, data):
+                return
+            others.add(_opened(data).head.archive)
+        if others:
+            raise ArchiveError(
+                f"{NAME} is of archive {view.ledger.archive.hex()}, and all packs are of archive {min(others).hex()}: "
+                f"bring the right {NAME} from a backup; nothing was changed"
+            )
 
     def _gone(self, view: View, pack: bytes) -> bool:
         """Whether the ledger, read after the pack was seen to be absent, says why; what is left of a deleted one's parity goes."""
@@ -382,10 +421,10 @@ class Repairer:
                 f"{name} was put by somebody else, with other bytes, at the same time: repair again"
             )
 
-    def _put_aside(self, name: str, data: bytes) -> None:
+    def _put_aside(self, name: str, data: bytes, *, dry_run: bool = False) -> None:
         """A durable copy of what is damaged, named by what is in it, so that a second run adds nothing."""
         copy = f"damaged/{name.replace('/', '-')}-{digest(PERSON, data).hex()[:8]}"
-        if not self.store.put(copy, data):
+        if not dry_run and not self.store.put(copy, data):
             raise StoreError(
                 f"{copy} holds other bytes than those of {name}, which stays: move it away, and repair again"
             )

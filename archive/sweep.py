@@ -128,7 +128,7 @@ class Sweep:
             if file.size > MOST_BYTES:
                 return None
             data = room.filled(file)
-            pack = Pack.of(data)
+            pack = Pack.of(data, self.view.ledger.archive)
             digest, count = pack.seal()
         except (FormatError, FileNotFoundError):
             return None

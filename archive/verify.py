@@ -213,7 +213,7 @@ class Verifier:
         start = self.report.offset
         try:
             file = self.view.store.open(f"packs/{pack.hex()}")
-            if Pack(file.read, file.size).verify() != pack:
+            if Pack(file.read, file.size, archive=self.view.ledger.archive).verify() != pack:
                 self._wrong("pack", pack.hex(), "its digest is not its name")
         except FormatError as exc:
             self._wrong("pack", pack.hex(), str(exc))

@@ -273,7 +273,7 @@ class View:
         if pack not in self._opened:
             name = f"packs/{pack.hex()}"
             self._opened[pack] = Pack(
-                lambda at, size: self.store.read(name, at, size), self.packs.get(pack, 0)
+                lambda at, size: self.store.read(name, at, size), self.packs.get(pack, 0), archive=self.ledger.archive
             )
             if len(self._opened) > OPEN_PACKS:
                 self._opened.popitem(last=False)
@@ -283,7 +283,7 @@ class View:
     def scan(self, pack: bytes) -> Iterator[Found | Damage]:
         """All records of a pack, read from end to end, some at a time. Raises FormatError, FileNotFoundError."""
         file = self.store.open(f"packs/{pack.hex()}")
-        opened = Pack(file.read, file.size)
+        opened = Pack(file.read, file.size, archive=self.ledger.archive)
         for copy in opened.damaged_copies:
             yield Damage(0, opened.head.size, f"the {copy} is damaged, the other is used")
         for item in opened.scan():

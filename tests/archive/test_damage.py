@@ -242,11 +242,11 @@ def test_a_pack_with_bytes_changed_gives_its_own_records_or_none(data: st.DataOb
 
 def test_a_newer_pack_index_and_verb_are_refused_by_name() -> None:
     data = bytearray(pack_of(1))
-    size = struct.unpack_from("<I", data, 40)[0]
-    for at in (0, len(data) - 36 - 48):
-        data[at + 4] = 2
-        table = data[48 : 48 + size]
-        struct.pack_into("<I", data, at + 44, zlib.crc32(table, zlib.crc32(data[at : at + 44])))
+    size = struct.unpack_from("<I", data, 56)[0]
+    for at in (0, len(data) - 36 - 64):
+        data[at + 4] = 3
+        table = data[64 : 64 + size]
+        struct.pack_into("<I", data, at + 60, zlib.crc32(table, zlib.crc32(data[at : at + 60])))
     with pytest.raises(VersionError, match="newer pltz"):
         Pack.of(bytes(data))
     place = Place(b"s" * 16, 500, 0, 1, [])

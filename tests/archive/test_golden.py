@@ -38,6 +38,7 @@ REPAIRED = {  # found by verify, and whole again after repair; what can be read 
     "bad-pack-header-zeroed": ALL,
     "bad-pack-all-zeros": ALL - {("b", 1)},
     "bad-pack-is-another": ALL - {("b", 1)},
+    "bad-pack-of-another-archive": ALL,
     "bad-pack-with-marks-cut-short": ALL - {("a", 2)},
     "bad-shared-prompt-zeroed": frozenset(),
     "bad-parity-bit-flipped": ALL,

@@ -51,7 +51,7 @@ def test_a_crafted_record_never_puts_a_segment_below_another_tower(
     answers = set()
     for salt in range(256):
         copy = disk.clone()
-        builder = Builder(0, 0, bytes([salt]) * 16)
+        builder = Builder(0, 0, bytes([salt]) * 16, archive.settings.archive)
         number = builder.context(item.context)
         name = smuggle(copy, builder.add(Record(number, other, leaf, 50, item.record.bitstring + b"?")))
         fresh = Archive.open(DirectoryStore(copy), [one])
@@ -72,11 +72,11 @@ def crafted(data: bytes, *, time: int | None = None, second_table: int | None = 
     """A pack with another time in both headers, or another size of the table in the second, and sums that are right again."""
     at = len(data) - FOOTER.size - HEADER.size
     fields = list(HEADER.unpack(data[: HEADER.size]))
-    table = data[HEADER.size : HEADER.size + fields[7]]
+    table = data[HEADER.size : HEADER.size + fields[8]]
     headers = []
     for number in (0, 1):
         fields[5] = fields[5] if time is None else time
-        fields[7] = second_table if number and second_table else len(table)
+        fields[8] = second_table if number and second_table else len(table)
         head = HEADER.pack(*fields)[:-4]
         headers.append(head + zlib.crc32(table, zlib.crc32(head)).to_bytes(4, "little"))
     body = headers[0] + data[HEADER.size : at] + headers[1] + data[at + HEADER.size :][:12]
@@ -101,7 +101,7 @@ def test_a_table_that_claims_to_begin_before_its_pack(tmp_path: Path, codec: Seg
 def test_a_pack_from_the_end_of_time(disk: SimDisk, archive: Archive, codec: SegmentCodec, time: int) -> None:
     archive.put([NewSession("a", [np.arange(40)])])
     item = archive.view.find(0, archive.version("a").leaf)[0]
-    builder = Builder(0, 5, bytes(16))
+    builder = Builder(0, 5, bytes(16), archive.settings.archive)
     data = builder.add(item.record._replace(context=builder.context(item.context), time=9, name="b")).finish()
     data = crafted(data, time=time)
     assert DirectoryStore(disk).put(f"packs/{data[-24:-8].hex()}", data)
@@ -131,12 +131,12 @@ def test_claims_that_overlap_are_not_each_read_to_their_end(monkeypatch: pytest.
     assert summed[0] < 3 * 4096 * many
 
 
-def small_records(count: int) -> bytes:
+def small_records(count: int, archive: bytes = NONE) -> bytes:
     """A pack of the shortest segments there are, each below the one before: laid out here, since a `Builder` would not."""
-    salt, head = b"s" * 16, Builder(0, 0, b"s" * 16)
+    salt, head = b"s" * 16, Builder(0, 0, b"s" * 16, archive)
     head.context(Context(0, NONE, "", NONE, NONE, 1))
     empty = head.finish()
-    table_size = HEADER.unpack(empty[: HEADER.size])[7]
+    table_size = HEADER.unpack(empty[: HEADER.size])[8]
     begin = HEADER.size + table_size
     rows: list[bytes] = []
     seed, at = zlib.crc32(salt), begin
@@ -173,8 +173,8 @@ def test_scanning_a_pack_takes_no_more_memory_than_the_pack(tmp_path: Path, code
 
 
 def test_opening_an_archive_with_such_a_pack(tmp_path: Path, codec: SegmentCodec) -> None:
-    Archive.create(tmp_path / "cold", [codec], parity=(0, 0))
-    data = small_records(100_000)
+    made = Archive.create(tmp_path / "cold", [codec], parity=(0, 0))
+    data = small_records(100_000, made.settings.archive)
     (tmp_path / "cold" / "packs" / data[-24:-8].hex()).write_bytes(data)
     tracemalloc.start()
     try:

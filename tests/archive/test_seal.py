@@ -200,7 +200,7 @@ def rewritten(disk: SimDisk, change: Callable[[Rows], Rows]) -> SimDisk:
     path = next(p for p in disk.seen.files() if p.startswith("packs/"))
     pack = Pack.of(disk.seen.files()[path])
     rows = [(pack.head.contexts[i[1].context], i[1]) for i in pack.scan() if not isinstance(i, Damage)]
-    builder = Builder(0, 0, b"f" * 16)
+    builder = Builder(0, 0, b"f" * 16, pack.head.archive)
     for context, record in change(rows):
         builder.add(record._replace(context=builder.context(context)))
     data = builder.finish()

@@ -41,9 +41,9 @@ FORGOTTEN = "a", 1
 Files = dict[str, bytes]
 
 
-def good(key: Secret | None = None) -> Files:
+def good(key: Secret | None = None, seed: int = 0) -> Files:
     """Four packs of a session each and one of a mark, an index over three of them, a plan that condemns one."""
-    disk = SimDisk()
+    disk = SimDisk(seed=seed)
     archive = Archive.create(DirectoryStore(disk), [BytesCodec()], key=key)
     for number, ((name, _), tokens) in enumerate(SESSIONS.items()):
         if number == 3:
@@ -129,12 +129,12 @@ def flipped(data: bytes) -> bytes:
 
 
 def newer_pack(data: bytes) -> bytes:
-    """Version 2 in both headers, with sums that hold; the file is called by its digest then."""
+    """Version 3 in both headers, with sums that hold; the file is called by its digest then."""
     out = bytearray(data)
-    size = struct.unpack_from("<I", out, 40)[0]
-    for at in (0, len(out) - 36 - 48):
-        out[at + 4] = 2
-        struct.pack_into("<I", out, at + 44, zlib.crc32(out[48 : 48 + size], zlib.crc32(out[at : at + 44])))
+    size = struct.unpack_from("<I", out, 56)[0]
+    for at in (0, len(out) - 36 - 64):
+        out[at + 4] = 3
+        struct.pack_into("<I", out, at + 60, zlib.crc32(out[64 : 64 + size], zlib.crc32(out[at : at + 60])))
     foot = bytes(out[-36:-24])
     foot += digest(b"pltz pack", bytes(out[:-36]), foot)
     return bytes(out[:-36]) + foot + zlib.crc32(foot).to_bytes(4, "little") + b"pTLP"
@@ -169,6 +169,8 @@ def defects() -> dict[str, Files]:
     plan_copy = plan.replace("collect/", "parity/")
     keys = sorted(p for p in s if p.startswith("keys/") and not p.startswith("keys/" + "0" * 32))
     newer = newer_pack(g[b])
+    other = good(seed=1)
+    foreign = pack(other, "b")
     c, left = condemned(), collected()
     entry = only(left, "ledger")
     entry_copy = entry.replace("ledger/", "parity/ledger-")
@@ -199,6 +201,7 @@ def defects() -> dict[str, Files]:
         "bad-pack-header-zeroed": changed(g, b, zeroed(0, 64)),
         "bad-pack-all-zeros": changed(g, b, lambda d: bytes(len(d))),
         "bad-pack-is-another": g | {b: g[prompt]},
+        "bad-pack-of-another-archive": g | {p: other[p] for p in (foreign, parity(foreign))},
         "bad-pack-with-marks-cut-short": changed(g, mark, lambda d: d[: len(d) // 2]),
         "bad-shared-prompt-zeroed": changed(g, prompt, zeroed(100, -100)),
         "bad-parity-bit-flipped": changed(g, parity(b), flipped),

@@ -1,0 +1,105 @@
+"""A pack of another archive among our packs: refused by name, moved aside, and nothing of it is read or saved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pltz.archive.archive import Archive
+from pltz.archive.codec import SegmentCodec
+from pltz.archive.errors import ArchiveError
+from pltz.archive.new_session import NewSession
+from pltz.archive.repair import Repairer
+from pltz.archive.settings import COPY, NAME
+from pltz.archive.simulate import SimDisk
+from pltz.archive.store import DirectoryStore
+from pltz.plt_codec.errors import PltzError
+
+
+def reopened(disk: SimDisk, codec: SegmentCodec) -> Archive:
+    return Archive.open(DirectoryStore(disk), [codec])
+
+
+@pytest.fixture
+def other(codec: SegmentCodec) -> SimDisk:
+    """Another archive, with a session of its own."""
+    disk = SimDisk(seed=7)
+    Archive.create(DirectoryStore(disk), [codec]).put([_session("theirs", 9)])
+    return disk
+
+
+@pytest.fixture
+def mixed(disk: SimDisk, archive: Archive, other: SimDisk) -> SimDisk:
+    """The archive with a session, and all packs, parity and indexes of the other."""
+    archive.put([_session("ours", 1)])
+    for path, data in other.seen.files().items():
+        if path not in (NAME, COPY):
+            disk.write_new(path, data)
+    return disk
+
+
+def _session(name: str, first: int) -> NewSession:
+    return NewSession(name, [np.arange(first, first + 40)])
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_nothing_of_it_is_shown(mixed: SimDisk, other: SimDisk, codec: SegmentCodec, indexed: bool) -> None:
+    """Its sessions were listed and read as if they were ours."""
+    if indexed:
+        reopened(other, codec).write_index()
+        [(name, _)] = other.names("index")
+        mixed.write_new(f"index/{name}", other.seen.files()[f"index/{name}"])
+    archive = reopened(mixed, codec)
+    assert [v.name for v in archive.ls()] == ["ours"]
+    with pytest.raises(PltzError):
+        archive.get("theirs")
+    report = archive.verify()
+    assert not report.sound
+    ids = [Archive.open(DirectoryStore(d), []).settings.archive.hex() for d in (other, mixed)]
+    assert any(f"a pack of archive {ids[0]}; this is archive {ids[1]}" in p.what for p in report.problems)
+    before = mixed.seen.files()
+    with pytest.raises(ArchiveError, match="collecting stops"):
+        archive.collect()
+    assert before.items() <= mixed.seen.files().items()
+
+
+def test_repair_moves_it_aside_and_saves_nothing_of_it(
+    mixed: SimDisk, other: SimDisk, codec: SegmentCodec
+) -> None:
+    theirs = {p: d for p, d in other.seen.files().items() if p.startswith("packs/")}
+    dry = Repairer(DirectoryStore(mixed), dry_run=True).run()
+    assert theirs.items() <= mixed.seen.files().items()
+    done = Repairer(DirectoryStore(mixed)).run()
+    assert done.whole and not done.salvaged and len(done.aside) == 2 and dry.aside == done.aside
+    files = mixed.seen.files()
+    assert not theirs.keys() & files.keys()
+    assert set(theirs.values()) <= {data for path, data in files.items() if path.startswith("damaged/")}
+    archive = reopened(mixed, codec)
+    report = archive.verify(decode=True)
+    assert report.sound and not report.missing_copies
+    assert [v.name for v in archive.ls()] == ["ours"]
+    again = Repairer(DirectoryStore(mixed)).run()
+    assert again.whole and not again.aside and not again.restored
+
+
+def test_a_damaged_one_is_not_saved_either(mixed: SimDisk, other: SimDisk, codec: SegmentCodec) -> None:
+    [path] = [p for p in other.seen.files() if p.startswith("packs/")]
+    data = bytearray(mixed.seen.files()[path])
+    data[len(data) // 2] ^= 1
+    mixed.overwrite(path, bytes(data))
+    done = Repairer(DirectoryStore(mixed)).run()
+    assert done.whole and not done.salvaged and path not in mixed.seen.files()
+    assert reopened(mixed, codec).verify().sound
+
+
+def test_where_all_packs_are_of_another_archive_it_is_archive_json_that_is_wrong(
+    disk: SimDisk, archive: Archive, other: SimDisk
+) -> None:
+    archive.put([_session("ours", 1)])
+    for path in (NAME, COPY):
+        disk.unlink(path)
+        disk.write_new(path, other.seen.files()[path])
+    before = disk.seen.files()
+    with pytest.raises(ArchiveError, match="bring the right archive"):
+        Repairer(DirectoryStore(disk)).run()
+    assert disk.seen.files() == before
