@@ -42,7 +42,10 @@ class NewSession:
 
 class Receipt(NamedTuple):
     """What a put did. ``new``: segments that were not there; ``size``: bytes of their bitstrings; ``unchanged``: the session's
-    last version is the same, so none was added."""
+    last version is the same, so none was added.
+
+    ``new`` and ``size`` tell a tenant whether a prompt is in a shared base domain already: keep prompts that others must not
+    guess out of shared bases (FORMAT.md, "Threat model")."""
 
     tenant: str
     name: str
