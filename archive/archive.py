@@ -21,13 +21,13 @@ from pltz.archive import identity, index
 from pltz.archive.chain import Chains, Heard, Known
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.collect import DEAD_SHARE, SMALL, Collected, Collector
-from pltz.archive.errors import ArchiveError, LostError, NotFound, StoreError
+from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
 from pltz.archive.freshness import Token, token_of
 from pltz.archive.identity import TENANT, Tokens
 from pltz.archive.index import SEGMENTS, SESSIONS, Lookup
 from pltz.archive.keyring import Keyring
 from pltz.archive.keys import Clear, Keys, Locked, Secret
-from pltz.archive.ledger import Loss
+from pltz.archive.ledger import Loss, PackState
 from pltz.archive.new_session import NewSession, Receipt
 from pltz.archive.parity import SHARE, SHARED
 from pltz.archive.record import FORGET, RESTORE
@@ -194,7 +194,8 @@ class Archive:
     def version(self, name: str, tenant: str = "default", number: int | None = None) -> Version:
         """The catalogue's entry that `get` would read.
 
-        Raises NotFound; LostError where damage took it, or took what may be the last version; ArchiveError where it may lie in damage.
+        Raises NotFound; LostError where damage took it, or took what may be the last version (MissingPack where a pack is
+        gone that repair may restore); ArchiveError where it may lie in damage.
         """
         known = self.history(name, tenant)
         wanted = [v for v in known if (not v.forgotten if number is None else v.number == number)]
@@ -240,9 +241,10 @@ class Archive:
 
         ``since``: time of the last of them, in seconds since 1970. Raises LostError, ArchiveError.
         """
-        if self.view.lost(section, identity, since):
+        if (state := self.view.lost(section, identity, since)) is not None:
             left = f"; name a version of those left: {', '.join(map(str, found))}" if found else ""
-            raise LostError(f"a record of {what} is damaged or gone: see pltz archive repair{left}")
+            error = MissingPack if state is PackState.MISSING else LostError
+            raise error(f"a record of {what} is damaged or gone: see pltz archive repair{left}")
         if not found and (blind := self.view.blind()):
             raise ArchiveError(
                 f"found no {what}, and {counted(len(blind), 'pack')} damaged or gone may have had it: see pltz archive repair, then ask again"

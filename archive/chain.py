@@ -17,10 +17,11 @@ import numpy as np
 from pltz.archive import identity
 from pltz.archive.codec import Coded, SegmentCodec, codec_of
 from pltz.archive.context import TOWER
-from pltz.archive.errors import Erased, KeyMismatch, LostError
+from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack
 from pltz.archive.identity import NONE, Tokens
 from pltz.archive.index import SEGMENTS
 from pltz.archive.keys import Keys
+from pltz.archive.ledger import PackState
 from pltz.archive.view import Found, Version, View
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
 from pltz.plt_codec.limits import MAX_TOKENS
@@ -202,9 +203,8 @@ class Chains:
                 continue
             places = self._places[at] = self.view.find(SEGMENTS, at)
             if not places:
-                self._answers[at] = LostError(
-                    f"segment {at.hex()} is damaged or gone: see pltz archive verify"
-                )
+                error = MissingPack if self.view.lost(SEGMENTS, at) is PackState.MISSING else LostError
+                self._answers[at] = error(f"segment {at.hex()} is damaged or gone: see pltz archive repair")
                 self._depth[at] = 0
                 path.pop()
                 break

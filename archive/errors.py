@@ -11,6 +11,7 @@ PltzError
 │   └── KeyMismatch        4   the archive is sealed, and this is not its key
 └── CorruptError (plt_codec)
     ├── LostError          3   it was here: its record is damaged or gone
+    │   └── MissingPack    7   the pack that holds it is missing: run repair, then ask again
     ├── ForeignPack        3   a pack of another archive lies in this one: nothing of it is read
     └── UnreadableError    3   the disk cannot read these bytes of a file: as good as damaged
 """
@@ -56,6 +57,12 @@ class KeyMismatch(MismatchError):
 
 class LostError(CorruptError):
     """A session's record, or one it needs, is damaged or gone."""
+
+
+class MissingPack(LostError):
+    """The pack that holds a record is missing, and no collector deleted it: repair may restore it."""
+
+    exit_code = 7
 
 
 class ForeignPack(CorruptError):

@@ -445,32 +445,33 @@ class View:
         """Whether damage may be in the way of what is looked for; `lost` and `blind` say of what. Raises StoreError."""
         return bool(self.missing() or self.losses() or self.unreadable)
 
-    def lost(self, section: int, identity: bytes, since: int = 0) -> bool:
-        """Return whether a record by this name is known to be damaged, missing or lost.
+    def lost(self, section: int, identity: bytes, since: int = 0) -> PackState | None:
+        """Return the state of a pack that keeps a record by this name from being read, None where none is known.
 
-        An index names it at a place that is damaged, or in a pack that is missing; or a loss names it that was recorded
-        at ``since`` (seconds since 1970) or later and that nobody acknowledged. Raises StoreError.
+        MISSING: an index names it in a missing pack. LOST: a loss names it that was recorded at ``since`` (seconds
+        since 1970) or later and that nobody acknowledged. PRESENT: an index names it at a damaged place. Raises StoreError.
         """
         return self.look(lambda: self._lost(section, identity, since))
 
-    def _lost(self, section: int, identity: bytes, since: int) -> bool:
+    def _lost(self, section: int, identity: bytes, since: int) -> PackState | None:
         missing = self.missing()
+        named = self._named(section, identity)
+        if any(location.pack in missing for location in named):
+            return PackState.MISSING
         key = key_of(identity)
         for loss in self.losses():
             keys = loss.entry.sessions if section == SESSIONS else loss.entry.segments
             if key in keys and loss.entry.time >= since:
-                return True
-        for location in self._named(section, identity):
+                return PackState.LOST
+        for location in named:
             try:
-                if location.pack in missing:
-                    return True
                 if location.pack in self.packs:
                     self.at(location)
             except FormatError:
-                return True
+                return PackState.PRESENT
             except FileNotFoundError:
                 self.vanished += 1
-        return False
+        return None
 
     def hiding(self) -> set[bytes]:
         """Return the packs that may have sessions which are not found: damaged, missing or lost. Raises StoreError."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
-from pltz.archive.errors import ArchiveError, LostError, NotFound, StoreError
+from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
 from pltz.archive.ledger import Entry, Kind, Ledger, PackState, copies_of
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repaired, Repairer
@@ -68,8 +68,9 @@ def test_a_pack_that_disappears_is_damage_and_no_deletion(
     before = disk.seen.files()
     disk.unlink(pack_of(reopen(disk, codec), "b"))
     archive = reopen(disk, codec)
-    with pytest.raises(LostError if indexed else ArchiveError, match="repair"):
+    with pytest.raises(MissingPack if indexed else ArchiveError, match="repair") as raised:
         archive.get("b")
+    assert raised.value.exit_code == 7
     assert [archive.get(name).tokens.tolist() for name in "ac"] == [tokens("a"), tokens("c")]
     assert [v.name for v in archive.ls()] == ["a", "c"]
     with pytest.raises(ArchiveError, match="1 pack damaged or gone"):
