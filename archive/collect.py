@@ -134,7 +134,8 @@ class Collector:
         with self._census() as census:
             for location, _ in census.stranded():
                 raise ArchiveError(
-                    f"the record at byte {location.offset} of {location.pack.hex()} is live and was not found in a pack that stays: nothing was deleted"
+                    f"the record at byte {location.offset} of {location.pack.hex()} is live and was not found in a pack that stays: "
+                    "nothing was deleted; where another collector is at work, collect again"
                 )
 
     def _census(self) -> Census:

@@ -113,6 +113,7 @@ class Torture:
         self.draw = Draw(Random(seed), self.record, self.world)
         self.dice = Random(seed + 1)  # of fates and damage: the draw of operations has its own
         self.totals = Totals()
+        self.tokens: dict[str, str] = {}  # of each archive, at the last look
         self.running: list[tuple[Any, Any]] = []
         self.seconds: dict[str, float] = {}
         self.calls: dict[str, int] = {}
@@ -303,17 +304,21 @@ class Torture:
         from pltz.cli.torture_operations import heard, look
         from pltz.cli.torture_record import Seen
 
-        seen, keys = Seen(), list(self.record.at(place))
+        seen, keys, token = Seen(), list(self.record.at(place)), self.tokens.get(place)
         self.dice.shuffle(keys)
-        for line in self._whole("check", lambda voice: look(self.world, place, keys, voice)):
+        for line in self._whole("check", lambda voice: look(self.world, place, keys, token, voice)):
             heard(seen, line)
+        self.tokens[place] = seen.token
         return seen
 
-    def _compare(self, place: str) -> None:
+    def _compare(self, place: str, *, repaired: bool = False) -> None:
+        """Compare an archive with the record; after a repair all redundant copies must be there. Raises Wrong."""
         from pltz.cli.torture_record import compare
 
         seen = self._look(place)
         wrong, halves = compare(self.record, place, seen)
+        if repaired:
+            wrong += [f"repair left {path} missing" for path in seen.missing_copies]
         self.totals.compared += len(seen.versions)
         self.record.write(
             check=place, versions=len(seen.versions), report=seen.report, wrong=wrong, halves=halves
@@ -334,7 +339,7 @@ class Torture:
             self.record.write(damaged=what, place=place)
             for number in range(REPAIRERS + 1):
                 self._repair(place, self._fate("repair") if number < REPAIRERS else _no_fate())
-            self._compare(place)
+            self._compare(place, repaired=True)
 
     def _repair(self, place: str, fate: Any) -> None:
         from pltz.cli.torture_operations import Repair
@@ -357,7 +362,7 @@ class Torture:
                 operation.place, operation.allowed = place, "$."
                 self._launch(operation, _no_fate())
                 self._rest()
-            self._compare(place)
+            self._compare(place, repaired=True)
         self.totals.checks += 1
 
 
@@ -392,7 +397,9 @@ def _drop_pack(place: Path) -> None:
 
 def _hurt(place: Path, dice: Random) -> str:
     """Damage one file so that parity or a second copy can bring it back; what was done."""
-    folders = [f for f in ("packs", "parity", "index", "keys", "collect") if any((place / f).iterdir())]
+    folders = [
+        f for f in ("packs", "parity", "index", "keys", "collect", "ledger") if any((place / f).iterdir())
+    ]
     folder = dice.choice(folders)
     names = sorted((place / folder).iterdir())
     if folder == "packs":  # one that was condemned may have no parity any more

@@ -202,9 +202,10 @@ class Texts(Operation):
     def plan(self, draw: Draw) -> bool:
         dice = draw.dice
         if draw.again and dice.random() < 0.5:
-            puts = [p for p in draw.again.pop() if p.key not in draw.leased and p.key[0] not in draw.leased]
-            mine = [p for p in puts if p.key[1].startswith(self.prefix) and p.key in draw.record.main]
-            self.commits = [mine] if mine else []
+            puts = [p for p in draw.again.pop() if p.key[1].startswith(self.prefix) and self._fits(draw, p)]
+            self.commits = [puts] if puts else []
+            for old in puts:  # a version in a condemned pack is not relied on, and put once more
+                draw.record.main[old.key].twice.add(old.digest)
         for _ in range(0 if self.commits else dice.randint(1, 4)):
             commit = [put for _ in range(dice.randint(1, 6)) if (put := self._new(draw))]
             if commit:
@@ -214,9 +215,20 @@ class Texts(Operation):
         for commit in self.commits:
             for put in commit:
                 session = draw.record.main[put.key]
-                if not any(k.digest == put.digest for k in session.known):
-                    session.pending.add(put.digest)
+                session.pending.add(put.digest)
         return bool(self.commits)
+
+    def _fits(self, draw: Draw, put: Put) -> bool:
+        """Return whether a put may be asked again: nothing was put over it since, and it was not forgotten."""
+        session = draw.record.main.get(put.key)
+        if (
+            session is None
+            or session.last != put.digest
+            or put.key in draw.leased
+            or put.key[0] in draw.leased
+        ):
+            return False
+        return not any(k.digest == put.digest and k.forgotten is not False for k in session.known)
 
     def _new(self, draw: Draw) -> Put | None:
         dice, mark = draw.dice, draw.record.mark()
@@ -234,7 +246,9 @@ class Texts(Operation):
         if dice.random() < 0.3:
             session.parts = []
         session.marks.add(mark)
-        return self._put(dice, key, session, mark)
+        put = self._put(dice, key, session, mark)
+        session.last = put.digest
+        return put
 
     def _put(self, dice: Random, key: Key, session: Session, mark: str) -> Put:
         base, prompted = session.style
@@ -476,6 +490,8 @@ class Collect(Upkeep):
     kind = "collect"
     allowed = (
         r"ArchiveError: (another collector is deleting|a collector keeps moving)"
+        # another collector condemned the copies meanwhile
+        r"|ArchiveError: the record at byte .* was not found in a pack that stays"
         # of a version that was not acknowledged
         r"|ArchiveError: segment [0-9a-f]+ of a live session is missing"
     )
@@ -609,7 +625,8 @@ class Copy(Operation):
             self.chosen[key] = [v.version for v in live]
             self.digests |= {v.version: v.digest for v in live}
             session = there.setdefault(key, Session())
-            session.pending |= {v.digest for v in live} - {k.digest for k in session.known}
+            session.twice |= main[key].twice
+            session.pending |= {v.digest for v in live} - ({k.digest for k in session.known} - session.twice)
         self.leases = {("copy", *key) for key in self.chosen}
         return bool(self.chosen)
 
@@ -787,12 +804,14 @@ class Nightly(Operation):
 # ---- looking
 
 
-def look(world: World, place: str, keys: list[Key], voice: Voice) -> None:
-    """Read all of an archive at rest, in a child, and say what there is."""
+def look(world: World, place: str, keys: list[Key], token: str | None, voice: Voice) -> None:
+    """Read all of an archive at rest, in a child, and say what there is. ``token``: of the last look."""
     sessions = world.open(place)
     archive = sessions.archive
     voice.begin()
-    report = archive.verify(decode=True)
+    report = archive.verify(decode=True, expect=token)
+    voice.tell({"token": report.token})
+    voice.tell({"missing_copies": report.missing_copies})
     voice.tell({"problems": [f"{p.kind} {p.name}: {p.what}" for p in report.problems]})
     voice.tell({"lost": [v.id.hex() for v in report.lost]})
     counts = {
@@ -860,6 +879,10 @@ def heard(seen: Seen, line: Line) -> None:
     match what:
         case "problems":
             seen.problems += value
+        case "token":
+            seen.token = value
+        case "missing_copies":
+            seen.missing_copies = value
         case "lost":
             seen.lost |= set(value)
         case "report":

@@ -39,8 +39,10 @@ class Session:
 
     ``known``: versions, oldest first; ``pending``: digests that were asked and not acknowledged; ``asked``:
     digests in the order in which the nightly job was given them; ``marks``: numbers that stand in its texts
-    and tags; ``erasing``: erased, perhaps; ``settled``: a get must find it, which is not so before a
-    journal is drained; ``stamp``: of the operation that changed it last."""
+    and tags; ``parts``, ``style``: what a longer version goes on from; ``last``: digest that was asked
+    last; ``twice``: digests that were asked again and may be two versions; ``erasing``: erased, perhaps;
+    ``settled``: a get must find it, which is not so before a journal is drained; ``stamp``: of the
+    operation that changed it last."""
 
     known: list[Known] = field(default_factory=list)
     pending: set[str] = field(default_factory=set)
@@ -48,6 +50,8 @@ class Session:
     marks: set[str] = field(default_factory=set)
     parts: list[Any] = field(default_factory=list)
     style: Any = None
+    last: str = ""
+    twice: set[str] = field(default_factory=set)
     erasing: bool = False
     settled: bool = True
     stamp: int = 0
@@ -59,7 +63,7 @@ class Session:
 
     def acknowledge(self, digest: str, version: str = "") -> None:
         """Note a version that must be there from now on."""
-        self.pending.discard(digest)
+        self.pending -= {digest} - self.twice
         if not any(k.version == version and k.digest == digest for k in self.known):
             self.known.append(Known(digest, version))
 
@@ -131,6 +135,8 @@ class Seen:
     lost: set[str] = field(default_factory=set)
     opened: set[str] = field(default_factory=set)
     report: dict[str, int] = field(default_factory=dict)
+    missing_copies: list[str] = field(default_factory=list)
+    token: str = ""
 
 
 def compare(record: Record, place: str, seen: Seen) -> tuple[list[str], list[tuple[Key, str]]]:
