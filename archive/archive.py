@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,7 +21,7 @@ import numpy as np
 from pltz.archive import identity, index
 from pltz.archive.chain import Chains, Heard, Known
 from pltz.archive.codec import SegmentCodec
-from pltz.archive.collect import DEAD_SHARE, SMALL, Collected, Collector
+from pltz.archive.collect import COPYING, DEAD_SHARE, SMALL, Collected, Collector
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
 from pltz.archive.freshness import Token, token_of
 from pltz.archive.identity import TENANT, Tokens
@@ -407,11 +408,12 @@ class Archive:
         from pltz.archive.erase import Eraser
 
         eraser = Eraser(self.view)
-        if name is None:
-            return eraser.tenant(tenant, bases=bases, dry_run=dry_run)
-        if bases:
+        if name is not None and bases:
             raise UsageError("bases are erased with a whole tenant, or by name: leave the session's name out")
-        return eraser.session(tenant, name, dry_run=dry_run)
+        with self.store.using_reserve(0 if dry_run else 1):
+            if name is None:
+                return eraser.tenant(tenant, bases=bases, dry_run=dry_run)
+            return eraser.session(tenant, name, dry_run=dry_run)
 
     def erase_base(self, name: str, *, dry_run: bool = False) -> Erasure:
         """Destroy the keys of a base domain, the prompts that sessions share, and prove that nothing of it opens.
@@ -420,7 +422,8 @@ class Archive:
         """
         from pltz.archive.erase import Eraser
 
-        return Eraser(self.view).base(name, dry_run=dry_run)
+        with self.store.using_reserve(0 if dry_run else 1):
+            return Eraser(self.view).base(name, dry_run=dry_run)
 
     def collect(
         self, *, dead_share: float = DEAD_SHARE, small: int = SMALL, grace: int = 0, dry_run: bool = False
@@ -432,9 +435,15 @@ class Archive:
         Raises ArchiveError where anything in the archive is damaged or missing: nothing is deleted then.
         """
         run = Collector(self.view, self._writer).run
-        done = run(dead_share=dead_share, small=small, grace=grace, dry_run=dry_run)
-        if (done.copied or done.deleted) and not dry_run:
-            self.write_index()
+        if dry_run:
+            return run(dead_share=dead_share, small=small, grace=grace, dry_run=True)
+        with self.store.using_reserve(COPYING):
+            done = run(dead_share=dead_share, small=small, grace=grace)
+        if done.copied or done.deleted:
+            try:
+                self.write_index()
+            except StoreError as exc:  # what was collected stays collected; an index is a matter of time
+                self.view.problem("index", "", str(exc))
         return done
 
     def rebuild(self) -> None:
@@ -490,7 +499,8 @@ class Archive:
         known = [self._again(v) for v in {v.id: v for v in versions}.values()]
         fresh = [v for v in known if self.view.state(v.id)[0] != verb]
         if fresh:
-            self._writer.mark(fresh, verb)
+            with self.store.using_reserve(1) if verb == FORGET else nullcontext():
+                self._writer.mark(fresh, verb)
             self._index_now_and_then()
         else:
             self.store.settle("packs")  # who made these marks may stand between a link and its sync

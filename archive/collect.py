@@ -11,17 +11,23 @@ enough dead bytes, and small ones, by putting a plan. Between two runs `restore`
 What killed writers left in ``tmp/`` goes too, when it is a day old; whoever still stands there and links it then is told that it is gone, and acknowledges
 nothing. It is never overwritten, for it may have its name already; files of keys are left to an erasure, which overwrites them.
 
+A full disk: where the copies do not fit, packs without anything live go first, then the one with the least to copy, and so on. What is
+noted before a deletion (plans) may use a part of the store's reserve that copies may not.
+
 A crash leaves: copies beside originals, or some condemned packs deleted whose live records are elsewhere. The next run goes on.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from pltz.archive.census import SEGMENT, SESSION, Census, weight
 from pltz.archive.context import Context
-from pltz.archive.errors import ArchiveError, StoreError, UnreadableError
-from pltz.archive.index import key_of_session
+from pltz.archive.errors import ArchiveError, FullError, StoreError, UnreadableError
+from pltz.archive.index import Location, key_of_session
 from pltz.archive.key_files import MAGIC as KEYS
 from pltz.archive.pack import Damage
 from pltz.archive.plan import Plan
@@ -34,6 +40,8 @@ from pltz.plt_codec.errors import FormatError
 DEAD_SHARE = 0.2  # of a pack's bytes, before it is worth copying the rest
 SMALL = 16 << 20  # bytes; two packs smaller than this are merged
 LEFT = 86400  # seconds after which a file in tmp/ is what a kill left
+COPYING, NOTING = 1, 2  # parts of the reserve that may be used
+FEW = 512  # packs of a plan, where there is no room for a longer one
 COPIED = 2 * SMALL  # bytes of records, about, copied at once: packs that are not small, and no more in memory
 PART = {SEGMENT: segment_only, SESSION: session_only}  # of a record of which only that is live
 
@@ -75,28 +83,81 @@ class Collector:
         with self._census() as census:
             plan = self._choose(census, dead_share, small) | self._from_the_future()
             live = census.live_segments, census.live_versions
+            least = sorted(plan, key=lambda pack: census.weights().get(pack, (0, 0))[1])[:FEW] if plan else []
         if plan and not dry_run:
-            name = Plan(
-                self.view.epoch + 1, self.view.store.random(16), frozenset(plan), self.view.store.now()
-            )
-            plan = plan if self.view.store.put(name.name, name.encode()) else set()
-            if plan:
-                self.view.store.put(name.copy, name.encode())
+            with self.view.store.using_reserve(NOTING):
+                try:
+                    plan = self._condemn(plan)
+                except FullError:
+                    plan = self._condemn(set(least))
             self.view.read_plans()
         return Collected(copied, deleted, freed, len(plan), *live)
 
+    def _condemn(self, packs: AbstractSet[bytes]) -> set[bytes]:
+        """Put a plan of packs; none where another collector was faster. Raises FullError where there is no room for it."""
+        store = self.view.store
+        plan = Plan(self.view.epoch + 1, store.random(16), frozenset(packs), store.now())
+        if not store.put(plan.name, plan.encode()):
+            return set()
+        store.put(plan.copy, plan.encode())
+        return set(packs)
+
     def _finish(self, condemned: frozenset[bytes], dry_run: bool) -> tuple[int, int, int]:
-        """Copy what is live of condemned packs, prove it, delete them; records copied, packs deleted, bytes freed."""
-        with self._census() as census:
-            known = dict(self.view.packs)
-            condemned &= set(known)
-            freed = sum(known[pack] for pack in condemned)
-            if dry_run:
-                return sum(1 for _ in census.stranded()), len(condemned), freed
-            copied = self._copy(census)
+        """Copy what is live of condemned packs, prove it, delete them; records copied, packs deleted, bytes freed.
+
+        On a full disk some of them at a time. Raises FullError where there is no room to free even one.
+        """
+        copied = deleted = freed = 0
+        short = True
+        while short and (condemned := condemned & set(self.view.packs)):
+            with self._census() as census:
+                known = dict(self.view.packs)
+                condemned &= set(known)  # another collector may have been faster
+                if dry_run:
+                    return sum(1 for _ in census.stranded()), len(condemned), sum(known[p] for p in condemned)
+                try:
+                    going, number, short = self._make_room(census, condemned)
+                except FullError:
+                    if freed > 0:  # the next run says how much is needed
+                        break
+                    raise
+            with self.view.store.using_reserve(NOTING):
+                freed += self._delete(going, known)
+            copied, deleted = copied + number, deleted + len(going)
+        return copied, deleted, freed
+
+    def _make_room(self, census: Census, condemned: frozenset[bytes]) -> tuple[frozenset[bytes], int, bool]:
+        """Copy what is live of condemned packs. Return those that may go, how many records were copied, and whether the disk was full.
+
+        Raises FullError where no pack can go.
+        """
+        try:
+            return condemned, self._copy(census), False
+        except FullError:
+            sizes = Counter[bytes]()
+            for location, _ in census.stranded():
+                sizes[location.pack] += weight(self._at(location)[0])
+        if empty := condemned - set(sizes):
+            return empty, 0, True
+        some = sorted(condemned, key=lambda pack: sizes[pack])
+        while True:  # as many as fit, by halves: each deletion costs a ledger entry
+            some = some[: len(some) // 2] or some
+            try:
+                return frozenset(some), self._copy(census, some), True
+            except FullError as exc:
+                if len(some) > 1:
+                    continue
+                raise FullError(
+                    f"collecting needs about {sizes[some[0]]} bytes for a copy of what is live in pack {some[0].hex()}, which "
+                    f"has the least of it, and the disk is full: free so many bytes, or forget more sessions and collect twice"
+                ) from exc
+
+    def _delete(self, condemned: frozenset[bytes], known: dict[bytes, int]) -> int:
+        """Delete condemned packs of which every live record was copied; bytes freed, those of new packs since ``known`` taken off."""
+        freed = sum(known[pack] for pack in condemned)
         self.view.refresh()
         self.view.store.settle("packs")  # another collector may stand between the link of a copy and its sync
-        self._prove()
+        self._prove(condemned)
         self.view.refresh()
         self._want_evidence()
         self.view.ledger.put_deleted(condemned)
@@ -105,19 +166,16 @@ class Collector:
             self.view.store.delete(f"packs/{pack.hex()}")
         freed -= sum(size for pack, size in self.view.packs.items() if pack not in known)
         self.view.refresh()
-        return copied, len(condemned), freed
+        return freed
 
-    def _copy(self, census: Census) -> int:
-        """Put live records of condemned packs again, a pack's worth at a time; how many."""
+    def _copy(self, census: Census, packs: Collection[bytes] | None = None) -> int:
+        """Put live records of condemned packs again, or of some of them, a pack's worth at a time; how many."""
         rows: list[tuple[Context, Record]] = []
         copied = size = 0
         for location, parts in census.stranded():
-            try:
-                _, record, context = self.view.at(location)
-            except FileNotFoundError:
-                raise ArchiveError(
-                    "another collector is deleting what was condemned: collect again"
-                ) from None
+            if packs is not None and location.pack not in packs:
+                continue
+            record, context = self._at(location)
             if parts in PART:
                 record = PART[parts](record)
             rows.append((context, record))
@@ -129,23 +187,31 @@ class Collector:
             self.writer.copy(rows)
         return copied
 
-    def _prove(self) -> None:
-        """Every live record is found, by reading it, in a pack that stays. Raises ArchiveError where one is not."""
-        with self._census() as census:
+    def _at(self, location: Location) -> tuple[Record, Context]:
+        """Read a record that is to be copied. Raises ArchiveError where its pack was deleted meanwhile."""
+        try:
+            _, record, context = self.view.at(location)
+        except FileNotFoundError:
+            raise ArchiveError("another collector is deleting what was condemned: collect again") from None
+        return record, context
+
+    def _prove(self, condemned: frozenset[bytes]) -> None:
+        """Every live record is found, by reading it, in a pack other than these. Raises ArchiveError where one is not."""
+        with self._census(condemned) as census:
             for location, _ in census.stranded():
                 raise ArchiveError(
                     f"the record at byte {location.offset} of {location.pack.hex()} is live and was not found in a pack that stays: "
                     "nothing was deleted; where another collector is at work, collect again"
                 )
 
-    def _census(self) -> Census:
-        """Read every pack; again where another collector deleted one meanwhile, whose live records are in a pack that was not listed.
+    def _census(self, condemned: frozenset[bytes] | None = None) -> Census:
+        """Read every pack, and settle what is live and lies in condemned ones alone (None: all that plans name); again where another collector deleted one meanwhile, whose live records are in a pack that was not listed.
 
         Raises ArchiveError where something is damaged, newer or missing.
         """
         census = self.view.look(self._read_all)
         try:
-            census.settle(self.view.condemned)
+            census.settle(self.view.condemned if condemned is None else condemned)
         except BaseException:
             census.close()
             raise

@@ -3,6 +3,7 @@
 PltzError
 ├── ArchiveError           7   something the archive cannot do now
 │   ├── StoreError         7   the disk or object store failed, is full or refuses; the archive is as it was
+│   │   └── FullError      7   the disk is full, or the quota used up: the one StoreError that freeing space cures
 │   ├── WriterFailed       7   an earlier sync failed, so this writer stops; open the archive again
 │   └── Fenced             7   a collector went on without this writer; nothing was acknowledged, put again
 ├── NotFound               8   no such session, version or segment
@@ -31,6 +32,10 @@ class ArchiveError(PltzError):
 
 class StoreError(ArchiveError):
     """The disk or object store failed, is full or refuses; the archive is as it was."""
+
+
+class FullError(StoreError):
+    """The disk is full, or the quota used up."""
 
 
 class WriterFailed(ArchiveError):

@@ -19,7 +19,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -163,6 +163,10 @@ class ObjectStore:
 
     def settle(self, folder: str) -> None:
         """What such a store lists is durable."""
+
+    def using_reserve(self, parts: int) -> AbstractContextManager[None]:
+        """Do nothing: a bucket is never full."""
+        return nullcontext()
 
     def now(self) -> int:
         return int(time.time())

@@ -5,16 +5,27 @@ ranged GET, LIST, DELETE). `DirectoryStore` is a local directory over the seam `
 the directory synced, in this order, so that a name never stands for bytes that are not durable.
 
 A crash leaves: before the link, a file in ``tmp/``; after it, the object or not, whole in both cases.
+
+A directory keeps a reserve, so that a full disk can be emptied: see `Store.using_reserve` and FORMAT.md, "Reserve".
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
-from pltz.archive.errors import StoreError, UnreadableError, WriterFailed, reason
+from pltz.archive.errors import (
+    ArchiveError,
+    FullError,
+    StoreError,
+    UnreadableError,
+    WriterFailed,
+    is_full,
+    reason,
+)
 from pltz.archive.io import Disk, File, OsDisk
 from pltz.archive.settings import NAME
 from pltz.plt_codec.errors import CorruptError, UsageError
@@ -30,6 +41,10 @@ BAD_BYTES = (
     errno.EBADMSG,
     errno.EUCLEAN,
 )  # what a disk or a file system says of bytes that it cannot give
+RESERVES = {  # bytes; the second part for what a collector notes before it deletes
+    "reserve": 256 << 10,
+    "reserve-collect": 64 << 10,
+}
 FOLDERS = ("packs", "parity", "index", "collect", "ledger", "keys", "damaged", "tmp")
 
 
@@ -66,6 +81,12 @@ class Store(Protocol):
 
     def settle(self, folder: str) -> None:
         """What is listed in a folder now is durable when this returns, whoever put it. Raises WriterFailed."""
+
+    def using_reserve(self, parts: int) -> AbstractContextManager[None]:
+        """Within it puts may use the first ``parts`` parts of the reserve where the disk is full; it is put back at the end.
+
+        Where there is no room to put it back, the next one who has room does. Raises nothing of its own.
+        """
 
     def left(self, before: int) -> Sequence[str]:
         """Names under ``tmp/`` that nobody has written to since ``before`` (seconds since 1970). Raises StoreError."""
@@ -109,27 +130,34 @@ class DirectoryStore:
         self.disk = disk
         self.failed: str | None = None  # why no more may be written
         self._lasting: set[str] = set()  # folders whose own names are durable
+        self._parts = 0  # of the reserve that may be used now
 
     def make(self) -> None:
         """Create the folders, durably. Raises StoreError, WriterFailed."""
         self._make("", *FOLDERS)
+        self._keep_reserve()
 
     def put(self, name: str, data: bytes) -> bool:
         self._check()
         temporary = "tmp/" + self.disk.random(16).hex()
         try:
-            self._in_folder(temporary, lambda: self.disk.write_new(temporary, data))
+            self._with_room(lambda: self._write(temporary, data))
         except OSError as exc:
-            self._drop(temporary)
-            raise _named(f"write {name}", exc) from exc
+            raise _named(f"write {name}", exc, len(data)) from exc
         try:
             self.disk.sync_file(temporary)
         except FileNotFoundError as exc:  # a writer that stood still for a day: a collector took it for dead
             raise _named(f"write {name}", exc) from exc
         except OSError as exc:
             self._fail(f"{name}: {exc}", exc)
+        if not self._parts and name not in RESERVES:
+            try:  # what was just written may stand where a collector made room for itself
+                self._keep_reserve()
+            except StoreError:
+                self._drop(temporary)
+                raise
         try:
-            self._in_folder(name, lambda: self.disk.link(temporary, name))
+            self._with_room(lambda: self._in_folder(name, lambda: self.disk.link(temporary, name)))
         except FileExistsError:
             self._drop(temporary)
             self._sync_directory(_folder(name))  # who put it may not have come to this
@@ -196,8 +224,8 @@ class DirectoryStore:
     def shred(self, name: str) -> None:
         self._check()
         try:
-            size = self.disk.open(name).size
-            self.disk.overwrite(name, bytes(min(size, MOST_SECRET)))
+            zeros = bytes(min(self.disk.open(name).size, MOST_SECRET))
+            self._with_room(lambda: self.disk.overwrite(name, zeros))
         except FileNotFoundError:
             return
         except OSError as exc:
@@ -220,6 +248,17 @@ class DirectoryStore:
             ):  # else nothing is listed there
                 self._fail(f"{folder or 'root'}: {exc}", exc)
 
+    @contextmanager
+    def using_reserve(self, parts: int) -> Iterator[None]:
+        before, self._parts = self._parts, max(parts, self._parts)
+        try:
+            yield
+        finally:
+            self._parts = before
+            if not before:
+                with suppress(ArchiveError):  # later, then; puts are refused until it is there
+                    self._keep_reserve()
+
     def left(self, before: int) -> Sequence[str]:
         found = []
         for name in sorted(self.list("tmp")):
@@ -237,6 +276,44 @@ class DirectoryStore:
 
     def random(self, size: int) -> bytes:
         return self.disk.random(size)
+
+    def _write(self, path: str, data: bytes) -> None:
+        """Create a file; nothing is left of it where that fails. Raises OSError, StoreError."""
+        try:
+            self._in_folder(path, lambda: self.disk.write_new(path, data))
+        except OSError:
+            self._drop(path)
+            raise
+
+    def _with_room(self, work: Callable[[], None]) -> None:
+        """Work; where the disk is full, free a part of the reserve that may be used, and work again. Raises as ``work``."""
+        while True:
+            try:
+                return work()
+            except OSError as exc:
+                if not is_full(exc) or not self._free_reserve():
+                    raise
+
+    def _free_reserve(self) -> bool:
+        """Free the first part of the reserve that is there and may be used. Raises WriterFailed."""
+        for name in [*RESERVES][: self._parts]:
+            try:
+                self.disk.unlink(name)
+            except OSError:  # used up
+                continue
+            self._sync_directory("")
+            return True
+        return False
+
+    def _keep_reserve(self) -> None:
+        """Make what is missing of the reserve: of random bytes, which no file system compresses. Raises StoreError, WriterFailed."""
+        for name, size in RESERVES.items():
+            try:
+                self.disk.changed(name)
+            except FileNotFoundError:
+                self.put(name, self.disk.random(size))
+            except OSError as exc:
+                raise _named(f"look at {name}", exc) from exc
 
     def _make(self, *folders: str) -> None:
         """Create folders, durably. Raises StoreError, WriterFailed."""
@@ -357,5 +434,12 @@ def _unread(name: str, exc: OSError) -> StoreError | UnreadableError:
     return _named(f"read {name}", exc)
 
 
-def _named(what: str, exc: OSError) -> StoreError:
+def _named(what: str, exc: OSError, size: int = 0) -> StoreError:
+    """Return what a call failed with. ``size``: bytes that were to be written."""
+    if is_full(exc):
+        need = f" ({size} bytes)" if size else ""
+        return FullError(
+            f"cannot {what}{need}: {reason(exc)}; the archive is as it was. Free space on its disk, or forget sessions "
+            f"and run pltz archive collect twice: these have a reserve"
+        )
     return StoreError(f"cannot {what}: {reason(exc)}; the archive is as it was")

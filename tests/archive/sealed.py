@@ -9,8 +9,8 @@ from pltz.archive.codec import SegmentCodec
 from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.archive.pack import Damage, Pack
-from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore
+from pltz.archive.simulate import SimDisk, State
+from pltz.archive.store import RESERVES, DirectoryStore
 
 PROMPT = np.arange(30)
 RAW = Secret(b"sixteen bytes or more", 0)
@@ -28,6 +28,14 @@ def chat(name: str, *turns: list[int], tenant: str = "acme") -> NewSession:
 
 def tokens(archive: Archive, name: str, tenant: str = "acme") -> list[int]:
     return list(archive.get(name, tenant).tokens[30:].tolist())
+
+
+def without_reserve(state: State) -> State:
+    """Return the state without the archive's reserve, whose bytes mean nothing and whose absence is no damage."""
+    twin = state.copy()
+    for name in RESERVES:
+        twin.names.pop(name, None)
+    return twin
 
 
 def records_of(disk: SimDisk) -> list[tuple[str, Pack, int]]:

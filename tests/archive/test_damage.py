@@ -25,6 +25,7 @@ from pltz.archive.settings import Settings
 from pltz.archive.simulate import SimDisk, State
 from pltz.archive.store import DirectoryStore
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError, VersionError
+from tests.archive.sealed import without_reserve
 
 PROMPT = np.arange(30)
 
@@ -37,7 +38,7 @@ def small(archive: Archive, disk: SimDisk) -> State:
     archive.write_index()
     archive.forget([archive.version("a", number=1)])
     archive.collect(small=0, dead_share=0.01)
-    return disk.seen
+    return without_reserve(disk.seen)
 
 
 def with_file(state: State, path: str, data: bytes) -> SimDisk:

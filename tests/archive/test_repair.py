@@ -26,6 +26,7 @@ from pltz.archive.store import DirectoryStore, Store
 from pltz.archive.view import View
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 from tests.archive.conftest import ZlibCodec
+from tests.archive.sealed import without_reserve
 
 PROMPT = np.arange(30)
 KEY = Secret(b"sixteen bytes or more", 0)
@@ -41,7 +42,7 @@ def build(key: Secret | None) -> State:
     archive.put([NewSession("a", [PROMPT, np.array([7])], shared=1)])
     archive.forget([archive.version("a", number=1)])
     archive.collect(small=0, dead_share=0.01)
-    return disk.seen
+    return without_reserve(disk.seen)
 
 
 @pytest.fixture(params=[None, KEY], ids=["clear", "sealed"])
@@ -67,7 +68,7 @@ def same_files(disk: SimDisk, state: State) -> bool:
     plans = [d for p, d in state.files().items() if p.startswith("collect/")]
     passing = {f"parity/{pack.hex()}" for plan in plans for pack in Plan.decode(plan).condemned}
     now, then = (
-        {p: d for p, d in files.items() if not p.startswith(("damaged/", "index/", "tmp/"))}
+        {p: d for p, d in files.items() if not p.startswith(("damaged/", "index/", "tmp/", "reserve"))}
         for files in (disk.seen.files(), state.files())
     )
     return now == {p: d for p, d in then.items() if p in now or p not in passing}
@@ -86,9 +87,10 @@ def test_every_flipped_bit_is_put_back() -> None:
     archive = Archive.create(DirectoryStore(disk), [ZlibCodec()], key=KEY)
     archive.put([NewSession("a", [PROMPT, np.array([3] * 9)], shared=1)])
     archive.collect(small=1 << 30)
-    for path, data in disk.seen.files().items():
+    state = without_reserve(disk.seen)
+    for path, data in state.files().items():
         for bit in range(8 * len(data)):
-            assert_flip_is_put_back(disk.seen, path, bit)
+            assert_flip_is_put_back(state, path, bit)
 
 
 def assert_flip_is_put_back(state: State, path: str, bit: int) -> None:
