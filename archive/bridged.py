@@ -19,7 +19,7 @@ from pltz.archive.codec import Coded, Plain, embedded, encode_frames, frame_item
 from pltz.archive.context import FAST, TOWER, TURN
 from pltz.archive.identity import Tokens
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
-from pltz.plt_codec.layout import LayoutName
+from pltz.plt_codec.lanes import LayoutName
 from pltz.plt_codec.varint import read_varint, write_varint
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from pltz.archive.context import ALONE, FAST, TOWER, TURN, Context
 from pltz.archive.identity import Tokens, digest
 from pltz.models.expected_time import expected_seconds
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError
-from pltz.plt_codec.fallback import Fallback
-from pltz.plt_codec.layout import (
+from pltz.plt_codec.lanes import (
     FAST_ABOVE,
     TURN_ABOVE,
     Layout,
@@ -32,13 +31,14 @@ from pltz.plt_codec.layout import (
     layout_of,
     turn_layout,
 )
+from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
     from pltz.models.bundle import Bundle
     from pltz.plt_codec.cuda.coder import CudaCoder
     from pltz.plt_codec.frame import TokenCoder
-    from pltz.plt_codec.item import FrameItem
     from pltz.plt_codec.native import NativeCoder
+    from pltz.plt_codec.types import FrameItem
 
 
 @dataclass(slots=True)
@@ -146,7 +146,7 @@ def embedded(bundle_id: bytes, vocabulary: bytes) -> Bundle | None:
 
 
 def layout_mode(codec: SegmentCodec, tokens: Tokens) -> int:
-    """The bit of the mode for the layout in which a codec codes a segment of these tokens: `context.FAST`, `context.TURN` or 0."""
+    """The bit of the mode for the layout in which a codec codes a segment of these tokens: `prefix.FAST`, `prefix.TURN` or 0."""
     if not codec.fast or len(tokens) <= TURN_ABOVE:
         return 0
     return FAST if len(tokens) > FAST_ABOVE else TURN
@@ -178,7 +178,7 @@ def encode_frames(
 
 def frame_item(data: bytes, count: int, above: Tokens, mode: int) -> FrameItem:
     """What a coder decodes such a frame from."""
-    from pltz.plt_codec.item import FrameItem
+    from pltz.plt_codec.types import FrameItem
 
     layout = frame_layout(count, mode)
     return FrameItem(data, count, layout.lanes, layout.steps, context=above)

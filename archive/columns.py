@@ -1,6 +1,6 @@
 """Columns: many records at once, field by field as arrays. Spec: FORMAT.md, "Record".
 
-    bytes, where records begin --decode--> columns --records--> records          there: `layout.py`
+    bytes, where records begin --decode--> columns --records--> records          there: `lanes.py`
 
 What `record.py` says of one record is said here of some thousand: a put reads back that many, and Python for every field of
 every record took longer than the disk. Damage is found here, not explained: `record.decode` says which record and why.

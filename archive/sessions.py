@@ -58,9 +58,9 @@ from pltz.plt_codec.errors import (
     OpaqueContentError,
     TokenizerMismatch,
 )
-from pltz.plt_codec.fallback import Fallback
-from pltz.plt_codec.layout import LayoutName
+from pltz.plt_codec.lanes import LayoutName
 from pltz.plt_codec.limits import ZSTD_ABOVE
+from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
     from pltz.archive.keys import Secret

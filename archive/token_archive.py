@@ -39,7 +39,7 @@ from pltz.plt_codec.errors import (
     TokenizerMismatch,
     UsageError,
 )
-from pltz.plt_codec.layout import LayoutName
+from pltz.plt_codec.lanes import LayoutName
 from pltz.plt_codec.limits import ZSTD_ABOVE, check_ids
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pltz.archive.keys import Secret
     from pltz.archive.sessions import SessionArchive
     from pltz.archive.view import Version
-    from pltz.plt_codec.layout import LayoutName
+    from pltz.plt_codec.lanes import LayoutName
 
 KINDS = ("chat", "text", "ids")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pltz.archive.sessions import Item, SessionArchive, Stored
     from pltz.models.session import Session
     from pltz.models.target import Target
-    from pltz.plt_codec.layout import LayoutName
+    from pltz.plt_codec.lanes import LayoutName
 
 
 @click.command(

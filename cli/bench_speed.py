@@ -280,7 +280,7 @@ def attention_macs(shape: "Shape", tokens: int, lanes: int, steps: int) -> int:
     >>> attention_macs(shape, 6, 2, 3) // (2 * 2 * 4 * 16)  # two lanes of three steps: 2 * (2 + 4 + 6) keys
     24
     """
-    from pltz.plt_codec.layout import Layout
+    from pltz.plt_codec.lanes import Layout
 
     keys = old = 0
     for block in Layout(lanes, steps).blocks(tokens, shape.block):

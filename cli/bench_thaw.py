@@ -36,7 +36,7 @@ from pltz.cli.output import write_text
 from pltz.cli.progress import Progress, wanted
 from pltz.cli.table import render
 from pltz.plt_codec.errors import ModelError, UsageError
-from pltz.plt_codec.layout import LAYOUTS, LayoutName
+from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,7 +22,7 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     from pltz.datasets.loaders import Format
     from pltz.models.session import Session
-    from pltz.plt_codec.layout import LayoutName
+    from pltz.plt_codec.lanes import LayoutName
 
 INPUT_FORMAT = options.form(("auto", "openai", "sharegpt", "jsonl", "text", "ids"), "What the inputs are.")
 

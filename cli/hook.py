@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pltz.archive.hooks.backlog import Status
     from pltz.archive.hooks.refusals import Refusal
     from pltz.archive.hooks.worker import Drained
-    from pltz.plt_codec.layout import LayoutName
+    from pltz.plt_codec.lanes import LayoutName
 
 SHOWN = 20  # refusals printed
 

@@ -66,7 +66,7 @@ def bundle_heads() -> dict[str, dict[str, Any]]:
 
 def entry(number: int, frame: "Frame", length: int, block: int | None) -> dict[str, Any]:
     """What the file says of one session; ``blocks`` only where the bundle's block size is known."""
-    from pltz.plt_codec.layout import Layout
+    from pltz.plt_codec.lanes import Layout
 
     found: dict[str, Any] = {
         "session": number,

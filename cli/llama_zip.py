@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.cli.llama_peer import NATS, NORMED, RESIDUAL, Model, embedding
-from pltz.plt_codec.coder import RangeDecoder, RangeEncoder
+from pltz.plt_codec.range_coder import RangeDecoder, RangeEncoder
 from pltz.plt_codec.weights import CLASS, PRECISION
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from pltz.plt_codec.cuda.coder import CudaCoder
 from pltz.plt_codec.cuda.rows import ROWS
 from pltz.plt_codec.engine import TorchEngine
 from pltz.plt_codec.frame import TokenCoder
-from pltz.plt_codec.item import FrameItem
 from pltz.plt_codec.native import NativeCoder, available
+from pltz.plt_codec.types import FrameItem
 from pltz.plt_codec.weights import Weights, random_weights
 
 SHAPES: dict[str, dict[str, int | bool]] = {

@@ -26,7 +26,7 @@ def timed(call: Callable[[], Any]) -> tuple[Time, Any]:
 
 def frame_items(encoded: Sequence[Any], sessions: "Sequence[np.ndarray[Any, Any]]") -> list[Any]:
     """What the decoder takes."""
-    from pltz.plt_codec.item import FrameItem
+    from pltz.plt_codec.types import FrameItem
 
     return [FrameItem(e.data, len(s), e.lanes, e.steps) for e, s in zip(encoded, sessions, strict=True)]
 

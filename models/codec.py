@@ -9,7 +9,7 @@ session_decoder.py.
 How: sessions are taken in batches, since the engine is fast only when many sequences run side by side; with ``verify``
 each model frame is decoded again and the whole session compared before the bytes are handed out.
 Why three methods: the model sees some thousand tokens back, so what a log of hundreds of kilobytes repeats is taken out as copies
-(plt_codec/copies.py); what the model does not know at all zstd may code shorter; opaque content (images) has no tokens at all.
+(plt_codec/repeats.py); what the model does not know at all zstd may code shorter; opaque content (images) has no tokens at all.
 
     codec = Codec.load()
     data = codec.compress([Session("text", b"hello")])
@@ -29,7 +29,7 @@ from pltz.models import transcript
 from pltz.models.expected_time import Expect, expected_seconds
 from pltz.models.session import Session, content_bytes
 from pltz.models.session_decoder import OnError, SessionDecoder, named
-from pltz.plt_codec import copies
+from pltz.plt_codec import repeats as copies
 from pltz.plt_codec.container import Writer
 from pltz.plt_codec.errors import (
     ContentError,
@@ -41,7 +41,7 @@ from pltz.plt_codec.errors import (
     UsageError,
 )
 from pltz.plt_codec.header import Header
-from pltz.plt_codec.layout import LAYOUTS, LayoutName, by_layout, layout_of
+from pltz.plt_codec.lanes import LAYOUTS, LayoutName, by_layout, layout_of
 from pltz.plt_codec.limits import ZSTD_ABOVE
 from pltz.plt_codec.session_frame import Frame, Kind, content_check
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pltz.models.bundle import Bundle
     from pltz.models.parts import Coder, Parts, Progress, TokenBridge, Tokens
     from pltz.models.tokenizer import Ids
-    from pltz.plt_codec.item import Encoded
+    from pltz.plt_codec.types import Encoded
 
     _Code = Callable[[Sequence[Ids], Progress | None], Sequence[Encoded]]
 

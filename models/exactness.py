@@ -26,7 +26,7 @@ import torch
 
 from pltz.models.bundle import Bundle
 from pltz.plt_codec.engine import Job, Memory, Stepper, TorchEngine
-from pltz.plt_codec.layout import LANE_MARK, Layout
+from pltz.plt_codec.lanes import LANE_MARK, Layout
 from pltz.plt_codec.weights import CLASS, Weights, random_weights
 
 Ints = npt.NDArray[np.int64]

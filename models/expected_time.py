@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pltz.plt_codec.item import FrameItem
+from pltz.plt_codec.types import FrameItem
 
 if TYPE_CHECKING:
     from pltz.models.parts import Coder, Tokens

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from pltz.models.tokenizer import BundleTokenizer, Ids
-    from pltz.plt_codec.item import Encoded, FrameItem
+    from pltz.plt_codec.types import Encoded, FrameItem
 
 Progress = Callable[[int], None]
 Tokens = npt.NDArray[Any]  # (T,) integers

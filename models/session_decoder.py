@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Literal, cast, overload
 from pltz.models import transcript
 from pltz.models.session import Kind as SessionKind
 from pltz.models.session import Session
-from pltz.plt_codec import copies
+from pltz.plt_codec import repeats
 from pltz.plt_codec.container import Reader
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError, TokenizerMismatch, VersionError
-from pltz.plt_codec.fallback import Fallback
 from pltz.plt_codec.session_frame import Frame, Kind, content_check
+from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
     from pltz.models.parts import Coder, Parts, Progress, TokenBridge, Tokens
@@ -236,12 +236,12 @@ class SessionDecoder:
 
     def _decode(self, frames: Sequence[Frame], progress: Progress | None) -> list[Tokens | None]:
         """Bundle tokens of each model frame, by one call of the coder; None for a fallback frame."""
-        from pltz.plt_codec.item import FrameItem
+        from pltz.plt_codec.types import FrameItem
 
         items = [FrameItem(f.data, f.coded, f.lanes, f.steps) for f in frames if f.kind.by_model]
         decoded = iter(self.coder.decode(items, progress=progress) if items else [])
         return [
-            copies.expand(next(decoded), frame.unpacked()) if frame.kind.by_model else None
+            repeats.expand(next(decoded), frame.unpacked()) if frame.kind.by_model else None
             for frame in frames
         ]
 

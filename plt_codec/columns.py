@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.fallback import Fallback
 from pltz.plt_codec.varint import read_varint, write_varint
+from pltz.plt_codec.zstd import Fallback
 
 MAX_PLANES = 4
 

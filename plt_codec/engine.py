@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from pltz.plt_codec.errors import ModelError, UsageError
-from pltz.plt_codec.layout import Block
+from pltz.plt_codec.lanes import Block
 from pltz.plt_codec.weights import CLASS, GATE_MAX, PRECISION, RESIDUAL_MAX, Weights
 
 EXACT = 1 << 24  # float32 holds all integers below

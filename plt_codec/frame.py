@@ -2,7 +2,7 @@
 
 A frame is one range-coder stream over all blocks of one sequence (FORMAT.md, "Frames"). Encoding runs the blocks of many
 sequences together, all positions at once; decoding steps many blocks side by side. What is batched with what never changes a
-bit: the model is exact. A context (context.py) is run before the first batch that needs it, once for all sequences of that batch.
+bit: the model is exact. A context (prefix.py) is run before the first batch that needs it, once for all sequences of that batch.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.coder import SLACK, RangeDecoder, RangeEncoder, ideal_bits
-from pltz.plt_codec.context import Ids, checked, each, remembered, room
 from pltz.plt_codec.engine import Job, Memory, Stepper, TorchEngine
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.item import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
-from pltz.plt_codec.layout import LANE_MARK, Block, Layout
+from pltz.plt_codec.lanes import LANE_MARK, Block, Layout
+from pltz.plt_codec.prefix import Ids, checked, each, remembered, room
+from pltz.plt_codec.range_coder import SLACK, RangeDecoder, RangeEncoder, ideal_bits
+from pltz.plt_codec.types import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
 from pltz.plt_codec.weights import CLASS, PRECISION
 
 ENCODE_ROWS = 8192  # positions in one parallel pass

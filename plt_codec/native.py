@@ -20,10 +20,10 @@ from dataclasses import fields
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.context import NOTHING, Ids, checked, each, remembered, room
 from pltz.plt_codec.errors import CorruptError, ModelError, UsageError
-from pltz.plt_codec.item import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
-from pltz.plt_codec.layout import Layout
+from pltz.plt_codec.lanes import Layout
+from pltz.plt_codec.prefix import NOTHING, Ids, checked, each, remembered, room
+from pltz.plt_codec.types import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
 from pltz.plt_codec.weights import Weights
 
 KERNEL_VARIABLE = "PLTZ_KERNEL"  # environment: the kernel to use where the caller names none
@@ -251,7 +251,7 @@ def _requests(sides: list[_Side]) -> tuple[list[_Request], list[int]]:
 
 
 def _error(code: int, request: _Request) -> Exception:
-    """What a negative answer of pltz_run means; the words of coder.py and frame.py."""
+    """What a negative answer of pltz_run means; the words of range_coder.py and frame.py."""
     if code == -1:
         return ModelError("not enough memory for the keys and values of one sequence")
     if code == -2:

@@ -12,7 +12,7 @@ from math import isqrt
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.layout import LANE_MARK, Block, Layout
+from pltz.plt_codec.lanes import LANE_MARK, Block, Layout
 from pltz.plt_codec.weights import CLASS, GATE_MAX, PRECISION, RESIDUAL_MAX, Weights
 
 Ints = npt.NDArray[np.int64]

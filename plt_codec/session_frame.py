@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.copies import Copy, unpack
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
-from pltz.plt_codec.layout import MAX_BLOCK, MAX_LANES
+from pltz.plt_codec.lanes import MAX_BLOCK, MAX_LANES
 from pltz.plt_codec.limits import MAX_TOKENS
+from pltz.plt_codec.repeats import Copy, unpack
 from pltz.plt_codec.varint import read_varint, write_varint
 
 KIND_EXTENDED = 7  # the low bits of an extended frame's first byte are its kind, those above say what follows
@@ -66,7 +66,7 @@ class Frame:
         data: the coded bytes.
         lanes, steps: layout of every block, where it is not the default; model kinds only.
         patch: the bridge's patch; kind IDS only.
-        copies: what was taken out of the tokens before they were coded (`copies.pack`); model kinds only.
+        copies: what was taken out of the tokens before they were coded (`repeats.pack`); model kinds only.
     """
 
     kind: Kind

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pltz.models.session_file import SessionFile
     from pltz.models.target import Target
     from pltz.plt_codec.container import Reader
-    from pltz.plt_codec.layout import LayoutName
+    from pltz.plt_codec.lanes import LayoutName
 
 DEFAULT_TARGET = "mini-llama"  # the target that ships with pltz
 

@@ -20,8 +20,8 @@ from pltz.models.tokenizer import BundleTokenizer
 from pltz.plt_codec import errors
 from pltz.plt_codec.container import Reader
 from pltz.plt_codec.errors import PltzError
-from pltz.plt_codec.item import Encoded, FrameItem
 from pltz.plt_codec.session_frame import Kind
+from pltz.plt_codec.types import Encoded, FrameItem
 
 CHAT = {"messages": [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Hi!"}]}
 

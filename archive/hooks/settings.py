@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from pltz.archive.hooks.journal import SEGMENT
 from pltz.archive.hooks.worker import BATCH_TOKENS
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.layout import LAYOUTS, LayoutName
+from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 from pltz.plt_codec.limits import ZSTD_ABOVE
 
 WorkerKind = Literal["process", "thread", "none"]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pltz.archive.archive import Archive
     from pltz.archive.keys import Secret
     from pltz.models.bundle import Bundle
-    from pltz.plt_codec.layout import LayoutName
+    from pltz.plt_codec.lanes import LayoutName
 
 BATCH_TOKENS = 1 << 18  # of one commit
 BATCH_ENTRIES = 1024

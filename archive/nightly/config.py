@@ -24,7 +24,7 @@ from pltz.archive.nightly.slots import BUNDLE, SlotSource
 from pltz.archive.nightly.state import check_place
 from pltz.archive.retention import Policy, seconds
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.layout import LAYOUTS, LayoutName
+from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 from pltz.plt_codec.limits import MAX_BYTES, ZSTD_ABOVE
 
 if TYPE_CHECKING:

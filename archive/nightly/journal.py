@@ -21,7 +21,7 @@ from pltz.plt_codec.limits import ZSTD_ABOVE
 if TYPE_CHECKING:
     from pltz.archive.keys import Secret
     from pltz.models.bundle import Bundle
-    from pltz.plt_codec.layout import LayoutName
+    from pltz.plt_codec.lanes import LayoutName
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pltz.models.training.settings import Settings
 from pltz.models.training.stages import Say, digest
 from pltz.models.transcript import to_tokens_many
 from pltz.plt_codec.errors import ContentError, UsageError
-from pltz.plt_codec.fallback import Fallback
+from pltz.plt_codec.zstd import Fallback
 
 
 class Assembly:

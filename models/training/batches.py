@@ -1,6 +1,6 @@
 """Rows for training: sessions laid out in lanes, packed side by side, with what each position may see.
 
-A session of T tokens is cut into blocks; a block is a grid of L lanes and C steps (plt_codec/layout.py). Position
+A session of T tokens is cut into blocks; a block is a grid of L lanes and C steps (plt_codec/lanes.py). Position
 (lane k, step s) is fed the token before it in its lane (the marker <|lane|> at step 0; the real predecessor for lane 0
 of a later block) and predicts its own. It sees all lanes' inputs up to its own step, and the last `memory` positions
 of the block before. Rows hold several sessions in step-major order, which makes the mask nearly block-triangular.

@@ -8,7 +8,7 @@
     teacher     a bundle's net, or a larger one of our own      card        what was done and measured
                 (if asked for)
 
-The left column is in corpus.py, training in learning.py, what follows it in assembly.py; what they share in context.py.
+The left column is in corpus.py, training in learning.py, what follows it in assembly.py; what they share in prefix.py.
 What a stage is and how a killed run goes on: stages.py. Settings: settings.py. Reading files and measuring are handed in, because they belong to
 packages above this one.
 """

@@ -11,7 +11,7 @@
     pack.py       a bundle's tensors as the kernels read them
     device.py     the GPU: compiler, its cache, memory, launches
     emulate.py    the same on a CPU, for tests
-    coder.py      CudaCoder: sequences to frames and back
+    range_coder.py      CudaCoder: sequences to frames and back
 
 Needs an NVIDIA GPU of compute capability 8.0 or later and the packages of the extra `pltz[cuda]`.
 """

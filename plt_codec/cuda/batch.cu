@@ -133,7 +133,7 @@ KERNEL(256) norms(const State *state, const int32_t *x, const int32_t *gains, in
 
 enum { TO_QKV, TO_RESIDUAL, TO_HIDDEN, TO_GATED, TO_LOGITS };
 enum { BM = 128, BN = 128, /* fixed: a thread copies two pieces of inputs and two of weights a chunk */
-     PRODUCT_SHARED = (BM + BN) * 64 * 6 }; /* coder.py: 96 KB */
+     PRODUCT_SHARED = (BM + BN) * 64 * 6 }; /* range_coder.py: 96 KB */
 
 /* Contract 2: of the hidden layer, from its gate and its linear half. act: int16 numbers. */
 DEV int32_t hidden(int32_t gate, int32_t up, const int32_t *act) {

@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.coder import SLACK, STATE
-from pltz.plt_codec.context import NOTHING, Ids, each, remembered
 from pltz.plt_codec.cuda import device as gpu
 from pltz.plt_codec.cuda.batch import CLUSTER_LANES, Batch, by_attend_wide
 from pltz.plt_codec.cuda.contexts import Contexts, OneContext, computed
@@ -26,8 +24,10 @@ from pltz.plt_codec.cuda.pack import MOST_SHARED, cluster_memory, grid_plan, mac
 from pltz.plt_codec.cuda.session import SESSION
 from pltz.plt_codec.cuda.work import KEYS, Work, key_bytes, key_room, most_lanes
 from pltz.plt_codec.errors import ContentError, CorruptError
-from pltz.plt_codec.item import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
-from pltz.plt_codec.layout import Layout
+from pltz.plt_codec.lanes import Layout
+from pltz.plt_codec.prefix import NOTHING, Ids, each, remembered
+from pltz.plt_codec.range_coder import SLACK, STATE
+from pltz.plt_codec.types import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
 from pltz.plt_codec.weights import Weights
 
 TOKENS = 1 << 25  # tokens on the device at once

@@ -540,7 +540,7 @@ DEV double bits_of_warp(uint32_t frequency) {
     return bits;
 }
 
-/* ---------------------------------------------------------------- blocks, lanes, steps (layout.py) */
+/* ---------------------------------------------------------------- blocks, lanes, steps (lanes.py) */
 
 DEV int default_lanes(int64_t tokens) {
     if (tokens >= BLOCK) return DEFAULT_LANES;

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pltz.plt_codec.cuda.pack import up
-from pltz.plt_codec.layout import Layout
+from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.weights import Shape
 
 KEYS = 64  # room for keys is a multiple: so many wide.cu reads at once

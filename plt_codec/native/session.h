@@ -1,4 +1,4 @@
-/* A session under way: its tokens and coder, the block it is in (layout.py), and its cache of keys and values.
+/* A session under way: its tokens and coder, the block it is in (lanes.py), and its cache of keys and values.
  *
  * A cache holds, for each layer and key head, room for a number of keys and as many values, in the layouts of kernel.h.
  */

@@ -13,7 +13,7 @@ from click.testing import Result
 from pltz.cli import bench_speed, engines, llama_peer, timing
 from pltz.cli.products import Products
 from pltz.plt_codec.errors import ModelError, UsageError
-from pltz.plt_codec.item import Encoded, FrameItem
+from pltz.plt_codec.types import Encoded, FrameItem
 
 Run = Callable[..., Result]
 SMALL = ("--tokens", 70, "--lanes", 4, "--steps", 9, "--rounds", 1, "--threads", 1)
@@ -119,7 +119,7 @@ def test_a_pass_that_takes_long_is_measured_by_its_first_matrices(monkeypatch: p
 
 def test_multiply_adds_of_attention_are_those_of_the_keys_seen() -> None:
     """Held against a count position by position, over blocks with a memory."""
-    from pltz.plt_codec.layout import Layout
+    from pltz.plt_codec.lanes import Layout
     from pltz.plt_codec.weights import random_weights
 
     shape, keys, old = random_weights(0, block=64, memory=20).shape, 0, 0

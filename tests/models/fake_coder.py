@@ -9,7 +9,7 @@ import numpy as np
 from pltz.models.session import Session
 from pltz.models.tokenizer import BundleTokenizer
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.item import Encoded, FrameItem
+from pltz.plt_codec.types import Encoded, FrameItem
 
 
 @dataclass

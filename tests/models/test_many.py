@@ -22,7 +22,7 @@ from pltz.plt_codec.errors import (
     PltzError,
     UsageError,
 )
-from pltz.plt_codec.item import Encoded, FrameItem
+from pltz.plt_codec.types import Encoded, FrameItem
 
 IMAGE = Session(
     "chat",

@@ -25,10 +25,10 @@ from pltz.plt_codec.cuda.work import Work, all_steps, key_room, most_lanes, plan
 from pltz.plt_codec.engine import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageError
 from pltz.plt_codec.frame import TokenCoder
-from pltz.plt_codec.item import Encoded, FrameItem
-from pltz.plt_codec.layout import Layout
+from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.oracle import gained
 from pltz.plt_codec.queued import Queued, watching
+from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.weights import RESIDUAL_MAX, Weights, random_weights
 
 SHAPES: dict[str, dict[str, int | bool]] = {

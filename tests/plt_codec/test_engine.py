@@ -9,7 +9,7 @@ import torch
 
 from pltz.plt_codec.engine import EXACT, Job, Product, TorchEngine
 from pltz.plt_codec.errors import ModelError, UsageError
-from pltz.plt_codec.layout import Block, Layout
+from pltz.plt_codec.lanes import Block, Layout
 from pltz.plt_codec.oracle import Oracle, cumulative
 from pltz.plt_codec.weights import Weights, random_weights
 

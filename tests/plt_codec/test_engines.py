@@ -9,13 +9,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from pltz.plt_codec.coder import RangeEncoder
 from pltz.plt_codec.engine import TorchEngine
 from pltz.plt_codec.frame import TokenCoder
-from pltz.plt_codec.item import FrameItem
-from pltz.plt_codec.layout import FAST, Layout
+from pltz.plt_codec.lanes import FAST, Layout
 from pltz.plt_codec.native import NativeCoder, available, kernels
 from pltz.plt_codec.oracle import Oracle
+from pltz.plt_codec.range_coder import RangeEncoder
+from pltz.plt_codec.types import FrameItem
 from pltz.plt_codec.weights import CLASS, Weights, random_weights
 
 ENGINES = ["torch", *(kernels() if available() else [])]

@@ -11,13 +11,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pltz.plt_codec.coder import RangeEncoder
 from pltz.plt_codec.engine import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.frame import TokenCoder
-from pltz.plt_codec.item import FrameItem
-from pltz.plt_codec.layout import Layout
+from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.oracle import Oracle
+from pltz.plt_codec.range_coder import RangeEncoder
+from pltz.plt_codec.types import FrameItem
 from pltz.plt_codec.weights import random_weights
 
 Ints = npt.NDArray[np.int64]

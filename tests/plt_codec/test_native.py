@@ -6,14 +6,14 @@ from functools import cache
 import numpy as np
 import pytest
 
-from pltz.plt_codec.coder import RangeEncoder
 from pltz.plt_codec.engine import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.frame import TokenCoder
-from pltz.plt_codec.item import Encoded, FrameItem
-from pltz.plt_codec.layout import Layout
+from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.native import NativeCoder, available, kernels
 from pltz.plt_codec.oracle import Oracle
+from pltz.plt_codec.range_coder import RangeEncoder
+from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.weights import CLASS, Weights, random_weights
 
 pytestmark = pytest.mark.skipif(

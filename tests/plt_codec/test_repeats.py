@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pltz.plt_codec import copies
-from pltz.plt_codec.copies import LEAST, Copy, expand, find, literals, pack, unpack
+from pltz.plt_codec import repeats as copies
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.fallback import Fallback
+from pltz.plt_codec.repeats import LEAST, Copy, expand, find, literals, pack, unpack
 from pltz.plt_codec.varint import write_varint
+from pltz.plt_codec.zstd import Fallback
 
 Ids = npt.NDArray[np.int64]
 

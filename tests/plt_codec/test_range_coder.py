@@ -1,4 +1,4 @@
-"""The range coder wrapper against a separate integer coder (plt_codec/coder.py)."""
+"""The range coder wrapper against a separate integer coder (plt_codec/range_coder.py)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pltz.plt_codec.coder import SLACK, RangeDecoder, RangeEncoder, ideal_bits
 from pltz.plt_codec.errors import CorruptError
+from pltz.plt_codec.range_coder import SLACK, RangeDecoder, RangeEncoder, ideal_bits
 
 TOTAL = 1 << 24
 

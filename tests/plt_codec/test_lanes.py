@@ -1,4 +1,4 @@
-"""Blocks, lanes and steps (plt_codec/layout.py)."""
+"""Blocks, lanes and steps (plt_codec/lanes.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.layout import (
+from pltz.plt_codec.lanes import (
     FAST,
     LANE_MARK,
     Block,

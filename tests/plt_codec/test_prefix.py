@@ -1,4 +1,4 @@
-"""Coding after a context (plt_codec/context.py): oracle, torch engine and compiled engine, alone and in company."""
+"""Coding after a context (plt_codec/prefix.py): oracle, torch engine and compiled engine, alone and in company."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pltz.plt_codec.coder import RangeEncoder
 from pltz.plt_codec.engine import Job, TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.frame import TokenCoder
-from pltz.plt_codec.item import Encoded, FrameItem
-from pltz.plt_codec.layout import Layout
+from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.native import NativeCoder, available, kernels
 from pltz.plt_codec.oracle import Oracle
+from pltz.plt_codec.range_coder import RangeEncoder
+from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.weights import CLASS, random_weights
 
 Ids = npt.NDArray[np.int64]

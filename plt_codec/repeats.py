@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.fallback import Fallback
 from pltz.plt_codec.varint import MAX_BYTES, read_varint, write_varint
+from pltz.plt_codec.zstd import Fallback
 
 LEAST = 32  # tokens of a copy
 PLACES = 8  # earlier places tried for a copy

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.errors import ContentError, UsageError
-from pltz.plt_codec.item import MAX_TOKENS, Tokens
+from pltz.plt_codec.types import MAX_TOKENS, Tokens
 from pltz.plt_codec.weights import Shape
 
 Ids = npt.NDArray[np.int64]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pltz.plt_codec.errors import CorruptError
-from pltz.plt_codec.fallback import PIECE, Fallback, window_log
+from pltz.plt_codec.zstd import PIECE, Fallback, window_log
 
 WORDS = b"the quick brown fox jumps over the lazy dog and thaws a session from the archive of towers".split()
 DICTIONARY = (
