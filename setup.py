@@ -42,9 +42,9 @@ EXTRA = os.environ.get("PLTZ_CFLAGS", "").split()
 setup(
     ext_modules=[
         Extension(
-            "pltz.plt_codec._native",
-            sources=[f"plt_codec/native/{name}.c" for name in SOURCES],
-            depends=[f"plt_codec/native/{name}.h" for name in HEADERS],
+            "pltz.plt_codec.engines.native._native",
+            sources=[f"plt_codec/engines/native/{name}.c" for name in SOURCES],
+            depends=[f"plt_codec/engines/native/{name}.h" for name in HEADERS],
             extra_compile_args=[*FLAGS, *EXTRA],
             extra_link_args=["-pthread", *EXTRA],
             libraries=["m"],
@@ -68,7 +68,7 @@ setup(
     ],
     # sources belong in the sdist, not in a wheel
     exclude_package_data={
-        "pltz.plt_codec": ["native/*"],
+        "pltz.plt_codec.engines.native": ["*.c", "*.h", "*.md"],
         "pltz.archive": ["*.c", "*.h"],
         "pltz.archive.hooks": ["ids.c"],
     },

@@ -35,9 +35,9 @@ from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
     from pltz.models.bundle import Bundle
-    from pltz.plt_codec.cuda.coder import CudaCoder
-    from pltz.plt_codec.frame import TokenCoder
-    from pltz.plt_codec.native import NativeCoder
+    from pltz.plt_codec.engines.cuda.coder import CudaCoder
+    from pltz.plt_codec.engines.native.coder import NativeCoder
+    from pltz.plt_codec.engines.token_coder import TokenCoder
     from pltz.plt_codec.types import FrameItem
 
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 def engines(weights: "Weights", threads: int | None) -> "dict[str, Coder]":
     """Name and coder of each engine that runs here, the compiled ones best first."""
-    from pltz.plt_codec.engine import TorchEngine
-    from pltz.plt_codec.frame import TokenCoder
-    from pltz.plt_codec.native import NativeCoder, kernels
+    from pltz.plt_codec.engines.native.coder import NativeCoder, kernels
+    from pltz.plt_codec.engines.token_coder import TokenCoder
+    from pltz.plt_codec.engines.torch import TorchEngine
 
     compiled: dict[str, Coder] = {f"compiled, {k}": NativeCoder(weights, threads, k) for k in kernels()}
     return compiled | {"torch": TokenCoder(TorchEngine(weights, "cpu", threads))}

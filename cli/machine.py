@@ -47,11 +47,11 @@ def cpu_name() -> str:
 def engine_name(coder: object) -> str:
     """``torch``, ``cuda``, or ``compiled`` and the instructions it chose; for None what a codec takes on this machine's processor."""
     if coder is None:
-        from pltz.plt_codec.native import KERNEL_VARIABLE, kernels
+        from pltz.plt_codec.engines.native.coder import KERNEL_VARIABLE, kernels
 
         found = kernels()
         return f"compiled, {os.environ.get(KERNEL_VARIABLE) or found[0]}" if found else "torch"
-    if type(coder).__module__.startswith("pltz.plt_codec.cuda"):
+    if type(coder).__module__.startswith("pltz.plt_codec.engines.cuda"):
         return "cuda"
     kernel = getattr(coder, "kernel", None)
     return "torch" if kernel is None else f"compiled, {kernel}"

@@ -19,12 +19,12 @@ import numpy as np
 
 from pltz.cli.products import Products
 from pltz.models.bundle import Bundle
-from pltz.plt_codec.cuda import device as gpu
-from pltz.plt_codec.cuda.coder import CudaCoder
-from pltz.plt_codec.cuda.rows import ROWS
-from pltz.plt_codec.engine import TorchEngine
-from pltz.plt_codec.frame import TokenCoder
-from pltz.plt_codec.native import NativeCoder, available
+from pltz.plt_codec.engines.cuda import device as gpu
+from pltz.plt_codec.engines.cuda.coder import CudaCoder
+from pltz.plt_codec.engines.cuda.rows import ROWS
+from pltz.plt_codec.engines.native.coder import NativeCoder, available
+from pltz.plt_codec.engines.token_coder import TokenCoder
+from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.types import FrameItem
 from pltz.plt_codec.weights import Weights, random_weights
 

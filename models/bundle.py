@@ -33,10 +33,10 @@ from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError
 from pltz.plt_codec.weights import Weights
 
 if TYPE_CHECKING:
-    from pltz.plt_codec.cuda.coder import CudaCoder
-    from pltz.plt_codec.engine import TorchEngine
-    from pltz.plt_codec.frame import TokenCoder
-    from pltz.plt_codec.native import NativeCoder
+    from pltz.plt_codec.engines.cuda.coder import CudaCoder
+    from pltz.plt_codec.engines.native.coder import NativeCoder
+    from pltz.plt_codec.engines.token_coder import TokenCoder
+    from pltz.plt_codec.engines.torch import TorchEngine
 
 DEFAULT = "mini"
 EMBEDDED = Path(__file__).resolve().parent / "bundles"
@@ -95,7 +95,7 @@ class Bundle:
 
     def engine(self, device: str = "cpu", threads: int | None = None) -> TorchEngine:
         """The reference engine on a torch device."""
-        from pltz.plt_codec.engine import TorchEngine
+        from pltz.plt_codec.engines.torch import TorchEngine
 
         return TorchEngine(self.weights, device, threads)
 
@@ -122,17 +122,17 @@ def coder_of(
 
     The environment variable PLTZ_ENGINE set to `torch` keeps to the reference engine.
     """
-    from pltz.plt_codec import native
+    from pltz.plt_codec.engines.native import coder as native
 
     if device == "cpu" and os.environ.get(ENGINE_VARIABLE) != "torch":
         if native.available():
             return native.NativeCoder(weights, threads)
         _warn_once("no compiled engine here (no C compiler at install)")
     if device.partition(":")[0] == "cuda" and os.environ.get(ENGINE_VARIABLE) != "torch":
-        from pltz.plt_codec.cuda import device as gpu
+        from pltz.plt_codec.engines.cuda import device as gpu
 
         if gpu.count():
-            from pltz.plt_codec.cuda.coder import CudaCoder
+            from pltz.plt_codec.engines.cuda.coder import CudaCoder
 
             try:
                 return CudaCoder(weights, device)
@@ -140,8 +140,8 @@ def coder_of(
                 _warn_once(f"the CUDA engine does not run here ({exc})")
         else:
             _warn_once("the CUDA engine needs the extra pltz[cuda] and an NVIDIA driver")
-    from pltz.plt_codec.engine import TorchEngine
-    from pltz.plt_codec.frame import TokenCoder
+    from pltz.plt_codec.engines.token_coder import TokenCoder
+    from pltz.plt_codec.engines.torch import TorchEngine
 
     return TokenCoder(TorchEngine(weights, device, threads))
 

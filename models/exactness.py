@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from pltz.models.bundle import Bundle
-from pltz.plt_codec.engine import Job, Memory, Stepper, TorchEngine
+from pltz.plt_codec.engines.torch import Job, Memory, Stepper, TorchEngine
 from pltz.plt_codec.lanes import LANE_MARK, Layout
 from pltz.plt_codec.weights import CLASS, Weights, random_weights
 

@@ -36,7 +36,7 @@ class Parts(Protocol):
 
 
 class Coder(Protocol):
-    """Bundle tokens to bits and back (`pltz.plt_codec.frame.TokenCoder`)."""
+    """Bundle tokens to bits and back (`pltz.plt_codec.engines.token_coder.TokenCoder`)."""
 
     def encode(
         self,

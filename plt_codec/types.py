@@ -1,4 +1,4 @@
-"""What goes into and comes out of a token coder, whichever engine is behind it (frame.py, native.py)."""
+"""What goes into and comes out of a token coder, whichever engine is behind it (token_coder.py, coder.py)."""
 
 from __future__ import annotations
 

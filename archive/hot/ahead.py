@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-from pltz.plt_codec.queued import Queued
+from pltz.plt_codec.engines.queued import Queued
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ Found = tuple["DynamicCache", "torch.Tensor"]
 
 
 class Ahead:
-    """Takes the place of a target's `prefill` for ``count`` ids on their way: to be told of them by `pltz.plt_codec.queued`.
+    """Takes the place of a target's `prefill` for ``count`` ids on their way: to be told of them by `pltz.plt_codec.engines.queued`.
 
     Whatever goes wrong here is no error of the thaw: it then prefills as ever.
     """

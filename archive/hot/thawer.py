@@ -47,8 +47,8 @@ from pltz.archive.identity import NONE
 from pltz.archive.sessions import base_of
 from pltz.archive.thaw import Thawed, check_target
 from pltz.models.cache import share
+from pltz.plt_codec.engines.queued import watching
 from pltz.plt_codec.errors import ModelError, PltzError, UsageError
-from pltz.plt_codec.queued import watching
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from pltz.models.bundle import Bundle
 from pltz.models.session import Session
 from pltz.models.training.prepare import read_lines
 from pltz.models.transcript import to_tokens_many
-from pltz.plt_codec.native import NativeCoder
+from pltz.plt_codec.engines.native.coder import NativeCoder
 from pltz.plt_codec.weights import Weights
 
 GROUPS = (0, 256, 512, 1024, 2048, 4096, 1 << 30)  # tokens

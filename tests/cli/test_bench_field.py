@@ -145,7 +145,7 @@ def test_llama_zip_sees_what_one_lane_of_ours_sees_over_many_blocks() -> None:
     if missing := llama_peer.missing():
         pytest.skip(f"{missing} not installed")
     from pltz.cli.llama_zip import LlamaZip
-    from pltz.plt_codec.native import NativeCoder
+    from pltz.plt_codec.engines.native.coder import NativeCoder
     from pltz.plt_codec.weights import random_weights
 
     weights = random_weights(3, d=64, hidden=128, layers=2, block=64, memory=32)
@@ -171,7 +171,7 @@ OUT_OF_DOMAIN = {
     "code": Path(bench_field.__file__).read_bytes()[:8000],
     "other code": Path(bench_field.__file__)
     .parents[1]
-    .joinpath("plt_codec/cuda/common.cuh")
+    .joinpath("plt_codec/engines/cuda/common.cuh")
     .read_bytes()[:8000],
     "Chinese": "人工智能是计算机科学的一个分支 今天天气很好 我们去公园散步吧 ".encode() * 3,
     "Greek": "Άνδρα μοι ἔννεπε, Μοῦσα, πολύτροπον, ὃς μάλα πολλὰ πλάγχθη".encode(),

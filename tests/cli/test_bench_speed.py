@@ -43,7 +43,7 @@ def test_figures_follow_from_each_other(run: Run, tiny: Path) -> None:
 
 
 def test_every_engine_is_timed_and_agrees(run: Run, tiny: Path) -> None:
-    from pltz.plt_codec.native import kernels
+    from pltz.plt_codec.engines.native.coder import kernels
 
     done = run("bench", "speed", *SMALL, "--together", "1", "--engines")
     assert done.exit_code == 0, done.output
@@ -151,7 +151,7 @@ def test_wrong_counts_are_refused(run: Run, tiny: Path, text: str) -> None:
 
 
 def test_inspect_and_decompress_start_without_torch(tiny: Path) -> None:
-    native = pytest.importorskip("pltz.plt_codec.native")
+    native = pytest.importorskip("pltz.plt_codec.engines.native.coder")
     if not native.available():
         pytest.skip("the compiled engine was not built (no C compiler at install)")
     found = bench_speed.start_times(tiny / "bundles/mini")

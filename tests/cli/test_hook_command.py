@@ -10,7 +10,7 @@ from click.testing import Result
 from pltz.archive.hooks.hook import EvictionHook, HookSettings
 from pltz.archive.hooks.lock import FileLocks
 from pltz.cli import bench_hook, machine
-from pltz.plt_codec import native
+from pltz.plt_codec.engines.native import coder as native
 
 Run = Callable[..., Result]
 

@@ -10,8 +10,8 @@ import pytest
 
 from pltz.models.bundle import Bundle
 from pltz.models.exactness import fixed_sequences
-from pltz.plt_codec.frame import TokenCoder
-from pltz.plt_codec.native import NativeCoder, available
+from pltz.plt_codec.engines.native.coder import NativeCoder, available
+from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.types import FrameItem
 
 GOLDEN = {"base": json.loads((Path(__file__).parents[1] / "golden" / "base-be9333de.json").read_text())}

@@ -11,9 +11,9 @@ import pytest
 
 from pltz.models.bundle import Bundle
 from pltz.models.codec import Codec
-from pltz.plt_codec import native
 from pltz.plt_codec.container import Reader
-from pltz.plt_codec.frame import TokenCoder
+from pltz.plt_codec.engines.native import coder as native
+from pltz.plt_codec.engines.token_coder import TokenCoder
 
 FOLDER = Path(__file__).parents[1] / "golden" / "mini"
 FILES = sorted(FOLDER.glob("*.pltz"))

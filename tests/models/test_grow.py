@@ -16,9 +16,9 @@ from pltz.models.training.grow import grown, misfits
 from pltz.models.training.net import Net
 from pltz.models.training.rounded import Floats
 from pltz.models.training.shape import NetConfig
-from pltz.plt_codec.engine import TorchEngine
+from pltz.plt_codec.engines.token_coder import TokenCoder
+from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.frame import TokenCoder
 
 SMALL = NetConfig(vocab=256, d=32, layers=3, heads=2, kv_heads=1, head_dim=16, hidden=48, block=64, memory=32)
 GATED = dataclasses.replace(SMALL, gated=True)

@@ -18,7 +18,7 @@ from pltz.models.training.export import export, restore
 from pltz.models.training.net import Net, block_mask, rounded_net
 from pltz.models.training.prepare import SPECIALS, bisect_order
 from pltz.models.training.shape import NetConfig
-from pltz.plt_codec.engine import Job, TorchEngine
+from pltz.plt_codec.engines.torch import Job, TorchEngine
 from pltz.plt_codec.lanes import Block, Layout, default_lanes
 from pltz.plt_codec.weights import Weights
 

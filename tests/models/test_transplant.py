@@ -17,9 +17,9 @@ from pltz.models.training.batches import KEYS, lay
 from pltz.models.training.export import export
 from pltz.models.training.net import Net, block_mask, rounded_net
 from pltz.models.training.transplant import embeddings, equalise, like_base, transplant
-from pltz.plt_codec.engine import TorchEngine
+from pltz.plt_codec.engines.token_coder import TokenCoder
+from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ModelError
-from pltz.plt_codec.frame import TokenCoder
 
 gguf = pytest.importorskip("gguf")
 D, LAYERS, HEADS, KV, HIDDEN = 64, 2, 4, 2, 96

@@ -13,8 +13,8 @@ from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.thaw import KV_NOISE, kv_difference
 from pltz.models.session import Session
 from pltz.models.target import Target
+from pltz.plt_codec.engines.queued import Queued, watcher, watching
 from pltz.plt_codec.errors import CorruptError, ModelError
-from pltz.plt_codec.queued import Queued, watcher, watching
 
 IDS = np.arange(100, 180)
 ROOM = 1 << 26

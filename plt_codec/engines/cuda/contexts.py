@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.cuda.model import Model
-from pltz.plt_codec.cuda.pack import up
-from pltz.plt_codec.cuda.rows import ROWS, STATE_TYPE, Rows, packed
-from pltz.plt_codec.cuda.session import SESSION
-from pltz.plt_codec.cuda.work import KEYS, key_bytes
+from pltz.plt_codec.engines.cuda.model import Model
+from pltz.plt_codec.engines.cuda.pack import up
+from pltz.plt_codec.engines.cuda.rows import ROWS, STATE_TYPE, Rows, packed
+from pltz.plt_codec.engines.cuda.session import SESSION
+from pltz.plt_codec.engines.cuda.work import KEYS, key_bytes
 from pltz.plt_codec.prefix import Ids
 
 SLOTS = 1024  # contexts run side by side, at most

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
-from pltz.plt_codec.cuda.device import Device
-from pltz.plt_codec.cuda.pack import tensors
+from pltz.plt_codec.engines.cuda.device import Device
+from pltz.plt_codec.engines.cuda.pack import tensors
 from pltz.plt_codec.weights import Weights
 
 POINTERS = (

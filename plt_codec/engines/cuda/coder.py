@@ -1,4 +1,4 @@
-"""Sequences to frames and back on a GPU: same interface, frames and errors as `frame.TokenCoder`.
+"""Sequences to frames and back on a GPU: same interface, frames and errors as `token_coder.TokenCoder`.
 
 Everything between token ids and stream words happens on the device: the host uploads a batch of sequences, repeats the same
 launches until nothing is left, and downloads tokens or words. What is batched with what, and which kernels run, changes no bit.
@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.cuda import device as gpu
-from pltz.plt_codec.cuda.batch import CLUSTER_LANES, Batch, by_attend_wide
-from pltz.plt_codec.cuda.contexts import Contexts, OneContext, computed
-from pltz.plt_codec.cuda.model import Model
-from pltz.plt_codec.cuda.pack import MOST_SHARED, cluster_memory, grid_plan, macros, up
-from pltz.plt_codec.cuda.session import SESSION
-from pltz.plt_codec.cuda.work import KEYS, Work, key_bytes, key_room, most_lanes
+from pltz.plt_codec.engines.cuda import device as gpu
+from pltz.plt_codec.engines.cuda.batch import CLUSTER_LANES, Batch, by_attend_wide
+from pltz.plt_codec.engines.cuda.contexts import Contexts, OneContext, computed
+from pltz.plt_codec.engines.cuda.model import Model
+from pltz.plt_codec.engines.cuda.pack import MOST_SHARED, cluster_memory, grid_plan, macros, up
+from pltz.plt_codec.engines.cuda.session import SESSION
+from pltz.plt_codec.engines.cuda.work import KEYS, Work, key_bytes, key_room, most_lanes
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.prefix import NOTHING, Ids, each, remembered
@@ -62,7 +62,7 @@ class CudaCoder:
     ) -> list[Encoded]:
         """sequences: each (T,) ids -> a frame each. Raises ContentError, UsageError.
 
-        contexts: the tokens before each sequence, (m,) or None, as in `frame.TokenCoder`.
+        contexts: the tokens before each sequence, (m,) or None, as in `token_coder.TokenCoder`.
         progress: told of tokens done.
         """
         known = each(contexts, len(sequences), self.shape)

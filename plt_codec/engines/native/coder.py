@@ -1,6 +1,6 @@
 """The compiled engine: the numeric contract, the layout and the range coder in C, called through ctypes.
 
-`NativeCoder` gives the same frames as `frame.TokenCoder` with the torch engine, bit for bit, several times faster: one C
+`NativeCoder` gives the same frames as `token_coder.TokenCoder` with the torch engine, bit for bit, several times faster: one C
 call codes a whole batch without Python in between and without the interpreter lock. The C sources are in native/; the
 instructions used (AMX, AVX-512 VNNI, AVX2, NEON or plain C) are chosen when a coder is made and change no bit.
 
@@ -60,7 +60,7 @@ class _Request(ctypes.Structure):
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     """The built module as a C library, or None where it was not built, does not load here or is of another version."""
-    spec = importlib.util.find_spec("pltz.plt_codec._native")
+    spec = importlib.util.find_spec("pltz.plt_codec.engines.native._native")
     path = os.environ.get(LIBRARY_VARIABLE) or (spec and spec.origin)
     if not path:
         return None
@@ -101,7 +101,7 @@ def kernels() -> list[str]:
 
 
 class NativeCoder:
-    """Codes sequences of bundle token ids; same interface, frames and errors as `frame.TokenCoder`.
+    """Codes sequences of bundle token ids; same interface, frames and errors as `token_coder.TokenCoder`.
 
     threads: how many to use (None: one for each processor of this process, up to 16). kernel: one of `kernels()` (None:
     the environment variable PLTZ_KERNEL, else the best). Neither changes a bit. Raises UsageError for a kernel that does
@@ -251,7 +251,7 @@ def _requests(sides: list[_Side]) -> tuple[list[_Request], list[int]]:
 
 
 def _error(code: int, request: _Request) -> Exception:
-    """What a negative answer of pltz_run means; the words of range_coder.py and frame.py."""
+    """What a negative answer of pltz_run means; the words of range_coder.py and token_coder.py."""
     if code == -1:
         return ModelError("not enough memory for the keys and values of one sequence")
     if code == -2:

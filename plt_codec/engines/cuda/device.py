@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.cuda.pack import MOST_SHARED, wgmma
-from pltz.plt_codec.cuda.pool import Pool
+from pltz.plt_codec.engines.cuda.pack import MOST_SHARED, wgmma
+from pltz.plt_codec.engines.cuda.pool import Pool
 from pltz.plt_codec.errors import ModelError, UsageError
 
 HERE = Path(__file__).resolve().parent

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.engine import Job, Memory, Stepper, TorchEngine
+from pltz.plt_codec.engines.torch import Job, Memory, Stepper, TorchEngine
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.lanes import LANE_MARK, Block, Layout
 from pltz.plt_codec.prefix import Ids, checked, each, remembered, room

@@ -104,7 +104,7 @@ static int make_room(Batch *b, int keys) {
     return 0;
 }
 
-/* One session of the batch, as native.py lays it out. `tokens` is read when encoding, written when decoding. */
+/* One session of the batch, as coder.py lays it out. `tokens` is read when encoding, written when decoding. */
 typedef struct {
     int64_t *tokens;
     int64_t total;

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pltz.plt_codec.cuda import device as gpu
-from pltz.plt_codec.cuda.coder import CudaCoder
-from pltz.plt_codec.cuda.pool import KEPT, LARGEST, LEAST, Pool
+from pltz.plt_codec.engines.cuda import device as gpu
+from pltz.plt_codec.engines.cuda.coder import CudaCoder
+from pltz.plt_codec.engines.cuda.pool import KEPT, LARGEST, LEAST, Pool
 from pltz.plt_codec.errors import ModelError
 from pltz.plt_codec.weights import random_weights
 

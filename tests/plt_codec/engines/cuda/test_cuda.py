@@ -16,18 +16,26 @@ import numpy as np
 import pytest
 
 from pltz.models.bundle import Bundle, coder_of
-from pltz.plt_codec.cuda import device as gpu
-from pltz.plt_codec.cuda import emulate
-from pltz.plt_codec.cuda.coder import CudaCoder
-from pltz.plt_codec.cuda.pack import GRID, MOST_SHARED, cluster_memory, grid_plan, macros, tiles, wgmma
-from pltz.plt_codec.cuda.rows import STATE_TYPE
-from pltz.plt_codec.cuda.work import Work, all_steps, key_room, most_lanes, plan_slots
-from pltz.plt_codec.engine import TorchEngine
+from pltz.plt_codec.engines.cuda import device as gpu
+from pltz.plt_codec.engines.cuda import emulate
+from pltz.plt_codec.engines.cuda.coder import CudaCoder
+from pltz.plt_codec.engines.cuda.pack import (
+    GRID,
+    MOST_SHARED,
+    cluster_memory,
+    grid_plan,
+    macros,
+    tiles,
+    wgmma,
+)
+from pltz.plt_codec.engines.cuda.rows import STATE_TYPE
+from pltz.plt_codec.engines.cuda.work import Work, all_steps, key_room, most_lanes, plan_slots
+from pltz.plt_codec.engines.queued import Queued, watching
+from pltz.plt_codec.engines.reference import gained
+from pltz.plt_codec.engines.token_coder import TokenCoder
+from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageError
-from pltz.plt_codec.frame import TokenCoder
 from pltz.plt_codec.lanes import Layout
-from pltz.plt_codec.oracle import gained
-from pltz.plt_codec.queued import Queued, watching
 from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.weights import RESIDUAL_MAX, Weights, random_weights
 
@@ -250,7 +258,7 @@ def test_emulated_wgmma_of_long_sequences(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """1,024 keys, and more that are remembered, in a ring of 256; many blocks of 128 queries, side by side or one after the other."""
-    monkeypatch.setattr("pltz.plt_codec.cuda.rows.ATTEND_BLOCKS", blocks)
+    monkeypatch.setattr("pltz.plt_codec.engines.cuda.rows.ATTEND_BLOCKS", blocks)
     rng = np.random.default_rng(2)
     texts = [rng.integers(0, model("long").shape.vocab, n) for n in (1400, 600)]
     got = coder(libraries, tmp_path_factory, "long", 0, wide=True).encode(texts)
@@ -272,7 +280,7 @@ def test_blocks_longer_than_those_of_the_gpu_runs_take_the_other_attention(
     monkeypatch.setattr(c._device, "launch", watched)
     text, room = sequences("small")[4], key_room(model("small").shape, Work(130, 16, 4))
     for keys, attend in ((room, {"attend_wide"}), (room - 1, {"attend"})):
-        monkeypatch.setattr("pltz.plt_codec.cuda.batch.PROVEN_KEYS", keys)
+        monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.PROVEN_KEYS", keys)
         (got,) = c.encode([text], lanes=16, steps=4)
         assert got.data == frames("small", 16, 4)[4].data
         assert {k for k in launched if k.startswith(("attend", "heads"))} == {"heads_wide"} | attend
@@ -622,8 +630,8 @@ def test_the_kernels_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_on_a_gpu(
     name: str, lanes: int | None, steps: int | None, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pltz.plt_codec.cuda.coder.CLUSTER_LIMIT", limits[0])
-    monkeypatch.setattr("pltz.plt_codec.cuda.coder.GRID_LIMIT", limits[1])
+    monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.CLUSTER_LIMIT", limits[0])
+    monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.GRID_LIMIT", limits[1])
     c = CudaCoder(model(name))
     got = c.encode(sequences(name), lanes=lanes, steps=steps)
     assert [g.data for g in got] == [w.data for w in frames(name, lanes, steps)]
@@ -704,9 +712,9 @@ def test_emulated_contexts_in_rounds(
     libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More contexts than run side by side, more sequences than there are slots, and memory for few contexts at a time."""
-    monkeypatch.setattr("pltz.plt_codec.cuda.contexts.SLOTS", 2)
-    monkeypatch.setattr("pltz.plt_codec.cuda.batch.ENCODE_SLOTS", 2)
-    monkeypatch.setattr("pltz.plt_codec.cuda.batch.SLOTS", 3)
+    monkeypatch.setattr("pltz.plt_codec.engines.cuda.contexts.SLOTS", 2)
+    monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.ENCODE_SLOTS", 2)
+    monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.SLOTS", 3)
     c = coder(libraries, tmp_path_factory, "extreme", 0)
     check_contexts(c, "extreme", 16, 4)
     monkeypatch.setattr(c._device, "room", lambda: 16 * 1024)
@@ -746,8 +754,8 @@ def test_contexts_on_a_gpu(
     name: str, lanes: int | None, steps: int | None, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eleven together, and few enough for each of the other ways."""
-    monkeypatch.setattr("pltz.plt_codec.cuda.coder.CLUSTER_LIMIT", limits[0])
-    monkeypatch.setattr("pltz.plt_codec.cuda.coder.GRID_LIMIT", limits[1])
+    monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.CLUSTER_LIMIT", limits[0])
+    monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.GRID_LIMIT", limits[1])
     c = CudaCoder(model(name))
     check_contexts(c, name, lanes, steps)
     for first in range(0, 11, 3):

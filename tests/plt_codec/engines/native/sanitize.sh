@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the tests of the compiled engine on a build with AddressSanitizer and UndefinedBehaviorSanitizer.
-# Needs gcc and an environment in which pytest finds pltz; test_sanitize.py runs it:   sh tests/plt_codec/sanitize.sh [pytest arguments]
+# Needs gcc and an environment in which pytest finds pltz; test_sanitize.py runs it:   sh tests/plt_codec/engines/native/sanitize.sh [pytest arguments]
 set -eu
 cd "$(dirname "$0")/../.."
 build=$(mktemp -d)
@@ -8,11 +8,11 @@ trap 'rm -rf "$build"' EXIT
 cc=${CC:-gcc}
 for source in plt_codec/native/*.c; do
     name=$(basename "$source" .c)
-    [ "$name" = module ] && continue # the Python module: native.py calls the functions alone
+    [ "$name" = module ] && continue # the Python module: coder.py calls the functions alone
     "$cc" -O1 -g -std=c11 -Wall -Wextra -Werror -fPIC -pthread -fsanitize=address,undefined -fno-sanitize-recover=all \
         -fno-omit-frame-pointer -c "$source" -o "$build/$name.o"
 done
 "$cc" -shared -pthread -fsanitize=address,undefined "$build"/*.o -lm -o "$build/_native.so"
 # Leaks are not looked for: the interpreter's own would drown ours.
 LD_PRELOAD=$("$cc" -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
-    PLTZ_NATIVE="$build/_native.so" pytest tests/plt_codec/test_native.py -q -p no:cacheprovider "$@"
+    PLTZ_NATIVE="$build/_native.so" pytest tests/plt_codec/engines/native/test_coder.py -q -p no:cacheprovider "$@"

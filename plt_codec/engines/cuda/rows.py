@@ -8,8 +8,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.cuda.model import Model
-from pltz.plt_codec.cuda.pack import up
+from pltz.plt_codec.engines.cuda.model import Model
+from pltz.plt_codec.engines.cuda.pack import up
 
 ROWS = 32768  # positions of one iteration, at most
 PRODUCT_SHARED = 96 << 10  # shared memory of the products of batch.cu

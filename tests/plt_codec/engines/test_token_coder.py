@@ -1,4 +1,4 @@
-"""Frames: sequences to bytes and back (plt_codec/frame.py)."""
+"""Frames: sequences to bytes and back (plt_codec/engines/token_coder.py)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pltz.plt_codec.engine import TorchEngine
+from pltz.plt_codec.engines.reference import Oracle
+from pltz.plt_codec.engines.token_coder import TokenCoder
+from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
-from pltz.plt_codec.frame import TokenCoder
 from pltz.plt_codec.lanes import Layout
-from pltz.plt_codec.oracle import Oracle
 from pltz.plt_codec.range_coder import RangeEncoder
 from pltz.plt_codec.types import FrameItem
 from pltz.plt_codec.weights import random_weights

@@ -1,4 +1,4 @@
-/* What native.py calls, and the errors it is told. */
+/* What coder.py calls, and the errors it is told. */
 #ifndef PLTZ_ENGINE_H
 #define PLTZ_ENGINE_H
 

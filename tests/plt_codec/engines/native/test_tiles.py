@@ -1,4 +1,4 @@
-"""The kernel for AMX with its tiles in plain C (native/tiles.h), for machines that have AVX-512 and no AMX: test_native.py on such a build.
+"""The kernel for AMX with its tiles in plain C (native/tiles.h), for machines that have AVX-512 and no AMX: test_coder.py on such a build.
 
 The wide shapes are left out: a tile in C takes a thousand times longer.
 """
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pltz.plt_codec.native import available, kernels
+from pltz.plt_codec.engines.native.coder import available, kernels
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 SOURCES = sorted(path for path in (ROOT / "plt_codec" / "native").glob("*.c") if path.stem != "module")
 FLAGS = [
     "-O2",
@@ -39,12 +39,12 @@ def test_the_amx_kernel_codes_as_the_reference_does(tmp_path: Path) -> None:
     library = tmp_path / "_native.so"
     subprocess.run([compiler, *FLAGS, *map(str, SOURCES), "-o", str(library), "-lm"], check=True, timeout=300)
     environment = {**os.environ, "PLTZ_NATIVE": str(library), "OMP_NUM_THREADS": "1"}
-    asked = [sys.executable, "-c", "from pltz.plt_codec.native import kernels; print(kernels()[0])"]
+    asked = [sys.executable, "-c", "from pltz.plt_codec.engines.native.coder import kernels; print(kernels()[0])"]
     best = subprocess.run(asked, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     if best.strip() != "amx":
         pytest.skip("needs the byte permutations of AVX-512 too")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
-    command += ["-k", "amx and not wide", str(Path(__file__).with_name("test_native.py"))]
+    command += ["-k", "amx and not wide", str(Path(__file__).with_name("test_coder.py"))]
     done = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )

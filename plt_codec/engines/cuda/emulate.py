@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.cuda.device import HERE, Argument, source
+from pltz.plt_codec.engines.cuda.device import HERE, Argument, source
 from pltz.plt_codec.errors import ModelError
 
 

@@ -7,10 +7,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from pltz.plt_codec.engine import EXACT, Job, Product, TorchEngine
+from pltz.plt_codec.engines.reference import Oracle, cumulative
+from pltz.plt_codec.engines.torch import EXACT, Job, Product, TorchEngine
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.lanes import Block, Layout
-from pltz.plt_codec.oracle import Oracle, cumulative
 from pltz.plt_codec.weights import Weights, random_weights
 
 Ints = npt.NDArray[np.int64]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pltz.plt_codec.cuda.pack import up
+from pltz.plt_codec.engines.cuda.pack import up
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.weights import Shape
 

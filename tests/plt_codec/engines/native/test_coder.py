@@ -6,12 +6,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from pltz.plt_codec.engine import TorchEngine
+from pltz.plt_codec.engines.native.coder import NativeCoder, available, kernels
+from pltz.plt_codec.engines.reference import Oracle
+from pltz.plt_codec.engines.token_coder import TokenCoder
+from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
-from pltz.plt_codec.frame import TokenCoder
 from pltz.plt_codec.lanes import Layout
-from pltz.plt_codec.native import NativeCoder, available, kernels
-from pltz.plt_codec.oracle import Oracle
 from pltz.plt_codec.range_coder import RangeEncoder
 from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.weights import CLASS, Weights, random_weights

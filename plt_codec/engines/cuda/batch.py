@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.cuda.contexts import Contexts
-from pltz.plt_codec.cuda.device import CLUSTER, Device
-from pltz.plt_codec.cuda.pack import PROVEN_KEYS, cluster_memory, grid_plan, up
-from pltz.plt_codec.cuda.rows import ROWS, STATE_TYPE, Rows
-from pltz.plt_codec.cuda.work import Work, all_steps, key_bytes, key_room, most_lanes, plan_slots
+from pltz.plt_codec.engines.cuda.contexts import Contexts
+from pltz.plt_codec.engines.cuda.device import CLUSTER, Device
+from pltz.plt_codec.engines.cuda.pack import PROVEN_KEYS, cluster_memory, grid_plan, up
+from pltz.plt_codec.engines.cuda.rows import ROWS, STATE_TYPE, Rows
+from pltz.plt_codec.engines.cuda.work import Work, all_steps, key_bytes, key_room, most_lanes, plan_slots
+from pltz.plt_codec.engines.queued import Queued, watcher
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.lanes import MAX_LANES
-from pltz.plt_codec.queued import Queued, watcher
 from pltz.plt_codec.types import Progress
 from pltz.plt_codec.weights import Shape
 
 if TYPE_CHECKING:
-    from pltz.plt_codec.cuda.coder import CudaCoder
+    from pltz.plt_codec.engines.cuda.coder import CudaCoder
 
 SLOTS = 1024  # sequences under way when decoding, at most: one block of threads looks after them
 ENCODE_SLOTS = 64
@@ -183,7 +183,7 @@ class Batch(Rows):
         return len(self.work) == 1 and self.decoding and one.tokens <= one.whole(self.shape)
 
     def _error(self, code: int, session: int) -> CorruptError:
-        """What the device found, in the words of range_coder.py and frame.py."""
+        """What the device found, in the words of range_coder.py and token_coder.py."""
         if code == DAMAGED:
             return CorruptError("the bitstring does not decode with this bundle: damaged data")
         tokens = self.work[session].tokens

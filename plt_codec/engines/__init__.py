@@ -1,0 +1,1 @@
+"""Engines: probabilities and codes of one contract, bit for bit the same on every machine."""

@@ -1,0 +1,1 @@
+"""The compiled CPU engine: C sources and the Python side that calls them."""

@@ -1,9 +1,0 @@
-/* An empty Python module: it makes this a build product that pip knows and import finds; native.py calls the exported C
- * functions through ctypes, which releases the interpreter lock. */
-#include <Python.h>
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_native", "Compiled engine of the numeric contract; see native.py.", 0, 0, 0, 0, 0, 0,
-};
-
-PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&definition); }
