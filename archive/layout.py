@@ -1,6 +1,6 @@
 """Layout: where every field of some thousand records goes, and the bytes of all of them. Spec: FORMAT.md, "Record".
 
-    records --lay_out--> widths, offsets --write--> bytes          back: `columns.py`
+    records --lay_out--> widths, offsets --write--> bytes          back: `index.py`
 
 A put lays out a whole commit field by field as arrays: Python for every field of every record took longer than the disk.
 """

@@ -329,7 +329,7 @@ def check_stems(paths: Sequence[str]) -> None:
 
 def is_pltz(path: str) -> bool:
     """Whether a file begins as .pltz files do; stdin is never looked at."""
-    from pltz.plt_codec.header import MAGIC
+    from pltz.plt_codec.container.header import MAGIC
 
     file = Path(path)
     if path == "-" or not file.is_file():

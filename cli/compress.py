@@ -222,7 +222,7 @@ def summary(tally: Tally, data: bytes, seconds: float, *, verified: bool) -> dic
 
 def methods(data: bytes) -> dict[str, int]:
     """Return how many sessions of a .pltz file the model coded, and how many zstd."""
-    from pltz.plt_codec.container import Reader
+    from pltz.plt_codec.container.file import Reader
 
     reader = Reader(data)
     by_model = sum(reader.info(number).kind.by_model for number in range(len(reader)))

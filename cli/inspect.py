@@ -13,8 +13,8 @@ from pltz.cli.output import write_text
 from pltz.cli.table import pairs, render
 
 if TYPE_CHECKING:
-    from pltz.plt_codec.container import Reader
-    from pltz.plt_codec.session_frame import Frame, Kind
+    from pltz.plt_codec.container.file import Reader
+    from pltz.plt_codec.container.frame import Frame, Kind
 
 
 @click.command(
@@ -92,7 +92,7 @@ def label(kind: "Kind") -> str:
 
 def overview(reader: "Reader", sessions: list[dict[str, Any]]) -> dict[str, Any]:
     """Header and totals; sizes in bytes, steps one after the other."""
-    from pltz.plt_codec.header import FORMAT_VERSION
+    from pltz.plt_codec.container.header import FORMAT_VERSION
 
     header = reader.header
     names = {found["id"]: name for name, found in bundle_heads().items()}

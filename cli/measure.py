@@ -15,7 +15,7 @@ from pltz.plt_codec.errors import ModelError
 if TYPE_CHECKING:
     from pltz.models.codec import Codec, Coded
     from pltz.models.session import Session
-    from pltz.plt_codec.container import Reader
+    from pltz.plt_codec.container.file import Reader
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def run(
         ModelError: a session came back changed.
     """
     from pltz.models.codec import Codec
-    from pltz.plt_codec.container import Reader
+    from pltz.plt_codec.container.file import Reader
 
     coded: list[Coded] = []
     measured = Codec(codec.bundle, codec.coder, coded.append)

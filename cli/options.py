@@ -11,7 +11,7 @@ from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.models.codec import Codec
-    from pltz.plt_codec.container import Reader
+    from pltz.plt_codec.container.file import Reader
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -117,7 +117,7 @@ def open_reader(path: str) -> "Reader":
         UsageError: there is no such readable file.
         FormatError: it is not a sound .pltz file.
     """
-    from pltz.plt_codec.container import Reader
+    from pltz.plt_codec.container.file import Reader
 
     if path != "-":
         return Reader.open(path)

@@ -30,7 +30,9 @@ from pltz.models.expected_time import Expect, expected_seconds
 from pltz.models.session import Session, content_bytes
 from pltz.models.session_decoder import OnError, SessionDecoder, named
 from pltz.plt_codec import repeats as copies
-from pltz.plt_codec.container import Writer
+from pltz.plt_codec.container.file import Writer
+from pltz.plt_codec.container.frame import Frame, Kind, content_check
+from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import (
     ContentError,
     CorruptError,
@@ -40,10 +42,8 @@ from pltz.plt_codec.errors import (
     TokenizerMismatch,
     UsageError,
 )
-from pltz.plt_codec.header import Header
 from pltz.plt_codec.lanes import LAYOUTS, LayoutName, by_layout, layout_of
 from pltz.plt_codec.limits import ZSTD_ABOVE
-from pltz.plt_codec.session_frame import Frame, Kind, content_check
 
 if TYPE_CHECKING:
     from pltz.models.bundle import Bundle

@@ -18,15 +18,15 @@ from pltz.models import transcript
 from pltz.models.session import Kind as SessionKind
 from pltz.models.session import Session
 from pltz.plt_codec import repeats
-from pltz.plt_codec.container import Reader
+from pltz.plt_codec.container.file import Reader
+from pltz.plt_codec.container.frame import Frame, Kind, content_check
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError, TokenizerMismatch, VersionError
-from pltz.plt_codec.session_frame import Frame, Kind, content_check
 from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
     from pltz.models.parts import Coder, Parts, Progress, TokenBridge, Tokens
     from pltz.models.tokenizer import Ids
-    from pltz.plt_codec.header import Header
+    from pltz.plt_codec.container.header import Header
 
 BATCH_TOKENS = 1 << 20  # decoded side by side
 BATCH_BYTES = 1 << 22  # of files opened together

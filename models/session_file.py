@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pltz.models.bridge import Bridge
     from pltz.models.codec import Codec
     from pltz.models.partners import Partners
-    from pltz.plt_codec.container import Info, Reader
+    from pltz.plt_codec.container.file import Info, Reader
 
 READ_AHEAD = 256  # sessions decoded side by side by iteration
 

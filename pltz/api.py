@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pltz.models.session_decoder import OnError
     from pltz.models.session_file import SessionFile
     from pltz.models.target import Target
-    from pltz.plt_codec.container import Reader
+    from pltz.plt_codec.container.file import Reader
     from pltz.plt_codec.lanes import LayoutName
 
 DEFAULT_TARGET = "mini-llama"  # the target that ships with pltz
@@ -266,7 +266,7 @@ def open(
     """
     from pltz.models.partners import Partners
     from pltz.models.session_file import SessionFile
-    from pltz.plt_codec.container import Reader
+    from pltz.plt_codec.container.file import Reader
 
     partners = Partners(bundle, target, tokenizer, device, threads)
     if isinstance(path, Reader):

@@ -18,9 +18,9 @@ from pltz.models.codec import Codec
 from pltz.models.session import Session
 from pltz.models.tokenizer import BundleTokenizer
 from pltz.plt_codec import errors
-from pltz.plt_codec.container import Reader
+from pltz.plt_codec.container.file import Reader
+from pltz.plt_codec.container.frame import Kind
 from pltz.plt_codec.errors import PltzError
-from pltz.plt_codec.session_frame import Kind
 from pltz.plt_codec.types import Encoded, FrameItem
 
 CHAT = {"messages": [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Hi!"}]}
@@ -87,7 +87,7 @@ def test_importing_pltz_imports_nothing_heavy() -> None:
 
 
 def test_the_command_line_sees_no_torch_through_the_codec() -> None:
-    script = "import sys, pltz; pltz.Session, pltz.open, pltz.api; import pltz.plt_codec.container, pltz.models.codec; print('torch' in sys.modules)"
+    script = "import sys, pltz; pltz.Session, pltz.open, pltz.api; import pltz.plt_codec.container.file, pltz.models.codec; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

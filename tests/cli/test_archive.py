@@ -15,7 +15,7 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.context import ALONE, FAST
 from pltz.archive.index import SEGMENTS
-from pltz.plt_codec.container import Reader
+from pltz.plt_codec.container.file import Reader
 from tests.cli.commands import Put, Run, chat, lines
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")

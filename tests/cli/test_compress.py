@@ -10,9 +10,9 @@ import zstandard
 from click.testing import Result
 
 from pltz.cli.output import Output
-from pltz.plt_codec.container import Reader, pack
+from pltz.plt_codec.container.file import Reader, pack
+from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import UsageError
-from pltz.plt_codec.header import Header
 
 Run = Callable[..., Result]
 

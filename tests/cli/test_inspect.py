@@ -9,9 +9,9 @@ from pathlib import Path
 
 from click.testing import Result
 
-from pltz.plt_codec.container import pack
-from pltz.plt_codec.header import Header
-from pltz.plt_codec.session_frame import Frame, Kind, content_check
+from pltz.plt_codec.container.file import pack
+from pltz.plt_codec.container.frame import Frame, Kind, content_check
+from pltz.plt_codec.container.header import Header
 
 Run = Callable[..., Result]
 BUNDLE = bytes(range(16))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pltz.plt_codec.container import pack
-from pltz.plt_codec.header import Header
-from pltz.plt_codec.session_frame import Frame, Kind, content_check
+from pltz.plt_codec.container.file import pack
+from pltz.plt_codec.container.frame import Frame, Kind, content_check
+from pltz.plt_codec.container.header import Header
 
 MAIN = "from pltz.cli.main import main; main()"
 

@@ -9,8 +9,8 @@ import pytest
 from click.testing import Result as Done
 
 from pltz.cli.thaw import Result
-from pltz.plt_codec.container import Reader, pack
-from pltz.plt_codec.header import Header
+from pltz.plt_codec.container.file import Reader, pack
+from pltz.plt_codec.container.header import Header
 
 Run = Callable[..., Done]
 

@@ -17,7 +17,9 @@ from pltz.datasets import sample_sessions
 from pltz.models import transcript
 from pltz.models.codec import Codec
 from pltz.models.session import Session, content_bytes
-from pltz.plt_codec.container import Reader, pack
+from pltz.plt_codec.container.file import Reader, pack
+from pltz.plt_codec.container.frame import Frame, Kind, content_check
+from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import (
     BundleMismatch,
     ContentError,
@@ -29,8 +31,6 @@ from pltz.plt_codec.errors import (
     UsageError,
     VersionError,
 )
-from pltz.plt_codec.header import Header
-from pltz.plt_codec.session_frame import Frame, Kind, content_check
 from tests.models.fake_coder import IMAGE, PROSE, TALK, BrokenCoder, FakeBundle, FakeCoder, chat, ten_bits
 
 json_values = st.recursive(

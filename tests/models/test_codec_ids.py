@@ -11,9 +11,9 @@ from pltz.models.bridge import Bridge
 from pltz.models.codec import Codec
 from pltz.models.session import Session
 from pltz.models.tokenizer import BundleTokenizer
-from pltz.plt_codec.container import Reader
+from pltz.plt_codec.container.file import Reader
+from pltz.plt_codec.container.frame import Kind
 from pltz.plt_codec.errors import CorruptError, TokenizerMismatch
-from pltz.plt_codec.session_frame import Kind
 from tests.models.fake_coder import TALK, FakeBundle
 
 

@@ -16,7 +16,7 @@ from pltz.datasets import sample_sessions
 from pltz.models.bundle import Bundle, write_bundle
 from pltz.models.codec import Codec
 from pltz.models.session import Session
-from pltz.plt_codec.container import Reader
+from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import BundleMismatch, PltzError
 from pltz.plt_codec.weights import random_weights
 

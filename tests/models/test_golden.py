@@ -11,7 +11,7 @@ import pytest
 
 from pltz.models.bundle import Bundle
 from pltz.models.codec import Codec
-from pltz.plt_codec.container import Reader
+from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.engines.native import coder as native
 from pltz.plt_codec.engines.token_coder import TokenCoder
 

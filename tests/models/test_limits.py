@@ -17,7 +17,8 @@ from pltz.models import json_value
 from pltz.models.codec import Codec
 from pltz.models.json_value import MAX_DEPTH
 from pltz.models.session import Session
-from pltz.plt_codec.container import Reader, Writer
+from pltz.plt_codec.container.file import Reader, Writer
+from pltz.plt_codec.container.frame import Frame, Kind, content_check
 from pltz.plt_codec.errors import (
     ContentError,
     CorruptError,
@@ -27,7 +28,6 @@ from pltz.plt_codec.errors import (
     TokenizerMismatch,
 )
 from pltz.plt_codec.limits import MAX_BYTES, MAX_IDS, MAX_TOKENS
-from pltz.plt_codec.session_frame import Frame, Kind, content_check
 
 
 def chat(text: str) -> Session:

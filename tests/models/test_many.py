@@ -12,7 +12,7 @@ from pltz.models import session_decoder
 from pltz.models.codec import Codec
 from pltz.models.session import Session
 from pltz.models.tokenizer import BundleTokenizer
-from pltz.plt_codec.container import Reader
+from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import (
     BundleMismatch,
     CorruptError,
@@ -139,8 +139,8 @@ def damaged(file: bytes) -> bytes:
     """The last byte of the frames gone, with all checksums in order."""
     import io
 
-    from pltz.plt_codec.container import Writer
-    from pltz.plt_codec.session_frame import Frame
+    from pltz.plt_codec.container.file import Writer
+    from pltz.plt_codec.container.frame import Frame
 
     reader, sink = Reader(file), io.BytesIO()
     writer = Writer(sink, reader.header)

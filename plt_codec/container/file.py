@@ -1,14 +1,14 @@
 """The .pltz file: many sessions, an index at the end, each session readable alone.
 
-What: `Writer` puts frames (session_frame.py) into a file, `Reader` gets single frames out of bytes, an mmap or a seekable file.
+What: `Writer` puts frames (frame.py) into a file, `Reader` gets single frames out of bytes, an mmap or a seekable file.
 Spec: FORMAT.md, "Container". Nothing here decodes a token: a frame is bytes plus what the index says of it.
 
-How: header, frames, index, footer. The index is columnar (columns.py), so a session costs 4 bytes of check and less
+How: header, frames, index, footer. The index is columnar (index.py), so a session costs 4 bytes of check and less
 than 3 of count and length, and a file of a million sessions opens without one Python object a session.
 
 Why the index at the end: the writer streams, and a file that was not finished has no footer and is refused.
 
-    >>> from pltz.plt_codec.session_frame import content_check
+    >>> from pltz.plt_codec.container.frame import content_check
     >>> header = Header(contract=1, bundle_id=bytes(16))
     >>> frame = Frame(Kind.TEXT_FALLBACK, 2, content_check(Kind.TEXT_FALLBACK, 2, b"hi"), b"hi")
     >>> data = pack(header, [frame, frame])
@@ -33,10 +33,10 @@ from typing import BinaryIO, Self
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec import columns
+from pltz.plt_codec.container import index as columns
+from pltz.plt_codec.container.frame import KIND_EXTENDED, MAX_COUNT, MAX_TOKENS_PER_BYTE, Frame, Kind
+from pltz.plt_codec.container.header import FINGERPRINT, MAX_HEADER, Header
 from pltz.plt_codec.errors import ContentError, CorruptError, LimitError, UsageError, VersionError
-from pltz.plt_codec.header import FINGERPRINT, MAX_HEADER, Header
-from pltz.plt_codec.session_frame import KIND_EXTENDED, MAX_COUNT, MAX_TOKENS_PER_BYTE, Frame, Kind
 
 END_MARK = b"ZTLP"
 FOOTER = struct.Struct("<II16sI4s")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pltz.plt_codec import columns
+from pltz.plt_codec.container import index as columns
 from pltz.plt_codec.errors import CorruptError
 
 values = st.integers(0, 300) | st.integers(0, (1 << 32) - 1)

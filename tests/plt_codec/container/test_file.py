@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pltz.plt_codec import columns
-from pltz.plt_codec.container import Reader, Writer, pack
+from pltz.plt_codec.container import index as columns
+from pltz.plt_codec.container.file import Reader, Writer, pack
+from pltz.plt_codec.container.frame import MAX_COUNT, MAX_TOKENS_PER_BYTE, Frame, Kind, content_check
+from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, UsageError, VersionError
-from pltz.plt_codec.header import Header
-from pltz.plt_codec.session_frame import MAX_COUNT, MAX_TOKENS_PER_BYTE, Frame, Kind, content_check
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "containers"
+GOLDEN = Path(__file__).parents[2] / "golden" / "containers"
 HEADER = Header(contract=1, bundle_id=bytes(range(16)))
 MODEL_KINDS = [Kind.CHAT, Kind.TEXT, Kind.IDS]
 

@@ -1,0 +1,1 @@
+"""The .pltz file: header, session frames and the index over them."""
