@@ -23,8 +23,8 @@ from pltz.plt_codec.lanes import LayoutName
 from pltz.plt_codec.varint import read_varint, write_varint
 
 if TYPE_CHECKING:
-    from pltz.models.bridge import Bridge
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bridge import Bridge
+    from pltz.models.bundle.bundle import Bundle
 
 DENSITY = 65536  # bundle tokens a byte of the frame, at most: as the archive's own limit
 
@@ -61,7 +61,7 @@ class _Parts:
 class BridgedCodec:
     """A decoder bundle's coder for the ids of another tokenizer.
 
-    bridge: from that tokenizer to the bundle's (`pltz.models.bridge.Bridge`). Raises UsageError where it is the bundle's own tokenizer.
+    bridge: from that tokenizer to the bundle's (`pltz.models.bundle.bridge.Bridge`). Raises UsageError where it is the bundle's own tokenizer.
     """
 
     mode = TOWER | FAST | TURN

@@ -34,7 +34,7 @@ from pltz.plt_codec.lanes import (
 from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
     from pltz.plt_codec.engines.cuda.coder import CudaCoder
     from pltz.plt_codec.engines.native.coder import NativeCoder
     from pltz.plt_codec.engines.token_coder import TokenCoder
@@ -136,7 +136,7 @@ def ids_codec(codecs: list[SegmentCodec], tokenizer: bytes) -> int:
 
 def embedded(bundle_id: bytes, vocabulary: bytes) -> Bundle | None:
     """The embedded bundle of this id and this tokenizer."""
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
 
     try:
         bundle = Bundle.find(bundle_id)
@@ -185,7 +185,7 @@ def frame_item(data: bytes, count: int, above: Tokens, mode: int) -> FrameItem:
 
 
 class BundleCodec:
-    """A decoder bundle's coder (`pltz.models.bundle.Bundle.coder`), after the last tokens of the tower (FORMAT.md, "Bitstrings").
+    """A decoder bundle's coder (`pltz.models.bundle.bundle.Bundle.coder`), after the last tokens of the tower (FORMAT.md, "Bitstrings").
 
     layout: of the segments that it codes; it reads either.
     """

@@ -49,8 +49,8 @@ from pltz.archive.identity import BASE, TENANT, Tokens, digest
 from pltz.archive.new_session import KINDS, NewSession, Receipt
 from pltz.archive.view import Version
 from pltz.models import transcript
+from pltz.models.bundle.tokenizer import SPECIALS
 from pltz.models.session import Session
-from pltz.models.tokenizer import SPECIALS
 from pltz.plt_codec.errors import (
     BundleMismatch,
     ContentError,
@@ -64,9 +64,9 @@ from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
     from pltz.archive.keys import Secret
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
+    from pltz.models.bundle.tokenizer import BundleTokenizer
     from pltz.models.expected_time import Expect
-    from pltz.models.tokenizer import BundleTokenizer
 
 BASE_TOKENS = 64  # a shorter base is not worth a record of its own
 META_AFTER = 512  # tokens before a chat's other keys, from where they stand by themselves: turns added later do not store less again
@@ -377,7 +377,7 @@ def _bridged(
     if not tokenizers:
         return []
     from pltz.archive.bridged import BridgedCodec
-    from pltz.models.bridge import Bridge
+    from pltz.models.bundle.bridge import Bridge
 
     bridges = [bridge for t in tokenizers if not (bridge := Bridge(t, bundle.tokenizer)).identity]
     return [BridgedCodec(bundle, bridge, device=device, threads=threads, layout=layout) for bridge in bridges]
@@ -517,6 +517,6 @@ def _ends(tokens: Tokens) -> tuple[int, int]:
 
 
 def _default() -> Bundle:
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
 
     return Bundle.load()

@@ -45,7 +45,7 @@ from pltz.plt_codec.limits import ZSTD_ABOVE, check_ids
 if TYPE_CHECKING:
     from pltz.archive.codec import SegmentCodec
     from pltz.archive.keys import Secret
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
 
 MAX_SEGMENT = 65536  # tokens: any number of them may be one byte (FORMAT.md, "Limits")
 ZSTD_SEGMENT = 1 << 20  # tokens: zstd finds repeats within a segment alone
@@ -163,7 +163,7 @@ class TokenArchive:
         Raises UsageError where there is none, KeyMismatch where it is sealed and ``key`` is not its key or is left out, FormatError,
         ModelError, StoreError.
         """
-        from pltz.models.bundle import Bundle
+        from pltz.models.bundle.bundle import Bundle
 
         loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
         codecs: list[SegmentCodec] = [BundleCodec(loaded, device=device, threads=threads, layout=layout)]
@@ -186,7 +186,7 @@ class TokenArchive:
     def add(self, tokenizer: bytes) -> bytes:
         """Know another tokenizer, by its tokenizer.json; its fingerprint. Raises ModelError."""
         from pltz.archive.bridged import BridgedCodec
-        from pltz.models.bridge import Bridge
+        from pltz.models.bundle.bridge import Bridge
 
         bridge = Bridge(tokenizer, self.bundle.tokenizer)
         if bridge.fingerprint not in self._numbers:

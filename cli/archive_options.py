@@ -95,7 +95,7 @@ def open_sessions(
     layout: of long segments that are put.
     """
     from pltz.archive.sessions import SessionArchive
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
 
     found = open_archive(place, None)  # what is no archive is said before a bundle is loaded
     key = secret() if found.settings.sealed or not perhaps_sealed else None

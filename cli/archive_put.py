@@ -283,7 +283,7 @@ class Inputs:
 
     def _fingerprint(self, named: Sequence[str]) -> bytes | None:
         """Of the tokenizer that ids belong to; None: the bundle's."""
-        from pltz.models.bridge import Bridge
+        from pltz.models.bundle.bridge import Bridge
 
         bridges = [Bridge(tokenizer_json(name), self.cold.tokenizer) for name in named]
         return next((bridge.fingerprint for bridge in bridges if not bridge.identity), None)

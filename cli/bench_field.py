@@ -32,7 +32,7 @@ from pltz.plt_codec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from pltz.cli.measure import Cost
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
     from pltz.models.codec import Codec
     from pltz.models.session import Session
     from pltz.plt_codec.weights import Weights

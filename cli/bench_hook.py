@@ -20,7 +20,7 @@ from pltz.cli.table import render
 
 if TYPE_CHECKING:
     from pltz.archive.hooks.hook import EvictionHook, WorkerKind
-    from pltz.models.tokenizer import Ids
+    from pltz.models.bundle.tokenizer import Ids
 
 # tokens of an eviction, and what they are given as
 ROWS = (
@@ -184,7 +184,7 @@ def _samples() -> "Ids":
     import numpy as np
 
     from pltz.datasets import sample_sessions
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
     from pltz.models.transcript import to_tokens_many
 
     if not _CACHE:

@@ -68,7 +68,7 @@ def _coded(size: int, way: str, model: float | None) -> Row:
     """Code a chat of about ``size`` bytes and decode it again."""
     from pltz import api
     from pltz.datasets.loaders import load
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
     from pltz.models.codec import Codec
 
     folder = Path(tempfile.mkdtemp())

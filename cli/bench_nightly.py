@@ -35,7 +35,7 @@ ALONE = """
 import itertools, json, sys, time
 from pathlib import Path
 from pltz.archive.sessions import Item, SessionArchive
-from pltz.models.bundle import Bundle
+from pltz.models.bundle.bundle import Bundle
 from pltz.models.session import Session
 place, bundle, source = sys.argv[1:]
 cold = SessionArchive.create(place, [Bundle.load(bundle)])
@@ -122,7 +122,7 @@ def measured(sizes: Sequence[int], shipped: int, where: str | None, workers: int
 
 def write_tiny(folder: Path) -> None:
     """A bundle of two small layers, untrained, under the tokenizer of the one that ships: real in every respect but its figures."""
-    from pltz.models.bundle import Bundle, write_bundle
+    from pltz.models.bundle.bundle import Bundle, write_bundle
     from pltz.plt_codec.weights import random_weights
 
     ships = Bundle.load()

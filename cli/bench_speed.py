@@ -34,7 +34,7 @@ from pltz.plt_codec.errors import ModelError, UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
     from pltz.models.codec import Codec
     from pltz.models.parts import Coder
     from pltz.plt_codec.weights import Shape, Weights

@@ -13,7 +13,7 @@ from pltz.cli.output import write_text
 from pltz.cli.table import pairs, render
 
 if TYPE_CHECKING:
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
 
 NAME = click.argument("name", metavar="[NAME|DIR]", required=False)
 
@@ -37,7 +37,7 @@ def bundle() -> None:
 @options.JSON
 def list_(as_json: bool) -> None:
     """List the bundles that ship with pltz."""
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
 
     found = [facts(Bundle.load(name)) for name in Bundle.names()]
     if as_json:
@@ -56,7 +56,7 @@ def list_(as_json: bool) -> None:
 @options.JSON
 def show(name: str | None, as_json: bool) -> None:
     """Show identity, shape and card of a bundle that ships, by its name, or of a folder; without either of the default one, mini."""
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
 
     loaded = Bundle.load(name)
     found = facts(loaded) | {"shape": loaded.weights.shape.to_dict(), "card": loaded.card}
@@ -72,7 +72,7 @@ def show(name: str | None, as_json: bool) -> None:
 @options.JSON
 def verify(name: str | None, as_json: bool) -> None:
     """Read every file of a bundle (by name or folder; without either mini) and compare it with bundle.json and the bundle's id."""
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
 
     loaded = Bundle.load(name)
     files = loaded.verify()

@@ -157,7 +157,7 @@ def settings_of(
         UsageError: options that do not go together.
         ModelError: there is no such target.
     """
-    from pltz.models.bundle import DEFAULT
+    from pltz.models.bundle.bundle import DEFAULT
     from pltz.models.training import pipeline, settings
     from pltz.models.training.origin import Origin
 

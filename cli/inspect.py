@@ -52,7 +52,7 @@ def block_sizes() -> dict[str, int]:
 
 def bundle_heads() -> dict[str, dict[str, Any]]:
     """bundle.json of every bundle that ships with pltz, by name; a damaged one is left to ``bundle verify``."""
-    from pltz.models.bundle import EMBEDDED, Bundle
+    from pltz.models.bundle.bundle import EMBEDDED, Bundle
 
     heads: dict[str, dict[str, Any]] = {}
     for name in Bundle.names():

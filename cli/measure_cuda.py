@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pltz.cli.products import Products
-from pltz.models.bundle import Bundle
+from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.engines.cuda import device as gpu
 from pltz.plt_codec.engines.cuda.coder import CudaCoder
 from pltz.plt_codec.engines.cuda.rows import ROWS

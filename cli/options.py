@@ -147,7 +147,7 @@ def load_codec_for(reader: "Reader", bundle: str | None, device: str, threads: i
     Raises:
         BundleMismatch: no such bundle is here.
     """
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
     from pltz.models.codec import Codec
 
     chosen = bundle or Bundle.find(reader.header.bundle_id).path

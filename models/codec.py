@@ -46,9 +46,9 @@ from pltz.plt_codec.lanes import LAYOUTS, LayoutName, by_layout, layout_of
 from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
+    from pltz.models.bundle.tokenizer import Ids
     from pltz.models.parts import Coder, Parts, Progress, TokenBridge, Tokens
-    from pltz.models.tokenizer import Ids
     from pltz.plt_codec.types import Encoded
 
     _Code = Callable[[Sequence[Ids], Progress | None], Sequence[Encoded]]
@@ -126,7 +126,7 @@ class Codec(SessionDecoder):
             UsageError: no such bundle or device.
             ModelError: the bundle cannot be used.
         """
-        from pltz.models.bundle import Bundle
+        from pltz.models.bundle.bundle import Bundle
 
         loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
         return cls(loaded, loaded.coder(device, threads))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.models.bridge import Bridge
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bridge import Bridge
+    from pltz.models.bundle.bundle import Bundle
     from pltz.models.codec import Codec
     from pltz.models.target import Target
 
@@ -45,7 +45,7 @@ class Partners:
         Raises:
             UsageError, ModelError: the bundle cannot be used; BundleMismatch: none here has the id.
         """
-        from pltz.models.bundle import Bundle
+        from pltz.models.bundle.bundle import Bundle
         from pltz.models.codec import Codec
 
         bundle = self.bundle
@@ -81,7 +81,7 @@ def tokenizer_json(tokenizer: Path_ | bytes) -> bytes:
 
 def bridge_between(tokenizer_json: bytes, codec: Codec) -> Bridge:
     """The bridge from the codec's bundle to a tokenizer. Raises ModelError."""
-    from pltz.models.bridge import Bridge
+    from pltz.models.bundle.bridge import Bridge
 
     return Bridge(tokenizer_json, codec.bundle.tokenizer)
 

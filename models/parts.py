@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from pltz.models.tokenizer import BundleTokenizer, Ids
+    from pltz.models.bundle.tokenizer import BundleTokenizer, Ids
     from pltz.plt_codec.types import Encoded, FrameItem
 
 Progress = Callable[[int], None]
@@ -16,7 +16,7 @@ Tokens = npt.NDArray[Any]  # (T,) integers
 
 
 class Parts(Protocol):
-    """What a codec asks of a bundle (`pltz.models.bundle.Bundle`)."""
+    """What a codec asks of a bundle (`pltz.models.bundle.bundle.Bundle`)."""
 
     @property
     def id(self) -> bytes:
@@ -53,7 +53,7 @@ class Coder(Protocol):
 
 
 class TokenBridge(Protocol):
-    """Ids of another tokenizer to bundle tokens and back (`pltz.models.bridge.Bridge`)."""
+    """Ids of another tokenizer to bundle tokens and back (`pltz.models.bundle.bridge.Bridge`)."""
 
     @property
     def fingerprint(self) -> bytes:

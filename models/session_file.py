@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from pltz.models.bridge import Bridge
+    from pltz.models.bundle.bridge import Bridge
     from pltz.models.codec import Codec
     from pltz.models.partners import Partners
     from pltz.plt_codec.container.file import Info, Reader

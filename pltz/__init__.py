@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         open,
         thaw,
     )
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
     from pltz.models.codec import Codec
     from pltz.models.session import Session
     from pltz.models.session_file import SessionFile
@@ -56,7 +56,7 @@ _HOMES = {
         "open",
         "thaw",
     ),
-    "pltz.models.bundle": ("Bundle",),
+    "pltz.models.bundle.bundle": ("Bundle",),
     "pltz.models.codec": ("Codec",),
     "pltz.models.session": ("Session",),
     "pltz.models.session_file": ("SessionFile",),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pltz.archive.hot.store import HotStore
     from pltz.archive.sessions import Item, SessionArchive
     from pltz.archive.thaw import Thawed
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
     from pltz.models.codec import Codec
     from pltz.models.partners import Partners, Path_
     from pltz.models.session import Session
@@ -365,7 +365,7 @@ def open_archive(
     from pltz.archive.sessions import SessionArchive
     from pltz.archive.settings import NAME
     from pltz.archive.store import is_there, open_store
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
     from pltz.models.partners import tokenizer_json
 
     key = Secret.chosen(key_file=key_file, key_command=key_command, passphrase=passphrase)

@@ -19,7 +19,7 @@ from hypothesis import settings
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from pltz.datasets import sample_sessions
-from pltz.models.tokenizer import SPECIALS, BundleTokenizer
+from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 
 settings.register_profile("pltz", deadline=None)  # a shared machine stalls for longer than a deadline
 settings.load_profile("pltz")

@@ -14,9 +14,9 @@ import pytest
 
 import pltz
 from pltz.datasets.given import as_session
+from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.codec import Codec
 from pltz.models.session import Session
-from pltz.models.tokenizer import BundleTokenizer
 from pltz.plt_codec import errors
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.container.frame import Kind

@@ -35,7 +35,7 @@ from pltz.archive.token_archive import TokenArchive
 
 if TYPE_CHECKING:
     from pltz.archive.hooks.settings import HookSettings
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
 
 PROGRAM = "from pltz.archive.hooks.background import main; main()"
 log = logging.getLogger("pltz.hook")
@@ -70,7 +70,7 @@ def start(
     aside: Aside,
 ) -> Background:
     """Start a worker for a journal. The archive and its bundle are opened here once, so that what is wrong with them is said at once."""
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
 
     loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
     cold = TokenArchive.open(

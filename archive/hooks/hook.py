@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pltz.archive.hooks.background import Background
     from pltz.archive.hooks.metrics import HookCollector
     from pltz.archive.keys import Secret
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
 
 __all__ = ["EvictionHook", "HookSettings", "WorkerKind"]
 

@@ -26,7 +26,7 @@ class Tokenizers:
 
     def keep(self, tokenizer: bytes, locks: Locks) -> bytes:
         """Keep a tokenizer.json, durably; its fingerprint. ``locks``: of the directory. Raises ModelError where it is none, StoreError."""
-        from pltz.models.bridge import Target
+        from pltz.models.bundle.bridge import Target
 
         name = Target(tokenizer).fingerprint
         try:
@@ -82,7 +82,7 @@ class Tokenizers:
 
 def _fingerprint(tokenizer: bytes) -> bytes:
     """Raises ModelError."""
-    from pltz.models.bridge import fingerprint
+    from pltz.models.bundle.bridge import fingerprint
 
     try:
         spec = json.loads(tokenizer)

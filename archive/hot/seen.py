@@ -21,7 +21,7 @@ from pltz.archive.bridged import BridgedCodec
 from pltz.archive.codec import BytesCodec
 from pltz.archive.new_session import KINDS
 from pltz.models import transcript
-from pltz.models.bridge import Bridge
+from pltz.models.bundle.bridge import Bridge
 from pltz.models.target import as_seen_by
 from pltz.plt_codec.errors import TokenizerMismatch
 

@@ -31,7 +31,7 @@ from pltz.archive.nightly.slots import SlotSource
 from pltz.archive.nightly.state import State
 from pltz.archive.nightly.tally import Refused, Tally
 from pltz.archive.sessions import Item, SessionArchive, Stored, codecs_of
-from pltz.models.bundle import Bundle
+from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import (
     BundleMismatch,
     ContentError,

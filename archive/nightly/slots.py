@@ -24,7 +24,7 @@ from pltz.plt_codec.errors import PltzError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.nightly.shard import Putter
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
 
 BUNDLE = "bundle"
 COMMIT = 256  # sessions put at once

@@ -9,9 +9,9 @@ from typing import Any
 
 import zstandard
 
-from pltz.models.bundle import Bundle, read_weights, write_bundle
+from pltz.models.bundle.bundle import Bundle, read_weights, write_bundle
+from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session import Session
-from pltz.models.tokenizer import BundleTokenizer
 from pltz.models.training import records, rounded
 from pltz.models.training.calibrate import calibrate
 from pltz.models.training.card import own_card, own_markdown

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.models.bundle import Bundle, write_bundle
+from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.weights import Weights
 

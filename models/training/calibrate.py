@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pltz.models.bundle import Bundle, coder_of, write_bundle
-from pltz.models.tokenizer import Ids
+from pltz.models.bundle.bundle import Bundle, coder_of, write_bundle
+from pltz.models.bundle.tokenizer import Ids
 from pltz.models.training.layouts import sessions
 from pltz.models.transcript import to_tokens_many
 from pltz.plt_codec.weights import Weights

@@ -16,7 +16,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pltz.models.bundle import Bundle
+from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.weights import Weights
 
 SOURCES = Path(__file__).with_name("sources.json")

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from pltz.models.bridge import Bridge
-from pltz.models.bundle import Bundle
+from pltz.models.bundle.bridge import Bridge
+from pltz.models.bundle.bundle import Bundle
+from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session import Session
-from pltz.models.tokenizer import BundleTokenizer
 from pltz.models.training import prepare, records, turns
 from pltz.models.training.context import Context, write_json
 from pltz.models.training.learning import Learning

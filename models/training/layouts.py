@@ -15,7 +15,7 @@ import json
 from collections import defaultdict
 from typing import Any
 
-from pltz.models.bundle import Bundle
+from pltz.models.bundle.bundle import Bundle
 from pltz.models.session import Session
 from pltz.models.training.prepare import read_lines
 from pltz.models.transcript import to_tokens_many

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pltz.models.bundle import Bundle
-from pltz.models.tokenizer import BundleTokenizer
+from pltz.models.bundle.bundle import Bundle
+from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.training import job, rounded
 from pltz.models.training.context import Context
 from pltz.models.training.fit import CHECKPOINT, Place, fit

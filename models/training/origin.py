@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pltz.models.bundle import Bundle
+from pltz.models.bundle.bundle import Bundle
 from pltz.models.training import rounded
 from pltz.models.training.export import restore
 from pltz.models.training.grow import misfits

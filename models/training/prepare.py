@@ -69,7 +69,7 @@ def read_sessions(chats: list[str], texts: list[str]) -> Iterator[tuple[str, lis
 
 
 def train_tokenizer(texts: list[str], vocab: int) -> Any:
-    """A byte-level BPE of `vocab` ids, specials first, in the shape models/tokenizer.py expects."""
+    """A byte-level BPE of `vocab` ids, specials first, in the shape models/bundle/tokenizer.py expects."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tok = Tokenizer(models.BPE())

@@ -19,8 +19,8 @@ from typing import NamedTuple, cast
 import numpy as np
 import zstandard
 
+from pltz.models.bundle.tokenizer import BundleTokenizer, Ids
 from pltz.models.session import Kind, Session, content_bytes
-from pltz.models.tokenizer import BundleTokenizer, Ids
 from pltz.models.transcript import to_tokens, to_tokens_many
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pltz.models import bundle as bundles
+from pltz.models.bundle import bundle as bundles
 from pltz.models.training.plan import Plan
 from pltz.models.training.shape import NetShape, NetSize
 from pltz.plt_codec.errors import UsageError

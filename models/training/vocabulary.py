@@ -1,4 +1,4 @@
-"""A bundle tokenizer out of a target's: the same pieces and merges, in the form models/tokenizer.py holds bundles to.
+"""A bundle tokenizer out of a target's: the same pieces and merges, in the form models/bundle/tokenizer.py holds bundles to.
 
 Why: a student that shares its target's vocabulary can learn the target's probabilities token by token, and ids frozen for that target need no
 patch. What changes: the bundle's 32 specials come first; the target's own specials go (the bridge's escapes stand for them); pieces
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.models.tokenizer import CLASS, SPECIALS, BundleTokenizer, _byte_alphabet
+from pltz.models.bundle.tokenizer import CLASS, SPECIALS, BundleTokenizer, _byte_alphabet
 from pltz.plt_codec.errors import ModelError
 
 MAX_VOCABULARY = 1 << 16  # the contract's

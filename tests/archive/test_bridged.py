@@ -16,8 +16,8 @@ from pltz.archive.archive import Archive
 from pltz.archive.bridged import BridgedCodec, _Parts
 from pltz.archive.codec import BundleCodec, Coded, Plain
 from pltz.archive.new_session import NewSession
-from pltz.models.bridge import Bridge
-from pltz.models.bundle import Bundle, write_bundle
+from pltz.models.bundle.bridge import Bridge
+from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError
 from pltz.plt_codec.varint import write_varint
 from pltz.plt_codec.weights import random_weights

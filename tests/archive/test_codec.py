@@ -15,7 +15,7 @@ from pltz.archive.index import SEGMENTS
 from pltz.archive.new_session import NewSession
 from pltz.archive.pack import Builder, Pack
 from pltz.archive.record import Record
-from pltz.models.bundle import Bundle, write_bundle
+from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.weights import random_weights
 

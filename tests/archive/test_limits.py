@@ -19,7 +19,7 @@ from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
 from pltz.archive.token_archive import TokenArchive, TokenItem
-from pltz.models.bundle import Bundle, write_bundle
+from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session import Session
 from pltz.plt_codec.errors import CorruptError, LimitError
 from pltz.plt_codec.limits import MAX_BYTES, MAX_IDS, MAX_TOKENS

@@ -11,9 +11,9 @@ import pytest
 from pltz.archive import sessions
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.token_archive import TokenArchive, TokenItem
-from pltz.models import bundle as bundles
-from pltz.models.bridge import Bridge
-from pltz.models.bundle import Bundle, write_bundle
+from pltz.models.bundle import bundle as bundles
+from pltz.models.bundle.bridge import Bridge
+from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session import Session
 from pltz.plt_codec.errors import BundleMismatch
 from pltz.plt_codec.weights import random_weights

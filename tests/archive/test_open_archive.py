@@ -9,7 +9,7 @@ import pytest
 
 from pltz import api
 from pltz.archive.errors import KeyMismatch
-from pltz.models.bundle import Bundle, write_bundle
+from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.weights import random_weights
 from tests.archive.conftest import S3Server

@@ -13,7 +13,7 @@ from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Plain
 from pltz.archive.identity import Tokens
 from pltz.archive.keys import Secret
 from pltz.archive.sessions import Item, SessionArchive
-from pltz.models.bundle import Bundle, write_bundle
+from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session import Session
 from pltz.plt_codec.weights import random_weights
 

@@ -32,7 +32,7 @@ def run() -> Run:
 @pytest.fixture(scope="session")
 def shipped(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Path:
     """A folder with ``bundles/mini`` and ``targets/mini-llama``, tiny and untrained."""
-    from pltz.models.bundle import write_bundle
+    from pltz.models.bundle.bundle import write_bundle
     from pltz.plt_codec.weights import random_weights
 
     root = tmp_path_factory.mktemp("shipped")
@@ -73,7 +73,7 @@ def make_target(folder: Path, tokenizer_json: bytes) -> None:
 @pytest.fixture
 def tiny(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let the tiny bundle and target stand in for those that ship with pltz."""
-    monkeypatch.setattr("pltz.models.bundle.EMBEDDED", shipped / "bundles")
+    monkeypatch.setattr("pltz.models.bundle.bundle.EMBEDDED", shipped / "bundles")
     monkeypatch.setattr("pltz.models.checkpoint.TARGETS", shipped / "targets")
     return shipped
 

@@ -249,7 +249,7 @@ def test_a_name_does_not_steer_the_terminal(run: Run, cold: Path, put: Put) -> N
 KILLED = """
 import sys
 from pltz.archive.sessions import Item, SessionArchive
-from pltz.models.bundle import Bundle
+from pltz.models.bundle.bundle import Bundle
 from pltz.models.session import Session
 cold = SessionArchive.open(sys.argv[1], [Bundle.load(sys.argv[2])])
 turns = []

@@ -127,7 +127,7 @@ def test_llama_zip_comes_back_and_needs_as_many_bits_as_one_lane_of_ours() -> No
     if missing := llama_peer.missing():
         pytest.skip(f"{missing} not installed")
     from pltz.cli.llama_zip import LlamaZip
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
 
     bundle = Bundle.load("mini")
     weights, tokenizer = bundle.weights, bundle.tokenizer

@@ -129,7 +129,7 @@ def test_train_eval_compress_decompress(run: Run, project: Path) -> None:
 def test_a_run_that_dies_goes_on(project: Path) -> None:
     """Cut off where each stage begins and ends, and started again each time: every run gets further, and the bundle is whole."""
     from pltz.cli import bundle_eval, bundle_train, options
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
     from pltz.models.training import pipeline, settings
 
     (project / "tiny.toml").write_text(CONFIG.format(steps=2))
@@ -221,7 +221,7 @@ limit_bytes = 3000
 
 def other_bundle(folder: Path, tokenizer: bytes) -> Path:
     """A tiny bundle of contract 2, whose positions turn at rates that are not the default."""
-    from pltz.models.bundle import write_bundle
+    from pltz.models.bundle.bundle import write_bundle
     from pltz.models.training.export import export
     from pltz.models.training.net import Net, rounded_net
     from pltz.models.training.shape import NetConfig

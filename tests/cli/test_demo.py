@@ -36,7 +36,7 @@ def test_json(run: Run, tiny: Path) -> None:
 
 @pytest.mark.slow
 def test_with_what_ships(run: Run) -> None:
-    from pltz.models.bundle import DEFAULT, Bundle
+    from pltz.models.bundle.bundle import DEFAULT, Bundle
 
     assert DEFAULT in Bundle.names()
     found = json.loads(run("demo", "--sessions", 10, "--thaws", 2, "--json").stdout)

@@ -12,8 +12,8 @@ import pytest
 import torch
 import transformers
 
+from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.codec import Codec
-from pltz.models.tokenizer import BundleTokenizer
 from pltz.models.training import train_target
 from tests.models.fake_coder import FakeBundle, FakeCoder
 

@@ -22,9 +22,9 @@ from tokenizers import (
     trainers,
 )
 
-from pltz.models.bridge import Bridge
-from pltz.models.patch import Vocabulary
-from pltz.models.tokenizer import SPECIALS, BundleTokenizer
+from pltz.models.bundle.bridge import Bridge
+from pltz.models.bundle.patch import Vocabulary
+from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 
 PAGE = """A tower of segments is kept in an archive. The archive thaws what the session needs, and nothing else.
 You are a helpful assistant. Answer in a few short sentences, and say so when you do not know the answer.

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.models.bundle import Bundle, write_bundle
+from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.training import average as module
 from pltz.models.training.average import average
 from pltz.plt_codec.errors import UsageError

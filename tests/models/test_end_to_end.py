@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pltz.datasets import sample_sessions
-from pltz.models.bundle import Bundle, write_bundle
+from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.codec import Codec
 from pltz.models.session import Session
 from pltz.plt_codec.container.file import Reader

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from pltz.models.bundle import Bundle
+from pltz.models.bundle.bundle import Bundle
 from pltz.models.codec import Codec
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.engines.native import coder as native

@@ -9,9 +9,9 @@ import pytest
 
 from pltz.models import codec as module
 from pltz.models import session_decoder
+from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.codec import Codec
 from pltz.models.session import Session
-from pltz.models.tokenizer import BundleTokenizer
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import (
     BundleMismatch,

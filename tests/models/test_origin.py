@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from pltz.datasets import sample_sessions
-from pltz.models.bundle import Bundle, write_bundle
-from pltz.models.tokenizer import BundleTokenizer
+from pltz.models.bundle.bundle import Bundle, write_bundle
+from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.training import batches, records, rounded, settings, train
 from pltz.models.training.assembly import _described
 from pltz.models.training.export import export, restore

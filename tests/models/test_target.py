@@ -12,12 +12,12 @@ import transformers
 
 from pltz.archive.thaw import KV_NOISE, kv_difference
 from pltz.models import transcript
-from pltz.models.bridge import Bridge
+from pltz.models.bundle.bridge import Bridge
+from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.checkpoint import TARGETS
 from pltz.models.kv_size import cache_bytes, kv_bytes_of
 from pltz.models.session import Session
 from pltz.models.target import Target
-from pltz.models.tokenizer import BundleTokenizer
 from pltz.plt_codec.errors import ContentError, ModelError, OpaqueContentError, UsageError
 
 EMBEDDED = TARGETS / "mini-llama"

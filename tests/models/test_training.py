@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from pltz.models.bundle import Bundle
-from pltz.models.tokenizer import SPECIALS as TOKENIZER_SPECIALS
+from pltz.models.bundle.bundle import Bundle
+from pltz.models.bundle.tokenizer import SPECIALS as TOKENIZER_SPECIALS
 from pltz.models.training import batches
 from pltz.models.training.calibrate import groups, scaled
 from pltz.models.training.export import export, restore

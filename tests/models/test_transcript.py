@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pltz.datasets import sample_sessions
+from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.models.session import Session
-from pltz.models.tokenizer import SPECIALS, BundleTokenizer
 from pltz.models.transcript import conversation_ids, from_tokens, refuse_opaque, to_tokens, to_tokens_many
 from pltz.plt_codec.errors import ContentError, CorruptError, OpaqueContentError, TokenizerMismatch
 

@@ -83,7 +83,7 @@ def test_a_dictionary_never_costs(trained_dictionary: bytes) -> None:
 @pytest.fixture(scope="module")
 def trained_dictionary() -> bytes:
     """Of the bundle that ships: with statistics of its own, not content alone."""
-    from pltz.models.bundle import Bundle
+    from pltz.models.bundle.bundle import Bundle
 
     return Bundle.load("mini").zstd_dict
 

@@ -26,7 +26,7 @@ from pltz.archive.hooks.segment import Name
 from pltz.archive.hooks.worker import WORKER_LOCK, drain
 from pltz.archive.io import OsDisk
 from pltz.archive.token_archive import TokenArchive
-from pltz.models.bundle import Bundle, write_bundle
+from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.weights import random_weights
 from tests.archive.hooks.conftest import Bench, entry

@@ -17,8 +17,8 @@ from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.thaw import KV_NOISE, Thawed, kv_difference
-from pltz.models.bridge import Bridge
-from pltz.models.bundle import Bundle
+from pltz.models.bundle.bridge import Bridge
+from pltz.models.bundle.bundle import Bundle
 from pltz.models.session import Session
 from pltz.models.target import Target
 from pltz.models.transcript import conversation_ids, to_tokens

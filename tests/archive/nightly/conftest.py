@@ -12,14 +12,14 @@ import pytest
 from pltz.archive.nightly import config, job
 from pltz.archive.sessions import SessionArchive
 from pltz.datasets import sample_sessions
-from pltz.models.bundle import Bundle
+from pltz.models.bundle.bundle import Bundle
 
 
 @pytest.fixture(scope="session")
 def bundle_folder(
     tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]
 ) -> Path:
-    from pltz.models.bundle import write_bundle
+    from pltz.models.bundle.bundle import write_bundle
     from pltz.plt_codec.weights import random_weights
 
     folder = tmp_path_factory.mktemp("bundle") / "tiny"

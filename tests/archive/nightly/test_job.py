@@ -15,7 +15,7 @@ from pltz.archive.errors import Fenced, StoreError
 from pltz.archive.nightly import freeze
 from pltz.archive.nightly.state import Busy
 from pltz.archive.sessions import Memo, SessionArchive
-from pltz.models.bundle import Bundle
+from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import PltzError, UsageError, VersionError
 from pltz.plt_codec.limits import MAX_BYTES
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.models.bundle import Bundle, coder_of
+from pltz.models.bundle.bundle import Bundle, coder_of
 from pltz.plt_codec.engines.cuda import device as gpu
 from pltz.plt_codec.engines.cuda import emulate
 from pltz.plt_codec.engines.cuda.coder import CudaCoder

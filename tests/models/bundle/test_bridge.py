@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from pltz.models import bridge as bridge_module
-from pltz.models.bridge import Bridge
-from pltz.models.tokenizer import _byte_alphabet
+from pltz.models.bundle import bridge as bridge_module
+from pltz.models.bundle.bridge import Bridge
+from pltz.models.bundle.tokenizer import _byte_alphabet
 from pltz.plt_codec.errors import ContentError, CorruptError, ModelError
 from tests.models.target_tokenizers import (
     EXACT,
@@ -350,7 +350,7 @@ def test_slots_follow_from_names_then_ids() -> None:
 # ---- the format page
 
 
-FORMAT = (Path(bridge_module.__file__).resolve().parent / "FORMAT.md").read_text(encoding="utf-8")
+FORMAT = (Path(bridge_module.__file__).resolve().parents[1] / "FORMAT.md").read_text(encoding="utf-8")
 
 
 def test_format_page_s_slots() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pltz.models.tokenizer import BLOCK, SPECIALS, BundleTokenizer
+from pltz.models.bundle.tokenizer import BLOCK, SPECIALS, BundleTokenizer
 from pltz.plt_codec.errors import CorruptError, ModelError
 
 texts = st.text(st.characters(codec="utf-8")).map(str.encode)

@@ -1,4 +1,4 @@
-"""Bundles: written, loaded, identified, and refused when damaged (models/bundle.py)."""
+"""Bundles: written, loaded, identified, and refused when damaged (models/bundle/bundle.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from pltz.models.bundle import Bundle, bundle_id, write_bundle
+from pltz.models.bundle.bundle import Bundle, bundle_id, write_bundle
 from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError, VersionError
 from pltz.plt_codec.weights import Weights, random_weights
 

@@ -1,4 +1,4 @@
-"""Patches carry what a text cannot, and a damaged one is refused by name or harmless (models/patch.py)."""
+"""Patches carry what a text cannot, and a damaged one is refused by name or harmless (models/bundle/patch.py)."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pltz.models import patch as patch_module
-from pltz.models.patch import (
+from pltz.models.bundle import patch as patch_module
+from pltz.models.bundle.patch import (
     BitReader,
     Edit,
     Vocabulary,
@@ -22,7 +22,7 @@ from pltz.models.patch import (
 from pltz.plt_codec.errors import CorruptError
 from tests.models.target_tokenizers import KINDS, PAGE, bridge, bundle, encode, plain, quick, unfolded, x
 
-FORMAT = (Path(patch_module.__file__).resolve().parent / "FORMAT.md").read_text(encoding="utf-8")
+FORMAT = (Path(patch_module.__file__).resolve().parents[1] / "FORMAT.md").read_text(encoding="utf-8")
 
 
 def test_format_page_s_example() -> None:

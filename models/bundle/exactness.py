@@ -1,6 +1,6 @@
 """Exactness across machines: hashes of frequencies on fixed sequences, in every arrangement that must not matter.
 
-    python -m pltz.models.exactness --device cuda --bundle mini --golden tests/golden/frequencies.json
+    python -m pltz.models.bundle.exactness --device cuda --bundle mini --golden tests/golden/frequencies.json
 
 Each case is a model (random weights, random weights at their limits, a bundle) and a layout. The frequencies of fixed sequences
 are computed in one parallel pass, step by step, alone, and among 7 and 64 others; all must hash to the golden value of the
@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pltz.models.bundle import Bundle
+from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.engines.torch import Job, Memory, Stepper, TorchEngine
 from pltz.plt_codec.lanes import LANE_MARK, Layout
 from pltz.plt_codec.weights import CLASS, Weights, random_weights

@@ -30,8 +30,16 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pltz.models.patch import Edit, Vocabulary, apply_patch, diff, encode_edits, encode_literal, pack_bits
-from pltz.models.tokenizer import BundleTokenizer, _byte_alphabet
+from pltz.models.bundle.patch import (
+    Edit,
+    Vocabulary,
+    apply_patch,
+    diff,
+    encode_edits,
+    encode_literal,
+    pack_bits,
+)
+from pltz.models.bundle.tokenizer import BundleTokenizer, _byte_alphabet
 from pltz.plt_codec.errors import ContentError, CorruptError, ModelError
 
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """Decoder bundles: a folder with everything that decides a bit, and its fingerprint.
 
-The files and the identity: FORMAT.md, "Bundle"; reading them: bundle_folder.py. Files are checked against bundle.json when a bundle is loaded, so a
+The files and the identity: FORMAT.md, "Bundle"; reading them: folder.py. Files are checked against bundle.json when a bundle is loaded, so a
 damaged bundle is refused, not used.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zstandard
 
-from pltz.models.bundle_folder import (
+from pltz.models.bundle.folder import (
     CARD,
     DICTIONARY,
     FORMAT,
@@ -28,7 +28,7 @@ from pltz.models.bundle_folder import (
     TOKENIZER,
     BundleFolder,
 )
-from pltz.models.tokenizer import BundleTokenizer
+from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError
 from pltz.plt_codec.weights import Weights
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pltz.plt_codec.engines.torch import TorchEngine
 
 DEFAULT = "mini"
-EMBEDDED = Path(__file__).resolve().parent / "bundles"
+EMBEDDED = Path(__file__).resolve().parent.parent / "bundles"
 ENGINE_VARIABLE = "PLTZ_ENGINE"
 PART = 15_500_000  # bytes of weights in one file of a bundle, before compression
 

@@ -1,0 +1,1 @@
+"""Decoder bundles: weights, tokenizer, fingerprint, and the bridge from other tokenizers."""
