@@ -20,7 +20,7 @@ import numpy as np
 
 from pltz.archive.context import ALONE, FAST, TOWER, TURN, Context
 from pltz.archive.identity import Tokens, digest
-from pltz.models.expected_time import expected_seconds
+from pltz.models.session.expected_time import expected_seconds
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError
 from pltz.plt_codec.lanes import (
     FAST_ABOVE,

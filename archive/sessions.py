@@ -48,9 +48,9 @@ from pltz.archive.errors import NotFound
 from pltz.archive.identity import BASE, TENANT, Tokens, digest
 from pltz.archive.new_session import KINDS, NewSession, Receipt
 from pltz.archive.view import Version
-from pltz.models import transcript
 from pltz.models.bundle.tokenizer import SPECIALS
-from pltz.models.session import Session
+from pltz.models.session import transcript
+from pltz.models.session.session import Session
 from pltz.plt_codec.errors import (
     BundleMismatch,
     ContentError,
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from pltz.archive.keys import Secret
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.bundle.tokenizer import BundleTokenizer
-    from pltz.models.expected_time import Expect
+    from pltz.models.session.expected_time import Expect
 
 BASE_TOKENS = 64  # a shorter base is not worth a record of its own
 META_AFTER = 512  # tokens before a chat's other keys, from where they stand by themselves: turns added later do not store less again

@@ -19,7 +19,7 @@ from pltz.plt_codec.errors import ContentError, UsageError
 if TYPE_CHECKING:
     from pltz.archive.sessions import SessionArchive
     from pltz.archive.view import Version
-    from pltz.models.session import Session
+    from pltz.models.session.session import Session
 
 
 @click.command(

@@ -20,7 +20,7 @@ from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.sessions import Item, SessionArchive, Stored
-    from pltz.models.session import Session
+    from pltz.models.session.session import Session
     from pltz.models.target import Target
     from pltz.plt_codec.lanes import LayoutName
 

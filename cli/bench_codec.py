@@ -23,7 +23,7 @@ from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.cli.measure import Cost
-    from pltz.models.codec import Codec
+    from pltz.models.session.codec import Codec
 
 
 @click.command(

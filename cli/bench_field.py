@@ -33,8 +33,8 @@ from pltz.plt_codec.errors import ModelError, UsageError
 if TYPE_CHECKING:
     from pltz.cli.measure import Cost
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.codec import Codec
-    from pltz.models.session import Session
+    from pltz.models.session.codec import Codec
+    from pltz.models.session.session import Session
     from pltz.plt_codec.weights import Weights
 
 LLAMA = "llama-zip"
@@ -127,7 +127,7 @@ class Group:
     @property
     def content(self) -> int:
         """Bytes of content."""
-        from pltz.models.session import content_bytes
+        from pltz.models.session.session import content_bytes
 
         return sum(map(content_bytes, self.sessions))
 
@@ -153,7 +153,7 @@ class Coder:
 
 def read_file(path: str, limit: int) -> Group:
     """The first bytes of a file as a text. Raises UsageError."""
-    from pltz.models.session import Session
+    from pltz.models.session.session import Session
 
     try:
         with Path(path).open("rb") as file:
@@ -235,7 +235,7 @@ def by_llama(group: Group, codec: "Codec", shown: bool) -> Spent:
     """Each session alone, as its bundle tokens. Raises ModelError where one came back changed."""
     from pltz.cli import llama_peer
     from pltz.cli.llama_zip import LlamaZip
-    from pltz.models import transcript
+    from pltz.models.session import transcript
 
     weights, tokenizer = weights_of(codec), codec.bundle.tokenizer
     room = weights.shape.block + weights.shape.memory

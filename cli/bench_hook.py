@@ -185,7 +185,7 @@ def _samples() -> "Ids":
 
     from pltz.datasets import sample_sessions
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.transcript import to_tokens_many
+    from pltz.models.session.transcript import to_tokens_many
 
     if not _CACHE:
         _CACHE.append(np.concatenate(to_tokens_many(sample_sessions()[:50], Bundle.load().tokenizer)))

@@ -24,7 +24,7 @@ from typing import Any
 import click
 
 from pltz.cli.machine import commit, cpu_name
-from pltz.models.json_value import MAX_DEPTH, MAX_VALUES
+from pltz.models.session.json_value import MAX_DEPTH, MAX_VALUES
 from pltz.plt_codec.limits import MAX_BYTES
 
 MB = 1_000_000
@@ -69,7 +69,7 @@ def _coded(size: int, way: str, model: float | None) -> Row:
     from pltz import api
     from pltz.datasets.loaders import load
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.codec import Codec
+    from pltz.models.session.codec import Codec
 
     folder = Path(tempfile.mkdtemp())
     (folder / "big.jsonl").write_bytes(_chat(size))
@@ -94,8 +94,8 @@ def _coded(size: int, way: str, model: float | None) -> Row:
 
 def _shaped(text: str) -> Row:
     """Code a JSON line of some shape; where it is kept as text, that is its way."""
-    from pltz.models.codec import Codec
-    from pltz.models.session import Session
+    from pltz.models.session.codec import Codec
+    from pltz.models.session.session import Session
 
     line, codec = text.encode(), Codec.load()
     start = time.process_time()

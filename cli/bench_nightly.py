@@ -36,7 +36,7 @@ import itertools, json, sys, time
 from pathlib import Path
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.models.bundle.bundle import Bundle
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 place, bundle, source = sys.argv[1:]
 cold = SessionArchive.create(place, [Bundle.load(bundle)])
 start, spent, count = time.perf_counter(), time.process_time(), 0

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.codec import Codec
-    from pltz.models.parts import Coder
+    from pltz.models.session.codec import Codec
+    from pltz.models.session.parts import Coder
     from pltz.plt_codec.weights import Shape, Weights
 
 WAYS = ("encode", "decode")
@@ -199,8 +199,8 @@ def sample_tokens(codec: "Codec") -> "tuple[np.ndarray[Any, Any], float]":
     import numpy as np
 
     from pltz.datasets import sample_sessions
-    from pltz.models.session import content_bytes
-    from pltz.models.transcript import to_tokens_many
+    from pltz.models.session.session import content_bytes
+    from pltz.models.session.transcript import to_tokens_many
 
     sessions = list(sample_sessions())
     stream = np.concatenate(to_tokens_many(sessions, codec.bundle.tokenizer)).astype(np.int64)

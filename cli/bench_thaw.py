@@ -201,7 +201,7 @@ class Bench:
 
         from pltz.archive.sessions import Item, SessionArchive
         from pltz.archive.thaw import KV_NOISE
-        from pltz.models.session import Session
+        from pltz.models.session.session import Session
 
         codec = options.load_codec(bundle, device, threads)
         loaded: Any = codec.bundle

@@ -18,7 +18,7 @@ from pltz.cli.progress import wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.models.codec import Codec
+    from pltz.models.session.codec import Codec
     from pltz.models.training.records import Record as Loaded
 
 NO_LIMIT = 1 << 62  # bytes
@@ -86,7 +86,7 @@ def measured(loaded: "Codec", found: "Iterable[Loaded]", limit: int, *, shown: b
     Raises:
         UsageError: no session is that short.
     """
-    from pltz.models.session import content_bytes
+    from pltz.models.session.session import content_bytes
 
     records = corpus.select((Record(r.source, r.session, content_bytes(r.session)) for r in found), limit)
     if not records:

@@ -17,7 +17,7 @@ from pltz.cli.progress import wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.models.session import Session
+    from pltz.models.session.session import Session
     from pltz.models.training.records import Record
     from pltz.models.training.settings import Settings
 

@@ -21,7 +21,7 @@ from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.datasets.loaders import Format
-    from pltz.models.session import Session
+    from pltz.models.session.session import Session
     from pltz.plt_codec.lanes import LayoutName
 
 INPUT_FORMAT = options.form(("auto", "openai", "sharegpt", "jsonl", "text", "ids"), "What the inputs are.")
@@ -197,7 +197,7 @@ class Tally:
 
     def count(self, sessions: Iterable["Session"]) -> Iterator["Session"]:
         """The same sessions, counted."""
-        from pltz.models.session import content_bytes
+        from pltz.models.session.session import content_bytes
 
         for session in sessions:
             self.sessions += 1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.models.session import Session
+    from pltz.models.session.session import Session
 
 SUFFIXES = (".jsonl", ".jsonl.zst")
 
@@ -52,7 +52,7 @@ def files(path: Path) -> list[Path]:
 
 def record(line: "Session", place: str) -> Record:
     """What is measured of one line."""
-    from pltz.models.session import Session, content_bytes
+    from pltz.models.session.session import Session, content_bytes
 
     value = line.value if line.kind == "chat" else None
     if not isinstance(value, dict) or not isinstance(value.get("messages"), list):

@@ -14,7 +14,7 @@ from pltz.cli.progress import Progress, wanted
 from pltz.plt_codec.errors import ContentError
 
 if TYPE_CHECKING:
-    from pltz.models.session import Session
+    from pltz.models.session.session import Session
 
 SESSION_FORMAT = options.form(
     ("auto", "jsonl", "text", "ids"),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pltz.archive.thaw import Thawed
     from pltz.cli.corpus import Record
     from pltz.cli.measure import Run
-    from pltz.models.codec import Codec
+    from pltz.models.session.codec import Codec
     from pltz.models.target import Target
 
 QUESTION = "Thank you. Which part of this matters most?"

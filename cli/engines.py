@@ -15,7 +15,7 @@ from pltz.plt_codec.errors import ModelError
 if TYPE_CHECKING:
     import numpy as np
 
-    from pltz.models.parts import Coder
+    from pltz.models.session.parts import Coder
     from pltz.plt_codec.weights import Weights
 
 

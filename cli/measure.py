@@ -13,8 +13,8 @@ from pltz.cli.progress import Progress
 from pltz.plt_codec.errors import ModelError
 
 if TYPE_CHECKING:
-    from pltz.models.codec import Codec, Coded
-    from pltz.models.session import Session
+    from pltz.models.session.codec import Codec, Coded
+    from pltz.models.session.session import Session
     from pltz.plt_codec.container.file import Reader
 
 
@@ -65,7 +65,7 @@ def run(
     Raises:
         ModelError: a session came back changed.
     """
-    from pltz.models.codec import Codec
+    from pltz.models.session.codec import Codec
     from pltz.plt_codec.container.file import Reader
 
     coded: list[Coded] = []

@@ -10,7 +10,7 @@ import click
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.models.codec import Codec
+    from pltz.models.session.codec import Codec
     from pltz.plt_codec.container.file import Reader
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -136,7 +136,7 @@ def one_tokenizer(target: str | None, tokenizer: str | None) -> None:
 
 def load_codec(bundle: str | None, device: str, threads: int | None) -> "Codec":
     """The codec of a bundle by name or folder. Raises UsageError or ModelError where it cannot be loaded."""
-    from pltz.models.codec import Codec
+    from pltz.models.session.codec import Codec
 
     return Codec.load(bundle, device=device, threads=threads)
 
@@ -148,7 +148,7 @@ def load_codec_for(reader: "Reader", bundle: str | None, device: str, threads: i
         BundleMismatch: no such bundle is here.
     """
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.codec import Codec
+    from pltz.models.session.codec import Codec
 
     chosen = bundle or Bundle.find(reader.header.bundle_id).path
     return Codec.load(chosen, device=device, threads=threads)

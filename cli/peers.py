@@ -28,7 +28,7 @@ import zstandard
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.models.session import Session
+    from pltz.models.session.session import Session
 
 NAMES = ("zstd", "zstd+dict", "brotli", "xz", "ppmd")
 SLOW = ("zpaq", "paq8px")  # context mixing: `context_mixing`

@@ -39,7 +39,7 @@ from pltz.archive.view import Version
 from pltz.cli.torture_child import Line, Voice
 from pltz.cli.torture_record import Key, Record, Seen, Session, digest_of
 from pltz.models.bundle.bundle import Bundle
-from pltz.models.session import Session as Content
+from pltz.models.session.session import Session as Content
 from pltz.plt_codec.errors import FormatError, PltzError
 
 TENANTS = ("acme", "blue", "cyan")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from pltz.datasets.loaders import load
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.plt_codec.errors import UsageError
 
 

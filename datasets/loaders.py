@@ -18,7 +18,7 @@ in the order of their paths.
 A JSON document that is a list of messages is one session, a list of ints is ids, any other list of objects
 or of lists of objects is one session an item.
 
-JSON that Python would change (repeated keys, NaN, numbers no double holds, see models/json_value.py) is kept
+JSON that Python would change (repeated keys, NaN, numbers no double holds, see models/session/json_value.py) is kept
 as it stands: that line, or that document, becomes a text session of its exact bytes.
 """
 
@@ -34,7 +34,7 @@ from typing import Any, Literal, NoReturn, cast
 import numpy as np
 
 from pltz.datasets.source import GZIP_MAGIC, ZSTD_MAGIC, Readable, Source
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
 

@@ -15,7 +15,7 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     from pltz.models.bundle.bridge import Bridge
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.codec import Codec
+    from pltz.models.session.codec import Codec
     from pltz.models.target import Target
 
 Path_ = str | os.PathLike[str]
@@ -46,7 +46,7 @@ class Partners:
             UsageError, ModelError: the bundle cannot be used; BundleMismatch: none here has the id.
         """
         from pltz.models.bundle.bundle import Bundle
-        from pltz.models.codec import Codec
+        from pltz.models.session.codec import Codec
 
         bundle = self.bundle
         if isinstance(bundle, Codec):

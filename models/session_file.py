@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
     from pltz.models.bundle.bridge import Bridge
-    from pltz.models.codec import Codec
     from pltz.models.partners import Partners
+    from pltz.models.session.codec import Codec
     from pltz.plt_codec.container.file import Info, Reader
 
 READ_AHEAD = 256  # sessions decoded side by side by iteration

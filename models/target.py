@@ -44,7 +44,7 @@ from pltz.models.checkpoint import (
     tokenizer_json_of,
 )
 from pltz.models.kv_size import kv_bytes_of
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, ModelError, OpaqueContentError, PltzError, UsageError
 
 if TYPE_CHECKING:

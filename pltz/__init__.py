@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         thaw,
     )
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.codec import Codec
-    from pltz.models.session import Session
+    from pltz.models.session.codec import Codec
+    from pltz.models.session.session import Session
     from pltz.models.session_file import SessionFile
     from pltz.plt_codec.errors import (
         BundleMismatch,
@@ -57,8 +57,8 @@ _HOMES = {
         "thaw",
     ),
     "pltz.models.bundle.bundle": ("Bundle",),
-    "pltz.models.codec": ("Codec",),
-    "pltz.models.session": ("Session",),
+    "pltz.models.session.codec": ("Codec",),
+    "pltz.models.session.session": ("Session",),
     "pltz.models.session_file": ("SessionFile",),
     "pltz.plt_codec.errors": (
         "BundleMismatch",

@@ -1,6 +1,6 @@
 """The functions behind the names of `pltz`: compress, decompress, open, thaw, and compress and decompress for many.
 
-Each takes what a user has at hand (values, paths, bytes) and leaves the work to `pltz.models.codec` and
+Each takes what a user has at hand (values, paths, bytes) and leaves the work to `pltz.models.session.codec` and
 `pltz.archive.thaw`. A bundle, a target or a tokenizer may be named or given loaded; loading one takes longer than coding
 a session with it, so who calls often makes a `Codec` once:
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from pltz.archive.sessions import Item, SessionArchive
     from pltz.archive.thaw import Thawed
     from pltz.models.bundle.bundle import Bundle
-    from pltz.models.codec import Codec
     from pltz.models.partners import Partners, Path_
-    from pltz.models.session import Session
-    from pltz.models.session_decoder import OnError
+    from pltz.models.session.codec import Codec
+    from pltz.models.session.decoder import OnError
+    from pltz.models.session.session import Session
     from pltz.models.session_file import SessionFile
     from pltz.models.target import Target
     from pltz.plt_codec.container.file import Reader

@@ -15,8 +15,8 @@ import pytest
 import pltz
 from pltz.datasets.given import as_session
 from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.codec import Codec
-from pltz.models.session import Session
+from pltz.models.session.codec import Codec
+from pltz.models.session.session import Session
 from pltz.plt_codec import errors
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.container.frame import Kind
@@ -87,7 +87,7 @@ def test_importing_pltz_imports_nothing_heavy() -> None:
 
 
 def test_the_command_line_sees_no_torch_through_the_codec() -> None:
-    script = "import sys, pltz; pltz.Session, pltz.open, pltz.api; import pltz.plt_codec.container.file, pltz.models.codec; print('torch' in sys.modules)"
+    script = "import sys, pltz; pltz.Session, pltz.open, pltz.api; import pltz.plt_codec.container.file, pltz.models.session.codec; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

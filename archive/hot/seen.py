@@ -20,8 +20,8 @@ import numpy as np
 from pltz.archive.bridged import BridgedCodec
 from pltz.archive.codec import BytesCodec
 from pltz.archive.new_session import KINDS
-from pltz.models import transcript
 from pltz.models.bundle.bridge import Bridge
+from pltz.models.session import transcript
 from pltz.models.target import as_seen_by
 from pltz.plt_codec.errors import TokenizerMismatch
 

@@ -33,7 +33,7 @@ from typing import Any
 from pltz.archive.nightly.naming import Naming, moment
 from pltz.archive.nightly.shard import SHARD_SESSIONS, Bad, Entry, Shard
 from pltz.archive.sessions import Item
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
 

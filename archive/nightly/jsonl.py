@@ -23,7 +23,7 @@ from pltz.archive.nightly.shard import SHARD_BYTES, SHARD_SESSIONS, Bad, Entry, 
 from pltz.archive.sessions import Item
 from pltz.datasets.source import Source as Bytes
 from pltz.datasets.source import TooLong
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
 

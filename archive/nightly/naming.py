@@ -16,7 +16,7 @@ from typing import Any
 
 from pltz.archive.nightly.shard import Entry
 from pltz.archive.sessions import Item
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from pltz.archive.nightly.naming import Naming
 from pltz.archive.nightly.shard import SHARD_SESSIONS, Bad, Entry, Shard
 from pltz.archive.sessions import Item, SessionArchive, Stored
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.plt_codec.errors import PltzError, UsageError
 
 if TYPE_CHECKING:

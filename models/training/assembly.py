@@ -11,7 +11,8 @@ import zstandard
 
 from pltz.models.bundle.bundle import Bundle, read_weights, write_bundle
 from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.session import Session
+from pltz.models.session.session import Session
+from pltz.models.session.transcript import to_tokens_many
 from pltz.models.training import records, rounded
 from pltz.models.training.calibrate import calibrate
 from pltz.models.training.card import own_card, own_markdown
@@ -20,7 +21,6 @@ from pltz.models.training.export import export
 from pltz.models.training.origin import Origin
 from pltz.models.training.settings import Settings
 from pltz.models.training.stages import Say, digest
-from pltz.models.transcript import to_tokens_many
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.zstd import Fallback
 

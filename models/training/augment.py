@@ -1,7 +1,7 @@
 """Variations of training sessions, so that the bundle knows the forms its codec writes and not only plain chats.
 
 A few per cent of chats are rewritten: as a foreign target's chat template with its special tokens as escapes (models/bundle/bridge.py),
-in ShareGPT style, as a bare list, with session keys at the end, with message keys such as names and tool calls (models/transcript.py).
+in ShareGPT style, as a bare list, with session keys at the end, with message keys such as names and tool calls (models/session/transcript.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.session import Session
-from pltz.models.transcript import to_tokens
+from pltz.models.session.session import Session
+from pltz.models.session.transcript import to_tokens
 
 ROLES = {1: "system", 2: "user", 3: "assistant", 4: "tool", 10: "developer", 11: "function"}
 ESCAPE = 16  # id of <|x0|>

@@ -18,8 +18,8 @@ import numpy as np
 
 from pltz.models.bundle.bundle import Bundle, coder_of, write_bundle
 from pltz.models.bundle.tokenizer import Ids
+from pltz.models.session.transcript import to_tokens_many
 from pltz.models.training.layouts import sessions
-from pltz.models.transcript import to_tokens_many
 from pltz.plt_codec.weights import Weights
 
 ROUNDS = ((0.85, 0.9, 0.93, 0.96, 1.04), (0.975, 1.025))  # factors, coarse and then fine

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pltz.models.checkpoint import resolve, tokenizer_json_of
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.models.target import Target
 from pltz.models.training.records import Record
 from pltz.models.training.settings import Settings, Teacher

@@ -14,7 +14,7 @@ import numpy as np
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.models.training import prepare, records, turns
 from pltz.models.training.context import Context, write_json
 from pltz.models.training.learning import Learning

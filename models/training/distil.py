@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pltz.models import transcript
 from pltz.models.bundle import bridge
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
+from pltz.models.session import transcript
 from pltz.models.target import Target
 from pltz.models.training import rounded
 from pltz.models.training.job import Job

@@ -16,9 +16,9 @@ from collections import defaultdict
 from typing import Any
 
 from pltz.models.bundle.bundle import Bundle
-from pltz.models.session import Session
+from pltz.models.session.session import Session
+from pltz.models.session.transcript import to_tokens_many
 from pltz.models.training.prepare import read_lines
-from pltz.models.transcript import to_tokens_many
 from pltz.plt_codec.engines.native.coder import NativeCoder
 from pltz.plt_codec.weights import Weights
 

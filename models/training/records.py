@@ -20,8 +20,8 @@ import numpy as np
 import zstandard
 
 from pltz.models.bundle.tokenizer import BundleTokenizer, Ids
-from pltz.models.session import Kind, Session, content_bytes
-from pltz.models.transcript import to_tokens, to_tokens_many
+from pltz.models.session.session import Kind, Session, content_bytes
+from pltz.models.session.transcript import to_tokens, to_tokens_many
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch
 
 TEXT = "text:"  # sources that begin so are plain texts

@@ -3,7 +3,7 @@
 The target exists to make demo and tests real: a chat model with KV, chat template and weights of its own, small
 enough to ship (7.3 M parameters, 14.7 MB in bf16). It reads the same ids as the decoder bundle: its tokenizer is the
 bundle's, with the 32 specials turned into added special tokens of the same ids, and its chat template writes what
-models/transcript.py writes: a role token, then the content, nothing between.
+models/session/transcript.py writes: a role token, then the content, nothing between.
 
 How. The token stream lies on the device as a whole (2 bytes a token). A batch is random windows of it, half of them
 from the start of a session, because that is where a served chat starts. Most are --length tokens long; from 60 % of
@@ -42,7 +42,7 @@ WARMUP = 0.02  # share of the time
 LONG_FROM = 0.6  # share of the time after which every second batch is of long windows
 EVAL_EVERY = 30.0  # seconds
 
-# What models/transcript.py writes for the messages of a chat in the plain style: a role token and the text; then, if
+# What models/session/transcript.py writes for the messages of a chat in the plain style: a role token and the text; then, if
 # the message has other keys or another order of keys, <|message|> and a list of the message without role and text; and
 # for a message without a text or with another role, <|message|> and the message. Two things are not transcript.py's:
 # it writes other roles as <|user|> with a note, and transformers hides a null content (and doubles a reasoning) before

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.models.target import Target
 from pltz.models.training import records
 from pltz.models.training.context import Context

@@ -20,7 +20,7 @@ from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
 from pltz.archive.token_archive import TokenArchive, TokenItem
 from pltz.models.bundle.bundle import Bundle, write_bundle
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, LimitError
 from pltz.plt_codec.limits import MAX_BYTES, MAX_IDS, MAX_TOKENS
 from pltz.plt_codec.weights import random_weights

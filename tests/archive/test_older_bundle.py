@@ -14,7 +14,7 @@ from pltz.archive.token_archive import TokenArchive, TokenItem
 from pltz.models.bundle import bundle as bundles
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle, write_bundle
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.plt_codec.errors import BundleMismatch
 from pltz.plt_codec.weights import random_weights
 from tests.models.target_tokenizers import target

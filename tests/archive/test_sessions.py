@@ -14,7 +14,7 @@ from pltz.archive.identity import Tokens
 from pltz.archive.keys import Secret
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.models.bundle.bundle import Bundle, write_bundle
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.plt_codec.weights import random_weights
 
 

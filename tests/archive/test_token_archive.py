@@ -19,7 +19,7 @@ from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
 from pltz.archive.token_archive import MAX_SEGMENT, Put, Recent, Segments, TokenArchive, TokenItem, tenant_of
 from pltz.models.bundle.bundle import Bundle, write_bundle
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 from pltz.plt_codec.weights import random_weights
 from tests.archive.test_durable import killed_before_sync

@@ -250,7 +250,7 @@ KILLED = """
 import sys
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.models.bundle.bundle import Bundle
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 cold = SessionArchive.open(sys.argv[1], [Bundle.load(sys.argv[2])])
 turns = []
 for n in range(10000):

@@ -13,9 +13,9 @@ from click.testing import Result
 
 from pltz.cli import bench_field, context_mixing, llama_peer
 from pltz.datasets import sample_sessions
-from pltz.models.codec import Codec
-from pltz.models.session import Session, content_bytes
-from pltz.models.transcript import to_tokens
+from pltz.models.session.codec import Codec
+from pltz.models.session.session import Session, content_bytes
+from pltz.models.session.transcript import to_tokens
 from pltz.plt_codec.errors import UsageError
 
 Run = Callable[..., Result]

@@ -22,7 +22,7 @@ from pltz.datasets import (
     sample_sessions,
     sample_tenants,
 )
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageError
 
 HI = {"messages": [{"role": "user", "content": "Hi"}], "id": 1}

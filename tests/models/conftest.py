@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.codec import Codec
+from pltz.models.session.codec import Codec
 from pltz.models.training import train_target
 from tests.models.fake_coder import FakeBundle, FakeCoder
 

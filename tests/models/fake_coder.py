@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.types import Encoded, FrameItem
 

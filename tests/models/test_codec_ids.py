@@ -9,8 +9,8 @@ import pytest
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.codec import Codec
-from pltz.models.session import Session
+from pltz.models.session.codec import Codec
+from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.container.frame import Kind
 from pltz.plt_codec.errors import CorruptError, TokenizerMismatch

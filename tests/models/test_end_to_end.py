@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import Bundle, write_bundle
-from pltz.models.codec import Codec
-from pltz.models.session import Session
+from pltz.models.session.codec import Codec
+from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import BundleMismatch, PltzError
 from pltz.plt_codec.weights import random_weights

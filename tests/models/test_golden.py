@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from pltz.models.bundle.bundle import Bundle
-from pltz.models.codec import Codec
+from pltz.models.session.codec import Codec
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.engines.native import coder as native
 from pltz.plt_codec.engines.token_coder import TokenCoder

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from pltz.datasets.loaders import load
-from pltz.models import json_value
-from pltz.models.codec import Codec
-from pltz.models.json_value import MAX_DEPTH
-from pltz.models.session import Session
+from pltz.models.session import json_value
+from pltz.models.session.codec import Codec
+from pltz.models.session.json_value import MAX_DEPTH
+from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader, Writer
 from pltz.plt_codec.container.frame import Frame, Kind, content_check
 from pltz.plt_codec.errors import (
@@ -160,7 +160,7 @@ CHILD = """
 import resource, sys
 sys.path[:0] = {path!r}
 from pltz.models import json_value
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 import numpy
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 line = {line}
@@ -229,7 +229,7 @@ def test_zstd_above_keeps_the_refusals(codec: Codec) -> None:
 def test_the_expected_time_is_told_before_and_is_about_right(
     codec: Codec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pltz.models.expected_time.LEAST_TOKENS", 1000)
+    monkeypatch.setattr("pltz.models.session.expected_time.LEAST_TOKENS", 1000)
     told: list[float] = []
 
     class Slow:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.models import codec as module
-from pltz.models import session_decoder
 from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.codec import Codec
-from pltz.models.session import Session
+from pltz.models.session import codec as module
+from pltz.models.session import decoder as session_decoder
+from pltz.models.session.codec import Codec
+from pltz.models.session.session import Session
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.errors import (
     BundleMismatch,

@@ -17,13 +17,13 @@ import torch
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.bundle.tokenizer import BundleTokenizer
+from pltz.models.session.transcript import to_tokens
 from pltz.models.training import batches, records, rounded, settings, train
 from pltz.models.training.assembly import _described
 from pltz.models.training.export import export, restore
 from pltz.models.training.net import A_SCALE, Net, built, mask_of, rounded_net
 from pltz.models.training.origin import Origin
 from pltz.models.training.shape import NetConfig
-from pltz.models.transcript import to_tokens
 from pltz.plt_codec.errors import UsageError
 
 TINY = NetConfig(

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.models.target import Target
 from pltz.models.training import batches, distil, fit, prepare, records, rounded, settings, stages, vocabulary
 from pltz.models.training import net as nets
@@ -268,7 +268,7 @@ def test_a_target_reads_a_session_as_its_template_spells_it(foreign: Path) -> No
     target = Target.load(foreign)
     bundle = BundleTokenizer(vocabulary.from_target(target.tokenizer_json))
     spelling = distil.Spelling(target, bundle)
-    from pltz.models.transcript import to_tokens
+    from pltz.models.session.transcript import to_tokens
 
     chat = {
         "messages": [
@@ -299,7 +299,7 @@ def test_the_teachers_probabilities_are_the_targets(foreign: Path, tmp_path: Pat
             ]
         },
     )
-    from pltz.models.transcript import to_tokens
+    from pltz.models.session.transcript import to_tokens
 
     tokens = to_tokens(session, bundle).astype(np.int64)
     part = batches.lay(tokens, 64, lambda t: 2, 0)

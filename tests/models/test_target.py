@@ -11,12 +11,12 @@ import torch
 import transformers
 
 from pltz.archive.thaw import KV_NOISE, kv_difference
-from pltz.models import transcript
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.checkpoint import TARGETS
 from pltz.models.kv_size import cache_bytes, kv_bytes_of
-from pltz.models.session import Session
+from pltz.models.session import transcript
+from pltz.models.session.session import Session
 from pltz.models.target import Target
 from pltz.plt_codec.errors import ContentError, ModelError, OpaqueContentError, UsageError
 

@@ -13,7 +13,7 @@ from pltz.archive.codec import BytesCodec
 from pltz.archive.hot.slab import Slab
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.models.bundle.bundle import Bundle, write_bundle
-from pltz.models.session import Session
+from pltz.models.session.session import Session
 from pltz.models.target import Target
 from pltz.plt_codec.weights import random_weights
 

@@ -19,9 +19,9 @@ from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.thaw import KV_NOISE, Thawed, kv_difference
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle
-from pltz.models.session import Session
+from pltz.models.session.session import Session
+from pltz.models.session.transcript import conversation_ids, to_tokens
 from pltz.models.target import Target
-from pltz.models.transcript import conversation_ids, to_tokens
 from pltz.plt_codec.errors import (
     ContentError,
     ModelError,

@@ -123,7 +123,7 @@ def test_a_time_that_cannot_be_is_refused(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [None, True, "", [], {"a": 1}])
 def test_a_key_that_is_no_name_is_refused(value: Any) -> None:
-    from pltz.models.session import Session
+    from pltz.models.session.session import Session
 
     naming = Naming(name_key="id", time_key="at")
     entry = Entry("x:1", None, b"")

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from pltz.datasets import sample_sessions
-from pltz.models.codec import Codec
-from pltz.models.session import Session
+from pltz.models.session.codec import Codec
+from pltz.models.session.session import Session
 
 HERE = Path(__file__).parent
 LAYOUTS: dict[str, dict[str, int]] = {

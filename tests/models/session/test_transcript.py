@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
-from pltz.models.session import Session
-from pltz.models.transcript import conversation_ids, from_tokens, refuse_opaque, to_tokens, to_tokens_many
+from pltz.models.session.session import Session
+from pltz.models.session.transcript import (
+    conversation_ids,
+    from_tokens,
+    refuse_opaque,
+    to_tokens,
+    to_tokens_many,
+)
 from pltz.plt_codec.errors import ContentError, CorruptError, OpaqueContentError, TokenizerMismatch
 
 strings = st.text(st.characters(exclude_categories=()), max_size=12)

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pltz.datasets import sample_sessions
-from pltz.models import transcript
-from pltz.models.codec import Codec
-from pltz.models.session import Session, content_bytes
+from pltz.models.session import transcript
+from pltz.models.session.codec import Codec
+from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec.container.file import Reader, pack
 from pltz.plt_codec.container.frame import Frame, Kind, content_check
 from pltz.plt_codec.container.header import Header

@@ -14,9 +14,9 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, cast, overload
 
-from pltz.models import transcript
-from pltz.models.session import Kind as SessionKind
-from pltz.models.session import Session
+from pltz.models.session import transcript
+from pltz.models.session.session import Kind as SessionKind
+from pltz.models.session.session import Session
 from pltz.plt_codec import repeats
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.container.frame import Frame, Kind, content_check
@@ -25,7 +25,7 @@ from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
     from pltz.models.bundle.tokenizer import Ids
-    from pltz.models.parts import Coder, Parts, Progress, TokenBridge, Tokens
+    from pltz.models.session.parts import Coder, Parts, Progress, TokenBridge, Tokens
     from pltz.plt_codec.container.header import Header
 
 BATCH_TOKENS = 1 << 20  # decoded side by side

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pltz.models.session import KINDS, Session
+from pltz.models.session.session import KINDS, Session
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 
 strings = st.text(st.characters(exclude_categories=()))

@@ -5,7 +5,7 @@
             --plain bytes, zstd----------------------------------------------> frame
 
 What: `Codec` joins a bundle (tokenizer, dictionary, id), a token coder (the model's engine) and the container; the way back is
-session_decoder.py.
+decoder.py.
 How: sessions are taken in batches, since the engine is fast only when many sequences run side by side; with ``verify``
 each model frame is decoded again and the whole session compared before the bytes are handed out.
 Why three methods: the model sees some thousand tokens back, so what a log of hundreds of kilobytes repeats is taken out as copies
@@ -25,10 +25,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Literal, overload
 
-from pltz.models import transcript
-from pltz.models.expected_time import Expect, expected_seconds
-from pltz.models.session import Session, content_bytes
-from pltz.models.session_decoder import OnError, SessionDecoder, named
+from pltz.models.session import transcript
+from pltz.models.session.decoder import OnError, SessionDecoder, named
+from pltz.models.session.expected_time import Expect, expected_seconds
+from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec import repeats as copies
 from pltz.plt_codec.container.file import Writer
 from pltz.plt_codec.container.frame import Frame, Kind, content_check
@@ -48,7 +48,7 @@ from pltz.plt_codec.limits import ZSTD_ABOVE
 if TYPE_CHECKING:
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.bundle.tokenizer import Ids
-    from pltz.models.parts import Coder, Parts, Progress, TokenBridge, Tokens
+    from pltz.models.session.parts import Coder, Parts, Progress, TokenBridge, Tokens
     from pltz.plt_codec.types import Encoded
 
     _Code = Callable[[Sequence[Ids], Progress | None], Sequence[Encoded]]

@@ -43,9 +43,9 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from pltz.models import json_value
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer, Ids
-from pltz.models.session import Kind, Session
+from pltz.models.session import json_value
+from pltz.models.session.session import Kind, Session
 from pltz.plt_codec.errors import ContentError, CorruptError, OpaqueContentError, TokenizerMismatch
 
 _ID = {name: i for i, name in enumerate(SPECIALS)}

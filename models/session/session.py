@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from pltz.models import json_value
+from pltz.models.session import json_value
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.limits import check_bytes
 

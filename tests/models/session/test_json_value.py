@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pltz.models.json_value import MAX_DEPTH, check, difference, dump, parse
+from pltz.models.session.json_value import MAX_DEPTH, check, difference, dump, parse
 from pltz.plt_codec.errors import ContentError
 
 strings = st.text(st.characters(exclude_categories=()))  # lone surrogates too

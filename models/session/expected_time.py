@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pltz.plt_codec.types import FrameItem
 
 if TYPE_CHECKING:
-    from pltz.models.parts import Coder, Tokens
+    from pltz.models.session.parts import Coder, Tokens
 
 Expect = Callable[[float], None]
 """Is told of the expected seconds before a batch of sessions is coded, where they are many."""

@@ -1,0 +1,1 @@
+"""Sessions: values of users to coded frames and back."""
