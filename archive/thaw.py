@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import DynamicCache
 
-    from pltz.models.target import Target
+    from pltz.models.target.target import Target
 
 # Largest kv_difference between two KVs of the same ids on the same target, whatever cut the prefill was run in.
 KV_NOISE = {"float32": 1e-4, "bfloat16": 6e-2, "float16": 1e-2}

@@ -108,7 +108,7 @@ def open_sessions(
 
 def tokenizer_json(name: str) -> bytes:
     """A tokenizer.json, by its path or the target it belongs to (no weights are loaded). Raises UsageError, ModelError."""
-    from pltz.models.checkpoint import resolve, tokenizer_json_of
+    from pltz.models.target.checkpoint import resolve, tokenizer_json_of
 
     if not Path(name).is_file():
         return tokenizer_json_of(resolve(name))

@@ -21,7 +21,7 @@ from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 if TYPE_CHECKING:
     from pltz.archive.sessions import Item, SessionArchive, Stored
     from pltz.models.session.session import Session
-    from pltz.models.target import Target
+    from pltz.models.target.target import Target
     from pltz.plt_codec.lanes import LayoutName
 
 
@@ -262,7 +262,7 @@ class Inputs:
         self._model, self._foreign = self._load_target(), self._fingerprint(named)
 
     def __iter__(self) -> Iterator[Row]:
-        from pltz.models.target import as_seen_by
+        from pltz.models.target.target import as_seen_by
 
         for path in self.paths:
             stem = stem_of(path)
@@ -277,7 +277,7 @@ class Inputs:
                 )
 
     def _load_target(self) -> "Target | None":
-        from pltz.models.target import Target
+        from pltz.models.target.target import Target
 
         return None if self.target is None else Target.load(self.target)
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from pltz.archive.hot import HotStore, Thawer
     from pltz.archive.thaw import Thawed
-    from pltz.models.target import Target
+    from pltz.models.target.target import Target
 
 Expected = tuple["DynamicCache", "torch.Tensor"]  # of a prefill: KV, logits of the last id
 EMBEDDED = "embedded"
@@ -286,7 +286,7 @@ class Bench:
 def target_of(shape: str, folder: Path, tokenizer_json: bytes, device: str) -> "Target":
     """The embedded target, or a random one. Raises UsageError, ModelError."""
     from pltz.models.random_target import RandomTarget
-    from pltz.models.target import Target
+    from pltz.models.target.target import Target
 
     if shape == EMBEDDED:
         return Target.load(api.DEFAULT_TARGET, device)
@@ -302,7 +302,7 @@ def ways(bench: Bench) -> Iterator[Way]:
     """Each way to the KV of one session. What a timed call returns is a Thawed to check, or nothing."""
     from safetensors.torch import load_file, save_file
 
-    from pltz.models.cache import pairs_of
+    from pltz.models.target.cache import pairs_of
 
     tensors = {
         f"{n}.{kind}": t

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pltz.cli.corpus import Record
     from pltz.cli.measure import Run
     from pltz.models.session.codec import Codec
-    from pltz.models.target import Target
+    from pltz.models.target.target import Target
 
 QUESTION = "Thank you. Which part of this matters most?"
 ANSWER = 60  # tokens the target may write
@@ -72,7 +72,7 @@ def demo(
     mini and the target mini-llama, a toy of a language model whose part is to show that a thawed cache
     works.
     """
-    from pltz.models.target import Target
+    from pltz.models.target.target import Target
 
     kept = Output(output, force=force) if output is not None else None
     records = list(corpus.read(None))[:count]
@@ -169,7 +169,7 @@ def figures(
     records: "Sequence[Record]", run: "Run", model: "Target", thawed: "Sequence[Thawed]"
 ) -> dict[str, Any]:
     """What the demo measured; sizes in bytes, times in milliseconds."""
-    from pltz.models.kv_size import KNOWN_SHAPES, kv_bytes_of
+    from pltz.models.target.kv_size import KNOWN_SHAPES, kv_bytes_of
 
     content = sum(record.content_bytes for record in records)
     frozen, tokens = len(run.data), run.tokens

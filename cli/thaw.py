@@ -21,7 +21,7 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     from pltz.archive.hot import HotStore
     from pltz.archive.thaw import Thawed
-    from pltz.models.target import Target
+    from pltz.models.target.target import Target
 
 
 @click.command(
@@ -94,7 +94,7 @@ def thaw(
     With --hot DIR the KV of an archive's session is kept in files, segment by segment, so that the next session on the same
     prompt, or the same one again, is prefilled only where it is new. The files hold KV and tokens in the clear.
     """
-    from pltz.models.target import Target
+    from pltz.models.target.target import Target
 
     if place is not None:
         if index is not None:

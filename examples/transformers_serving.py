@@ -21,7 +21,7 @@ from typing import Any
 from pltz.archive.hooks.hook import EvictionHook
 from pltz.archive.thaw import thaw
 from pltz.archive.token_archive import TokenArchive
-from pltz.models.target import Target
+from pltz.models.target.target import Target
 
 SYSTEM = "You help people with their orders. Be short and friendly. " * 6
 QUESTIONS = (

@@ -20,7 +20,7 @@ from pltz.archive.hooks.vllm_request import prompt
 from pltz.archive.hooks.worker import drain
 from pltz.archive.token_archive import TokenArchive
 from pltz.datasets import sample_sessions
-from pltz.models.checkpoint import fingerprint_of
+from pltz.models.target.checkpoint import fingerprint_of
 
 SALT = "a secret of acme's"
 

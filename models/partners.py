@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pltz.models.bundle.bridge import Bridge
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.session.codec import Codec
-    from pltz.models.target import Target
+    from pltz.models.target.target import Target
 
 Path_ = str | os.PathLike[str]
 
@@ -64,7 +64,7 @@ class Partners:
 
 def as_target(target: Path_ | Target) -> Target:
     """A target by name or path, or loaded. Raises UsageError, ModelError."""
-    from pltz.models.target import Target
+    from pltz.models.target.target import Target
 
     return Target.load(target) if isinstance(target, str | os.PathLike) else target
 
@@ -88,7 +88,7 @@ def bridge_between(tokenizer_json: bytes, codec: Codec) -> Bridge:
 
 def _tokenizer_of(target: Path_ | Target) -> bytes:
     """A target's tokenizer JSON, without loading its weights."""
-    from pltz.models.checkpoint import resolve, tokenizer_json_of
+    from pltz.models.target.checkpoint import resolve, tokenizer_json_of
 
     if isinstance(target, str | os.PathLike):
         return tokenizer_json_of(resolve(target))

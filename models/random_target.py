@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, Self
 
-from pltz.models.target import Target
+from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ModelError, UsageError
 
 SHAPES: dict[str, dict[str, Any]] = {

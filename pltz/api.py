@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pltz.models.session.decoder import OnError
     from pltz.models.session.session import Session
     from pltz.models.session_file import SessionFile
-    from pltz.models.target import Target
+    from pltz.models.target.target import Target
     from pltz.plt_codec.container.file import Reader
     from pltz.plt_codec.lanes import LayoutName
 
@@ -74,7 +74,7 @@ def compress(
     """
     from pltz.datasets.given import as_sessions
     from pltz.models.partners import Partners
-    from pltz.models.target import as_seen_by
+    from pltz.models.target.target import as_seen_by
 
     partners = Partners(bundle, target, tokenizer, device, threads)
     codec = partners.codec()
@@ -430,7 +430,7 @@ def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, 
     import numpy as np
 
     from pltz.models.partners import bridge_between
-    from pltz.models.target import as_seen_by
+    from pltz.models.target.target import as_seen_by
 
     kind = file.info(index).kind.session
     if kind == "ids" or bridge_between(model.tokenizer_json, file.codec).identity:
@@ -441,7 +441,7 @@ def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, 
 def _attempt(item: object, model: Target | None) -> Session | PltzError:
     """One session as ``model`` sees it, if there is one; or why it cannot be."""
     from pltz.datasets.given import as_session
-    from pltz.models.target import as_seen_by
+    from pltz.models.target.target import as_seen_by
 
     try:
         session = as_session(item)

@@ -30,7 +30,7 @@ from vllm.logger import init_logger
 
 from pltz.archive.hooks.vllm_request import evicted, named
 from pltz.archive.hooks.vllm_settings import VllmSettings
-from pltz.models.checkpoint import fingerprint_of
+from pltz.models.target.checkpoint import fingerprint_of
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

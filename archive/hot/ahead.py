@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import DynamicCache
 
-    from pltz.models.target import Target
+    from pltz.models.target.target import Target
 
 Found = tuple["DynamicCache", "torch.Tensor"]
 

@@ -22,7 +22,7 @@ from pltz.archive.codec import BytesCodec
 from pltz.archive.new_session import KINDS
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.session import transcript
-from pltz.models.target import as_seen_by
+from pltz.models.target.target import as_seen_by
 from pltz.plt_codec.errors import TokenizerMismatch
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pltz.archive.archive import Tower
     from pltz.archive.sessions import SessionArchive
     from pltz.archive.view import Version
-    from pltz.models.target import Target
+    from pltz.models.target.target import Target
 
 
 @dataclass(frozen=True, eq=False)

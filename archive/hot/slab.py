@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pltz.models.cache import cache_of, is_plain, pairs_of
+from pltz.models.target.cache import cache_of, is_plain, pairs_of
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ from pltz.archive.hot.store import HotStore, space_of
 from pltz.archive.identity import NONE
 from pltz.archive.sessions import base_of
 from pltz.archive.thaw import Thawed, check_target
-from pltz.models.cache import share
+from pltz.models.target.cache import share
 from pltz.plt_codec.engines.queued import watching
 from pltz.plt_codec.errors import ModelError, PltzError, UsageError
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from pltz.archive.sessions import SessionArchive
     from pltz.archive.view import Version
-    from pltz.models.target import Target
+    from pltz.models.target.target import Target
 
 TOGETHER = 8192  # padded tokens of one pass of several sessions
 WASTE = 0.25  # of them that may be padding

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pltz.models.checkpoint import resolve, tokenizer_json_of
 from pltz.models.session.session import Session
-from pltz.models.target import Target
+from pltz.models.target.checkpoint import resolve, tokenizer_json_of
+from pltz.models.target.target import Target
 from pltz.models.training.records import Record
 from pltz.models.training.settings import Settings, Teacher
 from pltz.models.training.stages import Say, Work

@@ -25,7 +25,7 @@ from torch import Tensor
 from pltz.models.bundle import bridge
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.models.session import transcript
-from pltz.models.target import Target
+from pltz.models.target.target import Target
 from pltz.models.training import rounded
 from pltz.models.training.job import Job
 from pltz.models.training.net import Net, built, compile_net, divergence, nats

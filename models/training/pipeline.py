@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pltz.models.bundle.bundle import Bundle
-from pltz.models.checkpoint import resolve, tokenizer_json_of
+from pltz.models.target.checkpoint import resolve, tokenizer_json_of
 from pltz.models.training.assembly import Assembly
 from pltz.models.training.context import Context, Run, read_json
 from pltz.models.training.corpus import Corpus

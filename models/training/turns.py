@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pltz.models.session.session import Session
-from pltz.models.target import Target
+from pltz.models.target.target import Target
 from pltz.models.training import records
 from pltz.models.training.context import Context
 from pltz.plt_codec.errors import ContentError, UsageError

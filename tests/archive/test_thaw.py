@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from pltz.archive.thaw import KV_NOISE, Thawed, check_target, kv_difference, thaw
-from pltz.models.checkpoint import TARGETS
-from pltz.models.target import Target
+from pltz.models.target.checkpoint import TARGETS
+from pltz.models.target.target import Target
 from pltz.models.training import train_target
 from pltz.plt_codec.errors import ContentError, TargetMismatch, UsageError
 

@@ -74,7 +74,7 @@ def make_target(folder: Path, tokenizer_json: bytes) -> None:
 def tiny(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let the tiny bundle and target stand in for those that ship with pltz."""
     monkeypatch.setattr("pltz.models.bundle.bundle.EMBEDDED", shipped / "bundles")
-    monkeypatch.setattr("pltz.models.checkpoint.TARGETS", shipped / "targets")
+    monkeypatch.setattr("pltz.models.target.checkpoint.TARGETS", shipped / "targets")
     return shipped
 
 

@@ -66,7 +66,7 @@ def stranger(tiny_tokenizer_json: Callable[..., bytes], tmp_path: Path) -> Path:
 def test_a_target_with_another_tokenizer(
     run: Run, cold: Path, chats: Path, stranger: Path, tmp_path: Path
 ) -> None:
-    from pltz.models.target import Target
+    from pltz.models.target.target import Target
 
     chats.write_text(json.dumps(chat(2)) + "\n" + json.dumps(chat(3)) + "\n")
     rows = lines(run("archive", "put", cold, chats, "--target", stranger, "--json"))

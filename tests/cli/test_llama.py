@@ -14,7 +14,7 @@ from click.testing import Result
 
 from pltz.archive.hooks.llama_server import fingerprint_gguf
 from pltz.archive.token_archive import TokenArchive, target_of
-from pltz.models.checkpoint import resolve
+from pltz.models.target.checkpoint import resolve
 from tests.archive.hooks.test_llama_server import Replay, serving
 
 Run = Callable[..., Result]

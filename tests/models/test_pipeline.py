@@ -18,7 +18,7 @@ from pltz.datasets import sample_sessions
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.session import Session
-from pltz.models.target import Target
+from pltz.models.target.target import Target
 from pltz.models.training import batches, distil, fit, prepare, records, rounded, settings, stages, vocabulary
 from pltz.models.training import net as nets
 from pltz.models.training.feed import feed

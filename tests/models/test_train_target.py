@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from pltz.models.kv_size import cache_bytes
-from pltz.models.target import Target
+from pltz.models.target.kv_size import cache_bytes
+from pltz.models.target.target import Target
 from pltz.models.training import train_target
 
 VOCAB = 384

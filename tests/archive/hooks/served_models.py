@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from pltz.models.checkpoint import resolve
+from pltz.models.target.checkpoint import resolve
 
 LAYER = {  # Hugging Face -> GGUF
     "input_layernorm": "attn_norm",

@@ -27,7 +27,7 @@ from pltz.archive.hooks.slot_file import read_slot_ids
 from pltz.archive.hooks.worker import drain
 from pltz.archive.token_archive import TokenArchive
 from pltz.cli.root import cli
-from pltz.models.target import Target
+from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ContentError, ModelError, TargetMismatch, UsageError
 from tests.archive.hooks.llama_process import running
 from tests.archive.hooks.record_llama_server import MESSAGES, OPTIONS, RECORDED, STYLED

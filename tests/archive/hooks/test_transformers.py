@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from pltz.archive.token_archive import TokenArchive
-from pltz.models.target import Target
+from pltz.models.target.target import Target
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "transformers_serving.py"
 

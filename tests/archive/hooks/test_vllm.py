@@ -21,7 +21,7 @@ from pltz.archive.hooks.hook import EvictionHook
 from pltz.archive.hooks.vllm_request import evicted, prompt
 from pltz.archive.hooks.worker import drain
 from pltz.archive.token_archive import TokenArchive, target_of, tenant_of
-from pltz.models.checkpoint import resolve
+from pltz.models.target.checkpoint import resolve
 from pltz.plt_codec.errors import TargetMismatch, UsageError
 from tests.archive.hooks.served_models import write_peft_lora
 

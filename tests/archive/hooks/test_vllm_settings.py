@@ -20,7 +20,7 @@ from pltz.archive.hooks.worker import drain
 from pltz.archive.io import OsDisk
 from pltz.archive.keys import Secret
 from pltz.archive.token_archive import TokenArchive
-from pltz.models.checkpoint import resolve
+from pltz.models.target.checkpoint import resolve
 from pltz.plt_codec.errors import UsageError
 from tests.archive.hooks import fake_vllm
 from tests.archive.hooks.opened import eventually

@@ -14,7 +14,7 @@ from pltz.archive.hot.slab import Slab
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
-from pltz.models.target import Target
+from pltz.models.target.target import Target
 from pltz.plt_codec.weights import random_weights
 
 SPACE = b"space..........."

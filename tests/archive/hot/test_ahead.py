@@ -12,7 +12,7 @@ from pltz.archive.hot.laps import Laps
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.thaw import KV_NOISE, kv_difference
 from pltz.models.session.session import Session
-from pltz.models.target import Target
+from pltz.models.target.target import Target
 from pltz.plt_codec.engines.queued import Queued, watcher, watching
 from pltz.plt_codec.errors import CorruptError, ModelError
 

@@ -10,8 +10,8 @@ import transformers
 
 from pltz.archive.hot.slab import can_cut, cut, join
 from pltz.archive.thaw import kv_difference
-from pltz.models.cache import pairs_of, share
-from pltz.models.target import Target
+from pltz.models.target.cache import pairs_of, share
+from pltz.models.target.target import Target
 from pltz.plt_codec.errors import UsageError
 
 IDS = np.arange(40, 60, dtype=np.int32)

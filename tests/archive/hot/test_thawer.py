@@ -21,7 +21,7 @@ from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import conversation_ids, to_tokens
-from pltz.models.target import Target
+from pltz.models.target.target import Target
 from pltz.plt_codec.errors import (
     ContentError,
     ModelError,

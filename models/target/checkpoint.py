@@ -21,7 +21,7 @@ from typing import Any
 from pltz.plt_codec.errors import ModelError
 
 FINGERPRINT_BYTES = 16  # bytes
-TARGETS = Path(__file__).parent / "targets"  # the targets that ship with pltz, one folder each
+TARGETS = Path(__file__).parents[1] / "targets"  # the targets that ship with pltz, one folder each
 # Keys of config.json that say how it was written or how it is to be run, not what the model computes. The dtype is
 # among them because the weights' own dtype is hashed with every tensor.
 VOLATILE_KEYS = frozenset(

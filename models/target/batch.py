@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pltz.models.cache import cache_of, pairs_of
+from pltz.models.target.cache import cache_of, pairs_of
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ import pytest
 import safetensors.torch
 from huggingface_hub.utils._paths import filter_repo_objects
 
-from pltz.models.checkpoint import fingerprint_of
-from pltz.models.target import Target
+from pltz.models.target.checkpoint import fingerprint_of
+from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ModelError, UsageError
 
 Edit = Callable[[Path], None]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pltz.models.kv_size import KNOWN_SHAPES, kv_bytes_of
+from pltz.models.target.kv_size import KNOWN_SHAPES, kv_bytes_of
 from pltz.plt_codec.errors import ModelError
 
 

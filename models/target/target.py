@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pltz.models.batch import Batch
-from pltz.models.cache import is_plain, share
-from pltz.models.checkpoint import (
+from pltz.models.session.session import Session
+from pltz.models.target.batch import Batch
+from pltz.models.target.cache import is_plain, share
+from pltz.models.target.checkpoint import (
     file_signature,
     fingerprint_folder,
     load_failure,
@@ -43,8 +44,7 @@ from pltz.models.checkpoint import (
     resolve,
     tokenizer_json_of,
 )
-from pltz.models.kv_size import kv_bytes_of
-from pltz.models.session.session import Session
+from pltz.models.target.kv_size import kv_bytes_of
 from pltz.plt_codec.errors import ContentError, ModelError, OpaqueContentError, PltzError, UsageError
 
 if TYPE_CHECKING:

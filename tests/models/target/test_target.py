@@ -13,11 +13,11 @@ import transformers
 from pltz.archive.thaw import KV_NOISE, kv_difference
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.checkpoint import TARGETS
-from pltz.models.kv_size import cache_bytes, kv_bytes_of
 from pltz.models.session import transcript
 from pltz.models.session.session import Session
-from pltz.models.target import Target
+from pltz.models.target.checkpoint import TARGETS
+from pltz.models.target.kv_size import cache_bytes, kv_bytes_of
+from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ContentError, ModelError, OpaqueContentError, UsageError
 
 EMBEDDED = TARGETS / "mini-llama"
