@@ -58,9 +58,9 @@ setup(
             optional=True,
         ),
         Extension(
-            "pltz.archive._many",
-            sources=["archive/many.c"],
-            depends=["archive/blake2b_lanes.h"],
+            "pltz.archive.format._batch",
+            sources=["archive/format/batch.c"],
+            depends=["archive/format/blake2b_lanes.h"],
             extra_compile_args=[*FLAGS, *EXTRA],
             extra_link_args=EXTRA,
             optional=True,
@@ -69,7 +69,7 @@ setup(
     # sources belong in the sdist, not in a wheel
     exclude_package_data={
         "pltz.plt_codec.engines.native": ["*.c", "*.h", "*.md"],
-        "pltz.archive": ["*.c", "*.h"],
+        "pltz.archive.format": ["*.c", "*.h", "*.md"],
         "pltz.archive.hooks": ["ids.c"],
     },
 )

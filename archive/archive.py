@@ -18,21 +18,22 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from pltz.archive import identity, index
 from pltz.archive.chain import Chains, Heard, Known
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.collect import COPYING, DEAD_SHARE, SMALL, Collected, Collector
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
+from pltz.archive.format import ids as identity
+from pltz.archive.format import index_file
+from pltz.archive.format.ids import TENANT, Tokens
+from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Lookup
+from pltz.archive.format.parity import SHARE, SHARED
+from pltz.archive.format.record import FORGET, RESTORE
+from pltz.archive.format.settings import COPY, MAX_SIZE, NAME, Settings
 from pltz.archive.freshness import Token, token_of
-from pltz.archive.identity import TENANT, Tokens
-from pltz.archive.index import SEGMENTS, SESSIONS, Lookup
 from pltz.archive.keyring import Keyring
 from pltz.archive.keys import Clear, Keys, Locked, Secret
 from pltz.archive.ledger import Loss, PackState
 from pltz.archive.new_session import NewSession, Receipt
-from pltz.archive.parity import SHARE, SHARED
-from pltz.archive.record import FORGET, RESTORE
-from pltz.archive.settings import COPY, MAX_SIZE, NAME, Settings
 from pltz.archive.store import Store, is_there, open_store
 from pltz.archive.view import Found, Problem, Version, View
 from pltz.archive.words import counted, moment
@@ -230,7 +231,7 @@ class Archive:
     def _told_of_loss(self, key: bytes) -> str | None:
         """Return what is to be said of a session that an acknowledged loss names."""
         for loss in self.view.ledger.losses():
-            if loss.acknowledged is not None and index.key_of(key) in loss.entry.sessions:
+            if loss.acknowledged is not None and index_file.key_of(key) in loss.entry.sessions:
                 lost, told = moment(loss.entry.time), moment(loss.acknowledged)
                 return f"was lost: repair gave up pack {loss.pack.hex()} at {lost}; acknowledged at {told}"
         return None
@@ -336,7 +337,7 @@ class Archive:
         lookups: list[Lookup] = [*view.indexes.values(), view.tail]
         starts = {pack: number << 30 for number, pack in enumerate(view.packs)}
         segments, sessions, marks = (
-            len(index.gather(lookups, section, starts)[0]) for section in range(len(index.SECTIONS))
+            len(index_file.gather(lookups, section, starts)[0]) for section in range(len(index_file.SECTIONS))
         )
         sizes = self.store.list("index")
         return Stat(
@@ -462,10 +463,10 @@ class Archive:
     def _write_index(self, everything: bool) -> set[str]:
         """Do what `write_index` says. Return the names of the index files that were put."""
         view = self.view
-        absorbed: dict[str, index.FileIndex] = {}
+        absorbed: dict[str, index_file.FileIndex] = {}
         entries, packs = view.tail.count, len(view.tail.packs)
         for name, known in sorted(view.indexes.items(), key=lambda item: len(item[1])):
-            fits = packs + len(known.packs) <= index.MAX_PACKS
+            fits = packs + len(known.packs) <= index_file.MAX_PACKS
             if everything or (fits and len(known) <= 2 * entries):
                 absorbed[name] = known
                 entries += len(known)
@@ -474,8 +475,8 @@ class Archive:
         covered = {p for source in sources for p in source.packs if p in view.packs}
         sizes = {p: view.packs[p] for p in covered - view.unreadable}  # damaged ones are scanned when opened
         made = set()
-        for part in index.parts(sizes):
-            data = index.build(sources, part)
+        for part in index_file.parts(sizes):
+            data = index_file.build(sources, part)
             name = data[-identity.SIZE :].hex()
             if not self.store.put(f"index/{name}", data):
                 self.store.delete(f"index/{name}")  # its bytes are not those of its name: it is damaged

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.archive.codec import Coded, Plain, embedded, encode_frames, frame_item, layout_mode
-from pltz.archive.context import FAST, TOWER, TURN
-from pltz.archive.identity import Tokens
+from pltz.archive.format.context import FAST, TOWER, TURN
+from pltz.archive.format.ids import Tokens
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.lanes import LayoutName
 from pltz.plt_codec.varint import read_varint, write_varint

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from typing import NamedTuple, Self
 
 from pltz.archive.errors import ArchiveError
-from pltz.archive.identity import NONE
-from pltz.archive.index import Location
-from pltz.archive.record import FORGET, Record
+from pltz.archive.format.ids import NONE
+from pltz.archive.format.index_file import Location
+from pltz.archive.format.record import FORGET, Record
 
 BATCH = 512  # rows written at once
 CACHE = 2048  # KiB; it takes about twice that, with its temporary tables

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from pltz.archive.context import ALONE, FAST, TOWER, TURN, Context
-from pltz.archive.identity import Tokens, digest
+from pltz.archive.format.context import ALONE, FAST, TOWER, TURN, Context
+from pltz.archive.format.ids import Tokens, digest
 from pltz.models.session.expected_time import expected_seconds
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError
 from pltz.plt_codec.lanes import (

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pltz.archive.errors import ArchiveError
-from pltz.archive.identity import BASE, TENANT
-from pltz.archive.record import MAX_NAME
+from pltz.archive.format.ids import BASE, TENANT
+from pltz.archive.format.record import MAX_NAME
 from pltz.archive.seal import KEY, UNIT, Tree, unit_of
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.varint import read_varint, write_varint

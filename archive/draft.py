@@ -15,14 +15,14 @@ from itertools import accumulate
 
 import numpy as np
 
-from pltz.archive import identity
 from pltz.archive.chain import NOTHING
 from pltz.archive.codec import SegmentCodec
-from pltz.archive.context import Context
-from pltz.archive.identity import BASE, NONE, TENANT, U32, Tokens
+from pltz.archive.format import ids
+from pltz.archive.format.context import Context
+from pltz.archive.format.ids import BASE, NONE, TENANT, U32, Tokens
+from pltz.archive.format.record import Record, pack_labels
 from pltz.archive.keys import Keys
 from pltz.archive.new_session import KINDS, NewSession, Receipt, check
-from pltz.archive.record import Record, pack_labels
 from pltz.archive.view import Version
 
 BATCH_TOKENS = 1 << 22  # handed to a codec at once
@@ -151,12 +151,12 @@ def _name(segments: Sequence[Segment], keys: Keys) -> None:
         tokens = s.tokens
         if type(tokens) is not np.ndarray or tokens.dtype != U32 or tokens.ndim != 1:
             narrow = type(tokens) is np.ndarray and tokens.dtype == np.uint8 and tokens.ndim == 1
-            s.tokens = (tokens if narrow else identity.checked(tokens)).astype(U32)
+            s.tokens = (tokens if narrow else ids.checked(tokens)).astype(U32)
         elif not tokens.flags.c_contiguous:
             s.tokens = tokens.copy()
         levels.setdefault(s.depth, []).append(s)
     for level in levels.values():
-        known: dict[tuple[int, int], identity.Head] = {}  # by context and parent
+        known: dict[tuple[int, int], ids.Head] = {}  # by context and parent
         heads = []
         for s in level:
             place = id(s.own), id(s.up)
@@ -164,8 +164,8 @@ def _name(segments: Sequence[Segment], keys: Keys) -> None:
             if head is None:
                 head = known[place] = keys.segment_head(s.own.domain, s.codec.tokenizer, s.parent)
             heads.append(head)
-        for s, digest in zip(level, identity.digests(heads, [s.tokens for s in level]), strict=True):
-            s.digest, s.id = digest, digest[: identity.SIZE]
+        for s, digest in zip(level, ids.digests(heads, [s.tokens for s in level]), strict=True):
+            s.digest, s.id = digest, digest[: ids.SIZE]
 
 
 def session_rows(drafts: Sequence[Draft], unwritten: dict[bytes, Segment]) -> list[Row]:

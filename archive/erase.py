@@ -29,11 +29,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from pltz.archive.domain_keys import DomainKeys, Unit
 from pltz.archive.errors import ArchiveError, Fenced, NotFound
-from pltz.archive.identity import BASE, NONE, TENANT
-from pltz.archive.index import SEGMENTS, key_of_session
+from pltz.archive.format.ids import BASE, NONE, TENANT
+from pltz.archive.format.index_file import SEGMENTS, key_of_session
+from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.key_files import KeyFolder
 from pltz.archive.keyring import MASTER, Keyring
-from pltz.archive.pack import Damage, Pack
 from pltz.archive.seal import KEY, UNIT, Tree, unit_of
 from pltz.archive.view import Problem, Version, View
 from pltz.archive.words import counted

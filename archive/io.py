@@ -43,7 +43,7 @@ class File(Protocol):
 
     def map(self) -> memoryview:
         """All of it, mapped where the system can. Where the disk fails, or somebody cut the file off, touching what was never read
-        ends the process by a signal: so who maps reads a range before it touches it (`index.FileIndex`)."""
+        ends the process by a signal: so who maps reads a range before it touches it (`index_file.FileIndex`)."""
 
 
 class Held:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from pltz.archive.errors import ArchiveError
-from pltz.archive.identity import NONE, SIZE, digest
+from pltz.archive.format.ids import NONE, SIZE, digest
 from pltz.archive.store import Store
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 

@@ -18,12 +18,12 @@ from typing import Protocol
 
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from pltz.archive import identity
-from pltz.archive.context import CLEAR, SEALED, Context
 from pltz.archive.errors import KeyMismatch
-from pltz.archive.identity import NONE, Tokens
+from pltz.archive.format import ids as identity
+from pltz.archive.format.context import CLEAR, SEALED, Context
+from pltz.archive.format.ids import NONE, Tokens
+from pltz.archive.format.record import Record
 from pltz.archive.key_files import RAW, SCRYPT
-from pltz.archive.record import Record
 from pltz.archive.seal import KEY, UNIT, keyed
 from pltz.plt_codec.errors import UsageError
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from pltz.archive.errors import StoreError
-from pltz.archive.identity import SIZE, digest
-from pltz.archive.settings import COPY, NAME, Settings
-from pltz.archive.settings import MAX_SIZE as MAX_SETTINGS
+from pltz.archive.format.ids import SIZE, digest
+from pltz.archive.format.settings import COPY, NAME, Settings
+from pltz.archive.format.settings import MAX_SIZE as MAX_SETTINGS
 from pltz.archive.store import Store
 from pltz.archive.words import counted
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError

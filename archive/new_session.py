@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from pltz.archive.chain import MAX_SEGMENTS
 from pltz.archive.codec import SegmentCodec
-from pltz.archive.identity import SIZE, Tokens
-from pltz.archive.record import MAX_NAME
+from pltz.archive.format.ids import SIZE, Tokens
+from pltz.archive.format.record import MAX_NAME
 from pltz.plt_codec.errors import ContentError, LimitError, UsageError
 from pltz.plt_codec.limits import MAX_TOKENS
 

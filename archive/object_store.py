@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from pltz.archive.errors import StoreError
-from pltz.archive.identity import digest
-from pltz.archive.index import FileIndex
+from pltz.archive.format.ids import digest
+from pltz.archive.format.index_file import FileIndex
 from pltz.archive.io import File, Held, OsFile
 from pltz.archive.store import MOST_WHOLE, Opened
 from pltz.plt_codec.errors import CorruptError, UsageError

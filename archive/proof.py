@@ -10,12 +10,12 @@ from contextlib import suppress
 
 import numpy as np
 
-from pltz.archive import identity
 from pltz.archive.chain import NOTHING
 from pltz.archive.codec import Coded, SegmentCodec, codec_of
-from pltz.archive.context import TOWER
 from pltz.archive.draft import Segment
-from pltz.archive.index import SEGMENTS, Location
+from pltz.archive.format import ids
+from pltz.archive.format.context import TOWER
+from pltz.archive.format.index_file import SEGMENTS, Location
 from pltz.archive.view import Found, View
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError
 
@@ -68,7 +68,7 @@ class Proved:
         if np.array_equal(tokens, segment.tokens):
             return True
         about = segment.context.domain, segment.codec.tokenizer, segment.parent
-        if keys.segment_digest(*about, tokens)[: identity.SIZE] == segment.id:
+        if keys.segment_digest(*about, tokens)[: ids.SIZE] == segment.id:
             raise collision(segment.id)
         self._problem(item, "decodes to other tokens than its id says")
         return False
@@ -89,7 +89,7 @@ class Proved:
     def heard(self, item: Found, digest: bytes) -> None:
         """A reader decoded a record, and the tokens have this digest, 32 bytes, of which its id is the first 16."""
         self._make_room()
-        self._known[digest[: identity.SIZE]] = item.location.pack, item.location.offset, digest
+        self._known[digest[: ids.SIZE]] = item.location.pack, item.location.offset, digest
 
     def _make_room(self) -> None:
         if len(self._known) >= PROVED:

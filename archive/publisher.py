@@ -15,19 +15,19 @@ from itertools import pairwise
 
 import numpy as np
 
-from pltz.archive import identity
 from pltz.archive.chain import NOTHING
 from pltz.archive.codec import Coded
-from pltz.archive.context import TOWER, Context
 from pltz.archive.draft import Row, batches
 from pltz.archive.errors import ArchiveError, StoreError
-from pltz.archive.identity import BASE, U32, Tokens, many
-from pltz.archive.index import MARKS, SEGMENTS, SESSIONS, Entries, key_of_session
+from pltz.archive.format import ids
+from pltz.archive.format.context import TOWER, Context
+from pltz.archive.format.ids import BASE, U32, Tokens, many
+from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, key_of_session
+from pltz.archive.format.pack import FOOTER, MANY_CHILDREN, Builder, Damage, Pack, digest_before, sealed
+from pltz.archive.format.parity import Parity, Range
+from pltz.archive.format.record import Record
 from pltz.archive.meanwhile import meanwhile
-from pltz.archive.pack import FOOTER, MANY_CHILDREN, Builder, Damage, Pack, digest_before, sealed
-from pltz.archive.parity import Parity, Range
 from pltz.archive.proof import Proved
-from pltz.archive.record import Record
 from pltz.archive.store import is_there
 from pltz.archive.view import View
 from pltz.plt_codec.errors import ContentError
@@ -178,7 +178,7 @@ def _compare(found: Sequence[Tokens], wanted: Sequence[Tokens]) -> None:
     """All rows must be equal, and their ids in range. Raises ArchiveError, ContentError."""
     if len(found) != len(wanted):
         raise ArchiveError(f"a codec made {len(found)} segments of {len(wanted)}: nothing was written")
-    if many is not None and _plain(found) and 0 <= many.same([*found], [*wanted]) <= identity.MAX_TOKENS:
+    if many is not None and _plain(found) and 0 <= many.same([*found], [*wanted]) <= ids.MAX_TOKENS:
         return
     for begin in range(0, len(found), ABREAST):
         rows, tokens = found[begin : begin + ABREAST], wanted[begin : begin + ABREAST]
@@ -190,8 +190,8 @@ def _equal(rows: Sequence[Tokens], wanted: Sequence[Tokens]) -> bool:
     """Whether rows of the same lengths are the same: as bytes where they are of one type, which calls numpy once and not for each.
     ``wanted`` are of type U32. Raises ContentError where ids are out of range."""
     plain = b"".join(tokens.data for tokens in wanted)
-    if (most := np.frombuffer(plain, U32).max(initial=0)) > identity.MAX_TOKENS:
-        raise ContentError(f"expected token ids in 0..{identity.MAX_TOKENS}, found {most}")
+    if (most := np.frombuffer(plain, U32).max(initial=0)) > ids.MAX_TOKENS:
+        raise ContentError(f"expected token ids in 0..{ids.MAX_TOKENS}, found {most}")
     if _plain(rows):
         return b"".join(row.data for row in rows) == plain
     return all(map(np.array_equal, rows, wanted))

@@ -16,7 +16,7 @@ SECTOR = 4096  # bytes that a disk loses at once, or more of them
 
 
 class Remains:
-    """See the head of this file. Implements `sums.Stretch`. Bytes behind ``most`` are left out."""
+    """See the head of this file. Implements `prefix_crc.Stretch`. Bytes behind ``most`` are left out."""
 
     def __init__(self, file: File, most: int) -> None:
         self._file, self._size = file, min(file.size, most)

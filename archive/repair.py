@@ -28,22 +28,22 @@ from typing import TypeVar
 
 from pltz.archive.chain import lost
 from pltz.archive.errors import ArchiveError, StoreError
-from pltz.archive.identity import digest
-from pltz.archive.index import SEGMENTS, SESSIONS, FileIndex, Location, key_of, key_of_session
+from pltz.archive.format.ids import digest
+from pltz.archive.format.index_file import SEGMENTS, SESSIONS, FileIndex, Location, key_of, key_of_session
+from pltz.archive.format.pack import MAX_SIZE as MAX_PACK
+from pltz.archive.format.pack import Damage, Pack
+from pltz.archive.format.parity import Parity
+from pltz.archive.format.plan import Plan
+from pltz.archive.format.prefix_crc import Stretch
+from pltz.archive.format.record import Record
+from pltz.archive.format.settings import COPY, MAX_SIZE, NAME, Settings
 from pltz.archive.key_files import COPIES, KeyFile, KeyFolder, file_name
 from pltz.archive.keys import Keys, Locked
 from pltz.archive.ledger import FILE_NAME, PackState, copies_of, decode_as, entries_among
 from pltz.archive.ledger import MAX_FILE as MAX_ENTRY
-from pltz.archive.pack import MAX_SIZE as MAX_PACK
-from pltz.archive.pack import Damage, Pack
-from pltz.archive.parity import Parity
-from pltz.archive.plan import Plan
 from pltz.archive.publisher import shared_ranges
-from pltz.archive.record import Record
 from pltz.archive.remains import Remains
-from pltz.archive.settings import COPY, MAX_SIZE, NAME, Settings
 from pltz.archive.store import Store, is_there
-from pltz.archive.sums import Stretch
 from pltz.archive.view import Version, View
 from pltz.archive.writer import Writer
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError

@@ -45,7 +45,7 @@ from pltz.archive.codec import (
     ids_codec,
 )
 from pltz.archive.errors import NotFound
-from pltz.archive.identity import BASE, TENANT, Tokens, digest
+from pltz.archive.format.ids import BASE, TENANT, Tokens, digest
 from pltz.archive.new_session import KINDS, NewSession, Receipt
 from pltz.archive.view import Version
 from pltz.models.bundle.tokenizer import SPECIALS

@@ -26,8 +26,8 @@ from pltz.archive.errors import (
     is_full,
     reason,
 )
+from pltz.archive.format.settings import NAME
 from pltz.archive.io import Disk, File, OsDisk
-from pltz.archive.settings import NAME
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 MOST_SECRET = (

@@ -20,13 +20,13 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive import columns
-from pltz.archive.columns import Bytes, Columns, Ints
-from pltz.archive.identity import SIZE
-from pltz.archive.index import SECTIONS, SESSIONS, U64, Lookup, key_of, key_of_session
+from pltz.archive.format import record_columns
+from pltz.archive.format.ids import SIZE
+from pltz.archive.format.index_file import SECTIONS, SESSIONS, U64, Lookup, key_of, key_of_session
+from pltz.archive.format.pack import Pack
+from pltz.archive.format.record import PARENT_BACK, PARENT_INLINE, PARENT_TABLE, Record
+from pltz.archive.format.record_columns import Bytes, Columns, Ints
 from pltz.archive.io import File
-from pltz.archive.pack import Pack
-from pltz.archive.record import PARENT_BACK, PARENT_INLINE, PARENT_TABLE, Record
 from pltz.archive.view import View
 from pltz.plt_codec.errors import CorruptError, FormatError
 
@@ -160,7 +160,7 @@ class Sweep:
         if not count:
             return Swept(0, *(np.zeros((0, 2), np.uint64) for _ in range(2)))
         place, records = pack.head.place(pack.begin), data[pack.begin : pack.end]
-        found = columns.decode(records, offsets - pack.begin, len(records), place)
+        found = record_columns.decode(records, offsets - pack.begin, len(records), place)
         kinds = found.segment, found.session, found.mark
         for section, (kind, (keys, places)) in enumerate(zip(kinds, entries, strict=True)):
             if not np.array_equal(places, offsets[kind]):

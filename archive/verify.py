@@ -17,18 +17,18 @@ from dataclasses import dataclass, field
 
 from pltz.archive.archive import Archive
 from pltz.archive.chain import Chains, Wanted, decode_records, lost
-from pltz.archive.context import TOWER
 from pltz.archive.erase import unfinished
 from pltz.archive.errors import ArchiveError, KeyMismatch
+from pltz.archive.format.context import TOWER
+from pltz.archive.format.index_file import SECTIONS, Location, key_of, keys_of
+from pltz.archive.format.pack import Damage, Pack
+from pltz.archive.format.parity import Parity
+from pltz.archive.format.plan import Plan
+from pltz.archive.format.settings import COPY, NAME, Settings
 from pltz.archive.freshness import Token, rolled_back, token_of
-from pltz.archive.index import SECTIONS, Location, key_of, keys_of
 from pltz.archive.key_files import COPIES, KeyFile, KeyFolder, file_name
 from pltz.archive.ledger import MISSING, as_text, copies_of, entries_among
 from pltz.archive.meanwhile import meanwhile
-from pltz.archive.pack import Damage, Pack
-from pltz.archive.parity import Parity
-from pltz.archive.plan import Plan
-from pltz.archive.settings import COPY, NAME, Settings
 from pltz.archive.store import is_there
 from pltz.archive.sweep import Sweep, Swept, whole
 from pltz.archive.view import NAME as PACK_NAME

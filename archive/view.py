@@ -16,10 +16,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from pltz.archive.context import Context
 from pltz.archive.errors import ArchiveError, UnreadableError
-from pltz.archive.identity import version_id
-from pltz.archive.index import (
+from pltz.archive.format.context import Context
+from pltz.archive.format.ids import version_id
+from pltz.archive.format.index_file import (
     MARKS,
     SESSIONS,
     Entries,
@@ -35,11 +35,11 @@ from pltz.archive.index import (
     keys_in,
     keys_of,
 )
+from pltz.archive.format.pack import Damage, Pack
+from pltz.archive.format.plan import Plan
+from pltz.archive.format.record import FORGET, RESTORE, Record, unpack_labels
 from pltz.archive.keys import Clear, Keys
 from pltz.archive.ledger import Ledger, Loss, PackState
-from pltz.archive.pack import Damage, Pack
-from pltz.archive.plan import Plan
-from pltz.archive.record import FORGET, RESTORE, Record, unpack_labels
 from pltz.archive.store import Store, is_there
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 

@@ -16,18 +16,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from pltz.archive import identity
 from pltz.archive.chain import MAX_SEGMENTS, NOTHING
 from pltz.archive.codec import Plain, SegmentCodec, layout_mode
-from pltz.archive.context import ALONE, TOWER, Context
 from pltz.archive.draft import Contexts, Draft, Row, Segment, batches, draft, session_rows
 from pltz.archive.errors import ArchiveError, Fenced
-from pltz.archive.identity import NONE
-from pltz.archive.index import SEGMENTS, SESSIONS, Location
+from pltz.archive.format import ids
+from pltz.archive.format.context import ALONE, TOWER, Context
+from pltz.archive.format.ids import NONE
+from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
+from pltz.archive.format.record import FORGET, Mark, Record, pack_labels
 from pltz.archive.new_session import NewSession, Receipt
 from pltz.archive.proof import Proved, collision
 from pltz.archive.publisher import Publisher, as_it_is
-from pltz.archive.record import FORGET, Mark, Record, pack_labels
 from pltz.archive.view import Found, Version, View
 
 
@@ -135,10 +135,10 @@ class Writer:
                 if staying and self._same(staying[-1], d):
                     d.kept, d.number = staying[-1], staying[-1].number
             latest[d.key] = d
-            d.version = d.kept.id if d.kept else identity.version_id(d.key, d.number, d.leaf, d.time)
+            d.version = d.kept.id if d.kept else ids.version_id(d.key, d.number, d.leaf, d.time)
             while marked and not d.kept and self.view.state(d.version)[0] == FORGET:
                 d.number += 1
-                d.version = identity.version_id(d.key, d.number, d.leaf, d.time)
+                d.version = ids.version_id(d.key, d.number, d.leaf, d.time)
 
     def _same(self, version: Version, draft: Draft) -> bool:
         """Whether a put would add nothing to the last version. One in a condemned pack is not relied on."""

@@ -50,7 +50,7 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
     tenants and shared base prompts can be erased for good. Without the key nothing in it can ever be read again: keep the key.
     """
     from pltz.archive.archive import Archive
-    from pltz.archive.parity import SHARE, SHARED
+    from pltz.archive.format.parity import SHARE, SHARED
 
     shares = (SHARE, SHARED) if parity is None else (round(10 * parity), SHARED if parity else 0)
     key = secret(confirm=True)

@@ -17,8 +17,8 @@ from pltz.cli.table import pairs
 from pltz.plt_codec.errors import ContentError, FormatError, UsageError
 
 if TYPE_CHECKING:
+    from pltz.archive.format.ids import Tokens
     from pltz.archive.hooks.llama_server import LlamaServer
-    from pltz.archive.identity import Tokens
     from pltz.archive.token_archive import Put, TokenArchive
 
 URL: Decorator = click.argument("url", metavar="URL")

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from pltz.archive import index
 from pltz.archive.archive import Archive
 from pltz.archive.child_python import command, environment, safe_path
 from pltz.archive.codec import Coded, Plain
-from pltz.archive.identity import SIZE, Tokens
-from pltz.archive.index import SEGMENTS, SESSIONS, FileIndex
+from pltz.archive.format import index_file
+from pltz.archive.format.ids import SIZE, Tokens
+from pltz.archive.format.index_file import SEGMENTS, SESSIONS, FileIndex
 from pltz.archive.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError
 
@@ -35,7 +35,7 @@ COMMIT = 16384  # sessions
 PROMPTS = 50
 HEAD = struct.Struct("<II")
 LOOKUPS = 20_000
-U64 = index.U64
+U64 = index_file.U64
 
 
 class ReadyCodec:
@@ -181,7 +181,7 @@ def reading(place: Path) -> dict[str, Any]:
     keys, numbers, offsets = next(iter(view.indexes.values())).columns(SEGMENTS)
     names = next(iter(view.indexes.values())).names
     chosen = np.random.default_rng(1).integers(0, len(keys), LOOKUPS).tolist()
-    there = [view.at(index.Location(names[int(numbers[n])], int(offsets[n]))).record.id for n in chosen]
+    there = [view.at(index_file.Location(names[int(numbers[n])], int(offsets[n]))).record.id for n in chosen]
     ids = [i for i in there if i is not None]
     found = _spans(lambda i: view.find(SEGMENTS, i), ids)
     absent = _spans(lambda i: view.find(SEGMENTS, i), [os.urandom(SIZE) for _ in range(LOOKUPS)])
@@ -237,7 +237,7 @@ def _spans(call: Any, arguments: Sequence[bytes]) -> tuple[float, float]:
 
 
 class _Synthetic:
-    """Half segments, half sessions, at random places of packs of 64 MiB: what `index.build` takes."""
+    """Half segments, half sessions, at random places of packs of 64 MiB: what `index_file.build` takes."""
 
     def __init__(self, entries: int):
         dice = np.random.default_rng(2)
@@ -246,7 +246,7 @@ class _Synthetic:
         half = entries // 2
         self._columns = [
             (
-                dice.integers(0, 1 << index.KEY_BITS, half, dtype=np.uint64),
+                dice.integers(0, 1 << index_file.KEY_BITS, half, dtype=np.uint64),
                 dice.integers(0, len(self.names), half, dtype=np.uint64),
                 dice.integers(0, 64 << 20, half, dtype=np.uint64),
             )
@@ -260,7 +260,7 @@ class _Synthetic:
 OPENER = """
 import json, os, sys, time
 import numpy as np
-from pltz.archive.index import FileIndex, SEGMENTS
+from pltz.archive.format.index_file import FileIndex, SEGMENTS
 from pltz.archive.io import OsFile
 def resident(kind):
     lines = open("/proc/self/status").read().splitlines()
@@ -292,7 +292,7 @@ def opening(folder: Path, entries: int) -> dict[str, Any]:
     """An index of so many entries, opened in a process of its own: time, memory, lookups."""
     made = _Synthetic(entries)
     start = time.perf_counter()
-    data = index.build([made], made.packs)  # type: ignore[list-item]
+    data = index_file.build([made], made.packs)  # type: ignore[list-item]
     built = time.perf_counter() - start
     (folder / "index").write_bytes(data)
     assert len(FileIndex.of(data)) <= entries

@@ -361,9 +361,9 @@ def open_archive(
     b'hello'
     """
     from pltz.archive.archive import Archive
+    from pltz.archive.format.settings import NAME
     from pltz.archive.keys import Secret
     from pltz.archive.sessions import SessionArchive
-    from pltz.archive.settings import NAME
     from pltz.archive.store import is_there, open_store
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.partners import tokenizer_json

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pltz.archive.identity import MAX_TOKENS, NONE, SIZE, Tokens
-from pltz.archive.record import MAX_LABELS, MAX_NAME, pack_labels, unpack_labels
+from pltz.archive.format.ids import MAX_TOKENS, NONE, SIZE, Tokens
+from pltz.archive.format.record import MAX_LABELS, MAX_NAME, pack_labels, unpack_labels
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.varint import read_varint, write_varint
 

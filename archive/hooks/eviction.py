@@ -6,9 +6,9 @@ import operator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from pltz.archive.format.record import MAX_NAME
 from pltz.archive.hooks.entry import MAX_PREFIXES, Entry
 from pltz.archive.hooks.snapshot import Raw, Refused, ids_of
-from pltz.archive.record import MAX_NAME
 from pltz.archive.token_archive import SALTED, target_of, tenant_of
 from pltz.plt_codec.errors import UsageError
 

@@ -33,6 +33,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from pltz.archive.format.ids import NONE, SIZE
 from pltz.archive.hooks.backlog import Backlog
 from pltz.archive.hooks.flusher import Flusher
 from pltz.archive.hooks.journal import Journal
@@ -43,7 +44,6 @@ from pltz.archive.hooks.settings import WORKERS, HookSettings, WorkerKind
 from pltz.archive.hooks.snapshot import Refused, Snapshots
 from pltz.archive.hooks.tokenizers import Tokenizers
 from pltz.archive.hooks.waiting import Counts, Waiting
-from pltz.archive.identity import NONE, SIZE
 from pltz.archive.io import Disk, OsDisk
 from pltz.plt_codec.errors import UsageError
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pltz.archive.errors import StoreError
-from pltz.archive.identity import SIZE
+from pltz.archive.format.ids import SIZE
 from pltz.archive.io import Disk
 
 TRIES = 16

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pltz.archive.identity import Tokens
+from pltz.archive.format.ids import Tokens
 from pltz.plt_codec.errors import (
     ContentError,
     CorruptError,

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from pltz.archive.identity import Tokens
+from pltz.archive.format.ids import Tokens
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.limits import MAX_IDS
 

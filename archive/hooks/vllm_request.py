@@ -22,7 +22,7 @@ from pltz.plt_codec.errors import UsageError
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from pltz.archive.identity import Tokens
+    from pltz.archive.format.ids import Tokens
 
 KEY = "pltz"  # of what is ours in kv_transfer_params
 FAILED = ("FINISHED_ERROR", "FINISHED_IGNORED")  # ends of requests that were not served

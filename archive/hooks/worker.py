@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pltz.archive.errors import ArchiveError, StoreError, reason
+from pltz.archive.format.ids import NONE
+from pltz.archive.format.settings import MAX_SIZE, NAME, Settings
 from pltz.archive.hooks.backlog import Backlog, Segment
 from pltz.archive.hooks.entry import Entry
 from pltz.archive.hooks.lock import FileLocks, Lock
 from pltz.archive.hooks.segment import Frame
 from pltz.archive.hooks.tokenizers import Tokenizers
-from pltz.archive.identity import NONE
 from pltz.archive.io import Disk, OsDisk
-from pltz.archive.settings import MAX_SIZE, NAME, Settings
 from pltz.archive.token_archive import Put, TokenArchive, TokenItem
 from pltz.plt_codec.errors import ContentError, ModelError, TokenizerMismatch, UsageError
 from pltz.plt_codec.limits import ZSTD_ABOVE

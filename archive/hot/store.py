@@ -32,12 +32,12 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from pltz.archive.format.ids import NONE, digest
 from pltz.archive.hot.lease import Lease
 from pltz.archive.hot.lindy import Priority, priority
 from pltz.archive.hot.slab import Slab
 from pltz.archive.hot.stats import Stats, Tier
 from pltz.archive.hot.warm import Warm, WarmFolder
-from pltz.archive.identity import NONE, digest
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

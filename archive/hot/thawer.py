@@ -37,13 +37,13 @@ import numpy as np
 from pltz.archive.archive import Tower
 from pltz.archive.chain import MAX_SEGMENTS, Known
 from pltz.archive.errors import LostError
+from pltz.archive.format.ids import NONE
 from pltz.archive.hot.ahead import Ahead
 from pltz.archive.hot.laps import Laps
 from pltz.archive.hot.lease import Lease
 from pltz.archive.hot.seen import Eyes, Seen
 from pltz.archive.hot.slab import Slab, can_cut, cut, join
 from pltz.archive.hot.store import HotStore, space_of
-from pltz.archive.identity import NONE
 from pltz.archive.sessions import base_of
 from pltz.archive.thaw import Thawed, check_target
 from pltz.models.target.cache import share

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pltz.archive.errors import StoreError
+from pltz.archive.format.ids import MAX_TOKENS, SIZE
 from pltz.archive.hot.slab import Slab
-from pltz.archive.identity import MAX_TOKENS, SIZE
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pltz.archive.identity import digest
+from pltz.archive.format.ids import digest
 from pltz.archive.nightly.shard import Shard
 from pltz.archive.nightly.tally import Refused, Tally
 from pltz.plt_codec.errors import UsageError

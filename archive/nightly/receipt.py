@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.identity import SIZE, digest
+from pltz.archive.format.ids import SIZE, digest
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 
 U64 = npt.NDArray[np.uint64]

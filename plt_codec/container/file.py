@@ -3,7 +3,7 @@
 What: `Writer` puts frames (frame.py) into a file, `Reader` gets single frames out of bytes, an mmap or a seekable file.
 Spec: FORMAT.md, "Container". Nothing here decodes a token: a frame is bytes plus what the index says of it.
 
-How: header, frames, index, footer. The index is columnar (index.py), so a session costs 4 bytes of check and less
+How: header, frames, index, footer. The index is columnar (index_file.py), so a session costs 4 bytes of check and less
 than 3 of count and length, and a file of a million sessions opens without one Python object a session.
 
 Why the index at the end: the writer streams, and a file that was not finished has no footer and is refused.

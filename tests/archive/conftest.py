@@ -16,8 +16,8 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import Coded, Plain
-from pltz.archive.context import ALONE
-from pltz.archive.identity import Tokens
+from pltz.archive.format.context import ALONE
+from pltz.archive.format.ids import Tokens
 from pltz.archive.io import OsDisk
 from pltz.archive.object_store import ObjectStore, Place
 from pltz.archive.simulate import SimDisk

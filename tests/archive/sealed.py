@@ -6,9 +6,9 @@ import numpy as np
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
+from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
-from pltz.archive.pack import Damage, Pack
 from pltz.archive.simulate import SimDisk, State
 from pltz.archive.store import RESERVES, DirectoryStore
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive import identity
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec, Coded, Plain, SegmentCodec
 from pltz.archive.errors import ArchiveError, Fenced, LostError, NotFound, StoreError, WriterFailed
-from pltz.archive.identity import Tokens
+from pltz.archive.format import ids as identity
+from pltz.archive.format.ids import Tokens
+from pltz.archive.format.plan import Plan
 from pltz.archive.new_session import NewSession
-from pltz.archive.plan import Plan
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError

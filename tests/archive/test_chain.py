@@ -11,7 +11,7 @@ from pltz.archive.archive import Archive
 from pltz.archive.chain import BATCH, Chains
 from pltz.archive.codec import Coded, Plain
 from pltz.archive.errors import LostError
-from pltz.archive.identity import Tokens
+from pltz.archive.format.ids import Tokens
 from pltz.archive.new_session import NewSession
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore

@@ -10,11 +10,11 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Plain
-from pltz.archive.context import ALONE, FAST, TOWER, TURN, Context
-from pltz.archive.index import SEGMENTS
+from pltz.archive.format.context import ALONE, FAST, TOWER, TURN, Context
+from pltz.archive.format.index_file import SEGMENTS
+from pltz.archive.format.pack import Builder, Pack
+from pltz.archive.format.record import Record
 from pltz.archive.new_session import NewSession
-from pltz.archive.pack import Builder, Pack
-from pltz.archive.record import Record
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.weights import random_weights

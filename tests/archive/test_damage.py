@@ -11,17 +11,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pltz.archive import index, record
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
-from pltz.archive.context import Context
-from pltz.archive.identity import NONE, digest
-from pltz.archive.index import FileIndex
+from pltz.archive.format import index_file, record
+from pltz.archive.format.context import Context
+from pltz.archive.format.ids import NONE, digest
+from pltz.archive.format.index_file import FileIndex
+from pltz.archive.format.pack import Builder, Damage, Pack
+from pltz.archive.format.plan import Plan
+from pltz.archive.format.record import Mark, Place, Record
+from pltz.archive.format.settings import Settings
 from pltz.archive.new_session import NewSession
-from pltz.archive.pack import Builder, Damage, Pack
-from pltz.archive.plan import Plan
-from pltz.archive.record import Mark, Place, Record
-from pltz.archive.settings import Settings
 from pltz.archive.simulate import SimDisk, State
 from pltz.archive.store import DirectoryStore
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError, VersionError
@@ -259,10 +259,10 @@ def test_a_newer_pack_index_and_verb_are_refused_by_name() -> None:
 
 
 def test_hostile_counts_claim_no_memory() -> None:
-    head = index.HEADER.pack(index.MAGIC, 1, 4, 0, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    head = index_file.HEADER.pack(index_file.MAGIC, 1, 4, 0, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
     with pytest.raises(CorruptError, match="does not fit"):
         FileIndex.of(head + bytes(16))
-    head = index.HEADER.pack(index.MAGIC, 1, 4, 0, 0, 0xFFFFFFFF, 0, 0, 0)[:-4]
+    head = index_file.HEADER.pack(index_file.MAGIC, 1, 4, 0, 0, 0xFFFFFFFF, 0, 0, 0)[:-4]
     with pytest.raises(CorruptError, match="expected an index of"):
         FileIndex.of(head + zlib.crc32(head).to_bytes(4, "little") + bytes(16))
     place = Place(b"s" * 16, 500, 0, 1, [])

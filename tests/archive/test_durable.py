@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from pltz.archive import archive as module
-from pltz.archive import index
 from pltz.archive.archive import Archive
 from pltz.archive.census import Census
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.collect import Collector
 from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError, WriterFailed
+from pltz.archive.format import index_file as index
+from pltz.archive.format.plan import Plan
 from pltz.archive.io import OsDisk
 from pltz.archive.new_session import NewSession
-from pltz.archive.plan import Plan
 from pltz.archive.sessions import base_of
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore

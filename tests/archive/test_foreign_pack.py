@@ -8,9 +8,9 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError
+from pltz.archive.format.settings import COPY, NAME
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repairer
-from pltz.archive.settings import COPY, NAME
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
 from pltz.plt_codec.errors import PltzError

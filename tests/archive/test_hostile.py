@@ -12,18 +12,18 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
-from pltz.archive.context import Context
 from pltz.archive.errors import ArchiveError, LostError
-from pltz.archive.identity import NONE, digest
-from pltz.archive.index import Entries, MemoryIndex, build
+from pltz.archive.format.context import Context
+from pltz.archive.format.ids import NONE, digest
+from pltz.archive.format.index_file import Entries, MemoryIndex, build
+from pltz.archive.format.pack import END, FOOTER, HEADER, PERSON, Builder, Damage, Pack
+from pltz.archive.format.parity import END as PARITY_END
+from pltz.archive.format.parity import GROUP, HEAD, RANGE, TAIL, Parity, Shape
+from pltz.archive.format.plan import Plan
+from pltz.archive.format.record import Record
+from pltz.archive.format.settings import Settings
 from pltz.archive.io import OsDisk
 from pltz.archive.new_session import NewSession
-from pltz.archive.pack import END, FOOTER, HEADER, PERSON, Builder, Damage, Pack
-from pltz.archive.parity import END as PARITY_END
-from pltz.archive.parity import GROUP, HEAD, RANGE, TAIL, Parity, Shape
-from pltz.archive.plan import Plan
-from pltz.archive.record import Record
-from pltz.archive.settings import Settings
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
 from pltz.plt_codec.errors import CorruptError
@@ -188,7 +188,7 @@ def test_opening_an_archive_with_such_a_pack(tmp_path: Path, codec: SegmentCodec
 
 
 def test_more_records_than_a_pack_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pltz.archive.pack.MAX_RECORDS", 5000)
+    monkeypatch.setattr("pltz.archive.format.pack.MAX_RECORDS", 5000)
     items = list(Pack.of(small_records(9000)).scan())
     assert isinstance(items[-1], Damage) and "more than 5000 records" in items[-1].why
     assert 5000 <= len(items) - 1 < 6100

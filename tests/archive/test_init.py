@@ -13,9 +13,9 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
+from pltz.archive.format.settings import NAME
 from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
-from pltz.archive.settings import NAME
 from pltz.archive.simulate import SimDisk, State
 from pltz.archive.store import FOLDERS, DirectoryStore, Store
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive import record
 from pltz.archive.archive import Archive
 from pltz.archive.chain import Chains
+from pltz.archive.format import record
 from pltz.archive.hooks.hook import EvictionHook
 from pltz.archive.hooks.worker import drain
 from pltz.archive.new_session import NewSession

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from pltz.archive import identity
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec
-from pltz.archive.identity import NONE, Head, digests, segment_digest, segment_head
+from pltz.archive.format import ids as identity
+from pltz.archive.format.ids import NONE, Head, digests, segment_digest, segment_head
 from pltz.archive.meanwhile import meanwhile
 from pltz.archive.new_session import NewSession
 from pltz.archive.simulate import SimDisk

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pltz.archive import identity, publisher
+from pltz.archive import publisher
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec, Coded
 from pltz.archive.errors import ArchiveError
-from pltz.archive.identity import MAX_TOKENS, U32, Tokens
+from pltz.archive.format import ids
+from pltz.archive.format.ids import MAX_TOKENS, U32, Tokens
 from pltz.archive.new_session import NewSession
 from pltz.archive.publisher import ABREAST, _compare
 from pltz.archive.simulate import SimDisk
@@ -23,7 +24,7 @@ DICE = np.random.default_rng(6)
 
 @pytest.fixture(params=[True, False], ids=["compiled", "numpy"])
 def many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "many", identity.many if request.param else None)
+    monkeypatch.setattr(publisher, "many", ids.many if request.param else None)
 
 
 def rows(count: int) -> list[Tokens]:

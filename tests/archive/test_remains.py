@@ -12,9 +12,9 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec
 from pltz.archive.errors import UnreadableError
-from pltz.archive.identity import NONE, TENANT, digest
+from pltz.archive.format.ids import NONE, TENANT, digest
+from pltz.archive.format.record import Record
 from pltz.archive.io import Held, OsDisk
-from pltz.archive.record import Record
 from pltz.archive.remains import SECTOR, Remains
 from pltz.archive.repair import Repaired, Repairer
 from pltz.archive.store import DirectoryStore

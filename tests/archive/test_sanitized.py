@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MODULES = {  # the module, its source, its tests
-    "pltz.archive._many": ("archive/many.c", "tests/archive/test_many.py"),
+    "pltz.archive.format._batch": ("archive/format/batch.c", "tests/archive/format/test_batch.py"),
     "pltz.archive.hooks._ids": ("archive/hooks/ids.c", "tests/archive/hooks/test_snapshot.py"),
 }
 PLUGIN = """

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from pltz.archive import transfer
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
-from pltz.archive.context import Context
 from pltz.archive.domain_keys import DomainKeys, Unit
 from pltz.archive.errors import KeyMismatch, LostError, NotFound
-from pltz.archive.identity import TENANT, domain_id
+from pltz.archive.format.context import Context
+from pltz.archive.format.ids import TENANT, domain_id
+from pltz.archive.format.pack import Builder, Damage, Pack
+from pltz.archive.format.record import Record
 from pltz.archive.key_files import KeyFile, KeyFolder
 from pltz.archive.keyring import Keyring
 from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
-from pltz.archive.pack import Builder, Damage, Pack
-from pltz.archive.record import Record
 from pltz.archive.seal import BITS, KEY, LEVELS, Tree, seal, unseal
 from pltz.archive.sessions import base_of
 from pltz.archive.simulate import SimDisk
@@ -269,7 +269,7 @@ def test_two_who_make_an_archive_at_once_do_not_share_it(disk: SimDisk, codec: S
 @settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_the_parsers_take_anything(data: bytes) -> None:
-    from pltz.archive.identity import digest
+    from pltz.archive.format.ids import digest
     from pltz.archive.key_files import PERSON
 
     with pytest.raises(FormatError):
@@ -302,7 +302,7 @@ def test_a_key_file_that_asks_for_a_hostile_scrypt_or_is_newer_is_refused() -> N
         KeyFile.decode(KeyFile(bytes(16), 0, b"box", 1, (30, 32, 16)).encode())
     data = bytearray(KeyFile(bytes(16), 0, b"box").encode()[:-16])
     data[4] = 9
-    from pltz.archive.identity import digest
+    from pltz.archive.format.ids import digest
     from pltz.archive.key_files import PERSON
 
     with pytest.raises(VersionError, match="newer pltz"):

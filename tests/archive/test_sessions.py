@@ -10,7 +10,7 @@ import pytest
 
 from pltz.archive import sessions
 from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Plain
-from pltz.archive.identity import Tokens
+from pltz.archive.format.ids import Tokens
 from pltz.archive.keys import Secret
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.models.bundle.bundle import Bundle, write_bundle

@@ -13,7 +13,7 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, StoreError
-from pltz.archive.index import FileIndex
+from pltz.archive.format.index_file import FileIndex
 from pltz.archive.io import OsDisk
 from pltz.archive.new_session import NewSession
 from pltz.archive.object_store import ObjectStore, Place

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pltz.archive import index
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
-from pltz.archive.identity import SIZE
-from pltz.archive.index import SEGMENTS, FileIndex, MemoryIndex, by_section
+from pltz.archive.format import index_file
+from pltz.archive.format.ids import SIZE
+from pltz.archive.format.index_file import SEGMENTS, FileIndex, MemoryIndex, by_section
+from pltz.archive.format.pack import Damage
 from pltz.archive.new_session import NewSession
-from pltz.archive.pack import Damage
 from pltz.archive.simulate import SimDisk
 from pltz.archive.store import DirectoryStore
 from pltz.archive.sweep import Sweep, Swept, _order, whole
@@ -100,7 +100,7 @@ def test_an_index_that_is_wrong_is_named(
             else:
                 rows[spot] = section, bytes(SIZE), offset
         wrong.add_pack(pack, known.packs[pack], by_section(rows))
-    data = index.build([wrong], dict(known.packs))
+    data = index_file.build([wrong], dict(known.packs))
     filled.store.delete(f"index/{name}")
     filled.store.put(f"index/{data[-SIZE:].hex()}", data)
     found = Archive.open(DirectoryStore(disk), [codec]).verify(decode=defect == "key of a session")
@@ -154,9 +154,9 @@ def test_batch_lookups_agree_with_single_ones(stored: list[bytes], asked: list[b
     for n, pack in enumerate(sizes):
         rows = [(SEGMENTS, i, 100 * k) for k, i in enumerate(stored) if k % packs == n]
         memory.add_pack(pack, 1 << 20, by_section(rows))
-    kept = FileIndex.of(index.build([memory], sizes))
+    kept = FileIndex.of(index_file.build([memory], sizes))
     for known in (memory, kept):
-        keys = index.keys_in(asked) if asked else np.zeros(0, np.uint64)
+        keys = index_file.keys_in(asked) if asked else np.zeros(0, np.uint64)
         assert known.has(SEGMENTS, keys).tolist() == [i in stored for i in asked]
         for i in asked:
             places = [(list(sizes).index(at.pack), at.offset) for at in known.find(SEGMENTS, i)]
@@ -168,6 +168,6 @@ def test_a_bucket_crafted_to_be_large_costs_little(tmp_path: Path) -> None:
     memory = MemoryIndex()
     rows = [(SEGMENTS, (n << 4).to_bytes(6, "big") + bytes(10), n) for n in range(50_000)]
     memory.add_pack(bytes(SIZE), 1 << 20, by_section(rows))
-    kept = FileIndex.of(index.build([memory], {bytes(SIZE): 1 << 20}))
+    kept = FileIndex.of(index_file.build([memory], {bytes(SIZE): 1 << 20}))
     asked = np.arange(0, 50_000 << 4, 8, dtype=np.uint64)
     assert kept.has(SEGMENTS, asked).tolist() == [n % 2 == 0 for n in range(len(asked))]

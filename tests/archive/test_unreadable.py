@@ -15,7 +15,7 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec
 from pltz.archive.errors import ArchiveError, LostError, StoreError, UnreadableError
-from pltz.archive.index import FileIndex
+from pltz.archive.format.index_file import FileIndex
 from pltz.archive.io import OsDisk
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repairer
@@ -29,7 +29,7 @@ import os, sys
 from pathlib import Path
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec
-from pltz.archive.index import SEGMENTS
+from pltz.archive.format.index_file import SEGMENTS
 from pltz.plt_codec.errors import CorruptError
 place, what = Path(sys.argv[1]), sys.argv[2]
 archive = Archive.open(place, [BytesCodec()])

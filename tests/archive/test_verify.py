@@ -10,8 +10,8 @@ import pytest
 from pltz.archive import verify
 from pltz.archive.archive import Archive
 from pltz.archive.codec import Coded, Plain
+from pltz.archive.format.ids import Tokens
 from pltz.archive.freshness import Token
-from pltz.archive.identity import Tokens
 from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repairer

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.context import ALONE, FAST
-from pltz.archive.index import SEGMENTS
+from pltz.archive.format.context import ALONE, FAST
+from pltz.archive.format.index_file import SEGMENTS
 from pltz.plt_codec.container.file import Reader
 from tests.cli.commands import Put, Run, chat, lines
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
 def flip(pack: Path) -> None:
     """Damage a byte of a pack's first record."""
-    from pltz.archive.pack import Pack
+    from pltz.archive.format.pack import Pack
 
     data = bytearray(pack.read_bytes())
     data[Pack.of(bytes(data)).head.size + 30] ^= 1

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pltz.archive.errors import StoreError
+from pltz.archive.format.ids import NONE
 from pltz.archive.hot.slab import Slab
 from pltz.archive.hot.store import HotStore, space_of
-from pltz.archive.identity import NONE
 from pltz.plt_codec.errors import UsageError
 
 SPACE = space_of(b"fingerprint", "float32")

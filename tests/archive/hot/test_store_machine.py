@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from pltz.archive.format.ids import NONE
 from pltz.archive.hot.slab import Slab
 from pltz.archive.hot.store import HotStore
-from pltz.archive.identity import NONE
 
 SPACE = b"space..........."
 ROOTS = st.integers(1, 4)

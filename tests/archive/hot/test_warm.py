@@ -15,10 +15,10 @@ import torch
 import xxhash
 from safetensors.torch import load_file
 
+from pltz.archive.format.ids import NONE
 from pltz.archive.hot.slab import Slab
 from pltz.archive.hot.store import HotStore
 from pltz.archive.hot.warm import Warm, WarmFolder
-from pltz.archive.identity import NONE
 from pltz.plt_codec.errors import UsageError
 from tests.archive.hot.conftest import Slabs
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-many: Any = pytest.importorskip("pltz.archive._many", reason="built where there is a C compiler")
+many: Any = pytest.importorskip("pltz.archive.format._batch", reason="built where there is a C compiler")
 DICE = np.random.default_rng(3)
 PERSON = b"sixteen bytes ..".ljust(16, b"\0")
 WIDTHS = sorted({4, many.lanes})

@@ -15,9 +15,9 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.identity import NONE, SIZE
-from pltz.archive.places import Places
-from pltz.archive.record import (
+from pltz.archive.format.ids import NONE, SIZE
+from pltz.archive.format.prefix_crc import checks
+from pltz.archive.format.record import (
     CHECK,
     FORGET,
     LABELS,
@@ -42,7 +42,7 @@ from pltz.archive.record import (
     Place,
     Record,
 )
-from pltz.archive.sums import checks
+from pltz.archive.format.segment_offsets import Places
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
 from pltz.plt_codec.varint import MAX_BYTES, MAX_VALUE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pltz.archive.places import BLOCK, Places
+from pltz.archive.format.segment_offsets import BLOCK, Places
 from pltz.plt_codec.errors import CorruptError
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from pltz.archive.identity import SIZE, digest
-from pltz.archive.parity import SHARE, SHARED
+from pltz.archive.format.ids import SIZE, digest
+from pltz.archive.format.parity import SHARE, SHARED
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
 
 NAME = "archive.json"

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.identity import Tokens
+from pltz.archive.format.ids import Tokens
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.identity import SIZE
+from pltz.archive.format.ids import SIZE
 from pltz.plt_codec.errors import CorruptError
 
 BLOCK = 1 << 14  # segments

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pltz.archive.sums import BLOCK, Sums
+from pltz.archive.format.prefix_crc import BLOCK, Sums
 
 DATA = bytes(n * n % 251 for n in range(9 * BLOCK + 100))
 

@@ -26,8 +26,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.identity import SIZE, digest
-from pltz.archive.sums import Stretch
+from pltz.archive.format.ids import SIZE, digest
+from pltz.archive.format.prefix_crc import Stretch
 from pltz.plt_codec.errors import CorruptError, VersionError
 
 MAGIC, END = b"PLTr", b"rTLP"

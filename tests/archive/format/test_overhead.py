@@ -9,7 +9,7 @@ import numpy as np
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import Coded, Plain
-from pltz.archive.identity import Tokens
+from pltz.archive.format.ids import Tokens
 from pltz.archive.new_session import NewSession
 
 SESSIONS = 20_000

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pltz.archive.identity import NONE, SIZE
-from pltz.archive.sums import Stretch, Sums
+from pltz.archive.format.ids import NONE, SIZE
+from pltz.archive.format.prefix_crc import Stretch, Sums
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
 from pltz.plt_codec.varint import read_varint

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pltz.archive import parity as module
-from pltz.archive.identity import digest
-from pltz.archive.parity import END, FLOOR, GROUP, HEAD, TAIL, Parity, Range, Shape, product
+from pltz.archive.format import parity as module
+from pltz.archive.format.ids import digest
+from pltz.archive.format.parity import END, FLOOR, GROUP, HEAD, TAIL, Parity, Range, Shape, product
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 
 NAME = b"n" * 16

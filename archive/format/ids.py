@@ -22,10 +22,10 @@ from pltz.archive.meanwhile import meanwhile
 from pltz.plt_codec.errors import ContentError
 
 try:
-    from pltz.archive import _many
+    from pltz.archive.format import _batch
 except ImportError:  # it is built where there is a C compiler
-    _many = None  # type: ignore[assignment]
-many = _many  # looked at before each use: it may be None
+    _batch = None  # type: ignore[assignment]
+many = _batch  # looked at before each use: it may be None
 
 Tokens = npt.NDArray[np.integer[Any]]  # (T,) token ids
 

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pltz.archive.identity import SIZE, digest
+from pltz.archive.format.ids import SIZE, digest
 from pltz.plt_codec.errors import CorruptError, VersionError
 
 MAGIC = b"PLTc"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from pltz.archive.identity import NONE
-from pltz.archive.record import MAX_NAME
+from pltz.archive.format.ids import NONE
+from pltz.archive.format.record import MAX_NAME
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.varint import read_varint, write_varint
 

@@ -1,6 +1,6 @@
 """Layout: where every field of some thousand records goes, and the bytes of all of them. Spec: FORMAT.md, "Record".
 
-    records --lay_out--> widths, offsets --write--> bytes          back: `index.py`
+    records --lay_out--> widths, offsets --write--> bytes          back: `index_file.py`
 
 A put lays out a whole commit field by field as arrays: Python for every field of every record took longer than the disk.
 """
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.columns import Bools, Ints, tokens_fit
-from pltz.archive.identity import NONE, SIZE, many
-from pltz.archive.record import (
+from pltz.archive.format.ids import NONE, SIZE, many
+from pltz.archive.format.prefix_crc import checks
+from pltz.archive.format.record import (
     CHECK,
     LABELS,
     MARK,
@@ -37,7 +37,7 @@ from pltz.archive.record import (
     Place,
     Record,
 )
-from pltz.archive.sums import checks
+from pltz.archive.format.record_columns import Bools, Ints, tokens_fit
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.varint import MAX_BYTES, MAX_VALUE
 

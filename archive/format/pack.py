@@ -17,17 +17,17 @@ from io import BytesIO
 
 import numpy as np
 
-from pltz.archive import columns
-from pltz.archive import record as records
-from pltz.archive.context import Context, read_context
 from pltz.archive.errors import ForeignPack
-from pltz.archive.identity import NONE, SIZE, digest, digest_of
+from pltz.archive.format import record as records
+from pltz.archive.format import record_columns
+from pltz.archive.format.buffered_reader import Window
+from pltz.archive.format.context import Context, read_context
+from pltz.archive.format.ids import NONE, SIZE, digest, digest_of
+from pltz.archive.format.prefix_crc import Sums
+from pltz.archive.format.record import PARENT_BACK, Place, Raw, Record
+from pltz.archive.format.record_layout import lay_out
+from pltz.archive.format.segment_offsets import Places
 from pltz.archive.io import PIECE, Reader, exactly, pieces
-from pltz.archive.layout import lay_out
-from pltz.archive.places import Places
-from pltz.archive.record import PARENT_BACK, Place, Raw, Record
-from pltz.archive.sums import Sums
-from pltz.archive.window import Window
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
 from pltz.plt_codec.varint import read_varint, write_varint
 
@@ -247,7 +247,7 @@ class Pack:
         """All records in order, as (offset, record), and what lies between them that is none.
 
         A record whose parent stood in damaged bytes counts as damage itself: nothing says what it continues. What is behind record
-        MAX_RECORDS is not looked at. In memory at once: `window.AT_HAND`, or the largest record, and 20 bytes a segment.
+        MAX_RECORDS is not looked at. In memory at once: `buffered_reader.AT_HAND`, or the largest record, and 20 bytes a segment.
         """
         for run in self.runs():
             if isinstance(run, Damage):
@@ -284,7 +284,7 @@ class Pack:
             return []
         try:
             place = self.head.place(self.begin + at)
-            return columns.read(bytes(data[at : at + end]), np.array(begins), place, seen)
+            return record_columns.read(bytes(data[at : at + end]), np.array(begins), place, seen)
         except FormatError:
             seen.cut(self.begin + at)
             return []
