@@ -34,7 +34,7 @@ from pltz.archive.keyring import Keyring
 from pltz.archive.keys import Clear, Keys, Locked, Secret
 from pltz.archive.ledger import Loss, PackState
 from pltz.archive.new_session import NewSession, Receipt
-from pltz.archive.store import Store, is_there, open_store
+from pltz.archive.storage.store import Store, is_there, open_store
 from pltz.archive.view import Found, Problem, Version, View
 from pltz.archive.words import counted, moment
 from pltz.archive.writer import Writer

@@ -32,7 +32,7 @@ from pltz.archive.format.pack import Damage
 from pltz.archive.format.plan import Plan
 from pltz.archive.format.record import Record
 from pltz.archive.key_files import MAGIC as KEYS
-from pltz.archive.store import is_there
+from pltz.archive.storage.store import is_there
 from pltz.archive.view import Found, View, version_of
 from pltz.archive.writer import Writer, segment_only, session_only
 from pltz.plt_codec.errors import FormatError

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.ids import NONE, SIZE, digest
-from pltz.archive.store import Store
+from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 
 MAGIC = b"PLTk"

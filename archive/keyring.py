@@ -20,7 +20,7 @@ from pltz.archive.format.record import MAX_LABELS, Record
 from pltz.archive.key_files import COPIES, SCRYPT, KeyFile, KeyFolder, file_name
 from pltz.archive.keys import Secret
 from pltz.archive.seal import KEY, UNIT, Tree, keyed, seal, subkey, unit_of, unseal
-from pltz.archive.store import Store, is_there
+from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 from pltz.plt_codec.varint import write_varint
 

@@ -21,7 +21,7 @@ from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import SIZE, digest
 from pltz.archive.format.settings import COPY, NAME, Settings
 from pltz.archive.format.settings import MAX_SIZE as MAX_SETTINGS
-from pltz.archive.store import Store
+from pltz.archive.storage.store import Store
 from pltz.archive.words import counted
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 

@@ -28,7 +28,7 @@ from pltz.archive.format.parity import Parity, Range
 from pltz.archive.format.record import Record
 from pltz.archive.meanwhile import meanwhile
 from pltz.archive.proof import Proved
-from pltz.archive.store import is_there
+from pltz.archive.storage.store import is_there
 from pltz.archive.view import View
 from pltz.plt_codec.errors import ContentError
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from pltz.archive.errors import UnreadableError
-from pltz.archive.io import File
-from pltz.archive.store import Store
+from pltz.archive.storage.disk import File
+from pltz.archive.storage.store import Store
 
 SECTOR = 4096  # bytes that a disk loses at once, or more of them
 
@@ -37,7 +37,7 @@ class Remains:
         return self.read(begin, max(0, end - begin))
 
     def read(self, offset: int, size: int) -> bytes | memoryview:
-        """As `io.Reader`: at most so many bytes, to the end."""
+        """As `disk.Reader`: at most so many bytes, to the end."""
         size = max(0, min(size, self._size - offset))
         try:
             found = self._file.read(offset, size)

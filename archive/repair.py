@@ -43,7 +43,7 @@ from pltz.archive.ledger import FILE_NAME, PackState, copies_of, decode_as, entr
 from pltz.archive.ledger import MAX_FILE as MAX_ENTRY
 from pltz.archive.publisher import shared_ranges
 from pltz.archive.remains import Remains
-from pltz.archive.store import Store, is_there
+from pltz.archive.storage.store import Store, is_there
 from pltz.archive.view import Version, View
 from pltz.archive.writer import Writer
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError

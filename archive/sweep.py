@@ -26,7 +26,7 @@ from pltz.archive.format.index_file import SECTIONS, SESSIONS, U64, Lookup, key_
 from pltz.archive.format.pack import Pack
 from pltz.archive.format.record import PARENT_BACK, PARENT_INLINE, PARENT_TABLE, Record
 from pltz.archive.format.record_columns import Bytes, Columns, Ints
-from pltz.archive.io import File
+from pltz.archive.storage.disk import File
 from pltz.archive.view import View
 from pltz.plt_codec.errors import CorruptError, FormatError
 

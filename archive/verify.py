@@ -29,7 +29,7 @@ from pltz.archive.freshness import Token, rolled_back, token_of
 from pltz.archive.key_files import COPIES, KeyFile, KeyFolder, file_name
 from pltz.archive.ledger import MISSING, as_text, copies_of, entries_among
 from pltz.archive.meanwhile import meanwhile
-from pltz.archive.store import is_there
+from pltz.archive.storage.store import is_there
 from pltz.archive.sweep import Sweep, Swept, whole
 from pltz.archive.view import NAME as PACK_NAME
 from pltz.archive.view import PLAN_NAME, Found, Problem, Version, View, tell

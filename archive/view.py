@@ -40,7 +40,7 @@ from pltz.archive.format.plan import Plan
 from pltz.archive.format.record import FORGET, RESTORE, Record, unpack_labels
 from pltz.archive.keys import Clear, Keys
 from pltz.archive.ledger import Ledger, Loss, PackState
-from pltz.archive.store import Store, is_there
+from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 
 T = TypeVar("T")

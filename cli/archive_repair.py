@@ -58,7 +58,7 @@ def repair(
         return
     from pltz.archive.archive import open_keys
     from pltz.archive.repair import Repairer
-    from pltz.archive.store import open_store
+    from pltz.archive.storage.store import open_store
 
     key = secret()
     store = open_store(place)

@@ -51,7 +51,7 @@ def status(journal: str, as_json: bool) -> None:
     from pltz.archive.hooks.backlog import Backlog
     from pltz.archive.hooks.lock import FileLocks
     from pltz.archive.hooks.refusals import read_refusals
-    from pltz.archive.io import OsDisk
+    from pltz.archive.storage.disk import OsDisk
 
     if not Path(journal).is_dir():
         raise UsageError(f"no journal at {journal}: expected the directory that the hook was opened with")

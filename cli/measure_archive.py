@@ -261,7 +261,7 @@ OPENER = """
 import json, os, sys, time
 import numpy as np
 from pltz.archive.format.index_file import FileIndex, SEGMENTS
-from pltz.archive.io import OsFile
+from pltz.archive.storage.disk import OsFile
 def resident(kind):
     lines = open("/proc/self/status").read().splitlines()
     return next((int(l.split()[1]) / 1024 for l in lines if l.startswith(kind + ":")), None)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pltz.archive.io import OsDisk
+from pltz.archive.storage.disk import OsDisk
 from pltz.plt_codec.errors import PltzError
 
 CALLS = ("write_new", "append", "overwrite", "sync_file", "link", "unlink", "sync_directory")

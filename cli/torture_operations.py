@@ -33,7 +33,7 @@ from pltz.archive.new_session import NewSession
 from pltz.archive.nightly import config, freeze, job
 from pltz.archive.repair import Repairer
 from pltz.archive.sessions import Item, SessionArchive, codecs_of
-from pltz.archive.store import open_store
+from pltz.archive.storage.store import open_store
 from pltz.archive.transfer import copy
 from pltz.archive.view import Version
 from pltz.cli.torture_child import Line, Voice

@@ -364,7 +364,7 @@ def open_archive(
     from pltz.archive.format.settings import NAME
     from pltz.archive.keys import Secret
     from pltz.archive.sessions import SessionArchive
-    from pltz.archive.store import is_there, open_store
+    from pltz.archive.storage.store import is_there, open_store
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.partners import tokenizer_json
 

@@ -27,7 +27,7 @@ from pltz.archive.format.prefix_crc import Sums
 from pltz.archive.format.record import PARENT_BACK, Place, Raw, Record
 from pltz.archive.format.record_layout import lay_out
 from pltz.archive.format.segment_offsets import Places
-from pltz.archive.io import PIECE, Reader, exactly, pieces
+from pltz.archive.storage.disk import PIECE, Reader, exactly, pieces
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
 from pltz.plt_codec.varint import read_varint, write_varint
 

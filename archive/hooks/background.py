@@ -29,8 +29,8 @@ from pltz.archive.hooks.backlog import Backlog
 from pltz.archive.hooks.lock import FileLocks
 from pltz.archive.hooks.tokenizers import Tokenizers
 from pltz.archive.hooks.worker import Drained, Worker
-from pltz.archive.io import OsDisk
 from pltz.archive.keys import Secret
+from pltz.archive.storage.disk import OsDisk
 from pltz.archive.token_archive import TokenArchive
 
 if TYPE_CHECKING:

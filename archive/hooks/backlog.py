@@ -24,7 +24,7 @@ from pltz.archive.errors import is_full, reason
 from pltz.archive.hooks.entry import Entry
 from pltz.archive.hooks.lock import Locks
 from pltz.archive.hooks.segment import HEAD_SIZE, Frame, Gap, Name, scan
-from pltz.archive.io import Disk
+from pltz.archive.storage.disk import Disk
 from pltz.plt_codec.errors import CorruptError, VersionError
 
 MAX_DONE = 1 << 12  # bytes of a .done that are read

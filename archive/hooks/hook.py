@@ -44,7 +44,7 @@ from pltz.archive.hooks.settings import WORKERS, HookSettings, WorkerKind
 from pltz.archive.hooks.snapshot import Refused, Snapshots
 from pltz.archive.hooks.tokenizers import Tokenizers
 from pltz.archive.hooks.waiting import Counts, Waiting
-from pltz.archive.io import Disk, OsDisk
+from pltz.archive.storage.disk import Disk, OsDisk
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

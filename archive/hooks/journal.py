@@ -18,7 +18,7 @@ from contextlib import suppress
 from pltz.archive.errors import StoreError
 from pltz.archive.hooks.lock import Lock, Locks, draw, follow
 from pltz.archive.hooks.segment import DONE, HEAD_SIZE, Name
-from pltz.archive.io import Disk
+from pltz.archive.storage.disk import Disk
 
 SEGMENT = 64 << 20  # bytes, before a new one is begun
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import SIZE
-from pltz.archive.io import Disk
+from pltz.archive.storage.disk import Disk
 
 TRIES = 16
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pltz.archive.io import Disk
+from pltz.archive.storage.disk import Disk
 
 LINES, PERIOD = 20, 60.0  # rows of single refusals in so many seconds
 KEPT = 100  # refusals that are remembered for `Refusals.last`

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from pltz.archive.errors import StoreError, reason
 from pltz.archive.hooks.lock import Locks, draw
-from pltz.archive.io import Disk
+from pltz.archive.storage.disk import Disk
 from pltz.plt_codec.errors import ModelError
 
 MAX_SIZE = 1 << 28  # bytes

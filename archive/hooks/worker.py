@@ -26,7 +26,7 @@ from pltz.archive.hooks.entry import Entry
 from pltz.archive.hooks.lock import FileLocks, Lock
 from pltz.archive.hooks.segment import Frame
 from pltz.archive.hooks.tokenizers import Tokenizers
-from pltz.archive.io import Disk, OsDisk
+from pltz.archive.storage.disk import Disk, OsDisk
 from pltz.archive.token_archive import Put, TokenArchive, TokenItem
 from pltz.plt_codec.errors import ContentError, ModelError, TokenizerMismatch, UsageError
 from pltz.plt_codec.limits import ZSTD_ABOVE

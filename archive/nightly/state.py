@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pltz.archive.errors import ArchiveError, StoreError
-from pltz.archive.io import OsDisk
 from pltz.archive.nightly import receipt
 from pltz.archive.nightly.receipt import Ledger, Receipt
-from pltz.archive.store import FOLDERS as ARCHIVE_FOLDERS
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.disk import OsDisk
+from pltz.archive.storage.store import FOLDERS as ARCHIVE_FOLDERS
+from pltz.archive.storage.store import DirectoryStore
 from pltz.plt_codec.errors import FormatError, UsageError, VersionError
 
 FOLDERS = ("receipts", "pending", "quarantine", "reports", "tmp")

@@ -18,10 +18,10 @@ from pltz.archive.archive import Archive
 from pltz.archive.codec import Coded, Plain
 from pltz.archive.format.context import ALONE
 from pltz.archive.format.ids import Tokens
-from pltz.archive.io import OsDisk
-from pltz.archive.object_store import ObjectStore, Place
-from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore, Store
+from pltz.archive.storage.disk import OsDisk
+from pltz.archive.storage.s3 import ObjectStore, Place
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.sealed import RAW
 

@@ -9,8 +9,8 @@ from pltz.archive.codec import SegmentCodec
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
-from pltz.archive.simulate import SimDisk, State
-from pltz.archive.store import RESERVES, DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.store import RESERVES, DirectoryStore
 
 PROMPT = np.arange(30)
 RAW = Secret(b"sixteen bytes or more", 0)

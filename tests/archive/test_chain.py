@@ -13,8 +13,8 @@ from pltz.archive.codec import Coded, Plain
 from pltz.archive.errors import LostError
 from pltz.archive.format.ids import Tokens
 from pltz.archive.new_session import NewSession
-from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
 from pltz.plt_codec.errors import BundleMismatch, CorruptError
 from tests.archive.conftest import ZlibCodec
 

@@ -18,8 +18,8 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.new_session import NewSession
-from pltz.archive.simulate import SimDisk, State
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.store import DirectoryStore
 from pltz.plt_codec.errors import PltzError
 
 PROMPT = np.arange(20)

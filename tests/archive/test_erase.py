@@ -23,8 +23,8 @@ from pltz.archive.keyring import Keyring
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repairer
 from pltz.archive.seal import KEY, Tree, unit_of, unseal
-from pltz.archive.simulate import SimDisk, State
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.view import Version, View
 from pltz.plt_codec.errors import PltzError, UsageError
 from tests.archive.sealed import PROMPT, RAW, chat, records_of, reopen, tokens

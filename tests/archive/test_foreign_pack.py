@@ -11,8 +11,8 @@ from pltz.archive.errors import ArchiveError
 from pltz.archive.format.settings import COPY, NAME
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repairer
-from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
 from pltz.plt_codec.errors import PltzError
 
 

@@ -15,11 +15,11 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, FullError
-from pltz.archive.io import Disk, OsDisk
 from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
-from pltz.archive.simulate import SimDisk, State
-from pltz.archive.store import RESERVES, DirectoryStore
+from pltz.archive.storage.disk import Disk, OsDisk
+from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.store import RESERVES, DirectoryStore
 from tests.archive.sealed import RAW
 
 SIZE = 2000  # tokens of a session, which do not compress

@@ -10,8 +10,8 @@ import pytest
 from pltz.archive.archive import Archive, open_keys
 from pltz.archive.codec import BytesCodec
 from pltz.archive.repair import Repaired, Repairer
-from pltz.archive.simulate import SimDisk, State
-from pltz.archive.store import FOLDERS, DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.store import FOLDERS, DirectoryStore
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
 from tests.golden.archives.make import FORGOTTEN, KEY, SESSIONS, defects
 

@@ -10,8 +10,8 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.new_session import NewSession
-from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.view import Version, View
 
 

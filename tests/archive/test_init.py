@@ -16,8 +16,8 @@ from pltz.archive.codec import SegmentCodec
 from pltz.archive.format.settings import NAME
 from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
-from pltz.archive.simulate import SimDisk, State
-from pltz.archive.store import FOLDERS, DirectoryStore, Store
+from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.store import FOLDERS, DirectoryStore, Store
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 
 KEYS = [Secret(b"sixteen bytes, %d" % n, 0) for n in range(4)]

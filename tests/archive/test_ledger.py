@@ -15,8 +15,8 @@ from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, 
 from pltz.archive.ledger import Entry, Kind, Ledger, PackState, copies_of
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repaired, Repairer
-from pltz.archive.simulate import SimDisk, State
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.transfer import copy
 from pltz.plt_codec.errors import FormatError, PltzError
 

@@ -16,8 +16,8 @@ from pltz.archive.hooks.hook import EvictionHook
 from pltz.archive.hooks.worker import drain
 from pltz.archive.new_session import NewSession
 from pltz.archive.sessions import Item, SessionArchive
-from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.token_archive import TokenArchive, TokenItem
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session

@@ -23,9 +23,9 @@ from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec
 from pltz.archive.errors import ArchiveError, NotFound, WriterFailed
 from pltz.archive.new_session import NewSession
-from pltz.archive.object_store import ObjectStore
-from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore, Store
+from pltz.archive.storage.s3 import ObjectStore
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore, Store
 
 if TYPE_CHECKING:
     from tests.archive.conftest import S3Server

@@ -15,8 +15,8 @@ from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import NONE, Head, digests, segment_digest, segment_head
 from pltz.archive.meanwhile import meanwhile
 from pltz.archive.new_session import NewSession
-from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
 
 DICE = np.random.default_rng(4)
 

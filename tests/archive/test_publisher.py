@@ -15,8 +15,8 @@ from pltz.archive.format import ids
 from pltz.archive.format.ids import MAX_TOKENS, U32, Tokens
 from pltz.archive.new_session import NewSession
 from pltz.archive.publisher import ABREAST, _compare
-from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
 from pltz.plt_codec.errors import ContentError
 
 DICE = np.random.default_rng(6)

@@ -14,10 +14,10 @@ from pltz.archive.codec import BytesCodec
 from pltz.archive.errors import UnreadableError
 from pltz.archive.format.ids import NONE, TENANT, digest
 from pltz.archive.format.record import Record
-from pltz.archive.io import Held, OsDisk
 from pltz.archive.remains import SECTOR, Remains
 from pltz.archive.repair import Repaired, Repairer
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.disk import Held, OsDisk
+from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writer import Writer
 
 SIZE = 24 << 20  # bytes of records

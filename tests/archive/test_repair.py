@@ -21,8 +21,8 @@ from pltz.archive.keys import Secret
 from pltz.archive.ledger import Ledger
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repaired, Repairer
-from pltz.archive.simulate import SimDisk, State
-from pltz.archive.store import DirectoryStore, Store
+from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.view import View
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 from tests.archive.conftest import ZlibCodec

@@ -26,8 +26,8 @@ from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.archive.seal import BITS, KEY, LEVELS, Tree, seal, unseal
 from pltz.archive.sessions import base_of
-from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore, Store
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
 from tests.archive.sealed import RAW, chat, reopen, tokens
 

@@ -16,8 +16,8 @@ from pltz.archive.format.ids import SIZE
 from pltz.archive.format.index_file import SEGMENTS, FileIndex, MemoryIndex, by_section
 from pltz.archive.format.pack import Damage
 from pltz.archive.new_session import NewSession
-from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.sweep import Sweep, Swept, _order, whole
 from pltz.archive.view import View
 

@@ -15,8 +15,8 @@ from pltz.archive.archive import Archive
 from pltz.archive.codec import BundleCodec
 from pltz.archive.errors import NotFound
 from pltz.archive.sessions import Item, SessionArchive
-from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.token_archive import MAX_SEGMENT, Put, Recent, Segments, TokenArchive, TokenItem, tenant_of
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session

@@ -14,8 +14,8 @@ from pltz.archive.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError
 from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
-from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.view import View
 from pltz.plt_codec.errors import UsageError
 

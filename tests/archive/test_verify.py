@@ -15,8 +15,8 @@ from pltz.archive.freshness import Token
 from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repairer
-from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.verify import Report
 from pltz.plt_codec.errors import UsageError
 from tests.archive.conftest import ZlibCodec

@@ -46,7 +46,7 @@ def test_a_bug_that_is_put_in_is_found(tmp_path: Path, fault: str) -> None:
 
 
 def work(voice: Voice) -> None:
-    from pltz.archive.io import OsDisk
+    from pltz.archive.storage.disk import OsDisk
 
     disk = OsDisk("/proc/nothing")
     voice.begin()

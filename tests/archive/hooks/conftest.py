@@ -18,8 +18,8 @@ from pltz.archive.hooks.hook import EvictionHook, HookSettings
 from pltz.archive.hooks.lock import FileLocks, Lock
 from pltz.archive.hooks.tokenizers import Tokenizers
 from pltz.archive.hooks.worker import Worker
-from pltz.archive.simulate import SimDisk
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk
+from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.token_archive import TokenArchive
 from tests.archive.hooks.opened import TARGET, BadDisk, Opened
 

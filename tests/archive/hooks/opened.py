@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from pltz.archive.hooks.entry import Entry
 from pltz.archive.hooks.hook import EvictionHook
-from pltz.archive.io import OsDisk
+from pltz.archive.storage.disk import OsDisk
 
 TARGET = bytes(range(16))
 Opened = Callable[..., EvictionHook]

@@ -12,8 +12,8 @@ from pltz.archive.codec import SegmentCodec
 from pltz.archive.errors import StoreError
 from pltz.archive.hooks.entry import Entry
 from pltz.archive.hooks.journal import Journal
-from pltz.archive.simulate import SimDisk, State
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.store import DirectoryStore
 from pltz.plt_codec.errors import PltzError
 from tests.archive.hooks.conftest import Bench, entry
 

@@ -20,9 +20,9 @@ from pltz.archive.hooks.journal import Journal
 from pltz.archive.hooks.lock import FileLocks
 from pltz.archive.hooks.tokenizers import Tokenizers
 from pltz.archive.hooks.worker import Worker
-from pltz.archive.io import OsDisk
-from pltz.archive.simulate import BLOCK, SimDisk, State
-from pltz.archive.store import DirectoryStore
+from pltz.archive.storage.disk import OsDisk
+from pltz.archive.storage.simulated_disk import BLOCK, SimDisk, State
+from pltz.archive.storage.store import DirectoryStore
 from tests.archive.hooks.conftest import Bench, MemoryLocks, entry
 
 Facts = tuple[str, tuple[int, ...]]

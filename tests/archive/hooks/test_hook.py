@@ -21,7 +21,7 @@ from pltz.archive.hooks import snapshot, waiting
 from pltz.archive.hooks.backlog import Backlog
 from pltz.archive.hooks.hook import EvictionHook, HookSettings
 from pltz.archive.hooks.lock import FileLocks
-from pltz.archive.io import OsDisk
+from pltz.archive.storage.disk import OsDisk
 from pltz.archive.token_archive import target_of, tenant_of
 from pltz.plt_codec.errors import ModelError, UsageError
 from tests.archive.hooks.opened import TARGET, Opened, entries, eventually

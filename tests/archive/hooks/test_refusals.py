@@ -11,7 +11,7 @@ import pytest
 
 from pltz.archive.hooks import refusals
 from pltz.archive.hooks.refusals import Refusals, read_refusals
-from pltz.archive.io import OsDisk
+from pltz.archive.storage.disk import OsDisk
 from tests.archive.hooks.opened import Opened, entries, eventually
 
 

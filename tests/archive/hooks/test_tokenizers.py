@@ -10,7 +10,7 @@ from pltz.archive.errors import StoreError
 from pltz.archive.hooks.backlog import Backlog
 from pltz.archive.hooks.lock import draw
 from pltz.archive.hooks.tokenizers import Tokenizers
-from pltz.archive.simulate import SimDisk
+from pltz.archive.storage.simulated_disk import SimDisk
 from tests.archive.hooks.conftest import MemoryLocks
 
 

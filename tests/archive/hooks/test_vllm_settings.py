@@ -17,8 +17,8 @@ from pltz.archive.hooks.lock import FileLocks
 from pltz.archive.hooks.settings import HookSettings
 from pltz.archive.hooks.vllm_settings import VllmSettings
 from pltz.archive.hooks.worker import drain
-from pltz.archive.io import OsDisk
 from pltz.archive.keys import Secret
+from pltz.archive.storage.disk import OsDisk
 from pltz.archive.token_archive import TokenArchive
 from pltz.models.target.checkpoint import resolve
 from pltz.plt_codec.errors import UsageError

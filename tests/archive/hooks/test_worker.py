@@ -24,7 +24,7 @@ from pltz.archive.hooks.lock import FileLocks
 from pltz.archive.hooks.refusals import read_refusals
 from pltz.archive.hooks.segment import Name
 from pltz.archive.hooks.worker import WORKER_LOCK, drain
-from pltz.archive.io import OsDisk
+from pltz.archive.storage.disk import OsDisk
 from pltz.archive.token_archive import TokenArchive
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import UsageError

@@ -35,7 +35,7 @@ KILLED_AT = """
 import os
 import signal
 import sys
-from pltz.archive.io import OsDisk
+from pltz.archive.storage.disk import OsDisk
 
 left = int(sys.argv[2])
 

@@ -25,8 +25,8 @@ from pltz.archive.format.settings import COPY, FORMAT, NAME
 from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repairer
-from pltz.archive.simulate import SimDisk, State
-from pltz.archive.store import FOLDERS, DirectoryStore
+from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.store import FOLDERS, DirectoryStore
 
 HERE = Path(__file__).parent
 KEY = Secret(b"a key of golden archives", 0)

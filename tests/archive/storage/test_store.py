@@ -14,10 +14,10 @@ from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format.index_file import FileIndex
-from pltz.archive.io import OsDisk
 from pltz.archive.new_session import NewSession
-from pltz.archive.object_store import ObjectStore, Place
-from pltz.archive.store import DirectoryStore, Store, open_store
+from pltz.archive.storage.disk import OsDisk
+from pltz.archive.storage.s3 import ObjectStore, Place
+from pltz.archive.storage.store import DirectoryStore, Store, open_store
 from pltz.archive.view import View
 from pltz.plt_codec.errors import CorruptError, UsageError
 
@@ -237,7 +237,7 @@ def test_places() -> None:
 def test_an_object_larger_than_any_of_ours_is_not_fetched(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pltz.archive.object_store.MOST_WHOLE", 1000, raising=False)
+    monkeypatch.setattr("pltz.archive.storage.s3.MOST_WHOLE", 1000, raising=False)
     store = ObjectStore(s3.place(), tmp_path)
     store.put("packs/" + "0" * 32, bytes(1001))
     with pytest.raises(CorruptError, match="more than any of ours"):
@@ -250,7 +250,7 @@ def test_an_object_larger_than_any_of_ours_is_not_fetched(
 
 def test_a_hole_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of keys that somebody made as large as a disk."""
-    monkeypatch.setattr("pltz.archive.store.MOST_SECRET", 1 << 20, raising=False)
+    monkeypatch.setattr("pltz.archive.storage.store.MOST_SECRET", 1 << 20, raising=False)
     store = DirectoryStore(OsDisk(tmp_path))
     store.make()
     path = tmp_path / "keys" / "hole"

@@ -24,7 +24,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from pltz.archive.io import Held
+from pltz.archive.storage.disk import Held
 
 BLOCK = 4096  # bytes that a file takes at least, where a disk has a capacity
 
@@ -56,7 +56,7 @@ class State:
 
 
 class SimDisk:
-    """See the head of this file. Implements `io.Disk`."""
+    """See the head of this file. Implements `disk.Disk`."""
 
     def __init__(self, state: State | None = None, seed: int = 0):
         self.seen = state.copy() if state else State()

@@ -1,7 +1,7 @@
 """The seam: every system call, clock reading and random byte of the archive goes through a `Disk`.
 
 What: `Disk` is the short list of calls that a directory store needs, each as small as the operating system's, so that a
-simulated disk can stop between any two of them and lose what was not synced (`simulate.SimDisk`). `OsDisk` is the real one.
+simulated disk can stop between any two of them and lose what was not synced (`simulated_disk.SimDisk`). `OsDisk` is the real one.
 Above it stands `store.py`, which makes whole objects of them; nothing else in the archive touches a file.
 
 Why calls and not objects: what a crash leaves is decided between write, sync, link and directory sync. A seam above them would hide the

@@ -29,8 +29,8 @@ from urllib.parse import urlsplit
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import digest
 from pltz.archive.format.index_file import FileIndex
-from pltz.archive.io import File, Held, OsFile
-from pltz.archive.store import MOST_WHOLE, Opened
+from pltz.archive.storage.disk import File, Held, OsFile
+from pltz.archive.storage.store import MOST_WHOLE, Opened
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:

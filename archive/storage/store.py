@@ -1,7 +1,7 @@
 """Objects by name: put if absent, ranged read, list, size, delete. What an archive asks of a place to be.
 
-`Store` is the interface; `open_store` finds the one for a path or URL. `object_store.ObjectStore` is a bucket (PUT with ``If-None-Match: *``,
-ranged GET, LIST, DELETE). `DirectoryStore` is a local directory over the seam `io.Disk`: an object is written under ``tmp/``, synced, linked to its name and
+`Store` is the interface; `open_store` finds the one for a path or URL. `s3.ObjectStore` is a bucket (PUT with ``If-None-Match: *``,
+ranged GET, LIST, DELETE). `DirectoryStore` is a local directory over the seam `disk.Disk`: an object is written under ``tmp/``, synced, linked to its name and
 the directory synced, in this order, so that a name never stands for bytes that are not durable.
 
 A crash leaves: before the link, a file in ``tmp/``; after it, the object or not, whole in both cases.
@@ -27,7 +27,7 @@ from pltz.archive.errors import (
     reason,
 )
 from pltz.archive.format.settings import NAME
-from pltz.archive.io import Disk, File, OsDisk
+from pltz.archive.storage.disk import Disk, File, OsDisk
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 MOST_SECRET = (
@@ -414,7 +414,7 @@ def open_store(place: str | os.PathLike[str]) -> Store:
     if not name or "://" in name.removeprefix("s3://"):
         raise UsageError(f"expected a directory or s3://bucket/prefix, found {name!r}")
     if isinstance(place, str) and place.startswith("s3://"):
-        from pltz.archive.object_store import ObjectStore
+        from pltz.archive.storage.s3 import ObjectStore
 
         return ObjectStore(place)
     if os.path.exists(place) and not os.path.isdir(place):

@@ -1,0 +1,1 @@
+"""Places where an archive lives: a directory, a bucket, a simulated disk."""
