@@ -21,6 +21,8 @@ import numpy as np
 from pltz.archive.chain import Chains, Heard, Known
 from pltz.archive.codec import SegmentCodec
 from pltz.archive.collect import COPYING, DEAD_SHARE, SMALL, Collected, Collector
+from pltz.archive.encryption.keyring import Keyring
+from pltz.archive.encryption.keys import Clear, Keys, Locked, Secret
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
 from pltz.archive.format import ids as identity
 from pltz.archive.format import index_file
@@ -30,8 +32,6 @@ from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.format.record import FORGET, RESTORE
 from pltz.archive.format.settings import COPY, MAX_SIZE, NAME, Settings
 from pltz.archive.freshness import Token, token_of
-from pltz.archive.keyring import Keyring
-from pltz.archive.keys import Clear, Keys, Locked, Secret
 from pltz.archive.ledger import Loss, PackState
 from pltz.archive.new_session import NewSession, Receipt
 from pltz.archive.storage.store import Store, is_there, open_store

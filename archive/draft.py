@@ -17,11 +17,11 @@ import numpy as np
 
 from pltz.archive.chain import NOTHING
 from pltz.archive.codec import SegmentCodec
+from pltz.archive.encryption.keys import Keys
 from pltz.archive.format import ids
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import BASE, NONE, TENANT, U32, Tokens
 from pltz.archive.format.record import Record, pack_labels
-from pltz.archive.keys import Keys
 from pltz.archive.new_session import KINDS, NewSession, Receipt, check
 from pltz.archive.view import Version
 

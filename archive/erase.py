@@ -27,14 +27,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
-from pltz.archive.domain_keys import DomainKeys, Unit
+from pltz.archive.encryption.box import KEY, UNIT, Tree, unit_of
+from pltz.archive.encryption.domain_keys import DomainKeys, Unit
+from pltz.archive.encryption.key_files import KeyFolder
+from pltz.archive.encryption.keyring import MASTER, Keyring
 from pltz.archive.errors import ArchiveError, Fenced, NotFound
 from pltz.archive.format.ids import BASE, NONE, TENANT
 from pltz.archive.format.index_file import SEGMENTS, key_of_session
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.key_files import KeyFolder
-from pltz.archive.keyring import MASTER, Keyring
-from pltz.archive.seal import KEY, UNIT, Tree, unit_of
 from pltz.archive.view import Problem, Version, View
 from pltz.archive.words import counted
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError

@@ -27,6 +27,8 @@ from functools import partial
 from typing import TypeVar
 
 from pltz.archive.chain import lost
+from pltz.archive.encryption.key_files import COPIES, KeyFile, KeyFolder, file_name
+from pltz.archive.encryption.keys import Keys, Locked
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format.ids import digest
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, FileIndex, Location, key_of, key_of_session
@@ -37,8 +39,6 @@ from pltz.archive.format.plan import Plan
 from pltz.archive.format.prefix_crc import Stretch
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import COPY, MAX_SIZE, NAME, Settings
-from pltz.archive.key_files import COPIES, KeyFile, KeyFolder, file_name
-from pltz.archive.keys import Keys, Locked
 from pltz.archive.ledger import FILE_NAME, PackState, copies_of, decode_as, entries_among
 from pltz.archive.ledger import MAX_FILE as MAX_ENTRY
 from pltz.archive.publisher import shared_ranges

@@ -63,7 +63,7 @@ from pltz.plt_codec.limits import ZSTD_ABOVE
 from pltz.plt_codec.zstd import Fallback
 
 if TYPE_CHECKING:
-    from pltz.archive.keys import Secret
+    from pltz.archive.encryption.keys import Secret
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.bundle.tokenizer import BundleTokenizer
     from pltz.models.session.expected_time import Expect

@@ -44,7 +44,7 @@ from pltz.plt_codec.limits import ZSTD_ABOVE, check_ids
 
 if TYPE_CHECKING:
     from pltz.archive.codec import SegmentCodec
-    from pltz.archive.keys import Secret
+    from pltz.archive.encryption.keys import Secret
     from pltz.models.bundle.bundle import Bundle
 
 MAX_SEGMENT = 65536  # tokens: any number of them may be one byte (FORMAT.md, "Limits")

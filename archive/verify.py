@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from pltz.archive.archive import Archive
 from pltz.archive.chain import Chains, Wanted, decode_records, lost
+from pltz.archive.encryption.key_files import COPIES, KeyFile, KeyFolder, file_name
 from pltz.archive.erase import unfinished
 from pltz.archive.errors import ArchiveError, KeyMismatch
 from pltz.archive.format.context import TOWER
@@ -26,7 +27,6 @@ from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import Plan
 from pltz.archive.format.settings import COPY, NAME, Settings
 from pltz.archive.freshness import Token, rolled_back, token_of
-from pltz.archive.key_files import COPIES, KeyFile, KeyFolder, file_name
 from pltz.archive.ledger import MISSING, as_text, copies_of, entries_among
 from pltz.archive.meanwhile import meanwhile
 from pltz.archive.storage.store import is_there

@@ -12,7 +12,7 @@ import click
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.keys import Secret
+    from pltz.archive.encryption.keys import Secret
 
 META = "pltz.archive.key"
 
@@ -63,7 +63,7 @@ def secret(*, confirm: bool = False) -> "Secret | None":
 
     Raises UsageError where more than one was given.
     """
-    from pltz.archive.keys import Secret
+    from pltz.archive.encryption.keys import Secret
 
     given: dict[str, Any] = click.get_current_context().meta.get(META, {})
     if len(given) > 1:

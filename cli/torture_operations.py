@@ -22,13 +22,13 @@ import numpy as np
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec, Coded, Plain, SegmentCodec
+from pltz.archive.encryption.keyring import Keyring
+from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
 from pltz.archive.format.context import ALONE
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.hooks import worker
 from pltz.archive.hooks.hook import EvictionHook, HookSettings
-from pltz.archive.keyring import Keyring
-from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.archive.nightly import config, freeze, job
 from pltz.archive.repair import Repairer

@@ -361,8 +361,8 @@ def open_archive(
     b'hello'
     """
     from pltz.archive.archive import Archive
+    from pltz.archive.encryption.keys import Secret
     from pltz.archive.format.settings import NAME
-    from pltz.archive.keys import Secret
     from pltz.archive.sessions import SessionArchive
     from pltz.archive.storage.store import is_there, open_store
     from pltz.models.bundle.bundle import Bundle

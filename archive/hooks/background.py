@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pltz.archive.child_python import command, environment
+from pltz.archive.encryption.keys import Secret
 from pltz.archive.hooks.backlog import Backlog
 from pltz.archive.hooks.lock import FileLocks
 from pltz.archive.hooks.tokenizers import Tokenizers
 from pltz.archive.hooks.worker import Drained, Worker
-from pltz.archive.keys import Secret
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.token_archive import TokenArchive
 

@@ -48,9 +48,9 @@ from pltz.archive.storage.disk import Disk, OsDisk
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
+    from pltz.archive.encryption.keys import Secret
     from pltz.archive.hooks.background import Background
     from pltz.archive.hooks.metrics import HookCollector
-    from pltz.archive.keys import Secret
     from pltz.models.bundle.bundle import Bundle
 
 __all__ = ["EvictionHook", "HookSettings", "WorkerKind"]

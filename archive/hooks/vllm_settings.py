@@ -28,7 +28,7 @@ from pltz.archive.token_archive import SALTED
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.keys import Secret
+    from pltz.archive.encryption.keys import Secret
 
 WHERE = "kv_connector_extra_config"
 KEYS = ("key_file", "key_command", "passphrase_env")
@@ -90,7 +90,7 @@ class VllmSettings:
 
     def secret(self) -> Secret | None:
         """Return what opens the archive; None where no setting gives a key. Raises UsageError."""
-        from pltz.archive.keys import Secret
+        from pltz.archive.encryption.keys import Secret
 
         return Secret.chosen(**{name: getattr(self, name) for name in KEYS})
 

@@ -33,7 +33,7 @@ from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
-    from pltz.archive.keys import Secret
+    from pltz.archive.encryption.keys import Secret
     from pltz.models.bundle.bundle import Bundle
     from pltz.plt_codec.lanes import LayoutName
 

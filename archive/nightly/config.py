@@ -28,7 +28,7 @@ from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 from pltz.plt_codec.limits import MAX_BYTES, ZSTD_ABOVE
 
 if TYPE_CHECKING:
-    from pltz.archive.keys import Secret
+    from pltz.archive.encryption.keys import Secret
 
 SOURCES: dict[str, Any] = {
     "jsonl": JsonlSource,
@@ -157,7 +157,7 @@ class Config:
 
     def secret(self) -> Secret | None:
         """What opens a sealed archive. Raises UsageError."""
-        from pltz.archive.keys import Secret
+        from pltz.archive.encryption.keys import Secret
 
         return Secret.chosen(key_file=self.key_file, key_command=self.key_command)
 

@@ -19,7 +19,7 @@ from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
-    from pltz.archive.keys import Secret
+    from pltz.archive.encryption.keys import Secret
     from pltz.models.bundle.bundle import Bundle
     from pltz.plt_codec.lanes import LayoutName
 

@@ -10,8 +10,8 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec, SegmentCodec
+from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, StoreError
-from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repairer
 from pltz.archive.storage.disk import OsDisk

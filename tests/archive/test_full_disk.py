@@ -14,8 +14,8 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
+from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, FullError
-from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.archive.storage.disk import Disk, OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk, State

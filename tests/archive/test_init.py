@@ -13,8 +13,8 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
+from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.settings import NAME
-from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import FOLDERS, DirectoryStore, Store

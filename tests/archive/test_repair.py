@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from pltz.archive.archive import Archive, open_keys
 from pltz.archive.codec import SegmentCodec
+from pltz.archive.encryption.key_files import KeyFile, KeyFolder, file_name
+from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import TENANT, digest
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import Plan
-from pltz.archive.key_files import KeyFile, KeyFolder, file_name
-from pltz.archive.keys import Secret
 from pltz.archive.ledger import Ledger
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repaired, Repairer

@@ -10,8 +10,8 @@ import pytest
 
 from pltz.archive import sessions
 from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Plain
+from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import Tokens
-from pltz.archive.keys import Secret
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session

@@ -11,8 +11,8 @@ import pytest
 from pltz.archive import transfer
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
+from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError
-from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore

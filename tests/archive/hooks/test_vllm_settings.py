@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import KeyMismatch
 from pltz.archive.hooks.backlog import Backlog
 from pltz.archive.hooks.hook import EvictionHook
@@ -17,7 +18,6 @@ from pltz.archive.hooks.lock import FileLocks
 from pltz.archive.hooks.settings import HookSettings
 from pltz.archive.hooks.vllm_settings import VllmSettings
 from pltz.archive.hooks.worker import drain
-from pltz.archive.keys import Secret
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.token_archive import TokenArchive
 from pltz.models.target.checkpoint import resolve

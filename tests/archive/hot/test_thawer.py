@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from pltz.archive.bridged import BridgedCodec
+from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError, NotFound
 from pltz.archive.hot import HotStore, Thawer, Wanted
 from pltz.archive.hot.store import space_of
-from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.thaw import KV_NOISE, Thawed, kv_difference

@@ -232,7 +232,7 @@ def test_two_at_once_the_second_does_nothing(nightly: Nightly) -> None:
 def test_a_sealed_archive(
     nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
 ) -> None:
-    from pltz.archive.keys import Secret
+    from pltz.archive.encryption.keys import Secret
 
     key = nightly.write("key", bytes(range(32)))
     nightly.head = nightly.head.replace('"cold"', '"sealed"') + 'key_file = "key"\n'

@@ -19,10 +19,10 @@ import numpy as np
 
 from pltz.archive.archive import Archive
 from pltz.archive.codec import BytesCodec
+from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import digest
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.settings import COPY, FORMAT, NAME
-from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from pltz.archive import transfer
 from pltz.archive.archive import Archive
 from pltz.archive.codec import SegmentCodec
-from pltz.archive.domain_keys import DomainKeys, Unit
+from pltz.archive.encryption.box import BITS, KEY, LEVELS, Tree, seal, unseal
+from pltz.archive.encryption.domain_keys import DomainKeys, Unit
+from pltz.archive.encryption.key_files import KeyFile, KeyFolder
+from pltz.archive.encryption.keyring import Keyring
+from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import KeyMismatch, LostError, NotFound
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import TENANT, domain_id
 from pltz.archive.format.pack import Builder, Damage, Pack
 from pltz.archive.format.record import Record
-from pltz.archive.key_files import KeyFile, KeyFolder
-from pltz.archive.keyring import Keyring
-from pltz.archive.keys import Secret
 from pltz.archive.new_session import NewSession
-from pltz.archive.seal import BITS, KEY, LEVELS, Tree, seal, unseal
 from pltz.archive.sessions import base_of
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
@@ -56,7 +56,7 @@ def test_no_node_above_a_punctured_key_is_left() -> None:
     path = {tree.nodes[0, 0]}
     key = tree.nodes[0, 0]
     for depth in range(1, LEVELS + 1):
-        from pltz.archive.seal import _child
+        from pltz.archive.encryption.box import _child
 
         key = _child(key, unit >> BITS * (LEVELS - depth) & 15)
         path.add(key)
@@ -269,8 +269,8 @@ def test_two_who_make_an_archive_at_once_do_not_share_it(disk: SimDisk, codec: S
 @settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_the_parsers_take_anything(data: bytes) -> None:
+    from pltz.archive.encryption.key_files import PERSON
     from pltz.archive.format.ids import digest
-    from pltz.archive.key_files import PERSON
 
     with pytest.raises(FormatError):
         KeyFile.decode(data)
@@ -302,8 +302,8 @@ def test_a_key_file_that_asks_for_a_hostile_scrypt_or_is_newer_is_refused() -> N
         KeyFile.decode(KeyFile(bytes(16), 0, b"box", 1, (30, 32, 16)).encode())
     data = bytearray(KeyFile(bytes(16), 0, b"box").encode()[:-16])
     data[4] = 9
+    from pltz.archive.encryption.key_files import PERSON
     from pltz.archive.format.ids import digest
-    from pltz.archive.key_files import PERSON
 
     with pytest.raises(VersionError, match="newer pltz"):
         KeyFile.decode(bytes(data) + digest(PERSON, bytes(data)))

@@ -18,13 +18,13 @@ from typing import Protocol
 
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
+from pltz.archive.encryption.box import KEY, UNIT, keyed
+from pltz.archive.encryption.key_files import RAW, SCRYPT
 from pltz.archive.errors import KeyMismatch
 from pltz.archive.format import ids as identity
 from pltz.archive.format.context import CLEAR, SEALED, Context
 from pltz.archive.format.ids import NONE, Tokens
 from pltz.archive.format.record import Record
-from pltz.archive.key_files import RAW, SCRYPT
-from pltz.archive.seal import KEY, UNIT, keyed
 from pltz.plt_codec.errors import UsageError
 
 LEAST_SECRET = 16  # bytes of a key file or a command's output

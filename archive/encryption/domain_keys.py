@@ -1,4 +1,4 @@
-"""The keys of one domain: what its ids are made with, and one tree of unit keys a root (`seal.Tree`). Spec: FORMAT.md, "Encryption".
+"""The keys of one domain: what its ids are made with, and one tree of unit keys a root (`box.Tree`). Spec: FORMAT.md, "Encryption".
 
 {root: Tree} + id key + name + units whose erasure has begun --encode--> what a key file wraps
 """
@@ -10,10 +10,10 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pltz.archive.encryption.box import KEY, UNIT, Tree, unit_of
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.record import MAX_NAME
-from pltz.archive.seal import KEY, UNIT, Tree, unit_of
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.varint import read_varint, write_varint
 

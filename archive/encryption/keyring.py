@@ -12,14 +12,14 @@ import dataclasses
 import struct
 from collections.abc import Iterable, Sequence
 
-from pltz.archive.domain_keys import DomainKeys, Reader, Unit
+from pltz.archive.encryption.box import KEY, UNIT, Tree, keyed, seal, subkey, unit_of, unseal
+from pltz.archive.encryption.domain_keys import DomainKeys, Reader, Unit
+from pltz.archive.encryption.key_files import COPIES, SCRYPT, KeyFile, KeyFolder, file_name
+from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, Fenced, KeyMismatch
 from pltz.archive.format.context import SEALED, Context
 from pltz.archive.format.ids import BASE, NONE, SIZE, Head, Tokens
 from pltz.archive.format.record import MAX_LABELS, Record
-from pltz.archive.key_files import COPIES, SCRYPT, KeyFile, KeyFolder, file_name
-from pltz.archive.keys import Secret
-from pltz.archive.seal import KEY, UNIT, Tree, keyed, seal, subkey, unit_of, unseal
 from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 from pltz.plt_codec.varint import write_varint

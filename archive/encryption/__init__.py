@@ -1,0 +1,1 @@
+"""Keys of a sealed archive: secrets, key files, the tree of keys, and boxes."""
