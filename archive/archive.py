@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from pltz.archive.chain import Chains, Heard, Known
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.collect import COPYING, DEAD_SHARE, SMALL, Collected, Collector
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Clear, Keys, Locked, Secret

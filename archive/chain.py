@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pltz.archive.codec import Coded, SegmentCodec, codec_of
+from pltz.archive.codecs.codec import Coded, SegmentCodec, codec_of
 from pltz.archive.encryption.keys import Keys
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack
 from pltz.archive.format import ids as identity

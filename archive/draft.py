@@ -16,7 +16,7 @@ from itertools import accumulate
 import numpy as np
 
 from pltz.archive.chain import NOTHING
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Keys
 from pltz.archive.format import ids
 from pltz.archive.format.context import Context

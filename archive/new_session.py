@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pltz.archive.chain import MAX_SEGMENTS
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format.ids import SIZE, Tokens
 from pltz.archive.format.record import MAX_NAME
 from pltz.plt_codec.errors import ContentError, LimitError, UsageError

@@ -11,7 +11,7 @@ from contextlib import suppress
 import numpy as np
 
 from pltz.archive.chain import NOTHING
-from pltz.archive.codec import Coded, SegmentCodec, codec_of
+from pltz.archive.codecs.codec import Coded, SegmentCodec, codec_of
 from pltz.archive.draft import Segment
 from pltz.archive.format import ids
 from pltz.archive.format.context import TOWER

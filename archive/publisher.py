@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from pltz.archive.chain import NOTHING
-from pltz.archive.codec import Coded
+from pltz.archive.codecs.codec import Coded
 from pltz.archive.draft import Row, batches
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format import ids

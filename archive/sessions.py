@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.archive.archive import Archive, Tower
-from pltz.archive.codec import (
+from pltz.archive.codecs.codec import (
     BundleCodec,
     BytesCodec,
     Coded,
@@ -376,7 +376,7 @@ def _bridged(
     """Codecs for the ids of other tokenizers; those of which all ids are the bundle's need none."""
     if not tokenizers:
         return []
-    from pltz.archive.bridged import BridgedCodec
+    from pltz.archive.codecs.bridged import BridgedCodec
     from pltz.models.bundle.bridge import Bridge
 
     bridges = [bridge for t in tokenizers if not (bridge := Bridge(t, bundle.tokenizer)).identity]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 
 from pltz.archive.archive import Archive, Tower
-from pltz.archive.codec import BundleCodec, ids_codec
+from pltz.archive.codecs.codec import BundleCodec, ids_codec
 from pltz.archive.errors import KeyMismatch, NotFound
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import BASE, NONE, SIZE, TENANT, Tokens
@@ -43,7 +43,7 @@ from pltz.plt_codec.lanes import LayoutName
 from pltz.plt_codec.limits import ZSTD_ABOVE, check_ids
 
 if TYPE_CHECKING:
-    from pltz.archive.codec import SegmentCodec
+    from pltz.archive.codecs.codec import SegmentCodec
     from pltz.archive.encryption.keys import Secret
     from pltz.models.bundle.bundle import Bundle
 
@@ -185,7 +185,7 @@ class TokenArchive:
 
     def add(self, tokenizer: bytes) -> bytes:
         """Know another tokenizer, by its tokenizer.json; its fingerprint. Raises ModelError."""
-        from pltz.archive.bridged import BridgedCodec
+        from pltz.archive.codecs.bridged import BridgedCodec
         from pltz.models.bundle.bridge import Bridge
 
         bridge = Bridge(tokenizer, self.bundle.tokenizer)

@@ -23,7 +23,7 @@ from typing import TypeVar
 import numpy as np
 
 from pltz.archive.archive import Archive, Tower
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError, NotFound
 from pltz.archive.format.ids import BASE, NONE, SIZE, TENANT
 from pltz.archive.format.index_file import key_of_session

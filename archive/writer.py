@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from pltz.archive.chain import MAX_SEGMENTS, NOTHING
-from pltz.archive.codec import Plain, SegmentCodec, layout_mode
+from pltz.archive.codecs.codec import Plain, SegmentCodec, layout_mode
 from pltz.archive.draft import Contexts, Draft, Row, Segment, batches, draft, session_rows
 from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.format import ids

@@ -177,7 +177,7 @@ def _as_pltz(
     threads: int | None,
     bar: Progress,
 ) -> bytes:
-    from pltz.archive.codec import BytesCodec
+    from pltz.archive.codecs.codec import BytesCodec
 
     if any(v.tokenizer not in (cold.tokenizer.fingerprint, BytesCodec.tokenizer) for v in chosen):
         raise UsageError(

@@ -22,7 +22,7 @@ import numpy as np
 
 from pltz.archive.archive import Archive
 from pltz.archive.child_python import command, environment, safe_path
-from pltz.archive.codec import Coded, Plain
+from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.format import index_file
 from pltz.archive.format.ids import SIZE, Tokens
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, FileIndex

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import BytesCodec, Coded, Plain, SegmentCodec
+from pltz.archive.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.archive.bridged import BridgedCodec
-from pltz.archive.codec import BytesCodec
+from pltz.archive.codecs.bridged import BridgedCodec
+from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.new_session import KINDS
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.session import transcript

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import Coded, Plain
+from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.format.context import ALONE
 from pltz.archive.format.ids import Tokens
 from pltz.archive.storage.disk import OsDisk

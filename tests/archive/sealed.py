@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.new_session import NewSession

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import BytesCodec, Coded, Plain, SegmentCodec
+from pltz.archive.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec
 from pltz.archive.errors import ArchiveError, Fenced, LostError, NotFound, StoreError, WriterFailed
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import Tokens

@@ -9,7 +9,7 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.chain import BATCH, Chains
-from pltz.archive.codec import Coded, Plain
+from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.errors import LostError
 from pltz.archive.format.ids import Tokens
 from pltz.archive.new_session import NewSession

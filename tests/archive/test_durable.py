@@ -15,7 +15,7 @@ import pytest
 from pltz.archive import archive as module
 from pltz.archive.archive import Archive
 from pltz.archive.census import Census
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.collect import Collector
 from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError, WriterFailed
 from pltz.archive.format import index_file as index

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.box import KEY, Tree, unit_of, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys, Unit
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder, file_name

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, NotFound
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repairer

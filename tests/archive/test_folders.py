@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import BytesCodec, SegmentCodec
+from pltz.archive.codecs.codec import BytesCodec, SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.new_session import NewSession

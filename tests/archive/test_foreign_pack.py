@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.settings import COPY, NAME
 from pltz.archive.new_session import NewSession

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pltz.archive.archive import Archive, open_keys
-from pltz.archive.codec import BytesCodec
+from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import FOLDERS, DirectoryStore

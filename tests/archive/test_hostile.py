@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NONE, digest

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
 from pltz.archive.ledger import Entry, Kind, Ledger, PackState, copies_of
 from pltz.archive.new_session import NewSession

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import BytesCodec
+from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.errors import ArchiveError, NotFound, WriterFailed
 from pltz.archive.new_session import NewSession
 from pltz.archive.storage.s3 import ObjectStore

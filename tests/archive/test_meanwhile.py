@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import BytesCodec
+from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import NONE, Head, digests, segment_digest, segment_head
 from pltz.archive.meanwhile import meanwhile

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import BytesCodec
+from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.new_session import NewSession
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ WRITER = """
 import sys
 import numpy as np
 from pltz.archive.archive import Archive
-from pltz.archive.codec import BytesCodec
+from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.errors import ArchiveError
 from pltz.archive.new_session import NewSession
 place, who, count = sys.argv[1], sys.argv[2], int(sys.argv[3])

@@ -9,7 +9,7 @@ import pytest
 
 from pltz.archive import publisher
 from pltz.archive.archive import Archive
-from pltz.archive.codec import BytesCodec, Coded
+from pltz.archive.codecs.codec import BytesCodec, Coded
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format import ids
 from pltz.archive.format.ids import MAX_TOKENS, U32, Tokens

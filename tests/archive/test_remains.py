@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import BytesCodec
+from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.errors import UnreadableError
 from pltz.archive.format.ids import NONE, TENANT, digest
 from pltz.archive.format.record import Record

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pltz.archive.archive import Archive, open_keys
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder, file_name
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import StoreError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pltz.archive import sessions
-from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Plain
+from pltz.archive.codecs.codec import BundleCodec, BytesCodec, Coded, Plain
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import Tokens
 from pltz.archive.sessions import Item, SessionArchive

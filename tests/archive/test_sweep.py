@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format import index_file
 from pltz.archive.format.ids import SIZE
 from pltz.archive.format.index_file import SEGMENTS, FileIndex, MemoryIndex, by_section

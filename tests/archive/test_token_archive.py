@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import BundleCodec
+from pltz.archive.codecs.codec import BundleCodec
 from pltz.archive.errors import NotFound
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.storage.simulated_disk import SimDisk

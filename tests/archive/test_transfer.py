@@ -10,7 +10,7 @@ import pytest
 
 from pltz.archive import transfer
 from pltz.archive.archive import Archive
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError
 from pltz.archive.new_session import NewSession

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import BytesCodec
+from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.errors import ArchiveError, LostError, StoreError, UnreadableError
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.new_session import NewSession
@@ -28,7 +28,7 @@ CUT = """
 import os, sys
 from pathlib import Path
 from pltz.archive.archive import Archive
-from pltz.archive.codec import BytesCodec
+from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.plt_codec.errors import CorruptError
 place, what = Path(sys.argv[1]), sys.argv[2]

@@ -9,7 +9,7 @@ import pytest
 
 from pltz.archive import verify
 from pltz.archive.archive import Archive
-from pltz.archive.codec import Coded, Plain
+from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import Tokens
 from pltz.archive.freshness import Token

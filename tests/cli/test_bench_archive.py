@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from pltz.archive.codec import Coded, Plain
+from pltz.archive.codecs.codec import Coded, Plain
 from pltz.cli import bench_archive
 from pltz.cli.measure_archive import ReadyCodec
 from pltz.plt_codec.errors import CorruptError

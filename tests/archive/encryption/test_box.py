@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pltz.archive import transfer
 from pltz.archive.archive import Archive
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.box import BITS, KEY, LEVELS, Tree, seal, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys, Unit
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
@@ -110,7 +110,7 @@ def test_a_sealed_archive_gives_back_what_was_put(
 
 
 def test_no_name_label_or_content_is_readable_in_files_or_file_names(tmp_path: Path) -> None:
-    from pltz.archive.codec import BytesCodec
+    from pltz.archive.codecs.codec import BytesCodec
 
     secret, words = tmp_path / "key", ["the-name", "the-tenant", "the-label", "the-prompt", "the-answer"]
     secret.write_bytes(bytes(range(32)))

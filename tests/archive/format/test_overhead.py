@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import Coded, Plain
+from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.format.ids import Tokens
 from pltz.archive.new_session import NewSession
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import StoreError
 from pltz.archive.hooks.entry import Entry
 from pltz.archive.hooks.journal import Journal

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import StoreError
 from pltz.archive.hooks.backlog import Backlog
 from pltz.archive.hooks.entry import Entry

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.hooks import snapshot, waiting
 from pltz.archive.hooks.backlog import Backlog
 from pltz.archive.hooks.hook import EvictionHook, HookSettings

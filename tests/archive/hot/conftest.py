@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pltz.archive.codec import BytesCodec
+from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.hot.slab import Slab
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.models.bundle.bundle import Bundle, write_bundle

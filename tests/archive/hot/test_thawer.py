@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.bridged import BridgedCodec
+from pltz.archive.codecs.bridged import BridgedCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError, NotFound
 from pltz.archive.hot import HotStore, Thawer, Wanted

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import SegmentCodec
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.new_session import NewSession

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import BytesCodec
+from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import digest
 from pltz.archive.format.pack import Damage, Pack

@@ -1,4 +1,4 @@
-"""Sessions in a target's own ids in the archive (archive/bridged.py): exact wherever they are cut, hostile bytes refused."""
+"""Sessions in a target's own ids in the archive (archive/codecs/bridged.py): exact wherever they are cut, hostile bytes refused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pltz.archive.archive import Archive
-from pltz.archive.bridged import BridgedCodec, _Parts
-from pltz.archive.codec import BundleCodec, Coded, Plain
+from pltz.archive.codecs.bridged import BridgedCodec, _Parts
+from pltz.archive.codecs.codec import BundleCodec, Coded, Plain
 from pltz.archive.new_session import NewSession
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle, write_bundle

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.codec import BundleCodec, BytesCodec, Coded, Plain
+from pltz.archive.codecs.codec import BundleCodec, BytesCodec, Coded, Plain
 from pltz.archive.format.context import ALONE, FAST, TOWER, TURN, Context
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Builder, Pack

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.archive.codec import Coded, Plain, embedded, encode_frames, frame_item, layout_mode
+from pltz.archive.codecs.codec import Coded, Plain, embedded, encode_frames, frame_item, layout_mode
 from pltz.archive.format.context import FAST, TOWER, TURN
 from pltz.archive.format.ids import Tokens
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
