@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from pltz.archive.chain import Chains, Heard, Known
+from pltz.archive.catalog.chain import Chains, Heard, Known
+from pltz.archive.catalog.freshness import Token, token_of
+from pltz.archive.catalog.ledger import Loss, PackState
+from pltz.archive.catalog.view import Found, Problem, Version, View
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.collect import COPYING, DEAD_SHARE, SMALL, Collected, Collector
 from pltz.archive.encryption.keyring import Keyring
@@ -31,11 +34,8 @@ from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Lookup
 from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.format.record import FORGET, RESTORE
 from pltz.archive.format.settings import COPY, MAX_SIZE, NAME, Settings
-from pltz.archive.freshness import Token, token_of
-from pltz.archive.ledger import Loss, PackState
 from pltz.archive.new_session import NewSession, Receipt
 from pltz.archive.storage.store import Store, is_there, open_store
-from pltz.archive.view import Found, Problem, Version, View
 from pltz.archive.words import counted, moment
 from pltz.archive.writer import Writer
 from pltz.plt_codec.errors import UsageError

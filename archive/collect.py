@@ -24,6 +24,7 @@ from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from pltz.archive.catalog.view import Found, View, version_of
 from pltz.archive.census import SEGMENT, SESSION, Census, weight
 from pltz.archive.encryption.key_files import MAGIC as KEYS
 from pltz.archive.errors import ArchiveError, FullError, StoreError, UnreadableError
@@ -33,7 +34,6 @@ from pltz.archive.format.pack import Damage
 from pltz.archive.format.plan import Plan
 from pltz.archive.format.record import Record
 from pltz.archive.storage.store import is_there
-from pltz.archive.view import Found, View, version_of
 from pltz.archive.writer import Writer, segment_only, session_only
 from pltz.plt_codec.errors import FormatError
 

@@ -15,7 +15,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from pltz.archive.chain import NOTHING
+from pltz.archive.catalog.chain import NOTHING
+from pltz.archive.catalog.view import Version
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Keys
 from pltz.archive.format import ids
@@ -23,7 +24,6 @@ from pltz.archive.format.context import Context
 from pltz.archive.format.ids import BASE, NONE, TENANT, U32, Tokens
 from pltz.archive.format.record import Record, pack_labels
 from pltz.archive.new_session import KINDS, NewSession, Receipt, check
-from pltz.archive.view import Version
 
 BATCH_TOKENS = 1 << 22  # handed to a codec at once
 

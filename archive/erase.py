@@ -27,6 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
+from pltz.archive.catalog.view import Problem, Version, View
 from pltz.archive.encryption.box import KEY, UNIT, Tree, unit_of
 from pltz.archive.encryption.domain_keys import DomainKeys, Unit
 from pltz.archive.encryption.key_files import KeyFolder
@@ -35,7 +36,6 @@ from pltz.archive.errors import ArchiveError, Fenced, NotFound
 from pltz.archive.format.ids import BASE, NONE, TENANT
 from pltz.archive.format.index_file import SEGMENTS, key_of_session
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.view import Problem, Version, View
 from pltz.archive.words import counted
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 

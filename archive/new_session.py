@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pltz.archive.chain import MAX_SEGMENTS
+from pltz.archive.catalog.chain import MAX_SEGMENTS
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format.ids import SIZE, Tokens
 from pltz.archive.format.record import MAX_NAME

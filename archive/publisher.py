@@ -15,7 +15,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from pltz.archive.chain import NOTHING
+from pltz.archive.catalog.chain import NOTHING
+from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import Coded
 from pltz.archive.draft import Row, batches
 from pltz.archive.errors import ArchiveError, StoreError
@@ -29,7 +30,6 @@ from pltz.archive.format.record import Record
 from pltz.archive.meanwhile import meanwhile
 from pltz.archive.proof import Proved
 from pltz.archive.storage.store import is_there
-from pltz.archive.view import View
 from pltz.plt_codec.errors import ContentError
 
 ABREAST = 32  # segments compared at once

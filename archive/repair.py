@@ -26,7 +26,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from pltz.archive.chain import lost
+from pltz.archive.catalog.chain import lost
+from pltz.archive.catalog.ledger import FILE_NAME, PackState, copies_of, decode_as, entries_among
+from pltz.archive.catalog.ledger import MAX_FILE as MAX_ENTRY
+from pltz.archive.catalog.view import Version, View
 from pltz.archive.encryption.key_files import COPIES, KeyFile, KeyFolder, file_name
 from pltz.archive.encryption.keys import Keys, Locked
 from pltz.archive.errors import ArchiveError, StoreError
@@ -39,12 +42,9 @@ from pltz.archive.format.plan import Plan
 from pltz.archive.format.prefix_crc import Stretch
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import COPY, MAX_SIZE, NAME, Settings
-from pltz.archive.ledger import FILE_NAME, PackState, copies_of, decode_as, entries_among
-from pltz.archive.ledger import MAX_FILE as MAX_ENTRY
 from pltz.archive.publisher import shared_ranges
 from pltz.archive.remains import Remains
 from pltz.archive.storage.store import Store, is_there
-from pltz.archive.view import Version, View
 from pltz.archive.writer import Writer
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
 

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pltz.archive.archive import Archive, Tower
+from pltz.archive.catalog.view import Version
 from pltz.archive.codecs.codec import (
     BundleCodec,
     BytesCodec,
@@ -47,7 +48,6 @@ from pltz.archive.codecs.codec import (
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import BASE, TENANT, Tokens, digest
 from pltz.archive.new_session import KINDS, NewSession, Receipt
-from pltz.archive.view import Version
 from pltz.models.bundle.tokenizer import SPECIALS
 from pltz.models.session import transcript
 from pltz.models.session.session import Session

@@ -23,13 +23,13 @@ from typing import TypeVar
 import numpy as np
 
 from pltz.archive.archive import Archive, Tower
+from pltz.archive.catalog.view import LOOKS, Version
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError, NotFound
 from pltz.archive.format.ids import BASE, NONE, SIZE, TENANT
 from pltz.archive.format.index_file import key_of_session
 from pltz.archive.new_session import KINDS, NewSession, Receipt
 from pltz.archive.sessions import COMMIT_SESSIONS, COMMIT_TOKENS, base_of
-from pltz.archive.view import LOOKS, Version
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 
 AT_ONCE = 64  # versions decoded side by side

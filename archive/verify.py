@@ -16,7 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pltz.archive.archive import Archive
-from pltz.archive.chain import Chains, Wanted, decode_records, lost
+from pltz.archive.catalog.chain import Chains, Wanted, decode_records, lost
+from pltz.archive.catalog.freshness import Token, rolled_back, token_of
+from pltz.archive.catalog.ledger import MISSING, as_text, copies_of, entries_among
+from pltz.archive.catalog.view import NAME as PACK_NAME
+from pltz.archive.catalog.view import PLAN_NAME, Found, Problem, Version, View, tell
 from pltz.archive.encryption.key_files import COPIES, KeyFile, KeyFolder, file_name
 from pltz.archive.erase import unfinished
 from pltz.archive.errors import ArchiveError, KeyMismatch
@@ -26,13 +30,9 @@ from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import Plan
 from pltz.archive.format.settings import COPY, NAME, Settings
-from pltz.archive.freshness import Token, rolled_back, token_of
-from pltz.archive.ledger import MISSING, as_text, copies_of, entries_among
 from pltz.archive.meanwhile import meanwhile
 from pltz.archive.storage.store import is_there
 from pltz.archive.sweep import Sweep, Swept, whole
-from pltz.archive.view import NAME as PACK_NAME
-from pltz.archive.view import PLAN_NAME, Found, Problem, Version, View, tell
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 
 DECODE_RECORDS = 256  # handed to a codec at once

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from pltz.archive.chain import MAX_SEGMENTS, NOTHING
+from pltz.archive.catalog.chain import MAX_SEGMENTS, NOTHING
+from pltz.archive.catalog.view import Found, Version, View
 from pltz.archive.codecs.codec import Plain, SegmentCodec, layout_mode
 from pltz.archive.draft import Contexts, Draft, Row, Segment, batches, draft, session_rows
 from pltz.archive.errors import ArchiveError, Fenced
@@ -28,7 +29,6 @@ from pltz.archive.format.record import FORGET, Mark, Record, pack_labels
 from pltz.archive.new_session import NewSession, Receipt
 from pltz.archive.proof import Proved, collision
 from pltz.archive.publisher import Publisher, as_it_is
-from pltz.archive.view import Found, Version, View
 
 
 class Writer:

@@ -15,8 +15,8 @@ from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
+    from pltz.archive.catalog.view import Version
     from pltz.archive.retention import Policy
-    from pltz.archive.view import Version
 
 
 @click.command(

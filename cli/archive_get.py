@@ -17,8 +17,8 @@ from pltz.cli.progress import Progress, wanted
 from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:
+    from pltz.archive.catalog.view import Version
     from pltz.archive.sessions import SessionArchive
-    from pltz.archive.view import Version
     from pltz.models.session.session import Session
 
 

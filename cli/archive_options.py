@@ -15,9 +15,9 @@ from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
+    from pltz.archive.catalog.view import Version
     from pltz.archive.encryption.keys import Secret
     from pltz.archive.sessions import SessionArchive
-    from pltz.archive.view import Version
     from pltz.plt_codec.lanes import LayoutName
 
 KINDS = ("chat", "text", "ids")

@@ -71,7 +71,7 @@ def repair(
 
 def _acknowledge(place: str, dry_run: bool, as_json: bool) -> None:
     """Record that the losses known so far are known to a person, and print them."""
-    from pltz.archive.ledger import as_text as words
+    from pltz.archive.catalog.ledger import as_text as words
 
     archive = archive_options.open_plain(place)
     losses = archive.losses() if dry_run else archive.acknowledge()

@@ -141,8 +141,8 @@ class State:
 
     def load(self) -> "Report | None":
         """What an earlier run had found; None where there was none."""
+        from pltz.archive.catalog.view import Problem
         from pltz.archive.verify import Report
-        from pltz.archive.view import Problem
 
         if not self.path.exists():
             return None

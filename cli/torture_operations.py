@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from pltz.archive.archive import Archive
+from pltz.archive.catalog.view import Version
 from pltz.archive.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Secret
@@ -35,7 +36,6 @@ from pltz.archive.repair import Repairer
 from pltz.archive.sessions import Item, SessionArchive, codecs_of
 from pltz.archive.storage.store import open_store
 from pltz.archive.transfer import copy
-from pltz.archive.view import Version
 from pltz.cli.torture_child import Line, Voice
 from pltz.cli.torture_record import Key, Record, Seen, Session, digest_of
 from pltz.models.bundle.bundle import Bundle

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pltz.archive.archive import Tower
+    from pltz.archive.catalog.view import Version
     from pltz.archive.sessions import SessionArchive
-    from pltz.archive.view import Version
     from pltz.models.target.target import Target
 
 

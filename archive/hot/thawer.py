@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pltz.archive.archive import Tower
-from pltz.archive.chain import MAX_SEGMENTS, Known
+from pltz.archive.catalog.chain import MAX_SEGMENTS, Known
 from pltz.archive.errors import LostError
 from pltz.archive.format.ids import NONE
 from pltz.archive.hot.ahead import Ahead
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import DynamicCache
 
+    from pltz.archive.catalog.view import Version
     from pltz.archive.sessions import SessionArchive
-    from pltz.archive.view import Version
     from pltz.models.target.target import Target
 
 TOGETHER = 8192  # padded tokens of one pass of several sessions

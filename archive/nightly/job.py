@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pltz.archive.archive import Archive
+from pltz.archive.catalog.view import Version
 from pltz.archive.nightly import engine
 from pltz.archive.nightly.config import Config
 from pltz.archive.nightly.freeze import Freezer
@@ -28,7 +29,6 @@ from pltz.archive.nightly.report import FORMAT, VERSION, Reports
 from pltz.archive.nightly.shard import Shard
 from pltz.archive.nightly.tally import LISTED, Tally
 from pltz.archive.retention import expired
-from pltz.archive.view import Version
 from pltz.plt_codec.errors import PltzError
 
 REFUSED, DAMAGED, FAILED = 5, 3, 7  # exit codes

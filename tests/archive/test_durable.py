@@ -14,6 +14,7 @@ import pytest
 
 from pltz.archive import archive as module
 from pltz.archive.archive import Archive
+from pltz.archive.catalog.view import Version, View
 from pltz.archive.census import Census
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.collect import Collector
@@ -26,7 +27,6 @@ from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.transfer import copy
-from pltz.archive.view import Version, View
 
 PROMPT = np.arange(30)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
+from pltz.archive.catalog.view import Version, View
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.box import KEY, Tree, unit_of, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys, Unit
@@ -25,7 +26,6 @@ from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.view import Version, View
 from pltz.plt_codec.errors import PltzError, UsageError
 from tests.archive.sealed import PROMPT, RAW, chat, records_of, reopen, tokens
 

@@ -251,7 +251,7 @@ def test_an_index_over_packs_that_cannot_be(disk: SimDisk, archive: Archive, cod
 
 
 def test_problems_are_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch, archive: Archive) -> None:
-    monkeypatch.setattr("pltz.archive.view.MOST_PROBLEMS", 20, raising=False)
+    monkeypatch.setattr("pltz.archive.catalog.view.MOST_PROBLEMS", 20, raising=False)
     for n in range(50):
         archive.view.problem("record", f"{n}", "damaged")
         archive.view.problem("record", f"{n % 3}", "damaged")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.chain import Chains
+from pltz.archive.catalog.chain import Chains
 from pltz.archive.format import record
 from pltz.archive.hooks.hook import EvictionHook
 from pltz.archive.hooks.worker import drain
@@ -50,9 +50,9 @@ def test_a_tower_that_claims_more_is_damaged_and_never_decoded(monkeypatch: pyte
         def decode(self, batch: Any) -> Any:
             raise AssertionError("it was decoded")
 
-    monkeypatch.setattr("pltz.archive.chain.MAX_TOKENS", 110)
+    monkeypatch.setattr("pltz.archive.catalog.chain.MAX_TOKENS", 110)
     assert len(Chains(archive.view, [ZlibCodec()]).tower(receipt.leaf)) == 2
-    monkeypatch.setattr("pltz.archive.chain.MAX_TOKENS", 109)
+    monkeypatch.setattr("pltz.archive.catalog.chain.MAX_TOKENS", 109)
     with pytest.raises(CorruptError, match="a tower that claims 110 tokens, at most 109"):
         Chains(archive.view, [Never()]).tower(receipt.leaf)
 

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pltz.archive.archive import Archive, open_keys
+from pltz.archive.catalog.ledger import Ledger
+from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder, file_name
 from pltz.archive.encryption.keys import Secret
@@ -18,12 +20,10 @@ from pltz.archive.format.ids import TENANT, digest
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import Plan
-from pltz.archive.ledger import Ledger
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import DirectoryStore, Store
-from pltz.archive.view import View
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 from tests.archive.conftest import ZlibCodec
 from tests.archive.sealed import without_reserve

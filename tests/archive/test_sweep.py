@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pltz.archive.archive import Archive
+from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format import index_file
 from pltz.archive.format.ids import SIZE
@@ -19,7 +20,6 @@ from pltz.archive.new_session import NewSession
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.sweep import Sweep, Swept, _order, whole
-from pltz.archive.view import View
 
 
 @pytest.fixture

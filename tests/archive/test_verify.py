@@ -9,10 +9,10 @@ import pytest
 
 from pltz.archive import verify
 from pltz.archive.archive import Archive
+from pltz.archive.catalog.freshness import Token
 from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import Tokens
-from pltz.archive.freshness import Token
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk

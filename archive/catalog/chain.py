@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pltz.archive.catalog.ledger import PackState
+from pltz.archive.catalog.view import Found, Version, View
 from pltz.archive.codecs.codec import Coded, SegmentCodec, codec_of
 from pltz.archive.encryption.keys import Keys
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack
@@ -21,8 +23,6 @@ from pltz.archive.format import ids as identity
 from pltz.archive.format.context import TOWER
 from pltz.archive.format.ids import NONE, Tokens
 from pltz.archive.format.index_file import SEGMENTS
-from pltz.archive.ledger import PackState
-from pltz.archive.view import Found, Version, View
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
 from pltz.plt_codec.limits import MAX_TOKENS
 

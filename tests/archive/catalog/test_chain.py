@@ -1,4 +1,4 @@
-"""Chains (archive/chain.py): what sessions share is decoded once, damage is said of what it hits."""
+"""Chains (archive/catalog/chain.py): what sessions share is decoded once, damage is said of what it hits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.archive import Archive
-from pltz.archive.chain import BATCH, Chains
+from pltz.archive.catalog.chain import BATCH, Chains
 from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.errors import LostError
 from pltz.archive.format.ids import Tokens

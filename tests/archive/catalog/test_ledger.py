@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pltz.archive.archive import Archive
+from pltz.archive.catalog.ledger import Entry, Kind, Ledger, PackState, copies_of
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
-from pltz.archive.ledger import Entry, Kind, Ledger, PackState, copies_of
 from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State

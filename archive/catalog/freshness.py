@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from pltz.archive.ledger import PackState
-from pltz.archive.view import View
+from pltz.archive.catalog.ledger import PackState
+from pltz.archive.catalog.view import View
 from pltz.plt_codec.errors import FormatError, UsageError
 
 PREFIX = 8  # bytes of an id

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from pltz.archive.catalog.ledger import Ledger, Loss, PackState
 from pltz.archive.encryption.keys import Clear, Keys
 from pltz.archive.errors import ArchiveError, UnreadableError
 from pltz.archive.format.context import Context
@@ -39,7 +40,6 @@ from pltz.archive.format.index_file import (
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.plan import Plan
 from pltz.archive.format.record import FORGET, RESTORE, Record, unpack_labels
-from pltz.archive.ledger import Ledger, Loss, PackState
 from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 

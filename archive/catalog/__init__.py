@@ -1,0 +1,1 @@
+"""The catalogue: which packs, indexes and records there are, and towers read from them."""
