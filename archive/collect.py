@@ -34,7 +34,7 @@ from pltz.archive.format.pack import Damage
 from pltz.archive.format.plan import Plan
 from pltz.archive.format.record import Record
 from pltz.archive.storage.store import is_there
-from pltz.archive.writer import Writer, segment_only, session_only
+from pltz.archive.writing.writer import Writer, segment_only, session_only
 from pltz.plt_codec.errors import FormatError
 
 DEAD_SHARE = 0.2  # of a pack's bytes, before it is worth copying the rest

@@ -47,7 +47,7 @@ from pltz.archive.codecs.codec import (
 )
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import BASE, TENANT, Tokens, digest
-from pltz.archive.new_session import KINDS, NewSession, Receipt
+from pltz.archive.writing.new_session import KINDS, NewSession, Receipt
 from pltz.models.bundle.tokenizer import SPECIALS
 from pltz.models.session import transcript
 from pltz.models.session.session import Session

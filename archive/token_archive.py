@@ -30,8 +30,8 @@ from pltz.archive.codecs.codec import BundleCodec, ids_codec
 from pltz.archive.errors import KeyMismatch, NotFound
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import BASE, NONE, SIZE, TENANT, Tokens
-from pltz.archive.new_session import KINDS, NewSession, Receipt
 from pltz.archive.sessions import MAX_TOWER, base_of, common
+from pltz.archive.writing.new_session import KINDS, NewSession, Receipt
 from pltz.plt_codec.errors import (
     BundleMismatch,
     ContentError,

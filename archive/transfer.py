@@ -28,8 +28,8 @@ from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError, NotFound
 from pltz.archive.format.ids import BASE, NONE, SIZE, TENANT
 from pltz.archive.format.index_file import key_of_session
-from pltz.archive.new_session import KINDS, NewSession, Receipt
 from pltz.archive.sessions import COMMIT_SESSIONS, COMMIT_TOKENS, base_of
+from pltz.archive.writing.new_session import KINDS, NewSession, Receipt
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 
 AT_ONCE = 64  # versions decoded side by side

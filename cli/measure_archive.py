@@ -26,7 +26,7 @@ from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.format import index_file
 from pltz.archive.format.ids import SIZE, Tokens
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, FileIndex
-from pltz.archive.new_session import NewSession
+from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError
 
 SHORT, LONG = (530, 200), (4000, 1500)  # tokens and bytes: a mean chat, a session of 4000 tokens

@@ -30,12 +30,12 @@ from pltz.archive.format.context import ALONE
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.hooks import worker
 from pltz.archive.hooks.hook import EvictionHook, HookSettings
-from pltz.archive.new_session import NewSession
 from pltz.archive.nightly import config, freeze, job
 from pltz.archive.repair import Repairer
 from pltz.archive.sessions import Item, SessionArchive, codecs_of
 from pltz.archive.storage.store import open_store
 from pltz.archive.transfer import copy
+from pltz.archive.writing.new_session import NewSession
 from pltz.cli.torture_child import Line, Voice
 from pltz.cli.torture_record import Key, Record, Seen, Session, digest_of
 from pltz.models.bundle.bundle import Bundle

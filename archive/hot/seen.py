@@ -19,7 +19,7 @@ import numpy as np
 
 from pltz.archive.codecs.bridged import BridgedCodec
 from pltz.archive.codecs.codec import BytesCodec
-from pltz.archive.new_session import KINDS
+from pltz.archive.writing.new_session import KINDS
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.session import transcript
 from pltz.models.target.target import as_seen_by

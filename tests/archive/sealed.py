@@ -8,9 +8,9 @@ from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.new_session import NewSession
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import RESERVES, DirectoryStore
+from pltz.archive.writing.new_session import NewSession
 
 PROMPT = np.arange(30)
 RAW = Secret(b"sixteen bytes or more", 0)

@@ -15,9 +15,9 @@ from pltz.archive.errors import ArchiveError, Fenced, LostError, NotFound, Store
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import Tokens
 from pltz.archive.format.plan import Plan
-from pltz.archive.new_session import NewSession
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError
 
 PROMPT = np.arange(100)

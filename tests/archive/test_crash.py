@@ -17,9 +17,9 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
-from pltz.archive.new_session import NewSession
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import PltzError
 
 PROMPT = np.arange(20)

@@ -21,9 +21,9 @@ from pltz.archive.format.pack import Builder, Damage, Pack
 from pltz.archive.format.plan import Plan
 from pltz.archive.format.record import Mark, Place, Record
 from pltz.archive.format.settings import Settings
-from pltz.archive.new_session import NewSession
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError, VersionError
 from tests.archive.sealed import without_reserve
 

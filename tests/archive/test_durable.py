@@ -21,12 +21,12 @@ from pltz.archive.collect import Collector
 from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError, WriterFailed
 from pltz.archive.format import index_file as index
 from pltz.archive.format.plan import Plan
-from pltz.archive.new_session import NewSession
 from pltz.archive.sessions import base_of
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.transfer import copy
+from pltz.archive.writing.new_session import NewSession
 
 PROMPT = np.arange(30)
 

@@ -22,10 +22,10 @@ from pltz.archive.erase import BaseUse, Eraser
 from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound, WriterFailed
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import PltzError, UsageError
 from tests.archive.sealed import PROMPT, RAW, chat, records_of, reopen, tokens
 

@@ -12,11 +12,11 @@ from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec, SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, StoreError
-from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import FOLDERS, DirectoryStore
+from pltz.archive.writing.new_session import NewSession
 
 PROMPT = np.arange(30)
 KEY = Secret(b"sixteen bytes, or more", 0)

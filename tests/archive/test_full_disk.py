@@ -16,10 +16,10 @@ from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, FullError
-from pltz.archive.new_session import NewSession
 from pltz.archive.storage.disk import Disk, OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import RESERVES, DirectoryStore
+from pltz.archive.writing.new_session import NewSession
 from tests.archive.sealed import RAW
 
 SIZE = 2000  # tokens of a session, which do not compress

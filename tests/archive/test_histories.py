@@ -10,9 +10,9 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.view import Version, View
 from pltz.archive.codecs.codec import SegmentCodec
-from pltz.archive.new_session import NewSession
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.writing.new_session import NewSession
 
 
 @pytest.fixture

@@ -22,10 +22,10 @@ from pltz.archive.format.parity import GROUP, HEAD, RANGE, TAIL, Parity, Shape
 from pltz.archive.format.plan import Plan
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import Settings
-from pltz.archive.new_session import NewSession
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.varint import write_varint
 

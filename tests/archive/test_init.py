@@ -15,9 +15,9 @@ from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.settings import NAME
-from pltz.archive.new_session import NewSession
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import FOLDERS, DirectoryStore, Store
+from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 
 KEYS = [Secret(b"sixteen bytes, %d" % n, 0) for n in range(4)]

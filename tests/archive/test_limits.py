@@ -14,11 +14,11 @@ from pltz.archive.catalog.chain import Chains
 from pltz.archive.format import record
 from pltz.archive.hooks.hook import EvictionHook
 from pltz.archive.hooks.worker import drain
-from pltz.archive.new_session import NewSession
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.token_archive import TokenArchive, TokenItem
+from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, LimitError

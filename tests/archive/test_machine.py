@@ -22,10 +22,10 @@ from hypothesis.stateful import (
 from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.errors import ArchiveError, NotFound, WriterFailed
-from pltz.archive.new_session import NewSession
 from pltz.archive.storage.s3 import ObjectStore
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
+from pltz.archive.writing.new_session import NewSession
 
 if TYPE_CHECKING:
     from tests.archive.conftest import S3Server

@@ -14,9 +14,9 @@ from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import NONE, Head, digests, segment_digest, segment_head
 from pltz.archive.meanwhile import meanwhile
-from pltz.archive.new_session import NewSession
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.writing.new_session import NewSession
 
 DICE = np.random.default_rng(4)
 
@@ -101,7 +101,7 @@ def test_a_pack_over_a_megabyte_is_the_same_with_and_without_threads_and_what_is
             for module in ("identity", "layout", "publisher"):
                 monkeypatch.setattr(f"pltz.archive.{module}.many", None)
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
-        monkeypatch.setattr("pltz.archive.publisher.WORTH", 1 << 20 if cores > 1 else 1 << 60)
+        monkeypatch.setattr("pltz.archive.writing.publisher.WORTH", 1 << 20 if cores > 1 else 1 << 60)
         disk = SimDisk()
         archive = Archive.create(DirectoryStore(disk), [BytesCodec()])
         archive.put(sessions)

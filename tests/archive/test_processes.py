@@ -14,7 +14,7 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec
-from pltz.archive.new_session import NewSession
+from pltz.archive.writing.new_session import NewSession
 
 if TYPE_CHECKING:
     from tests.archive.conftest import S3Server
@@ -25,7 +25,7 @@ import numpy as np
 from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.errors import ArchiveError
-from pltz.archive.new_session import NewSession
+from pltz.archive.writing.new_session import NewSession
 place, who, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 archive = Archive.open(place, [BytesCodec()])
 for n in range(count):

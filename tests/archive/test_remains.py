@@ -18,7 +18,7 @@ from pltz.archive.remains import SECTOR, Remains
 from pltz.archive.repair import Repaired, Repairer
 from pltz.archive.storage.disk import Held, OsDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.writer import Writer
+from pltz.archive.writing.writer import Writer
 
 SIZE = 24 << 20  # bytes of records
 

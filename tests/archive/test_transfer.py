@@ -14,9 +14,9 @@ from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError
-from pltz.archive.new_session import NewSession
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import UsageError
 
 KEYS = [None, Secret(b"sixteen bytes or more", 0)]

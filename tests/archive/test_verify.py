@@ -13,11 +13,11 @@ from pltz.archive.catalog.freshness import Token
 from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import Tokens
-from pltz.archive.new_session import NewSession
 from pltz.archive.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.verify import Report
+from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import UsageError
 from tests.archive.conftest import ZlibCodec
 from tests.archive.sealed import RAW

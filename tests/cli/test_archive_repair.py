@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.new_session import NewSession
+from pltz.archive.writing.new_session import NewSession
 from pltz.cli.groups import RootGroup
 
 LAZY = {

@@ -12,9 +12,9 @@ from pltz.archive.catalog.chain import BATCH, Chains
 from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.errors import LostError
 from pltz.archive.format.ids import Tokens
-from pltz.archive.new_session import NewSession
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import BundleMismatch, CorruptError
 from tests.archive.conftest import ZlibCodec
 

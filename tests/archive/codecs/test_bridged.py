@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pltz.archive.archive import Archive
 from pltz.archive.codecs.bridged import BridgedCodec, _Parts
 from pltz.archive.codecs.codec import BundleCodec, Coded, Plain
-from pltz.archive.new_session import NewSession
+from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError

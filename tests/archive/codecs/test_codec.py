@@ -14,7 +14,7 @@ from pltz.archive.format.context import ALONE, FAST, TOWER, TURN, Context
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Builder, Pack
 from pltz.archive.format.record import Record
-from pltz.archive.new_session import NewSession
+from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.weights import random_weights

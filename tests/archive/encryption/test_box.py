@@ -24,10 +24,10 @@ from pltz.archive.format.context import Context
 from pltz.archive.format.ids import TENANT, domain_id
 from pltz.archive.format.pack import Builder, Damage, Pack
 from pltz.archive.format.record import Record
-from pltz.archive.new_session import NewSession
 from pltz.archive.sessions import base_of
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
+from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
 from tests.archive.sealed import RAW, chat, reopen, tokens
 

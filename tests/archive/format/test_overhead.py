@@ -10,7 +10,7 @@ import numpy as np
 from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.format.ids import Tokens
-from pltz.archive.new_session import NewSession
+from pltz.archive.writing.new_session import NewSession
 
 SESSIONS = 20_000
 BITSTRING = 200  # bytes: a mean chat

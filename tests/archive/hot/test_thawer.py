@@ -14,9 +14,9 @@ from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError, NotFound
 from pltz.archive.hot import HotStore, Thawer, Wanted
 from pltz.archive.hot.store import space_of
-from pltz.archive.new_session import NewSession
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.thaw import KV_NOISE, Thawed, kv_difference
+from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session

@@ -15,10 +15,10 @@ from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format.index_file import FileIndex
-from pltz.archive.new_session import NewSession
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.s3 import ObjectStore, Place
 from pltz.archive.storage.store import DirectoryStore, Store, open_store
+from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pltz.archive import publisher
 from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec, Coded
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format import ids
 from pltz.archive.format.ids import MAX_TOKENS, U32, Tokens
-from pltz.archive.new_session import NewSession
-from pltz.archive.publisher import ABREAST, _compare
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.writing import publisher
+from pltz.archive.writing.new_session import NewSession
+from pltz.archive.writing.publisher import ABREAST, _compare
 from pltz.plt_codec.errors import ContentError
 
 DICE = np.random.default_rng(6)
@@ -78,7 +78,7 @@ class Forgetful(BytesCodec):
 @pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("wrong", [0, 70, 150, 199])
 def test_nothing_is_written_of_several_batches(monkeypatch: pytest.MonkeyPatch, wrong: int) -> None:
-    monkeypatch.setattr("pltz.archive.draft.BATCH_TOKENS", 50 * 60)
+    monkeypatch.setattr("pltz.archive.writing.batch.BATCH_TOKENS", 50 * 60)
     disk = SimDisk()
     archive = Archive.create(DirectoryStore(disk), [Forgetful(wrong)])
     before = disk.seen.files()

@@ -13,10 +13,10 @@ import numpy as np
 from pltz.archive.catalog.chain import NOTHING
 from pltz.archive.catalog.view import Found, View
 from pltz.archive.codecs.codec import Coded, SegmentCodec, codec_of
-from pltz.archive.draft import Segment
 from pltz.archive.format import ids
 from pltz.archive.format.context import TOWER
 from pltz.archive.format.index_file import SEGMENTS, Location
+from pltz.archive.writing.batch import Segment
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError
 
 PROVED = 1 << 18  # segments remembered as decoded and compared

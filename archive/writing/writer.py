@@ -19,16 +19,16 @@ from dataclasses import replace
 from pltz.archive.catalog.chain import MAX_SEGMENTS, NOTHING
 from pltz.archive.catalog.view import Found, Version, View
 from pltz.archive.codecs.codec import Plain, SegmentCodec, layout_mode
-from pltz.archive.draft import Contexts, Draft, Row, Segment, batches, draft, session_rows
 from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.format import ids
 from pltz.archive.format.context import ALONE, TOWER, Context
 from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
 from pltz.archive.format.record import FORGET, Mark, Record, pack_labels
-from pltz.archive.new_session import NewSession, Receipt
-from pltz.archive.proof import Proved, collision
-from pltz.archive.publisher import Publisher, as_it_is
+from pltz.archive.writing.batch import Contexts, Draft, Row, Segment, batches, draft, session_rows
+from pltz.archive.writing.new_session import NewSession, Receipt
+from pltz.archive.writing.publisher import Publisher, as_it_is
+from pltz.archive.writing.verified_segments import Proved, collision
 
 
 class Writer:

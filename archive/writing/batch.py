@@ -23,7 +23,7 @@ from pltz.archive.format import ids
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import BASE, NONE, TENANT, U32, Tokens
 from pltz.archive.format.record import Record, pack_labels
-from pltz.archive.new_session import KINDS, NewSession, Receipt, check
+from pltz.archive.writing.new_session import KINDS, NewSession, Receipt, check
 
 BATCH_TOKENS = 1 << 22  # handed to a codec at once
 

@@ -18,7 +18,6 @@ import numpy as np
 from pltz.archive.catalog.chain import NOTHING
 from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import Coded
-from pltz.archive.draft import Row, batches
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format import ids
 from pltz.archive.format.context import TOWER, Context
@@ -28,8 +27,9 @@ from pltz.archive.format.pack import FOOTER, MANY_CHILDREN, Builder, Damage, Pac
 from pltz.archive.format.parity import Parity, Range
 from pltz.archive.format.record import Record
 from pltz.archive.meanwhile import meanwhile
-from pltz.archive.proof import Proved
 from pltz.archive.storage.store import is_there
+from pltz.archive.writing.batch import Row, batches
+from pltz.archive.writing.verified_segments import Proved
 from pltz.plt_codec.errors import ContentError
 
 ABREAST = 32  # segments compared at once

@@ -1,0 +1,1 @@
+"""Writing: sessions to records, records to packs, each proved before it is acknowledged."""
