@@ -23,7 +23,6 @@ from pltz.archive.catalog.freshness import Token, token_of
 from pltz.archive.catalog.ledger import Loss, PackState
 from pltz.archive.catalog.view import Found, Problem, Version, View
 from pltz.archive.codecs.codec import SegmentCodec
-from pltz.archive.collect import COPYING, DEAD_SHARE, SMALL, Collected, Collector
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Clear, Keys, Locked, Secret
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
@@ -34,6 +33,7 @@ from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Lookup
 from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.format.record import FORGET, RESTORE
 from pltz.archive.format.settings import COPY, MAX_SIZE, NAME, Settings
+from pltz.archive.maintenance.collect import COPYING, DEAD_SHARE, SMALL, Collected, Collector
 from pltz.archive.storage.store import Store, is_there, open_store
 from pltz.archive.words import counted, moment
 from pltz.archive.writing.new_session import NewSession, Receipt
@@ -41,8 +41,8 @@ from pltz.archive.writing.writer import Writer
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.erase import Erasure
-    from pltz.archive.verify import Report
+    from pltz.archive.maintenance.erase import Erasure
+    from pltz.archive.maintenance.verify import Report
 
 # without an index before one is written; an archive that is opened scans them, at most for some tens of milliseconds
 INDEX_PACKS, INDEX_ENTRIES, INDEX_BYTES = 32, 1024, 8 << 20
@@ -380,7 +380,7 @@ class Archive:
         progress: Callable[[Report], None] | None = None,
     ) -> Report:
         """Read everything, change nothing; what is wrong is in the report. See `verify.Verifier.run`."""
-        from pltz.archive.verify import Verifier
+        from pltz.archive.maintenance.verify import Verifier
 
         verifier = Verifier(self, resume)
         return verifier.run(
@@ -406,7 +406,7 @@ class Archive:
         Raises UsageError where the archive is not sealed or was opened without its key, NotFound, Fenced, StoreError, ArchiveError where
         damage hides what other sessions share.
         """
-        from pltz.archive.erase import Eraser
+        from pltz.archive.maintenance.erase import Eraser
 
         eraser = Eraser(self.view)
         if name is not None and bases:
@@ -421,7 +421,7 @@ class Archive:
 
         Cannot be undone. Raises as `erase`, and ArchiveError where any session stands on it, a forgotten one too.
         """
-        from pltz.archive.erase import Eraser
+        from pltz.archive.maintenance.erase import Eraser
 
         with self.store.using_reserve(0 if dry_run else 1):
             return Eraser(self.view).base(name, dry_run=dry_run)

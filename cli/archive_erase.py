@@ -16,7 +16,7 @@ from pltz.cli.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.erase import BaseUse, Erasure
+    from pltz.archive.maintenance.erase import BaseUse, Erasure
 
 
 @click.command(

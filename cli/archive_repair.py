@@ -13,7 +13,7 @@ from pltz.cli.groups import Command
 from pltz.cli.output import write_text
 
 if TYPE_CHECKING:
-    from pltz.archive.repair import Repaired
+    from pltz.archive.maintenance.repair import Repaired
 
 
 @click.command(
@@ -57,7 +57,7 @@ def repair(
         _acknowledge(place, dry_run, as_json)
         return
     from pltz.archive.archive import open_keys
-    from pltz.archive.repair import Repairer
+    from pltz.archive.maintenance.repair import Repairer
     from pltz.archive.storage.store import open_store
 
     key = secret()

@@ -17,7 +17,7 @@ from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
-    from pltz.archive.verify import Report
+    from pltz.archive.maintenance.verify import Report
 
 DAMAGED, COPIES_MISSING, UNFINISHED = 3, 9, 10  # exit codes
 MAX_STATE = 1 << 26  # bytes
@@ -142,7 +142,7 @@ class State:
     def load(self) -> "Report | None":
         """What an earlier run had found; None where there was none."""
         from pltz.archive.catalog.view import Problem
-        from pltz.archive.verify import Report
+        from pltz.archive.maintenance.verify import Report
 
         if not self.path.exists():
             return None

@@ -30,8 +30,8 @@ from pltz.archive.format.context import ALONE
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.hooks import worker
 from pltz.archive.hooks.hook import EvictionHook, HookSettings
+from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.nightly import config, freeze, job
-from pltz.archive.repair import Repairer
 from pltz.archive.sessions import Item, SessionArchive, codecs_of
 from pltz.archive.storage.store import open_store
 from pltz.archive.transfer import copy

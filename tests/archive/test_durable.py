@@ -15,12 +15,12 @@ import pytest
 from pltz.archive import archive as module
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.view import Version, View
-from pltz.archive.census import Census
 from pltz.archive.codecs.codec import SegmentCodec
-from pltz.archive.collect import Collector
 from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError, WriterFailed
 from pltz.archive.format import index_file as index
 from pltz.archive.format.plan import Plan
+from pltz.archive.maintenance.collect import Collector
+from pltz.archive.maintenance.live_set import Census
 from pltz.archive.sessions import base_of
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk

@@ -20,7 +20,7 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, NotFound
-from pltz.archive.repair import Repairer
+from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.transfer import copy

@@ -12,7 +12,7 @@ from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec, SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, StoreError
-from pltz.archive.repair import Repairer
+from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import FOLDERS, DirectoryStore

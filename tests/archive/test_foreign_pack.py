@@ -9,7 +9,7 @@ from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.settings import COPY, NAME
-from pltz.archive.repair import Repairer
+from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession

@@ -9,7 +9,7 @@ import pytest
 
 from pltz.archive.archive import Archive, open_keys
 from pltz.archive.codecs.codec import BytesCodec
-from pltz.archive.repair import Repaired, Repairer
+from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import FOLDERS, DirectoryStore
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError

@@ -16,7 +16,7 @@ from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.errors import ArchiveError, LostError, StoreError, UnreadableError
 from pltz.archive.format.index_file import FileIndex
-from pltz.archive.repair import Repairer
+from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession

@@ -48,7 +48,7 @@ def test_verify_goes_on_where_it_was(
     run: Run, cold: Path, put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run killed after two of five packs: the next checks three, and still tells what the first found."""
-    from pltz.archive.verify import Verifier
+    from pltz.archive.maintenance.verify import Verifier
 
     for n in range(1, 6):
         put(chat(n), "--name", f"s{n}")

@@ -13,7 +13,7 @@ from pltz.archive.archive import Archive
 from pltz.archive.catalog.ledger import Entry, Kind, Ledger, PackState, copies_of
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
-from pltz.archive.repair import Repaired, Repairer
+from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.transfer import copy

@@ -23,7 +23,7 @@ from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import digest
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.settings import COPY, FORMAT, NAME
-from pltz.archive.repair import Repairer
+from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import FOLDERS, DirectoryStore
 from pltz.archive.writing.new_session import NewSession

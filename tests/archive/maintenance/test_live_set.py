@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pltz.archive.archive import Archive
-from pltz.archive.census import MARK, SEGMENT, SESSION, Census
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NONE, digest
 from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import FORGET, Mark, Record
+from pltz.archive.maintenance.live_set import MARK, SEGMENT, SESSION, Census
 
 PARENTS = [NONE] + [bytes([n // 2 + 1]) * 16 for n in range(9)]  # a tree: of segment n + 1
 IDS = [bytes([n + 1]) * 16 for n in range(10)]

@@ -18,11 +18,11 @@ from pltz.archive.encryption.box import KEY, Tree, unit_of, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys, Unit
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder, file_name
 from pltz.archive.encryption.keyring import Keyring
-from pltz.archive.erase import BaseUse, Eraser
 from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound, WriterFailed
 from pltz.archive.format.ids import BASE, TENANT
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.repair import Repairer
+from pltz.archive.maintenance.erase import BaseUse, Eraser
+from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession

@@ -25,7 +25,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from pltz.archive.catalog.view import Found, View, version_of
-from pltz.archive.census import SEGMENT, SESSION, Census, weight
 from pltz.archive.encryption.key_files import MAGIC as KEYS
 from pltz.archive.errors import ArchiveError, FullError, StoreError, UnreadableError
 from pltz.archive.format.context import Context
@@ -33,6 +32,7 @@ from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.pack import Damage
 from pltz.archive.format.plan import Plan
 from pltz.archive.format.record import Record
+from pltz.archive.maintenance.live_set import SEGMENT, SESSION, Census, weight
 from pltz.archive.storage.store import is_there
 from pltz.archive.writing.writer import Writer, segment_only, session_only
 from pltz.plt_codec.errors import FormatError

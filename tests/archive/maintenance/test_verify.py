@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pltz.archive import verify
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.freshness import Token
 from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import Tokens
-from pltz.archive.repair import Repairer
+from pltz.archive.maintenance import verify
+from pltz.archive.maintenance.repair import Repairer
+from pltz.archive.maintenance.verify import Report
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.verify import Report
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import UsageError
 from tests.archive.conftest import ZlibCodec

@@ -1,6 +1,6 @@
 """Verify: read everything and say exactly what is wrong and which sessions it costs. Changes nothing.
 
-packs     digest against name, both headers, footer, every record's check. What can be proved at a sweep (`sweep.py`) is
+packs     digest against name, both headers, footer, every record's check. What can be proved at a sweep (`bulk_verify.py`) is
           not read record by record
 indexes   digest against name; every record is found through them; every entry points at its record
 towers    every version's segments are there
@@ -22,7 +22,6 @@ from pltz.archive.catalog.ledger import MISSING, as_text, copies_of, entries_amo
 from pltz.archive.catalog.view import NAME as PACK_NAME
 from pltz.archive.catalog.view import PLAN_NAME, Found, Problem, Version, View, tell
 from pltz.archive.encryption.key_files import COPIES, KeyFile, KeyFolder, file_name
-from pltz.archive.erase import unfinished
 from pltz.archive.errors import ArchiveError, KeyMismatch
 from pltz.archive.format.context import TOWER
 from pltz.archive.format.index_file import SECTIONS, Location, key_of, keys_of
@@ -30,9 +29,10 @@ from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import Plan
 from pltz.archive.format.settings import COPY, NAME, Settings
+from pltz.archive.maintenance.bulk_verify import Sweep, Swept, whole
+from pltz.archive.maintenance.erase import unfinished
 from pltz.archive.meanwhile import meanwhile
 from pltz.archive.storage.store import is_there
-from pltz.archive.sweep import Sweep, Swept, whole
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 
 DECODE_RECORDS = 256  # handed to a codec at once

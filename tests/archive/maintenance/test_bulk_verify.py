@@ -16,9 +16,9 @@ from pltz.archive.format import index_file
 from pltz.archive.format.ids import SIZE
 from pltz.archive.format.index_file import SEGMENTS, FileIndex, MemoryIndex, by_section
 from pltz.archive.format.pack import Damage
+from pltz.archive.maintenance.bulk_verify import Sweep, Swept, _order, whole
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.sweep import Sweep, Swept, _order, whole
 from pltz.archive.writing.new_session import NewSession
 
 

@@ -42,7 +42,7 @@ from pltz.archive.format.plan import Plan
 from pltz.archive.format.prefix_crc import Stretch
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import COPY, MAX_SIZE, NAME, Settings
-from pltz.archive.remains import Remains
+from pltz.archive.maintenance.salvage_reader import Remains
 from pltz.archive.storage.store import Store, is_there
 from pltz.archive.writing.publisher import shared_ranges
 from pltz.archive.writing.writer import Writer

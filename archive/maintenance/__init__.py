@@ -1,0 +1,1 @@
+"""Maintenance: verify, repair, collect, erase."""
