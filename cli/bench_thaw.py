@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import DynamicCache
 
-    from pltz.archive.hot import HotStore, Thawer
+    from pltz.archive.kv_store import HotStore, Thawer
     from pltz.archive.thaw import Thawed
     from pltz.models.target.target import Target
 
@@ -242,7 +242,7 @@ class Bench:
 
     def thawer(self, **budgets: Any) -> "tuple[HotStore, Thawer]":
         """A store and a thawer over it."""
-        from pltz.archive.hot import HotStore, Thawer
+        from pltz.archive.kv_store import HotStore, Thawer
 
         store = HotStore(device=self.device, **budgets)
         return store, Thawer(self.cold, self.target, store)
@@ -407,7 +407,7 @@ def measure(
 
 def measure_many(bench: Bench, count: int, rounds: int) -> dict[str, Any]:
     """Milliseconds a session of thawing some in one call, and of prefilling them one by one."""
-    from pltz.archive.hot import Thawer, Wanted
+    from pltz.archive.kv_store import Thawer, Wanted
     from pltz.archive.thaw import Thawed
 
     wanted = [Wanted(f"many/{n}") for n in range(count)]
@@ -443,7 +443,7 @@ def in_turns(count: int, layout: LayoutName) -> str:
 
 def measure_turns(bench: Bench, count: int, layout: LayoutName, rounds: int) -> dict[str, Any]:
     """Milliseconds of a thaw of the session that came in some turns, of which decoding and prefill, next to the bare prefill."""
-    from pltz.archive.hot import Thawer
+    from pltz.archive.kv_store import Thawer
 
     thawer, name = Thawer(bench.cold, bench.target), in_turns(count, layout)
     segments = len(bench.cold.archive.tower(bench.cold.archive.version(name, name)).segments)

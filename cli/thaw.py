@@ -19,7 +19,7 @@ from pltz.cli.table import pairs
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.hot import HotStore
+    from pltz.archive.kv_store import HotStore
     from pltz.archive.thaw import Thawed
     from pltz.models.target.target import Target
 
@@ -129,7 +129,7 @@ def hot_store(folder: str | None, budget: float, model: "Target") -> "HotStore |
     """A store of files alone: what is in memory does not outlive the command. ``budget``: GB."""
     if folder is None:
         return None
-    from pltz.archive.hot import HotStore
+    from pltz.archive.kv_store import HotStore
 
     return HotStore(0, 0, int(budget * 1e9), folder=folder, device=model.device)
 

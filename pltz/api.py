@@ -23,7 +23,7 @@ from pltz.plt_codec.limits import ZSTD_ABOVE
 if TYPE_CHECKING:
     import numpy as np
 
-    from pltz.archive.hot.store import HotStore
+    from pltz.archive.kv_store.store import HotStore
     from pltz.archive.sessions import Item, SessionArchive
     from pltz.archive.thaw import Thawed
     from pltz.models.bundle.bundle import Bundle
@@ -406,7 +406,7 @@ def thaw_archived(
 ) -> Thawed:
     """Make a session of an archive hot again, as `thaw` does with one of a file.
 
-    One session, nothing kept: to thaw many, and to keep what is shared in a `HotStore`, make a `pltz.archive.hot.Thawer` once.
+    One session, nothing kept: to thaw many, and to keep what is shared in a `HotStore`, make a `pltz.archive.kv_store.Thawer` once.
 
     Args:
         hot: a store to look in first and to keep the KV in.
@@ -414,7 +414,7 @@ def thaw_archived(
     Raises:
         NotFound: no such session or version; LostError: it is damaged; and what `thaw` raises.
     """
-    from pltz.archive.hot.thawer import Thawer
+    from pltz.archive.kv_store.thawer import Thawer
     from pltz.models.partners import as_target
 
     model = as_target(target if target is not None else DEFAULT_TARGET)

@@ -12,8 +12,8 @@ import pytest
 from pltz.archive.codecs.bridged import BridgedCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError, NotFound
-from pltz.archive.hot import HotStore, Thawer, Wanted
-from pltz.archive.hot.store import space_of
+from pltz.archive.kv_store import HotStore, Thawer, Wanted
+from pltz.archive.kv_store.store import space_of
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.thaw import KV_NOISE, Thawed, kv_difference
 from pltz.archive.writing.new_session import NewSession

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pltz.archive.codecs.codec import BytesCodec
-from pltz.archive.hot.slab import Slab
+from pltz.archive.kv_store.kv_block import Slab
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from pltz.archive.hot.slab import Slab
-    from pltz.archive.hot.store import Node
+    from pltz.archive.kv_store.kv_block import Slab
+    from pltz.archive.kv_store.store import Node
 
 
 class Lease:

@@ -2,7 +2,7 @@
 
     device    slabs in the memory of the target's device      pinned bases, what is in use, what will be
     host      slabs in page-locked host memory                 (budget 0 where the target computes on the CPU)
-    disk      memory-mapped files (`warm.py`)                  shared with other processes
+    disk      memory-mapped files (`disk_tier.py`)                  shared with other processes
 
     with store.hold(space, path) as lease:                     # the longest prefix of the path that is hot
         cache = join(lease.slabs, ...)                         # nothing of it is evicted until the lease ends
@@ -11,7 +11,7 @@
 * A node is named by space (target fingerprint and dtype) and segment id, which fixes its whole tower. It lies in one tier of memory at a
   time; a file may lie below it, too.
 * The bytes of a tier never exceed its budget: room is made before anything enters. What has to go is what has the lowest priority
-  (`lindy.py`), is neither leased nor pinned, and ranks below what comes; if that is not enough, what comes goes one tier down, and at
+  (`eviction_policy.py`), is neither leased nor pinned, and ranks below what comes; if that is not enough, what comes goes one tier down, and at
   last is refused. A segment evicted from the device goes to the host, from there to disk, from there away.
 * Promotion is by use: a held segment moves to the device if there is room under the same rule. `promote` fills room that became
   free with the best of the host tier.
@@ -33,11 +33,11 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from pltz.archive.format.ids import NONE, digest
-from pltz.archive.hot.lease import Lease
-from pltz.archive.hot.lindy import Priority, priority
-from pltz.archive.hot.slab import Slab
-from pltz.archive.hot.stats import Stats, Tier
-from pltz.archive.hot.warm import Warm, WarmFolder
+from pltz.archive.kv_store.disk_tier import Warm, WarmFolder
+from pltz.archive.kv_store.eviction_policy import Priority, priority
+from pltz.archive.kv_store.kv_block import Slab
+from pltz.archive.kv_store.lease import Lease
+from pltz.archive.kv_store.stats import Stats, Tier
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

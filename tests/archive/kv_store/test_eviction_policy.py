@@ -5,8 +5,8 @@ import doctest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pltz.archive.hot import lindy
-from pltz.archive.hot.lindy import BAND, priority
+from pltz.archive.kv_store import eviction_policy as lindy
+from pltz.archive.kv_store.eviction_policy import BAND, priority
 
 times = st.floats(0, 1e9)
 

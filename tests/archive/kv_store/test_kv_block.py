@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from pltz.archive.hot.slab import can_cut, cut, join
+from pltz.archive.kv_store.kv_block import can_cut, cut, join
 from pltz.archive.thaw import kv_difference
 from pltz.models.target.cache import pairs_of, share
 from pltz.models.target.target import Target

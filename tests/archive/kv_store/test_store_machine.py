@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pltz.archive.format.ids import NONE
-from pltz.archive.hot.slab import Slab
-from pltz.archive.hot.store import HotStore
+from pltz.archive.kv_store.kv_block import Slab
+from pltz.archive.kv_store.store import HotStore
 
 SPACE = b"space..........."
 ROOTS = st.integers(1, 4)

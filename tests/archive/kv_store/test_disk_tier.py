@@ -16,11 +16,11 @@ import xxhash
 from safetensors.torch import load_file
 
 from pltz.archive.format.ids import NONE
-from pltz.archive.hot.slab import Slab
-from pltz.archive.hot.store import HotStore
-from pltz.archive.hot.warm import Warm, WarmFolder
+from pltz.archive.kv_store.disk_tier import Warm, WarmFolder
+from pltz.archive.kv_store.kv_block import Slab
+from pltz.archive.kv_store.store import HotStore
 from pltz.plt_codec.errors import UsageError
-from tests.archive.hot.conftest import Slabs
+from tests.archive.kv_store.conftest import Slabs
 
 SPACE, SEGMENT, PARENT = b"space...........", b"segment.........", b"parent.........."
 BUDGET = 1 << 20
@@ -242,7 +242,7 @@ def test_a_slab_that_cannot_be_brought_to_the_host_is_not_kept(
     def full(*_: Any) -> None:
         raise failure
 
-    monkeypatch.setattr("pltz.archive.hot.warm._bytes", full)
+    monkeypatch.setattr("pltz.archive.kv_store.disk_tier._bytes", full)
     assert not folder.write(SPACE, SEGMENT, Warm(slab(), PARENT, 0)) and folder.failed == 1
     one, two = slabs(1), slabs(2)
     store = HotStore(one.size, 0, BUDGET, folder=folder.folder)
@@ -255,7 +255,7 @@ def test_a_disk_that_fails_is_no_error(folder: WarmFolder, monkeypatch: pytest.M
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pltz.archive.hot.warm._fill", full)
+    monkeypatch.setattr("pltz.archive.kv_store.disk_tier._fill", full)
     assert not folder.write(SPACE, SEGMENT, Warm(slab(), PARENT, 0))
     assert folder.failed == 1 and folder.usage() == (0, 0)
 
@@ -269,7 +269,7 @@ def test_a_file_that_cannot_be_opened_now_is_a_miss_and_stays(
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as context:
-        context.setattr("pltz.archive.hot.warm._mapped", too_many)
+        context.setattr("pltz.archive.kv_store.disk_tier._mapped", too_many)
         assert folder.read(SPACE, SEGMENT) is None
     with monkeypatch.context() as context:
         context.setattr("os.utime", too_many)
@@ -297,9 +297,9 @@ WRITES = """
 import sys
 import numpy as np
 import torch
-from pltz.archive.hot.slab import Slab
-from pltz.archive.hot.store import HotStore
-from pltz.archive.hot.warm import Warm, WarmFolder
+from pltz.archive.kv_store.kv_block import Slab
+from pltz.archive.kv_store.store import HotStore
+from pltz.archive.kv_store.disk_tier import Warm, WarmFolder
 
 place, seed, budget = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 folder = WarmFolder(place, budget)
@@ -318,9 +318,9 @@ import itertools
 import sys
 import numpy as np
 import torch
-from pltz.archive.hot.slab import Slab
-from pltz.archive.hot.store import HotStore
-from pltz.archive.hot.warm import Warm, WarmFolder
+from pltz.archive.kv_store.kv_block import Slab
+from pltz.archive.kv_store.store import HotStore
+from pltz.archive.kv_store.disk_tier import Warm, WarmFolder
 
 folder = WarmFolder(sys.argv[1], 3 << 20)
 for n in itertools.count():

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.hot import HotStore, Thawer
-from pltz.archive.hot.laps import Laps
+from pltz.archive.kv_store import HotStore, Thawer
+from pltz.archive.kv_store.stage_timer import Laps
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.thaw import KV_NOISE, kv_difference
 from pltz.models.session.session import Session
@@ -170,7 +170,7 @@ def test_nor_are_several_at_once_nor_what_is_too_long_for_a_pass(
 ) -> None:
     gpu(cold, monkeypatch, lambda g, tokens: g.say(tokens))
     list(cold.put([Item("more", Session("ids", IDS[::-1].copy()))]))
-    from pltz.archive.hot import Wanted
+    from pltz.archive.kv_store import Wanted
 
     Thawer(cold, kin, None).thaw_many([Wanted("ids"), Wanted("more")])
     check(Thawer(cold, kin, None, chunk=len(IDS) - 1), kin)

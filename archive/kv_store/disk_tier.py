@@ -25,7 +25,7 @@ import numpy as np
 
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import MAX_TOKENS, SIZE
-from pltz.archive.hot.slab import Slab
+from pltz.archive.kv_store.kv_block import Slab
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import torch
 
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import NONE
-from pltz.archive.hot.slab import Slab
-from pltz.archive.hot.store import HotStore, space_of
+from pltz.archive.kv_store.kv_block import Slab
+from pltz.archive.kv_store.store import HotStore, space_of
 from pltz.plt_codec.errors import UsageError
 
 SPACE = space_of(b"fingerprint", "float32")
@@ -191,7 +191,7 @@ def test_a_file_that_is_being_written_is_discarded_too(
     slabs: Any, clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str, when: str
 ) -> None:
     """By an insert that finds no other room, by an eviction, by another process: it does not appear after the discard."""
-    from pltz.archive.hot import warm
+    from pltz.archive.kv_store import disk_tier as warm
 
     store = Store(slabs, SIZE if whose == "demoted" else 0, 0, 1 << 20, folder=tmp_path, clock=clock)
     other = Store(slabs, 0, 0, 1 << 20, folder=tmp_path, clock=clock) if whose == "another's" else store
@@ -270,7 +270,7 @@ def test_a_discard_that_cannot_remove_the_file_says_so(
 
 
 def _warm(slabs: Any, number: int) -> Any:
-    from pltz.archive.hot.warm import Warm
+    from pltz.archive.kv_store.disk_tier import Warm
 
     return Warm(slabs(number), NONE, 0)
 

@@ -17,8 +17,8 @@
 * A sealed archive is decoded every time, hot or not, so that what was erased is refused at once; and it is not thawed over
   files (`FORMAT.md`). In an archive in the clear a hot tower is not read again.
 * A target whose layers keep windows, latents or states is thawed all the same; nothing of it is kept hot.
-* One session of one segment that was archived as the target's own ids is prefilled by work that stands behind its decoder in the GPU's queue (`ahead.py`).
-* Stages are timed in milliseconds (`laps.py`): ``read`` (which version and segments, from the archive's catalogue and records), ``wait`` (for a
+* One session of one segment that was archived as the target's own ids is prefilled by work that stands behind its decoder in the GPU's queue (`queued_prefill.py`).
+* Stages are timed in milliseconds (`stage_timer.py`): ``read`` (which version and segments, from the archive's catalogue and records), ``wait`` (for a
   batch under way), ``lookup`` (hot store and warm files, with the way to the device), ``decode``, ``prefill``, ``insert``, ``total``.
 """
 
@@ -38,12 +38,12 @@ from pltz.archive.archive import Tower
 from pltz.archive.catalog.chain import MAX_SEGMENTS, Known
 from pltz.archive.errors import LostError
 from pltz.archive.format.ids import NONE
-from pltz.archive.hot.ahead import Ahead
-from pltz.archive.hot.laps import Laps
-from pltz.archive.hot.lease import Lease
-from pltz.archive.hot.seen import Eyes, Seen
-from pltz.archive.hot.slab import Slab, can_cut, cut, join
-from pltz.archive.hot.store import HotStore, space_of
+from pltz.archive.kv_store.kv_block import Slab, can_cut, cut, join
+from pltz.archive.kv_store.lease import Lease
+from pltz.archive.kv_store.queued_prefill import Ahead
+from pltz.archive.kv_store.stage_timer import Laps
+from pltz.archive.kv_store.store import HotStore, space_of
+from pltz.archive.kv_store.target_tokens import Eyes, Seen
 from pltz.archive.sessions import base_of
 from pltz.archive.thaw import Thawed, check_target
 from pltz.models.target.cache import share
