@@ -28,7 +28,7 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info plt_codec/engines/native/_native*.so archive/format/_batch*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # Each stamp is as new as the last install it stands for: an unchanged checkout installs nothing again.
-$(VENV)/.runtime: pyproject.toml constraints.txt $(wildcard setup.py plt_codec/engines/native/*.[ch] archive/format/*.[ch] archive/hooks/*.c)
+$(VENV)/.runtime: pyproject.toml constraints.txt $(wildcard setup.py plt_codec/engines/native/*.[ch] archive/format/*.[ch] archive/eviction/*.c)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "pltz needs Python 3.11 or newer, and $(PYTHON) is not: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -51,8 +51,8 @@ setup(
             optional=True,
         ),
         Extension(
-            "pltz.archive.hooks._ids",
-            sources=["archive/hooks/ids.c"],
+            "pltz.archive.eviction._ids",
+            sources=["archive/eviction/ids.c"],
             extra_compile_args=[*FLAGS, *EXTRA],
             extra_link_args=EXTRA,
             optional=True,
@@ -70,6 +70,6 @@ setup(
     exclude_package_data={
         "pltz.plt_codec.engines.native": ["*.c", "*.h", "*.md"],
         "pltz.archive.format": ["*.c", "*.h", "*.md"],
-        "pltz.archive.hooks": ["ids.c"],
+        "pltz.archive.eviction": ["ids.c"],
     },
 )

@@ -19,7 +19,7 @@ from pltz.cli.output import write_text
 from pltz.cli.table import render
 
 if TYPE_CHECKING:
-    from pltz.archive.hooks.hook import EvictionHook, WorkerKind
+    from pltz.archive.eviction.hook import EvictionHook, WorkerKind
     from pltz.models.bundle.tokenizer import Ids
 
 # tokens of an eviction, and what they are given as
@@ -73,7 +73,7 @@ def hook(calls: int, where: str | None, as_json: bool) -> None:
 
 def measured(kind: "WorkerKind", calls: int, where: str | None) -> list[dict[str, Any]]:
     """The rows of one kind of worker."""
-    from pltz.archive.hooks.hook import EvictionHook, HookSettings
+    from pltz.archive.eviction.hook import EvictionHook, HookSettings
     from pltz.archive.token_archive import TokenArchive
 
     with tempfile.TemporaryDirectory(prefix="pltz-bench-", dir=where) as name:

@@ -1,4 +1,4 @@
-"""``pltz hook``: the journal of the eviction hook, looked at and emptied. See archive/hooks/hook.py."""
+"""``pltz hook``: the journal of the eviction hook, looked at and emptied. See archive/eviction/hook.py."""
 
 import json
 from dataclasses import asdict
@@ -18,9 +18,9 @@ from pltz.cli.table import pairs
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.hooks.backlog import Status
-    from pltz.archive.hooks.refusals import Refusal
-    from pltz.archive.hooks.worker import Drained
+    from pltz.archive.eviction.journal.reader import Status
+    from pltz.archive.eviction.refusals import Refusal
+    from pltz.archive.eviction.worker import Drained
     from pltz.plt_codec.lanes import LayoutName
 
 SHOWN = 20  # refusals printed
@@ -48,9 +48,9 @@ def status(journal: str, as_json: bool) -> None:
     Evictions that the hook refused are counted by reason ("not taken"), and the last of them named, with session and tenant. A name is cut after 80
     characters. They are in no archive and in no journal. The counts are those of all processes that wrote to DIR, until their .refusals files are removed.
     """
-    from pltz.archive.hooks.backlog import Backlog
-    from pltz.archive.hooks.lock import FileLocks
-    from pltz.archive.hooks.refusals import read_refusals
+    from pltz.archive.eviction.journal.lock import FileLocks
+    from pltz.archive.eviction.journal.reader import Backlog
+    from pltz.archive.eviction.refusals import read_refusals
     from pltz.archive.storage.disk import OsDisk
 
     if not Path(journal).is_dir():
@@ -116,8 +116,8 @@ def drain(
     again. Exits with 7 where another worker had the journal all the time, or something had to be left; with 5 where the archive cannot take an
     entry, which is laid aside in DIR.
     """
-    from pltz.archive.hooks.worker import Drained
-    from pltz.archive.hooks.worker import drain as run
+    from pltz.archive.eviction.worker import Drained
+    from pltz.archive.eviction.worker import drain as run
 
     if Path(journal).is_dir():
         open_archive(place, None)  # an empty journal would not ask for it

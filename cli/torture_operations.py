@@ -26,10 +26,10 @@ from pltz.archive.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
+from pltz.archive.eviction import worker
+from pltz.archive.eviction.hook import EvictionHook, HookSettings
 from pltz.archive.format.context import ALONE
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.hooks import worker
-from pltz.archive.hooks.hook import EvictionHook, HookSettings
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.nightly import config, freeze, job
 from pltz.archive.sessions import Item, SessionArchive, codecs_of

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pltz.archive.hooks.hook import EvictionHook
+from pltz.archive.eviction.hook import EvictionHook
 from pltz.archive.thaw import thaw
 from pltz.archive.token_archive import TokenArchive
 from pltz.models.target.target import Target

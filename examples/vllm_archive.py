@@ -16,8 +16,8 @@ from pathlib import Path
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
+from pltz.archive.eviction.worker import drain
 from pltz.archive.hooks.vllm_request import prompt
-from pltz.archive.hooks.worker import drain
 from pltz.archive.token_archive import TokenArchive
 from pltz.datasets import sample_sessions
 from pltz.models.target.checkpoint import fingerprint_of

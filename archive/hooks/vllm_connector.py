@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
-    from pltz.archive.hooks.hook import EvictionHook
+    from pltz.archive.eviction.hook import EvictionHook
 
 logger = init_logger("vllm.pltz")  # below "vllm", which is what vLLM shows
 
@@ -137,7 +137,7 @@ def open_hook(settings: VllmSettings, model: Any) -> EvictionHook:
 
     Raises UsageError, ModelError, KeyMismatch, StoreError, OSError: vLLM then does not start.
     """
-    from pltz.archive.hooks.hook import EvictionHook
+    from pltz.archive.eviction.hook import EvictionHook
 
     return EvictionHook.open(
         settings.journal,

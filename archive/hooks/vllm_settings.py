@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from pltz.archive.eviction.settings import WORKERS, HookSettings, WorkerKind, check_type
 from pltz.archive.format.record import MAX_NAME
-from pltz.archive.hooks.settings import WORKERS, HookSettings, WorkerKind, check_type
 from pltz.archive.token_archive import SALTED
 from pltz.plt_codec.errors import UsageError
 

@@ -1,6 +1,6 @@
 """The journal of the eviction hook as a source: whatever a serving process evicted and no worker has archived yet.
 
-The journal has its own way into the archive (`pltz.archive.hooks.worker.drain`), which takes an entry out only when it is durable
+The journal has its own way into the archive (`pltz.archive.eviction.worker.drain`), which takes an entry out only when it is durable
 there; so it is drained as a whole, by one process, and has no entries to look at one by one.
 """
 
@@ -50,7 +50,7 @@ class JournalSource:
         zstd_above: int | None = ZSTD_ABOVE,
     ) -> Tally:
         """Archive what is in it. What was refused lies aside in the journal itself."""
-        worker = importlib.import_module("pltz.archive.hooks.worker")
+        worker = importlib.import_module("pltz.archive.eviction.worker")
         limit = self.max_seconds or None
         done = worker.drain(
             self.path,

@@ -34,7 +34,7 @@ import sys
 sys.path[:] = [p for p in sys.path if p != ""]  # this process itself, to have pltz at all
 import pltz, json, pickle, socket, select, base64, signal, zstandard, numpy, tokenizers
 sys.path.insert(0, {here})
-from pltz.archive.hooks.hook import EvictionHook, HookSettings
+from pltz.archive.eviction.hook import EvictionHook, HookSettings
 if __name__ == "__main__":
     hook = EvictionHook.open("journal", "cold", settings=HookSettings(flush_seconds=0.005))
     hook.on_evict("chat", [1, 2, 3])

@@ -11,9 +11,9 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.chain import Chains
+from pltz.archive.eviction.hook import EvictionHook
+from pltz.archive.eviction.worker import drain
 from pltz.archive.format import record
-from pltz.archive.hooks.hook import EvictionHook
-from pltz.archive.hooks.worker import drain
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MODULES = {  # the module, its source, its tests
     "pltz.archive.format._batch": ("archive/format/batch.c", "tests/archive/format/test_batch.py"),
-    "pltz.archive.hooks._ids": ("archive/hooks/ids.c", "tests/archive/hooks/test_snapshot.py"),
+    "pltz.archive.eviction._ids": ("archive/eviction/ids.c", "tests/archive/eviction/test_token_buffer.py"),
 }
 PLUGIN = """
 import sys

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pltz.archive.hooks.hook import EvictionHook, HookSettings
-from pltz.archive.hooks.lock import FileLocks
+from pltz.archive.eviction.hook import EvictionHook, HookSettings
+from pltz.archive.eviction.journal.lock import FileLocks
 from pltz.cli import bench_hook, machine
 from pltz.plt_codec.engines.native import coder as native
 

@@ -18,7 +18,7 @@ from pltz.models.target.checkpoint import resolve
 from tests.archive.hooks.test_llama_server import Replay, serving
 
 Run = Callable[..., Result]
-SLOT = Path(__file__).parents[1] / "archive" / "hooks" / "recorded" / "slot.bin"
+SLOT = Path(__file__).parents[1] / "archive" / "engines" / "recorded" / "slot.bin"
 
 
 class AnyPrompt(Replay):

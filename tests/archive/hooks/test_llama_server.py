@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pltz.archive.hooks.hook import EvictionHook
+from pltz.archive.eviction.hook import EvictionHook
+from pltz.archive.eviction.worker import drain
 from pltz.archive.hooks.llama_server import LlamaServer, fingerprint_gguf
 from pltz.archive.hooks.slot_file import read_slot_ids
-from pltz.archive.hooks.worker import drain
 from pltz.archive.token_archive import TokenArchive
 from pltz.cli.root import cli
 from pltz.models.target.target import Target

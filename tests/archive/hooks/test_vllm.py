@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from pltz.archive.errors import NotFound
-from pltz.archive.hooks.entry import MAX_PREFIXES
-from pltz.archive.hooks.hook import EvictionHook
+from pltz.archive.eviction.hook import EvictionHook
+from pltz.archive.eviction.journal.entry import MAX_PREFIXES
+from pltz.archive.eviction.worker import drain
 from pltz.archive.hooks.vllm_request import evicted, prompt
-from pltz.archive.hooks.worker import drain
 from pltz.archive.token_archive import TokenArchive, target_of, tenant_of
 from pltz.models.target.checkpoint import resolve
 from pltz.plt_codec.errors import TargetMismatch, UsageError

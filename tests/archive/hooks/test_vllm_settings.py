@@ -12,18 +12,18 @@ import pytest
 
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import KeyMismatch
-from pltz.archive.hooks.backlog import Backlog
-from pltz.archive.hooks.hook import EvictionHook
-from pltz.archive.hooks.lock import FileLocks
-from pltz.archive.hooks.settings import HookSettings
+from pltz.archive.eviction.hook import EvictionHook
+from pltz.archive.eviction.journal.lock import FileLocks
+from pltz.archive.eviction.journal.reader import Backlog
+from pltz.archive.eviction.settings import HookSettings
+from pltz.archive.eviction.worker import drain
 from pltz.archive.hooks.vllm_settings import VllmSettings
-from pltz.archive.hooks.worker import drain
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.token_archive import TokenArchive
 from pltz.models.target.checkpoint import resolve
 from pltz.plt_codec.errors import UsageError
+from tests.archive.eviction.opened import eventually
 from tests.archive.hooks import fake_vllm
-from tests.archive.hooks.opened import eventually
 from tests.archive.hooks.test_vllm import IDS, request
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -16,8 +16,8 @@ from vllm.inputs import EmbedsPrompt, TokensPrompt
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request, RequestStatus
 
+from pltz.archive.eviction.worker import drain
 from pltz.archive.hooks.vllm_request import evicted, prompt
-from pltz.archive.hooks.worker import drain
 from pltz.archive.token_archive import TokenArchive
 from pltz.datasets import sample_sessions
 from pltz.models.target.checkpoint import fingerprint_of

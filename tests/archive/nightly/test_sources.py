@@ -467,7 +467,7 @@ def test_slot_files_of_another_tokenizer(nightly: Nightly, tiny_tokenizer_json: 
 
 
 def test_the_journal_of_the_hook(nightly: Nightly) -> None:
-    hooks = pytest.importorskip("pltz.archive.hooks.hook")
+    hooks = pytest.importorskip("pltz.archive.eviction.hook")
     tokens = pytest.importorskip("pltz.archive.token_archive")
     journal = nightly.root / "journal"
     rows = {f"evicted-{n}": np.arange(40, 40 + 100 * (n + 1)) % 1000 + 32 for n in range(5)}

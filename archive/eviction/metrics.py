@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.hooks.hook import EvictionHook
+    from pltz.archive.eviction.hook import EvictionHook
 
 GAUGES = (
     ("queue", "Evictions in memory, not yet in the journal.", "queued"),
@@ -93,7 +93,7 @@ class HookCollector:
         return self._core.CounterMetricFamily(f"pltz_hook_{name}", text, value=value)
 
     def _latency(self) -> Any:
-        from pltz.archive.hooks.waiting import LATENCIES
+        from pltz.archive.eviction.eviction_queue import LATENCIES
 
         counts = self._hook.counts
         total, buckets = 0, []

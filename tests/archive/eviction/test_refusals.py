@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pltz.archive.hooks import refusals
-from pltz.archive.hooks.refusals import Refusals, read_refusals
+from pltz.archive.eviction import refusals
+from pltz.archive.eviction.refusals import Refusals, read_refusals
 from pltz.archive.storage.disk import OsDisk
-from tests.archive.hooks.opened import Opened, entries, eventually
+from tests.archive.eviction.opened import Opened, entries, eventually
 
 
 def test_a_name_that_is_too_long_is_counted_and_named(

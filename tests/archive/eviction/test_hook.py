@@ -17,14 +17,15 @@ import pytest
 import torch
 
 from pltz.archive.codecs.codec import SegmentCodec
-from pltz.archive.hooks import snapshot, waiting
-from pltz.archive.hooks.backlog import Backlog
-from pltz.archive.hooks.hook import EvictionHook, HookSettings
-from pltz.archive.hooks.lock import FileLocks
+from pltz.archive.eviction import eviction_queue
+from pltz.archive.eviction import token_buffer as snapshot
+from pltz.archive.eviction.hook import EvictionHook, HookSettings
+from pltz.archive.eviction.journal.lock import FileLocks
+from pltz.archive.eviction.journal.reader import Backlog
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.token_archive import target_of, tenant_of
 from pltz.plt_codec.errors import ModelError, UsageError
-from tests.archive.hooks.opened import TARGET, Opened, entries, eventually
+from tests.archive.eviction.opened import TARGET, Opened, entries, eventually
 
 QUICK = HookSettings(flush_seconds=0.005)
 
@@ -137,7 +138,7 @@ def test_memory_counts_what_buffers_take(open_hook: Opened, count: int) -> None:
     hook = open_hook(flush_seconds=60)
     hook.on_evict("a", [7] * count)
     held = 4 * count if count == 4000 else -(-4 * count // snapshot.BUFFER) * snapshot.BUFFER
-    assert hook.status()["memory_bytes"] == held + waiting.OVERHEAD
+    assert hook.status()["memory_bytes"] == held + eviction_queue.OVERHEAD
 
 
 REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
@@ -267,7 +268,7 @@ def test_a_fork_refuses(open_hook: Opened) -> None:
 
 def test_a_process_that_ends_leaves_nothing_behind_in_memory(tmp_path: Path) -> None:
     code = (
-        "import sys; from pltz.archive.hooks.hook import EvictionHook, HookSettings;"
+        "import sys; from pltz.archive.eviction.hook import EvictionHook, HookSettings;"
         "hook = EvictionHook.open(sys.argv[1], worker='none', settings=HookSettings(flush_seconds=60));"
         "[hook.on_evict(f's{n}', [n]) for n in range(50)]"
     )

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from pltz.archive.errors import StoreError
-from pltz.archive.hooks.backlog import Backlog
-from pltz.archive.hooks.lock import draw
-from pltz.archive.hooks.tokenizers import Tokenizers
+from pltz.archive.eviction.journal.lock import draw
+from pltz.archive.eviction.journal.reader import Backlog
+from pltz.archive.eviction.tokenizers import Tokenizers
 from pltz.archive.storage.simulated_disk import SimDisk
-from tests.archive.hooks.conftest import MemoryLocks
+from tests.archive.eviction.conftest import MemoryLocks
 
 
 @pytest.fixture

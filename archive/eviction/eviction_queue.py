@@ -16,9 +16,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from pltz.archive.hooks.eviction import Eviction
-from pltz.archive.hooks.settings import HookSettings
-from pltz.archive.hooks.snapshot import Refused
+from pltz.archive.eviction.eviction import Eviction
+from pltz.archive.eviction.settings import HookSettings
+from pltz.archive.eviction.token_buffer import Refused
 
 GROUP, MOST = 32 << 20, 1024  # bytes and evictions of one write, taken while the lock is held
 SIZE = Eviction._fields.index("size")

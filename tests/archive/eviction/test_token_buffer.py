@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-_ids: Any = pytest.importorskip("pltz.archive.hooks._ids", reason="built where there is a C compiler")
+_ids: Any = pytest.importorskip("pltz.archive.eviction._ids", reason="built where there is a C compiler")
 copy_ids, copy_memory = _ids.copy_ids, _ids.copy_memory
 
 

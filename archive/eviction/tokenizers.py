@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from pltz.archive.errors import StoreError, reason
-from pltz.archive.hooks.lock import Locks, draw
+from pltz.archive.eviction.journal.lock import Locks, draw
 from pltz.archive.storage.disk import Disk
 from pltz.plt_codec.errors import ModelError
 

@@ -6,15 +6,15 @@ import operator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from pltz.archive.eviction.journal.entry import MAX_PREFIXES, Entry
+from pltz.archive.eviction.token_buffer import Raw, Refused, ids_of
 from pltz.archive.format.record import MAX_NAME
-from pltz.archive.hooks.entry import MAX_PREFIXES, Entry
-from pltz.archive.hooks.snapshot import Raw, Refused, ids_of
 from pltz.archive.token_archive import SALTED, target_of, tenant_of
 from pltz.plt_codec.errors import UsageError
 
 
 class Eviction(NamedTuple):
-    """``at``: monotonic seconds; ``size``: bytes it takes in memory; ``ids``: as `snapshot.Snapshots` holds them."""
+    """``at``: monotonic seconds; ``size``: bytes it takes in memory; ``ids``: as `token_buffer.Snapshots` holds them."""
 
     ticket: int
     at: float

@@ -17,11 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from pltz.archive.hooks.eviction import Eviction
-from pltz.archive.hooks.journal import Journal
-from pltz.archive.hooks.refusals import RefusalFile, Refusals
-from pltz.archive.hooks.snapshot import Refused
-from pltz.archive.hooks.waiting import LATENCIES, Waiting
+from pltz.archive.eviction.eviction import Eviction
+from pltz.archive.eviction.eviction_queue import LATENCIES, Waiting
+from pltz.archive.eviction.journal.writer import Journal
+from pltz.archive.eviction.refusals import RefusalFile, Refusals
+from pltz.archive.eviction.token_buffer import Refused
 from pltz.plt_codec.errors import PltzError
 
 log = logging.getLogger("pltz.hook")

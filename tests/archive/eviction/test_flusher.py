@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.hooks import flusher
-from tests.archive.hooks.opened import Opened, entries, eventually
+from pltz.archive.eviction import flusher
+from tests.archive.eviction.opened import Opened, entries, eventually
 
 
 def test_an_eviction_wakes_a_flusher_that_sleeps(open_hook: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

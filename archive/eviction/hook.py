@@ -7,7 +7,7 @@
     on_evict --copy, queue--> flusher thread --group write, sync--> journal --worker, nice--> archive
     microseconds              durable within HookSettings.flush_seconds + a sync            encoded, decoded back, compared
 
-`on_evict` copies the ids (`snapshot.py`), appends to a queue (`waiting.py`) and returns; it does no I/O, waits for nothing and raises nothing. What it
+`on_evict` copies the ids (`token_buffer.py`), appends to a queue (`eviction_queue.py`) and returns; it does no I/O, waits for nothing and raises nothing. What it
 cannot take is counted by reason, logged with session and tenant, and shown by `status`, `metrics` and ``pltz hook status`` (`refusals.py`). From the journal (`flusher.py`, FORMAT.md) on, a kill loses nothing.
 
 The worker runs in a process of its own at low priority ("process", the default: the serving loop keeps its interpreter to itself), in a thread ("thread"), or
@@ -33,24 +33,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from pltz.archive.eviction.eviction_queue import Counts, Waiting
+from pltz.archive.eviction.flusher import Flusher
+from pltz.archive.eviction.journal.lock import FileLocks, Locks
+from pltz.archive.eviction.journal.reader import Backlog
+from pltz.archive.eviction.journal.segment import Name
+from pltz.archive.eviction.journal.writer import Journal
+from pltz.archive.eviction.refusals import brief
+from pltz.archive.eviction.settings import WORKERS, HookSettings, WorkerKind
+from pltz.archive.eviction.token_buffer import Refused, Snapshots
+from pltz.archive.eviction.tokenizers import Tokenizers
 from pltz.archive.format.ids import NONE, SIZE
-from pltz.archive.hooks.backlog import Backlog
-from pltz.archive.hooks.flusher import Flusher
-from pltz.archive.hooks.journal import Journal
-from pltz.archive.hooks.lock import FileLocks, Locks
-from pltz.archive.hooks.refusals import brief
-from pltz.archive.hooks.segment import Name
-from pltz.archive.hooks.settings import WORKERS, HookSettings, WorkerKind
-from pltz.archive.hooks.snapshot import Refused, Snapshots
-from pltz.archive.hooks.tokenizers import Tokenizers
-from pltz.archive.hooks.waiting import Counts, Waiting
 from pltz.archive.storage.disk import Disk, OsDisk
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.encryption.keys import Secret
-    from pltz.archive.hooks.background import Background
-    from pltz.archive.hooks.metrics import HookCollector
+    from pltz.archive.eviction.background import Background
+    from pltz.archive.eviction.metrics import HookCollector
     from pltz.models.bundle.bundle import Bundle
 
 __all__ = ["EvictionHook", "HookSettings", "WorkerKind"]
@@ -117,7 +117,7 @@ class EvictionHook:
         Raises UsageError, ModelError, StoreError, OSError, and what opening the archive raises, KeyMismatch without its key: here,
         never later.
         """
-        from pltz.archive.hooks.background import start
+        from pltz.archive.eviction.background import start
 
         if worker not in WORKERS:
             raise UsageError(f"expected worker as {', '.join(WORKERS)}, got {worker!r}")
@@ -297,7 +297,7 @@ class EvictionHook:
 
     def metrics(self) -> HookCollector:
         """A collector for prometheus_client: ``REGISTRY.register(hook.metrics())``. Needs the extra ``pltz[serve]``; raises UsageError without."""
-        from pltz.archive.hooks.metrics import HookCollector
+        from pltz.archive.eviction.metrics import HookCollector
 
         return HookCollector(self)
 

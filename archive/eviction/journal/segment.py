@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pltz.archive.eviction.journal.entry import MAX_BODY
 from pltz.archive.format.ids import SIZE
-from pltz.archive.hooks.entry import MAX_BODY
 from pltz.plt_codec.errors import VersionError
 
 MAGIC, VERSION = b"pltzjrnl", 1

@@ -14,16 +14,16 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import StoreError
-from pltz.archive.hooks.backlog import Backlog
-from pltz.archive.hooks.entry import Entry
-from pltz.archive.hooks.journal import Journal
-from pltz.archive.hooks.lock import FileLocks
-from pltz.archive.hooks.tokenizers import Tokenizers
-from pltz.archive.hooks.worker import Worker
+from pltz.archive.eviction.journal.entry import Entry
+from pltz.archive.eviction.journal.lock import FileLocks
+from pltz.archive.eviction.journal.reader import Backlog
+from pltz.archive.eviction.journal.writer import Journal
+from pltz.archive.eviction.tokenizers import Tokenizers
+from pltz.archive.eviction.worker import Worker
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import BLOCK, SimDisk, State
 from pltz.archive.storage.store import DirectoryStore
-from tests.archive.hooks.conftest import Bench, MemoryLocks, entry
+from tests.archive.eviction.conftest import Bench, MemoryLocks, entry
 
 Facts = tuple[str, tuple[int, ...]]
 

@@ -1,4 +1,4 @@
-/* Token ids out of a Python list, an array of 32-bit or 64-bit integers, or a tensor's memory, for snapshot.py: written into bytearrays, one after the
+/* Token ids out of a Python list, an array of 32-bit or 64-bit integers, or a tensor's memory, for token_buffer.py: written into bytearrays, one after the
  * other, as 32-bit integers.
  *
  *     copy_ids([1, 2, 3], [bytearray(8), bytearray(8)]) -> True

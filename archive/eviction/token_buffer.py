@@ -26,7 +26,7 @@ from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.limits import MAX_IDS
 
 try:
-    from pltz.archive.hooks._ids import copy_ids, copy_memory
+    from pltz.archive.eviction._ids import copy_ids, copy_memory
 except ImportError:  # it is built where there is a C compiler
     copy_ids = None  # type: ignore[assignment]  # which is looked at before each use
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pltz.archive.hooks import background
-from pltz.archive.hooks.background import Process, Teller
+from pltz.archive.eviction import background
+from pltz.archive.eviction.background import Process, Teller
 
 
 def test_a_worker_that_is_started_again_while_the_hook_closes_ends_too(

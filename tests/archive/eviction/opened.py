@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Callable
 
-from pltz.archive.hooks.entry import Entry
-from pltz.archive.hooks.hook import EvictionHook
+from pltz.archive.eviction.hook import EvictionHook
+from pltz.archive.eviction.journal.entry import Entry
 from pltz.archive.storage.disk import OsDisk
 
 TARGET = bytes(range(16))

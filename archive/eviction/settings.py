@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from pltz.archive.hooks.journal import SEGMENT
-from pltz.archive.hooks.worker import BATCH_TOKENS
+from pltz.archive.eviction.journal.writer import SEGMENT
+from pltz.archive.eviction.worker import BATCH_TOKENS
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 from pltz.plt_codec.limits import ZSTD_ABOVE

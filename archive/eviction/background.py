@@ -26,18 +26,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pltz.archive.child_python import command, environment
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.hooks.backlog import Backlog
-from pltz.archive.hooks.lock import FileLocks
-from pltz.archive.hooks.tokenizers import Tokenizers
-from pltz.archive.hooks.worker import Drained, Worker
+from pltz.archive.eviction.journal.lock import FileLocks
+from pltz.archive.eviction.journal.reader import Backlog
+from pltz.archive.eviction.tokenizers import Tokenizers
+from pltz.archive.eviction.worker import Drained, Worker
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.token_archive import TokenArchive
 
 if TYPE_CHECKING:
-    from pltz.archive.hooks.settings import HookSettings
+    from pltz.archive.eviction.settings import HookSettings
     from pltz.models.bundle.bundle import Bundle
 
-PROGRAM = "from pltz.archive.hooks.background import main; main()"
+PROGRAM = "from pltz.archive.eviction.background import main; main()"
 log = logging.getLogger("pltz.hook")
 
 RESTART = 1.0, 60.0  # seconds until a worker that died is started again: at first, at most

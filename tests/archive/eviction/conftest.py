@@ -12,16 +12,16 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
-from pltz.archive.hooks.backlog import Backlog
-from pltz.archive.hooks.entry import Entry
-from pltz.archive.hooks.hook import EvictionHook, HookSettings
-from pltz.archive.hooks.lock import FileLocks, Lock
-from pltz.archive.hooks.tokenizers import Tokenizers
-from pltz.archive.hooks.worker import Worker
+from pltz.archive.eviction.hook import EvictionHook, HookSettings
+from pltz.archive.eviction.journal.entry import Entry
+from pltz.archive.eviction.journal.lock import FileLocks, Lock
+from pltz.archive.eviction.journal.reader import Backlog
+from pltz.archive.eviction.tokenizers import Tokenizers
+from pltz.archive.eviction.worker import Worker
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.token_archive import TokenArchive
-from tests.archive.hooks.opened import TARGET, BadDisk, Opened
+from tests.archive.eviction.opened import TARGET, BadDisk, Opened
 
 
 class MemoryLocks:

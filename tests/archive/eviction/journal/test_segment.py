@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pltz.archive.hooks.entry import MAX_BODY, Entry
-from pltz.archive.hooks.segment import ALIGN, FRAME, HEAD_SIZE, MARK, Frame, Gap, Name, scan
+from pltz.archive.eviction.journal.entry import MAX_BODY, Entry
+from pltz.archive.eviction.journal.segment import ALIGN, FRAME, HEAD_SIZE, MARK, Frame, Gap, Name, scan
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 
 NAME = Name(bytes(range(16)), 3)
@@ -110,7 +110,7 @@ def test_a_damaged_head_hides_no_entry() -> None:
 
 
 def test_a_newer_version_is_refused() -> None:
-    from pltz.archive.hooks.segment import HEAD, _hash
+    from pltz.archive.eviction.journal.segment import HEAD, _hash
 
     head = HEAD.pack(b"pltzjrnl", 2, 0, NAME.number, NAME.owner)
     with pytest.raises(VersionError):

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pltz.archive.errors import ArchiveError, StoreError, reason
+from pltz.archive.eviction.journal.entry import Entry
+from pltz.archive.eviction.journal.lock import FileLocks, Lock
+from pltz.archive.eviction.journal.reader import Backlog, Segment
+from pltz.archive.eviction.journal.segment import Frame
+from pltz.archive.eviction.tokenizers import Tokenizers
 from pltz.archive.format.ids import NONE
 from pltz.archive.format.settings import MAX_SIZE, NAME, Settings
-from pltz.archive.hooks.backlog import Backlog, Segment
-from pltz.archive.hooks.entry import Entry
-from pltz.archive.hooks.lock import FileLocks, Lock
-from pltz.archive.hooks.segment import Frame
-from pltz.archive.hooks.tokenizers import Tokenizers
 from pltz.archive.storage.disk import Disk, OsDisk
 from pltz.archive.token_archive import Put, TokenArchive, TokenItem
 from pltz.plt_codec.errors import ContentError, ModelError, TokenizerMismatch, UsageError

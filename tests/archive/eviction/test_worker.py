@@ -17,20 +17,20 @@ import numpy as np
 import pytest
 
 from pltz.archive.errors import ArchiveError
-from pltz.archive.hooks.backlog import Backlog
-from pltz.archive.hooks.entry import Entry
-from pltz.archive.hooks.hook import EvictionHook, HookSettings, WorkerKind
-from pltz.archive.hooks.lock import FileLocks
-from pltz.archive.hooks.refusals import read_refusals
-from pltz.archive.hooks.segment import Name
-from pltz.archive.hooks.worker import WORKER_LOCK, drain
+from pltz.archive.eviction.hook import EvictionHook, HookSettings, WorkerKind
+from pltz.archive.eviction.journal.entry import Entry
+from pltz.archive.eviction.journal.lock import FileLocks
+from pltz.archive.eviction.journal.reader import Backlog
+from pltz.archive.eviction.journal.segment import Name
+from pltz.archive.eviction.refusals import read_refusals
+from pltz.archive.eviction.worker import WORKER_LOCK, drain
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.token_archive import TokenArchive
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.weights import random_weights
-from tests.archive.hooks.conftest import Bench, entry
-from tests.archive.hooks.opened import eventually
+from tests.archive.eviction.conftest import Bench, entry
+from tests.archive.eviction.opened import eventually
 from tests.models.target_tokenizers import PAGE, target
 
 QUICK = HookSettings(flush_seconds=0.005)
@@ -214,7 +214,7 @@ def test_damage_in_the_journal_is_laid_aside_and_told(
 
 
 def test_a_newer_journal_is_left_alone(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
-    from pltz.archive.hooks.segment import HEAD, _hash
+    from pltz.archive.eviction.journal.segment import HEAD, _hash
 
     name = Name(bytes(16), 0)
     head = HEAD.pack(b"pltzjrnl", 2, 0, 0, name.owner)
@@ -225,7 +225,7 @@ def test_a_newer_journal_is_left_alone(tmp_path: Path, cold: Path, bundle: Bundl
 
 
 def test_one_bad_entry_does_not_hold_up_a_batch(bench: Bench) -> None:
-    from pltz.archive.hooks.journal import Journal
+    from pltz.archive.eviction.journal.writer import Journal
 
     journal = Journal(bench.disk, bench.locks)
     good = [entry(f"s{n}", 10, n) for n in range(4)]
@@ -258,7 +258,7 @@ ODD = [
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: f"{odd.name[:9]!r}")
 def test_no_entry_that_holds_stops_those_behind_it(bench: Bench, odd: Entry) -> None:
     """Whoever wrote the journal: it is stored, or laid aside."""
-    from pltz.archive.hooks.journal import Journal
+    from pltz.archive.eviction.journal.writer import Journal
 
     journal = Journal(bench.disk, bench.locks)
     journal.append([one.encode() for one in (entry("s0", 10, 0), odd, entry("s1", 10, 1))])
@@ -268,7 +268,7 @@ def test_no_entry_that_holds_stops_those_behind_it(bench: Bench, odd: Entry) -> 
 
 @pytest.mark.parametrize("share", range(8))
 def test_damage_in_the_archive_stops_no_eviction(bench: Bench, share: int) -> None:
-    from pltz.archive.hooks.journal import Journal
+    from pltz.archive.eviction.journal.writer import Journal
 
     journal = Journal(bench.disk, bench.locks)
     journal.append([entry("a", 10).encode()])
@@ -309,8 +309,8 @@ def test_there_must_be_a_journal(tmp_path: Path, cold: Path) -> None:
 
 SERVER = """
 import sys, time
-from pltz.archive.hooks.hook import EvictionHook, HookSettings
-from tests.archive.hooks.test_worker import evicted
+from pltz.archive.eviction.hook import EvictionHook, HookSettings
+from tests.archive.eviction.test_worker import evicted
 journal, cold, bundle, start = *sys.argv[1:4], int(sys.argv[4])
 settings = HookSettings(flush_seconds=0.002, segment_bytes=2000, batch_tokens=1000)
 hook = EvictionHook.open(journal, cold, bundle=bundle, settings=settings)

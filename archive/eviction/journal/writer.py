@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from pltz.archive.errors import StoreError
-from pltz.archive.hooks.lock import Lock, Locks, draw, follow
-from pltz.archive.hooks.segment import DONE, HEAD_SIZE, Name
+from pltz.archive.eviction.journal.lock import Lock, Locks, draw, follow
+from pltz.archive.eviction.journal.segment import DONE, HEAD_SIZE, Name
 from pltz.archive.storage.disk import Disk
 
 SEGMENT = 64 << 20  # bytes, before a new one is begun

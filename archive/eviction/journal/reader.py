@@ -21,9 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pltz.archive.errors import is_full, reason
-from pltz.archive.hooks.entry import Entry
-from pltz.archive.hooks.lock import Locks
-from pltz.archive.hooks.segment import HEAD_SIZE, Frame, Gap, Name, scan
+from pltz.archive.eviction.journal.entry import Entry
+from pltz.archive.eviction.journal.lock import Locks
+from pltz.archive.eviction.journal.segment import HEAD_SIZE, Frame, Gap, Name, scan
 from pltz.archive.storage.disk import Disk
 from pltz.plt_codec.errors import CorruptError, VersionError
 

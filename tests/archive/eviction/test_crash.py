@@ -10,12 +10,12 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import StoreError
-from pltz.archive.hooks.entry import Entry
-from pltz.archive.hooks.journal import Journal
+from pltz.archive.eviction.journal.entry import Entry
+from pltz.archive.eviction.journal.writer import Journal
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import DirectoryStore
 from pltz.plt_codec.errors import PltzError
-from tests.archive.hooks.conftest import Bench, entry
+from tests.archive.eviction.conftest import Bench, entry
 
 Facts = tuple[str, tuple[int, ...]]
 

@@ -1,0 +1,1 @@
+"""The journal of the eviction hook: entries, segments, locks, reader and writer."""
