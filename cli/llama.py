@@ -1,4 +1,4 @@
-"""``pltz llama``: sessions of llama.cpp's llama-server to an archive and back, by token ids. See archive/hooks/llama_server.py."""
+"""``pltz llama``: sessions of llama.cpp's llama-server to an archive and back, by token ids. See archive/engines/llama_server.py."""
 
 import json
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from pltz.cli.table import pairs
 from pltz.plt_codec.errors import ContentError, FormatError, UsageError
 
 if TYPE_CHECKING:
+    from pltz.archive.engines.llama_server import LlamaServer
     from pltz.archive.format.ids import Tokens
-    from pltz.archive.hooks.llama_server import LlamaServer
     from pltz.archive.token_archive import Put, TokenArchive
 
 URL: Decorator = click.argument("url", metavar="URL")
@@ -197,8 +197,8 @@ def import_(
     Only their token ids are read, and nothing is changed. A slot file does not say which weights it is of: name them (--model), and a thaw
     under others is refused. Without --model they are not known, and a thaw is refused unless it says --any-target. A file that cannot be read is reported and the others go on; the exit code is then 3 or 5.
     """
-    from pltz.archive.hooks.llama_server import fingerprint_gguf
-    from pltz.archive.hooks.slot_file import read_slot_ids
+    from pltz.archive.engines.llama_server import fingerprint_gguf
+    from pltz.archive.engines.llama_slots import read_slot_ids
     from pltz.archive.token_archive import target_of
 
     if adapter is not None and (model is None or not adapter):
@@ -218,7 +218,7 @@ def import_(
 
 
 def _server(url: str, model: str | None, api_key: str | None) -> "LlamaServer":
-    from pltz.archive.hooks.llama_server import LlamaServer
+    from pltz.archive.engines.llama_server import LlamaServer
 
     return LlamaServer(url, model=model, api_key=api_key)
 

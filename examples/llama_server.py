@@ -14,9 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from pltz.archive.engines.llama_server import LlamaServer
 from pltz.archive.eviction.hook import EvictionHook
 from pltz.archive.eviction.worker import drain
-from pltz.archive.hooks.llama_server import LlamaServer
 from pltz.archive.token_archive import TokenArchive
 from pltz.datasets import sample_sessions
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
+from pltz.archive.engines.vllm_request import prompt
 from pltz.archive.eviction.worker import drain
-from pltz.archive.hooks.vllm_request import prompt
 from pltz.archive.token_archive import TokenArchive
 from pltz.datasets import sample_sessions
 from pltz.models.target.checkpoint import fingerprint_of
@@ -35,7 +35,7 @@ def main(model: str, folder: Path) -> None:
         kv_transfer_config={
             "kv_connector": "PltzConnector",
             "kv_role": "kv_both",
-            "kv_connector_module_path": "pltz.archive.hooks.vllm_connector",
+            "kv_connector_module_path": "pltz.archive.engines.vllm_connector",
             "kv_connector_extra_config": {"journal": str(folder / "journal")},
         },
     )

@@ -56,7 +56,7 @@ class SlotSource:
             yield Shard(number, row[0] + (f" and {len(row) - 1} more" if len(row) > 1 else ""), tuple(row))
 
     def entries(self, shard: Shard) -> Iterator[Entry | Bad]:
-        read_slot_ids = importlib.import_module("pltz.archive.hooks.slot_file").read_slot_ids
+        read_slot_ids = importlib.import_module("pltz.archive.engines.llama_slots").read_slot_ids
         for name in shard.parts:
             path = Path(self.path, name)
             try:

@@ -1,6 +1,6 @@
 """``pltz llama import``: slot files into an archive, a bad one reported; a server that is not there is a named error.
 
-With a server: tests/archive/hooks/test_llama_server.py.
+With a server: tests/archive/engines/test_llama_server.py.
 """
 
 import json
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from pltz.archive.hooks.llama_server import fingerprint_gguf
+from pltz.archive.engines.llama_server import fingerprint_gguf
 from pltz.archive.token_archive import TokenArchive, target_of
 from pltz.models.target.checkpoint import resolve
-from tests.archive.hooks.test_llama_server import Replay, serving
+from tests.archive.engines.test_llama_server import Replay, serving
 
 Run = Callable[..., Result]
 SLOT = Path(__file__).parents[1] / "archive" / "engines" / "recorded" / "slot.bin"

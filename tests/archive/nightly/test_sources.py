@@ -432,7 +432,7 @@ def test_postgres_keeps_what_is_too_long(postgres: str, kind: str) -> None:
 
 
 def test_slot_files_are_read_when_their_reader_is_there(nightly: Nightly) -> None:
-    reader = pytest.importorskip("pltz.archive.hooks.slot_file")
+    reader = pytest.importorskip("pltz.archive.engines.llama_slots")
     ids = np.arange(40, 400, 3)
     words = np.array([0x67677371, 3, len(ids)], "<u4").tobytes() + ids.astype("<i4").tobytes()
     nightly.write("slots/one.bin", words)
@@ -448,7 +448,7 @@ def test_slot_files_are_read_when_their_reader_is_there(nightly: Nightly) -> Non
 
 
 def test_slot_files_of_another_tokenizer(nightly: Nightly, tiny_tokenizer_json: Callable[..., bytes]) -> None:
-    pytest.importorskip("pltz.archive.hooks.slot_file")
+    pytest.importorskip("pltz.archive.engines.llama_slots")
     tokens = pytest.importorskip("pltz.archive.token_archive")
     other = tiny_tokenizer_json(1500)
     nightly.write("tokenizer.json", other)

@@ -1,4 +1,4 @@
-"""The client of llama-server (archive/hooks/llama_server.py), against what a real one answered (recorded/), and against a real one.
+"""The client of llama-server (archive/engines/llama_server.py), against what a real one answered (recorded/), and against a real one.
 
 The second needs its binary: PLTZ_LLAMA_SERVER=/path/to/llama-server python -m pytest -m llama_server
 """
@@ -21,17 +21,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from pltz.archive.engines.llama_server import LlamaServer, fingerprint_gguf
+from pltz.archive.engines.llama_slots import read_slot_ids
 from pltz.archive.eviction.hook import EvictionHook
 from pltz.archive.eviction.worker import drain
-from pltz.archive.hooks.llama_server import LlamaServer, fingerprint_gguf
-from pltz.archive.hooks.slot_file import read_slot_ids
 from pltz.archive.token_archive import TokenArchive
 from pltz.cli.root import cli
 from pltz.models.target.target import Target
 from pltz.plt_codec.errors import ContentError, ModelError, TargetMismatch, UsageError
-from tests.archive.hooks.llama_process import running
-from tests.archive.hooks.record_llama_server import MESSAGES, OPTIONS, RECORDED, STYLED
-from tests.archive.hooks.served_models import write_gguf, write_gguf_lora
+from tests.archive.engines.llama_process import running
+from tests.archive.engines.record_llama_server import MESSAGES, OPTIONS, RECORDED, STYLED
+from tests.archive.engines.served_models import write_gguf, write_gguf_lora
 
 BINARY = os.environ.get("PLTZ_LLAMA_SERVER", "")
 live = [

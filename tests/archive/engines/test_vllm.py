@@ -1,4 +1,4 @@
-"""What vLLM's connector gives to the hook and asks for again (archive/hooks/vllm_request.py), and the whole of it in a real vLLM.
+"""What vLLM's connector gives to the hook and asks for again (archive/engines/vllm_request.py), and the whole of it in a real vLLM.
 
 The second needs an environment with vLLM and what pltz imports: PLTZ_VLLM_PYTHON=/path/to/bin/python python -m pytest -m vllm
 """
@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz.archive.engines.vllm_request import evicted, prompt
 from pltz.archive.errors import NotFound
 from pltz.archive.eviction.hook import EvictionHook
 from pltz.archive.eviction.journal.entry import MAX_PREFIXES
 from pltz.archive.eviction.worker import drain
-from pltz.archive.hooks.vllm_request import evicted, prompt
 from pltz.archive.token_archive import TokenArchive, target_of, tenant_of
 from pltz.models.target.checkpoint import resolve
 from pltz.plt_codec.errors import TargetMismatch, UsageError
-from tests.archive.hooks.served_models import write_peft_lora
+from tests.archive.engines.served_models import write_peft_lora
 
 PYTHON = os.environ.get("PLTZ_VLLM_PYTHON", "")
 ROOT = Path(__file__).parents[3]
@@ -191,7 +191,7 @@ def test_a_real_vllm_freezes_at_the_finish_and_thaws_by_ids(tmp_path: Path) -> N
     command = [
         PYTHON,
         "-m",
-        "tests.archive.hooks.vllm_program",
+        "tests.archive.engines.vllm_program",
         *map(str, arguments),
         str(tmp_path / "result.json"),
     ]

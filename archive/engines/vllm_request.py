@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from pltz.archive.engines.target_check import check_served
 from pltz.archive.eviction.journal.entry import MAX_PREFIXES
-from pltz.archive.hooks.served import check_served
 from pltz.archive.token_archive import SALTED
 from pltz.plt_codec.errors import UsageError
 

@@ -1,6 +1,6 @@
 """Record what a real llama-server answers to the calls of test_llama_server.py, for those who have none.
 
-    python -m tests.archive.hooks.record_llama_server LLAMA_SERVER_BINARY
+    python -m tests.archive.engines.record_llama_server LLAMA_SERVER_BINARY
 
 Writes recorded/llama_server.jsonl (path, body, status, reply of each call) and recorded/slot.bin (a slot file as the server wrote it).
 """
@@ -13,10 +13,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pltz.archive.hooks.llama_server import LlamaServer
+from pltz.archive.engines.llama_server import LlamaServer
 from pltz.plt_codec.errors import PltzError
-from tests.archive.hooks.llama_process import running
-from tests.archive.hooks.served_models import write_gguf, write_gguf_lora
+from tests.archive.engines.llama_process import running
+from tests.archive.engines.served_models import write_gguf, write_gguf_lora
 
 RECORDED = Path(__file__).parent / "recorded"
 MESSAGES = [{"role": "user", "content": "Hello, how are you?"}]

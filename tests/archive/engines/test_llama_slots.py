@@ -1,4 +1,4 @@
-"""Token ids of llama-server's slot files (archive/hooks/slot_file.py): a real one is read, anything else refused by name."""
+"""Token ids of llama-server's slot files (archive/engines/llama_slots.py): a real one is read, anything else refused by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pltz.archive.hooks.slot_file import HEAD, read_slot_ids
+from pltz.archive.engines.llama_slots import HEAD, read_slot_ids
 from pltz.plt_codec.errors import (
     ContentError,
     CorruptError,

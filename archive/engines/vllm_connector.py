@@ -1,7 +1,7 @@
 """A vLLM KV connector that archives sessions when their requests finish: by their token ids, no KV is copied.
 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "PltzConnector", "kv_role": "kv_both",
-        "kv_connector_module_path": "pltz.archive.hooks.vllm_connector",
+        "kv_connector_module_path": "pltz.archive.engines.vllm_connector",
         "kv_connector_extra_config": {"journal": "/var/lib/pltz/journal"}}'
 
 Why at the finish of a request and not at eviction: vLLM tells a connector nothing of evictions, and its events name full blocks only, so the
@@ -28,8 +28,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from pltz.archive.hooks.vllm_request import evicted, named
-from pltz.archive.hooks.vllm_settings import VllmSettings
+from pltz.archive.engines.vllm_request import evicted, named
+from pltz.archive.engines.vllm_settings import VllmSettings
 from pltz.models.target.checkpoint import fingerprint_of
 from pltz.plt_codec.errors import UsageError
 

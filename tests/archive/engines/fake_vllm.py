@@ -33,11 +33,11 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Any:
     base.KVConnectorMetadata = base.SupportsHMA = type("Empty", (), {})
     base.SupportsHMA = type("SupportsHMA", (), {})
     sys.modules["vllm.logger"].init_logger = logging.getLogger  # type: ignore[attr-defined]
-    monkeypatch.delitem(sys.modules, "pltz.archive.hooks.vllm_connector", raising=False)
+    monkeypatch.delitem(sys.modules, "pltz.archive.engines.vllm_connector", raising=False)
     import importlib
 
-    module = importlib.import_module("pltz.archive.hooks.vllm_connector")
-    monkeypatch.delitem(sys.modules, "pltz.archive.hooks.vllm_connector")
+    module = importlib.import_module("pltz.archive.engines.vllm_connector")
+    monkeypatch.delitem(sys.modules, "pltz.archive.engines.vllm_connector")
     return module
 
 

@@ -34,9 +34,9 @@ from typing import Any
 
 import numpy as np
 
+from pltz.archive.engines.llama_slots import read_slot_ids
+from pltz.archive.engines.target_check import check_served
 from pltz.archive.format.ids import Tokens
-from pltz.archive.hooks.served import check_served
-from pltz.archive.hooks.slot_file import read_slot_ids
 from pltz.plt_codec.errors import ContentError, ModelError, UsageError
 
 MAX_REPLY = 1 << 28  # bytes of a reply that are read at most

@@ -1,6 +1,6 @@
 """A real vLLM with the connector: serves, freezes, goes cold, thaws. Run by test_vllm_live.py in vLLM's own environment.
 
-python -m tests.archive.hooks.vllm_program MODEL_FOLDER LORA_FOLDER JOURNAL ARCHIVE RESULT.json
+python -m tests.archive.engines.vllm_program MODEL_FOLDER LORA_FOLDER JOURNAL ARCHIVE RESULT.json
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from vllm.inputs import EmbedsPrompt, TokensPrompt
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request, RequestStatus
 
+from pltz.archive.engines.vllm_request import evicted, prompt
 from pltz.archive.eviction.worker import drain
-from pltz.archive.hooks.vllm_request import evicted, prompt
 from pltz.archive.token_archive import TokenArchive
 from pltz.datasets import sample_sessions
 from pltz.models.target.checkpoint import fingerprint_of
@@ -81,7 +81,7 @@ def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
         kv_transfer_config={
             "kv_connector": "PltzConnector",
             "kv_role": "kv_both",
-            "kv_connector_module_path": "pltz.archive.hooks.vllm_connector",
+            "kv_connector_module_path": "pltz.archive.engines.vllm_connector",
             "kv_connector_extra_config": settings,
         },
     )

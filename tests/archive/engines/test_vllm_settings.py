@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 
 from pltz.archive.encryption.keys import Secret
+from pltz.archive.engines.vllm_settings import VllmSettings
 from pltz.archive.errors import KeyMismatch
 from pltz.archive.eviction.hook import EvictionHook
 from pltz.archive.eviction.journal.lock import FileLocks
 from pltz.archive.eviction.journal.reader import Backlog
 from pltz.archive.eviction.settings import HookSettings
 from pltz.archive.eviction.worker import drain
-from pltz.archive.hooks.vllm_settings import VllmSettings
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.token_archive import TokenArchive
 from pltz.models.target.checkpoint import resolve
 from pltz.plt_codec.errors import UsageError
+from tests.archive.engines import fake_vllm
+from tests.archive.engines.test_vllm import IDS, request
 from tests.archive.eviction.opened import eventually
-from tests.archive.hooks import fake_vllm
-from tests.archive.hooks.test_vllm import IDS, request
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"unnamed": "false"}, "unnamed as true or false, found 'false', a str"),

@@ -1,7 +1,7 @@
 """What tests against other servers serve: the target that ships with pltz as a GGUF file (the same weights, tokenizer and chat template),
 and LoRA adapters of random weights for it.
 
-    python -m tests.archive.hooks.served_models mini-llama.gguf
+    python -m tests.archive.engines.served_models mini-llama.gguf
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Serving engines: llama-server and vLLM, next to the eviction hook."""
