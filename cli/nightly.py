@@ -15,7 +15,7 @@ from pltz.cli.table import pairs
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.nightly.tally import Tally
+    from pltz.archive.nightly.run_stats import Tally
 
 SHOWN = 20  # refused sessions printed
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pltz.archive.nightly.database import PostgresSource, SqliteSource
-from pltz.archive.nightly.journal import JournalSource
-from pltz.archive.nightly.jsonl import JsonlSource
 from pltz.archive.nightly.naming import Naming
-from pltz.archive.nightly.shard import Source
-from pltz.archive.nightly.slots import BUNDLE, SlotSource
+from pltz.archive.nightly.sources.database import PostgresSource, SqliteSource
+from pltz.archive.nightly.sources.journal import JournalSource
+from pltz.archive.nightly.sources.jsonl import JsonlSource
+from pltz.archive.nightly.sources.slots import BUNDLE, SlotSource
+from pltz.archive.nightly.sources.source import Source
 from pltz.archive.nightly.state import check_place
 from pltz.archive.retention import Policy, seconds
 from pltz.plt_codec.errors import UsageError

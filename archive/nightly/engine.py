@@ -19,8 +19,8 @@ from multiprocessing import connection
 from pltz.archive.child_python import leave_safe_path, safe_path
 from pltz.archive.nightly.config import Config
 from pltz.archive.nightly.freeze import Freezer
-from pltz.archive.nightly.shard import Shard
-from pltz.archive.nightly.tally import Tally
+from pltz.archive.nightly.run_stats import Tally
+from pltz.archive.nightly.sources.source import Shard
 
 TRIES = 2  # processes that a shard may end
 

@@ -24,12 +24,12 @@ from dataclasses import asdict, dataclass
 from pltz.archive.archive import Archive
 from pltz.archive.errors import Fenced, NotFound
 from pltz.archive.nightly.config import Config
-from pltz.archive.nightly.journal import JournalSource
 from pltz.archive.nightly.receipt import Ledger
-from pltz.archive.nightly.shard import Bad, Entry, Namer, Putter, Shard, Source
-from pltz.archive.nightly.slots import SlotSource
+from pltz.archive.nightly.run_stats import Refused, Tally
+from pltz.archive.nightly.sources.journal import JournalSource
+from pltz.archive.nightly.sources.slots import SlotSource
+from pltz.archive.nightly.sources.source import Bad, Entry, Namer, Putter, Shard, Source
 from pltz.archive.nightly.state import State
-from pltz.archive.nightly.tally import Refused, Tally
 from pltz.archive.sessions import Item, SessionArchive, Stored, codecs_of
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import (

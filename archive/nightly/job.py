@@ -26,8 +26,8 @@ from pltz.archive.nightly.config import Config
 from pltz.archive.nightly.freeze import Freezer
 from pltz.archive.nightly.receipt import Ledger
 from pltz.archive.nightly.report import FORMAT, VERSION, Reports
-from pltz.archive.nightly.shard import Shard
-from pltz.archive.nightly.tally import LISTED, Tally
+from pltz.archive.nightly.run_stats import LISTED, Tally
+from pltz.archive.nightly.sources.source import Shard
 from pltz.archive.retention import expired
 from pltz.plt_codec.errors import PltzError
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from pltz.archive.nightly.shard import Entry
+from pltz.archive.nightly.sources.source import Entry
 from pltz.archive.sessions import Item
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError

@@ -11,8 +11,8 @@ from typing import Any
 
 from pltz.archive.nightly.config import Config
 from pltz.archive.nightly.freeze import Freezer
-from pltz.archive.nightly.shard import Shard
-from pltz.archive.nightly.tally import Tally
+from pltz.archive.nightly.run_stats import Tally
+from pltz.archive.nightly.sources.source import Shard
 from pltz.plt_codec.errors import UsageError
 
 AHEAD = 2  # shards on their way for each actor

@@ -10,7 +10,7 @@ import re
 import time
 from typing import Any
 
-from pltz.archive.nightly.page import page
+from pltz.archive.nightly.html_report import page
 from pltz.archive.nightly.state import State
 
 FORMAT, VERSION = "pltz nightly report", 1

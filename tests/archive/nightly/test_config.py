@@ -9,11 +9,11 @@ import pytest
 
 from pltz.archive.nightly import config
 from pltz.archive.nightly.config import EXAMPLE, Retention, Verify, parse
-from pltz.archive.nightly.database import PostgresSource, SqliteSource
-from pltz.archive.nightly.journal import JournalSource
-from pltz.archive.nightly.jsonl import JsonlSource
 from pltz.archive.nightly.naming import Naming
-from pltz.archive.nightly.slots import SlotSource
+from pltz.archive.nightly.sources.database import PostgresSource, SqliteSource
+from pltz.archive.nightly.sources.journal import JournalSource
+from pltz.archive.nightly.sources.jsonl import JsonlSource
+from pltz.archive.nightly.sources.slots import SlotSource
 from pltz.archive.retention import Policy
 from pltz.plt_codec.errors import UsageError
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pltz.archive.nightly import config, job, jsonl
+from pltz.archive.nightly import config, job
+from pltz.archive.nightly.sources import jsonl
 from pltz.archive.sessions import SessionArchive
 from pltz.plt_codec.errors import UsageError
 

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from pltz.archive.nightly import database, jsonl
-from pltz.archive.nightly.database import SqliteSource
-from pltz.archive.nightly.jsonl import JsonlSource
 from pltz.archive.nightly.naming import Naming, moment
-from pltz.archive.nightly.shard import Bad, Entry
+from pltz.archive.nightly.sources import database, jsonl
+from pltz.archive.nightly.sources.database import SqliteSource
+from pltz.archive.nightly.sources.jsonl import JsonlSource
+from pltz.archive.nightly.sources.source import Bad, Entry
 from pltz.datasets.source import CHUNK
 from pltz.plt_codec.errors import ContentError, UsageError
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pltz.archive.nightly.naming import Naming
-from pltz.archive.nightly.shard import SHARD_SESSIONS, Bad, Entry, Shard
+from pltz.archive.nightly.sources.source import SHARD_SESSIONS, Bad, Entry, Shard
 from pltz.archive.sessions import Item, SessionArchive, Stored
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import PltzError, UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.nightly.shard import Putter
+    from pltz.archive.nightly.sources.source import Putter
     from pltz.models.bundle.bundle import Bundle
 
 BUNDLE = "bundle"

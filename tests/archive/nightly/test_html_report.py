@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pltz.archive.nightly.page import page
+from pltz.archive.nightly.html_report import page
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from pltz.archive.nightly.naming import Naming, moment
-from pltz.archive.nightly.shard import SHARD_SESSIONS, Bad, Entry, Shard
+from pltz.archive.nightly.sources.source import SHARD_SESSIONS, Bad, Entry, Shard
 from pltz.archive.sessions import Item
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pltz.archive.nightly.naming import Naming
-from pltz.archive.nightly.shard import SHARD_BYTES, SHARD_SESSIONS, Bad, Entry, Shard
+from pltz.archive.nightly.sources.source import SHARD_BYTES, SHARD_SESSIONS, Bad, Entry, Shard
 from pltz.archive.sessions import Item
 from pltz.datasets.source import Source as Bytes
 from pltz.datasets.source import TooLong

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pltz.archive.format.ids import digest
-from pltz.archive.nightly.shard import Shard
-from pltz.archive.nightly.tally import Refused, Tally
+from pltz.archive.nightly.run_stats import Refused, Tally
+from pltz.archive.nightly.sources.source import Shard
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.limits import ZSTD_ABOVE
 

@@ -1,0 +1,1 @@
+"""Sources of the nightly job: where sessions are read from."""
