@@ -33,9 +33,9 @@ from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Lookup
 from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.format.record import FORGET, RESTORE
 from pltz.archive.format.settings import COPY, MAX_SIZE, NAME, Settings
+from pltz.archive.humanize import counted, moment
 from pltz.archive.maintenance.collect import COPYING, DEAD_SHARE, SMALL, Collected, Collector
 from pltz.archive.storage.store import Store, is_there, open_store
-from pltz.archive.words import counted, moment
 from pltz.archive.writing.new_session import NewSession, Receipt
 from pltz.archive.writing.writer import Writer
 from pltz.plt_codec.errors import UsageError

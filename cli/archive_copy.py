@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pltz.archive.words import counted
+from pltz.archive.humanize import counted
 from pltz.cli import archive_options, options
 from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import choose, facts, line_of, open_sessions, show, tags_of
@@ -13,7 +13,7 @@ from pltz.cli.progress import Progress, wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.transfer import Copied
+    from pltz.archive.copy import Copied
 
 
 @click.command(
@@ -60,7 +60,7 @@ def copy(
     read back from TO and compared before its line is printed. Make TO first, with init. Where all were asked for and parts of DIR are
     damaged, the exit code is 7.
     """
-    from pltz.archive.transfer import copy as transfer
+    from pltz.archive.copy import copy as transfer
 
     source = open_sessions(
         place, bundles, device, threads, tokenizers=tokenizers, perhaps_sealed=True

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pltz.archive.words import counted
+from pltz.archive.humanize import counted
 from pltz.cli import archive_options, options
 from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import choose, open_sessions, tags_of

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pltz.archive.words import counted, size
+from pltz.archive.humanize import counted, size
 from pltz.cli import archive_options
 from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import facts, line_of, open_plain, seconds_of, show, tags_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.archive.words import moment
+from pltz.archive.humanize import moment
 from pltz.cli.archive_key import secret
 from pltz.cli.options import Decorator, nonempty
 from pltz.cli.output import printable, write_text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz import api
-from pltz.archive.words import counted, size
+from pltz.archive.humanize import counted, size
 from pltz.cli import archive_options, options
 from pltz.cli.archive_key import key_options, secret
 from pltz.cli.archive_options import open_sessions, seconds_of, show, tags_of, tokenizer_json

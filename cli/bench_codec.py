@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.archive.words import size
+from pltz.archive.humanize import size
 from pltz.cli import bench_options, corpus, machine, measure, options, peers
 from pltz.cli.corpus import Record
 from pltz.cli.groups import Command

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pltz.archive.words import size
+from pltz.archive.humanize import size
 from pltz.cli import bench_options, corpus, machine, measure, options, peers
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text

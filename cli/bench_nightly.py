@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from pltz.archive.child_python import command, environment
-from pltz.archive.words import size
+from pltz.archive.humanize import size
 from pltz.cli import bench_options, machine
 from pltz.cli.groups import Command
 from pltz.cli.output import Output, write_text

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.child_python import command, environment
-from pltz.archive.words import size
+from pltz.archive.humanize import size
 from pltz.cli import bench_options, machine, options
 from pltz.cli import engines as peers
 from pltz.cli.groups import Command

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz import api
-from pltz.archive.words import size
+from pltz.archive.humanize import size
 from pltz.cli import bench_options, machine, options
 from pltz.cli.bench_speed import cut, numbers, sample_tokens
 from pltz.cli.groups import Command

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from pltz import api
-from pltz.archive.words import counted, size
+from pltz.archive.humanize import counted, size
 from pltz.cli import options
 from pltz.cli.archive_key import key_options
 from pltz.cli.groups import Command

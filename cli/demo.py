@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz import api
-from pltz.archive.words import counted, size
+from pltz.archive.humanize import counted, size
 from pltz.cli import corpus, measure, options
 from pltz.cli.groups import Command
 from pltz.cli.output import Output, write_text

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pltz.archive.words import counted, moment, size
+from pltz.archive.humanize import counted, moment, size
 from pltz.cli import options
 from pltz.cli.archive_key import key_options, secret
 from pltz.cli.archive_options import open_archive

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.archive.words import counted, size
+from pltz.archive.humanize import counted, size
 from pltz.cli import options
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.archive.words import counted, size
+from pltz.archive.humanize import counted, size
 from pltz.cli.archive_key import key_options, secret
 from pltz.cli.archive_options import TENANT, VERSION
 from pltz.cli.groups import Command, Group

@@ -32,7 +32,7 @@ from typing import Any
 
 import click
 
-from pltz.archive.words import counted
+from pltz.archive.humanize import counted
 from pltz.cli.groups import Command
 from pltz.cli.output import write_text
 

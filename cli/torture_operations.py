@@ -23,6 +23,7 @@ import numpy as np
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.view import Version
 from pltz.archive.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec
+from pltz.archive.copy import copy
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
@@ -34,7 +35,6 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.nightly import config, freeze, job
 from pltz.archive.sessions import Item, SessionArchive, codecs_of
 from pltz.archive.storage.store import open_store
-from pltz.archive.transfer import copy
 from pltz.archive.writing.new_session import NewSession
 from pltz.cli.torture_child import Line, Voice
 from pltz.cli.torture_record import Key, Record, Seen, Session, digest_of

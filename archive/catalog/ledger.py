@@ -21,8 +21,8 @@ from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import SIZE, digest
 from pltz.archive.format.settings import COPY, NAME, Settings
 from pltz.archive.format.settings import MAX_SIZE as MAX_SETTINGS
+from pltz.archive.humanize import counted
 from pltz.archive.storage.store import Store
-from pltz.archive.words import counted
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 
 MAGIC = b"PLTl"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.meanwhile import meanwhile
+from pltz.archive.concurrency import meanwhile
 from pltz.plt_codec.errors import ContentError
 
 try:

@@ -36,7 +36,7 @@ from pltz.archive.errors import ArchiveError, Fenced, NotFound
 from pltz.archive.format.ids import BASE, NONE, TENANT
 from pltz.archive.format.index_file import SEGMENTS, key_of_session
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.words import counted
+from pltz.archive.humanize import counted
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 
 T = TypeVar("T")

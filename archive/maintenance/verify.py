@@ -21,6 +21,7 @@ from pltz.archive.catalog.freshness import Token, rolled_back, token_of
 from pltz.archive.catalog.ledger import MISSING, as_text, copies_of, entries_among
 from pltz.archive.catalog.view import NAME as PACK_NAME
 from pltz.archive.catalog.view import PLAN_NAME, Found, Problem, Version, View, tell
+from pltz.archive.concurrency import meanwhile
 from pltz.archive.encryption.key_files import COPIES, KeyFile, KeyFolder, file_name
 from pltz.archive.errors import ArchiveError, KeyMismatch
 from pltz.archive.format.context import TOWER
@@ -31,7 +32,6 @@ from pltz.archive.format.plan import Plan
 from pltz.archive.format.settings import COPY, NAME, Settings
 from pltz.archive.maintenance.bulk_verify import Sweep, Swept, whole
 from pltz.archive.maintenance.erase import unfinished
-from pltz.archive.meanwhile import meanwhile
 from pltz.archive.storage.store import is_there
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 

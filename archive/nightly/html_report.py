@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from pltz.archive.words import counted, size
+from pltz.archive.humanize import counted, size
 
 Report = dict[str, Any]
 SHOWN = 100  # refused sessions on a page

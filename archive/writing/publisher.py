@@ -18,6 +18,7 @@ import numpy as np
 from pltz.archive.catalog.chain import NOTHING
 from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import Coded
+from pltz.archive.concurrency import meanwhile
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format import ids
 from pltz.archive.format.context import TOWER, Context
@@ -26,7 +27,6 @@ from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, k
 from pltz.archive.format.pack import FOOTER, MANY_CHILDREN, Builder, Damage, Pack, digest_before, sealed
 from pltz.archive.format.parity import Parity, Range
 from pltz.archive.format.record import Record
-from pltz.archive.meanwhile import meanwhile
 from pltz.archive.storage.store import is_there
 from pltz.archive.writing.batch import Row, batches
 from pltz.archive.writing.verified_segments import Proved

@@ -16,6 +16,7 @@ from pltz.archive import archive as module
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.view import Version, View
 from pltz.archive.codecs.codec import SegmentCodec
+from pltz.archive.copy import copy
 from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError, WriterFailed
 from pltz.archive.format import index_file as index
 from pltz.archive.format.plan import Plan
@@ -25,7 +26,6 @@ from pltz.archive.sessions import base_of
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.transfer import copy
 from pltz.archive.writing.new_session import NewSession
 
 PROMPT = np.arange(30)

@@ -34,7 +34,7 @@ def test_copy(run: Run, cold: Path, put: Put, tmp_path: Path) -> None:
 def test_a_copy_that_was_stopped_goes_on(
     run: Run, cold: Path, put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pltz.archive import transfer
+    from pltz.archive import copy as transfer
 
     for n in range(1, 5):
         put(chat(n), "--name", f"s{n}")

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.ledger import Entry, Kind, Ledger, PackState, copies_of
 from pltz.archive.codecs.codec import SegmentCodec
+from pltz.archive.copy import copy
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import DirectoryStore
-from pltz.archive.transfer import copy
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import FormatError, PltzError
 

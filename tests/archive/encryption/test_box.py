@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pltz.archive import transfer
+from pltz.archive import copy as transfer
 from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.box import BITS, KEY, LEVELS, Tree, seal, unseal

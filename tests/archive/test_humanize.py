@@ -2,7 +2,7 @@
 
 import pytest
 
-from pltz.archive.words import counted, size
+from pltz.archive.humanize import counted, size
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 
 from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec
+from pltz.archive.concurrency import meanwhile
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import NONE, Head, digests, segment_digest, segment_head
-from pltz.archive.meanwhile import meanwhile
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.new_session import NewSession

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive import transfer
+from pltz.archive import copy
 from pltz.archive.archive import Archive
 from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import SegmentCodec
@@ -38,7 +38,7 @@ def filled(codec: SegmentCodec, key: Secret | None) -> Archive:
 
 def copied(source: Archive, to: Archive) -> list[bool]:
     """Of each version, whether it was there."""
-    return [done.there for done in transfer.copy(source, list(source.ls(history=True)), to)]
+    return [done.there for done in copy.copy(source, list(source.ls(history=True)), to)]
 
 
 def content(archive: Archive) -> list[tuple[str, str, int, int, list[int]]]:
@@ -64,7 +64,7 @@ def test_a_copy_that_is_run_again_adds_nothing(
 def test_a_copy_that_was_cut_off_goes_on(codec: SegmentCodec, key: Secret | None) -> None:
     source, to = filled(codec, KEYS[1]), made(codec, key)
     versions = list(source.ls(history=True))
-    list(transfer.copy(source, versions[:3], to))
+    list(copy.copy(source, versions[:3], to))
     assert sorted(copied(source, to)) == [False, False, True, True, True] and content(to) == content(source)
 
 
@@ -98,7 +98,7 @@ def test_what_a_collector_moves_again_and_again_is_copied(
         return read(*words, **named)
 
     monkeypatch.setattr(source, "_towers", moved)
-    done = list(transfer.copy(source, list(source.ls()), to))
+    done = list(copy.copy(source, list(source.ls()), to))
     assert turns == 3 and not any(d.erased for d in done)
     assert [to.get(f"s{n}").tokens.tolist() for n in range(4)] == [(PROMPT + n).tolist() for n in range(4)]
 
@@ -114,7 +114,7 @@ def test_what_was_erased_since_it_was_listed_is_passed_over(codec: SegmentCodec,
     other.erase("default", "b")
     for _ in range(2 * collected):
         other.collect()
-    done = {d.version.name: d.erased for d in transfer.copy(source, versions, to)}
+    done = {d.version.name: d.erased for d in copy.copy(source, versions, to)}
     assert done == {"a": False, "b": True, "c": False}
     assert [v.name for v in to.ls()] == ["a", "c"]
 
@@ -127,7 +127,7 @@ def test_what_is_lost_is_not_taken_for_erased(codec: SegmentCodec) -> None:
     source.write_index()
     to, versions = made(codec, None), list(source.ls())
     disk.unlink(f"packs/{versions[1].location.pack.hex()}")
-    copying = transfer.copy(source, versions, to)
+    copying = copy.copy(source, versions, to)
     with pytest.raises(LostError):
         list(copying)
 
