@@ -2,7 +2,7 @@
 
 import click
 
-from pltz.cli.groups import LazyGroup
+from pltz.cli.ui.groups import LazyGroup
 
 COMMANDS = {
     "init": "pltz.cli.archive_put:init",

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive.humanize import counted
-from pltz.cli import archive_options, options
-from pltz.cli.archive_key import key_options
+from pltz.cli import archive_options
 from pltz.cli.archive_options import choose, facts, line_of, open_sessions, show, tags_of
-from pltz.cli.groups import Command
-from pltz.cli.progress import Progress, wanted
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.key_options import key_options
+from pltz.cli.ui.progress import Progress, wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

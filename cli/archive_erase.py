@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive.humanize import counted
-from pltz.cli import archive_options, options
-from pltz.cli.archive_key import key_options, secret
-from pltz.cli.groups import Command
-from pltz.cli.options import nonempty
-from pltz.cli.output import printable, write_text
+from pltz.cli import archive_options
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.key_options import key_options, secret
+from pltz.cli.ui.options import nonempty
+from pltz.cli.ui.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

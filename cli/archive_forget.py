@@ -8,9 +8,9 @@ import click
 
 from pltz.archive.humanize import counted, size
 from pltz.cli import archive_options
-from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import choose, facts, line_of, open_plain, show, tags_of
-from pltz.cli.groups import Command
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.key_options import key_options
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

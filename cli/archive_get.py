@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive.humanize import counted
-from pltz.cli import archive_options, options
-from pltz.cli.archive_key import key_options
+from pltz.cli import archive_options
 from pltz.cli.archive_options import choose, open_sessions, tags_of
 from pltz.cli.decompress import SESSION_FORMAT, form_of, render, written
-from pltz.cli.groups import Command
-from pltz.cli.output import Output
-from pltz.cli.progress import Progress, wanted
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.key_options import key_options
+from pltz.cli.ui.output import Output
+from pltz.cli.ui.progress import Progress, wanted
 from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:

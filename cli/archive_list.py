@@ -7,10 +7,10 @@ import click
 
 from pltz.archive.humanize import counted, size
 from pltz.cli import archive_options
-from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import facts, line_of, open_plain, seconds_of, show, tags_of
-from pltz.cli.groups import Command
-from pltz.cli.table import pairs
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.key_options import key_options
+from pltz.cli.ui.table import pairs
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import moment
-from pltz.cli.archive_key import secret
-from pltz.cli.options import Decorator, nonempty
-from pltz.cli.output import printable, write_text
+from pltz.cli.ui.key_options import secret
+from pltz.cli.ui.options import Decorator, nonempty
+from pltz.cli.ui.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import counted
-from pltz.cli import archive_options, options
-from pltz.cli.archive_key import key_options, secret
-from pltz.cli.groups import Command
-from pltz.cli.output import write_text
+from pltz.cli import archive_options
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.key_options import key_options, secret
+from pltz.cli.ui.output import write_text
 
 if TYPE_CHECKING:
     from pltz.archive.maintenance.repair import Repaired

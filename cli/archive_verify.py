@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import counted
-from pltz.cli import archive_options, options
-from pltz.cli.archive_key import key_options
+from pltz.cli import archive_options
 from pltz.cli.archive_options import facts, open_plain, open_sessions, show
-from pltz.cli.groups import Command
-from pltz.cli.output import Output, printable
-from pltz.cli.progress import Progress, wanted
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.key_options import key_options
+from pltz.cli.ui.output import Output, printable
+from pltz.cli.ui.progress import Progress, wanted
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:

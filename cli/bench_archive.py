@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from pltz.cli import bench_options, machine
-from pltz.cli.groups import Command
-from pltz.cli.output import Output, write_text
-from pltz.cli.table import pairs, render
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.output import Output, write_text
+from pltz.cli.ui.table import pairs, render
 
 QUICK = {"sessions": 50_000, "entries": 1_000_000, "sharing": 5_000}
 FULL = {"sessions": 1_000_000, "entries": 10_000_000, "sharing": 500_000}

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pltz.archive.humanize import size
-from pltz.cli import bench_options, corpus, machine, measure, options, peers
-from pltz.cli.groups import Command
-from pltz.cli.output import write_text
+from pltz.cli import bench_options, corpus, machine, measure, peers
 from pltz.cli.peers import Peer
-from pltz.cli.progress import Progress, wanted
-from pltz.cli.table import render
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.output import write_text
+from pltz.cli.ui.progress import Progress, wanted
+from pltz.cli.ui.table import render
 from pltz.plt_codec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.cli import bench_options, machine
-from pltz.cli.groups import Command
-from pltz.cli.output import write_text
-from pltz.cli.table import render
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.output import write_text
+from pltz.cli.ui.table import render
 
 if TYPE_CHECKING:
     from pltz.archive.eviction.hook import EvictionHook, WorkerKind

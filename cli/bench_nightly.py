@@ -18,9 +18,9 @@ import click
 from pltz.archive.child_python import command, environment
 from pltz.archive.humanize import size
 from pltz.cli import bench_options, machine
-from pltz.cli.groups import Command
-from pltz.cli.output import Output, write_text
-from pltz.cli.table import render
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.output import Output, write_text
+from pltz.cli.ui.table import render
 from pltz.plt_codec.errors import UsageError
 
 QUICK, FULL = (500, 1_000, 2_000), (1_000, 10_000, 100_000)  # sessions in all, night by night

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from pltz.cli.options import Decorator
+from pltz.cli.ui.options import Decorator
 from pltz.plt_codec.errors import UsageError
 
 DATA: Decorator = click.option(

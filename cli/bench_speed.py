@@ -21,14 +21,15 @@ import click
 
 from pltz.archive.child_python import command, environment
 from pltz.archive.humanize import size
-from pltz.cli import bench_options, machine, options
+from pltz.cli import bench_options, machine
 from pltz.cli import engines as peers
-from pltz.cli.groups import Command
-from pltz.cli.output import write_text
 from pltz.cli.products import Products, TorchThreads
-from pltz.cli.progress import Progress, wanted
-from pltz.cli.table import render
 from pltz.cli.timing import Time, check, frame_items, timed
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.output import write_text
+from pltz.cli.ui.progress import Progress, wanted
+from pltz.cli.ui.table import render
 from pltz.plt_codec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:

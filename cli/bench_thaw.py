@@ -29,12 +29,13 @@ import click
 
 from pltz import api
 from pltz.archive.humanize import size
-from pltz.cli import bench_options, machine, options
+from pltz.cli import bench_options, machine
 from pltz.cli.bench_speed import cut, numbers, sample_tokens
-from pltz.cli.groups import Command
-from pltz.cli.output import write_text
-from pltz.cli.progress import Progress, wanted
-from pltz.cli.table import render
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.output import write_text
+from pltz.cli.ui.progress import Progress, wanted
+from pltz.cli.ui.table import render
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 

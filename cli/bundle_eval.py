@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.cli import bench_codec, corpus, machine, options, peers
+from pltz.cli import bench_codec, corpus, machine, peers
 from pltz.cli.corpus import Record
-from pltz.cli.groups import Command
-from pltz.cli.output import write_text
-from pltz.cli.progress import wanted
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.output import write_text
+from pltz.cli.ui.progress import wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.cli import options
-from pltz.cli.groups import Command
-from pltz.cli.output import write_text
-from pltz.cli.progress import wanted
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.output import write_text
+from pltz.cli.ui.progress import wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

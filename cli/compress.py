@@ -12,11 +12,11 @@ import click
 
 from pltz import api
 from pltz.archive.humanize import counted, size
-from pltz.cli import options
-from pltz.cli.archive_key import key_options
-from pltz.cli.groups import Command
-from pltz.cli.output import Output
-from pltz.cli.progress import Progress, say_expected, wanted
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.key_options import key_options
+from pltz.cli.ui.output import Output
+from pltz.cli.ui.progress import Progress, say_expected, wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz import api
-from pltz.cli import options
-from pltz.cli.groups import Command
-from pltz.cli.output import Output
-from pltz.cli.progress import Progress, wanted
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.output import Output
+from pltz.cli.ui.progress import Progress, wanted
 from pltz.plt_codec.errors import ContentError
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ import click
 
 from pltz import api
 from pltz.archive.humanize import counted, size
-from pltz.cli import corpus, measure, options
-from pltz.cli.groups import Command
-from pltz.cli.output import Output, write_text
-from pltz.cli.progress import wanted
-from pltz.cli.table import pairs
+from pltz.cli import corpus, measure
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.output import Output, write_text
+from pltz.cli.ui.progress import wanted
+from pltz.cli.ui.table import pairs
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive.humanize import counted, moment, size
-from pltz.cli import options
-from pltz.cli.archive_key import key_options, secret
 from pltz.cli.archive_options import open_archive
-from pltz.cli.groups import Command, Group
-from pltz.cli.output import printable, write_text
-from pltz.cli.progress import Progress, wanted
-from pltz.cli.table import pairs
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command, Group
+from pltz.cli.ui.key_options import key_options, secret
+from pltz.cli.ui.output import printable, write_text
+from pltz.cli.ui.progress import Progress, wanted
+from pltz.cli.ui.table import pairs
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

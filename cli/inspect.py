@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import counted, size
-from pltz.cli import options
-from pltz.cli.groups import Command
-from pltz.cli.output import write_text
-from pltz.cli.table import pairs, render
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.output import write_text
+from pltz.cli.ui.table import pairs, render
 
 if TYPE_CHECKING:
     from pltz.plt_codec.container.file import Reader

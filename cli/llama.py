@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import counted, size
-from pltz.cli.archive_key import key_options, secret
 from pltz.cli.archive_options import TENANT, VERSION
-from pltz.cli.groups import Command, Group
-from pltz.cli.options import BUNDLE, JSON, THREADS, Decorator, nonempty
-from pltz.cli.output import write_text
-from pltz.cli.table import pairs
+from pltz.cli.ui.groups import Command, Group
+from pltz.cli.ui.key_options import key_options, secret
+from pltz.cli.ui.options import BUNDLE, JSON, THREADS, Decorator, nonempty
+from pltz.cli.ui.output import write_text
+from pltz.cli.ui.table import pairs
 from pltz.plt_codec.errors import ContentError, FormatError, UsageError
 
 if TYPE_CHECKING:

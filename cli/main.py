@@ -4,7 +4,7 @@
 def main() -> None:
     """Run the command line of this process."""
     try:
-        from pltz.cli import process
+        from pltz.cli.ui import process
 
         process.prepare()
         from pltz.cli.root import cli

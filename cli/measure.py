@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pltz.cli.progress import Progress
+from pltz.cli.ui.progress import Progress
 from pltz.plt_codec.errors import ModelError
 
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import counted, size
-from pltz.cli import archive_options, options
-from pltz.cli.groups import Command
-from pltz.cli.output import printable, write_text
-from pltz.cli.progress import Progress, wanted
-from pltz.cli.table import pairs
+from pltz.cli import archive_options
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.output import printable, write_text
+from pltz.cli.ui.progress import Progress, wanted
+from pltz.cli.ui.table import pairs
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

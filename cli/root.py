@@ -2,7 +2,7 @@
 
 import click
 
-from pltz.cli.groups import RootGroup
+from pltz.cli.ui.groups import RootGroup
 
 COMMANDS = {
     "compress": "pltz.cli.compress:compress",

@@ -9,13 +9,13 @@ import click
 
 from pltz import api
 from pltz.archive.humanize import counted, size
-from pltz.cli import options
-from pltz.cli.archive_key import key_options
 from pltz.cli.archive_options import VERSION, open_sessions
-from pltz.cli.groups import Command
-from pltz.cli.options import nonempty
-from pltz.cli.output import write_text
-from pltz.cli.table import pairs
+from pltz.cli.ui import options
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.key_options import key_options
+from pltz.cli.ui.options import nonempty
+from pltz.cli.ui.output import write_text
+from pltz.cli.ui.table import pairs
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from typing import Any
 import click
 
 from pltz.archive.humanize import counted
-from pltz.cli.groups import Command
-from pltz.cli.output import write_text
+from pltz.cli.ui.groups import Command
+from pltz.cli.ui.output import write_text
 
 SLOTS = 2, 4  # children at once
 KILLED = 0.75  # share of the children that are to be killed

@@ -13,7 +13,7 @@ from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.writing.new_session import NewSession
-from pltz.cli.groups import RootGroup
+from pltz.cli.ui.groups import RootGroup
 
 LAZY = {
     "repair": "pltz.cli.archive_repair:repair",

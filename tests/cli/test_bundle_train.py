@@ -128,7 +128,8 @@ def test_train_eval_compress_decompress(run: Run, project: Path) -> None:
 
 def test_a_run_that_dies_goes_on(project: Path) -> None:
     """Cut off where each stage begins and ends, and started again each time: every run gets further, and the bundle is whole."""
-    from pltz.cli import bundle_eval, bundle_train, options
+    from pltz.cli import bundle_eval, bundle_train
+    from pltz.cli.ui import options
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.training import pipeline, settings
 

@@ -9,7 +9,7 @@ import pytest
 import zstandard
 from click.testing import Result
 
-from pltz.cli.output import Output
+from pltz.cli.ui.output import Output
 from pltz.plt_codec.container.file import Reader, pack
 from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import UsageError

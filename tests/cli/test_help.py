@@ -10,8 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from pltz.cli.groups import EXIT_CODES, Command
 from pltz.cli.root import cli
+from pltz.cli.ui.groups import EXIT_CODES, Command
 from pltz.plt_codec import errors
 
 

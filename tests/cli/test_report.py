@@ -2,8 +2,8 @@
 
 import pytest
 
-from pltz.cli import table
-from pltz.cli.progress import Progress, wanted
+from pltz.cli.ui import table
+from pltz.cli.ui.progress import Progress, wanted
 
 
 def test_pairs_align() -> None:

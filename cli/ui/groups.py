@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import click
 
-from pltz.cli.output import printable
+from pltz.cli.ui.output import printable
 from pltz.plt_codec.errors import PltzError
 
 SENTENCE = 200  # characters

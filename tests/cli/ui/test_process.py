@@ -90,7 +90,7 @@ def test_a_pipe_by_name(file: Path) -> None:
 SLOW = """
 import signal, sys, time, click
 from pltz.cli import process
-from pltz.cli.output import Output
+from pltz.cli.ui.output import Output
 
 def chunks():
     yield b"half"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pltz.cli.output import Output
+from pltz.cli.ui.output import Output
 from pltz.plt_codec.errors import UsageError
 
 

@@ -1,0 +1,1 @@
+"""What every command shares with its user: options, output, progress, tables, groups."""
