@@ -158,13 +158,13 @@ def into_archive(
     as_json: bool,
 ) -> None:
     """What ``pltz archive put`` does, with its defaults."""
-    from pltz.cli import archive_put
+    from pltz.cli.archive import put
 
-    source = archive_put.Inputs(
+    source = put.Inputs(
         inputs, form, place, [bundle] if bundle else [], target, None, device, threads, layout, zstd_above
     )
-    items = archive_put.Naming(None, None).items(source, {})
-    archive_put.put_all(source.cold, items, keep_opaque, False, progress, as_json)
+    items = put.Naming(None, None).items(source, {})
+    put.put_all(source.cold, items, keep_opaque, False, progress, as_json)
 
 
 def read_sessions(inputs: Sequence[str], form: str) -> Iterator["Session"]:

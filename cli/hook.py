@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive.humanize import counted, moment, size
-from pltz.cli.archive_options import open_archive
+from pltz.cli.archive.shared import open_archive
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command, Group
 from pltz.cli.ui.key_options import key_options, secret

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import counted, size
-from pltz.cli.archive_options import TENANT, VERSION
+from pltz.cli.archive.shared import TENANT, VERSION
 from pltz.cli.ui.groups import Command, Group
 from pltz.cli.ui.key_options import key_options, secret
 from pltz.cli.ui.options import BUNDLE, JSON, THREADS, Decorator, nonempty

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import counted, size
-from pltz.cli import archive_options
+from pltz.cli.archive import shared
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import printable, write_text
@@ -49,7 +49,7 @@ SHOWN = 20  # refused sessions printed
 @click.option(
     "--address", metavar="ADDRESS", help="Of the Ray cluster.  [default: RAY_ADDRESS, else this machine]"
 )
-@archive_options.DRY_RUN
+@shared.DRY_RUN
 @options.PROGRESS
 @options.JSON
 def nightly(

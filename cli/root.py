@@ -9,7 +9,7 @@ COMMANDS = {
     "decompress": "pltz.cli.decompress:decompress",
     "inspect": "pltz.cli.inspect:inspect",
     "thaw": "pltz.cli.thaw:thaw",
-    "archive": "pltz.cli.archive:archive",
+    "archive": "pltz.cli.archive.group:archive",
     "hook": "pltz.cli.hook:hook",
     "llama": "pltz.cli.llama:llama",
     "nightly": "pltz.cli.nightly:nightly",

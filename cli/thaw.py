@@ -9,7 +9,7 @@ import click
 
 from pltz import api
 from pltz.archive.humanize import counted, size
-from pltz.cli.archive_options import VERSION, open_sessions
+from pltz.cli.archive.shared import VERSION, open_sessions
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options

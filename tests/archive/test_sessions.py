@@ -1,4 +1,4 @@
-"""Sessions in an archive: what a put asks of a model (tests/cli/test_archive.py has all the rest, by the commands)."""
+"""Sessions in an archive: what a put asks of a model (tests/cli/archive/test_group.py has all the rest, by the commands)."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive.humanize import counted
-from pltz.cli import archive_options
-from pltz.cli.archive_options import choose, facts, line_of, open_sessions, show, tags_of
+from pltz.cli.archive import shared
+from pltz.cli.archive.shared import choose, facts, line_of, open_sessions, show, tags_of
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
         "pltz archive copy /data/cold /mnt/backup support/7 --dry-run",
     ],
 )
-@archive_options.DIR
+@shared.DIR
 @click.argument("to", metavar="TO")
-@archive_options.NAMES
-@archive_options.ONLY_TENANT
-@archive_options.ONLY_TAGS
+@shared.NAMES
+@shared.ONLY_TENANT
+@shared.ONLY_TAGS
 @click.option("--last", is_flag=True, help="Only the last version of each session.")
-@archive_options.BUNDLES
-@archive_options.TOKENIZERS
-@archive_options.DRY_RUN
+@shared.BUNDLES
+@shared.TOKENIZERS
+@shared.DRY_RUN
 @options.THREADS
 @options.DEVICE
 @options.PROGRESS
-@archive_options.JSON_LINES
+@shared.JSON_LINES
 @key_options
 def copy(
     place: str,

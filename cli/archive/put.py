@@ -9,8 +9,8 @@ import click
 
 from pltz import api
 from pltz.archive.humanize import counted, size
-from pltz.cli import archive_options
-from pltz.cli.archive_options import open_sessions, seconds_of, show, tags_of, tokenizer_json
+from pltz.cli.archive import shared
+from pltz.cli.archive.shared import open_sessions, seconds_of, show, tags_of, tokenizer_json
 from pltz.cli.compress import INPUT_FORMAT, read_sessions
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
         "pltz archive init /data/sealed --key-file key --parity 10",
     ],
 )
-@archive_options.DIR
+@shared.DIR
 @click.option(
     "--parity",
     type=click.FloatRange(0, 100),
     metavar="PERCENT",
     help="Parity for repair; segments that many sessions need are kept twice beside it.  [default: 5]",
 )
-@archive_options.JSON_LINES
+@shared.JSON_LINES
 @key_options
 def init(place: str, parity: float | None, as_json: bool) -> None:
     """Make an empty archive in DIR, which may exist but holds no archive.
@@ -74,13 +74,13 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
         "pltz archive put /data/cold - --name-key id < chats.jsonl",
     ],
 )
-@archive_options.DIR
+@shared.DIR
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
 @click.option(
     "--name", type=nonempty, metavar="NAME", help="Name of the session, where INPUT holds just one."
 )
 @click.option("--name-key", type=nonempty, metavar="KEY", help="Name each chat by this key of its object.")
-@archive_options.TENANT
+@shared.TENANT
 @click.option("--tag", "tags", metavar="KEY=VALUE", multiple=True, help="Tag the sessions (repeatable).")
 @click.option(
     "--share-base",
@@ -104,12 +104,12 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
 @options.TOKENIZER
 @options.LAYOUT
 @options.ZSTD_ABOVE
-@archive_options.BUNDLES
-@archive_options.DRY_RUN
+@shared.BUNDLES
+@shared.DRY_RUN
 @options.THREADS
 @options.DEVICE
 @options.PROGRESS
-@archive_options.JSON_LINES
+@shared.JSON_LINES
 @key_options
 def put(
     place: str,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive.humanize import counted, size
-from pltz.cli import archive_options
-from pltz.cli.archive_options import facts, line_of, open_plain, seconds_of, show, tags_of
+from pltz.cli.archive import shared
+from pltz.cli.archive.shared import facts, line_of, open_plain, seconds_of, show, tags_of
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.table import pairs
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     cls=Command,
     examples=["pltz archive ls /data/cold", "pltz archive ls /data/cold --tenant acme --history --json"],
 )
-@archive_options.DIR
-@archive_options.ONLY_TENANT
+@shared.DIR
+@shared.ONLY_TENANT
 @click.option("--history", is_flag=True, help="All versions, not only the last of each session.")
 @click.option("--forgotten", is_flag=True, help="Forgotten versions too.")
-@archive_options.JSON_LINES
+@shared.JSON_LINES
 @key_options
 @click.pass_context
 def ls(
@@ -48,13 +48,13 @@ def ls(
         "pltz archive find /data/cold --tag channel=web --since 2026-01-01 --json",
     ],
 )
-@archive_options.DIR
+@shared.DIR
 @click.argument("text", metavar="[TEXT]", default="")
-@archive_options.ONLY_TENANT
-@archive_options.ONLY_TAGS
+@shared.ONLY_TENANT
+@shared.ONLY_TAGS
 @click.option("--since", metavar="DATE", help="Not older than this: 2026-01-31, 2026-01-31T12:00.")
 @click.option("--until", metavar="DATE", help="Older than this.")
-@archive_options.JSON_LINES
+@shared.JSON_LINES
 @key_options
 @click.pass_context
 def find(
@@ -79,8 +79,8 @@ def find(
 
 
 @click.command(cls=Command, examples=["pltz archive stat /data/cold", "pltz archive stat /data/cold --json"])
-@archive_options.DIR
-@archive_options.JSON_LINES
+@shared.DIR
+@shared.JSON_LINES
 @key_options
 def stat(place: str, as_json: bool) -> None:
     """Count what is in the archive: packs, indexes, records and bytes."""

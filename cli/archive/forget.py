@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive.humanize import counted, size
-from pltz.cli import archive_options
-from pltz.cli.archive_options import choose, facts, line_of, open_plain, show, tags_of
+from pltz.cli.archive import shared
+from pltz.cli.archive.shared import choose, facts, line_of, open_plain, show, tags_of
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
 from pltz.plt_codec.errors import UsageError
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
         "pltz archive forget /data/cold --tenant acme --tag trial=yes --keep-within 1y --drop-last",
     ],
 )
-@archive_options.DIR
-@archive_options.NAMES
+@shared.DIR
+@shared.NAMES
 @click.option("--version", "number", type=click.IntRange(min=1), metavar="N", help="Only version N of NAME.")
-@archive_options.ONLY_TENANT
-@archive_options.ONLY_TAGS
+@shared.ONLY_TENANT
+@shared.ONLY_TAGS
 @click.option(
     "--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the last N versions of each session."
 )
 @click.option("--keep-within", metavar="DURATION", help="Keep versions younger than this: 30d, 12h, 2w, 1y.")
 @click.option("--drop-last", is_flag=True, help="Let a policy forget a session's last version too.")
-@archive_options.DRY_RUN
-@archive_options.JSON_LINES
+@shared.DRY_RUN
+@shared.JSON_LINES
 @key_options
 def forget(
     place: str,
@@ -115,12 +115,12 @@ def pick(versions: "list[Version]", number: int | None) -> "list[Version]":
         "pltz archive undelete /data/cold support/7 --version 2 --dry-run",
     ],
 )
-@archive_options.DIR
+@shared.DIR
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--version", "number", type=click.IntRange(min=1), metavar="N", help="Only version N.")
-@archive_options.TENANT
-@archive_options.DRY_RUN
-@archive_options.JSON_LINES
+@shared.TENANT
+@shared.DRY_RUN
+@shared.JSON_LINES
 @key_options
 def undelete(
     place: str, names: tuple[str, ...], number: int | None, tenant: str, dry_run: bool, as_json: bool
@@ -155,7 +155,7 @@ def _forgotten(archive: "Archive", name: str, tenant: str) -> "list[Version]":
         "pltz archive collect /data/cold --grace 7d --dry-run --json",
     ],
 )
-@archive_options.DIR
+@shared.DIR
 @click.option(
     "--grace",
     metavar="DURATION",
@@ -163,8 +163,8 @@ def _forgotten(archive: "Archive", name: str, tenant: str) -> "list[Version]":
     show_default=True,
     help="How long what is condemned stays at least: 12h, 7d; 0s deletes at the next run.",
 )
-@archive_options.DRY_RUN
-@archive_options.JSON_LINES
+@shared.DRY_RUN
+@shared.JSON_LINES
 @key_options
 def collect(place: str, grace: str, dry_run: bool, as_json: bool) -> None:
     """Free the space of forgotten sessions and merge small packs, in two steps of two runs.

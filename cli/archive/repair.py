@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import counted
-from pltz.cli import archive_options
+from pltz.cli.archive import shared
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options, secret
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         "pltz archive repair /data/cold --acknowledge",
     ],
 )
-@archive_options.DIR
+@shared.DIR
 @key_options
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option(
@@ -74,7 +74,7 @@ def _acknowledge(place: str, dry_run: bool, as_json: bool) -> None:
     """Record that the losses known so far are known to a person, and print them."""
     from pltz.archive.catalog.ledger import as_text as words
 
-    archive = archive_options.open_plain(place)
+    archive = shared.open_plain(place)
     losses = archive.losses() if dry_run else archive.acknowledge()
     if as_json:
         rows = [

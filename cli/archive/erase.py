@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive.humanize import counted
-from pltz.cli import archive_options
+from pltz.cli.archive import shared
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options, secret
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         "pltz archive erase /data/cold --base prompts --key-file key",
     ],
 )
-@archive_options.DIR
+@shared.DIR
 @click.option("--tenant", type=nonempty, metavar="TENANT", help="Whose.")
 @click.option(
     "--name", type=nonempty, metavar="NAME", help="The session: all its versions, forgotten ones too."

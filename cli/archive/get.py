@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive.humanize import counted
-from pltz.cli import archive_options
-from pltz.cli.archive_options import choose, open_sessions, tags_of
+from pltz.cli.archive import shared
+from pltz.cli.archive.shared import choose, open_sessions, tags_of
 from pltz.cli.decompress import SESSION_FORMAT, form_of, render, written
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
         "pltz archive get /data/cold notes -o notes.txt",
     ],
 )
-@archive_options.DIR
+@shared.DIR
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@archive_options.TENANT
-@archive_options.VERSION
+@shared.TENANT
+@shared.VERSION
 @options.OUTPUT
 @SESSION_FORMAT
-@archive_options.READ_BUNDLES
-@archive_options.TOKENIZERS
+@shared.READ_BUNDLES
+@shared.TOKENIZERS
 @options.FORCE
 @options.THREADS
 @options.DEVICE
@@ -83,18 +83,18 @@ def get(
         "pltz archive export /data/cold support/7 support/8 -o - | head -n 1",
     ],
 )
-@archive_options.DIR
-@archive_options.NAMES
-@archive_options.ONLY_TENANT
-@archive_options.ONLY_TAGS
+@shared.DIR
+@shared.NAMES
+@shared.ONLY_TENANT
+@shared.ONLY_TAGS
 @click.option("--history", is_flag=True, help="All versions, not only the last of each session.")
 @click.option("-o", "--output", required=True, metavar="OUT", help="The file to write; - for stdout.")
 @options.form(("auto", "jsonl", "pltz"), "What to write; auto is pltz for a name that ends so.")
 @click.option(
     "--with-names", is_flag=True, help='JSONL: {"name": ..., "session": ...} with tenant, tags and time.'
 )
-@archive_options.BUNDLES
-@archive_options.TOKENIZERS
+@shared.BUNDLES
+@shared.TOKENIZERS
 @options.FORCE
 @options.THREADS
 @options.DEVICE

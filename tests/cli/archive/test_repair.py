@@ -16,9 +16,9 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.cli.ui.groups import RootGroup
 
 LAZY = {
-    "repair": "pltz.cli.archive_repair:repair",
-    "erase": "pltz.cli.archive_erase:erase",
-    "verify": "pltz.cli.archive_verify:verify",
+    "repair": "pltz.cli.archive.repair:repair",
+    "erase": "pltz.cli.archive.erase:erase",
+    "verify": "pltz.cli.archive.verify:verify",
 }
 Run = Callable[..., Result]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import counted
-from pltz.cli import archive_options
-from pltz.cli.archive_options import facts, open_plain, open_sessions, show
+from pltz.cli.archive import shared
+from pltz.cli.archive.shared import facts, open_plain, open_sessions, show
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
@@ -35,7 +35,7 @@ COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
         "pltz archive verify /data/cold --decode --max-seconds 3600 --state /var/lib/pltz/verify.json",
     ],
 )
-@archive_options.DIR
+@shared.DIR
 @click.option(
     "--decode", is_flag=True, help="Decode every segment too, and prove that it is what its id says."
 )
@@ -58,12 +58,12 @@ COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
     metavar="TOKEN",
     help="A token that put or verify printed: an archive that is older than it is not sound.",
 )
-@archive_options.READ_BUNDLES
-@archive_options.TOKENIZERS
+@shared.READ_BUNDLES
+@shared.TOKENIZERS
 @options.THREADS
 @options.DEVICE
 @options.PROGRESS
-@archive_options.JSON_LINES
+@shared.JSON_LINES
 @click.pass_context
 @key_options
 def verify(

@@ -1,0 +1,1 @@
+"""Commands of ``pltz archive``, one file each."""

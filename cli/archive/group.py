@@ -1,0 +1,31 @@
+"""``pltz archive``: sessions kept for good. One file of commands a noun; each loads when asked for."""
+
+import click
+
+from pltz.cli.ui.groups import LazyGroup
+
+COMMANDS = {
+    "init": "pltz.cli.archive.put:init",
+    "put": "pltz.cli.archive.put:put",
+    "get": "pltz.cli.archive.get:get",
+    "ls": "pltz.cli.archive.list:ls",
+    "find": "pltz.cli.archive.list:find",
+    "stat": "pltz.cli.archive.list:stat",
+    "verify": "pltz.cli.archive.verify:verify",
+    "repair": "pltz.cli.archive.repair:repair",
+    "forget": "pltz.cli.archive.forget:forget",
+    "undelete": "pltz.cli.archive.forget:undelete",
+    "collect": "pltz.cli.archive.forget:collect",
+    "erase": "pltz.cli.archive.erase:erase",
+    "copy": "pltz.cli.archive.copy:copy",
+    "export": "pltz.cli.archive.get:export",
+}
+
+
+@click.group(cls=LazyGroup, lazy=COMMANDS, short_help="Keep sessions in an archive, every version of them.")
+def archive() -> None:
+    """Keep sessions in an archive: every version, shared prompts once, proved before it is acknowledged.
+
+    An archive is a directory, or s3://bucket/prefix. Sessions have a name, a tenant, tags and a history; putting a longer
+    version of a session adds its new turns alone.
+    """
