@@ -13,7 +13,7 @@ COMMANDS = {
     "hook": "pltz.cli.hook:hook",
     "llama": "pltz.cli.llama:llama",
     "nightly": "pltz.cli.nightly:nightly",
-    "bundle": "pltz.cli.bundle:bundle",
+    "bundle": "pltz.cli.bundle.group:bundle",
     "bench": "pltz.cli.bench:bench",
     "demo": "pltz.cli.demo:demo",
 }

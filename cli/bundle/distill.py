@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.cli import bundle_train
+from pltz.cli.bundle import train
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.progress import wanted
@@ -106,10 +106,10 @@ DECAY = 0.4  # share of the budget in which the rate falls
     metavar="NAME",
     help="Licence of the bundle, for its card.",
 )
-@bundle_train.WORK
-@bundle_train.DEVICE
-@bundle_train.THREADS
-@bundle_train.FORCE
+@train.WORK
+@train.DEVICE
+@train.THREADS
+@train.FORCE
 @options.PROGRESS
 @options.JSON
 def distill(
@@ -133,7 +133,7 @@ def distill(
     found = settings_of(**chosen)
     if wanted(progress):
         click.echo(method(found), err=True)
-    bundle_train.run(found, output, work, device, threads, force, progress, as_json)
+    train.run(found, output, work, device, threads, force, progress, as_json)
 
 
 def settings_of(

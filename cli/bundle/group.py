@@ -19,12 +19,12 @@ NAME = click.argument("name", metavar="[NAME|DIR]", required=False)
 
 
 COMMANDS = {
-    "list": "pltz.cli.bundle:list_",
-    "show": "pltz.cli.bundle:show",
-    "verify": "pltz.cli.bundle:verify",
-    "eval": "pltz.cli.bundle_eval:evaluate",
-    "train": "pltz.cli.bundle_train:train",
-    "distill": "pltz.cli.bundle_distill:distill",
+    "list": "pltz.cli.bundle.group:list_",
+    "show": "pltz.cli.bundle.group:show",
+    "verify": "pltz.cli.bundle.group:verify",
+    "eval": "pltz.cli.bundle.eval:evaluate",
+    "train": "pltz.cli.bundle.train:train",
+    "distill": "pltz.cli.bundle.distill:distill",
 }
 
 

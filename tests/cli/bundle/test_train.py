@@ -128,7 +128,7 @@ def test_train_eval_compress_decompress(run: Run, project: Path) -> None:
 
 def test_a_run_that_dies_goes_on(project: Path) -> None:
     """Cut off where each stage begins and ends, and started again each time: every run gets further, and the bundle is whole."""
-    from pltz.cli import bundle_eval, bundle_train
+    from pltz.cli.bundle import eval, train
     from pltz.cli.ui import options
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.training import pipeline, settings
@@ -147,10 +147,10 @@ def test_a_run_that_dies_goes_on(project: Path) -> None:
             raise Cut
 
     def measure(bundle: Path, records: list[Record], limit: int) -> dict[str, object]:
-        return bundle_eval.measured(options.load_codec(str(bundle), "cpu", 1), records, limit, shown=False)
+        return eval.measured(options.load_codec(str(bundle), "cpu", 1), records, limit, shown=False)
 
     def run() -> pipeline.Run:
-        return pipeline.Run(output, project / "work", bundle_train.read, measure, "cpu", 1, False, tell)
+        return pipeline.Run(output, project / "work", train.read, measure, "cpu", 1, False, tell)
 
     while runs < 200:
         runs += 1

@@ -112,10 +112,11 @@ def run(
     shown = wanted(progress)
 
     def measure(bundle: Path, records: "list[Record]", limit: int) -> dict[str, Any]:
-        from pltz.cli import bundle_eval, machine
+        from pltz.cli import machine
+        from pltz.cli.bundle import eval
 
         codec = options.load_codec(str(bundle), "cpu", threads)
-        figures = bundle_eval.measured(codec, records, limit, shown=shown)
+        figures = eval.measured(codec, records, limit, shown=shown)
         return {**figures, "machine": machine.describe(codec.coder, "cpu", threads)}
 
     target = Path(output)

@@ -1,0 +1,1 @@
+"""Commands of ``pltz bundle``, one file each."""
