@@ -14,7 +14,7 @@ COMMANDS = {
     "llama": "pltz.cli.llama:llama",
     "nightly": "pltz.cli.nightly:nightly",
     "bundle": "pltz.cli.bundle.group:bundle",
-    "bench": "pltz.cli.bench:bench",
+    "bench": "pltz.cli.bench.group:bench",
     "demo": "pltz.cli.demo:demo",
 }
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.cli import bench_codec, corpus, machine, peers
+from pltz.cli import corpus, machine, peers
+from pltz.cli.bench import codec
 from pltz.cli.corpus import Record
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
@@ -78,11 +79,11 @@ def evaluate(
     if as_json:
         write_text(json.dumps(result))
     else:
-        write_text(bench_codec.as_text(result))
+        write_text(codec.as_text(result))
 
 
 def measured(loaded: "Codec", found: "Iterable[Loaded]", limit: int, *, shown: bool) -> dict[str, Any]:
-    """The figures of a codec on records, at most ``limit`` content bytes a source; see `bench_codec.figures`.
+    """The figures of a codec on records, at most ``limit`` content bytes a source; see `codec.figures`.
 
     Raises:
         UsageError: no session is that short.
@@ -93,7 +94,7 @@ def measured(loaded: "Codec", found: "Iterable[Loaded]", limit: int, *, shown: b
     if not records:
         raise UsageError(f"no session of at most {limit} content bytes: give more data, or a higher limit")
     others, _ = peers.build(["zstd+dict"], loaded.bundle.zstd_dict)
-    return {"limit_bytes": limit, **bench_codec.figures(loaded, records, others, shown=shown)}
+    return {"limit_bytes": limit, **codec.figures(loaded, records, others, shown=shown)}
 
 
 def read(files: Iterable[str]) -> "Iterator[Loaded]":

@@ -5,13 +5,13 @@ import click
 from pltz.cli.ui.groups import LazyGroup
 
 COMMANDS = {
-    "codec": "pltz.cli.bench_codec:codec",
-    "field": "pltz.cli.bench_field:field",
-    "speed": "pltz.cli.bench_speed:speed",
-    "archive": "pltz.cli.bench_archive:archive",
-    "hook": "pltz.cli.bench_hook:hook",
-    "nightly": "pltz.cli.bench_nightly:nightly",
-    "thaw": "pltz.cli.bench_thaw:thaw",
+    "codec": "pltz.cli.bench.codec:codec",
+    "field": "pltz.cli.bench.field:field",
+    "speed": "pltz.cli.bench.speed:speed",
+    "archive": "pltz.cli.bench.archive:archive",
+    "hook": "pltz.cli.bench.hook:hook",
+    "nightly": "pltz.cli.bench.nightly:nightly",
+    "thaw": "pltz.cli.bench.thaw:thaw",
 }
 
 

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pltz.archive.humanize import size
-from pltz.cli import bench_options, corpus, machine, measure, peers
+from pltz.cli import corpus, machine, peers
+from pltz.cli.bench import measure, shared
 from pltz.cli.peers import Peer
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
@@ -32,7 +33,7 @@ from pltz.cli.ui.table import render
 from pltz.plt_codec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
-    from pltz.cli.measure import Cost
+    from pltz.cli.bench.measure import Cost
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.session.codec import Codec
     from pltz.models.session.session import Session
@@ -55,8 +56,8 @@ RULE = 1.02, 16  # times zstd -19, and bytes: what a frame may take of any data
         "pltz bench field --file alice29.txt --file enwik8 --file-bytes 100000 --json",
     ],
 )
-@bench_options.DATA
-@bench_options.limit_bytes(3000, ": the slow peers take a second for some kB")
+@shared.DATA
+@shared.limit_bytes(3000, ": the slow peers take a second for some kB")
 @click.option("--file", "paths", multiple=True, metavar="FILE", help="A file to measure too (repeatable).")
 @click.option(
     "--file-bytes",
@@ -66,11 +67,11 @@ RULE = 1.02, 16  # times zstd -19, and bytes: what a frame may take of any data
     metavar="N",
     help="Of a file, the first bytes.",
 )
-@bench_options.peers(NAMES)
+@shared.peers(NAMES)
 @options.BUNDLE
 @options.THREADS
 @options.PROGRESS
-@bench_options.JSON
+@shared.JSON
 def field(
     data: str | None,
     limit_bytes: int,

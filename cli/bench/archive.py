@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from pltz.cli import bench_options, machine
+from pltz.cli import machine
+from pltz.cli.bench import shared
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import Output, write_text
 from pltz.cli.ui.table import pairs, render
@@ -35,16 +36,16 @@ PROMPTS = 1, 50, 500
     is_flag=True,
     help="A million sessions, ten million index entries, sharing up to 500,000 sessions: minutes, and 4 GB of disk.",
 )
-@bench_options.WHERE
+@shared.WHERE
 @click.option(
     "--writers",
     type=click.IntRange(min=1),
     metavar="N",
     help="Processes that write at once, after one alone.  [default: all cores]",
 )
-@bench_options.plot("sharing")
-@bench_options.FORCE
-@bench_options.JSON
+@shared.plot("sharing")
+@shared.FORCE
+@shared.JSON
 def archive(
     full: bool, where: str | None, writers: int | None, plot: str | None, force: bool, as_json: bool
 ) -> None:
@@ -54,7 +55,7 @@ def archive(
     measured, not a model. All that the archive does is in the time: naming, lookups, layout, reading back,
     decoding and comparing, syncing.
     """
-    bench_options.check_where(where)
+    shared.check_where(where)
     output = Output(plot, force=force) if plot else None
     result = measured(FULL if full else QUICK, where, writers or os.cpu_count() or 1)
     if output and plot:

@@ -29,8 +29,9 @@ import click
 
 from pltz import api
 from pltz.archive.humanize import size
-from pltz.cli import bench_options, machine
-from pltz.cli.bench_speed import cut, numbers, sample_tokens
+from pltz.cli import machine
+from pltz.cli.bench import shared
+from pltz.cli.bench.speed import cut, numbers, sample_tokens
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
@@ -90,12 +91,12 @@ TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are told
     metavar="N,...",
     help="Turns in which a session was archived, two rows each: one a layout.",
 )
-@bench_options.WHERE
+@shared.WHERE
 @options.BUNDLE
 @options.THREADS
 @options.DEVICE
 @options.PROGRESS
-@bench_options.JSON
+@shared.JSON
 def thaw(
     shape: str,
     tokens: int,
@@ -113,7 +114,7 @@ def thaw(
 
     The session is cut from the sample sessions that ship with pltz. With --device cuda the bundle decodes and the target runs on the GPU.
     """
-    bench_options.check_where(where)
+    shared.check_where(where)
     counts, grown, load = numbers(together), numbers(turns), round(os.getloadavg()[0], 2)
     if max(grown) > tokens:
         raise UsageError(f"--turns: {tokens} tokens cannot come in {max(grown)} turns")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from pltz.cli import bench_speed, engines, llama_peer, timing
+from pltz.cli import llama_peer, timing
+from pltz.cli.bench import engines, speed
 from pltz.cli.products import Products
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.types import Encoded, FrameItem
@@ -85,7 +86,7 @@ def test_the_plot_is_drawn_from_what_the_command_writes(
     if not options:
         for row in found["rows"]:
             row |= {"encode_us_per_token": None, "decode_us_per_token": None}
-    draw = runpy.run_path(str(Path(__file__).parents[2] / "figures" / "speed.py"))["draw"]
+    draw = runpy.run_path(str(Path(__file__).parents[3] / "figures" / "speed.py"))["draw"]
     draw(found, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
@@ -127,13 +128,13 @@ def test_multiply_adds_of_attention_are_those_of_the_keys_seen() -> None:
         keys += sum(block.lanes * (old + (s + 1) * block.lanes) for s in range(block.steps))
         old = 20
     assert (
-        bench_speed.attention_macs(shape, 150, 4, 16)
+        speed.attention_macs(shape, 150, 4, 16)
         == 2 * keys * shape.layers * shape.heads * shape.head_dim
     )
 
 
 def test_sessions_are_cut_from_different_places() -> None:
-    first, second = bench_speed.cut(np.arange(10), 2, 7)
+    first, second = speed.cut(np.arange(10), 2, 7)
     assert first.tolist() == [0, 1, 2, 3, 4, 5, 6] and second.tolist() == [7, 8, 9, 0, 1, 2, 3]
 
 
@@ -154,7 +155,7 @@ def test_inspect_and_decompress_start_without_torch(tiny: Path) -> None:
     native = pytest.importorskip("pltz.plt_codec.engines.native.coder")
     if not native.available():
         pytest.skip("the compiled engine was not built (no C compiler at install)")
-    found = bench_speed.start_times(tiny / "bundles/mini")
+    found = speed.start_times(tiny / "bundles/mini")
     assert not found["inspect_loads_torch"] and not found["decompress_loads_torch"]
     assert found["inspect_s"] > 0 and found["decompress_s"] > 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from pltz.cli import bench_nightly
+from pltz.cli.bench import nightly as bench_nightly
 
 
 @pytest.mark.slow

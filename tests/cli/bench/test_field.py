@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from pltz.cli import bench_field, context_mixing, llama_peer
+from pltz.cli import context_mixing, llama_peer
+from pltz.cli.bench import field
 from pltz.datasets import sample_sessions
 from pltz.models.session.codec import Codec
 from pltz.models.session.session import Session, content_bytes
@@ -94,7 +95,7 @@ def test_calls_that_measure_nothing(run: Run, tiny: Path, tmp_path: Path) -> Non
         assert done.exit_code == 2 and said in done.stderr
     (tmp_path / "empty").touch()
     with pytest.raises(UsageError, match="empty"):
-        bench_field.read_file(str(tmp_path / "empty"), 10)
+        field.read_file(str(tmp_path / "empty"), 10)
 
 
 def test_zpaq_gives_back_what_it_got() -> None:
@@ -168,8 +169,8 @@ def test_frequencies_sum_and_none_is_zero() -> None:
 
 
 OUT_OF_DOMAIN = {
-    "code": Path(bench_field.__file__).read_bytes()[:8000],
-    "other code": Path(bench_field.__file__)
+    "code": Path(field.__file__).read_bytes()[:8000],
+    "other code": Path(field.__file__)
     .parents[1]
     .joinpath("plt_codec/engines/cuda/common.cuh")
     .read_bytes()[:8000],
@@ -191,8 +192,8 @@ OUT_OF_DOMAIN = {
 @pytest.mark.parametrize("name", OUT_OF_DOMAIN)
 def test_no_frame_is_longer_than_zstd_and_a_little(name: str, trained: Codec) -> None:
     data = OUT_OF_DOMAIN[name]
-    group = bench_field.Group(name, [Session("text", data)])
-    found = bench_field.file_about(group, bench_field.by_pltz(group, trained, False))
+    group = field.Group(name, [Session("text", data)])
+    found = field.file_about(group, field.by_pltz(group, trained, False))
     assert found["bytes"] == len(data) == content_bytes(Session("text", data))
     assert found["within_rule"], found
 

@@ -21,8 +21,9 @@ import click
 
 from pltz.archive.child_python import command, environment
 from pltz.archive.humanize import size
-from pltz.cli import bench_options, machine
-from pltz.cli import engines as peers
+from pltz.cli import machine
+from pltz.cli.bench import engines as peers
+from pltz.cli.bench import shared
 from pltz.cli.products import Products, TorchThreads
 from pltz.cli.timing import Time, check, frame_items, timed
 from pltz.cli.ui import options
@@ -112,7 +113,7 @@ print("torch" in sys.modules, file=sys.stderr)"""
 @options.THREADS
 @options.DEVICE
 @options.PROGRESS
-@bench_options.JSON
+@shared.JSON
 def speed(
     tokens: int,
     lanes: int,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import size
-from pltz.cli import bench_options, corpus, machine, measure, peers
+from pltz.cli import corpus, machine, peers
+from pltz.cli.bench import measure, shared
 from pltz.cli.corpus import Record
 from pltz.cli.peers import Peer
 from pltz.cli.ui import options
@@ -23,7 +24,7 @@ from pltz.cli.ui.table import render
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.cli.measure import Cost
+    from pltz.cli.bench.measure import Cost
     from pltz.models.session.codec import Codec
 
 
@@ -36,16 +37,16 @@ if TYPE_CHECKING:
         "pltz bench codec --peers zstd+dict,ppmd --json",
     ],
 )
-@bench_options.DATA
-@bench_options.limit_bytes(300_000)
-@bench_options.peers(peers.NAMES)
+@shared.DATA
+@shared.limit_bytes(300_000)
+@shared.peers(peers.NAMES)
 @click.option("--lanes", type=click.IntRange(min=1), metavar="N", help="Lanes a block.  [default: by length]")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps a lane.  [default: by length]")
 @options.BUNDLE
 @options.THREADS
 @options.DEVICE
 @options.PROGRESS
-@bench_options.JSON
+@shared.JSON
 def codec(
     data: str | None,
     limit_bytes: int,

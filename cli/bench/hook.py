@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.cli import bench_options, machine
+from pltz.cli import machine
+from pltz.cli.bench import shared
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import render
@@ -49,8 +50,8 @@ PATIENCE = 60.0  # seconds for a worker's first commit
     metavar="N",
     help="Evictions a row.",
 )
-@bench_options.WHERE
-@bench_options.JSON
+@shared.WHERE
+@shared.JSON
 def hook(calls: int, where: str | None, as_json: bool) -> None:
     """Measure the eviction hook: time of on_evict, of the loop's own steps beside the worker, and until tokens are durable.
 
@@ -60,7 +61,7 @@ def hook(calls: int, where: str | None, as_json: bool) -> None:
     the system gave the core to another process, and "lost core" counts those. A step's time shows what the worker takes from the loop; with no
     worker, it is the loop alone. On a machine that does other things, too, `chrt --fifo 1 pltz bench hook` gives the loop a core of its own.
     """
-    bench_options.check_where(where)
+    shared.check_where(where)
     rows = [row for kind in KINDS for row in measured(kind, calls, where)]
     on = machine.describe(None, "cpu", 1)
     result = {"benchmark": "hook", "calls": calls, "rows": rows, "cpus": os.cpu_count()}

@@ -17,7 +17,8 @@ import click
 
 from pltz.archive.child_python import command, environment
 from pltz.archive.humanize import size
-from pltz.cli import bench_options, machine
+from pltz.cli import machine
+from pltz.cli.bench import shared
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import Output, write_text
 from pltz.cli.ui.table import render
@@ -59,7 +60,7 @@ print(json.dumps({"per_s": round(count / (time.perf_counter() - start), 1), "per
     ],
 )
 @click.option("--full", is_flag=True, help="Up to 100,000 sessions instead of 2,000: minutes.")
-@bench_options.WHERE
+@shared.WHERE
 @click.option(
     "--workers",
     type=click.IntRange(1, 1024),
@@ -68,9 +69,9 @@ print(json.dumps({"per_s": round(count / (time.perf_counter() - start), 1), "per
     metavar="N",
     help="Processes of a night.",
 )
-@bench_options.plot("memory and speed")
-@bench_options.FORCE
-@bench_options.JSON
+@shared.plot("memory and speed")
+@shared.FORCE
+@shared.JSON
 def nightly(
     full: bool, where: str | None, workers: int, plot: str | None, force: bool, as_json: bool
 ) -> None:
@@ -79,7 +80,7 @@ def nightly(
     They are coded by a tiny untrained bundle, so that the job is measured and not the model; a last row has the
     bundle that ships. Putting the same sessions without the job, and reading and hashing the same files, are in the same run.
     """
-    bench_options.check_where(where)
+    shared.check_where(where)
     output = Output(plot, force=force) if plot else None
     result = measured(FULL if full else QUICK, SHIPPED[full], where, workers)
     if output and plot:

@@ -12,7 +12,7 @@ import torch
 from click.testing import Result
 
 from pltz.archive.thaw import Thawed
-from pltz.cli import bench_thaw
+from pltz.cli.bench import thaw
 from pltz.models.random_target import RandomTarget
 from pltz.plt_codec.errors import ModelError, UsageError
 
@@ -63,10 +63,10 @@ def test_a_thaw_that_went_wrong_is_no_figure() -> None:
     cache: Any = SimpleNamespace(layers=[SimpleNamespace(keys=torch.ones(1), values=torch.ones(1))])
     other: Any = SimpleNamespace(layers=[SimpleNamespace(keys=torch.ones(1), values=torch.zeros(1))])
 
-    def checked(cache_: Any, ids_: Any, logits_: Any) -> bench_thaw.Checked:
-        bench: Any = SimpleNamespace(checked=bench_thaw.Checked(0.1))
-        bench_thaw.Bench.check(bench, Thawed(cache_, ids_, logits_, {}), ids, (cache, logits))
-        found: bench_thaw.Checked = bench.checked
+    def checked(cache_: Any, ids_: Any, logits_: Any) -> thaw.Checked:
+        bench: Any = SimpleNamespace(checked=thaw.Checked(0.1))
+        thaw.Bench.check(bench, Thawed(cache_, ids_, logits_, {}), ids, (cache, logits))
+        found: thaw.Checked = bench.checked
         return found
 
     good = checked(cache, ids, logits)

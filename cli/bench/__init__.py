@@ -1,0 +1,1 @@
+"""Commands of ``pltz bench``, one file each."""
