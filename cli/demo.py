@@ -11,7 +11,7 @@ import click
 
 from pltz import api
 from pltz.archive.humanize import counted, size
-from pltz.cli import corpus
+from pltz.benchmarks import corpus
 from pltz.cli.bench import measure
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
@@ -22,8 +22,8 @@ from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.thaw import Thawed
+    from pltz.benchmarks.corpus import Record
     from pltz.cli.bench.measure import Run
-    from pltz.cli.corpus import Record
     from pltz.models.session.codec import Codec
     from pltz.models.target.target import Target
 

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))["tool"]["setuptools"]
-FOLDERS = ("plt_codec", "models", "archive", "datasets", "cli")
+FOLDERS = ("plt_codec", "models", "archive", "datasets", "benchmarks", "cli")
 DATA = {".json", ".toml", ".zst", ".safetensors", ".jsonl", ".html", ".cu", ".cuh"}  # read when pltz runs
 
 
@@ -27,4 +27,4 @@ def test_what_code_reads_is_package_data(folder: str) -> None:
         for path in (ROOT / home).glob(pattern)
     }
     data = {path for path in (ROOT / folder).rglob("*") if path.suffix in DATA and path.is_file()}
-    assert {path for path in data - packed if "figures" not in path.parts} == set()
+    assert {path for path in data - packed if "results" not in path.parts} == set()

@@ -5,7 +5,7 @@ what it did goes out on stdout, one line a commit, and it ends after its commit 
 is started again, later each time. Both run at low priority.
 
 Which one: a thread shares the interpreter, so its Python may hold up the serving loop, for up to 5 ms at a time (`sys.setswitchinterval`); a process
-cannot. `pltz bench hook` measures both; in figures/hook.json evictions are durable after 34 to 391 ms beside a process, and 676 to 1022 beside a thread.
+cannot. `pltz bench hook` measures both; in benchmarks/results/hook.json evictions are durable after 34 to 391 ms beside a process, and 676 to 1022 beside a thread.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from pltz.cli import machine
+from pltz.benchmarks import machine
 from pltz.cli.bench import shared
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import Output, write_text
@@ -59,7 +59,7 @@ def archive(
     output = Output(plot, force=force) if plot else None
     result = measured(FULL if full else QUICK, where, writers or os.cpu_count() or 1)
     if output and plot:
-        from pltz.cli.plot_archive import sharing
+        from pltz.benchmarks.plot_archive import sharing
 
         output.write([sharing(result["sharing"], Path(plot).suffix)])
     if not as_json:
@@ -69,7 +69,7 @@ def archive(
 
 def measured(sizes: dict[str, int], where: str | None, writers: int) -> dict[str, Any]:
     """All figures."""
-    from pltz.cli import measure_archive as measure
+    from pltz.benchmarks import measure_archive as measure
 
     with tempfile.TemporaryDirectory(prefix="pltz-bench-", dir=where) as name:
         folder = Path(name)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import size
-from pltz.cli import corpus, machine, peers
+from pltz.benchmarks import corpus, machine, peers
+from pltz.benchmarks.corpus import Record
+from pltz.benchmarks.peers import Peer
 from pltz.cli.bench import measure, shared
-from pltz.cli.corpus import Record
-from pltz.cli.peers import Peer
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text

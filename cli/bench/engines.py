@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pltz.cli.timing import Time, check, frame_items, timed
+from pltz.benchmarks.timing import Time, check, frame_items, timed
 from pltz.cli.ui.table import render
 from pltz.plt_codec.errors import ModelError
 

@@ -8,7 +8,7 @@ rendering; pltz codes all of them into one file, every byte of which counts.
 Files (``--file``) are measured one by one, as texts. For each of them the table also says whether the frame keeps the promise made for
 data that no bundle was trained for: at most 1.02 times zstd -19 and 16 bytes.
 
-Ends with one line of JSON; ``python figures/field.py`` draws it.
+Ends with one line of JSON; ``python benchmarks/plot_field.py`` draws it.
 """
 
 import json
@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pltz.archive.humanize import size
-from pltz.cli import corpus, machine, peers
+from pltz.benchmarks import corpus, machine, peers
+from pltz.benchmarks.peers import Peer
 from pltz.cli.bench import measure, shared
-from pltz.cli.peers import Peer
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
@@ -181,7 +181,7 @@ def field_of(names: Sequence[str], codec: "Codec", shown: bool) -> tuple[dict[st
         coders[peer.name] = Coder(peer.settings, lambda group, peer=peer: by_peer(group, peer, shown))  # type: ignore[misc]
     missing = {name: "not installed" if name != "zstd+dict" else "the bundle has none" for name in absent}
     if LLAMA in names:
-        from pltz.cli import llama_peer
+        from pltz.benchmarks import llama_peer
 
         if why := llama_peer.unavailable(weights_of(codec)):
             missing[LLAMA] = why
@@ -235,8 +235,8 @@ def by_peer(group: Group, peer: Peer, shown: bool) -> Spent:
 
 def by_llama(group: Group, codec: "Codec", shown: bool) -> Spent:
     """Each session alone, as its bundle tokens. Raises ModelError where one came back changed."""
-    from pltz.cli import llama_peer
-    from pltz.cli.llama_zip import LlamaZip
+    from pltz.benchmarks import llama_peer
+    from pltz.benchmarks.llama_zip import LlamaZip
     from pltz.models.session import transcript
 
     weights, tokenizer = weights_of(codec), codec.bundle.tokenizer

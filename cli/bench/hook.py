@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.cli import machine
+from pltz.benchmarks import machine
 from pltz.cli.bench import shared
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text

@@ -17,7 +17,7 @@ import click
 
 from pltz.archive.child_python import command, environment
 from pltz.archive.humanize import size
-from pltz.cli import machine
+from pltz.benchmarks import machine
 from pltz.cli.bench import shared
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import Output, write_text
@@ -84,7 +84,7 @@ def nightly(
     output = Output(plot, force=force) if plot else None
     result = measured(FULL if full else QUICK, SHIPPED[full], where, workers)
     if output and plot:
-        from pltz.cli.plot_nightly import growth
+        from pltz.benchmarks.plot_nightly import growth
 
         output.write([growth(result["nights"], Path(plot).suffix)])
     if not as_json:

@@ -21,11 +21,11 @@ import click
 
 from pltz.archive.child_python import command, environment
 from pltz.archive.humanize import size
-from pltz.cli import machine
+from pltz.benchmarks import machine
+from pltz.benchmarks.products import Products, TorchThreads
+from pltz.benchmarks.timing import Time, check, frame_items, timed
 from pltz.cli.bench import engines as peers
 from pltz.cli.bench import shared
-from pltz.cli.products import Products, TorchThreads
-from pltz.cli.timing import Time, check, frame_items, timed
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
@@ -327,7 +327,7 @@ def against_llama(
 
     On a CPU both are of processor time, shared out over the threads.
     """
-    from pltz.cli import llama_peer
+    from pltz.benchmarks import llama_peer
 
     if why := llama_peer.unavailable(weights):
         return f"llama.cpp: not measured, {why}"

@@ -29,7 +29,7 @@ import click
 
 from pltz import api
 from pltz.archive.humanize import size
-from pltz.cli import machine
+from pltz.benchmarks import machine
 from pltz.cli.bench import shared
 from pltz.cli.bench.speed import cut, numbers, sample_tokens
 from pltz.cli.ui import options
@@ -287,7 +287,7 @@ class Bench:
 
 def target_of(shape: str, folder: Path, tokenizer_json: bytes, device: str) -> "Target":
     """The embedded target, or a random one. Raises UsageError, ModelError."""
-    from pltz.models.random_target import RandomTarget
+    from pltz.benchmarks.random_target import RandomTarget
     from pltz.models.target.target import Target
 
     if shape == EMBEDDED:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.cli import corpus, machine, peers
+from pltz.benchmarks import corpus, machine, peers
+from pltz.benchmarks.corpus import Record
 from pltz.cli.bench import codec
-from pltz.cli.corpus import Record
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text

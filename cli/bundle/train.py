@@ -112,7 +112,7 @@ def run(
     shown = wanted(progress)
 
     def measure(bundle: Path, records: "list[Record]", limit: int) -> dict[str, Any]:
-        from pltz.cli import machine
+        from pltz.benchmarks import machine
         from pltz.cli.bundle import eval
 
         codec = options.load_codec(str(bundle), "cpu", threads)

@@ -9,7 +9,7 @@ from click.testing import Result
 
 from pltz.archive.eviction.hook import EvictionHook, HookSettings
 from pltz.archive.eviction.journal.lock import FileLocks
-from pltz.cli import machine
+from pltz.benchmarks import machine
 from pltz.cli.bench import hook as bench_hook
 from pltz.plt_codec.engines.native import coder as native
 

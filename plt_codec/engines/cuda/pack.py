@@ -112,7 +112,7 @@ def wgmma(shape: Mapping[str, int], capability: int) -> bool:
     asynchronous product that is not waited for shows on a GPU alone, and each shape is machine code of its own. Their source
     serves any shape of contract 1 (the tests by emulation run it on others). To let in more, change PROVEN for a run on an
     H100 or H200 with that shape among the models: the tests of test_cuda.py that end in on_a_gpu, the frames of
-    `pltz.cli.measure_cuda` against the CPU's, and compute-sanitizer's racecheck, memcheck and synccheck.
+    `pltz.benchmarks.measure_cuda` against the CPU's, and compute-sanitizer's racecheck, memcheck and synccheck.
     """
     proven = all(shape[name] == value for name, value in PROVEN.items())
     return capability == WGMMA and proven and shape["P_BLOCK"] + shape["P_MEMORY"] <= PROVEN_KEYS

@@ -9,8 +9,8 @@ import pytest
 from click.testing import Result
 
 from pltz.archive.codecs.codec import Coded, Plain
+from pltz.benchmarks.measure_archive import ReadyCodec
 from pltz.cli.bench import archive as bench_archive
-from pltz.cli.measure_archive import ReadyCodec
 from pltz.plt_codec.errors import CorruptError
 
 Run = Callable[..., Result]

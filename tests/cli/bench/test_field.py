@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from pltz.cli import context_mixing, llama_peer
+from pltz.benchmarks import context_mixing, llama_peer
 from pltz.cli.bench import field
 from pltz.datasets import sample_sessions
 from pltz.models.session.codec import Codec
@@ -127,7 +127,7 @@ def test_a_command_that_fails_counts_as_plain(tmp_path: Path, monkeypatch: pytes
 def test_llama_zip_comes_back_and_needs_as_many_bits_as_one_lane_of_ours() -> None:
     if missing := llama_peer.missing():
         pytest.skip(f"{missing} not installed")
-    from pltz.cli.llama_zip import LlamaZip
+    from pltz.benchmarks.llama_zip import LlamaZip
     from pltz.models.bundle.bundle import Bundle
 
     bundle = Bundle.load("mini")
@@ -145,7 +145,7 @@ def test_llama_zip_comes_back_and_needs_as_many_bits_as_one_lane_of_ours() -> No
 def test_llama_zip_sees_what_one_lane_of_ours_sees_over_many_blocks() -> None:
     if missing := llama_peer.missing():
         pytest.skip(f"{missing} not installed")
-    from pltz.cli.llama_zip import LlamaZip
+    from pltz.benchmarks.llama_zip import LlamaZip
     from pltz.plt_codec.engines.native.coder import NativeCoder
     from pltz.plt_codec.weights import random_weights
 
@@ -160,7 +160,7 @@ def test_llama_zip_sees_what_one_lane_of_ours_sees_over_many_blocks() -> None:
 
 
 def test_frequencies_sum_and_none_is_zero() -> None:
-    from pltz.cli.llama_zip import frequencies
+    from pltz.benchmarks.llama_zip import frequencies
 
     for logits in (np.zeros(128), np.arange(128.0) * 5, np.array([-1e9] * 127 + [0.0])):
         found = frequencies(logits.astype(np.float32))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from pltz.cli import corpus, peers
+from pltz.benchmarks import corpus, peers
 from pltz.plt_codec.errors import UsageError
 
 Run = Callable[..., Result]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from pltz.cli import llama_peer, timing
+from pltz.benchmarks import llama_peer, timing
+from pltz.benchmarks.products import Products
 from pltz.cli.bench import engines, speed
-from pltz.cli.products import Products
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.types import Encoded, FrameItem
 
@@ -86,7 +86,7 @@ def test_the_plot_is_drawn_from_what_the_command_writes(
     if not options:
         for row in found["rows"]:
             row |= {"encode_us_per_token": None, "decode_us_per_token": None}
-    draw = runpy.run_path(str(Path(__file__).parents[3] / "figures" / "speed.py"))["draw"]
+    draw = runpy.run_path(str(Path(__file__).parents[3] / "figures" / "plot_speed.py"))["draw"]
     draw(found, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
@@ -110,9 +110,9 @@ def test_a_pass_that_takes_long_is_measured_by_its_first_matrices(monkeypatch: p
         now += 10 * 8 * w.numel() / products.macs
 
     monkeypatch.setattr("torch._int_mm", multiply)
-    monkeypatch.setattr("pltz.cli.products.time.process_time", lambda: now)
+    monkeypatch.setattr("pltz.benchmarks.products.time.process_time", lambda: now)
     for longest, most in ((100, 20), (1, 10)):
-        monkeypatch.setattr("pltz.cli.products.LONGEST", longest)
+        monkeypatch.setattr("pltz.benchmarks.products.LONGEST", longest)
         now = 0.0
         assert products.seconds() == pytest.approx(10)
         assert now <= most + 1e-9  # of two orders

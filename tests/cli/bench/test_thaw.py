@@ -12,8 +12,8 @@ import torch
 from click.testing import Result
 
 from pltz.archive.thaw import Thawed
+from pltz.benchmarks.random_target import RandomTarget
 from pltz.cli.bench import thaw
-from pltz.models.random_target import RandomTarget
 from pltz.plt_codec.errors import ModelError, UsageError
 
 Run = Callable[..., Result]

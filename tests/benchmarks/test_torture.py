@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from pltz.cli.torture_child import Child, Fate, Voice
-from pltz.cli.torture_record import Known, Record, Seen, Session, compare, digest_of
+from pltz.benchmarks.torture_child import Child, Fate, Voice
+from pltz.benchmarks.torture_record import Known, Record, Seen, Session, compare, digest_of
 
 KEY = ("acme", "t<1>")
 
 
 def tortured(folder: Path, *options: str) -> dict[str, Any]:
     """Run the script in an interpreter of its own, for it forks."""
-    command = [sys.executable, "-m", "pltz.cli.torture", "--json", "--keep", str(folder), *options]
+    command = [sys.executable, "-m", "pltz.benchmarks.torture", "--json", "--keep", str(folder), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     result: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == (0 if result["sound"] else 3), done.stderr

@@ -1,10 +1,10 @@
-"""Draw thaw.json, lines of `pltz bench thaw --json` (a GPU's first, a CPU's second), as thaw.png: python figures/thaw.py"""
+"""Draw thaw.json, lines of `pltz bench thaw --json` (a GPU's first, a CPU's second), as thaw.png: python benchmarks/plot_thaw.py"""
 
 import json
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "results"
 THAWS = "thaw", "thaw, fast layout"  # of a session that is cold
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pltz.cli import plot
+from pltz.benchmarks import plot
 
 
 def growth(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:

@@ -1,8 +1,8 @@
-"""``python -m pltz.cli.torture``: kill everything that works on one archive at random moments, and compare
+"""``python -m pltz.benchmarks.torture``: kill everything that works on one archive at random moments, and compare
 with a record of what was acknowledged.
 
-    python -m pltz.cli.torture --kills 1000 --seed 7
-    python -m pltz.cli.torture --seconds 60 --sealed --keep /tmp/torture --json
+    python -m pltz.benchmarks.torture --kills 1000 --seed 7
+    python -m pltz.benchmarks.torture --seconds 60 --sealed --keep /tmp/torture --json
 
 Writers, collectors, erasers, repairers, hook workers and the nightly job run side by side, two to four at
 once, as processes of their own. Most are killed by SIGKILL: after a random time, or before a random call of
@@ -12,7 +12,7 @@ with the record: `torture_record.compare` says how. Then a file is damaged withi
 copies bear, repairers are killed over it, and all is compared again.
 
 The dice are seeded, so a seed draws the same operations and fates as long as the operations take the same
-turns; the moment of a kill by time is that of the machine. archive/TORTURE.md says what is checked, and
+turns; the moment of a kill by time is that of the machine. benchmarks/TORTURE.md says what is checked, and
 what was found."""
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Torture:
     def __init__(
         self, folder: Path, seed: int, *, sealed: bool, every: int, fault: str | None = None
     ) -> None:
-        from pltz.cli.torture_operations import KEY, KEY_FILE, Draw, World
-        from pltz.cli.torture_record import Record
+        from pltz.benchmarks.torture_operations import KEY, KEY_FILE, Draw, World
+        from pltz.benchmarks.torture_record import Record
 
         self.folder, self.every, self.fault = folder, every, fault
         self.world = World.make(folder, sealed, fault)
@@ -154,7 +154,7 @@ class Torture:
 
     def _start(self) -> bool:
         """Start an operation, if the dice find one that there is anything to do for."""
-        from pltz.cli.torture_operations import FAULTS, FAULTY, OPERATIONS
+        from pltz.benchmarks.torture_operations import FAULTS, FAULTY, OPERATIONS
 
         weights = dict(OPERATIONS)
         if self.fault and (faulty := FAULTS[self.fault]):
@@ -167,7 +167,7 @@ class Torture:
         return True
 
     def _fate(self, kind: str) -> Any:
-        from pltz.cli.torture_child import Fate
+        from pltz.benchmarks.torture_child import Fate
 
         if self.dice.random() >= KILLED:
             return Fate()
@@ -177,7 +177,7 @@ class Torture:
         return Fate(delay=self.dice.uniform(0, BEYOND * self.seconds.get(kind, FIRST_SECONDS)))
 
     def _launch(self, operation: Any, fate: Any) -> Any:
-        from pltz.cli.torture_child import Child
+        from pltz.benchmarks.torture_child import Child
 
         self.record.stamp += 1
         operation.stamp = self.record.stamp
@@ -258,7 +258,7 @@ class Torture:
 
     def _whole(self, kind: str, work: Any) -> list[dict[str, Any]]:
         """Do something in a child that is not killed, beside nothing; what it said. Raises Wrong."""
-        from pltz.cli.torture_child import Child, Fate
+        from pltz.benchmarks.torture_child import Child, Fate
 
         child = Child(kind, work, Fate(), self.folder / "children.log")
         said: list[dict[str, Any]] = []
@@ -274,7 +274,7 @@ class Torture:
 
     def _operate(self, operation: Any) -> None:
         """Run an operation to its end, beside nothing. Raises Wrong."""
-        from pltz.cli.torture_child import Fate
+        from pltz.benchmarks.torture_child import Fate
 
         if operation.plan(self.draw):
             operation.allowed = "$."  # nothing
@@ -286,7 +286,7 @@ class Torture:
     def check(self) -> None:
         """Bring in what waits in the journal and in files, and compare the archives with the record. Raises
         Wrong."""
-        from pltz.cli.torture_operations import Drain, Nightly
+        from pltz.benchmarks.torture_operations import Drain, Nightly
 
         self._operate(Drain())
         if left := [
@@ -301,8 +301,8 @@ class Torture:
         self.totals.checks += 1
 
     def _look(self, place: str) -> Any:
-        from pltz.cli.torture_operations import heard, look
-        from pltz.cli.torture_record import Seen
+        from pltz.benchmarks.torture_operations import heard, look
+        from pltz.benchmarks.torture_record import Seen
 
         seen, keys, token = Seen(), list(self.record.at(place)), self.tokens.get(place)
         self.dice.shuffle(keys)
@@ -313,7 +313,7 @@ class Torture:
 
     def _compare(self, place: str, *, repaired: bool = False) -> None:
         """Compare an archive with the record; after a repair all redundant copies must be there. Raises Wrong."""
-        from pltz.cli.torture_record import compare
+        from pltz.benchmarks.torture_record import compare
 
         seen = self._look(place)
         wrong, halves = compare(self.record, place, seen)
@@ -342,7 +342,7 @@ class Torture:
             self._compare(place, repaired=True)
 
     def _repair(self, place: str, fate: Any) -> None:
-        from pltz.cli.torture_operations import Repair
+        from pltz.benchmarks.torture_operations import Repair
 
         repair = Repair()
         repair.plan(self.draw)
@@ -352,7 +352,7 @@ class Torture:
 
     def _last(self) -> None:
         """At the end: collect twice, rebuild the indexes, repair, and compare. Raises Wrong."""
-        from pltz.cli.torture_operations import Collect, Rebuild, Repair
+        from pltz.benchmarks.torture_operations import Collect, Rebuild, Repair
 
         self.check()
         for place in ("main", "copy"):
@@ -367,7 +367,7 @@ class Torture:
 
 
 def _no_fate() -> Any:
-    from pltz.cli.torture_child import Fate
+    from pltz.benchmarks.torture_child import Fate
 
     return Fate()
 
@@ -463,8 +463,8 @@ def torment(
     cls=Command,
     short_help="Kill everything at random moments, and compare with what was acknowledged.",
     examples=[
-        "python -m pltz.cli.torture --kills 1000 --seed 7",
-        "python -m pltz.cli.torture --seconds 60 --sealed --json",
+        "python -m pltz.benchmarks.torture --kills 1000 --seed 7",
+        "python -m pltz.benchmarks.torture --seconds 60 --sealed --json",
     ],
 )
 @click.option("--seed", type=int, metavar="N", help="Of the dice.  [default: a random one, which is printed]")
@@ -552,4 +552,4 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    torture(prog_name="python -m pltz.cli.torture")
+    torture(prog_name="python -m pltz.benchmarks.torture")

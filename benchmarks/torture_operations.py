@@ -36,8 +36,8 @@ from pltz.archive.nightly import config, freeze, job
 from pltz.archive.sessions import Item, SessionArchive, codecs_of
 from pltz.archive.storage.store import open_store
 from pltz.archive.writing.new_session import NewSession
-from pltz.cli.torture_child import Line, Voice
-from pltz.cli.torture_record import Key, Record, Seen, Session, digest_of
+from pltz.benchmarks.torture_child import Line, Voice
+from pltz.benchmarks.torture_record import Key, Record, Seen, Session, digest_of
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session as Content
 from pltz.plt_codec.errors import FormatError, PltzError

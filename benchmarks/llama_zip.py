@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pltz.cli.llama_peer import NATS, NORMED, RESIDUAL, Model, embedding
+from pltz.benchmarks.llama_peer import NATS, NORMED, RESIDUAL, Model, embedding
 from pltz.plt_codec.range_coder import RangeDecoder, RangeEncoder
 from pltz.plt_codec.weights import CLASS, PRECISION
 

@@ -1,10 +1,10 @@
-"""Draw field.json and field_sample.json, each the last line of a `pltz bench field --json`: python figures/field.py"""
+"""Draw field.json and field_sample.json, each the last line of a `pltz bench field --json`: python benchmarks/plot_field.py"""
 
 import json
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "results"
 RUNS = {"field": "unseen test sessions", "field_sample": "sample sessions"}
 
 

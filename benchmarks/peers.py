@@ -144,7 +144,7 @@ def _build(name: str, dictionary: bytes) -> Peer | None:
         return xz_peer()
     try:
         if name in SLOW:
-            from pltz.cli import context_mixing
+            from pltz.benchmarks import context_mixing
 
             return context_mixing.zpaq_peer() if name == "zpaq" else context_mixing.paq8px_peer()
         return brotli_peer() if name == "brotli" else ppmd_peer()

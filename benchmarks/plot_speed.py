@@ -1,8 +1,8 @@
-"""Draw speed.json, speed_avx2.json and speed_cuda.json, each the line of JSON of one command, and all at once: python figures/speed.py
+"""Draw speed.json, speed_avx2.json and speed_cuda.json, each the line of JSON of one command, and all at once: python benchmarks/plot_speed.py
 
-    pltz bench speed --threads 1 --rounds 6 --linear 1048576 --llama --engines --startup --json > figures/speed.json
-    pltz bench speed --threads 1 --rounds 3 --linear 262144 --llama --engines --startup --json > figures/speed_avx2.json
-    pltz bench speed --device cuda --together 1,4,16,1024 --rounds 2 --linear 1048576 --json > figures/speed_cuda.json
+    pltz bench speed --threads 1 --rounds 6 --linear 1048576 --llama --engines --startup --json > benchmarks/results/speed.json
+    pltz bench speed --threads 1 --rounds 3 --linear 262144 --llama --engines --startup --json > benchmarks/results/speed_avx2.json
+    pltz bench speed --device cuda --together 1,4,16,1024 --rounds 2 --linear 1048576 --json > benchmarks/results/speed_cuda.json
 
 A panel is left out where a run did not measure it: the CUDA engine counts no stages, and --linear and --engines are choices.
 """
@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "results"
 WAYS = ("encode", "decode")
 
 

@@ -1,4 +1,4 @@
-"""Tests and measures the CUDA engine on the GPU at hand: `python -m pltz.cli.measure_cuda [--bundle BUNDLE]`.
+"""Tests and measures the CUDA engine on the GPU at hand: `python -m pltz.benchmarks.measure_cuda [--bundle BUNDLE]`.
 
 Frames are compared with the compiled CPU engine's (torch's on the GPU where that is not built), then encoding and decoding are timed
 (the best of some runs, host time included), then each kernel of one batch. Without a bundle: random weights of the shape of one.
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pltz.cli.products import Products
+from pltz.benchmarks.products import Products
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.engines.cuda import device as gpu
 from pltz.plt_codec.engines.cuda.coder import CudaCoder

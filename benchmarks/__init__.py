@@ -1,0 +1,1 @@
+"""Benchmarks: peers, baselines, measurements and plots. Users run them through ``pltz bench``."""
