@@ -382,7 +382,7 @@ class Archive:
         """Read everything, change nothing; what is wrong is in the report. See `verify.Verifier.run`."""
         from pltz.archive.maintenance.verify import Verifier
 
-        verifier = Verifier(self, resume)
+        verifier = Verifier(View(self.store, self.keys), self.codecs, self.settings, resume)
         return verifier.run(
             decode=decode,
             fraction=fraction,

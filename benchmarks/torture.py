@@ -33,8 +33,6 @@ from typing import Any
 import click
 
 from pltz.archive.humanize import counted
-from pltz.cli.ui.groups import Command
-from pltz.cli.ui.output import write_text
 
 SLOTS = 2, 4  # children at once
 KILLED = 0.75  # share of the children that are to be killed
@@ -460,12 +458,7 @@ def torment(
 
 
 @click.command(
-    cls=Command,
     short_help="Kill everything at random moments, and compare with what was acknowledged.",
-    examples=[
-        "python -m pltz.benchmarks.torture --kills 1000 --seed 7",
-        "python -m pltz.benchmarks.torture --seconds 60 --sealed --json",
-    ],
 )
 @click.option("--seed", type=int, metavar="N", help="Of the dice.  [default: a random one, which is printed]")
 @click.option(
@@ -528,7 +521,7 @@ def torture(
         for mode in ([True, False] if sealed is None else [sealed])
     ]
     for result in results:
-        write_text(json.dumps(result) if as_json else as_text(result))
+        click.echo(json.dumps(result) if as_json else as_text(result))
     if not all(result["sound"] for result in results):
         ctx.exit(3)
 

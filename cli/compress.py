@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,15 +17,12 @@ from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.output import Output
 from pltz.cli.ui.progress import Progress, say_expected, wanted
+from pltz.cli.ui.session_input import INPUT_FORMAT, read_sessions
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.datasets.loaders import Format
     from pltz.models.session.session import Session
     from pltz.plt_codec.lanes import LayoutName
-
-INPUT_FORMAT = options.form(("auto", "openai", "sharegpt", "jsonl", "text", "ids"), "What the inputs are.")
-
 
 @click.command(
     cls=Command,
@@ -165,16 +162,6 @@ def into_archive(
     )
     items = put.Naming(None, None).items(source, {})
     put.put_all(source.cold, items, keep_opaque, False, progress, as_json)
-
-
-def read_sessions(inputs: Sequence[str], form: str) -> Iterator["Session"]:
-    """The sessions of all inputs, in order. Raises UsageError for stdin named twice."""
-    from pltz.datasets.loaders import load
-
-    if inputs.count("-") > 1:
-        raise UsageError("stdin (-) can be read only once")
-    for path in inputs:
-        yield from load(path, cast("Format", form))
 
 
 def some_sessions(inputs: Sequence[str], form: str) -> Iterator["Session"]:

@@ -1,28 +1,58 @@
-"""The arrows between the packages, read off the imports: cli -> archive -> models -> plt_codec."""
+"""The arrows between rooms and between their wings, read off the imports. Nothing imports upwards, not even lazily or for types alone."""
+
+from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("plt_codec", "models", "archive", "datasets", "cli")
+# Rooms from the bottom to the top. A room imports those before it in its row of MAY_IMPORT, and itself.
 MAY_IMPORT = {
-    "plt_codec": {"plt_codec"},
-    "models": {"models", "plt_codec"},
-    "archive": {"archive", "datasets", "models", "plt_codec"},
-    "datasets": {"datasets", "models", "plt_codec"},
-    "cli": {"cli", "archive", "datasets", "models", "plt_codec", "api"},
+    "plt_codec": set[str](),
+    "models": {"plt_codec"},
+    "datasets": {"models", "plt_codec"},
+    "archive": {"datasets", "models", "plt_codec"},
+    "benchmarks": {"archive", "datasets", "models", "plt_codec"},
+    "cli": {"benchmarks", "archive", "datasets", "models", "plt_codec", "api"},
+}
+# Wings of each room from the bottom to the top. A wing is a folder, or a module at the room's root. It imports wings above it in this list,
+# and those in its own line.
+WINGS = {
+    "plt_codec": ("errors limits varint types weights lanes prefix zstd repeats range_coder", "engines", "container"),
+    "models": ("bundle", "session", "target", "partners session_file", "training"),
+    "archive": (
+        "errors concurrency humanize child_python",
+        "format",
+        "storage",
+        "encryption",
+        "codecs",
+        "catalog",
+        "writing",
+        "maintenance",
+        "archive retention",
+        "sessions",
+        "token_archive thaw copy",
+        "kv_store",
+        "eviction",
+        "engines",
+        "nightly",
+    ),
+    "cli": ("ui", "bench archive bundle", "compress decompress demo hook inspect llama nightly thaw", "root", "main"),
 }
 HEAVY = {"torch", "transformers"}
-FILES = [path.relative_to(ROOT) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+# Files that may ask for a module by a name made at run time: the facade, lazy commands, and peers that are optional.
+BY_NAME = {"cli/ui/groups.py", "benchmarks/peers.py", "benchmarks/context_mixing.py"}
+FILES = [path.relative_to(ROOT) for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py"))]
+TREES = {path: ast.parse((ROOT / path).read_text("utf8")) for path in FILES}
+MODULES = {("pltz", *path.with_suffix("").parts): path for path in FILES}
 
 
 def imports(node: ast.AST) -> Iterator[str]:
-    """Dotted names one statement imports; a relative import as ``.``."""
+    """Yield the dotted names that one statement imports; a relative import as ``.``."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -31,7 +61,7 @@ def imports(node: ast.AST) -> Iterator[str]:
 
 
 def at_import_time(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Statements that run when a module is imported, those under ``if TYPE_CHECKING`` left out."""
+    """Yield the statements that run when a module is imported, without those under ``if TYPE_CHECKING``."""
     for node in tree.body:
         if isinstance(node, ast.If):
             if ast.unparse(node.test) not in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
@@ -42,31 +72,83 @@ def at_import_time(tree: ast.Module) -> Iterator[ast.stmt]:
             yield node
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
-def test_imports_follow_the_arrows(path: Path) -> None:
-    tree = ast.parse((ROOT / path).read_text("utf8"))
-    for node in ast.walk(tree):
-        where = f"{path}:{getattr(node, 'lineno', 0)}"
-        for name in imports(node):
-            parts = name.split(".")
-            assert parts[0] not in PACKAGES, f"{where} imports {name}: say pltz.{name}"
-            assert parts[0] != "", f"{where} imports relatively: say pltz...."
-            if parts[0] == "pltz" and parts[1:2]:
-                assert parts[1] in MAY_IMPORT[path.parts[0]], f"{where} imports {name}"
+def module_of(name: str) -> tuple[str, ...] | None:
+    """Return the project's module that a dotted name is, or is a name of."""
+    parts = tuple(name.split("."))
+    return next((p for p in (parts, parts[:-1]) if p in MODULES or (*p, "__init__") in MODULES), None)
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.parts[0] in ("cli", "archive", "datasets")], ids=str)
-def test_no_tensors_at_import_time(path: Path) -> None:
-    """What `pltz --help` and `pltz inspect` read loads no torch; engines and training may."""
-    tree = ast.parse((ROOT / path).read_text("utf8"))
-    found = {name.split(".")[0] for node in at_import_time(tree) for name in imports(node)}
-    assert not found & HEAVY
+def wing_of(room: str, wing: str) -> int | None:
+    """Return the line of WINGS that a wing stands in, None where it stands in none."""
+    return next((n for n, names in enumerate(WINGS[room]) if wing in names.split()), None)
 
 
-def test_every_package_is_reached_through_the_facade() -> None:
-    for package in PACKAGES:
-        link = ROOT / "pltz" / package
-        assert link.resolve() == ROOT / package
+def test_imports_follow_the_arrows_between_rooms() -> None:
+    wrong = []
+    for path, tree in TREES.items():
+        room = path.parts[0]
+        for node in ast.walk(tree):
+            for name in imports(node):
+                parts = name.split(".")
+                if parts[0] in MAY_IMPORT or not parts[0]:
+                    wrong.append(f"{path}:{node.lineno} imports {name}: say pltz.{name}")  # type: ignore[attr-defined]
+                elif parts[0] == "pltz" and parts[1:2] and parts[1] not in MAY_IMPORT[room] | {room}:
+                    wrong.append(f"{path}:{node.lineno} imports {name}")  # type: ignore[attr-defined]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_imports_follow_the_arrows_between_wings() -> None:
+    wrong = []
+    for path, tree in TREES.items():
+        room = path.parts[0]
+        if room not in WINGS or len(path.parts) == 1 or (path.name == "__init__.py" and len(path.parts) == 2):
+            continue
+        wing = path.parts[1].removesuffix(".py")
+        here = wing_of(room, wing)
+        assert here is not None, f"{path}: name its wing in WINGS"
+        for node in ast.walk(tree):
+            for name in imports(node):
+                target = module_of(name)
+                if target is None or target[1:2] != (room,) or len(target) < 3 or target[2] == wing:
+                    continue
+                there = wing_of(room, target[2])
+                if there is None or there > here:
+                    wrong.append(f"{path}:{node.lineno} imports {name}, which stands above it")  # type: ignore[attr-defined]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    graph: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    for module, path in MODULES.items():
+        targets = {module_of(name) for node in at_import_time(TREES[path]) for name in imports(node)}
+        graph[module] = {t for t in targets if t is not None and t in MODULES}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_no_importlib_hides_an_arrow() -> None:
+    found = {
+        str(path)
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "import_module"
+    }
+    assert found <= BY_NAME
+
+
+def test_no_tensors_at_import_time() -> None:
+    """Commands and the archive load no torch before they need it; engines and training may."""
+    wrong = [
+        str(path)
+        for path, tree in TREES.items()
+        if path.parts[0] in ("cli", "archive", "datasets")
+        and {name.split(".")[0] for node in at_import_time(tree) for name in imports(node)} & HEAVY
+    ]
+    assert not wrong
+
+
+def test_every_room_is_reached_through_the_facade() -> None:
+    for room in MAY_IMPORT:
+        assert (ROOT / "pltz" / room).resolve() == ROOT / room
 
 
 def test_importing_pltz_loads_nothing_heavy() -> None:

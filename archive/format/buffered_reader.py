@@ -7,7 +7,7 @@ data[5:9]           from there; what is not at hand is read for itself, and what
 
 from __future__ import annotations
 
-from pltz.archive.storage.disk import Reader, exactly
+from pltz.archive.format.byte_source import Reader, exactly
 
 AT_HAND = 4 << 20  # bytes
 

@@ -19,11 +19,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pltz.archive.format.byte_source import File, Held, exactly, pieces
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import SIZE, digest, digest_of, session_key
 from pltz.archive.format.pack import MAX_SIZE
 from pltz.archive.format.record import Record
-from pltz.archive.storage.disk import File, Held, exactly, pieces
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
 
 MAGIC = b"PLTi"

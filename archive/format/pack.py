@@ -21,13 +21,13 @@ from pltz.archive.errors import ForeignPack
 from pltz.archive.format import record as records
 from pltz.archive.format import record_columns
 from pltz.archive.format.buffered_reader import Window
+from pltz.archive.format.byte_source import PIECE, Reader, exactly, pieces
 from pltz.archive.format.context import Context, read_context
 from pltz.archive.format.ids import NONE, SIZE, digest, digest_of
 from pltz.archive.format.prefix_crc import Sums
 from pltz.archive.format.record import PARENT_BACK, Place, Raw, Record
 from pltz.archive.format.record_layout import lay_out
 from pltz.archive.format.segment_offsets import Places
-from pltz.archive.storage.disk import PIECE, Reader, exactly, pieces
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
 from pltz.plt_codec.varint import read_varint, write_varint
 

@@ -22,12 +22,12 @@ import numpy.typing as npt
 
 from pltz.archive.catalog.view import View
 from pltz.archive.format import record_columns
+from pltz.archive.format.byte_source import File
 from pltz.archive.format.ids import SIZE
 from pltz.archive.format.index_file import SECTIONS, SESSIONS, U64, Lookup, key_of, key_of_session
 from pltz.archive.format.pack import Pack
 from pltz.archive.format.record import PARENT_BACK, PARENT_INLINE, PARENT_TABLE, Record
 from pltz.archive.format.record_columns import Bytes, Columns, Ints
-from pltz.archive.storage.disk import File
 from pltz.plt_codec.errors import CorruptError, FormatError
 
 AHEAD = 3  # packs hashed while another is looked at

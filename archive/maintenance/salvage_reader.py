@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from pltz.archive.errors import UnreadableError
-from pltz.archive.storage.disk import File
+from pltz.archive.format.byte_source import File
 from pltz.archive.storage.store import Store
 
 SECTOR = 4096  # bytes that a disk loses at once, or more of them

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from pltz.archive.archive import Archive
 from pltz.archive.catalog.chain import Chains, Wanted, decode_records, lost
 from pltz.archive.catalog.freshness import Token, rolled_back, token_of
 from pltz.archive.catalog.ledger import MISSING, as_text, copies_of, entries_among
 from pltz.archive.catalog.view import NAME as PACK_NAME
 from pltz.archive.catalog.view import PLAN_NAME, Found, Problem, Version, View, tell
+from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.concurrency import meanwhile
 from pltz.archive.encryption.key_files import COPIES, KeyFile, KeyFolder, file_name
 from pltz.archive.errors import ArchiveError, KeyMismatch
@@ -88,11 +88,12 @@ class Span:
 
 
 class Verifier:
-    """Checks an archive with a fresh look at its files. ``resume``: what a run that was stopped had found so far."""
+    """Checks an archive by a fresh view of its files. ``resume``: the report of a run that was stopped."""
 
-    def __init__(self, archive: Archive, resume: Report | None = None):
-        self.archive = archive
-        self.view = View(archive.store, archive.keys)
+    def __init__(
+        self, view: View, codecs: list[SegmentCodec], settings: Settings, resume: Report | None = None
+    ):
+        self.view, self.codecs, self.settings = view, codecs, settings
         self.report = resume or Report()
         self._told = set(self.report.problems)
         self._end: float | None = None
@@ -254,7 +255,7 @@ class Verifier:
         self.report.within, self.report.offset = pack, offset
 
     def _erased(self, item: Found) -> bool:
-        return item.record.id is not None and self.archive.keys.gone(item.context, item.record.id)
+        return item.record.id is not None and self.view.keys.gone(item.context, item.record.id)
 
     def _records(self, pack: bytes) -> Iterator[Found]:
         try:
@@ -279,7 +280,7 @@ class Verifier:
 
     def _decode(self, items: Sequence[Found]) -> None:
         """Decode these records side by side and compare their ids; what stands above them is decoded first, once."""
-        chains = Chains(self.view, self.archive.codecs)
+        chains = Chains(self.view, self.codecs)
         chains.load([i.record.parent for i in items if i.context.mode & TOWER])
         above = [chains.above(i) for i in items]
         wanted = [
@@ -287,7 +288,7 @@ class Verifier:
             for i, a in zip(items, above, strict=True)
             if not isinstance(a, PltzError)
         ]
-        answers = iter(decode_records(self.archive.codecs, self.archive.keys, wanted))
+        answers = iter(decode_records(self.codecs, self.view.keys, wanted))
         for item, known in zip(items, above, strict=True):
             answer = known if isinstance(known, PltzError) else next(answers)
             if not isinstance(answer, PltzError):
@@ -375,7 +376,7 @@ class Verifier:
         for name in store.list("collect"):
             if PLAN_NAME.fullmatch(name):
                 yield f"parity/{name}", f"collect/{name}"
-        if self.archive.settings.parity[0]:
+        if self.settings.parity[0]:
             staying = set(self.view.packs) - self.view.ledger.deleted  # a collector takes the parity first
             yield from ((f"parity/{pack.hex()}", f"packs/{pack.hex()}") for pack in staying)
         entries = {name for name in store.list("ledger") if PACK_NAME.fullmatch(name)}

@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from pltz.archive.errors import StoreError
+from pltz.archive.format.byte_source import File, Held
 from pltz.archive.format.ids import digest
 from pltz.archive.format.index_file import FileIndex
-from pltz.archive.storage.disk import File, Held, OsFile
+from pltz.archive.storage.disk import OsFile
 from pltz.archive.storage.store import MOST_WHOLE, Opened
 from pltz.plt_codec.errors import CorruptError, UsageError
 

@@ -24,7 +24,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from pltz.archive.storage.disk import Held
+from pltz.archive.format.byte_source import Held
 
 BLOCK = 4096  # bytes that a file takes at least, where a disk has a capacity
 

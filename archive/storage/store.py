@@ -26,8 +26,9 @@ from pltz.archive.errors import (
     is_full,
     reason,
 )
+from pltz.archive.format.byte_source import File
 from pltz.archive.format.settings import NAME
-from pltz.archive.storage.disk import Disk, File, OsDisk
+from pltz.archive.storage.disk import Disk, OsDisk
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 MOST_SECRET = (

@@ -9,12 +9,12 @@ import click
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import choose, open_sessions, tags_of
-from pltz.cli.decompress import SESSION_FORMAT, form_of, render, written
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.output import Output
 from pltz.cli.ui.progress import Progress, wanted
+from pltz.cli.ui.session_output import SESSION_FORMAT, form_of, render, written
 from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:

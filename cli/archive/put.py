@@ -11,12 +11,12 @@ from pltz import api
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
 from pltz.cli.archive.shared import open_sessions, seconds_of, show, tags_of, tokenizer_json
-from pltz.cli.compress import INPUT_FORMAT, read_sessions
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options, secret
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.progress import Progress, say_expected, wanted
+from pltz.cli.ui.session_input import INPUT_FORMAT, read_sessions
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ there; so it is drained as a whole, by one process, and has no entries to look a
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -50,7 +49,8 @@ class JournalSource:
         zstd_above: int | None = ZSTD_ABOVE,
     ) -> Tally:
         """Archive what is in it. What was refused lies aside in the journal itself."""
-        worker = importlib.import_module("pltz.archive.eviction.worker")
+        from pltz.archive.eviction import worker
+
         limit = self.max_seconds or None
         done = worker.drain(
             self.path,

@@ -6,7 +6,6 @@ configuration has to: ``tokenizer`` is a tokenizer.json (that of the model the s
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator
@@ -19,6 +18,7 @@ import numpy as np
 from pltz.archive.nightly.naming import Naming
 from pltz.archive.nightly.sources.source import SHARD_SESSIONS, Bad, Entry, Shard
 from pltz.archive.sessions import Item, SessionArchive, Stored
+from pltz.archive.token_archive import TokenArchive, TokenItem
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import PltzError, UsageError
 
@@ -56,7 +56,8 @@ class SlotSource:
             yield Shard(number, row[0] + (f" and {len(row) - 1} more" if len(row) > 1 else ""), tuple(row))
 
     def entries(self, shard: Shard) -> Iterator[Entry | Bad]:
-        read_slot_ids = importlib.import_module("pltz.archive.engines.llama_slots").read_slot_ids
+        from pltz.archive.engines.llama_slots import read_slot_ids
+
         for name in shard.parts:
             path = Path(self.path, name)
             try:
@@ -96,8 +97,7 @@ class _Bridged:
     """An archive that takes ids of another tokenizer (`pltz.archive.token_archive`)."""
 
     def __init__(self, cold: SessionArchive, bundle: Bundle, tokenizer_json: bytes) -> None:
-        self._module = importlib.import_module("pltz.archive.token_archive")
-        self._archive = self._module.TokenArchive(cold.archive, bundle, zstd_above=cold.zstd_above)
+        self._archive = TokenArchive(cold.archive, bundle, zstd_above=cold.zstd_above)
         self._tokenizer = self._archive.add(tokenizer_json)
 
     def put(self, items: Iterable[Item], *, keep_opaque: bool = False) -> Iterator[Stored]:
@@ -105,7 +105,7 @@ class _Bridged:
         rows = iter(items)
         while row := list(itertools.islice(rows, COMMIT)):
             tokens = [
-                self._module.TokenItem(
+                TokenItem(
                     i.name, i.session.value, i.tenant, self._tokenizer, i.labels, i.target, i.time
                 )
                 for i in row

@@ -12,11 +12,12 @@ import pytest
 from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.errors import UnreadableError
+from pltz.archive.format.byte_source import Held
 from pltz.archive.format.ids import NONE, TENANT, digest
 from pltz.archive.format.record import Record
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.maintenance.salvage_reader import SECTOR, Remains
-from pltz.archive.storage.disk import Held, OsDisk
+from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.writing.writer import Writer
 

@@ -1,0 +1,25 @@
+"""How sessions are read from what a user names: files, folders, stdin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, cast
+
+from pltz.cli.ui import options
+from pltz.plt_codec.errors import UsageError
+
+if TYPE_CHECKING:
+    from pltz.datasets.loaders import Format
+    from pltz.models.session.session import Session
+
+INPUT_FORMAT = options.form(("auto", "openai", "sharegpt", "jsonl", "text", "ids"), "What the inputs are.")
+
+
+def read_sessions(inputs: Sequence[str], form: str) -> Iterator[Session]:
+    """The sessions of all inputs, in order. Raises UsageError for stdin named twice."""
+    from pltz.datasets.loaders import load
+
+    if inputs.count("-") > 1:
+        raise UsageError("stdin (-) can be read only once")
+    for path in inputs:
+        yield from load(path, cast("Format", form))
