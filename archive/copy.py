@@ -22,13 +22,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from pltz.archive.archive import Archive, Tower
 from pltz.archive.catalog.view import LOOKS, Version
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError, NotFound
 from pltz.archive.format.ids import BASE, NONE, SIZE, TENANT
 from pltz.archive.format.index_file import key_of_session
 from pltz.archive.sessions import COMMIT_SESSIONS, COMMIT_TOKENS, base_of
+from pltz.archive.tower_archive import Tower, TowerArchive
 from pltz.archive.writing.new_session import KINDS, NewSession, Receipt
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 
@@ -49,14 +49,14 @@ class Copied:
 
 
 def copy(
-    source: Archive, versions: Iterable[Version], to: Archive, *, dry_run: bool = False
+    source: TowerArchive, versions: Iterable[Version], to: TowerArchive, *, dry_run: bool = False
 ) -> Iterator[Copied]:
-    """Copy versions (`Archive.ls` or `find` lists them, histories oldest first); what is yielded is durable and was compared.
+    """Copy versions (`TowerArchive.ls` or `find` lists them, histories oldest first); what is yielded is durable and was compared.
 
     Raises:
         LostError: a version is damaged here; those before it were copied.
         BundleMismatch: an archive was not opened with a codec of the version's tokenizer.
-        StoreError, WriterFailed, Fenced: as `Archive.put`.
+        StoreError, WriterFailed, Fenced: as `TowerArchive.put`.
         ArchiveError: what was copied does not read back.
     """
     to.view.refresh()  # once: what another writer puts there meanwhile, `put` finds
@@ -89,14 +89,14 @@ def copy(
 
 
 def _sessions(
-    source: Archive, versions: Sequence[Version], codecs: Sequence[SegmentCodec]
+    source: TowerArchive, versions: Sequence[Version], codecs: Sequence[SegmentCodec]
 ) -> Iterator[tuple[Tower, NewSession] | None]:
     """Yield each version's tower and the session to put, in their order; None where it was erased. Raises as `copy`."""
     for version, tower in zip(versions, _all_towers(source, versions), strict=True):
         yield _again(source, version, partial(_session, source, version, tower, codecs))
 
 
-def _all_towers(source: Archive, versions: Sequence[Version]) -> Sequence[Tower | None]:
+def _all_towers(source: TowerArchive, versions: Sequence[Version]) -> Sequence[Tower | None]:
     """Return all towers, decoded side by side; None for each where one of them cannot be read as it was listed."""
     try:
         return source.towers(versions)
@@ -105,13 +105,13 @@ def _all_towers(source: Archive, versions: Sequence[Version]) -> Sequence[Tower 
 
 
 def _session(
-    source: Archive, version: Version, tower: Tower | None, codecs: Sequence[SegmentCodec]
+    source: TowerArchive, version: Version, tower: Tower | None, codecs: Sequence[SegmentCodec]
 ) -> tuple[Tower, NewSession]:
     read = source.tower(version) if tower is None else tower
     return read, _new_session(source, read, codecs)
 
 
-def _again(source: Archive, version: Version, work: Callable[[], T]) -> T | None:
+def _again(source: TowerArchive, version: Version, work: Callable[[], T]) -> T | None:
     """Work; look again where a collector moved what is needed. None: the version was erased. Raises as ``work``."""
     for _ in range(LOOKS):
         try:
@@ -126,7 +126,7 @@ def _again(source: Archive, version: Version, work: Callable[[], T]) -> T | None
     raise failure
 
 
-def _erased(source: Archive, version: Version) -> bool:
+def _erased(source: TowerArchive, version: Version) -> bool:
     """Return whether a version that was listed was erased since, or forgotten and collected.
 
     There is proof of it: its record is there and its key is not; or no record of it is left, and a collector deleted the pack.
@@ -145,7 +145,7 @@ def _erased(source: Archive, version: Version) -> bool:
     return all(known.id != version.id for known in source.history(version.name, version.tenant))
 
 
-def _towers(source: Archive, versions: Sequence[Version]) -> Iterator[Tower]:
+def _towers(source: TowerArchive, versions: Sequence[Version]) -> Iterator[Tower]:
     """Decoded side by side; where one is lost, those before it come all the same."""
     try:
         yield from source.towers(versions)
@@ -153,7 +153,7 @@ def _towers(source: Archive, versions: Sequence[Version]) -> Iterator[Tower]:
         yield from map(source.tower, versions)
 
 
-def _there(source: Archive, versions: Sequence[Version], to: Archive) -> set[bytes]:
+def _there(source: TowerArchive, versions: Sequence[Version], to: TowerArchive) -> set[bytes]:
     """Ids of the versions that the other archive has."""
     leaves = {v.id: found for v in versions if (found := _leaves_alike(v, to))}
     named_alike = not (source.settings.sealed or to.settings.sealed)
@@ -167,7 +167,7 @@ def _there(source: Archive, versions: Sequence[Version], to: Archive) -> set[byt
     return there
 
 
-def _leaves_alike(version: Version, to: Archive) -> set[bytes]:
+def _leaves_alike(version: Version, to: TowerArchive) -> set[bytes]:
     """Leaves of the versions of the same name, time, tags, kind and target in the other archive."""
     known = to.view.versions(to.keys.domain(TENANT, version.tenant), version.name)
     return {v.leaf for v in known if _facts(v) == _facts(version)}
@@ -177,7 +177,7 @@ def _facts(version: Version) -> tuple[int, dict[str, str], int, bytes, bytes]:
     return version.time, version.labels, version.kind, version.target, version.tokenizer
 
 
-def _leaf_in(tower: Tower, source: Archive, to: Archive) -> bytes:
+def _leaf_in(tower: Tower, source: TowerArchive, to: TowerArchive) -> bytes:
     """What the other archive would call the leaf of a tower. Raises CorruptError where it has no keys of its domains."""
     shared, base = base_of(source, tower)
     own = to.keys.domain(TENANT, tower.version.tenant)
@@ -189,7 +189,7 @@ def _leaf_in(tower: Tower, source: Archive, to: Archive) -> bytes:
     return leaf
 
 
-def _commit(batch: Sequence[tuple[Tower, NewSession]], to: Archive) -> Iterator[Copied]:
+def _commit(batch: Sequence[tuple[Tower, NewSession]], to: TowerArchive) -> Iterator[Copied]:
     """Put a batch, read it back, compare. Raises as `copy`."""
     receipts = to.put([session for _, session in batch])
     for begin in range(0, len(batch), AT_ONCE):
@@ -204,7 +204,7 @@ def _commit(batch: Sequence[tuple[Tower, NewSession]], to: Archive) -> Iterator[
             yield Copied(version, False, receipt)
 
 
-def _put(version: Version, receipt: Receipt, to: Archive) -> Version:
+def _put(version: Version, receipt: Receipt, to: TowerArchive) -> Version:
     """What a receipt stands for, as the other archive lists it."""
     known = to.view.versions(to.keys.domain(TENANT, version.tenant), version.name)
     found = next((v for v in known if v.id == receipt.version), None)
@@ -215,7 +215,7 @@ def _put(version: Version, receipt: Receipt, to: Archive) -> Version:
     return found
 
 
-def _new_session(source: Archive, tower: Tower, codecs: Sequence[SegmentCodec]) -> NewSession:
+def _new_session(source: TowerArchive, tower: Tower, codecs: Sequence[SegmentCodec]) -> NewSession:
     version = tower.version
     shared, base = base_of(source, tower)
     return NewSession(

@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.archive.archive import Archive, Tower
 from pltz.archive.catalog.view import Version
 from pltz.archive.codecs.codec import (
     BundleCodec,
@@ -47,6 +46,7 @@ from pltz.archive.codecs.codec import (
 )
 from pltz.archive.errors import NotFound
 from pltz.archive.format.ids import BASE, TENANT, Tokens, digest
+from pltz.archive.tower_archive import Tower, TowerArchive
 from pltz.archive.writing.new_session import KINDS, NewSession, Receipt
 from pltz.models.bundle.tokenizer import SPECIALS
 from pltz.models.session import transcript
@@ -127,7 +127,7 @@ class SessionArchive:
     """
 
     def __init__(
-        self, archive: Archive, bundles: Sequence[Bundle], *, zstd_above: int | None = ZSTD_ABOVE
+        self, archive: TowerArchive, bundles: Sequence[Bundle], *, zstd_above: int | None = ZSTD_ABOVE
     ) -> None:
         self.archive, self.zstd_above = archive, zstd_above
         self.expect: Expect | None = None
@@ -144,7 +144,7 @@ class SessionArchive:
     ) -> SessionArchive:
         """A new archive in a directory or bucket, sealed where a ``key`` is given. Raises UsageError where there is one, StoreError."""
         found = list(bundles) or [_default()]
-        return cls(Archive.create(place, codecs_of(found), key=key), found)
+        return cls(TowerArchive.create(place, codecs_of(found), key=key), found)
 
     @classmethod
     def open(
@@ -168,7 +168,7 @@ class SessionArchive:
         """
         found = list(bundles) or [_default()]
         codecs = codecs_of(found, tokenizers, device=device, threads=threads, layout=layout)
-        return cls(Archive.open(place, codecs, key=key), found, zstd_above=zstd_above)
+        return cls(TowerArchive.open(place, codecs, key=key), found, zstd_above=zstd_above)
 
     # ---- in
 
@@ -184,7 +184,7 @@ class SessionArchive:
         Raises:
             ContentError: a session cannot be coded (OpaqueContentError: an image, audio or file part); its commit was not begun.
             TokenizerMismatch: ids that are not ids of the bundle.
-            StoreError, WriterFailed, Fenced: as `Archive.put`; what was yielded before stays.
+            StoreError, WriterFailed, Fenced: as `TowerArchive.put`; what was yielded before stays.
         """
         self.archive.view.refresh()
         for batch in self._batches(items, keep_opaque):
@@ -331,7 +331,7 @@ class SessionArchive:
         return self.session(self.archive.get(name, tenant, number))
 
     def read(self, version: Version) -> Session:
-        """The session of a version, as `Archive.ls` lists it. Raises LostError, BundleMismatch."""
+        """The session of a version, as `TowerArchive.ls` lists it. Raises LostError, BundleMismatch."""
         return self.session(self.archive.tower(version))
 
     def session(self, tower: Tower) -> Session:
@@ -383,7 +383,7 @@ def _bridged(
     return [BridgedCodec(bundle, bridge, device=device, threads=threads, layout=layout) for bridge in bridges]
 
 
-def base_of(archive: Archive, tower: Tower) -> tuple[int, str | None]:
+def base_of(archive: TowerArchive, tower: Tower) -> tuple[int, str | None]:
     """How many segments of a tower lie in a domain of base prompts, and its name; (0, None) where none does. Raises LostError."""
     shared, name = 0, None
     for segment, _ in tower.segments:

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from pltz.archive.archive import Archive, Tower
 from pltz.archive.catalog.view import Version
 from pltz.archive.codecs.codec import BundleCodec, ids_codec
 from pltz.archive.errors import KeyMismatch, NotFound
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import BASE, NONE, SIZE, TENANT, Tokens
 from pltz.archive.sessions import MAX_TOWER, base_of, common
+from pltz.archive.tower_archive import Tower, TowerArchive
 from pltz.archive.writing.new_session import KINDS, NewSession, Receipt
 from pltz.plt_codec.errors import (
     BundleMismatch,
@@ -125,7 +125,7 @@ class TokenArchive:
 
     def __init__(
         self,
-        archive: Archive,
+        archive: TowerArchive,
         bundle: Bundle,
         *,
         device: str = "cpu",
@@ -168,11 +168,11 @@ class TokenArchive:
         loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
         codecs: list[SegmentCodec] = [BundleCodec(loaded, device=device, threads=threads, layout=layout)]
         try:
-            archive = Archive.open(place, codecs, key=key)
+            archive = TowerArchive.open(place, codecs, key=key)
         except UsageError:
             if not create:
                 raise
-            archive = Archive.create(place, codecs, key=key)
+            archive = TowerArchive.create(place, codecs, key=key)
         if archive.settings.sealed and key is None:
             raise KeyMismatch(
                 f"the archive at {os.fspath(place)} is sealed, and no key was given: nothing could be put or read. "
@@ -209,7 +209,7 @@ class TokenArchive:
         Raises:
             ContentError: ids that are not its tokenizer's, or what the archive does not take; nothing of that commit was stored.
             TokenizerMismatch: a tokenizer that was not given.
-            StoreError, WriterFailed, Fenced: as `Archive.put`.
+            StoreError, WriterFailed, Fenced: as `TowerArchive.put`.
         """
         return list(self.put_each(items))
 

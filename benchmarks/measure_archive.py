@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from pltz.archive.archive import Archive
 from pltz.archive.child_python import command, environment, safe_path
 from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.format import index_file
 from pltz.archive.format.ids import SIZE, Tokens
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, FileIndex
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError
 
@@ -88,7 +88,7 @@ class ReadyCodec:
 def put(folder: Path, sessions: int, writers: int) -> dict[str, Any]:
     """Sessions of one new segment each below a shared prompt, put by several processes at once, in commits of `COMMIT`."""
     place = folder / f"put-{writers}"
-    Archive.create(place, [ReadyCodec()])
+    TowerArchive.create(place, [ReadyCodec()])
     share = -(-sessions // writers)
     context = multiprocessing.get_context("spawn")
     with safe_path(), context.Pool(writers) as pool:
@@ -113,7 +113,7 @@ def _write(place: Path, sessions: int, who: int) -> dict[str, Any]:
     codec = ReadyCodec(who)
     prompts = [codec.make(*PROMPT) for _ in range(PROMPTS)]
     codec.keep()
-    archive = Archive.open(place, [codec])
+    archive = TowerArchive.open(place, [codec])
     wall = cpu = 0.0
     total = names = 0
     for begin in range(0, sessions, COMMIT):
@@ -160,7 +160,7 @@ def _append(folder: Path, sessions: int) -> float:
 
 def overhead(place: Path, figures: dict[str, Any]) -> dict[str, Any]:
     """Bytes a session beside bitstrings and names, after one index over all."""
-    archive = Archive.open(place, [ReadyCodec()])
+    archive = TowerArchive.open(place, [ReadyCodec()])
     archive.write_index()
     stat = archive.stat()
     n = figures["sessions"]
@@ -176,7 +176,7 @@ def overhead(place: Path, figures: dict[str, Any]) -> dict[str, Any]:
 
 def reading(place: Path) -> dict[str, Any]:
     """Lookups of records through the index, warm, and verify beside reading and hashing the same bytes."""
-    archive = Archive.open(place, [ReadyCodec()])
+    archive = TowerArchive.open(place, [ReadyCodec()])
     view = archive.view
     keys, numbers, offsets = next(iter(view.indexes.values())).columns(SEGMENTS)
     names = next(iter(view.indexes.values())).names
@@ -326,7 +326,7 @@ def _grow(place: Path, steps: Sequence[int], prompts: int | None) -> Iterator[di
     platform = codec.make(*PROMPT)
     shared = [codec.make(*PROMPT) for _ in range(prompts or 0)]
     codec.keep()
-    archive = Archive.create(place, [codec])
+    archive = TowerArchive.create(place, [codec])
     count = 0
     for step in steps:
         while count < step:

@@ -371,10 +371,10 @@ def _no_fate() -> Any:
 
 
 def _init(world: Any) -> None:
-    from pltz.archive.archive import Archive
+    from pltz.archive.tower_archive import TowerArchive
 
     for place in ("main", "copy"):
-        Archive.create(world.place(place), [], key=world.key(place))
+        TowerArchive.create(world.place(place), [], key=world.key(place))
 
 
 def _forget(world: Any, place: str, halves: list[tuple[tuple[str, str], str]]) -> None:

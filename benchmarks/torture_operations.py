@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from pltz.archive.archive import Archive
 from pltz.archive.catalog.view import Version
 from pltz.archive.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec
 from pltz.archive.copy import copy
@@ -35,6 +34,7 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.nightly import config, freeze, job
 from pltz.archive.sessions import Item, SessionArchive, codecs_of
 from pltz.archive.storage.store import open_store
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.benchmarks.torture_child import Line, Voice
 from pltz.benchmarks.torture_record import Key, Record, Seen, Session, digest_of
@@ -105,12 +105,12 @@ class World:
 
     def open(self, name: str) -> SessionArchive:
         """Open an archive with the bundle, to put chats and to read everything."""
-        archive = Archive.open(self.place(name), self.codecs, key=self.key(name))
+        archive = TowerArchive.open(self.place(name), self.codecs, key=self.key(name))
         return SessionArchive(archive, [self.bundle])
 
-    def open_plain(self, name: str) -> Archive:
+    def open_plain(self, name: str) -> TowerArchive:
         """Open an archive so that texts are put as bytes without the model."""
-        return Archive.open(self.place(name), [BytesCodec(), *self.codecs], key=self.key(name))
+        return TowerArchive.open(self.place(name), [BytesCodec(), *self.codecs], key=self.key(name))
 
 
 @dataclass
@@ -349,7 +349,7 @@ class Forget(Operation):
         archive.forget([v for found in self._versions(archive) for v in found])
         voice.ack(forgotten=True)
 
-    def _versions(self, archive: Archive) -> Iterable[list[Version]]:
+    def _versions(self, archive: TowerArchive) -> Iterable[list[Version]]:
         for (tenant, name), wanted in self.chosen.items():
             found = [v for v in archive.history(name, tenant) if v.id.hex() in wanted]
             if len(found) != len(wanted):
@@ -427,7 +427,7 @@ class Erase(Operation):
         return self.keys
 
     def work(self, world: World, voice: Voice) -> None:
-        archive = Archive.open(world.place("main"), [], key=KEY)
+        archive = TowerArchive.open(world.place("main"), [], key=KEY)
         voice.begin()
         tenant, name = self.keys[0]
         if world.fault != "early-erase":
@@ -465,7 +465,7 @@ class EraseTenant(Erase):
         return self.tenant
 
     def work(self, world: World, voice: Voice) -> None:
-        archive = Archive.open(world.place("main"), [], key=KEY)
+        archive = TowerArchive.open(world.place("main"), [], key=KEY)
         voice.begin()
         archive.erase(self.tenant, bases=self.bases)
         voice.ack(erased=True)
@@ -497,7 +497,7 @@ class Collect(Upkeep):
     )
 
     def work(self, world: World, voice: Voice) -> None:
-        archive = Archive.open(world.place(self.place), [], key=world.key(self.place))
+        archive = TowerArchive.open(world.place(self.place), [], key=world.key(self.place))
         small = 16 << 20 if self.number < 0.7 else 4096  # bytes
         voice.begin()
         done = archive.collect(grace=0, small=small)
@@ -536,7 +536,7 @@ class Rebuild(Upkeep):
     kind = "rebuild"
 
     def work(self, world: World, voice: Voice) -> None:
-        archive = Archive.open(world.place(self.place), [], key=world.key(self.place))
+        archive = TowerArchive.open(world.place(self.place), [], key=world.key(self.place))
         voice.begin()
         archive.rebuild()
         voice.ack()
@@ -548,7 +548,7 @@ class Merge(Upkeep):
     kind = "merge indexes"
 
     def work(self, world: World, voice: Voice) -> None:
-        archive = Archive.open(world.place(self.place), [], key=world.key(self.place))
+        archive = TowerArchive.open(world.place(self.place), [], key=world.key(self.place))
         voice.begin()
         archive.write_index(everything=self.number < 0.5)
         voice.ack()
@@ -857,7 +857,7 @@ def _contents(sessions: SessionArchive, versions: list[Version]) -> Iterator[Con
                 yield exc
 
 
-def _last(archive: Archive, key: Key, digests: dict[str, str]) -> str | None:
+def _last(archive: TowerArchive, key: Key, digests: dict[str, str]) -> str | None:
     """Return the digest of the version that a get would read; None where there is none; else the error."""
     tenant, name = key
     try:
@@ -896,7 +896,7 @@ def heard(seen: Seen, line: Line) -> None:
             seen.opened |= set(value)
 
 
-def _opened(archive: Archive) -> set[str]:
+def _opened(archive: TowerArchive) -> set[str]:
     """Return the marks in all records of a sealed archive that open, from the raw packs: in tags, and in
     texts of plain bytes."""
     keys, marks = archive.keys, set[bytes]()

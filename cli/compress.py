@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pltz.models.session.session import Session
     from pltz.plt_codec.lanes import LayoutName
 
+
 @click.command(
     cls=Command,
     short_help="Freeze sessions into one .pltz file, or an archive.",

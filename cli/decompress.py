@@ -1,6 +1,5 @@
 """``pltz decompress``: the sessions of a .pltz file, as they were."""
 
-
 import click
 
 from pltz import api

@@ -360,17 +360,17 @@ def open_archive(
     ...     cold.get("greeting").value
     b'hello'
     """
-    from pltz.archive.archive import Archive
     from pltz.archive.encryption.keys import Secret
     from pltz.archive.format.settings import NAME
     from pltz.archive.sessions import SessionArchive
     from pltz.archive.storage.store import is_there, open_store
+    from pltz.archive.tower_archive import TowerArchive
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.partners import tokenizer_json
 
     key = Secret.chosen(key_file=key_file, key_command=key_command, passphrase=passphrase)
     if create and not is_there(open_store(path), NAME):
-        Archive.create(path, [], key=key)
+        TowerArchive.create(path, [], key=key)
     loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
     known = [tokenizer_json(tokenizer) for tokenizer in tokenizers]
     return SessionArchive.open(

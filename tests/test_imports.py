@@ -22,7 +22,11 @@ MAY_IMPORT = {
 # Wings of each room from the bottom to the top. A wing is a folder, or a module at the room's root. It imports wings above it in this list,
 # and those in its own line.
 WINGS = {
-    "plt_codec": ("errors limits varint types weights lanes prefix zstd repeats range_coder", "engines", "container"),
+    "plt_codec": (
+        "errors limits varint types weights lanes prefix zstd repeats range_coder",
+        "engines",
+        "container",
+    ),
     "models": ("bundle", "session", "target", "partners session_file", "training"),
     "archive": (
         "errors concurrency humanize child_python",
@@ -33,7 +37,7 @@ WINGS = {
         "catalog",
         "writing",
         "maintenance",
-        "archive retention",
+        "tower_archive retention",
         "sessions",
         "token_archive thaw copy",
         "kv_store",
@@ -41,7 +45,13 @@ WINGS = {
         "engines",
         "nightly",
     ),
-    "cli": ("ui", "bench archive bundle", "compress decompress demo hook inspect llama nightly thaw", "root", "main"),
+    "cli": (
+        "ui",
+        "bench archive bundle",
+        "compress decompress demo hook inspect llama nightly thaw",
+        "root",
+        "main",
+    ),
 }
 HEAVY = {"torch", "transformers"}
 # Files that may ask for a module by a name made at run time: the facade, lazy commands, and peers that are optional.

@@ -277,7 +277,11 @@ def as_text(loss: Loss) -> str:
     """Return a loss in words, for people."""
     missing, sessions = loss.entry.missing, len(loss.entry.sessions)
     what = "an unknown number of records" if missing is None else counted(missing, "record")
-    named = f"{counted(sessions, 'session')} among them" if loss.entry.complete else "of which sessions is not known"
+    named = (
+        f"{counted(sessions, 'session')} among them"
+        if loss.entry.complete
+        else "of which sessions is not known"
+    )
     return f"repair gave it up: {what} lost, {named}; pltz archive repair --acknowledge ends this message"
 
 

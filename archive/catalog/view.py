@@ -131,7 +131,9 @@ class View:
         self.vanished = 0  # records that were looked for in a pack that was gone: a collector moved them
         self.ledger = Ledger(store)
         self.unlisted: set[bytes] = set()  # packs that are there and that no list of packs/ had: it is short
-        self._seen: set[bytes] = set()  # packs that were listed at any time, and that the ledger does not say are deleted
+        self._seen: set[bytes] = (
+            set()
+        )  # packs that were listed at any time, and that the ledger does not say are deleted
         self._absent: dict[bytes, PackState] | None = None  # since the last list of packs
         self._plans: dict[str, Plan] = {}
         self._bad = set(unused)  # names of index files that are not read
@@ -198,13 +200,17 @@ class View:
             names = set(self.store.list("parity"))
             self.ledger.refresh(names)
             parity = {bytes.fromhex(name) for name in names if NAME.fullmatch(name)}
-            named = parity.union(self._seen, self.condemned, self.tail.packs, *(i.packs for i in self.indexes.values()))
+            named = parity.union(
+                self._seen, self.condemned, self.tail.packs, *(i.packs for i in self.indexes.values())
+            )
             unseen = named - set(self.packs)
             unexplained = {pack for pack in unseen if self.ledger.state(pack) is None}
             there = {pack for pack in unexplained if is_there(self.store, f"packs/{pack.hex()}")}
             taken = self._take_in(there) if there else set()
             if unexplained - taken:
-                self.ledger.refresh(names)  # after the absence was seen: who deletes a pack puts the entry first
+                self.ledger.refresh(
+                    names
+                )  # after the absence was seen: who deletes a pack puts the entry first
             state = self.ledger.state
             self._absent = {pack: state(pack) or PackState.MISSING for pack in unseen - taken}
             self._seen -= self.ledger.deleted
@@ -273,7 +279,9 @@ class View:
         if pack not in self._opened:
             name = f"packs/{pack.hex()}"
             self._opened[pack] = Pack(
-                lambda at, size: self.store.read(name, at, size), self.packs.get(pack, 0), archive=self.ledger.archive
+                lambda at, size: self.store.read(name, at, size),
+                self.packs.get(pack, 0),
+                archive=self.ledger.archive,
             )
             if len(self._opened) > OPEN_PACKS:
                 self._opened.popitem(last=False)

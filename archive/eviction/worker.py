@@ -32,8 +32,8 @@ from pltz.plt_codec.errors import ContentError, ModelError, TokenizerMismatch, U
 from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
-    from pltz.archive.archive import Archive
     from pltz.archive.encryption.keys import Secret
+    from pltz.archive.tower_archive import TowerArchive
     from pltz.models.bundle.bundle import Bundle
     from pltz.plt_codec.lanes import LayoutName
 
@@ -224,7 +224,7 @@ class Worker:
             self._archive = self._open()
         return self._archive
 
-    def _check_same(self, archive: Archive) -> None:
+    def _check_same(self, archive: TowerArchive) -> None:
         """Refuse an archive that was replaced while this runs, so that no session is put among those of another.
 
         Raises ArchiveError, FormatError.

@@ -137,7 +137,9 @@ class Builder:
         """The pack but for its digest, which `sealed` adds. Raises as `finish`."""
         outside = self._parents_in_table()
         table = self._table(list(outside))
-        header = HEADER.pack(MAGIC, VERSION, 0, 0, self.epoch, self.time, self.salt, self.archive, len(table), 0)[:-4]
+        header = HEADER.pack(
+            MAGIC, VERSION, 0, 0, self.epoch, self.time, self.salt, self.archive, len(table), 0
+        )[:-4]
         header += zlib.crc32(table, zlib.crc32(header)).to_bytes(4, "little")
         head = header + table
         place = Place(self.salt, len(head), self.time, len(self._contexts))

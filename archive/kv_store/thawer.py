@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pltz.archive.archive import Tower
 from pltz.archive.catalog.chain import MAX_SEGMENTS, Known
 from pltz.archive.errors import LostError
 from pltz.archive.format.ids import NONE
@@ -46,6 +45,7 @@ from pltz.archive.kv_store.store import HotStore, space_of
 from pltz.archive.kv_store.target_tokens import Eyes, Seen
 from pltz.archive.sessions import base_of
 from pltz.archive.thaw import Thawed, check_target
+from pltz.archive.tower_archive import Tower
 from pltz.models.target.cache import share
 from pltz.plt_codec.engines.queued import watching
 from pltz.plt_codec.errors import ModelError, PltzError, UsageError

@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
-from pltz.archive.archive import Archive
 from pltz.archive.errors import Fenced, NotFound
 from pltz.archive.nightly.config import Config
 from pltz.archive.nightly.receipt import Ledger
@@ -31,6 +30,7 @@ from pltz.archive.nightly.sources.slots import SlotSource
 from pltz.archive.nightly.sources.source import Bad, Entry, Namer, Putter, Shard, Source
 from pltz.archive.nightly.state import State
 from pltz.archive.sessions import Item, SessionArchive, Stored, codecs_of
+from pltz.archive.tower_archive import TowerArchive
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import (
     BundleMismatch,
@@ -79,7 +79,7 @@ class Freezer:
 
     def open(self) -> SessionArchive:
         """The archive, as it is now. Raises UsageError, KeyMismatch, StoreError."""
-        archive = Archive.open(self.config.archive, self._codecs, key=self.secret)
+        archive = TowerArchive.open(self.config.archive, self._codecs, key=self.secret)
         return SessionArchive(archive, self.bundles, zstd_above=self.config.zstd_above)
 
     def freeze(self, shard: Shard) -> Tally:

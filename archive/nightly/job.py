@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from pltz.archive.archive import Archive
 from pltz.archive.catalog.view import Version
 from pltz.archive.nightly import engine
 from pltz.archive.nightly.config import Config
@@ -29,6 +28,7 @@ from pltz.archive.nightly.report import FORMAT, VERSION, Reports
 from pltz.archive.nightly.run_stats import LISTED, Tally
 from pltz.archive.nightly.sources.source import Shard
 from pltz.archive.retention import expired
+from pltz.archive.tower_archive import TowerArchive
 from pltz.plt_codec.errors import PltzError
 
 REFUSED, DAMAGED, FAILED = 5, 3, 7  # exit codes
@@ -180,7 +180,7 @@ class _Job:
             forgotten += self._forgotten(archive, batch)
         return {"versions": looked, "forgotten": forgotten}
 
-    def _forgotten(self, archive: Archive, batch: list[Version]) -> int:
+    def _forgotten(self, archive: TowerArchive, batch: list[Version]) -> int:
         return len(batch) if self.dry_run or not batch else archive.forget(batch)
 
     def _collect(self) -> Any:
@@ -214,9 +214,9 @@ class _Job:
         names = ("packs", "pack_bytes", "index_bytes", "segments", "sessions", "problems")
         return {"id": stat.archive.hex(), **{name: getattr(stat, name) for name in names}}
 
-    def _open(self) -> Archive:
+    def _open(self) -> TowerArchive:
         """The archive, without a bundle."""
-        return Archive.open(self.config.archive, [], key=self.freezer.secret)
+        return TowerArchive.open(self.config.archive, [], key=self.freezer.secret)
 
     def _timed(self, name: str, work: Callable[[], Any]) -> Any:
         start, spent = time.monotonic(), _cpu_seconds()

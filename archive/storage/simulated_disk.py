@@ -7,7 +7,7 @@ file systems have been seen to do each of these.
 
     disk = SimDisk()
     disk.watch = lambda: check_all(disk.crashes())     # after every change
-    Archive.create(DirectoryStore(disk), [codec]).put(...)
+    TowerArchive.create(DirectoryStore(disk), [codec]).put(...)
 
 Two faults are no power cut: `vanish` takes an object away, durably, as a failing disk or a wrong command does; and names in `hidden` are left out of
 what is listed, though the files are there, as a store does that lists late.

@@ -40,7 +40,7 @@ class Writer:
         self._publisher = Publisher(view, self.proved, parity)
 
     def put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
-        """Freeze sessions; a receipt each, once all are durable. See `Archive.put`."""
+        """Freeze sessions; a receipt each, once all are durable. See `TowerArchive.put`."""
         with _no_sweeps():
             return self._put(sessions)
 

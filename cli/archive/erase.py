@@ -67,7 +67,7 @@ def erase(
     copy-on-write file system or a flash disk keeps; such copies open only with the archive's key. Every erase first
     finishes what an erase that was cut off left. The bytes go with the next runs of collect.
     """
-    from pltz.archive.archive import Archive
+    from pltz.archive.tower_archive import TowerArchive
 
     if base is not None and (tenant is not None or name is not None or everything or bases):
         raise UsageError("--base NAME stands alone: leave --tenant, --name, --all and --bases out")
@@ -75,7 +75,7 @@ def erase(
         raise UsageError("expected --tenant TENANT with either --name NAME or --all, or --base NAME")
     if bases and not everything:
         raise UsageError("--bases belongs to --all")
-    opened = Archive.open(place, [], key=secret())
+    opened = TowerArchive.open(place, [], key=secret())
 
     def run(dry_run: bool) -> "Erasure":
         if base is not None:

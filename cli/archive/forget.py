@@ -14,9 +14,9 @@ from pltz.cli.ui.key_options import key_options
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.archive import Archive
     from pltz.archive.catalog.view import Version
     from pltz.archive.retention import Policy
+    from pltz.archive.tower_archive import TowerArchive
 
 
 @click.command(
@@ -136,7 +136,7 @@ def undelete(
     _show_all(versions, "brought back", "bring back", dry_run, as_json)
 
 
-def _forgotten(archive: "Archive", name: str, tenant: str) -> "list[Version]":
+def _forgotten(archive: "TowerArchive", name: str, tenant: str) -> "list[Version]":
     """Forgotten versions of a session. Raises NotFound where it has none, ArchiveError where damage may hide some."""
     from pltz.archive.errors import NotFound
 

@@ -13,7 +13,7 @@ from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.table import pairs
 
 if TYPE_CHECKING:
-    from pltz.archive.archive import Archive
+    from pltz.archive.tower_archive import TowerArchive
 
 
 @click.command(
@@ -95,7 +95,7 @@ def stat(place: str, as_json: bool) -> None:
     _warn(archive)
 
 
-def _warn(archive: "Archive") -> int:
+def _warn(archive: "TowerArchive") -> int:
     """Say on stderr that something is damaged or gone: a listing may lack what lay there. Returns an exit code."""
     from pltz.archive.errors import ArchiveError
 

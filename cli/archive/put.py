@@ -50,12 +50,12 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
     With a key (--key-file, --key-command, --passphrase-env, --passphrase) it is sealed: everything in it is encrypted, and sessions,
     tenants and shared base prompts can be erased for good. Without the key nothing in it can ever be read again: keep the key.
     """
-    from pltz.archive.archive import Archive
     from pltz.archive.format.parity import SHARE, SHARED
+    from pltz.archive.tower_archive import TowerArchive
 
     shares = (SHARE, SHARED) if parity is None else (round(10 * parity), SHARED if parity else 0)
     key = secret(confirm=True)
-    made = Archive.create(place, [], key=key, parity=shares)
+    made = TowerArchive.create(place, [], key=key, parity=shares)
     identity = made.settings.archive.hex()
     kind = "sealed" if key else "open"
     facts = {"archive": identity, "place": place, "sealed": key is not None, "parity": list(shares)}

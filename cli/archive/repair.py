@@ -57,9 +57,9 @@ def repair(
     if acknowledge:
         _acknowledge(place, dry_run, as_json)
         return
-    from pltz.archive.archive import open_keys
     from pltz.archive.maintenance.repair import Repairer
     from pltz.archive.storage.store import open_store
+    from pltz.archive.tower_archive import open_keys
 
     key = secret()
     store = open_store(place)

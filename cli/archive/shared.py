@@ -14,10 +14,10 @@ from pltz.cli.ui.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.archive import Archive
     from pltz.archive.catalog.view import Version
     from pltz.archive.encryption.keys import Secret
     from pltz.archive.sessions import SessionArchive
+    from pltz.archive.tower_archive import TowerArchive
     from pltz.plt_codec.lanes import LayoutName
 
 KINDS = ("chat", "text", "ids")
@@ -70,7 +70,7 @@ JSON_LINES: Decorator = click.option(
 )
 
 
-def open_plain(place: str) -> "Archive":
+def open_plain(place: str) -> "TowerArchive":
     """The archive at ``place``, without a bundle: to list, mark and clean; a sealed one with the key that the command's options name.
 
     Raises UsageError, FormatError, KeyMismatch.
@@ -118,11 +118,11 @@ def tokenizer_json(name: str) -> bytes:
         raise UsageError(f"cannot read {name}: {exc.strerror or exc}") from exc
 
 
-def open_archive(place: str, key: "Secret | None") -> "Archive":
+def open_archive(place: str, key: "Secret | None") -> "TowerArchive":
     """The archive at ``place``, without a bundle. Raises UsageError, FormatError, KeyMismatch."""
-    from pltz.archive.archive import Archive
+    from pltz.archive.tower_archive import TowerArchive
 
-    return Archive.open(place, [], key=key)
+    return TowerArchive.open(place, [], key=key)
 
 
 def tags_of(words: Iterable[str]) -> dict[str, str]:
@@ -143,7 +143,7 @@ def tags_of(words: Iterable[str]) -> dict[str, str]:
 
 
 def choose(
-    archive: "Archive",
+    archive: "TowerArchive",
     names: Iterable[str],
     tenant: str | None,
     labels: Mapping[str, str],

@@ -17,8 +17,8 @@ from pltz.cli.ui.progress import Progress, wanted
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.archive import Archive
     from pltz.archive.maintenance.verify import Report
+    from pltz.archive.tower_archive import TowerArchive
 
 DAMAGED, COPIES_MISSING, UNFINISHED = 3, 9, 10  # exit codes
 MAX_STATE = 1 << 26  # bytes
@@ -132,7 +132,7 @@ class State:
     Raises UsageError where the file is another archive's or a run's of another kind, CorruptError where it is none.
     """
 
-    def __init__(self, path: str, archive: "Archive", decode: bool) -> None:
+    def __init__(self, path: str, archive: "TowerArchive", decode: bool) -> None:
         if path == "-":
             raise UsageError("--state needs a file")
         self.path = Path(path)

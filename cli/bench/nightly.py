@@ -148,10 +148,10 @@ def sessions(begin: int, end: int) -> Iterator[bytes]:
 
 def _nights(root: Path, bundle: str, sizes: Sequence[int], workers: int) -> Iterator[dict[str, Any]]:
     """Two nights for each size: with what is new, and with nothing new."""
-    from pltz.archive.archive import Archive
+    from pltz.archive.tower_archive import TowerArchive
 
     (root / "chats").mkdir(parents=True)
-    Archive.create(root / "cold", [])
+    TowerArchive.create(root / "cold", [])
     file = root / "nightly.toml"
     file.write_text(
         f'archive = "cold"\nstate = "state"\nbundles = ["{bundle}"]\nworkers = {workers}\n'

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.format.context import ALONE
 from pltz.archive.format.ids import Tokens
@@ -22,6 +21,7 @@ from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.s3 import ObjectStore, Place
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
+from pltz.archive.tower_archive import TowerArchive
 from pltz.plt_codec.errors import CorruptError
 from tests.archive.sealed import RAW
 
@@ -79,15 +79,15 @@ def disk() -> SimDisk:
 
 
 @pytest.fixture
-def archive(disk: SimDisk, codec: ZlibCodec) -> Archive:
+def archive(disk: SimDisk, codec: ZlibCodec) -> TowerArchive:
     """Empty, on a simulated disk."""
-    return Archive.create(DirectoryStore(disk), [codec])
+    return TowerArchive.create(DirectoryStore(disk), [codec])
 
 
 @pytest.fixture
-def sealed(disk: SimDisk, codec: ZlibCodec) -> Archive:
+def sealed(disk: SimDisk, codec: ZlibCodec) -> TowerArchive:
     """Empty and sealed, on a simulated disk."""
-    return Archive.create(DirectoryStore(disk), [codec], key=RAW)
+    return TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
 
 
 class S3Server:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import RESERVES, DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 
 PROMPT = np.arange(30)
 RAW = Secret(b"sixteen bytes or more", 0)
 
 
-def reopen(disk: SimDisk, codec: SegmentCodec, key: Secret | None = RAW) -> Archive:
-    return Archive.open(DirectoryStore(disk), [codec], key=key)
+def reopen(disk: SimDisk, codec: SegmentCodec, key: Secret | None = RAW) -> TowerArchive:
+    return TowerArchive.open(DirectoryStore(disk), [codec], key=key)
 
 
 def chat(name: str, *turns: list[int], tenant: str = "acme") -> NewSession:
@@ -26,7 +26,7 @@ def chat(name: str, *turns: list[int], tenant: str = "acme") -> NewSession:
     )
 
 
-def tokens(archive: Archive, name: str, tenant: str = "acme") -> list[int]:
+def tokens(archive: TowerArchive, name: str, tenant: str = "acme") -> list[int]:
     return list(archive.get(name, tenant).tokens[30:].tolist())
 
 

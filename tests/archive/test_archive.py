@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec
 from pltz.archive.errors import ArchiveError, Fenced, LostError, NotFound, StoreError, WriterFailed
 from pltz.archive.format import ids as identity
@@ -17,6 +16,7 @@ from pltz.archive.format.ids import Tokens
 from pltz.archive.format.plan import Plan
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import BundleMismatch, ContentError, CorruptError, UsageError
 
@@ -27,11 +27,11 @@ def chat(name: str, *turns: list[int], **more: Any) -> NewSession:
     return NewSession(name, [PROMPT, *(np.array(t) for t in turns)], shared=1, **more)
 
 
-def reopen(disk: SimDisk, *codecs: SegmentCodec) -> Archive:
-    return Archive.open(DirectoryStore(disk), codecs)
+def reopen(disk: SimDisk, *codecs: SegmentCodec) -> TowerArchive:
+    return TowerArchive.open(DirectoryStore(disk), codecs)
 
 
-def test_a_tower_comes_back(archive: Archive) -> None:
+def test_a_tower_comes_back(archive: TowerArchive) -> None:
     (receipt,) = archive.put(
         [chat("a", [1, 2, 3], [4], tenant="acme", kind="chat", target=b"t" * 16, labels={"k": "v"})]
     )
@@ -49,25 +49,25 @@ def test_a_tower_comes_back(archive: Archive) -> None:
     assert (receipt.new, receipt.number, receipt.unchanged) == (3, 1, False)
 
 
-def test_a_session_without_tokens_and_one_of_empty_segments(archive: Archive) -> None:
+def test_a_session_without_tokens_and_one_of_empty_segments(archive: TowerArchive) -> None:
     archive.put([NewSession("none", []), NewSession("empty", [np.zeros(0, np.int64)])])
     assert archive.get("none").segments == [] and len(archive.get("empty").segments) == 1
 
 
-def test_a_shared_prompt_is_stored_once(archive: Archive) -> None:
+def test_a_shared_prompt_is_stored_once(archive: TowerArchive) -> None:
     first, *others = archive.put([chat(f"s{i}", [i], tenant=f"t{i % 3}") for i in range(30)])
     assert first.new == 2 and {r.new for r in others} == {1}
     assert archive.put([chat("later", [99])])[0].new == 1
     assert archive.stat().segments == 32
 
 
-def test_tenants_share_nothing_of_their_own(archive: Archive) -> None:
+def test_tenants_share_nothing_of_their_own(archive: TowerArchive) -> None:
     a, b = archive.put([chat("x", [5], tenant="a"), chat("x", [5], tenant="b")])
     assert a.leaf != b.leaf and b.new == 1
     assert archive.get("x", "a").tokens.tolist() == archive.get("x", "b").tokens.tolist()
 
 
-def test_history_stays_and_the_same_again_adds_nothing(archive: Archive, disk: SimDisk) -> None:
+def test_history_stays_and_the_same_again_adds_nothing(archive: TowerArchive, disk: SimDisk) -> None:
     archive.put([chat("a", [1])])
     assert archive.put([chat("a", [1], [2])])[0].number == 2
     packs = archive.stat().packs
@@ -78,12 +78,12 @@ def test_history_stays_and_the_same_again_adds_nothing(archive: Archive, disk: S
     assert [v.number for v in archive.ls()] == [2] and [v.number for v in archive.ls(history=True)] == [1, 2]
 
 
-def test_the_same_name_twice_in_a_commit_makes_two_versions(archive: Archive) -> None:
+def test_the_same_name_twice_in_a_commit_makes_two_versions(archive: TowerArchive) -> None:
     archive.put([chat("a", [1]), chat("a", [2])])
     assert [v.number for v in archive.history("a")] == [1, 2] and archive.get("a").tokens[-1] == 2
 
 
-def test_find_by_label_name_and_time(archive: Archive) -> None:
+def test_find_by_label_name_and_time(archive: TowerArchive) -> None:
     archive.put(
         [
             chat("red one", [1], labels={"c": "red"}, time=100),
@@ -96,7 +96,7 @@ def test_find_by_label_name_and_time(archive: Archive) -> None:
     assert [v.time for v in archive.ls()] == [200, 100]
 
 
-def test_a_segment_is_found_by_its_id(archive: Archive) -> None:
+def test_a_segment_is_found_by_its_id(archive: TowerArchive) -> None:
     (receipt,) = archive.put([chat("a", [1, 2])])
     assert [t.tolist() for _, t in archive.segment(receipt.leaf)][-1] == [1, 2]
     with pytest.raises(NotFound):
@@ -106,7 +106,7 @@ def test_a_segment_is_found_by_its_id(archive: Archive) -> None:
 def test_ancestors_are_the_context_of_a_codec_that_wants_them(
     disk: SimDisk, tower_codec: SegmentCodec
 ) -> None:
-    archive = Archive.create(DirectoryStore(disk), [tower_codec])
+    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec])
     turn = list(range(40, 90))  # stands in the prompt
     receipt = archive.put([chat("a", turn)])[0]
     alone = len(tower_codec.encode([Plain(np.array(turn), np.zeros(0, np.int64))])[0])
@@ -120,7 +120,7 @@ def test_ancestors_are_the_context_of_a_codec_that_wants_them(
 
 
 def test_other_bundles_are_refused_and_stored_beside(
-    disk: SimDisk, archive: Archive, tower_codec: SegmentCodec
+    disk: SimDisk, archive: TowerArchive, tower_codec: SegmentCodec
 ) -> None:
     archive.put([chat("a", [1])])
     stranger = reopen(disk, tower_codec)
@@ -131,7 +131,7 @@ def test_other_bundles_are_refused_and_stored_beside(
     assert stranger.get("b").tokens.tolist() == [*range(100), 1]
 
 
-def test_bytes_are_tokens_too(disk: SimDisk, archive: Archive, codec: SegmentCodec) -> None:
+def test_bytes_are_tokens_too(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
     both = reopen(disk, codec, BytesCodec())
     log = np.frombuffer(b"the same line again\n" * 5000, np.uint8)
     receipt = both.put([NewSession("log", [log], codec=1, kind="text")])[0]
@@ -158,7 +158,9 @@ def test_bytes_are_tokens_too(disk: SimDisk, archive: Archive, codec: SegmentCod
     ],
     ids=lambda s: str(s)[:40],
 )
-def test_what_cannot_be_stored_is_refused_and_nothing_written(archive: Archive, session: NewSession) -> None:
+def test_what_cannot_be_stored_is_refused_and_nothing_written(
+    archive: TowerArchive, session: NewSession
+) -> None:
     with pytest.raises((ContentError, UsageError)):
         archive.put([chat("fine", [1]), session])
     assert list(archive.ls()) == [] and archive.stat().packs == 0
@@ -177,34 +179,34 @@ class LyingCodec:
 
 
 def test_nothing_is_acknowledged_that_does_not_decode(disk: SimDisk) -> None:
-    archive = Archive.create(DirectoryStore(disk), [LyingCodec()])  # type: ignore[list-item]  # a list is a sequence
+    archive = TowerArchive.create(DirectoryStore(disk), [LyingCodec()])  # type: ignore[list-item]  # a list is a sequence
     with pytest.raises(ArchiveError, match="does not decode"):
         archive.put([chat("a", [1])])
     assert archive.stat().packs == 0
 
 
 def test_init_twice_and_open_nothing(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec, tmp_path: Path
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="already"):
-        Archive.create(DirectoryStore(disk), [codec])
+        TowerArchive.create(DirectoryStore(disk), [codec])
     with pytest.raises(UsageError, match="no archive at"):
-        Archive.open(tmp_path / "nowhere", [codec])
+        TowerArchive.open(tmp_path / "nowhere", [codec])
 
 
 def test_a_real_directory(tmp_path: Path, codec: SegmentCodec) -> None:
-    archive = Archive.create(tmp_path / "cold", [codec])
+    archive = TowerArchive.create(tmp_path / "cold", [codec])
     archive.put([chat(f"s{i}", [i]) for i in range(50)])
     archive.write_index()
     archive.put([chat("late", [7])])
-    fresh = Archive.open(tmp_path / "cold", [codec])
+    fresh = TowerArchive.open(tmp_path / "cold", [codec])
     assert fresh.get("s49").tokens[-1] == 49 and fresh.get("late").tokens[-1] == 7
     assert fresh.verify(decode=True).sound and fresh.stat().tail == 1
     assert list((tmp_path / "cold" / "tmp").iterdir()) == []
 
 
 def test_names_stay_out_of_file_names(tmp_path: Path, codec: SegmentCodec) -> None:
-    archive = Archive.create(tmp_path / "cold", [codec])
+    archive = TowerArchive.create(tmp_path / "cold", [codec])
     archive.put([chat("secret-name", [1], tenant="secret-tenant")])
     archive.write_index()
     assert not [p for p in (tmp_path / "cold").rglob("*") if "secret" in p.name]
@@ -215,7 +217,7 @@ def test_an_error_at_any_call_leaves_the_archive_as_it_was_or_stops_the_writer(
     codec: SegmentCodec, code: int
 ) -> None:
     template = SimDisk()
-    Archive.create(DirectoryStore(template), [codec]).put([chat("a", [1])])
+    TowerArchive.create(DirectoryStore(template), [codec]).put([chat("a", [1])])
     for call in range(1, 8):
         disk = template.clone()
         archive = reopen(disk, codec)
@@ -232,7 +234,7 @@ def test_an_error_at_any_call_leaves_the_archive_as_it_was_or_stops_the_writer(
         assert reopen(disk, codec).verify(decode=True).sound
 
 
-def test_forget_restore_collect(archive: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+def test_forget_restore_collect(archive: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
     archive.put([chat("a", [1] * 50), chat("b", [2] * 50)])
     archive.put([chat("a", [3] * 50)])
     first = archive.version("a", number=1)
@@ -254,7 +256,7 @@ def test_forget_restore_collect(archive: Archive, disk: SimDisk, codec: SegmentC
 
 
 def test_what_killed_writers_left_is_collected_when_it_is_old(
-    archive: Archive, disk: SimDisk, codec: SegmentCodec
+    archive: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     archive.put([chat("a", [1])])
     [pack] = (path for path in disk.seen.names if path.startswith("packs/"))
@@ -273,7 +275,7 @@ def test_what_killed_writers_left_is_collected_when_it_is_old(
 
 @pytest.mark.parametrize("moment", range(1, 5))
 def test_a_writer_whose_file_is_collected_acknowledges_nothing_or_all(
-    archive: Archive, disk: SimDisk, moment: int
+    archive: TowerArchive, disk: SimDisk, moment: int
 ) -> None:
     """It stood still for longer than a day after its file had a name, bytes, was synced, or was linked."""
     other, moments = reopen(disk, archive.codecs[0]), 0
@@ -298,7 +300,7 @@ def test_a_writer_whose_file_is_collected_acknowledges_nothing_or_all(
 
 
 def test_a_plan_by_a_clock_that_was_ahead_does_not_keep_its_packs_for_years(
-    archive: Archive, disk: SimDisk
+    archive: TowerArchive, disk: SimDisk
 ) -> None:
     for n in range(2):
         archive.put([chat(f"s{n}", [n])])
@@ -313,7 +315,7 @@ def test_a_plan_by_a_clock_that_was_ahead_does_not_keep_its_packs_for_years(
     assert archive.stat().packs == 1 and archive.verify(decode=True).sound
 
 
-def test_a_clock_that_is_behind_does_not_end_a_grace(archive: Archive, disk: SimDisk) -> None:
+def test_a_clock_that_is_behind_does_not_end_a_grace(archive: TowerArchive, disk: SimDisk) -> None:
     for n in range(2):
         archive.put([chat(f"s{n}", [n])])
     assert archive.collect(grace=86400).condemned == 2
@@ -323,7 +325,7 @@ def test_a_clock_that_is_behind_does_not_end_a_grace(archive: Archive, disk: Sim
     assert archive.collect(grace=86400).deleted == 0
 
 
-def test_collect_settles(archive: Archive) -> None:
+def test_collect_settles(archive: TowerArchive) -> None:
     for i in range(6):
         archive.put([chat(f"s{i}", [i])])
     runs = [archive.collect() for _ in range(4)]
@@ -332,7 +334,7 @@ def test_collect_settles(archive: Archive) -> None:
     assert archive.stat().packs == 1 and len(list(archive.ls())) == 6
 
 
-def test_a_dry_run_changes_nothing(archive: Archive, disk: SimDisk) -> None:
+def test_a_dry_run_changes_nothing(archive: TowerArchive, disk: SimDisk) -> None:
     for i in range(3):
         archive.put([chat(f"s{i}", [i])])
     before = disk.seen.files()
@@ -341,7 +343,7 @@ def test_a_dry_run_changes_nothing(archive: Archive, disk: SimDisk) -> None:
     assert disk.seen.files() == before
 
 
-def test_a_collector_stops_at_damage_and_at_packs_that_vanished(archive: Archive, disk: SimDisk) -> None:
+def test_a_collector_stops_at_damage_and_at_packs_that_vanished(archive: TowerArchive, disk: SimDisk) -> None:
     archive.put([chat("a", [1])])
     archive.put([chat("b", [2])])
     archive.write_index()
@@ -357,7 +359,7 @@ def test_a_collector_stops_at_damage_and_at_packs_that_vanished(archive: Archive
 
 
 def test_a_writer_puts_again_what_was_condemned_under_its_hands(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
 ) -> None:
     """The race of the fence: the writer relies on a segment, the collector condemns and deletes it before the writer's check."""
     archive.put([chat("old", [1] * 30)])
@@ -381,7 +383,7 @@ def test_a_writer_puts_again_what_was_condemned_under_its_hands(
 
 
 def test_a_stalled_writer_is_fenced_where_the_plans_are_gone(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
 ) -> None:
     archive.put([chat("old", [1])])
     put = archive.store.put
@@ -399,7 +401,9 @@ def test_a_stalled_writer_is_fenced_where_the_plans_are_gone(
         archive.put([chat("new", [1], [2])])
 
 
-def test_a_reader_finds_what_a_collector_moved(disk: SimDisk, archive: Archive, codec: SegmentCodec) -> None:
+def test_a_reader_finds_what_a_collector_moved(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+) -> None:
     archive.put([chat("a", [1])])
     archive.put([chat("b", [2])])
     reader = reopen(disk, codec)
@@ -410,7 +414,7 @@ def test_a_reader_finds_what_a_collector_moved(disk: SimDisk, archive: Archive, 
 
 
 def test_indexes_are_written_and_merged_as_packs_come(
-    archive: Archive, disk: SimDisk, codec: SegmentCodec
+    archive: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     for i in range(70):
         archive.put([chat(f"s{i}", [i])])
@@ -423,7 +427,7 @@ def test_indexes_are_written_and_merged_as_packs_come(
 
 
 def test_everything_is_rebuilt_from_the_packs_alone(
-    archive: Archive, disk: SimDisk, codec: SegmentCodec
+    archive: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     archive.put([chat(f"s{i}", [i], labels={"i": str(i)}) for i in range(20)])
     archive.write_index()
@@ -437,7 +441,7 @@ def test_everything_is_rebuilt_from_the_packs_alone(
 
 
 def test_a_lost_segment_costs_its_sessions_and_no_other(
-    archive: Archive, disk: SimDisk, codec: SegmentCodec
+    archive: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     archive.put([chat("a", [1])])
     archive.put([NewSession("b", [np.array([9, 9])])])
@@ -453,19 +457,19 @@ def test_a_lost_segment_costs_its_sessions_and_no_other(
     assert [v.name for v in fresh.verify().lost] == ["c"]
 
 
-def test_a_crafted_collision_is_refused(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crafted_collision_is_refused(archive: TowerArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     archive.put([NewSession("a", [np.array([1])])])
     leaf = archive.version("a").leaf
     whole = identity.digests
     monkeypatch.setattr(identity, "digests", lambda *of: [leaf + digest[16:] for digest in whole(*of)])
     with pytest.raises(CorruptError, match="crafted"):
         archive.put([NewSession("b", [np.array([2])])])
-    archive = Archive.open(archive.store, archive.codecs)  # which has not seen "a" itself
+    archive = TowerArchive.open(archive.store, archive.codecs)  # which has not seen "a" itself
     with pytest.raises(CorruptError, match="crafted"):
         archive.put([NewSession("b", [np.array([2])])])
 
 
-def test_parity_put_after_its_pack_was_collected_is_swept(archive: Archive) -> None:
+def test_parity_put_after_its_pack_was_collected_is_swept(archive: TowerArchive) -> None:
     archive.put([NewSession("gone", [np.arange(9)])])
     [pack] = archive.view.packs
     late = archive.store.read(f"parity/{pack.hex()}", 0, 1 << 20)

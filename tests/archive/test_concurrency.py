@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.concurrency import meanwhile
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import NONE, Head, digests, segment_digest, segment_head
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 
 DICE = np.random.default_rng(4)
@@ -103,7 +103,7 @@ def test_a_pack_over_a_megabyte_is_the_same_with_and_without_threads_and_what_is
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         monkeypatch.setattr("pltz.archive.writing.publisher.WORTH", 1 << 20 if cores > 1 else 1 << 60)
         disk = SimDisk()
-        archive = Archive.create(DirectoryStore(disk), [BytesCodec()])
+        archive = TowerArchive.create(DirectoryStore(disk), [BytesCodec()])
         archive.put(sessions)
         assert [len(archive.tower(v).segments) for v in archive.history("s5")] == [4]
         files.append(disk.seen.files())

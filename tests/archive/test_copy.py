@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from pltz.archive import copy
-from pltz.archive.archive import Archive
 from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import UsageError
 
@@ -23,11 +23,11 @@ KEYS = [None, Secret(b"sixteen bytes or more", 0)]
 PROMPT = np.arange(30)
 
 
-def made(codec: SegmentCodec, key: Secret | None) -> Archive:
-    return Archive.create(DirectoryStore(SimDisk()), [codec], key=key)
+def made(codec: SegmentCodec, key: Secret | None) -> TowerArchive:
+    return TowerArchive.create(DirectoryStore(SimDisk()), [codec], key=key)
 
 
-def filled(codec: SegmentCodec, key: Secret | None) -> Archive:
+def filled(codec: SegmentCodec, key: Secret | None) -> TowerArchive:
     """Three versions of a session below a shared prompt, one of which is there twice, and a session of another tenant without a time of its own."""
     archive = made(codec, key)
     for n, turns in enumerate(([1], [1, 2], [1])):
@@ -36,12 +36,12 @@ def filled(codec: SegmentCodec, key: Secret | None) -> Archive:
     return archive
 
 
-def copied(source: Archive, to: Archive) -> list[bool]:
+def copied(source: TowerArchive, to: TowerArchive) -> list[bool]:
     """Of each version, whether it was there."""
     return [done.there for done in copy.copy(source, list(source.ls(history=True)), to)]
 
 
-def content(archive: Archive) -> list[tuple[str, str, int, int, list[int]]]:
+def content(archive: TowerArchive) -> list[tuple[str, str, int, int, list[int]]]:
     return [
         (v.tenant, v.name, v.number, v.time, archive.tower(v).tokens.tolist())
         for v in archive.ls(history=True)
@@ -82,8 +82,8 @@ def test_what_a_collector_moves_again_and_again_is_copied(
 ) -> None:
     """It was called lost, though nothing was."""
     disk = SimDisk()
-    source, to = Archive.create(DirectoryStore(disk), [codec]), made(codec, None)
-    other = Archive.open(DirectoryStore(disk), [codec])
+    source, to = TowerArchive.create(DirectoryStore(disk), [codec]), made(codec, None)
+    other = TowerArchive.open(DirectoryStore(disk), [codec])
     for n in range(4):
         source.put([NewSession(f"s{n}", [PROMPT + n])])
     read, turns = source._towers, 0
@@ -106,11 +106,11 @@ def test_what_a_collector_moves_again_and_again_is_copied(
 @pytest.mark.parametrize("collected", [False, True])
 def test_what_was_erased_since_it_was_listed_is_passed_over(codec: SegmentCodec, collected: bool) -> None:
     disk = SimDisk()
-    source = Archive.create(DirectoryStore(disk), [codec], key=KEYS[1])
+    source = TowerArchive.create(DirectoryStore(disk), [codec], key=KEYS[1])
     for name in "abc":
         source.put([NewSession(name, [PROMPT + ord(name)])])
     to, versions = made(codec, None), list(source.ls())
-    other = Archive.open(DirectoryStore(disk), [codec], key=KEYS[1])
+    other = TowerArchive.open(DirectoryStore(disk), [codec], key=KEYS[1])
     other.erase("default", "b")
     for _ in range(2 * collected):
         other.collect()
@@ -121,7 +121,7 @@ def test_what_was_erased_since_it_was_listed_is_passed_over(codec: SegmentCodec,
 
 def test_what_is_lost_is_not_taken_for_erased(codec: SegmentCodec) -> None:
     disk = SimDisk()
-    source = Archive.create(DirectoryStore(disk), [codec])
+    source = TowerArchive.create(DirectoryStore(disk), [codec])
     for name in "ab":
         source.put([NewSession(name, [PROMPT + ord(name)])])
     source.write_index()

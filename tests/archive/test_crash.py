@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import PltzError
 
@@ -41,12 +41,12 @@ class World:
     def branch(self) -> World:
         return World(self.codec, self.disk.clone(), self.facts, self.erased, 0, 0, self.known)
 
-    def open(self) -> Archive:
-        return Archive.open(DirectoryStore(self.disk), [self.codec])
+    def open(self) -> TowerArchive:
+        return TowerArchive.open(DirectoryStore(self.disk), [self.codec])
 
 
-def put(*sessions: tuple[str, list[list[int]]]) -> Callable[[Archive], None]:
-    def run(archive: Archive) -> None:
+def put(*sessions: tuple[str, list[list[int]]]) -> Callable[[TowerArchive], None]:
+    def run(archive: TowerArchive) -> None:
         archive.put(
             [
                 NewSession(n, [PROMPT, *map(np.array, turns)], shared=1, labels={"n": n})
@@ -57,24 +57,24 @@ def put(*sessions: tuple[str, list[list[int]]]) -> Callable[[Archive], None]:
     return run
 
 
-def forget(archive: Archive) -> None:
+def forget(archive: TowerArchive) -> None:
     archive.forget(list(archive.ls(history=True))[:1])
 
 
-def restore(archive: Archive) -> None:
+def restore(archive: TowerArchive) -> None:
     archive.restore([v for v in archive.ls(history=True, forgotten=True) if v.forgotten])
 
 
-def collect(archive: Archive) -> None:
+def collect(archive: TowerArchive) -> None:
     archive.collect(dead_share=0.01)
 
 
-def collect_twice(archive: Archive) -> None:
+def collect_twice(archive: TowerArchive) -> None:
     collect(archive)
     collect(archive)
 
 
-OPERATIONS: dict[str, Callable[[Archive], None]] = {
+OPERATIONS: dict[str, Callable[[TowerArchive], None]] = {
     "put a": put(("a", [[1, 2, 3]])),
     "append to a": put(("a", [[1, 2, 3], [4, 5]])),
     "put b and c": put(("b", [[7] * 9]), ("c", [[7] * 9, [8]])),
@@ -82,12 +82,12 @@ OPERATIONS: dict[str, Callable[[Archive], None]] = {
     "restore": restore,
     "collect": collect,
     "collect twice": collect_twice,
-    "index": Archive.write_index,
-    "rebuild": Archive.rebuild,
+    "index": TowerArchive.write_index,
+    "rebuild": TowerArchive.rebuild,
 }
 
 
-def facts_of(archive: Archive) -> Facts:
+def facts_of(archive: TowerArchive) -> Facts:
     return frozenset(
         (v.name, v.number, tuple(archive.tower(v).tokens.tolist()), v.forgotten)
         for v in archive.ls(history=True, forgotten=True)
@@ -100,7 +100,7 @@ def live(facts: Facts) -> Facts:
 
 def check(world: World, state: State, allowed: Sequence[Facts]) -> None:
     """Open what a crash left: one of the allowed sets of facts, and nothing wrong with it."""
-    archive = Archive.open(DirectoryStore(SimDisk(state, seed=1)), [world.codec])
+    archive = TowerArchive.open(DirectoryStore(SimDisk(state, seed=1)), [world.codec])
     found = live(facts_of(archive))
     assert found in [live(facts) for facts in allowed], (sorted(state.files()), found)
     report = archive.verify(decode=True)
@@ -111,8 +111,8 @@ def step(world: World, name: str, unread: str | None = None) -> None:
     """Do an operation, crash it everywhere, and go on from its end."""
     before = world.facts
     dry = world.disk.clone()
-    OPERATIONS[name](Archive.open(DirectoryStore(dry), [world.codec]))
-    after = facts_of(Archive.open(DirectoryStore(dry), [world.codec]))
+    OPERATIONS[name](TowerArchive.open(DirectoryStore(dry), [world.codec]))
+    after = facts_of(TowerArchive.open(DirectoryStore(dry), [world.codec]))
     if name in ("collect", "collect twice", "index", "rebuild"):
         assert live(after) == live(before)
     todo: dict[frozenset[tuple[str, bytes]], State] = {}
@@ -134,15 +134,15 @@ def step(world: World, name: str, unread: str | None = None) -> None:
         world.opened += 1
     world.facts = after
     # what is acknowledged is durable: the worst crash now leaves exactly the new facts
-    assert live(facts_of(Archive.open(DirectoryStore(SimDisk(world.disk.durable)), [world.codec]))) == live(
-        after
-    )
+    assert live(
+        facts_of(TowerArchive.open(DirectoryStore(SimDisk(world.disk.durable)), [world.codec]))
+    ) == live(after)
     world.disk.clock += 1000
 
 
 def test_every_crash_of_up_to_three_operations(codec: SegmentCodec) -> None:
     root = World(codec, SimDisk())
-    Archive.create(DirectoryStore(root.disk), [codec])
+    TowerArchive.create(DirectoryStore(root.disk), [codec])
     level, cases, opened = [root], 0, 0
     for depth in range(3):
         following = []
@@ -160,7 +160,7 @@ def test_every_crash_of_up_to_three_operations(codec: SegmentCodec) -> None:
 def test_crashes_of_long_workloads(codec: SegmentCodec, seed: int) -> None:
     dice = random.Random(seed)
     world = World(codec, SimDisk(seed=seed))
-    Archive.create(DirectoryStore(world.disk), [codec])
+    TowerArchive.create(DirectoryStore(world.disk), [codec])
     for _ in range(8):
         step(world, dice.choice(list(OPERATIONS)), "tmp")
 
@@ -178,7 +178,7 @@ class NoDirectorySync(SimDisk):
 @pytest.mark.parametrize("broken", [NoFileSync, NoDirectorySync])
 def test_the_simulator_finds_a_missing_sync(codec: SegmentCodec, broken: type[SimDisk]) -> None:
     whole = SimDisk()
-    Archive.create(DirectoryStore(whole), [codec])
+    TowerArchive.create(DirectoryStore(whole), [codec])
     world = World(codec, broken(whole.seen))
     with pytest.raises((AssertionError, PltzError)):
         for name in ("put a", "append to a"):
@@ -202,6 +202,6 @@ def test_init_is_whole_or_not_there(codec: SegmentCodec) -> None:
     disk = SimDisk()
     left: list[dict[str, bytes]] = []
     disk.watch = lambda: left.extend(s.files() for s in disk.crashes())
-    Archive.create(DirectoryStore(disk), [codec])
+    TowerArchive.create(DirectoryStore(disk), [codec])
     final = disk.seen.files()["archive.json"]
     assert {files.get("archive.json") for files in left} == {None, final}

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format import index_file, record
 from pltz.archive.format.context import Context
@@ -23,6 +22,7 @@ from pltz.archive.format.record import Mark, Place, Record
 from pltz.archive.format.settings import Settings
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, FormatError, PltzError, VersionError
 from tests.archive.sealed import without_reserve
@@ -31,7 +31,7 @@ PROMPT = np.arange(30)
 
 
 @pytest.fixture
-def small(archive: Archive, disk: SimDisk) -> State:
+def small(archive: TowerArchive, disk: SimDisk) -> State:
     """Two sessions below a prompt, one with two versions of which one is forgotten, an index, a plan."""
     sessions = [("a", [3] * 9, {}), ("b", [4] * 9, {}), ("a", [7], {"k": "v"})]
     archive.put([NewSession(n, [PROMPT, np.array(t)], shared=1, labels=label) for n, t, label in sessions])
@@ -48,7 +48,7 @@ def with_file(state: State, path: str, data: bytes) -> SimDisk:
 
 
 def test_every_flipped_bit_is_detected(small: State, codec: SegmentCodec) -> None:
-    truth = Archive.open(DirectoryStore(SimDisk(small)), [codec])
+    truth = TowerArchive.open(DirectoryStore(SimDisk(small)), [codec])
     tokens = {(v.name, v.number): truth.tower(v).tokens.tolist() for v in truth.ls(history=True)}
     files = small.files()
     assert {p.split("/")[0] for p in files} == {"archive.json", "packs", "parity", "index", "collect"}
@@ -59,7 +59,7 @@ def test_every_flipped_bit_is_detected(small: State, codec: SegmentCodec) -> Non
             flipped[bit // 8] ^= 1 << bit % 8
             disk = with_file(small, path, bytes(flipped))
             try:
-                archive = Archive.open(DirectoryStore(disk), [codec])
+                archive = TowerArchive.open(DirectoryStore(disk), [codec])
             except PltzError:
                 continue
             assert not archive.verify().sound, (path, bit)
@@ -99,9 +99,9 @@ def test_damaged_archives(small: State, codec: SegmentCodec, folder: str, defect
     disk = with_file(small, path, DEFECTS[defect](data))
     if folder in ("archive.json", "collect"):
         with pytest.raises(PltzError):
-            Archive.open(DirectoryStore(disk), [codec])
+            TowerArchive.open(DirectoryStore(disk), [codec])
         return
-    archive = Archive.open(DirectoryStore(disk), [codec])
+    archive = TowerArchive.open(DirectoryStore(disk), [codec])
     report = archive.verify(decode=True)
     assert not report.sound
     for v in archive.ls(history=True):
@@ -259,7 +259,9 @@ def test_a_newer_pack_index_and_verb_are_refused_by_name() -> None:
 
 
 def test_hostile_counts_claim_no_memory() -> None:
-    head = index_file.HEADER.pack(index_file.MAGIC, 1, 4, 0, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    head = index_file.HEADER.pack(
+        index_file.MAGIC, 1, 4, 0, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0
+    )
     with pytest.raises(CorruptError, match="does not fit"):
         FileIndex.of(head + bytes(16))
     head = index_file.HEADER.pack(index_file.MAGIC, 1, 4, 0, 0, 0xFFFFFFFF, 0, 0, 0)[:-4]

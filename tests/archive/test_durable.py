@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive import archive as module
-from pltz.archive.archive import Archive
+from pltz.archive import tower_archive as module
 from pltz.archive.catalog.view import Version, View
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.copy import copy
@@ -26,6 +25,7 @@ from pltz.archive.sessions import base_of
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 
 PROMPT = np.arange(30)
@@ -51,11 +51,11 @@ def killed_before_sync(disk: SimDisk, folder: str) -> Iterator[None]:
     disk.sync_directory = sync  # type: ignore[method-assign]
 
 
-def reopen(disk: SimDisk, codec: SegmentCodec) -> Archive:
-    return Archive.open(DirectoryStore(disk), [codec])
+def reopen(disk: SimDisk, codec: SegmentCodec) -> TowerArchive:
+    return TowerArchive.open(DirectoryStore(disk), [codec])
 
 
-def after_each_crash(disk: SimDisk, codec: SegmentCodec, check: Callable[[Archive], bool]) -> int:
+def after_each_crash(disk: SimDisk, codec: SegmentCodec, check: Callable[[TowerArchive], bool]) -> int:
     """How many states a power cut now may leave; all must be as wanted."""
     states = list(disk.crashes("tmp"))
     for state in states:
@@ -66,7 +66,7 @@ def after_each_crash(disk: SimDisk, codec: SegmentCodec, check: Callable[[Archiv
 # What another process left unsynced
 
 
-def test_a_version_that_is_there_already(disk: SimDisk, archive: Archive, codec: SegmentCodec) -> None:
+def test_a_version_that_is_there_already(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
     """A put that adds nothing rests on what another process linked."""
     with killed_before_sync(disk, "packs"):
         archive.put([NewSession("empty", [])])
@@ -75,7 +75,9 @@ def test_a_version_that_is_there_already(disk: SimDisk, archive: Archive, codec:
     after_each_crash(disk, codec, lambda a: [v.name for v in a.ls()] == ["empty"])
 
 
-def test_a_version_that_is_forgotten_already(disk: SimDisk, archive: Archive, codec: SegmentCodec) -> None:
+def test_a_version_that_is_forgotten_already(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+) -> None:
     archive.put([NewSession("a", [PROMPT])])
     with killed_before_sync(disk, "packs"):
         archive.forget([archive.version("a")])
@@ -84,8 +86,8 @@ def test_a_version_that_is_forgotten_already(disk: SimDisk, archive: Archive, co
     after_each_crash(disk, codec, lambda a: not list(a.ls()))
 
 
-def test_a_version_that_was_copied_already(disk: SimDisk, archive: Archive, codec: SegmentCodec) -> None:
-    source = Archive.create(DirectoryStore(SimDisk(seed=1)), [codec])
+def test_a_version_that_was_copied_already(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
+    source = TowerArchive.create(DirectoryStore(SimDisk(seed=1)), [codec])
     source.put([NewSession("a", [PROMPT])])
     with killed_before_sync(disk, "packs"):
         list(copy(source, source.ls(), archive))
@@ -95,7 +97,7 @@ def test_a_version_that_was_copied_already(disk: SimDisk, archive: Archive, code
 
 
 def test_a_collector_deletes_nothing_for_copies_that_may_not_last(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
 ) -> None:
     """One collector copied what lives and was killed; the next finds the copies and has nothing to copy."""
     archive.put([NewSession("a", [PROMPT, PROMPT])])
@@ -117,7 +119,9 @@ def test_a_collector_deletes_nothing_for_copies_that_may_not_last(
 # After a failed sync
 
 
-def test_who_failed_to_sync_deletes_nothing(disk: SimDisk, archive: Archive, codec: SegmentCodec) -> None:
+def test_who_failed_to_sync_deletes_nothing(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+) -> None:
     """The copies of a collector are linked, their sync fails; collecting again would find them and delete the originals."""
     archive.put([NewSession("a", [PROMPT, PROMPT])])
     archive.put([NewSession("b", [PROMPT, PROMPT[:9]])])
@@ -176,7 +180,7 @@ def test_the_folder_of_an_archive_lasts_too(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_no_room_for_an_index_is_no_failure_of_a_put(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "INDEX_PACKS", 1)
     put = archive.store.put
@@ -194,7 +198,7 @@ def test_no_room_for_an_index_is_no_failure_of_a_put(
 
 
 def test_an_index_is_written_before_opening_takes_long(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
 ) -> None:
     """An archive of 131,000 sessions in 8 packs was scanned for 3.8 s whenever it was opened."""
     archive.put([NewSession(f"s{n}", [PROMPT + n]) for n in range(600)])
@@ -204,7 +208,7 @@ def test_an_index_is_written_before_opening_takes_long(
 
 
 def test_an_index_is_written_where_packs_are_large(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "INDEX_BYTES", 1000)
     archive.put([NewSession("a", [np.random.default_rng(0).integers(0, 1 << 31, 500)])])
@@ -212,7 +216,7 @@ def test_an_index_is_written_where_packs_are_large(
 
 
 def test_a_damaged_pack_does_not_have_the_index_written_again_and_again(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It never gets an index, so it must not count among those that wait for one."""
     archive.put([NewSession(f"s{n}", [PROMPT + n]) for n in range(50)])
@@ -227,7 +231,7 @@ def test_a_damaged_pack_does_not_have_the_index_written_again_and_again(
 
 
 def test_a_rebuild_that_finds_no_room_leaves_the_indexes(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had deleted them, and said that the archive is as it was."""
     archive.put([NewSession("a", [PROMPT])])
@@ -253,7 +257,7 @@ def test_a_rebuild_that_finds_no_room_leaves_the_indexes(
 
 
 def test_a_rebuild_replaces_a_damaged_index_of_the_same_name(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
 ) -> None:
     archive.put([NewSession("a", [PROMPT])])
     archive.write_index()
@@ -266,7 +270,11 @@ def test_a_rebuild_replaces_a_damaged_index_of_the_same_name(
 
 @pytest.mark.parametrize("everything", [True, False])
 def test_more_packs_than_an_index_covers(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, everything: bool
+    disk: SimDisk,
+    archive: TowerArchive,
+    codec: SegmentCodec,
+    monkeypatch: pytest.MonkeyPatch,
+    everything: bool,
 ) -> None:
     monkeypatch.setattr(index, "MAX_PACKS", 3)
     for n in range(8):
@@ -284,7 +292,7 @@ def test_more_packs_than_an_index_covers(
 # Collectors and what others hold in their hands
 
 
-def test_a_writer_that_misses_any_plan_is_fenced(disk: SimDisk, archive: Archive) -> None:
+def test_a_writer_that_misses_any_plan_is_fenced(disk: SimDisk, archive: TowerArchive) -> None:
     """The next plan is there, and one after it is gone: what that condemned is not known."""
     archive.put([NewSession("old", [PROMPT])])
     put = archive.store.put
@@ -301,7 +309,9 @@ def test_a_writer_that_misses_any_plan_is_fenced(disk: SimDisk, archive: Archive
         archive.put([NewSession("new", [PROMPT, PROMPT])])
 
 
-def test_what_a_collector_moved_is_still_a_base(disk: SimDisk, archive: Archive, codec: SegmentCodec) -> None:
+def test_what_a_collector_moved_is_still_a_base(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+) -> None:
     for n in range(2):
         archive.put([NewSession(f"s{n}", [PROMPT, PROMPT + n], shared=1, base="prompts")])
     reader = reopen(disk, codec)
@@ -313,7 +323,7 @@ def test_what_a_collector_moved_is_still_a_base(disk: SimDisk, archive: Archive,
 
 @pytest.mark.parametrize("deleted", [False, True])
 def test_what_others_do_while_one_lists_is_no_damage(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, deleted: bool
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
     """Between the lists of packs and of indexes another process puts both, or collects what an index names."""
     for n in range(2):
@@ -340,7 +350,7 @@ def test_what_others_do_while_one_lists_is_no_damage(
 
 
 def test_a_plan_that_is_deleted_while_one_reads(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = DirectoryStore(disk)
     for n in (1, 2):
@@ -360,7 +370,7 @@ def test_a_plan_that_is_deleted_while_one_reads(
 
 @pytest.mark.parametrize("verb", ["forget", "restore"])
 def test_a_version_that_a_collector_moves_while_it_is_marked(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, verb: str
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     """Where it was is gone between the look and the mark: it is looked for again."""
     for n in range(2):
@@ -386,7 +396,7 @@ def test_a_version_that_a_collector_moves_while_it_is_marked(
 
 
 def test_two_collectors_at_once(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(2):
         archive.put([NewSession(f"s{n}", [PROMPT + n])])
@@ -407,7 +417,7 @@ def test_two_collectors_at_once(
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_the_last_version_is_found_while_a_collector_moves_it(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, reads: bool
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, reads: bool
 ) -> None:
     """An older one is in a pack that stays: it must not be taken for the last, nor its number for the highest."""
     archive.put([NewSession("a", [PROMPT])])
@@ -434,7 +444,7 @@ def test_the_last_version_is_found_while_a_collector_moves_it(
 
 
 def test_a_collector_counts_what_another_moves(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(2):
         archive.put([NewSession(f"s{n}", [PROMPT + n])])

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.copy import copy
 from pltz.archive.errors import ArchiveError, NotFound
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import PltzError
 from tests.archive.sealed import RAW
@@ -35,7 +35,9 @@ SESSIONS: dict[str, list[int]] = {name: [*range(20), *[ord(name)] * 9] for name 
 GONE = "d"  # what the operations forget or erase
 SAMPLE = 12  # cases of each operation and fault in the fast test
 PARTS = 48  # of the slow one
-TAKEN = range(PARTS) if os.environ.get("PLTZ_ALL_FAULTS") else (0, PARTS // 2)  # all of them take half an hour
+TAKEN = (
+    range(PARTS) if os.environ.get("PLTZ_ALL_FAULTS") else (0, PARTS // 2)
+)  # all of them take half an hour
 
 
 class Killed(BaseException):
@@ -59,7 +61,7 @@ def session(name: str) -> NewSession:
 def built(codec: SegmentCodec, *, sealed: bool) -> SimDisk:
     """Five packs; a collector has condemned two, deleted them, and condemned others; one session is forgotten."""
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [codec], key=RAW if sealed else None)
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW if sealed else None)
     for name in "ab":
         archive.put([session(name)])
     archive.collect()
@@ -73,34 +75,34 @@ def built(codec: SegmentCodec, *, sealed: bool) -> SimDisk:
     return SimDisk(disk.seen, seed=7)
 
 
-def reopen(disk: SimDisk, codec: SegmentCodec, sealed: bool) -> Archive:
-    return Archive.open(DirectoryStore(disk), [codec], key=RAW if sealed else None)
+def reopen(disk: SimDisk, codec: SegmentCodec, sealed: bool) -> TowerArchive:
+    return TowerArchive.open(DirectoryStore(disk), [codec], key=RAW if sealed else None)
 
 
-def put(archive: Archive, disk: SimDisk) -> None:
+def put(archive: TowerArchive, disk: SimDisk) -> None:
     archive.put([NewSession("new", [PROMPT, np.array([1])], shared=1)])
 
 
-def collect(archive: Archive, disk: SimDisk) -> None:
+def collect(archive: TowerArchive, disk: SimDisk) -> None:
     archive.collect(dead_share=0.01)
 
 
-def erase(archive: Archive, disk: SimDisk) -> None:
+def erase(archive: TowerArchive, disk: SimDisk) -> None:
     archive.erase("default", GONE)
 
 
-def forget(archive: Archive, disk: SimDisk) -> None:
+def forget(archive: TowerArchive, disk: SimDisk) -> None:
     gone = archive.version(GONE, number=1)
     archive.restore([gone])
     archive.forget([gone])
 
 
-def repair(archive: Archive, disk: SimDisk) -> None:
+def repair(archive: TowerArchive, disk: SimDisk) -> None:
     Repairer(DirectoryStore(disk)).run()
 
 
-def copy_all(archive: Archive, disk: SimDisk) -> None:
-    other = Archive.create(DirectoryStore(SimDisk(seed=3)), archive.codecs)
+def copy_all(archive: TowerArchive, disk: SimDisk) -> None:
+    other = TowerArchive.create(DirectoryStore(SimDisk(seed=3)), archive.codecs)
     for _ in copy(archive, archive.ls(history=True), other):
         pass
     archive.want_whole("copied")
@@ -108,7 +110,7 @@ def copy_all(archive: Archive, disk: SimDisk) -> None:
     assert {"a", "b", "c"} <= found, "a copy that says nothing is whole"
 
 
-OPERATIONS: dict[str, Callable[[Archive, SimDisk], None]] = {
+OPERATIONS: dict[str, Callable[[TowerArchive, SimDisk], None]] = {
     "put": put,
     "collect": collect,
     "forget": forget,

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec, SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, StoreError
@@ -16,6 +15,7 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import FOLDERS, DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 
 PROMPT = np.arange(30)
@@ -33,13 +33,13 @@ def dropped(disk: SimDisk) -> SimDisk:
 @pytest.mark.parametrize("puts", [0, 1])
 def test_what_is_left_is_read_and_written(codec: SegmentCodec, key: Secret | None, puts: int) -> None:
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [codec], key=key)
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
     for n in range(puts):
         archive.put([NewSession(f"s{n}", [PROMPT, PROMPT[:n]])])
     copy = dropped(disk)
     assert not {"tmp", "index", "damaged", "collect"} & copy.seen.folders
     before = set(copy.seen.folders)
-    fresh = Archive.open(DirectoryStore(copy), [codec], key=key)
+    fresh = TowerArchive.open(DirectoryStore(copy), [codec], key=key)
     assert [v.name for v in fresh.ls()] == [f"s{n}" for n in range(puts)]
     assert fresh.verify(decode=True).sound and fresh.stat().packs == puts
     assert Repairer(DirectoryStore(copy), dry_run=True).run().whole
@@ -48,14 +48,14 @@ def test_what_is_left_is_read_and_written(codec: SegmentCodec, key: Secret | Non
     fresh.write_index()
     for _ in range(2):
         fresh.collect(dead_share=0.01)
-    last = Archive.open(DirectoryStore(copy), [codec], key=key)
+    last = TowerArchive.open(DirectoryStore(copy), [codec], key=key)
     assert len(last.get("new").tokens) == 60 and last.verify(decode=True).sound
 
 
 def test_what_is_acknowledged_lasts_with_its_folder(codec: SegmentCodec) -> None:
     """Two writers: one made the folders again and stands before the sync of their names; the other finds them."""
     disk = SimDisk()
-    Archive.create(DirectoryStore(disk), [codec])
+    TowerArchive.create(DirectoryStore(disk), [codec])
     copy = dropped(disk)
     sync = copy.sync_directory
 
@@ -71,17 +71,17 @@ def test_what_is_acknowledged_lasts_with_its_folder(codec: SegmentCodec) -> None
         if writer < 2:
             copy.sync_directory = stop  # type: ignore[method-assign]
             with pytest.raises(Killed):
-                Archive.open(DirectoryStore(copy), [codec]).put([NewSession("killed", [PROMPT])])
+                TowerArchive.open(DirectoryStore(copy), [codec]).put([NewSession("killed", [PROMPT])])
             copy.sync_directory = sync  # type: ignore[method-assign]
         else:
-            Archive.open(DirectoryStore(copy), [codec]).put([NewSession("a", [PROMPT])])
-    fresh = Archive.open(DirectoryStore(SimDisk(copy.durable)), [codec])
+            TowerArchive.open(DirectoryStore(copy), [codec]).put([NewSession("a", [PROMPT])])
+    fresh = TowerArchive.open(DirectoryStore(SimDisk(copy.durable)), [codec])
     assert fresh.get("a").tokens.tolist() == PROMPT.tolist()
 
 
 def test_every_crash_of_the_first_put(codec: SegmentCodec) -> None:
     disk = SimDisk()
-    Archive.create(DirectoryStore(disk), [codec])
+    TowerArchive.create(DirectoryStore(disk), [codec])
     copy = dropped(disk)
     seen = 0
 
@@ -89,28 +89,28 @@ def test_every_crash_of_the_first_put(codec: SegmentCodec) -> None:
         nonlocal seen
         for state in copy.crashes("tmp"):
             seen += 1
-            left = Archive.open(DirectoryStore(SimDisk(state, seed=2)), [codec])
+            left = TowerArchive.open(DirectoryStore(SimDisk(state, seed=2)), [codec])
             assert [v.name for v in left.ls()] in ([], ["a"]) and left.verify().sound
 
     copy.watch = watch
-    Archive.open(DirectoryStore(copy), [codec]).put([NewSession("a", [PROMPT])])
+    TowerArchive.open(DirectoryStore(copy), [codec]).put([NewSession("a", [PROMPT])])
     copy.watch = lambda: None
     assert seen > 20
-    assert len(Archive.open(DirectoryStore(SimDisk(copy.durable)), [codec]).get("a").tokens) == 30
+    assert len(TowerArchive.open(DirectoryStore(SimDisk(copy.durable)), [codec]).get("a").tokens) == 30
 
 
 def test_real_folders(tmp_path: Path) -> None:
     place = tmp_path / "cold"
-    Archive.create(place, [BytesCodec()]).put([NewSession("a", [PROMPT])])
+    TowerArchive.create(place, [BytesCodec()]).put([NewSession("a", [PROMPT])])
     for folder in FOLDERS:
         if not any((place / folder).iterdir()):
             (place / folder).rmdir()
     assert not (place / "tmp").exists()
-    archive = Archive.open(place, [BytesCodec()])
+    archive = TowerArchive.open(place, [BytesCodec()])
     assert archive.get("a").tokens.tolist() == PROMPT.tolist()
     archive.put([NewSession("b", [PROMPT])])
     archive.write_index()
-    assert [v.name for v in Archive.open(place, [BytesCodec()]).ls()] == ["a", "b"]
+    assert [v.name for v in TowerArchive.open(place, [BytesCodec()]).ls()] == ["a", "b"]
 
 
 @pytest.mark.parametrize("lost", ["packs", "collect"])
@@ -120,7 +120,7 @@ def test_a_folder_that_was_not_empty_is_lost_and_not_dropped(
 ) -> None:
     """Parity or an index tells of packs, the copies of plans of plans."""
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [codec])
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
     for n in range(2):
         archive.put([NewSession(f"s{n}", [PROMPT + n])])
     archive.write_index()
@@ -131,7 +131,7 @@ def test_a_folder_that_was_not_empty_is_lost_and_not_dropped(
     copy = dropped(SimDisk(state))
     for _ in range(2):
         with pytest.raises(StoreError, match=lost):
-            Archive.open(DirectoryStore(copy), [codec])
+            TowerArchive.open(DirectoryStore(copy), [codec])
         with pytest.raises(StoreError):
             DirectoryStore(copy).put(f"{lost}/{'0' * 32}", b"x")
     assert lost not in copy.seen.folders
@@ -140,7 +140,7 @@ def test_a_folder_that_was_not_empty_is_lost_and_not_dropped(
 def test_a_place_that_is_gone_is_not_taken_for_empty(tmp_path: Path) -> None:
     """The disk of an open archive went away, and the folder it was mounted on is there: nothing is listed, and nothing made in it."""
     place = tmp_path / "cold"
-    archive = Archive.create(place, [BytesCodec()])
+    archive = TowerArchive.create(place, [BytesCodec()])
     shutil.rmtree(place)
     for _ in range(2):
         with pytest.raises(StoreError):
@@ -154,13 +154,13 @@ def test_a_place_that_is_gone_is_not_taken_for_empty(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", ["packs", "collect"])
 def test_what_is_said_of_a_folder_that_is_lost_helps(tmp_path: Path, lost: str) -> None:
     place = tmp_path / "cold"
-    archive = Archive.create(place, [BytesCodec()])
+    archive = TowerArchive.create(place, [BytesCodec()])
     for n in range(2):
         archive.put([NewSession(f"s{n}", [PROMPT + n])])
     archive.collect()
     shutil.rmtree(place / lost)
     with pytest.raises(StoreError, match=f"{lost}/ is gone.*make an empty one and run pltz archive repair"):
-        Archive.open(place, [BytesCodec()])
+        TowerArchive.open(place, [BytesCodec()])
     (place / lost).mkdir()
     assert Repairer(DirectoryStore(OsDisk(place))).run().whole
-    assert Archive.open(place, [BytesCodec()]).verify(decode=True).sound
+    assert TowerArchive.open(place, [BytesCodec()]).verify(decode=True).sound

@@ -5,31 +5,31 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.settings import COPY, NAME
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import PltzError
 
 
-def reopened(disk: SimDisk, codec: SegmentCodec) -> Archive:
-    return Archive.open(DirectoryStore(disk), [codec])
+def reopened(disk: SimDisk, codec: SegmentCodec) -> TowerArchive:
+    return TowerArchive.open(DirectoryStore(disk), [codec])
 
 
 @pytest.fixture
 def other(codec: SegmentCodec) -> SimDisk:
     """Another archive, with a session of its own."""
     disk = SimDisk(seed=7)
-    Archive.create(DirectoryStore(disk), [codec]).put([_session("theirs", 9)])
+    TowerArchive.create(DirectoryStore(disk), [codec]).put([_session("theirs", 9)])
     return disk
 
 
 @pytest.fixture
-def mixed(disk: SimDisk, archive: Archive, other: SimDisk) -> SimDisk:
+def mixed(disk: SimDisk, archive: TowerArchive, other: SimDisk) -> SimDisk:
     """The archive with a session, and all packs, parity and indexes of the other."""
     archive.put([_session("ours", 1)])
     for path, data in other.seen.files().items():
@@ -55,7 +55,7 @@ def test_nothing_of_it_is_shown(mixed: SimDisk, other: SimDisk, codec: SegmentCo
         archive.get("theirs")
     report = archive.verify()
     assert not report.sound
-    ids = [Archive.open(DirectoryStore(d), []).settings.archive.hex() for d in (other, mixed)]
+    ids = [TowerArchive.open(DirectoryStore(d), []).settings.archive.hex() for d in (other, mixed)]
     assert any(f"a pack of archive {ids[0]}; this is archive {ids[1]}" in p.what for p in report.problems)
     before = mixed.seen.files()
     with pytest.raises(ArchiveError, match="collecting stops"):
@@ -93,7 +93,7 @@ def test_a_damaged_one_is_not_saved_either(mixed: SimDisk, other: SimDisk, codec
 
 
 def test_where_all_packs_are_of_another_archive_it_is_archive_json_that_is_wrong(
-    disk: SimDisk, archive: Archive, other: SimDisk
+    disk: SimDisk, archive: TowerArchive, other: SimDisk
 ) -> None:
     archive.put([_session("ours", 1)])
     for path in (NAME, COPY):

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, FullError
 from pltz.archive.storage.disk import Disk, OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import RESERVES, DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from tests.archive.sealed import RAW
 
@@ -30,7 +30,7 @@ def session(number: int) -> NewSession:
     return NewSession(f"s{number}", [np.random.default_rng(number).integers(0, 1 << 31, SIZE)])
 
 
-def fill(archive: Archive, begin: int = 0) -> list[int]:
+def fill(archive: TowerArchive, begin: int = 0) -> list[int]:
     """Put until the disk is full; the sessions that were acknowledged."""
     done: list[int] = []
     for number in range(begin, begin + 1000):
@@ -43,7 +43,7 @@ def fill(archive: Archive, begin: int = 0) -> list[int]:
     raise AssertionError("the disk never filled")
 
 
-def check(archive: Archive, numbers: list[int]) -> None:
+def check(archive: TowerArchive, numbers: list[int]) -> None:
     """These sessions are there, and no other."""
     assert {v.name for v in archive.ls()} == {f"s{n}" for n in numbers}
     for number in numbers:
@@ -51,12 +51,12 @@ def check(archive: Archive, numbers: list[int]) -> None:
     assert archive.verify(decode=True).sound
 
 
-def forget(archive: Archive, numbers: list[int]) -> None:
+def forget(archive: TowerArchive, numbers: list[int]) -> None:
     archive.forget([archive.version(f"s{n}") for n in numbers])
 
 
 def test_the_reserve_is_made_with_the_archive(tmp_path: Path, codec: SegmentCodec) -> None:
-    Archive.create(tmp_path / "cold", [codec])
+    TowerArchive.create(tmp_path / "cold", [codec])
     for name in RESERVES:
         found = (tmp_path / "cold" / name).stat()
         assert found.st_size == RESERVES[name] <= 512 * found.st_blocks  # no hole
@@ -64,7 +64,7 @@ def test_the_reserve_is_made_with_the_archive(tmp_path: Path, codec: SegmentCode
 
 def test_a_full_archive_is_emptied_and_filled_again(codec: SegmentCodec) -> None:
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [codec])
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
     disk.capacity = 900_000
     done = fill(archive)
     assert len(done) > 10 and {*RESERVES} <= disk.seen.names.keys()
@@ -73,7 +73,7 @@ def test_a_full_archive_is_emptied_and_filled_again(codec: SegmentCodec) -> None
     assert archive.collect().condemned
     assert archive.collect().deleted
     kept = done[1::2]
-    check(Archive.open(DirectoryStore(disk), [codec]), kept)
+    check(TowerArchive.open(DirectoryStore(disk), [codec]), kept)
     assert {*RESERVES} <= disk.seen.names.keys()
     more = fill(archive, 1000)
     assert len(more) >= len(done[::2]) // 2
@@ -83,7 +83,7 @@ def test_a_full_archive_is_emptied_and_filled_again(codec: SegmentCodec) -> None
 def test_a_full_sealed_archive_is_emptied_by_erasing(codec: SegmentCodec) -> None:
     """Of each session its own tenant. To erase one session of many costs keys, which may take more than it frees."""
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [codec], key=RAW)
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
     disk.capacity = 1_100_000
     done: list[int] = []
     with pytest.raises(FullError):
@@ -98,7 +98,7 @@ def test_a_full_sealed_archive_is_emptied_by_erasing(codec: SegmentCodec) -> Non
     assert {v.name for v in archive.ls()} == {f"s{n}" for n in kept}
     more = fill(archive, 1000)
     assert more and {*RESERVES} <= disk.seen.names.keys()
-    last = Archive.open(DirectoryStore(disk), [codec], key=RAW)
+    last = TowerArchive.open(DirectoryStore(disk), [codec], key=RAW)
     for number in kept:
         assert np.array_equal(last.get(f"s{number}", f"t{number}").tokens, session(number).segments[0])
     assert last.verify(decode=True).sound and len(list(last.ls())) == len(kept) + len(more)
@@ -107,7 +107,7 @@ def test_a_full_sealed_archive_is_emptied_by_erasing(codec: SegmentCodec) -> Non
 def test_packs_without_anything_live_go_first(codec: SegmentCodec) -> None:
     """What is live of the condemned packs does not fit beside them, even with the reserve; pack by pack it does."""
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [codec])
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
     disk.capacity = 1_500_000
     done = fill(archive)
     assert len(done[2:]) * 4 * SIZE > 2 * RESERVES["reserve"]
@@ -121,7 +121,7 @@ def test_packs_without_anything_live_go_first(codec: SegmentCodec) -> None:
 def test_an_error_says_how_much_room_is_needed(codec: SegmentCodec) -> None:
     """One pack takes nearly all of the disk, and half of it lives: nothing can be freed without room for a copy."""
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [codec])
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
     archive.put([session(n) for n in range(100)])
     disk.capacity = disk.used
     forget(archive, [*range(50)])
@@ -137,7 +137,7 @@ def test_an_error_says_how_much_room_is_needed(codec: SegmentCodec) -> None:
 def test_many_forgets_leave_room_to_collect(codec: SegmentCodec) -> None:
     """One after the other they use their part of the reserve up; the part of collectors is still there."""
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [codec])
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
     archive.put([session(0)])
     archive.put([session(n) for n in range(1, 60)])
     disk.capacity = disk.used
@@ -165,7 +165,7 @@ def test_a_quota_is_as_good_as_a_disk(codec: SegmentCodec, code: int) -> None:
                 raise OSError(code, os.strerror(code), path) from exc
 
     disk = Quota()
-    archive = Archive.create(DirectoryStore(disk), [codec])
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
     disk.capacity = 600_000
     done = fill(archive)
     forget(archive, done)
@@ -177,7 +177,7 @@ def test_a_quota_is_as_good_as_a_disk(codec: SegmentCodec, code: int) -> None:
 def test_a_put_never_uses_the_reserve(codec: SegmentCodec) -> None:
     """Another process has just freed it: what a put wrote into its place goes again."""
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [codec])
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
     fill_to = disk.used + 4096
     disk.capacity = fill_to
     disk.unlink("reserve")
@@ -194,7 +194,7 @@ def test_an_index_that_finds_no_room_fails_no_put_and_no_collect(
     codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [codec])
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
     done = []
     put = archive.store.put
 
@@ -216,7 +216,7 @@ def test_an_index_that_finds_no_room_fails_no_put_and_no_collect(
     check(archive, done[20:])
 
 
-WAYS: dict[str, Callable[[Archive], object]] = {
+WAYS: dict[str, Callable[[TowerArchive], object]] = {
     "forget": lambda archive: forget(archive, [0, 1]),
     "collect": lambda archive: archive.collect(dead_share=0.01),
     "collect again": lambda archive: archive.collect(dead_share=0.01),
@@ -227,7 +227,7 @@ WAYS: dict[str, Callable[[Archive], object]] = {
 def test_every_kill_on_a_full_disk(codec: SegmentCodec, key: Secret | None) -> None:
     """Power cuts at every change while a full disk is emptied: what lives is whole, and emptying goes on from there."""
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [codec], key=key)
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
     capacity = disk.capacity = 600_000 if key else 450_000  # keys take room, too
     done = fill(archive)
     ways = dict(WAYS)
@@ -251,7 +251,7 @@ def test_every_kill_on_a_full_disk(codec: SegmentCodec, key: Secret | None) -> N
             after = SimDisk(state, seed=9 + opened)
             after.capacity = capacity
             after._written = dict.fromkeys(after.seen.data, after.clock)
-            again = Archive.open(DirectoryStore(after), [codec], key=key)
+            again = TowerArchive.open(DirectoryStore(after), [codec], key=key)
             for kept in done[2:]:
                 assert np.array_equal(again.get(f"s{kept}").tokens, session(kept).segments[0]), name
             for following in list(ways.values())[number:]:
@@ -290,7 +290,7 @@ def test_a_real_full_disk_is_emptied_and_filled_again(
     small_disk: Path, codec: SegmentCodec, key: Secret | None
 ) -> None:
     disk: Disk = OsDisk(small_disk)
-    archive = Archive.create(DirectoryStore(disk), [codec], key=key)
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
     done = fill(archive)
     with (small_disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="space"):
         while True:
@@ -305,8 +305,8 @@ def test_a_real_full_disk_is_emptied_and_filled_again(
     forget(archive, gone)
     for _ in range(2):
         archive.collect(dead_share=0.01)
-    check(Archive.open(DirectoryStore(disk), [codec], key=key), kept)
+    check(TowerArchive.open(DirectoryStore(disk), [codec], key=key), kept)
     assert all((small_disk / name).exists() for name in RESERVES)
     more = fill(archive, 1000)
     assert more
-    check(Archive.open(DirectoryStore(disk), [codec], key=key), kept + more)
+    check(TowerArchive.open(DirectoryStore(disk), [codec], key=key), kept + more)

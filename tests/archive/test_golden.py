@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pltz.archive.archive import Archive, open_keys
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import FOLDERS, DirectoryStore
+from pltz.archive.tower_archive import TowerArchive, open_keys
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
 from tests.golden.archives.make import FORGOTTEN, KEY, SESSIONS, defects
 
@@ -68,7 +68,10 @@ SPECIAL = [
     "bad-ledger-entry-cut-short",
     "bad-ledger-entry-and-copy-missing",
     "bad-loss-recorded",
-    "bad-footer-and-parity-gone", "bad-pack-of-a-newer-version", "bad-sealed-keys-missing"]
+    "bad-footer-and-parity-gone",
+    "bad-pack-of-a-newer-version",
+    "bad-sealed-keys-missing",
+]
 
 
 def disk_of(name: str) -> SimDisk:
@@ -79,11 +82,11 @@ def disk_of(name: str) -> SimDisk:
     return SimDisk(state, seed=5)
 
 
-def opened(disk: SimDisk, name: str) -> Archive:
-    return Archive.open(DirectoryStore(disk), [BytesCodec()], key=KEY if "sealed" in name else None)
+def opened(disk: SimDisk, name: str) -> TowerArchive:
+    return TowerArchive.open(DirectoryStore(disk), [BytesCodec()], key=KEY if "sealed" in name else None)
 
 
-def readable(archive: Archive) -> frozenset[tuple[str, int]]:
+def readable(archive: TowerArchive) -> frozenset[tuple[str, int]]:
     """Versions that are read; none may be read as anything but what was put."""
     found = set()
     for (name, number), tokens in SESSIONS.items():
@@ -100,14 +103,16 @@ def repair(disk: SimDisk, name: str) -> Repaired:
     return Repairer(store, lambda s: open_keys(store, s, KEY if "sealed" in name else None)).run()
 
 
-def whole(archive: Archive) -> bool:
+def whole(archive: TowerArchive) -> bool:
     report = archive.verify(decode=True)
     forgotten = {(v.name, v.number) for v in archive.ls(history=True, forgotten=True) if v.forgotten}
     return report.sound and not report.undecoded and readable(archive) == ALL and forgotten == {FORGOTTEN}
 
 
 def test_every_golden_archive_has_a_verdict_and_a_maker() -> None:
-    assert sorted([*GOOD, *LEFT, *REPAIRED, *REOPENED, *LOST, *REFUSED, *SPECIAL]) == NAMES == sorted(defects())
+    assert (
+        sorted([*GOOD, *LEFT, *REPAIRED, *REOPENED, *LOST, *REFUSED, *SPECIAL]) == NAMES == sorted(defects())
+    )
 
 
 @pytest.mark.parametrize("name", GOOD)

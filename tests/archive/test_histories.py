@@ -7,16 +7,16 @@ import itertools
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.catalog.view import Version, View
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 
 
 @pytest.fixture
-def filled(archive: Archive) -> Archive:
+def filled(archive: TowerArchive) -> TowerArchive:
     """Three versions of 40 sessions of two tenants, some forgotten, in packs with an index and without."""
     for turn in range(3):
         archive.put([NewSession(f"s{n}", [np.arange(n + turn + 1)], tenant="ab"[n % 2]) for n in range(40)])
@@ -35,7 +35,7 @@ def by_name(histories: list[list[Version]]) -> list[list[Version]]:
     return sorted(histories, key=lambda versions: (versions[0].tenant, versions[0].name))
 
 
-def test_histories_are_the_catalogue(filled: Archive) -> None:
+def test_histories_are_the_catalogue(filled: TowerArchive) -> None:
     found = list(filled.view.histories())
     assert by_name(found) == grouped(filled.view)
     assert len(found) == 40 and all(len(versions) == 3 for versions in found)
@@ -44,11 +44,11 @@ def test_histories_are_the_catalogue(filled: Archive) -> None:
     assert by_name(list(filled.view.histories())) == grouped(filled.view)
 
 
-def test_an_empty_archive_has_none(archive: Archive) -> None:
+def test_an_empty_archive_has_none(archive: TowerArchive) -> None:
     assert list(archive.view.histories()) == []
 
 
-def test_a_damaged_index_is_dropped(filled: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+def test_a_damaged_index_is_dropped(filled: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
     filled.write_index()
     wanted = by_name(list(filled.view.histories()))
     [name] = filled.store.list("index")
@@ -57,6 +57,6 @@ def test_a_damaged_index_is_dropped(filled: Archive, disk: SimDisk, codec: Segme
         data[at] ^= 0x55
     filled.store.delete(f"index/{name}")
     filled.store.put(f"index/{name}", bytes(data))
-    archive = Archive.open(DirectoryStore(disk), [codec])
+    archive = TowerArchive.open(DirectoryStore(disk), [codec])
     assert by_name(list(archive.view.histories())) == wanted
     assert {problem.kind for problem in archive.problems} == {"index"}

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError
 from pltz.archive.format.context import Context
@@ -25,6 +24,7 @@ from pltz.archive.format.settings import Settings
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.varint import write_varint
@@ -44,7 +44,7 @@ def test_a_crafted_record_never_puts_a_segment_below_another_tower(
 ) -> None:
     """It has the id of a session's leaf and another parent. Whichever record is found first, no other text is read."""
     one = tower_codec if mode else codec
-    archive = Archive.create(DirectoryStore(disk), [one])
+    archive = TowerArchive.create(DirectoryStore(disk), [one])
     archive.put([NewSession("a", [np.arange(40), np.arange(50)]), NewSession("b", [np.arange(9)])])
     leaf, other = archive.version("a").leaf, archive.version("b").leaf
     item = archive.view.find(0, leaf)[0]
@@ -54,7 +54,7 @@ def test_a_crafted_record_never_puts_a_segment_below_another_tower(
         builder = Builder(0, 0, bytes([salt]) * 16, archive.settings.archive)
         number = builder.context(item.context)
         name = smuggle(copy, builder.add(Record(number, other, leaf, 50, item.record.bitstring + b"?")))
-        fresh = Archive.open(DirectoryStore(copy), [one])
+        fresh = TowerArchive.open(DirectoryStore(copy), [one])
         first = name < item.location.pack
         try:
             assert fresh.get("a").tokens.tolist() == [*range(40), *range(50)]
@@ -86,26 +86,28 @@ def crafted(data: bytes, *, time: int | None = None, second_table: int | None = 
 
 def test_a_table_that_claims_to_begin_before_its_pack(tmp_path: Path, codec: SegmentCodec) -> None:
     """The second header is useless then, and the first is there."""
-    archive = Archive.create(tmp_path / "cold", [codec], parity=(0, 0))
+    archive = TowerArchive.create(tmp_path / "cold", [codec], parity=(0, 0))
     archive.put([NewSession("a", [np.arange(40)])])
     [path] = (tmp_path / "cold" / "packs").iterdir()
     data = path.read_bytes()
     path.chmod(0o600)
     path.write_bytes(crafted(data, second_table=len(data) - FOOTER.size - HEADER.size + 1))
-    fresh = Archive.open(tmp_path / "cold", [codec])
+    fresh = TowerArchive.open(tmp_path / "cold", [codec])
     assert fresh.get("a").tokens.tolist() == list(range(40))
     assert not fresh.verify().sound
 
 
 @pytest.mark.parametrize("time", [1 << 62, (1 << 63) - 1, (1 << 64) - 1])
-def test_a_pack_from_the_end_of_time(disk: SimDisk, archive: Archive, codec: SegmentCodec, time: int) -> None:
+def test_a_pack_from_the_end_of_time(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, time: int
+) -> None:
     archive.put([NewSession("a", [np.arange(40)])])
     item = archive.view.find(0, archive.version("a").leaf)[0]
     builder = Builder(0, 5, bytes(16), archive.settings.archive)
     data = builder.add(item.record._replace(context=builder.context(item.context), time=9, name="b")).finish()
     data = crafted(data, time=time)
     assert DirectoryStore(disk).put(f"packs/{data[-24:-8].hex()}", data)
-    fresh = Archive.open(DirectoryStore(disk), [codec])
+    fresh = TowerArchive.open(DirectoryStore(disk), [codec])
     assert [v.name for v in fresh.ls()] == ["a"] and not fresh.verify().sound
     with pytest.raises(ArchiveError, match="collecting stops"):
         fresh.collect()
@@ -173,12 +175,12 @@ def test_scanning_a_pack_takes_no_more_memory_than_the_pack(tmp_path: Path, code
 
 
 def test_opening_an_archive_with_such_a_pack(tmp_path: Path, codec: SegmentCodec) -> None:
-    made = Archive.create(tmp_path / "cold", [codec], parity=(0, 0))
+    made = TowerArchive.create(tmp_path / "cold", [codec], parity=(0, 0))
     data = small_records(100_000, made.settings.archive)
     (tmp_path / "cold" / "packs" / data[-24:-8].hex()).write_bytes(data)
     tracemalloc.start()
     try:
-        archive = Archive.open(tmp_path / "cold", [codec])
+        archive = TowerArchive.open(tmp_path / "cold", [codec])
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -236,7 +238,9 @@ def test_a_long_record_is_not_read_for_each_claim_of_it(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_an_index_over_packs_that_cannot_be(disk: SimDisk, archive: Archive, codec: SegmentCodec) -> None:
+def test_an_index_over_packs_that_cannot_be(
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
+) -> None:
     archive.put([NewSession("a", [np.arange(40)])])
     [pack] = archive.view.packs
     size = (1 << 32) - 1
@@ -245,12 +249,12 @@ def test_an_index_over_packs_that_cannot_be(disk: SimDisk, archive: Archive, cod
     lies.add_pack(pack, size, {0: far, 1: far})
     data = build([lies], {pack: size})
     assert DirectoryStore(disk).put(f"index/{data[-16:].hex()}", data)
-    fresh = Archive.open(DirectoryStore(disk), [codec])
+    fresh = TowerArchive.open(DirectoryStore(disk), [codec])
     assert [v.name for versions in fresh.view.histories() for v in versions] == ["a"]
     assert {p.kind for p in fresh.problems} == {"index"}
 
 
-def test_problems_are_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch, archive: Archive) -> None:
+def test_problems_are_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch, archive: TowerArchive) -> None:
     monkeypatch.setattr("pltz.archive.catalog.view.MOST_PROBLEMS", 20, raising=False)
     for n in range(50):
         archive.view.problem("record", f"{n}", "damaged")
@@ -274,7 +278,7 @@ def test_shares_of_parity_are_whole_numbers(parity: str) -> None:
         )
 
 
-def test_a_plan_that_no_plan_can_follow(disk: SimDisk, archive: Archive, codec: SegmentCodec) -> None:
+def test_a_plan_that_no_plan_can_follow(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
     archive.put([NewSession("a", [np.arange(40)])])
     archive.put([NewSession("b", [np.arange(9)])])
     plan = Plan((1 << 64) - 1, bytes(16), frozenset())

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.settings import NAME
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import FOLDERS, DirectoryStore, Store
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 
@@ -42,30 +42,30 @@ class Interrupted:
         return call if name in CALLS else found
 
 
-def made(store: Store, codec: SegmentCodec, key: Secret | None) -> Archive | PltzError:
+def made(store: Store, codec: SegmentCodec, key: Secret | None) -> TowerArchive | PltzError:
     try:
-        return Archive.create(store, [codec], key=key)
+        return TowerArchive.create(store, [codec], key=key)
     except PltzError as exc:
         return exc
 
 
 def made_too(
-    store: Store, codec: SegmentCodec, key: Secret | None, results: list[Archive | PltzError]
+    store: Store, codec: SegmentCodec, key: Secret | None, results: list[TowerArchive | PltzError]
 ) -> None:
     results.append(made(store, codec, key))
 
 
 def check_one_won(
-    store: Store, codec: SegmentCodec, results: list[Archive | PltzError], keys: list[Secret | None]
+    store: Store, codec: SegmentCodec, results: list[TowerArchive | PltzError], keys: list[Secret | None]
 ) -> None:
     """The others were refused; the winner's archive opens with the winner's key, and works."""
-    won = [n for n, r in enumerate(results) if isinstance(r, Archive)]
+    won = [n for n, r in enumerate(results) if isinstance(r, TowerArchive)]
     assert len(won) == 1, results
-    assert all(isinstance(r, UsageError) for r in results if not isinstance(r, Archive)), results
+    assert all(isinstance(r, UsageError) for r in results if not isinstance(r, TowerArchive)), results
     archive = results[won[0]]
-    assert isinstance(archive, Archive)
+    assert isinstance(archive, TowerArchive)
     archive.put([NewSession("a", [np.arange(9)])])
-    fresh = Archive.open(store, [codec], key=keys[won[0]])
+    fresh = TowerArchive.open(store, [codec], key=keys[won[0]])
     assert fresh.get("a").tokens.tolist() == list(range(9)) and fresh.verify(decode=True).sound
 
 
@@ -75,7 +75,7 @@ def test_another_init_at_any_call_of_one(codec: SegmentCodec, first: bool, secon
     keys = [KEYS[0] if first else None, KEYS[1] if second else None]
     for at in range(1, 100):
         store = DirectoryStore(SimDisk())
-        others: list[Archive | PltzError] = []
+        others: list[TowerArchive | PltzError] = []
         broken = Interrupted(store, at, partial(made_too, store, codec, keys[1], others))
         mine = made(broken, codec, keys[0])
         if not others:
@@ -89,7 +89,7 @@ def test_many_at_once(store: Store, codec: SegmentCodec, sealed: bool) -> None:
     keys = KEYS if sealed else [None] * len(KEYS)
     barrier = Barrier(len(keys))
 
-    def make(key: Secret | None) -> Archive | PltzError:
+    def make(key: Secret | None) -> TowerArchive | PltzError:
         barrier.wait()
         return made(store, codec, key)
 
@@ -105,38 +105,38 @@ def test_a_crash_of_init_at_any_point(codec: SegmentCodec, sealed: bool) -> None
     disk = SimDisk()
     states: list[State] = []
     disk.watch = lambda: states.extend(disk.crashes("tmp"))
-    Archive.create(DirectoryStore(disk), [codec], key=key)
+    TowerArchive.create(DirectoryStore(disk), [codec], key=key)
     finished = whole = 0
     for state in states:
         store = DirectoryStore(SimDisk(state, seed=3))
         other = KEYS[1] if sealed else None
         again = made(store, codec, other)
-        if isinstance(again, Archive):
+        if isinstance(again, TowerArchive):
             finished += 1
             check_one_won(store, codec, [again], [other])
         else:
             whole += 1
-            check_one_won(store, codec, [Archive.open(store, [codec], key=key)], [key])
+            check_one_won(store, codec, [TowerArchive.open(store, [codec], key=key)], [key])
     assert finished > 20 and whole > 2
 
 
 def test_an_archive_that_lost_its_settings_is_not_made_anew(disk: SimDisk, codec: SegmentCodec) -> None:
     """Its keys would be destroyed."""
-    Archive.create(DirectoryStore(disk), [codec], key=KEYS[0]).put([NewSession("a", [np.arange(9)])])
+    TowerArchive.create(DirectoryStore(disk), [codec], key=KEYS[0]).put([NewSession("a", [np.arange(9)])])
     settings = disk.read(NAME, 0, 9999)
     disk.unlink(NAME)
     before = dict(disk.seen.files())
     with pytest.raises(UsageError, match="repair"):
-        Archive.create(DirectoryStore(disk), [codec], key=KEYS[1])
+        TowerArchive.create(DirectoryStore(disk), [codec], key=KEYS[1])
     assert {p: d for p, d in disk.seen.files().items() if not p.startswith("tmp/")} == before
     disk.write_new(NAME, settings)
-    assert len(Archive.open(DirectoryStore(disk), [codec], key=KEYS[0]).get("a").tokens) == 9
+    assert len(TowerArchive.open(DirectoryStore(disk), [codec], key=KEYS[0]).get("a").tokens) == 9
 
 
 def test_a_sealed_archive_without_its_key_says_what_to_do(disk: SimDisk, codec: SegmentCodec) -> None:
-    Archive.create(DirectoryStore(disk), [codec], key=KEYS[0])
+    TowerArchive.create(DirectoryStore(disk), [codec], key=KEYS[0])
     for path in [p for p in disk.seen.names if p.startswith("keys/")]:
         disk.unlink(path)
     with pytest.raises(CorruptError, match="run it again"):
-        Archive.open(DirectoryStore(disk), [codec], key=KEYS[0])
+        TowerArchive.open(DirectoryStore(disk), [codec], key=KEYS[0])
     assert set(FOLDERS) <= disk.seen.folders

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.catalog.chain import Chains
 from pltz.archive.eviction.hook import EvictionHook
 from pltz.archive.eviction.worker import drain
@@ -18,6 +17,7 @@ from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.token_archive import TokenArchive, TokenItem
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
@@ -27,7 +27,7 @@ from pltz.plt_codec.weights import random_weights
 from tests.archive.conftest import ZlibCodec
 
 
-def test_a_put_of_too_many_tokens_is_refused(archive: Archive) -> None:
+def test_a_put_of_too_many_tokens_is_refused(archive: TowerArchive) -> None:
     piece = np.zeros(1 << 20, np.uint32)
     tower = [piece] * (MAX_TOKENS // len(piece) + 1)
     with pytest.raises(
@@ -43,7 +43,7 @@ def test_a_record_may_not_claim_more() -> None:
 
 def test_a_tower_that_claims_more_is_damaged_and_never_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [ZlibCodec()])
+    archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()])
     [receipt] = archive.put([NewSession("a", [np.arange(60), np.arange(50)])])
 
     class Never(ZlibCodec):

@@ -19,12 +19,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.errors import ArchiveError, NotFound, WriterFailed
 from pltz.archive.storage.s3 import ObjectStore
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 
 if TYPE_CHECKING:
@@ -44,18 +44,18 @@ class ArchiveMachine(RuleBasedStateMachine):
         self.codec = BytesCodec()
         self.model: dict[tuple[str, str], dict[int, tuple[int, ...]]] = {}
         self.forgotten: set[tuple[str, str, int]] = set()
-        self.handles: list[Archive] = []
+        self.handles: list[TowerArchive] = []
 
     @initialize()
     def start(self) -> None:
-        Archive.create(self.store(), [self.codec])
+        TowerArchive.create(self.store(), [self.codec])
         self.handles = [self.open() for _ in range(HANDLES)]
 
     def store(self) -> Store:
         return DirectoryStore(self.disk)
 
-    def open(self) -> Archive:
-        return Archive.open(self.store(), [self.codec])
+    def open(self) -> TowerArchive:
+        return TowerArchive.open(self.store(), [self.codec])
 
     def session(self, tenant: str, name: str, turns: list[list[int]]) -> NewSession:
         return NewSession(name, [np.arange(30), *(np.array(t, np.int64) for t in turns)], tenant, shared=1)

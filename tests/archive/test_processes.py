@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 WRITER = """
 import sys
 import numpy as np
-from pltz.archive.archive import Archive
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.errors import ArchiveError
 from pltz.archive.writing.new_session import NewSession
 place, who, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
-archive = Archive.open(place, [BytesCodec()])
+archive = TowerArchive.open(place, [BytesCodec()])
 for n in range(count):
     prompt, own, turn = np.arange(50), np.frombuffer(b"writer %d" % (n // 3), np.uint8), np.frombuffer(who.encode() + b" %d" % n, np.uint8)
     archive.put([NewSession(f"{who}-{n // 2}", [prompt, own, turn], shared=1)])
@@ -63,7 +63,7 @@ def start(place: str, who: str, count: int) -> subprocess.Popen[str]:
 
 def check(place: str, acknowledged: list[str]) -> None:
     """Every acknowledged line is a version with its tokens, and nothing is wrong."""
-    archive = Archive.open(place, [BytesCodec()])
+    archive = TowerArchive.open(place, [BytesCodec()])
     report = archive.verify(decode=True)
     assert report.sound, report
     for line in acknowledged:
@@ -73,14 +73,14 @@ def check(place: str, acknowledged: list[str]) -> None:
 
 
 def test_writers_and_a_collector_side_by_side(place: str) -> None:
-    Archive.create(place, [BytesCodec()])
+    TowerArchive.create(place, [BytesCodec()])
     writers = [start(place, f"w{i}", 20) for i in range(3)]
     results = [w.communicate(timeout=60) for w in writers]
     assert [w.returncode for w in writers] == [0, 0, 0], results
     lines = [line for out, _ in results for line in out.splitlines()]
     assert len(lines) == 60
     check(place, lines)
-    archive = Archive.open(place, [BytesCodec()])
+    archive = TowerArchive.open(place, [BytesCodec()])
     archive.collect()
     archive.collect()
     check(place, lines)
@@ -88,7 +88,7 @@ def test_writers_and_a_collector_side_by_side(place: str) -> None:
 
 
 def test_killed_writers_leave_what_they_acknowledged(place: str) -> None:
-    Archive.create(place, [BytesCodec()])
+    TowerArchive.create(place, [BytesCodec()])
     lines: list[str] = []
     for turn in range(6):
         writer = start(place, f"w{turn}", 10_000)
@@ -99,5 +99,5 @@ def test_killed_writers_leave_what_they_acknowledged(place: str) -> None:
         rest, _ = writer.communicate(timeout=60)
         lines += rest.splitlines()[:-1]  # the last line may be half a line
     check(place, lines)
-    Archive.open(place, [BytesCodec()]).put([NewSession("after", [np.arange(3)])])
+    TowerArchive.open(place, [BytesCodec()]).put([NewSession("after", [np.arange(3)])])
     check(place, lines)

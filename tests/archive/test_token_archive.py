@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BundleCodec
 from pltz.archive.errors import NotFound
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.token_archive import MAX_SEGMENT, Put, Recent, Segments, TokenArchive, TokenItem, tenant_of
+from pltz.archive.tower_archive import TowerArchive
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
@@ -228,11 +228,11 @@ def test_a_chat_is_not_taken_for_token_ids(tmp_path: Path, bundle: Bundle) -> No
 def test_what_is_there_already_lasts(bundle: Bundle) -> None:
     """Another process was killed between the link of a session's pack and its sync; putting it again adds nothing, and is acknowledged."""
     disk = SimDisk()
-    cold = TokenArchive(Archive.create(DirectoryStore(disk), [BundleCodec(bundle)]), bundle)
+    cold = TokenArchive(TowerArchive.create(DirectoryStore(disk), [BundleCodec(bundle)]), bundle)
     with killed_before_sync(disk, "packs"):
         put(cold, "a", ids(20), time=7)
-    other = TokenArchive(Archive.open(DirectoryStore(disk), [BundleCodec(bundle)]), bundle)
+    other = TokenArchive(TowerArchive.open(DirectoryStore(disk), [BundleCodec(bundle)]), bundle)
     assert put(other, "a", ids(20), time=7).receipt is None
     for state in disk.crashes("tmp"):
-        left = Archive.open(DirectoryStore(SimDisk(state)), [BundleCodec(bundle)])
+        left = TowerArchive.open(DirectoryStore(SimDisk(state)), [BundleCodec(bundle)])
         assert left.get("a").tokens.tolist() == ids(20).tolist()

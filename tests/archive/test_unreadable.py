@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.errors import ArchiveError, LostError, StoreError, UnreadableError
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError
 
@@ -27,12 +27,12 @@ SIZE = 4000  # tokens of a session, each a byte of its bitstring: nothing repeat
 CUT = """
 import os, sys
 from pathlib import Path
-from pltz.archive.archive import Archive
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.plt_codec.errors import CorruptError
 place, what = Path(sys.argv[1]), sys.argv[2]
-archive = Archive.open(place, [BytesCodec()])
+archive = TowerArchive.open(place, [BytesCodec()])
 [path] = (place / ("index" if what == "index" else "packs")).iterdir()
 if what == "index":
     ids = [os.urandom(16) for _ in range(2000)]
@@ -52,8 +52,8 @@ else:
 """
 
 
-def filled(place: Path, sessions: int) -> Archive:
-    archive = Archive.create(place, [BytesCodec()])
+def filled(place: Path, sessions: int) -> TowerArchive:
+    archive = TowerArchive.create(place, [BytesCodec()])
     archive.put([NewSession(f"s{n}", [DICE.integers(0, 256, SIZE)]) for n in range(sessions)])
     return archive
 
@@ -105,7 +105,7 @@ class TestBadSectors:
         wanted = {v.name: archive.tower(v).tokens.tolist() for v in archive.ls()}
         hit = archive.version("s100").location.offset + 1000
         bad("/packs/", hit)
-        fresh = Archive.open(tmp_path / "cold", [BytesCodec()])
+        fresh = TowerArchive.open(tmp_path / "cold", [BytesCodec()])
         assert any("cannot read" in p.what for p in fresh.problems)
         report = fresh.verify()
         assert not report.sound and {p.kind for p in report.problems} == {"pack"}
@@ -114,14 +114,14 @@ class TestBadSectors:
         done = Repairer(DirectoryStore(OsDisk(tmp_path / "cold"))).run()
         assert done.whole and [name.split("/")[0] for name in done.restored] == ["packs"]
         bad("/damaged/", hit)
-        again = Archive.open(tmp_path / "cold", [BytesCodec()])
+        again = TowerArchive.open(tmp_path / "cold", [BytesCodec()])
         assert {v.name: again.tower(v).tokens.tolist() for v in again.ls()} == wanted
 
     def test_in_a_pack_under_an_index(self, tmp_path: Path, bad: Callable[[str, int], None]) -> None:
         archive = filled(tmp_path / "cold", 20)
         archive.write_index()
         bad("/packs/", archive.version("s10").location.offset + 100)
-        fresh = Archive.open(tmp_path / "cold", [BytesCodec()])
+        fresh = TowerArchive.open(tmp_path / "cold", [BytesCodec()])
         for n in range(20):
             if n == 10:
                 with pytest.raises(LostError, match="damaged"):
@@ -134,14 +134,14 @@ class TestBadSectors:
         archive = filled(tmp_path / "cold", 3)
         archive.write_index()
         bad("/index/", 60)
-        fresh = Archive.open(tmp_path / "cold", [BytesCodec()])
+        fresh = TowerArchive.open(tmp_path / "cold", [BytesCodec()])
         assert len(fresh.get("s1").tokens) == SIZE and {p.kind for p in fresh.problems} == {"index"}
 
     def test_in_archive_json(self, tmp_path: Path, bad: Callable[[str, int], None]) -> None:
         filled(tmp_path / "cold", 3)
         bad("cold/archive.json", 0)
         with pytest.raises(UnreadableError, match=r"archive\.json"):
-            Archive.open(tmp_path / "cold", [BytesCodec()])
+            TowerArchive.open(tmp_path / "cold", [BytesCodec()])
 
     def test_other_failures_are_no_damage(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         archive = filled(tmp_path / "cold", 1)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.catalog.chain import BATCH, Chains
 from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.errors import LostError
 from pltz.archive.format.ids import Tokens
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import BundleMismatch, CorruptError
 from tests.archive.conftest import ZlibCodec
@@ -42,9 +42,9 @@ def disk() -> SimDisk:
 
 
 @pytest.fixture
-def filled(disk: SimDisk) -> Archive:
+def filled(disk: SimDisk) -> TowerArchive:
     """40 sessions of 3 segments below one prompt of two, coded with their towers."""
-    archive = Archive.create(DirectoryStore(disk), [ZlibCodec(1, b"zlib with tower.")])
+    archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec(1, b"zlib with tower.")])
     archive.put(
         [
             NewSession(
@@ -58,9 +58,9 @@ def filled(disk: SimDisk) -> Archive:
     return archive
 
 
-def test_many_sessions_decode_what_they_share_once(filled: Archive, disk: SimDisk) -> None:
+def test_many_sessions_decode_what_they_share_once(filled: TowerArchive, disk: SimDisk) -> None:
     codec = Counting()
-    archive = Archive.open(DirectoryStore(disk), [codec])
+    archive = TowerArchive.open(DirectoryStore(disk), [codec])
     versions = list(archive.ls())
     towers = archive.towers(versions)
     assert codec.batches == [1, 1, 40, 40, 40]  # a batch a level
@@ -73,27 +73,27 @@ def test_many_sessions_decode_what_they_share_once(filled: Archive, disk: SimDis
     assert sum(codec.batches) <= 122 + 2 + 40 + 40  # each once, and what stands above once
 
 
-def test_no_more_than_the_reach_is_handed_on(filled: Archive, disk: SimDisk) -> None:
+def test_no_more_than_the_reach_is_handed_on(filled: TowerArchive, disk: SimDisk) -> None:
     codec = Counting()
     codec.reach = 4
-    archive = Archive.open(DirectoryStore(disk), [codec])
+    archive = TowerArchive.open(DirectoryStore(disk), [codec])
     with pytest.raises(LostError):  # it was coded after more, so this codec cannot decode it
         archive.get("s07")
     assert codec.above == {0, 4}
 
 
 def test_a_codec_with_towers_reads_what_was_coded_alone(disk: SimDisk) -> None:
-    archive = Archive.create(DirectoryStore(disk), [ZlibCodec(0, b"zlib with tower.")])
+    archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec(0, b"zlib with tower.")])
     archive.put([NewSession("a", [PROMPT, PROMPT[1:3]])])
-    assert Archive.open(DirectoryStore(disk), [Counting()]).get("a").tokens.tolist() == [*PROMPT, 1, 2]
-    archive = Archive.open(DirectoryStore(disk), [ZlibCodec(1, b"zlib with tower.")])
+    assert TowerArchive.open(DirectoryStore(disk), [Counting()]).get("a").tokens.tolist() == [*PROMPT, 1, 2]
+    archive = TowerArchive.open(DirectoryStore(disk), [ZlibCodec(1, b"zlib with tower.")])
     archive.put([NewSession("b", [PROMPT, PROMPT + 1])])
     assert archive.get("b").tokens.tolist() == [*PROMPT, *(PROMPT + 1)]
     with pytest.raises(BundleMismatch):
-        Archive.open(DirectoryStore(disk), [ZlibCodec(0, b"zlib with tower.")]).get("b")
+        TowerArchive.open(DirectoryStore(disk), [ZlibCodec(0, b"zlib with tower.")]).get("b")
 
 
-def test_damage_is_said_of_all_that_needs_it_and_of_nothing_else(filled: Archive) -> None:
+def test_damage_is_said_of_all_that_needs_it_and_of_nothing_else(filled: TowerArchive) -> None:
     class Deaf(ZlibCodec):
         """Cannot decode the second turn of one session."""
 
@@ -120,13 +120,13 @@ def test_damage_is_said_of_all_that_needs_it_and_of_nothing_else(filled: Archive
 def test_the_shorter_of_alone_and_after_the_tower_is_kept(disk: SimDisk) -> None:
     """A version shares the record of its leaf in either mode, and both are read back."""
     codec = ZlibCodec(1, b"zlib with tower.")
-    archive = Archive.create(DirectoryStore(disk), [codec])
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
     near, far = PROMPT[50:90], np.array([7] * 40)
     receipts = archive.put([NewSession("near", [PROMPT, near]), NewSession("far", [PROMPT, far])])
     found = [archive.view.find(0, r.leaf)[0] for r in receipts]
     assert [f.context.mode for f in found] == [1, 0] and [f.record.name for f in found] == ["near", "far"]
     assert len(found[1].record.bitstring) < len(codec.encode([Plain(far, PROMPT)])[0])
-    fresh = Archive.open(DirectoryStore(disk), [codec])
+    fresh = TowerArchive.open(DirectoryStore(disk), [codec])
     assert fresh.get("near").tokens.tolist() == [*PROMPT, *near]
     assert fresh.get("far").tokens.tolist() == [*PROMPT, *far]
     assert fresh.verify(decode=True).sound
@@ -136,7 +136,7 @@ def test_the_shorter_of_alone_and_after_the_tower_is_kept(disk: SimDisk) -> None
 
 def test_batches_are_bounded(disk: SimDisk) -> None:
     codec = Counting()
-    archive = Archive.create(DirectoryStore(disk), [codec])
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
     archive.put([NewSession(f"{n:04}", [PROMPT, np.array([n])]) for n in range(BATCH + 5)])
     codec.batches.clear()
     archive.towers(list(archive.ls()))

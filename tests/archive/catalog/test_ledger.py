@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pltz.archive.archive import Archive
 from pltz.archive.catalog.ledger import Entry, Kind, Ledger, PackState, copies_of
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.copy import copy
@@ -17,6 +16,7 @@ from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, 
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import FormatError, PltzError
 
@@ -30,7 +30,7 @@ def tokens(name: str) -> list[int]:
 def three(codec: SegmentCodec, *, condemned: bool = True, indexed: bool = False) -> SimDisk:
     """Three sessions in three packs."""
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [codec])
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
     for name in NAMES:
         archive.put([NewSession(name, [np.array(tokens(name))])])
     if indexed:
@@ -40,15 +40,15 @@ def three(codec: SegmentCodec, *, condemned: bool = True, indexed: bool = False)
     return disk
 
 
-def reopen(disk: SimDisk, codec: SegmentCodec) -> Archive:
-    return Archive.open(DirectoryStore(disk), [codec])
+def reopen(disk: SimDisk, codec: SegmentCodec) -> TowerArchive:
+    return TowerArchive.open(DirectoryStore(disk), [codec])
 
 
 def repaired(disk: SimDisk) -> Repaired:
     return Repairer(DirectoryStore(disk)).run()
 
 
-def pack_of(archive: Archive, name: str) -> str:
+def pack_of(archive: TowerArchive, name: str) -> str:
     return f"packs/{archive.version(name).location.pack.hex()}"
 
 
@@ -114,7 +114,7 @@ def test_all_packs_vanish(codec: SegmentCodec, condemned: bool) -> None:
 def test_a_copy_of_an_archive_that_lost_a_pack_does_not_say_that_it_is_all(codec: SegmentCodec) -> None:
     disk = three(codec)
     disk.unlink(pack_of(reopen(disk, codec), "b"))
-    source, to = reopen(disk, codec), Archive.create(DirectoryStore(SimDisk(seed=3)), [codec])
+    source, to = reopen(disk, codec), TowerArchive.create(DirectoryStore(SimDisk(seed=3)), [codec])
     assert len(list(copy(source, source.ls(history=True), to))) == 2
     with pytest.raises(ArchiveError, match="may be missing"):
         source.want_whole("copied")
@@ -134,7 +134,7 @@ def test_a_pack_that_vanishes_under_an_open_archive(codec: SegmentCodec) -> None
 
 
 def test_a_pack_that_vanishes_before_its_parity_is_put_keeps_it(
-    disk: SimDisk, archive: Archive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+    disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put = archive.store.put
 
@@ -238,7 +238,9 @@ def test_a_collector_says_what_it_deletes_before_it_does(codec: SegmentCodec) ->
         for state in disk.crashes("tmp"):
             seen += 1
             files = state.files()
-            gone = {p for p in condemned if f"packs/{p.hex()}" not in files or f"parity/{p.hex()}" not in files}
+            gone = {
+                p for p in condemned if f"packs/{p.hex()}" not in files or f"parity/{p.hex()}" not in files
+            }
             for side in ("ledger/", "parity/ledger-"):
                 entries = [Entry.decode(d) for p, d in files.items() if p.startswith(side)] if gone else []
                 assert gone <= set().union(*(e.names for e in entries)), "an entry before each deletion"
@@ -431,5 +433,3 @@ def test_an_entry_of_another_archive_counts_for_nothing(codec: SegmentCodec) -> 
     disk.unlink(f"packs/{pack.hex()}")
     archive = reopen(disk, codec)
     assert archive.view.state_of(pack) is PackState.MISSING and not archive.verify().sound
-
-

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.bridged import BridgedCodec, _Parts
 from pltz.archive.codecs.codec import BundleCodec, Coded, Plain
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle, write_bundle
@@ -80,16 +80,16 @@ def test_any_ids_cut_anywhere_come_back(codecs: Codecs, kind: str, data: st.Data
 def test_an_archive_of_a_targets_ids(bundle: Bundle, codecs: Codecs, tmp_path: Path) -> None:
     """Beside sessions of bundle tokens under one bundle; each is read by the codec of its tokenizer."""
     codec, own = codecs("byte-level"), BundleCodec(bundle)
-    archive = Archive.create(tmp_path / "cold", [codec, own])
+    archive = TowerArchive.create(tmp_path / "cold", [codec, own])
     ids = np.array(target("byte-level").encode(PAGE[:700]).ids)
     tail = np.random.default_rng(1).integers(0, target("byte-level").get_vocab_size(), 40)
     archive.put([NewSession(f"s{n}", [ids, tail[n:], ids[: 9 * n]], shared=1) for n in range(4)])
     archive.put([NewSession("own", [bundle.tokenizer.encode(PAGE.encode())], codec=1)])
     for n in range(4):
-        tower = Archive.open(tmp_path / "cold", [own, codec]).get(f"s{n}")
+        tower = TowerArchive.open(tmp_path / "cold", [own, codec]).get(f"s{n}")
         assert tower.tokens.tolist() == [*ids, *tail[n:], *ids[: 9 * n]]
     assert archive.verify(decode=True).sound
-    stranger = Archive.open(tmp_path / "cold", [own, codecs("llama3")])
+    stranger = TowerArchive.open(tmp_path / "cold", [own, codecs("llama3")])
     assert bundle.tokenizer.decode(stranger.get("own").tokens.astype(np.int32)) == PAGE.encode()
     with pytest.raises(BundleMismatch, match="tokenizer"):
         stranger.get("s0")

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BundleCodec, BytesCodec, Coded, Plain
 from pltz.archive.format.context import ALONE, FAST, TOWER, TURN, Context
 from pltz.archive.format.index_file import SEGMENTS
 from pltz.archive.format.pack import Builder, Pack
 from pltz.archive.format.record import Record
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
@@ -31,7 +31,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callab
 
 
 def test_towers_of_a_real_bundle(bundle: Bundle, tmp_path: Path) -> None:
-    archive = Archive.create(tmp_path / "cold", [BundleCodec(bundle), BytesCodec()])
+    archive = TowerArchive.create(tmp_path / "cold", [BundleCodec(bundle), BytesCodec()])
     dice = np.random.default_rng(1)
     prompt = dice.integers(0, 1024, 60)
     turns = [dice.integers(0, 1024, size) for size in (0, 1, 40, 300)]
@@ -39,7 +39,7 @@ def test_towers_of_a_real_bundle(bundle: Bundle, tmp_path: Path) -> None:
         [NewSession(f"s{n}", [prompt, *turns[: n + 1]], kind="chat", shared=1) for n in range(4)]
     )
     assert [r.new for r in receipts] == [2, 1, 1, 1]
-    fresh = Archive.open(tmp_path / "cold", [BundleCodec(bundle)])
+    fresh = TowerArchive.open(tmp_path / "cold", [BundleCodec(bundle)])
     for n in range(4):
         assert fresh.get(f"s{n}").tokens.tolist() == np.concatenate([prompt, *turns[: n + 1]]).tolist()
     assert fresh.verify(decode=True).decoded == 5
@@ -74,10 +74,10 @@ def test_the_fast_layout(bundle: Bundle, tmp_path: Path) -> None:
     dice = np.random.default_rng(3)
     turns = [dice.integers(0, 1024, size) for size in (2049, 2048, 2500)]
     place = tmp_path / "cold"
-    Archive.create(place, []).put([])
-    fast = Archive.open(place, [BundleCodec(bundle, layout="fast")])
+    TowerArchive.create(place, []).put([])
+    fast = TowerArchive.open(place, [BundleCodec(bundle, layout="fast")])
     assert fast.put([NewSession("long", turns)])[0].new == 3
-    plain = Archive.open(place, [BundleCodec(bundle)])
+    plain = TowerArchive.open(place, [BundleCodec(bundle)])
     assert plain.get("long").tokens.tolist() == np.concatenate(turns).tolist()
     assert plain.verify(decode=True).decoded == 3
     found = {len(t): plain.view.find(SEGMENTS, s)[0] for s, t in plain.get("long").segments}
@@ -104,10 +104,10 @@ def test_the_layout_of_turns(bundle: Bundle, tmp_path: Path) -> None:
     dice = np.random.default_rng(4)
     turns = [dice.integers(0, 1024, size) for size in (48, 49, 100, 500, 2048)]
     place = tmp_path / "cold"
-    Archive.create(place, []).put([])
-    fast = Archive.open(place, [BundleCodec(bundle, layout="fast")])
+    TowerArchive.create(place, []).put([])
+    fast = TowerArchive.open(place, [BundleCodec(bundle, layout="fast")])
     assert fast.put([NewSession("grown", turns)])[0].new == 5
-    plain = Archive.open(place, [BundleCodec(bundle)])
+    plain = TowerArchive.open(place, [BundleCodec(bundle)])
     assert plain.get("grown").tokens.tolist() == np.concatenate(turns).tolist()
     assert plain.verify(decode=True).decoded == 5
     found = {len(t): plain.view.find(SEGMENTS, s)[0] for s, t in plain.get("grown").segments}

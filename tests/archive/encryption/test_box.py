@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pltz.archive import copy as transfer
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.box import BITS, KEY, LEVELS, Tree, seal, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys, Unit
@@ -27,6 +26,7 @@ from pltz.archive.format.record import Record
 from pltz.archive.sessions import base_of
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, VersionError
 from tests.archive.sealed import RAW, chat, reopen, tokens
@@ -85,7 +85,7 @@ def test_a_box_opens_as_it_was_or_not_at_all(plain: bytes, about: list[bytes], d
 
 
 def test_a_sealed_archive_gives_back_what_was_put(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     sealed.put([chat("a", [1, 2]), chat("b", [1, 2], [3]), chat("a", [9], tenant="other")])
     sealed.put([NewSession("empty", [], "acme")])
@@ -114,7 +114,7 @@ def test_no_name_label_or_content_is_readable_in_files_or_file_names(tmp_path: P
 
     secret, words = tmp_path / "key", ["the-name", "the-tenant", "the-label", "the-prompt", "the-answer"]
     secret.write_bytes(bytes(range(32)))
-    archive = Archive.create(tmp_path / "cold", [BytesCodec()], key=Secret.file(secret))
+    archive = TowerArchive.create(tmp_path / "cold", [BytesCodec()], key=Secret.file(secret))
     name, tenant, label, prompt, answer = words
     text = [np.frombuffer(t.encode(), np.uint8) for t in (prompt, answer)]
     archive.put([NewSession(name, text, tenant, shared=1, base="the-base", labels={label: label})])
@@ -127,15 +127,15 @@ def test_no_name_label_or_content_is_readable_in_files_or_file_names(tmp_path: P
         if path.is_file():
             assert plain_domain not in path.read_bytes() and bytes(range(32)) not in path.read_bytes()
         assert plain_domain.hex() not in path.name
-    clear = Archive.create(tmp_path / "clear", [BytesCodec()])
+    clear = TowerArchive.create(tmp_path / "clear", [BytesCodec()])
     clear.put([NewSession(name, text, tenant, shared=1, labels={label: label})])
     raw = b"".join(p.read_bytes() for p in (tmp_path / "clear" / "packs").iterdir())
     assert all(word.encode() in raw for word in words)  # the search above can find
 
 
-def test_ids_of_a_sealed_archive_cannot_be_guessed(sealed: Archive, codec: SegmentCodec) -> None:
-    other = Archive.create(DirectoryStore(SimDisk(seed=5)), [codec], key=RAW)
-    clear = Archive.create(DirectoryStore(SimDisk()), [codec])
+def test_ids_of_a_sealed_archive_cannot_be_guessed(sealed: TowerArchive, codec: SegmentCodec) -> None:
+    other = TowerArchive.create(DirectoryStore(SimDisk(seed=5)), [codec], key=RAW)
+    clear = TowerArchive.create(DirectoryStore(SimDisk()), [codec])
     leaves = [a.put([chat("a", [1])])[0].leaf for a in (sealed, other, clear)]
     assert len(set(leaves)) == 3
     towers = {a.segment(leaf)[0][0] for a, leaf in zip((sealed, other, clear), leaves, strict=True)}
@@ -144,7 +144,7 @@ def test_ids_of_a_sealed_archive_cannot_be_guessed(sealed: Archive, codec: Segme
     assert mine not in leaves  # nor across tenants
 
 
-def test_a_wrong_or_missing_key_is_named(sealed: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+def test_a_wrong_or_missing_key_is_named(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
     sealed.put([chat("a", [1])])
     with pytest.raises(KeyMismatch, match="not the key"):
         reopen(disk, codec, Secret(b"another sixteen bytes", 0))
@@ -158,7 +158,7 @@ def test_a_wrong_or_missing_key_is_named(sealed: Archive, disk: SimDisk, codec: 
     assert locked.verify().sound and [v.name[:7] for v in locked.ls()] == ["sealed "]
     with pytest.raises(UsageError, match="not sealed"):
         clear = SimDisk()
-        Archive.create(DirectoryStore(clear), [codec])
+        TowerArchive.create(DirectoryStore(clear), [codec])
         reopen(clear, codec)
 
 
@@ -169,8 +169,8 @@ def test_secrets_by_passphrase_file_and_command(tmp_path: Path, codec: SegmentCo
         (Secret.passphrase("words"), Secret.file(file), Secret.command(f"cat {file}"))
     ):
         place = tmp_path / str(number)
-        Archive.create(place, [codec], key=secret).put([chat("a", [number])])
-        assert tokens(Archive.open(place, [codec], key=secret), "a") == [number]
+        TowerArchive.create(place, [codec], key=secret).put([chat("a", [number])])
+        assert tokens(TowerArchive.open(place, [codec], key=secret), "a") == [number]
         assert "0123" not in repr(secret) and "words" not in repr(secret)
     file.write_bytes(b"short")
     for path in (file, tmp_path / "none"):
@@ -182,7 +182,7 @@ def test_secrets_by_passphrase_file_and_command(tmp_path: Path, codec: SegmentCo
         Secret.passphrase("")
 
 
-def test_the_key_can_be_changed(sealed: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+def test_the_key_can_be_changed(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
     sealed.put([chat("a", [1])])
     new = Secret(b"a new key of many bytes", 0)
     assert isinstance(sealed.keys, Keyring)
@@ -225,7 +225,7 @@ def swapped(field: str) -> Callable[[Rows], Rows]:
 
 
 def test_records_moved_or_changed_by_one_who_knows_the_format_are_refused(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     sealed.put([chat("a", [1, 2, 3]), chat("b", [4, 5, 6])])
     same = reopen(rewritten(disk, lambda rows: rows), codec)
@@ -245,7 +245,7 @@ def test_records_moved_or_changed_by_one_who_knows_the_format_are_refused(
 
 
 def test_collecting_needs_no_key_and_keeps_boxes_as_they_are(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     for name in "abc":
         sealed.put([chat(name, [ord(name)])])
@@ -309,7 +309,7 @@ def test_a_key_file_that_asks_for_a_hostile_scrypt_or_is_newer_is_refused() -> N
         KeyFile.decode(bytes(data) + digest(PERSON, bytes(data)))
 
 
-def test_keys_survive_the_loss_of_one_copy(sealed: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+def test_keys_survive_the_loss_of_one_copy(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
     sealed.put([chat("a", [1])])
     for copy in "01":
         state = disk.seen.copy()
@@ -324,7 +324,7 @@ def test_bytes_a_session_costs_sealed(codec: SegmentCodec) -> None:
     sizes = []
     for key in (None, RAW):
         disk = SimDisk()
-        archive = Archive.create(DirectoryStore(disk), [codec], key=key)
+        archive = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
         archive.put([chat(f"s{n}", [n, n + 1]) for n in range(1000)])
         sizes.append(archive.stat().pack_bytes)
     print(f"sealed: {(sizes[1] - sizes[0]) / 1000:.2f} bytes a session more")
@@ -332,29 +332,29 @@ def test_bytes_a_session_costs_sealed(codec: SegmentCodec) -> None:
 
 
 def test_sealed_and_erased_over_each_store(store: Store, codec: SegmentCodec) -> None:
-    archive = Archive.create(store, [codec], key=RAW)
+    archive = TowerArchive.create(store, [codec], key=RAW)
     archive.put([chat("a", [1, 2]), chat("b", [1, 2], [3])])
     keys = set(store.list("keys"))
     assert archive.erase("acme", "b").segments == 1
-    again = Archive.open(store, [codec], key=RAW)
+    again = TowerArchive.open(store, [codec], key=RAW)
     assert tokens(again, "a") == [1, 2] and [v.name for v in again.ls()] == ["a"]
     assert len(set(store.list("keys")) & keys) == 4  # the archive's and the base domain's, not the tenant's
     assert again.verify(decode=True).sound
     with pytest.raises(UsageError, match="already"):
-        Archive.create(store, [codec], key=RAW)
+        TowerArchive.create(store, [codec], key=RAW)
 
 
-def test_a_base_keeps_its_name_in_a_copy(sealed: Archive, codec: SegmentCodec) -> None:
+def test_a_base_keeps_its_name_in_a_copy(sealed: TowerArchive, codec: SegmentCodec) -> None:
     """Contexts of a sealed archive do not say it: the keys do."""
     sealed.put([dataclasses.replace(chat("a", [1]), base="prompts")])
-    other = Archive.create(DirectoryStore(SimDisk(seed=2)), [codec], key=RAW)
+    other = TowerArchive.create(DirectoryStore(SimDisk(seed=2)), [codec], key=RAW)
     assert len(list(transfer.copy(sealed, sealed.ls(), other))) == 1
     assert base_of(other, other.get("a", "acme")) == (1, "prompts")
     assert base_of(sealed, sealed.get("a", "acme")) == (1, "prompts")
 
 
 def test_a_record_that_was_damaged_since_is_not_relied_on(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     sealed.put([chat("a", [1])])
     [item] = sealed.view.find(0, sealed.version("a", "acme").leaf)

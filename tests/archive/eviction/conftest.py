@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.eviction.hook import EvictionHook, HookSettings
 from pltz.archive.eviction.journal.entry import Entry
@@ -21,6 +20,7 @@ from pltz.archive.eviction.worker import Worker
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.token_archive import TokenArchive
+from pltz.archive.tower_archive import TowerArchive
 from tests.archive.eviction.opened import TARGET, BadDisk, Opened
 
 
@@ -51,7 +51,7 @@ class Bench:
 
     def archive(self) -> TokenArchive:
         bundle: Any = SimpleNamespace(tokenizer=SimpleNamespace(fingerprint=self.codec.tokenizer))
-        return TokenArchive(Archive.open(DirectoryStore(self.disk), [self.codec]), bundle)
+        return TokenArchive(TowerArchive.open(DirectoryStore(self.disk), [self.codec]), bundle)
 
     def worker(self, **options: Any) -> Worker:
         return Worker(self.backlog, Tokenizers(self.disk), self.archive, **options)
@@ -70,7 +70,7 @@ def entry(name: str, count: int, seed: int = 0, time: int = 1_000_000_000, **opt
 @pytest.fixture
 def bench(disk: SimDisk, codec: SegmentCodec) -> Bench:
     """On a simulated disk, with an empty archive."""
-    Archive.create(DirectoryStore(disk), [codec])
+    TowerArchive.create(DirectoryStore(disk), [codec])
     return Bench(disk, codec)
 
 

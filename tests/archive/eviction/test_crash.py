@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import StoreError
 from pltz.archive.eviction.journal.entry import Entry
 from pltz.archive.eviction.journal.writer import Journal
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.plt_codec.errors import PltzError
 from tests.archive.eviction.conftest import Bench, entry
 
@@ -81,7 +81,7 @@ def test_every_crash_from_eviction_to_archive(codec: SegmentCodec, segment: int)
     cases = opened = 0
     for steps in itertools.product(STEPS, repeat=3):
         disk = SimDisk()
-        Archive.create(DirectoryStore(disk), [codec])
+        TowerArchive.create(DirectoryStore(disk), [codec])
         life = Life(Bench(disk, codec), segment)
         for number, step in enumerate(("grow", *steps)):
             STEPS[step](life, number)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import StoreError
 from pltz.archive.eviction.journal.entry import Entry
@@ -23,6 +22,7 @@ from pltz.archive.eviction.worker import Worker
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import BLOCK, SimDisk, State
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from tests.archive.eviction.conftest import Bench, MemoryLocks, entry
 
 Facts = tuple[str, tuple[int, ...]]
@@ -46,7 +46,7 @@ class Two:
 @pytest.fixture
 def two(codec: SegmentCodec) -> Two:
     cold = SimDisk(seed=1)
-    Archive.create(DirectoryStore(cold), [codec])
+    TowerArchive.create(DirectoryStore(cold), [codec])
     return Two(codec, SimDisk(), cold)
 
 
@@ -104,7 +104,7 @@ class CopyOnWrite(SimDisk):
 
 def test_a_journal_drains_where_no_mark_can_be_written(codec: SegmentCodec) -> None:
     cold = SimDisk(seed=1)
-    Archive.create(DirectoryStore(cold), [codec])
+    TowerArchive.create(DirectoryStore(cold), [codec])
     two = Two(codec, CopyOnWrite(), cold)
     two.disk.capacity = 10 * BLOCK
     journal = Journal(two.disk, two.locks)
@@ -117,7 +117,7 @@ def test_a_journal_drains_where_no_mark_can_be_written(codec: SegmentCodec) -> N
 
 def test_a_living_segment_is_not_archived_again_where_no_mark_can_be_written(codec: SegmentCodec) -> None:
     cold = SimDisk(seed=1)
-    Archive.create(DirectoryStore(cold), [codec])
+    TowerArchive.create(DirectoryStore(cold), [codec])
     two = Two(codec, CopyOnWrite(), cold)
     journal = Journal(two.disk, two.locks)
     journal.append([entry("a", 30).encode()])
@@ -204,7 +204,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_journal_drains_on_a_real_full_disk(small_disk: Path, tmp_path: Path, codec: SegmentCodec) -> None:
     cold = SimDisk(seed=1)
-    Archive.create(DirectoryStore(cold), [codec])
+    TowerArchive.create(DirectoryStore(cold), [codec])
     bench = Bench(cold, codec)
     disk, locks = OsDisk(small_disk), FileLocks(small_disk)
     journal = Journal(disk, locks)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.format.ids import Tokens
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 
 SESSIONS = 20_000
@@ -29,7 +29,7 @@ class StoredCodec:
 
 
 def test_overhead_a_session(tmp_path: Path) -> None:
-    archive = Archive.create(tmp_path / "cold", [StoredCodec()])
+    archive = TowerArchive.create(tmp_path / "cold", [StoredCodec()])
     dice = np.random.default_rng(0)
     prompts = [dice.integers(0, 256, 300) for _ in range(5)]
     names = [f"s{n}" for n in range(SESSIONS)]

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pltz.archive.archive import Archive
 from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format import index_file
@@ -19,11 +18,12 @@ from pltz.archive.format.pack import Damage
 from pltz.archive.maintenance.bulk_verify import Sweep, Swept, _order, whole
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 
 
 @pytest.fixture
-def filled(archive: Archive) -> Archive:
+def filled(archive: TowerArchive) -> TowerArchive:
     """Records of every shape: parents of all kinds, versions, labels, times, marks, long names, no tokens, several packs."""
     prompts = [np.arange(30) + n for n in range(3)]
     for turn in range(3):
@@ -47,7 +47,7 @@ def filled(archive: Archive) -> Archive:
     return archive
 
 
-def test_a_sound_archive_is_proved_without_reading_records(filled: Archive) -> None:
+def test_a_sound_archive_is_proved_without_reading_records(filled: TowerArchive) -> None:
     view = View(filled.store)
     view.refresh()
     found = dict(Sweep(view).run(sorted(view.packs)))
@@ -62,7 +62,7 @@ def test_a_sound_archive_is_proved_without_reading_records(filled: Archive) -> N
     assert whole([s for s in found.values() if s])
 
 
-def test_a_missing_segment_is_seen(filled: Archive) -> None:
+def test_a_missing_segment_is_seen(filled: TowerArchive) -> None:
     view = View(filled.store)
     view.refresh()
     swept = [s for _, s in Sweep(view).run(sorted(view.packs)) if s]
@@ -75,7 +75,7 @@ def test_a_missing_segment_is_seen(filled: Archive) -> None:
     "defect", ["entry left out", "key changed", "entry moved", "key of a session", "session twice"]
 )
 def test_an_index_that_is_wrong_is_named(
-    filled: Archive, disk: SimDisk, codec: SegmentCodec, defect: str
+    filled: TowerArchive, disk: SimDisk, codec: SegmentCodec, defect: str
 ) -> None:
     """The file is whole, its digest its name: only a look at both sides finds it."""
     filled.write_index()
@@ -103,11 +103,11 @@ def test_an_index_that_is_wrong_is_named(
     data = index_file.build([wrong], dict(known.packs))
     filled.store.delete(f"index/{name}")
     filled.store.put(f"index/{data[-SIZE:].hex()}", data)
-    found = Archive.open(DirectoryStore(disk), [codec]).verify(decode=defect == "key of a session")
+    found = TowerArchive.open(DirectoryStore(disk), [codec]).verify(decode=defect == "key of a session")
     assert not found.sound and "index" in {p.kind for p in found.problems} <= {"index", "record"}
 
 
-def test_indexes_may_say_the_same(filled: Archive) -> None:
+def test_indexes_may_say_the_same(filled: TowerArchive) -> None:
     """A writer of an index died before it deleted those that it took in."""
     before = {name: filled.store.read(f"index/{name}", 0, 1 << 30) for name in filled.store.list("index")}
     filled.write_index()

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.catalog.view import Version, View
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.box import KEY, Tree, unit_of, unseal
@@ -25,6 +24,7 @@ from pltz.archive.maintenance.erase import BaseUse, Eraser
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import PltzError, UsageError
 from tests.archive.sealed import PROMPT, RAW, chat, records_of, reopen, tokens
@@ -62,7 +62,7 @@ def raw_records_open(disk: SimDisk, codec: SegmentCodec, domain: bytes) -> list[
 
 
 def test_an_erased_session_does_not_open_and_the_others_do(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     sealed.put([chat("a", [1, 2], [3]), chat("b", [1, 2], [4]), chat("a", [5], tenant="other")])
     sealed.put([chat("a", [1, 2], [3], [6])])
@@ -89,7 +89,7 @@ def test_an_erased_session_does_not_open_and_the_others_do(
         sealed.erase("acme", "a")
 
 
-def test_an_erased_session_can_be_put_again(sealed: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+def test_an_erased_session_can_be_put_again(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
     sealed.put([chat("a", [1, 2])])
     sealed.erase("acme", "a")
     receipt = sealed.put([chat("a", [1, 2])])[0]
@@ -99,7 +99,7 @@ def test_an_erased_session_can_be_put_again(sealed: Archive, disk: SimDisk, code
 
 
 def test_an_erased_tenant_leaves_nothing_that_opens(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     sealed.put([chat("a", [1, 2], [3]), chat("b", [4]), chat("c", [4], tenant="other")])
     domain = sealed.keys.domain(TENANT, "acme")
@@ -118,7 +118,7 @@ def test_an_erased_tenant_leaves_nothing_that_opens(
     assert tokens(reopen(disk, codec), "a") == [1, 2] and len(raw_records_open(disk, codec, domain)) == 2
 
 
-def test_what_was_erased_is_collected(sealed: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+def test_what_was_erased_is_collected(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
     sealed.put([chat("a", list(range(100)))])
     sealed.put([chat("b", [4])])
     sealed.erase("acme", "a")
@@ -128,14 +128,14 @@ def test_what_was_erased_is_collected(sealed: Archive, disk: SimDisk, codec: Seg
     assert reopen(disk, codec).verify(decode=True).sound
 
 
-def test_an_archive_without_encryption_says_that_it_cannot_erase(archive: Archive) -> None:
+def test_an_archive_without_encryption_says_that_it_cannot_erase(archive: TowerArchive) -> None:
     archive.put([chat("a", [1])])
     with pytest.raises(UsageError, match="forget"):
         archive.erase("acme", "a")
 
 
 def test_a_writer_that_saw_the_keys_before_an_erasure_is_not_acknowledged(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     sealed.put([chat("a", [1, 2])])
     writer = reopen(disk, codec)
@@ -158,7 +158,7 @@ def test_a_writer_that_saw_the_keys_before_an_erasure_is_not_acknowledged(
     assert tokens(archive, "x") == [1, 2, 3] and tokens(archive, "a") == [1, 2]
 
 
-def test_what_is_doomed_is_not_relied_on(sealed: Archive, disk: SimDisk, codec: SegmentCodec) -> None:
+def test_what_is_doomed_is_not_relied_on(sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
     sealed.put([chat("a", [1, 2])])
     keys = sealed.keys
     assert isinstance(keys, Keyring)
@@ -175,7 +175,7 @@ def test_what_is_doomed_is_not_relied_on(sealed: Archive, disk: SimDisk, codec: 
 
 
 def test_an_eraser_that_stood_still_brings_nothing_back(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It read the keys, then another erasure came and went: the number that it would take next is free again, but long over."""
     sealed.put([chat("a", [1]), chat("b", [2])])
@@ -187,7 +187,7 @@ def test_an_eraser_that_stood_still_brings_nothing_back(
         stalled, other = reopen(copy, codec), reopen(copy, codec)
         assert isinstance(stalled.keys, Keyring)
 
-        def erase_b(other: Archive = other) -> None:
+        def erase_b(other: TowerArchive = other) -> None:
             monkeypatch.setattr(KeyFolder, "put", put)
             monkeypatch.setattr(Eraser, "_towers", looked)
             other.erase("acme", "b")
@@ -216,7 +216,7 @@ def test_an_eraser_that_stood_still_brings_nothing_back(
 
 
 def test_first_keys_that_come_late_are_not_relied_on(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process made the tenant, filled it and erased from it while this one stood still before its first key file."""
     sealed.put([chat("z", [1], tenant="else")])
@@ -235,7 +235,7 @@ def test_first_keys_that_come_late_are_not_relied_on(
     assert catalogue(reopen(disk, codec)) == {("acme", "a"): [1], ("acme", "c"): [3], ("else", "z"): [1]}
 
 
-def test_keys_that_a_writer_is_just_putting_are_not_overwritten(sealed: Archive, disk: SimDisk) -> None:
+def test_keys_that_a_writer_is_just_putting_are_not_overwritten(sealed: TowerArchive, disk: SimDisk) -> None:
     sealed.put([chat("a", [1])])
     keys, store = sealed.keys, DirectoryStore(disk)
     assert isinstance(keys, Keyring)
@@ -261,7 +261,7 @@ def test_keys_that_a_writer_is_just_putting_are_not_overwritten(sealed: Archive,
 # Crashes
 
 
-def sealed_steps() -> dict[str, Callable[[Archive], object]]:
+def sealed_steps() -> dict[str, Callable[[TowerArchive], object]]:
     return {
         "put": lambda a: a.put([chat("a", [1, 2]), chat("b", [1, 2], [3])]),
         "put other": lambda a: a.put([chat("c", [7], tenant="other")]),
@@ -271,7 +271,7 @@ def sealed_steps() -> dict[str, Callable[[Archive], object]]:
     }
 
 
-def catalogue(archive: Archive) -> dict[tuple[str, str], list[int]]:
+def catalogue(archive: TowerArchive) -> dict[tuple[str, str], list[int]]:
     return {(v.tenant, v.name): archive.tower(v).tokens.tolist()[30:] for v in archive.ls()}
 
 
@@ -280,7 +280,9 @@ def test_every_crash_of_a_sealed_archive(codec: SegmentCodec) -> None:
     cases = opened = 0
     for first, second in itertools.product(sealed_steps(), repeat=2):
         disk = SimDisk()
-        Archive.create(DirectoryStore(disk), [codec], key=RAW).put([chat("z", [9]), chat("b", [1, 2], [3])])
+        TowerArchive.create(DirectoryStore(disk), [codec], key=RAW).put(
+            [chat("z", [9]), chat("b", [1, 2], [3])]
+        )
         for step in (first, second):
             before = catalogue(reopen(disk, codec))
             dry = disk.clone()
@@ -327,7 +329,7 @@ def on_base(name: str, base: str, *turns: list[int], tenant: str = "acme") -> Ne
 
 
 ERASES: dict[
-    str, tuple[Callable[[Archive], object], list[tuple[int, str]]]
+    str, tuple[Callable[[TowerArchive], object], list[tuple[int, str]]]
 ] = {  # what is erased; its domains
     "session": (lambda a: a.erase("acme", "b"), []),
     "tenant": (lambda a: a.erase("acme"), [(TENANT, "acme")]),
@@ -338,7 +340,7 @@ ERASES: dict[
 
 def before_an_erase(codec: SegmentCodec) -> SimDisk:
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [codec], key=RAW)
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
     archive.put([chat("a", [1, 2]), chat("b", [1, 2], [3]), on_base("o", "own", [4])])
     archive.put([chat("c", [7], tenant="other"), on_base("s", "spare", [5], tenant="brief")])
     archive.put([chat("d", [8], tenant="third")])
@@ -346,7 +348,7 @@ def before_an_erase(codec: SegmentCodec) -> SimDisk:
     return disk
 
 
-def began_alone(archive: Archive, domain: bytes, *, free: bool) -> bool:
+def began_alone(archive: TowerArchive, domain: bytes, *, free: bool) -> bool:
     """Whether an erase began in a domain and left its mark in the keys. ``free``: no session stands on the bases that are erased."""
     keys = archive.keys
     assert isinstance(keys, Keyring)
@@ -421,12 +423,12 @@ def test_every_crash_of_an_erase_is_an_unfinished_erase_and_no_damage(what: str,
     assert told > 10, f"{told} of {len(states)} states were unfinished"
 
 
-def keys_of_base(archive: Archive, name: str) -> bytes:
+def keys_of_base(archive: TowerArchive, name: str) -> bytes:
     return archive.keys.domain(BASE, name)
 
 
 def test_damage_in_both_copies_of_the_newest_keys_stays_damage(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     sealed.put([chat("a", [1])])
     keys = sealed.keys
@@ -444,7 +446,7 @@ def test_damage_in_both_copies_of_the_newest_keys_stays_damage(
 
 
 def test_a_dry_run_counts_what_an_unfinished_erase_left(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     """The command asks after a dry run: it must not say that there is nothing to erase."""
     sealed.put([chat("a", [1]), chat("b", [2])])
@@ -462,7 +464,7 @@ def test_a_dry_run_counts_what_an_unfinished_erase_left(
 
 
 def test_a_change_of_the_archive_key_that_was_cut_off_is_finished(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     sealed.put([chat("a", [1])])
     older = {
@@ -479,7 +481,7 @@ def test_a_change_of_the_archive_key_that_was_cut_off_is_finished(
 
 
 def test_keys_made_anew_after_an_erase_are_no_unfinished_erase(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     sealed.put([chat("a", [1])])
     sealed.erase("acme")
@@ -514,7 +516,7 @@ def test_keys_that_no_reader_would_take_are_not_written() -> None:
 
 
 def test_erasing_names_the_bases_and_who_else_uses_them(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     sealed.put([chat("a", [1]), chat("b", [2]), chat("c", [3], tenant="other"), on_base("o", "own", [4])])
     sealed.put([NewSession("none", [np.array([5])], "acme")])
@@ -527,7 +529,7 @@ def test_erasing_names_the_bases_and_who_else_uses_them(
 
 
 def test_a_base_goes_with_its_last_tenant_where_that_is_asked_for(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     sealed.put([chat("a", [1]), chat("c", [3], tenant="other"), on_base("o", "own", [4])])
     asked = sealed.erase("acme", bases=True, dry_run=True)
@@ -544,7 +546,7 @@ def test_a_base_goes_with_its_last_tenant_where_that_is_asked_for(
 
 
 def test_a_base_is_erased_by_name_when_no_session_stands_on_it(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     sealed.put([on_base("o", "own", [4]), on_base("p", "own", [4], tenant="other"), chat("a", [1])])
     base = sealed.keys.domain(BASE, "own")
@@ -575,7 +577,7 @@ def test_a_base_is_erased_by_name_when_no_session_stands_on_it(
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_writer_on_a_base_that_is_erased_meanwhile_is_not_acknowledged(
-    whole: bool, disk: SimDisk, codec: SegmentCodec, sealed: Archive
+    whole: bool, disk: SimDisk, codec: SegmentCodec, sealed: TowerArchive
 ) -> None:
     """It relied on a prompt that nobody else used any more; the eraser looked before its pack was there."""
     sealed.put([on_base("o", "own", [4]), chat("a", [1])])
@@ -604,7 +606,7 @@ def test_a_writer_on_a_base_that_is_erased_meanwhile_is_not_acknowledged(
 
 @pytest.mark.parametrize("late", ["before the new root", "after it"])
 def test_a_session_put_onto_a_base_meanwhile_is_seen(
-    late: str, sealed: Archive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+    late: str, sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sealed.put([on_base("o", "own", [4])])
     sealed.erase("acme", "o")
@@ -632,7 +634,7 @@ def test_a_session_put_onto_a_base_meanwhile_is_seen(
 
 
 def test_another_tenant_that_comes_to_a_base_meanwhile_keeps_it(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sealed.put([on_base("o", "own", [4])])
     other, empty = reopen(disk, codec), Eraser._empty
@@ -655,7 +657,7 @@ def test_another_tenant_that_comes_to_a_base_meanwhile_keeps_it(
 
 
 def test_a_base_is_not_erased_where_it_is_not_known_who_stands_on_it(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     sealed.put([on_base("o", "own", [4])])
     sealed.put([on_base("x", "own", [9], tenant="other")])
@@ -676,7 +678,7 @@ def test_a_base_is_not_erased_where_it_is_not_known_who_stands_on_it(
 def test_a_loss_that_is_known_is_in_the_way_of_an_erase_until_it_is_acknowledged(
     disk: SimDisk, codec: SegmentCodec
 ) -> None:
-    archive = Archive.create(DirectoryStore(disk), [codec], key=RAW, parity=(0, 0))
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW, parity=(0, 0))
     archive.put([chat("a", [1, 2], [3])])
     archive.put([chat("b", [1, 2], [4])])
     archive.write_index()
@@ -692,7 +694,7 @@ def test_a_loss_that_is_known_is_in_the_way_of_an_erase_until_it_is_acknowledged
 
 
 def test_a_failed_sync_of_a_key_file_stops_everything(disk: SimDisk, codec: SegmentCodec) -> None:
-    archive = Archive.create(DirectoryStore(disk), [codec], key=RAW)
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
     archive.put([chat("a", [1])])
     for call in range(1, 40):
         copy = SimDisk(disk.durable, seed=call)
@@ -710,7 +712,7 @@ def test_a_failed_sync_of_a_key_file_stops_everything(disk: SimDisk, codec: Segm
     assert not isinstance(archive, WriterFailed)
 
 
-def test_erased_is_its_own_error(sealed: Archive, disk: SimDisk) -> None:
+def test_erased_is_its_own_error(sealed: TowerArchive, disk: SimDisk) -> None:
     sealed.put([chat("a", [1])])
     item = sealed.view.at(sealed.version("a", "acme").location)
     sealed.erase("acme", "a")
@@ -723,7 +725,7 @@ def test_erased_is_its_own_error(sealed: Archive, disk: SimDisk) -> None:
 
 
 def test_what_a_collector_moves_meanwhile_is_not_taken_for_unused(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session that shares with the erased one is on its way from one pack to another, so it is in none that was listed."""
     sealed.put([chat("a", [1, 2], [3])])
@@ -744,7 +746,7 @@ def test_what_a_collector_moves_meanwhile_is_not_taken_for_unused(
 
 
 def test_a_version_that_is_put_before_writers_know_is_erased_too(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sealed.put([chat("a", [1]), chat("b", [2])])
     other, publish = reopen(disk, codec), Eraser._publish
@@ -766,7 +768,7 @@ def test_a_version_that_is_put_before_writers_know_is_erased_too(
 
 
 def test_a_session_is_not_erased_where_it_is_not_known_who_shares_it(
-    sealed: Archive, disk: SimDisk, codec: SegmentCodec
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     """The record of another one is damaged and can be repaired; what both have must be there then."""
     sealed.put([chat("a", [1, 2], [3])])

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pltz.archive.archive import Archive
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NONE, digest
 from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import FORGET, Mark, Record
 from pltz.archive.maintenance.live_set import MARK, SEGMENT, SESSION, Census
+from pltz.archive.tower_archive import TowerArchive
 
 PARENTS = [NONE] + [bytes([n // 2 + 1]) * 16 for n in range(9)]  # a tree: of segment n + 1
 IDS = [bytes([n + 1]) * 16 for n in range(10)]
@@ -157,14 +157,14 @@ def test_a_disk_that_is_full_is_a_named_error(monkeypatch: pytest.MonkeyPatch) -
 MEASURE = """
 import sys
 from pathlib import Path
-from pltz.archive.archive import Archive
+from pltz.archive.tower_archive import TowerArchive
 def peak():
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return 1024 * int(line.split()[1])
-Archive.open(sys.argv[1], []).collect(dry_run=True)
+TowerArchive.open(sys.argv[1], []).collect(dry_run=True)
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts again
 before = peak()
-done = Archive.open(sys.argv[2], []).collect(dry_run=True)
+done = TowerArchive.open(sys.argv[2], []).collect(dry_run=True)
 assert done.live_versions == done.live_segments == int(sys.argv[3]) and done.condemned > 100
 print((peak() - before) / int(sys.argv[3]))
 """
@@ -177,7 +177,7 @@ print((peak() - before) / int(sys.argv[3]))
 def test_a_hundred_thousand_sessions_take_no_hundred_bytes_each(tmp_path: Path) -> None:
     """Of memory, while they are collected. Measured: 74, of which 50 are the caches; it was 1,179 when the census was a dictionary."""
     for count in (1_000, 100_000):
-        archive = Archive.create(tmp_path / str(count), [])
+        archive = TowerArchive.create(tmp_path / str(count), [])
         context = Context(0, NONE, "default", NONE, NONE, 1)
         for begin in range(0, count, 256):
             ids = [digest(b"test", n.to_bytes(8, "little")) for n in range(begin, min(begin + 256, count))]

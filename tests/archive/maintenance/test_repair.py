@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pltz.archive.archive import Archive, open_keys
 from pltz.archive.catalog.ledger import Ledger
 from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import SegmentCodec
@@ -23,6 +22,7 @@ from pltz.archive.format.plan import Plan
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import DirectoryStore, Store
+from pltz.archive.tower_archive import TowerArchive, open_keys
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 from tests.archive.conftest import ZlibCodec
@@ -35,7 +35,7 @@ KEY = Secret(b"sixteen bytes or more", 0)
 def build(key: Secret | None) -> State:
     """Three packs, an index, a plan, two sessions of which one has two versions, one forgotten."""
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [ZlibCodec()], key=key)
+    archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()], key=key)
     archive.put([NewSession("a", [PROMPT, np.array([3] * 9)], shared=1)])
     archive.put([NewSession("b", [PROMPT, np.array([4] * 9)], shared=1)])
     archive.write_index()
@@ -84,7 +84,7 @@ def test_flipped_bits_are_put_back(small: State) -> None:
 @pytest.mark.slow
 def test_every_flipped_bit_is_put_back() -> None:
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [ZlibCodec()], key=KEY)
+    archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()], key=KEY)
     archive.put([NewSession("a", [PROMPT, np.array([3] * 9)], shared=1)])
     archive.collect(small=1 << 30)
     state = without_reserve(disk.seen)
@@ -179,13 +179,15 @@ def test_missing_parity_is_made(small: State) -> None:
     made = set(report.remade)
     assert len(made) >= 2 and all(disk.seen.files()[p] == small.files()[p] for p in made)
     key = KEY if "keys" in {p[:4] for p in small.files()} else None
-    assert Archive.open(DirectoryStore(disk), [ZlibCodec()], key=key).verify(decode=True).unprotected == 0
+    assert (
+        TowerArchive.open(DirectoryStore(disk), [ZlibCodec()], key=key).verify(decode=True).unprotected == 0
+    )
 
 
 def big() -> State:
     """One pack of more than its floor of parity, six sessions with noise, below one shared prompt."""
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [ZlibCodec()])
+    archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()])
     dice = np.random.default_rng(0)
     archive.put([NewSession(f"s{n}", [PROMPT, dice.integers(0, 1 << 30, 1000)], shared=1) for n in range(6)])
     archive.put([NewSession("s0", [PROMPT, np.array([1])], shared=1)])
@@ -213,7 +215,7 @@ def test_beyond_the_budget_exactly_what_is_lost_is_said() -> None:
         u.place.offset in (starts["s2"], starts["s3"], starts["s4"]) for u in report.unnamed
     )
     assert path not in disk.seen.files() and any(a.startswith("damaged/packs-") for a in report.aside)
-    archive = Archive.open(DirectoryStore(disk), [ZlibCodec()])
+    archive = TowerArchive.open(DirectoryStore(disk), [ZlibCodec()])
     assert [v.name for v in archive.ls(history=True)] == ["s0", "s0", "s1", "s5"]
     assert all(len(archive.tower(v).tokens) in (1030, 31) for v in archive.ls(history=True))
     check = archive.verify(decode=True)
@@ -226,13 +228,13 @@ def test_beyond_the_budget_exactly_what_is_lost_is_said() -> None:
     archive.put([NewSession("s3", [PROMPT, np.array([5])], shared=1)])
     archive.collect()
     archive.collect()
-    assert Archive.open(DirectoryStore(disk), [ZlibCodec()]).verify(decode=True).sound
+    assert TowerArchive.open(DirectoryStore(disk), [ZlibCodec()]).verify(decode=True).sound
 
 
 def test_a_lost_leaf_costs_the_sessions_that_need_it_and_a_lost_pack_not_its_prompt() -> None:
     disk = SimDisk()
     codec = ZlibCodec()
-    archive = Archive.create(DirectoryStore(disk), [codec])
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
     dice = np.random.default_rng(0)
     base, turn = dice.integers(0, 1 << 30, 900), dice.integers(0, 1 << 30, 2000)
     archive.put([NewSession("x", [base, turn], shared=1)])
@@ -249,7 +251,7 @@ def test_a_lost_leaf_costs_the_sessions_that_need_it_and_a_lost_pack_not_its_pro
     lost = with_file(disk.seen, path, None)
     report = repaired(lost)
     assert [v.name for v in report.lost] == ["y"] and len(report.unnamed) == 1 and report.salvaged >= 1
-    left = Archive.open(DirectoryStore(lost), [codec])
+    left = TowerArchive.open(DirectoryStore(lost), [codec])
     assert left.get("z").tokens.tolist() == [*base.tolist(), 2]
     assert [v.name for v in left.verify(decode=True).lost] == ["y"]
 
@@ -273,7 +275,7 @@ def test_no_sound_copy_of_archive_json_or_a_plan(small: State) -> None:
 
 def test_the_names_of_lost_sessions_need_the_key(codec: SegmentCodec) -> None:
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [codec], key=KEY)
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=KEY)
     dice = np.random.default_rng(0)
     archive.put([NewSession("secret-name", [dice.integers(0, 1 << 30, 3000)])])
     archive.put([NewSession("secret-name", [dice.integers(0, 1 << 30, 3000), np.array([1])])])
@@ -307,7 +309,7 @@ def test_every_crash_of_a_repair_goes_on(small: State) -> None:
 
 def test_a_crash_between_pack_and_parity_leaves_a_pack_that_repair_protects(codec: SegmentCodec) -> None:
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [codec])
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
     lone: list[State] = []
 
     def watch() -> None:
@@ -324,17 +326,17 @@ def test_a_crash_between_pack_and_parity_leaves_a_pack_that_repair_protects(code
     assert lone
     for state in lone:
         left = SimDisk(state, seed=3)
-        check = Archive.open(DirectoryStore(left), [codec]).verify(decode=True)
+        check = TowerArchive.open(DirectoryStore(left), [codec]).verify(decode=True)
         assert check.sound and check.unprotected == 1
         report = repaired(left)
         assert report.whole and len(report.remade) == 1
-        assert Archive.open(DirectoryStore(left), [codec]).verify().unprotected == 0
+        assert TowerArchive.open(DirectoryStore(left), [codec]).verify().unprotected == 0
 
 
 def test_no_crash_of_a_collector_leaves_parity_without_its_pack(codec: SegmentCodec) -> None:
     """Or repair would bring back what was forgotten and collected."""
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [codec])
+    archive = TowerArchive.create(DirectoryStore(disk), [codec])
     for n in range(3):
         archive.put([NewSession(f"s{n}", [np.array([n] * 20)])])
     archive.forget([archive.version("s0")])
@@ -381,12 +383,12 @@ def test_any_damage_is_repaired_or_named(data: st.DataObject) -> None:
         return
     if report.whole:
         assert same_files(disk, state)
-        archive = Archive.open(DirectoryStore(disk), [ZlibCodec()])
+        archive = TowerArchive.open(DirectoryStore(disk), [ZlibCodec()])
         assert archive.verify(decode=True).sound
 
 
 def test_repair_over_each_store(store: Store) -> None:
-    archive = Archive.create(store, [ZlibCodec()])
+    archive = TowerArchive.create(store, [ZlibCodec()])
     archive.put([NewSession("a", [PROMPT, np.array([3] * 9)], shared=1)])
     name = f"packs/{next(iter(store.list('packs')))}"
     sound = store.read(name, 0, 1 << 20)
@@ -396,7 +398,7 @@ def test_repair_over_each_store(store: Store) -> None:
             store.put(name, hurt)
         assert Repairer(store).run().restored == [name]
         assert store.read(name, 0, 1 << 20) == sound
-    assert Archive.open(store, [ZlibCodec()]).verify(decode=True).sound
+    assert TowerArchive.open(store, [ZlibCodec()]).verify(decode=True).sound
 
 
 # At once with others, and what is not to be believed
@@ -413,7 +415,7 @@ def test_a_plan_under_another_name_is_not_put_in_its_place(small: State) -> None
 def test_an_older_key_does_not_stand_in_for_a_damaged_one(codec: SegmentCodec) -> None:
     """The last generation may hold an erasure, of which the older one, left by a crash, knows nothing."""
     disk = SimDisk(build(KEY))
-    archive = Archive.open(DirectoryStore(disk), [codec], key=KEY)
+    archive = TowerArchive.open(DirectoryStore(disk), [codec], key=KEY)
     keys = archive.keys.of(archive.keys.domain(TENANT, "default"))  # type: ignore[attr-defined]
     assert archive.keys.publish(keys.following())  # type: ignore[attr-defined]
     last, before = (file_name(keys.domain, n, 0) for n in (1, 0))
@@ -441,7 +443,7 @@ def test_keys_that_are_erased_meanwhile_are_not_put_back(
     codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SimDisk(build(KEY))
-    other = Archive.open(DirectoryStore(disk), [codec], key=KEY)
+    other = TowerArchive.open(DirectoryStore(disk), [codec], key=KEY)
     domain = other.keys.domain(TENANT, "default")
     disk.unlink(file_name(domain, 0, 1))
     read = KeyFolder.read

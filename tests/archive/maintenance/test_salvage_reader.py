@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.errors import UnreadableError
 from pltz.archive.format.byte_source import Held
@@ -19,6 +18,7 @@ from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.maintenance.salvage_reader import SECTOR, Remains
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.writer import Writer
 
 SIZE = 24 << 20  # bytes of records
@@ -60,7 +60,7 @@ def test_a_file_that_is_cut_off_meanwhile(tmp_path: Path) -> None:
 def pack(tmp_path: Path) -> Path:
     """The one pack of an archive, large."""
     codec, dice = BytesCodec(), np.random.default_rng(0)
-    archive = Archive.create(tmp_path / "cold", [codec])
+    archive = TowerArchive.create(tmp_path / "cold", [codec])
     context = replace(
         archive.keys.context(TENANT, "acme"), tokenizer=codec.tokenizer, bundle=codec.bundle_id, contract=1
     )

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.catalog.freshness import Token
 from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.encryption.keys import Secret
@@ -17,6 +16,7 @@ from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.maintenance.verify import Report
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import UsageError
 from tests.archive.conftest import ZlibCodec
@@ -46,23 +46,23 @@ def slow(disk: SimDisk) -> SlowCodec:
 
 
 @pytest.fixture
-def cold(disk: SimDisk, slow: SlowCodec, monkeypatch: pytest.MonkeyPatch) -> Archive:
+def cold(disk: SimDisk, slow: SlowCodec, monkeypatch: pytest.MonkeyPatch) -> TowerArchive:
     """All sessions in one pack, whose segments are decoded two at a time."""
-    made = Archive.create(DirectoryStore(disk), [slow])
+    made = TowerArchive.create(DirectoryStore(disk), [slow])
     made.put([NewSession(f"s{n}", [np.array([n, n + 1])]) for n in range(SESSIONS)])
     monkeypatch.setattr(verify, "DECODE_RECORDS", 2)
     slow.seen.clear()
     return made
 
 
-def test_time_is_up_within_a_pack(cold: Archive, slow: SlowCodec) -> None:
+def test_time_is_up_within_a_pack(cold: TowerArchive, slow: SlowCodec) -> None:
     """Five seconds of a pack of twelve: the batch in which time is up is the last."""
     report = cold.verify(decode=True, max_seconds=5)
     assert report.decoded == len(slow.seen) == 6
     assert not report.complete and report.packs == 0 and report.sound
 
 
-def test_runs_go_on_within_a_pack(cold: Archive, slow: SlowCodec) -> None:
+def test_runs_go_on_within_a_pack(cold: TowerArchive, slow: SlowCodec) -> None:
     """No segment is decoded twice, none is left out, and the sum is that of one long run."""
     report, runs = Report(), 0
     while not (runs and report.complete):
@@ -74,20 +74,20 @@ def test_runs_go_on_within_a_pack(cold: Archive, slow: SlowCodec) -> None:
     assert (report.packs, report.records, report.decoded) == (whole.packs, whole.records, whole.decoded)
 
 
-def test_a_pack_says_how_far_it_is(cold: Archive) -> None:
+def test_a_pack_says_how_far_it_is(cold: TowerArchive) -> None:
     told: list[int] = []
     cold.verify(decode=True, progress=lambda report: told.append(report.decoded))
     assert told[0] == 2 and told[-1] == SESSIONS and len(told) > SESSIONS // 2
 
 
-def test_short_runs_from_anywhere_see_all_in_time(cold: Archive, slow: SlowCodec) -> None:
+def test_short_runs_from_anywhere_see_all_in_time(cold: TowerArchive, slow: SlowCodec) -> None:
     """Nights of four seconds: begun at the first record, each would decode the same four of twelve segments."""
     for _ in range(60):
         assert not cold.verify(decode=True, max_seconds=3, anywhere=True).complete
     assert sorted(set(slow.seen)) == list(range(SESSIONS))
 
 
-def test_a_long_run_from_anywhere_sees_all_once(cold: Archive, slow: SlowCodec) -> None:
+def test_a_long_run_from_anywhere_sees_all_once(cold: TowerArchive, slow: SlowCodec) -> None:
     for _ in range(5):
         slow.seen.clear()
         report = cold.verify(decode=True, anywhere=True)
@@ -95,7 +95,7 @@ def test_a_long_run_from_anywhere_sees_all_once(cold: Archive, slow: SlowCodec) 
         assert report.complete and report.packs == 1 and report.decoded == SESSIONS
 
 
-def test_a_session_that_lost_its_name_is_counted(archive: Archive, disk: SimDisk) -> None:
+def test_a_session_that_lost_its_name_is_counted(archive: TowerArchive, disk: SimDisk) -> None:
     """A session's name stands in the record of its last segment: where that is damaged no name is lost, and "0 lost" was all there was to see."""
     archive.put([NewSession("gone", [np.arange(50)])])
     place = archive.version("gone").location
@@ -104,16 +104,16 @@ def test_a_session_that_lost_its_name_is_counted(archive: Archive, disk: SimDisk
     bits = ZlibCodec().encode([Plain(np.arange(50), np.arange(0))])[0]
     data[data.index(bits) + 3] ^= 1
     disk.overwrite(pack, bytes(data))
-    report = Archive.open(DirectoryStore(disk), [ZlibCodec()]).verify()
+    report = TowerArchive.open(DirectoryStore(disk), [ZlibCodec()]).verify()
     assert not report.lost and report.unreadable == 1 and not report.sound
 
 
 @pytest.mark.parametrize("decode", [False, True])
 def test_what_others_put_and_collect_meanwhile_is_no_damage(
-    archive: Archive, disk: SimDisk, codec: ZlibCodec, decode: bool
+    archive: TowerArchive, disk: SimDisk, codec: ZlibCodec, decode: bool
 ) -> None:
     """A pack that came after the packs were listed was called gone, for its parity was there."""
-    other = Archive.open(DirectoryStore(disk), [codec])
+    other = TowerArchive.open(DirectoryStore(disk), [codec])
     for n in range(4):
         other.put([NewSession(f"s{n}", [np.array([n, n + 1])])])
     seen = 0
@@ -135,7 +135,7 @@ def test_lost_redundancy_is_told_of_and_repair_puts_it_back(
     disk: SimDisk, codec: ZlibCodec, key: Secret | None
 ) -> None:
     """Verify said "sound" and nothing else."""
-    archive = Archive.create(DirectoryStore(disk), [codec], key=key)
+    archive = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
     for n in range(4):
         archive.put([NewSession(f"s{n}", [np.array([n, n + 1])])])
         if n == 2:
@@ -152,7 +152,7 @@ def test_lost_redundancy_is_told_of_and_repair_puts_it_back(
     for path in paths:
         disk.unlink(path)
         assert archive.verify().missing_copies == [path], path
-        report = Archive.open(DirectoryStore(disk), [codec], key=key).verify()
+        report = TowerArchive.open(DirectoryStore(disk), [codec], key=key).verify()
         assert report.sound and report.missing_copies == [path]
         assert Repairer(DirectoryStore(disk)).run().whole
         report = archive.verify(decode=True)
@@ -167,7 +167,7 @@ def test_lost_redundancy_is_told_of_and_repair_puts_it_back(
 
 
 def fresh(disk: SimDisk, codec: ZlibCodec, token: str) -> Report:
-    return Archive.open(DirectoryStore(disk), [codec]).verify(expect=token)
+    return TowerArchive.open(DirectoryStore(disk), [codec]).verify(expect=token)
 
 
 def remove(disk: SimDisk, pack: bytes) -> None:
@@ -178,7 +178,7 @@ def remove(disk: SimDisk, pack: bytes) -> None:
 
 
 def test_the_newest_packs_taken_away_are_noticed_by_a_token(
-    archive: Archive, disk: SimDisk, codec: ZlibCodec
+    archive: TowerArchive, disk: SimDisk, codec: ZlibCodec
 ) -> None:
     """Verify said "sound"."""
     tokens = [archive.token()]
@@ -192,7 +192,7 @@ def test_the_newest_packs_taken_away_are_noticed_by_a_token(
     report = fresh(disk, codec, tokens[4])
     assert not report.sound and "rolled back" in report.problems[0].what
     assert fresh(disk, codec, tokens[3]).sound
-    later = Archive.open(DirectoryStore(disk), [codec])
+    later = TowerArchive.open(DirectoryStore(disk), [codec])
     later.put([NewSession("more", [np.array([7])]), NewSession("and more", [np.array([8])])])
     assert not fresh(disk, codec, tokens[4]).sound  # as many packs as before, and others
     remove(disk, last[2])
@@ -200,7 +200,7 @@ def test_the_newest_packs_taken_away_are_noticed_by_a_token(
 
 
 def test_a_token_holds_after_a_collection_and_a_repair(
-    archive: Archive, disk: SimDisk, codec: ZlibCodec
+    archive: TowerArchive, disk: SimDisk, codec: ZlibCodec
 ) -> None:
     for n in range(4):
         archive.put([NewSession(f"s{n}", [np.array([n, n + 1])])])
@@ -215,8 +215,8 @@ def test_a_token_holds_after_a_collection_and_a_repair(
     assert Token.parse(tokens[-1]).packs == 5  # four that were merged, and the one that has all
 
 
-def test_a_token_of_another_archive_and_one_that_is_none(archive: Archive, codec: ZlibCodec) -> None:
-    other = Archive.create(DirectoryStore(SimDisk(seed=9)), [codec])
+def test_a_token_of_another_archive_and_one_that_is_none(archive: TowerArchive, codec: ZlibCodec) -> None:
+    other = TowerArchive.create(DirectoryStore(SimDisk(seed=9)), [codec])
     report = archive.verify(expect=other.token())
     assert not report.sound and "the token is of archive" in report.problems[0].what
     with pytest.raises(UsageError, match="expected a token"):

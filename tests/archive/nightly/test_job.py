@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zstandard
 
-from pltz.archive.archive import Archive
 from pltz.archive.errors import Fenced, StoreError
 from pltz.archive.nightly import freeze
 from pltz.archive.nightly.state import Busy
 from pltz.archive.sessions import Memo, SessionArchive
+from pltz.archive.tower_archive import TowerArchive
 from pltz.models.bundle.bundle import Bundle
 from pltz.plt_codec.errors import PltzError, UsageError, VersionError
 from pltz.plt_codec.limits import MAX_BYTES
@@ -278,15 +278,15 @@ def test_what_is_no_fault_of_a_session_ends_a_shard_and_the_next_run_goes_on(
 ) -> None:
     nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(9))))
     monkeypatch.setattr(freeze, "BATCH_SESSIONS", 3)
-    real, calls = Archive.put, []
+    real, calls = TowerArchive.put, []
 
-    def full(self: Archive, sessions: Any) -> Any:
+    def full(self: TowerArchive, sessions: Any) -> Any:
         calls.append(len(sessions))
         if len(calls) == 2:
             raise error
         return real(self, sessions)
 
-    monkeypatch.setattr(Archive, "put", full)
+    monkeypatch.setattr(TowerArchive, "put", full)
     report = nightly.run()
     assert report["exit_code"] == 7 and "the disk is full" in report["failures"][0]
     assert (report["totals"]["frozen"], report["refused"]) == (3, [])
@@ -300,15 +300,15 @@ def test_a_commit_that_a_collector_overtook_is_put_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nightly.write("chats/a.jsonl", make_lines(map(make_chat, range(4))))
-    real, calls = Archive.put, []
+    real, calls = TowerArchive.put, []
 
-    def overtaken(self: Archive, sessions: Any) -> Any:
+    def overtaken(self: TowerArchive, sessions: Any) -> Any:
         calls.append(1)
         if len(calls) <= patience:
             raise Fenced("a collector went on without this writer")
         return real(self, sessions)
 
-    monkeypatch.setattr(Archive, "put", overtaken)
+    monkeypatch.setattr(TowerArchive, "put", overtaken)
     patience = 100
     report = nightly.run()
     assert report["exit_code"] == 7 and "Fenced" in report["failures"][0] and len(calls) == freeze.TRIES

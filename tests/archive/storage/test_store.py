@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, StoreError
@@ -18,6 +17,7 @@ from pltz.archive.format.index_file import FileIndex
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.s3 import ObjectStore, Place
 from pltz.archive.storage.store import DirectoryStore, Store, open_store
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, UsageError
 
@@ -72,20 +72,20 @@ def session(name: str, *turns: int) -> NewSession:
 
 
 def test_an_archive_lives_there(store: Store, codec: SegmentCodec) -> None:
-    archive = Archive.create(store, [codec])
+    archive = TowerArchive.create(store, [codec])
     with pytest.raises(UsageError, match="already"):
-        Archive.create(store, [codec])
+        TowerArchive.create(store, [codec])
     archive.put([session("a", 1), session("b", 2)])
     archive.put([session("a", 1, 3)])
-    other = Archive.open(store, [codec])
+    other = TowerArchive.open(store, [codec])
     assert [v.name for v in other.ls()] == ["a", "b"]
     assert other.get("a").tokens.tolist() == [*range(40), *[1] * 5, *[3] * 5]
     other.write_index()
     other.forget([other.version("b")])
-    assert Archive.open(store, [codec]).verify(decode=True).sound
+    assert TowerArchive.open(store, [codec]).verify(decode=True).sound
     for _ in range(2):
         archive.collect(dead_share=0.01)
-    last = Archive.open(store, [codec])
+    last = TowerArchive.open(store, [codec])
     assert [v.name for v in last.ls(forgotten=True)] == ["a"]
     assert last.verify(decode=True).sound
     last.rebuild()
@@ -93,20 +93,20 @@ def test_an_archive_lives_there(store: Store, codec: SegmentCodec) -> None:
 
 
 def test_undelete_between_the_two_phases(store: Store, codec: SegmentCodec) -> None:
-    archive = Archive.create(store, [codec])
+    archive = TowerArchive.create(store, [codec])
     archive.put([session("a", 1), session("b", 2)])
     archive.forget([archive.version("a")])
     archive.collect(dead_share=0.01)
-    found = Archive.open(store, [codec])
+    found = TowerArchive.open(store, [codec])
     assert found.restore(found.history("a")) == 1
     archive.collect(dead_share=0.01)
-    assert Archive.open(store, [codec]).get("a").tokens.tolist() == [*range(40), *[1] * 5]
-    assert Archive.open(store, [codec]).verify(decode=True).sound
+    assert TowerArchive.open(store, [codec]).get("a").tokens.tolist() == [*range(40), *[1] * 5]
+    assert TowerArchive.open(store, [codec]).verify(decode=True).sound
 
 
 def test_a_writer_sees_the_collector_it_raced(store: Store, codec: SegmentCodec) -> None:
     """What a put relied on is condemned before it ends, and deleted after: it is put again (the fence)."""
-    slow, collector = Archive.create(store, [codec]), Archive.open(store, [codec])
+    slow, collector = TowerArchive.create(store, [codec]), TowerArchive.open(store, [codec])
     slow.put([session("a", 1), session("b", 2)])
     collector.forget([collector.version("b")])
     fence = slow._writer._fence
@@ -121,7 +121,7 @@ def test_a_writer_sees_the_collector_it_raced(store: Store, codec: SegmentCodec)
     slow.put([session("c", 1, 9)])
     assert runs == [1]
     collector.collect(dead_share=0.01)
-    last = Archive.open(store, [codec])
+    last = TowerArchive.open(store, [codec])
     assert last.get("c").tokens.tolist() == [*range(40), *[1] * 5, *[9] * 5]
     assert last.verify(decode=True).sound
 
@@ -131,18 +131,18 @@ def test_a_writer_sees_the_collector_it_raced(store: Store, codec: SegmentCodec)
 
 def test_indexes_are_kept_on_this_machine(s3: S3Server, codec: SegmentCodec, tmp_path: Path) -> None:
     place, cache = s3.place(), tmp_path / "cache"
-    archive = Archive.create(ObjectStore(place, cache), [codec])
+    archive = TowerArchive.create(ObjectStore(place, cache), [codec])
     archive.put([session(f"s{n}", n) for n in range(50)])
     archive.write_index()
     copies = [p for p in cache.rglob("*") if p.is_file()]
     assert len(copies) == 1 and FileIndex.of(copies[0].read_bytes()).verify().hex() == copies[0].name
     requests = s3.count("GET /" + place.bucket + "/" + place.prefix + "/index/")
-    assert Archive.open(ObjectStore(place, cache), [codec]).get("s7").tokens[-1] == 7
+    assert TowerArchive.open(ObjectStore(place, cache), [codec]).get("s7").tokens[-1] == 7
     assert s3.count("GET /" + place.bucket + "/" + place.prefix + "/index/") == requests
     whole = copies[0].read_bytes()
     for damaged in (whole[:-1], whole[:100] + b"\xff" + whole[101:], b""):
         copies[0].write_bytes(damaged)
-        again = Archive.open(ObjectStore(place, cache), [codec])
+        again = TowerArchive.open(ObjectStore(place, cache), [codec])
         assert again.get("s9").tokens[-1] == 9 and not again.problems
         assert copies[0].read_bytes() == whole
     archive.put([session("more", 1)])
@@ -189,16 +189,16 @@ def test_an_answer_that_is_lost_is_no_failure(s3: S3Server) -> None:
 def test_a_store_that_overwrites_is_refused(s3: S3Server, codec: SegmentCodec) -> None:
     s3.ignoring = True
     with pytest.raises(StoreError, match="If-None-Match"):
-        Archive.create(ObjectStore(s3.place()), [codec])
+        TowerArchive.create(ObjectStore(s3.place()), [codec])
 
 
 def test_a_fault_leaves_the_archive_as_it_was(s3: S3Server, codec: SegmentCodec) -> None:
     """Every request of a put fails once, before or after the server did its work: acknowledged or not, nothing is half there."""
     place = Place(s3.bucket, "faults", s3.options, retries=0)
-    Archive.create(ObjectStore(place), [codec]).put([session("a", 1)])
+    TowerArchive.create(ObjectStore(place), [codec]).put([session("a", 1)])
     for late in (False, True):
         for turn in range(8):
-            archive = Archive.open(ObjectStore(place), [codec])
+            archive = TowerArchive.open(ObjectStore(place), [codec])
             archive._writer.view.refresh()
             s3.failing, s3.failures, s3.skip, s3.late = "500 Internal Server Error", 1, turn, late
             try:
@@ -207,7 +207,7 @@ def test_a_fault_leaves_the_archive_as_it_was(s3: S3Server, codec: SegmentCodec)
             except ArchiveError:
                 kept = False
             s3.failures = 0
-            found = Archive.open(ObjectStore(place), [codec])
+            found = TowerArchive.open(ObjectStore(place), [codec])
             assert found.verify(decode=True).sound
             ends = [found.tower(v).tokens[-6::5].tolist() for v in found.history("b")]
             assert not kept or [turn, int(late)] in ends

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec, Coded
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format import ids
 from pltz.archive.format.ids import MAX_TOKENS, U32, Tokens
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing import publisher
 from pltz.archive.writing.new_session import NewSession
 from pltz.archive.writing.publisher import ABREAST, _compare
@@ -80,7 +80,7 @@ class Forgetful(BytesCodec):
 def test_nothing_is_written_of_several_batches(monkeypatch: pytest.MonkeyPatch, wrong: int) -> None:
     monkeypatch.setattr("pltz.archive.writing.batch.BATCH_TOKENS", 50 * 60)
     disk = SimDisk()
-    archive = Archive.create(DirectoryStore(disk), [Forgetful(wrong)])
+    archive = TowerArchive.create(DirectoryStore(disk), [Forgetful(wrong)])
     before = disk.seen.files()
     with pytest.raises(ArchiveError, match="does not decode"):
         archive.put([NewSession(f"s{n}", [DICE.integers(0, 256, 60)]) for n in range(200)])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pltz.archive.archive import Archive
+from pltz.archive.tower_archive import TowerArchive
 from tests.cli.commands import Put, Run
 
 pytestmark = pytest.mark.usefixtures("bundle_at_hand")
@@ -22,7 +22,7 @@ def hurt(run: Run, cold: Path, put: Put) -> Path:
 
 def spoil(cold: Path, name: str) -> Path:
     """Flip a byte in the record of a session; the pack it lies in."""
-    at = Archive.open(cold, []).version(name).location
+    at = TowerArchive.open(cold, []).version(name).location
     pack = cold / "packs" / at.pack.hex()
     data = bytearray(pack.read_bytes())
     data[at.offset + 12] ^= 1
@@ -43,7 +43,7 @@ def test_get_of_what_lies_in_damage_that_nothing_names(run: Run, hurt: Path) -> 
 def test_get_where_an_index_names_what_is_damaged(run: Run, cold: Path, put: Put) -> None:
     for name in ("a", "b", "c"):
         put(f"a text of {name}", "--name", name)
-    Archive.open(cold, []).write_index()
+    TowerArchive.open(cold, []).write_index()
     spoil(cold, "b")
     done = run("archive", "get", cold, "b")
     assert done.exit_code == 3 and "damaged" in done.stderr, done.output
@@ -54,7 +54,7 @@ def test_get_where_an_index_names_what_is_damaged(run: Run, cold: Path, put: Put
 def test_get_where_a_pack_that_an_index_names_is_gone(run: Run, cold: Path, put: Put) -> None:
     for name in ("a", "b"):
         put(f"a text of {name}", "--name", name)
-    archive = Archive.open(cold, [])
+    archive = TowerArchive.open(cold, [])
     archive.write_index()
     (cold / "packs" / archive.version("b").location.pack.hex()).unlink()
     assert run("archive", "get", cold, "b").exit_code == 7, "repair may bring it back"
@@ -66,13 +66,16 @@ def test_where_packs_are_gone_of_which_only_parity_tells(
 ) -> None:
     for name in ("a", "b"):
         put(f"a text of {name}", "--name", name)
-    (cold / "packs" / Archive.open(cold, []).version("b").location.pack.hex()).unlink()
+    (cold / "packs" / TowerArchive.open(cold, []).version("b").location.pack.hex()).unlink()
     assert run("archive", "get", cold, "a").exit_code == 0
     done = run("archive", "get", cold, "b")
     assert done.exit_code == 7 and "1 pack damaged or gone" in done.stderr, done.output
     for command in ("ls", "find", "stat"):
         done = run("archive", command, cold)
-        assert done.exit_code == (0 if command == "stat" else 7) and "sessions may be missing: 1 pack" in done.stderr, done.output
+        assert (
+            done.exit_code == (0 if command == "stat" else 7)
+            and "sessions may be missing: 1 pack" in done.stderr
+        ), done.output
     done = run("archive", "export", cold, "-o", tmp_path / "all.jsonl")
     assert done.exit_code == 7 and "wrote 1 session, but" in done.stderr, done.output
     assert run("archive", "repair", cold).exit_code == 0
@@ -85,7 +88,7 @@ def test_where_packs_are_gone_of_which_only_parity_tells(
 def test_an_older_version_is_not_given_for_the_last(run: Run, cold: Path, put: Put, how: str) -> None:
     put("the first", "--name", "s")
     put("the second, which is another", "--name", "s")
-    Archive.open(cold, []).write_index()
+    TowerArchive.open(cold, []).write_index()
     pack = spoil(cold, "s")
     if how == "gone":
         pack.unlink()
@@ -104,7 +107,7 @@ def test_export_and_copy_do_what_they_can_and_do_not_say_that_it_is_all(
     assert run("archive", "init", tmp_path / "to").exit_code == 0
     done = run("archive", "copy", hurt, tmp_path / "to")
     assert done.exit_code == 7 and "may be missing" in done.stderr, done.output
-    assert sorted(v.name for v in Archive.open(tmp_path / "to", []).ls()) == ["a", "c"]
+    assert sorted(v.name for v in TowerArchive.open(tmp_path / "to", []).ls()) == ["a", "c"]
     assert run("archive", "export", hurt, "a", "-o", tmp_path / "a.jsonl").exit_code == 0
     assert run("archive", "export", hurt, "b", "-o", tmp_path / "b.jsonl").exit_code == 7
     assert run("archive", "export", hurt, "b", "--tenant", "other", "-o", "-").exit_code == 7
@@ -126,7 +129,7 @@ def test_a_condemned_pack_that_is_gone_is_damage(run: Run, cold: Path, put: Put,
     for name in ("a", "b", "c"):
         put(f"a text of {name}", "--name", name)
     assert run("archive", "collect", cold, "--grace", "0s").exit_code == 0
-    (cold / "packs" / Archive.open(cold, []).version("b").location.pack.hex()).unlink()
+    (cold / "packs" / TowerArchive.open(cold, []).version("b").location.pack.hex()).unlink()
     parity = sorted((cold / "parity").iterdir())
     for command in ("ls", "find"):
         done = run("archive", command, cold)
@@ -146,7 +149,7 @@ def test_a_condemned_pack_that_is_gone_is_damage(run: Run, cold: Path, put: Put,
 def test_a_loss_is_reported_until_it_is_acknowledged(run: Run, cold: Path, put: Put) -> None:
     for name in ("a", "b"):
         put(f"a text of {name}", "--name", name)
-    archive = Archive.open(cold, [])
+    archive = TowerArchive.open(cold, [])
     archive.write_index()
     pack = archive.version("b").location.pack.hex()
     for folder in ("packs", "parity"):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.encryption.keys import Secret
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.cli.ui.groups import RootGroup
 
@@ -43,7 +43,7 @@ def key(tmp_path: Path) -> Path:
 @pytest.fixture
 def cold(tmp_path: Path, key: Path) -> Path:
     """Sealed; three sessions of two tenants."""
-    archive = Archive.create(tmp_path / "cold", [BytesCodec()], key=Secret.file(key))
+    archive = TowerArchive.create(tmp_path / "cold", [BytesCodec()], key=Secret.file(key))
     dice = np.random.default_rng(0)
     rows = [("a", "acme"), ("b", "acme"), ("a", "other")]
     archive.put([NewSession(n, [dice.integers(0, 256, 6000)], t) for n, t in rows])
@@ -52,7 +52,7 @@ def cold(tmp_path: Path, key: Path) -> Path:
 
 
 def names(cold: Path, key: Path) -> list[tuple[str, str]]:
-    return [(v.tenant, v.name) for v in Archive.open(cold, [BytesCodec()], key=Secret.file(key)).ls()]
+    return [(v.tenant, v.name) for v in TowerArchive.open(cold, [BytesCodec()], key=Secret.file(key)).ls()]
 
 
 def damage(cold: Path, begin: int, size: int) -> Path:
@@ -98,7 +98,7 @@ def test_erase_asks_and_proves(cold: Path, key: Path, run: Run) -> None:
 @pytest.fixture
 def based(tmp_path: Path, key: Path) -> Path:
     """Sealed; sessions of two tenants below a base prompt of both and one that is acme's alone."""
-    archive = Archive.create(tmp_path / "based", [BytesCodec()], key=Secret.file(key))
+    archive = TowerArchive.create(tmp_path / "based", [BytesCodec()], key=Secret.file(key))
     prompt, turn = np.arange(200), np.arange(50)
     rows = [("a", "acme", "both"), ("b", "other", "both"), ("c", "acme", "its own")]
     archive.put([NewSession(n, [prompt, turn], t, shared=1, base=base) for n, t, base in rows])

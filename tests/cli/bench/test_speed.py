@@ -127,10 +127,7 @@ def test_multiply_adds_of_attention_are_those_of_the_keys_seen() -> None:
     for block in Layout(4, 16).blocks(150, 64):
         keys += sum(block.lanes * (old + (s + 1) * block.lanes) for s in range(block.steps))
         old = 20
-    assert (
-        speed.attention_macs(shape, 150, 4, 16)
-        == 2 * keys * shape.layers * shape.heads * shape.head_dim
-    )
+    assert speed.attention_macs(shape, 150, 4, 16) == 2 * keys * shape.layers * shape.heads * shape.head_dim
 
 
 def test_sessions_are_cut_from_different_places() -> None:

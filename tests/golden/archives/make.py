@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pltz.archive.archive import Archive
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import digest
@@ -26,6 +25,7 @@ from pltz.archive.format.settings import COPY, FORMAT, NAME
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import FOLDERS, DirectoryStore
+from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 
 HERE = Path(__file__).parent
@@ -44,7 +44,7 @@ Files = dict[str, bytes]
 def good(key: Secret | None = None, seed: int = 0) -> Files:
     """Four packs of a session each and one of a mark, an index over three of them, a plan that condemns one."""
     disk = SimDisk(seed=seed)
-    archive = Archive.create(DirectoryStore(disk), [BytesCodec()], key=key)
+    archive = TowerArchive.create(DirectoryStore(disk), [BytesCodec()], key=key)
     for number, ((name, _), tokens) in enumerate(SESSIONS.items()):
         if number == 3:
             archive.write_index()
@@ -59,14 +59,14 @@ def good(key: Secret | None = None, seed: int = 0) -> Files:
 def collected() -> Files:
     """What `good` becomes when a collector has deleted the condemned pack: an entry of it stands in the ledger."""
     disk = disk_of(good())
-    Archive.open(DirectoryStore(disk), [BytesCodec()]).collect(small=0, dead_share=1.0)
+    TowerArchive.open(DirectoryStore(disk), [BytesCodec()]).collect(small=0, dead_share=1.0)
     return disk.seen.files()
 
 
 def condemned() -> Files:
     """`good` with all packs condemned and none deleted."""
     disk = disk_of(good())
-    Archive.open(DirectoryStore(disk), [BytesCodec()]).collect(small=1 << 20, grace=1)
+    TowerArchive.open(DirectoryStore(disk), [BytesCodec()]).collect(small=1 << 20, grace=1)
     return disk.seen.files()
 
 
@@ -75,7 +75,7 @@ def given_up(files: Files, *, acknowledged: bool = False) -> Files:
     disk = disk_of(files)
     Repairer(DirectoryStore(disk)).run()
     if acknowledged:
-        Archive.open(DirectoryStore(disk), [BytesCodec()]).acknowledge()
+        TowerArchive.open(DirectoryStore(disk), [BytesCodec()]).acknowledge()
     return disk.seen.files()
 
 

@@ -39,7 +39,11 @@ def test_the_amx_kernel_codes_as_the_reference_does(tmp_path: Path) -> None:
     library = tmp_path / "_native.so"
     subprocess.run([compiler, *FLAGS, *map(str, SOURCES), "-o", str(library), "-lm"], check=True, timeout=300)
     environment = {**os.environ, "PLTZ_NATIVE": str(library), "OMP_NUM_THREADS": "1"}
-    asked = [sys.executable, "-c", "from pltz.plt_codec.engines.native.coder import kernels; print(kernels()[0])"]
+    asked = [
+        sys.executable,
+        "-c",
+        "from pltz.plt_codec.engines.native.coder import kernels; print(kernels()[0])",
+    ]
     best = subprocess.run(asked, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     if best.strip() != "amx":
         pytest.skip("needs the byte permutations of AVX-512 too")

@@ -1,11 +1,11 @@
-"""Archive: freeze sessions as towers of segments, get them back token for token. Spec: FORMAT.md.
+"""TowerArchive: freeze sessions as towers of segments, get them back token for token. Spec: FORMAT.md.
 
-    archive = Archive.create("/data/cold", [BundleCodec(Bundle.load())])
+    archive = TowerArchive.create("/data/cold", [BundleCodec(Bundle.load())])
     receipts = archive.put([NewSession("chat-7", [prompt_ids, turn_ids], tenant="acme", shared=1)])
     tower = archive.get("chat-7", tenant="acme")     # tower.tokens == prompt_ids + turn_ids
 
 What is here: opening, reading, the catalogue, forgetting. Writing is `writer.Writer`, cleaning `collect.Collector`, checking
-`verify.Verifier`; they share one `view.View`. Several processes may do all of it at once; one `Archive` belongs to one thread.
+`verify.Verifier`; they share one `view.View`. Several processes may do all of it at once; one `TowerArchive` belongs to one thread.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Stat:
     losses: int
 
 
-class Archive:
+class TowerArchive:
     """An open archive. Make one with `create` or `open`.
 
     Args:
@@ -107,7 +107,7 @@ class Archive:
         *,
         key: Secret | None = None,
         parity: tuple[int, int] = (SHARE, SHARED),
-    ) -> Archive:
+    ) -> TowerArchive:
         """Make an archive where there is none: in a directory, at ``s3://bucket/prefix``, or in a store.
 
         Args:
@@ -138,7 +138,7 @@ class Archive:
         codecs: Sequence[SegmentCodec],
         *,
         key: Secret | None = None,
-    ) -> Archive:
+    ) -> TowerArchive:
         """Open an archive. Packs that no index covers are scanned now.
 
         A sealed one opened without ``key`` can be checked, collected and repaired, not read or written.
