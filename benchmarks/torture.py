@@ -233,6 +233,7 @@ class Torture:
         error = f"{child.error['error']}: {child.error['text']}" if child.error else ""
         self.record.write(number=operation.stamp, ended=child.ending, error=error)
         self.draw.leased -= operation.leases
+        operation.ended(self.record)
         self._stamp(operation)
         if child.ending == "killed":
             self.totals.kills[kind] += 1

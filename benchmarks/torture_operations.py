@@ -43,28 +43,11 @@ from pltz.models.session.session import Session as Content
 from pltz.plt_codec.errors import FormatError, PltzError
 
 TENANTS = ("acme", "blue", "cyan")
-HOOK, NIGHT = (
-    "hook",
-    "night",
-)  # tenants of sessions that come through the journal, and from the nightly job's files
+# Tenants of sessions that come through the journal, and from the nightly job's files
+HOOK, NIGHT = "hook", "night"
 NIGHT_KEEP = 2  # versions of each session that the nightly job keeps
-MARK = re.compile(rb"<[0-9]+>")
-WORDS = (
-    "freeze",
-    "a",
-    "session",
-    "of",
-    "the",
-    "model",
-    "and",
-    "thaw",
-    "it",
-    "bit",
-    "for",
-    "bit",
-    "years",
-    "later",
-)
+MARK = re.compile(rb"<[0-9]+>|assistant of base-[^.]*")
+WORDS = ("freeze", "a", "session", "of", "the", "model", "and", "thaw", "it", "bit", "for", "bit", "later")
 KEY = Secret(b"the key of the torture run", 0)
 KEY_FILE = "night.key"
 AT_ONCE = 64  # versions decoded side by side
@@ -168,8 +151,8 @@ class Operation:
         """Note an acknowledgement; what is wrong with it, if anything."""
         return None
 
-    def ended(self, record: Record, ending: str) -> None:
-        """Note that it is over."""
+    def ended(self, record: Record) -> None:
+        """Note that it is over, however it ended."""
 
 
 # ---- writers
@@ -204,6 +187,8 @@ class Texts(Operation):
         if draw.again and dice.random() < 0.5:
             puts = [p for p in draw.again.pop() if p.key[1].startswith(self.prefix) and self._fits(draw, p)]
             self.commits = [puts] if puts else []
+            for old in puts:
+                draw.record.use(old.base)
             for old in puts:  # a version in a condemned pack is not relied on, and put once more
                 draw.record.main[old.key].twice.add(old.digest)
         for _ in range(0 if self.commits else dice.randint(1, 4)):
@@ -242,12 +227,14 @@ class Texts(Operation):
         self.leases.add(key)
         session = draw.record.main.setdefault(key, Session())
         if session.style is None:
-            session.style = dice.choice(["", "base-0", "base-1"]), dice.random() < 0.5
+            base = dice.choice(["", "base-0", "base-1", f"base-{mark[1:-1]}"])
+            session.style = base, dice.random() < 0.5
         if dice.random() < 0.3:
             session.parts = []
         session.marks.add(mark)
         put = self._put(dice, key, session, mark)
         session.last = put.digest
+        draw.record.use(put.base)
         return put
 
     def _put(self, dice: Random, key: Key, session: Session, mark: str) -> Put:
@@ -289,6 +276,11 @@ class Texts(Operation):
     def heard(self, record: Record, facts: Line) -> str | None:
         record.main[tuple(facts["key"])].acknowledge(facts["digest"], facts.get("version", ""))
         return None
+
+    def ended(self, record: Record) -> None:
+        for commit in self.commits:
+            for put in commit:
+                record.use(put.base)
 
 
 class Chats(Texts):
@@ -417,8 +409,9 @@ class Erase(Operation):
 
     def _note(self, draw: Draw) -> None:
         """Note what is asked. A put that is to be asked again must not bring back what was erased."""
-        if any(draw.record.main[key].erasing for key in self.keys):
-            self.allowed = r"Fenced: |NotFound: "  # one that was killed may have done it
+        sessions = [draw.record.main[key] for key in self.keys]
+        if any(s.erasing for s in sessions) or not any(s.live for s in sessions):
+            self.allowed = r"Fenced: |NotFound: "  # erased by one that was killed, or forgotten and collected
         for key in self.keys:
             draw.record.main[key].erasing = True
         draw.again[:] = [[p for p in puts if p.key not in self.keys] for puts in draw.again]
@@ -469,6 +462,34 @@ class EraseTenant(Erase):
         voice.begin()
         archive.erase(self.tenant, bases=self.bases)
         voice.ack(erased=True)
+
+
+class EraseBase(Operation):
+    """Erase a base domain, which is refused as long as any session stands on it."""
+
+    kind = "erase base"
+    allowed = r"Fenced: |NotFound: |ArchiveError: .*erase these first"
+
+    def plan(self, draw: Draw) -> bool:
+        bases = list(draw.record.bases)
+        if not draw.world.sealed or not bases:
+            return False
+        self.base = draw.dice.choice(bases)
+        return True
+
+    def asked(self) -> Any:
+        return self.base
+
+    def work(self, world: World, voice: Voice) -> None:
+        archive = Archive.open(world.place("main"), [], key=KEY)
+        voice.begin()
+        archive.erase_base(self.base)
+        voice.ack(erased=True)
+
+    def heard(self, record: Record, facts: Line) -> str | None:
+        if record.bases[self.base] < self.stamp:  # else a put beside it may have brought it back
+            record.graves.add(f"assistant of {self.base}")
+        return None
 
 
 # ---- upkeep
@@ -967,6 +988,7 @@ OPERATIONS: dict[type[Operation], float] = {
     Undelete: 3,
     Erase: 4,
     EraseTenant: 0.3,
+    EraseBase: 2,
     Collect: 6,
     Repair: 3,
     Rebuild: 2,

@@ -81,13 +81,15 @@ class Session:
 
 
 class Record:
-    """All that the archives must hold. ``graves``: marks of erased sessions; ``log``: a file outside of the
-    archives, synced line by line."""
+    """All that the archives must hold. ``graves``: marks of erased sessions and bases; ``bases``: the
+    operation that put under each of them last; ``log``: a file outside of the archives, synced line by
+    line."""
 
     def __init__(self, log: Path) -> None:
         self.main: dict[Key, Session] = {}
         self.copy: dict[Key, Session] = {}
         self.graves: set[str] = set()
+        self.bases: dict[str, int] = {}
         self.stamp = 0
         self.acknowledged = 0
         self._last = 0
@@ -101,6 +103,12 @@ class Record:
     def at(self, place: str) -> dict[Key, Session]:
         """Return the sessions of an archive: "main" or "copy"."""
         return self.main if place == "main" else self.copy
+
+    def use(self, base: str) -> None:
+        """Note that a put under a base is asked: its prompt is there again, even where it was erased."""
+        if base:
+            self.bases[base] = self.stamp + 1
+            self.graves.discard(f"assistant of {base}")
 
     def write(self, **facts: Any) -> None:
         """Append a line to the log, durable when this returns."""
@@ -155,10 +163,11 @@ def compare(record: Record, place: str, seen: Seen) -> tuple[list[str], list[tup
     for key in rows.keys() - sessions.keys():
         wrong.append(f"{key} is there, and was erased or never put")
     for key, session in list(sessions.items()):
+        sure = bool(session.live)
         found, halves = _settle(session, rows.get(key, []))
         wrong += [f"{key}: {problem}" for problem in found]
         broken += [(key, version) for version in halves]
-        if session.erasing and not session.known:
+        if session.erasing and sure and not session.known:  # else a collector took what was forgotten
             record.bury(key)
         session.erasing = False
         wanted = session.live[-1].digest if session.live else None
