@@ -1,4 +1,4 @@
-"""The exceptions pltz raises on purpose, in one tree.
+"""The exceptions that pltz raises on purpose, in one tree.
 
     PltzError                  2   root: catch this to catch everything pltz says
     ├── UsageError             2   the call is wrong: bad option, unknown bundle, missing file
@@ -14,8 +14,8 @@
     │   └── LimitError         5   over a limit of one session (limits.py): bytes, values, depth
     └── ModelError             6   a bundle or target cannot be loaded or used
 
-The number is the exit code of the command line. A message says what was expected, what was
-found and what to do. Foreign errors are wrapped with ``raise ... from exc``.
+The number is the exit code of the command line. A message says what was expected, what was found and what to
+do. Foreign errors are wrapped with ``raise ... from exc``.
 """
 
 

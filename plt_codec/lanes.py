@@ -1,7 +1,8 @@
 """Blocks, lanes and steps: how a sequence of tokens is laid out for coding (NUMERICS.md, "Layout").
 
-A block of t tokens becomes a grid of L lanes and C = ceil(t / L) steps. Decoding takes C steps whatever L is, and every
-lane sees every lane's earlier steps; so lanes buy speed and cost a few per cent. Example: 5 tokens in 2 lanes,
+A block of t tokens becomes a grid of L lanes and C = ceil(t / L) steps. Decoding takes C steps whatever L is.
+Every lane sees the earlier steps of every lane, so lanes buy speed and cost a few per cent. Example: 5 tokens
+in 2 lanes,
 
     lane 0: tokens 0 1 2      step 0 predicts 0 and 3, step 1 predicts 1 and 4, step 2 predicts 2
     lane 1: tokens 3 4        (lane 1 is one step short: its last input is there, it predicts nothing)
@@ -22,17 +23,17 @@ Ints = npt.NDArray[np.int64]
 LayoutName = Literal["default", "fast"]
 LAYOUTS: tuple[LayoutName, ...] = ("default", "fast")
 
-LANE_MARK = 0  # id of <|lane|>, the input where a lane has no predecessor
+LANE_MARK = 0  # id of <|lane|>, the input of a lane's first step
 MAX_LANES = 64
 MAX_BLOCK = 16384  # tokens
 MAX_STEPS = 512  # default layout: steps of a block that is not full
 FULL_LANES = 16  # default layout: lanes of a full block
 FAST_ABOVE = 2048  # fast layout: tokens up to which the default rule holds
-TURN_ABOVE = 48  # layout of turns: the same
+TURN_ABOVE = 48  # layout of turns: tokens up to which the default rule holds
 
 
 class Extent(NamedTuple):
-    """The blocks of a sequence, the lanes of the widest, and the steps of all one after the other."""
+    """The number of blocks of a sequence, the lanes of the widest, and the total steps of all blocks."""
 
     blocks: int
     lanes: int
@@ -41,7 +42,12 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How to cut a sequence: None, None is the default rule, which costs no bytes in a frame."""
+    """A rule for cutting a sequence into blocks. ``Layout(None, None)`` is the default rule, which costs no
+    bytes in a frame.
+
+    Raises:
+        UsageError: only one of lanes and steps is given, or one is out of range.
+    """
 
     lanes: int | None = None
     steps: int | None = None
@@ -59,7 +65,13 @@ class Layout:
 
     @staticmethod
     def of(lanes: int | None, steps: int | None, block: int) -> Layout:
-        """Fill in the missing one: lanes alone get steps for a block of `block` tokens, steps alone get 16 lanes."""
+        """Return a layout with the missing one of lanes and steps filled in.
+
+        Lanes alone get steps for a block of `block` tokens; steps alone get 16 lanes.
+
+        Raises:
+            UsageError: lanes or steps are out of range.
+        """
         if lanes is None and steps is None:
             return Layout()
         if steps is None:
@@ -71,16 +83,17 @@ class Layout:
         return Layout(lanes or max(1, min(FULL_LANES, block // steps)), steps)
 
     def blocks(self, tokens: int, block: int, first: int = 0) -> Iterator[Block]:
-        """The blocks of a sequence of `tokens` tokens from position `first` on.
+        """Yield the blocks of a sequence of `tokens` tokens from position `first` on.
 
-        `block` is the bundle's block size, used by the default rule; `first`: tokens of the context.
+        `block` is the bundle's block size, which the default rule uses. `first`: tokens of the context.
         """
         size = self._size(block)
         for start in range(0, tokens, size):
             yield self._block(first + start, min(size, tokens - start), block)
 
     def extent(self, tokens: int, block: int) -> Extent:
-        """What `blocks` come to, without making them: a file may claim millions of them in a few bytes."""
+        """Return the extent of `blocks` without making them: a file may claim millions of them in a few bytes.
+        """
         size = self._size(block)
         full, rest = divmod(tokens, size)
         whole, last = self._block(0, size, block), self._block(0, max(rest, 1), block)
@@ -88,7 +101,7 @@ class Layout:
         return Extent(full + bool(rest), lanes, full * whole.steps + (last.steps if rest else 0))
 
     def _size(self, block: int) -> int:
-        """Tokens of a full block."""
+        """Return the tokens of a full block."""
         return block if self.lanes is None or self.steps is None else self.lanes * self.steps
 
     def _block(self, start: int, tokens: int, block: int) -> Block:
@@ -99,9 +112,10 @@ FAST = Layout(32, 128)
 
 
 def layout_of(tokens: int, fast: bool) -> Layout:
-    """The layout of a sequence where whoever freezes it says default or fast, and no numbers.
+    """Return the layout of a sequence for the choice of default or fast.
 
-    The fast one has at most 128 steps a block of 4096 tokens, for a few per cent more bytes; up to FAST_ABOVE tokens it is the default.
+    The fast layout has at most 128 steps per block of 4096 tokens, for a few per cent more bytes. Up to
+    FAST_ABOVE tokens it is the default.
 
     >>> layout_of(4000, True), layout_of(2048, True) == layout_of(4000, False) == Layout()
     (Layout(lanes=32, steps=128), True)
@@ -110,10 +124,11 @@ def layout_of(tokens: int, fast: bool) -> Layout:
 
 
 def turn_layout(tokens: int) -> Layout:
-    """The layout of one turn of a session that a GPU is to thaw soon, turn after turn.
+    """Return the layout of one turn of a session that a GPU is to thaw soon, turn after turn.
 
-    At most 48 steps in up to 4 lanes, 96 steps in up to 16, and 128 steps a block from there on. A step takes a GPU as long for one lane as
-    for 16, and every lane costs about two bytes more; a turn of 48 tokens or fewer stands in one lane, by the default rule.
+    It has at most 48 steps in up to 4 lanes, 96 steps in up to 16, and 128 steps per block from there on. A
+    step takes a GPU as long for one lane as for 16, and every lane costs about two bytes more. A turn of 48
+    tokens or fewer stands in one lane, by the default rule.
 
     >>> [turn_layout(tokens).lanes for tokens in (48, 49, 100, 500, 1000, 4000)]
     [None, 2, 3, 6, 11, 16]
@@ -123,7 +138,8 @@ def turn_layout(tokens: int) -> Layout:
 
 
 def by_layout(layouts: Sequence[Layout]) -> dict[Layout, list[int]]:
-    """Numbers of the sequences of each layout: a coder takes one for all that it codes together."""
+    """Return the numbers of the sequences of each layout. A coder takes one layout for all that it codes
+    together."""
     out: dict[Layout, list[int]] = {}
     for number, layout in enumerate(layouts):
         out.setdefault(layout, []).append(number)
@@ -131,7 +147,8 @@ def by_layout(layouts: Sequence[Layout]) -> dict[Layout, list[int]]:
 
 
 def default_lanes(tokens: int, block: int) -> int:
-    """Lanes of a block under the default rule."""
+    """Return the lanes of a block of `tokens` tokens under the default rule, for the bundle's block size
+    `block`."""
     if tokens >= block:
         return FULL_LANES
     lanes = 1
@@ -142,7 +159,8 @@ def default_lanes(tokens: int, block: int) -> int:
 
 @dataclass(frozen=True)
 class Block:
-    """One block: `start` in the sequence, `tokens` in it, `lanes`. All arrays are step-major (step, lane)."""
+    """One block: its `start` in the sequence, its `tokens` and its `lanes`. All arrays are step-major (step,
+    lane)."""
 
     start: int
     tokens: int
@@ -150,35 +168,41 @@ class Block:
 
     @property
     def steps(self) -> int:
-        """Steps of the longer lanes."""
+        """Return the steps of the longer lanes."""
         return -(-self.tokens // self.lanes)
 
     @property
     def full(self) -> int:
-        """Lanes that predict in the last step; the others are one step short."""
+        """Return the lanes that predict in the last step; the others are one step short."""
         return self.tokens - self.lanes * (self.steps - 1)
 
     def lane_starts(self) -> Ints:
-        """(lanes,) first token of each lane, within the block."""
+        """Return the first token of each lane, within the block: (lanes,)."""
         k = np.arange(self.lanes, dtype=np.int64)
         return k * self.steps - np.maximum(0, k - self.full)
 
     def targets(self) -> Ints:
-        """(steps, lanes) token of the block that each position predicts; beyond `active(step)` it is meaningless."""
+        """Return the token of the block that each position predicts: (steps, lanes).
+
+        Beyond `active(step)` it is meaningless.
+        """
         return self.lane_starts()[None, :] + np.arange(self.steps, dtype=np.int64)[:, None]
 
     def active(self, step: int) -> int:
-        """Lanes 0 .. active - 1 predict at this step."""
+        """Return how many lanes predict at this step: lanes 0 .. active - 1."""
         return self.lanes if step < self.steps - 1 else self.full
 
     def predicting(self) -> npt.NDArray[np.bool_]:
-        """(steps, lanes) True where the position predicts a token."""
+        """Return a mask (steps, lanes), True where the position predicts a token."""
         mask = np.ones((self.steps, self.lanes), bool)
         mask[-1, self.full :] = False
         return mask
 
     def inputs(self, tokens: npt.NDArray[np.integer], before: int) -> Ints:
-        """(steps, lanes) input ids; `tokens` are the block's own, `before` the token before it (or LANE_MARK)."""
+        """Return the input ids (steps, lanes) for the block's own `tokens` (t,).
+
+        `before` is the token before the block, or LANE_MARK.
+        """
         out = np.full((self.steps, self.lanes), LANE_MARK, np.int64)
         out[1:] = np.asarray(tokens, np.int64)[self.targets()[1:] - 1]
         out[0, 0] = before

@@ -1,7 +1,7 @@
-"""The limits of one session: the only place they are defined. Figures and reasons: docs/limits.md.
+"""The limits of one session, defined here alone. Figures and reasons: docs/limits.md.
 
-Every way in checks a session against `MAX_BYTES` before it is tokenised or coded, and readers check what a file claims
-before they allocate. So the largest session decides how much memory any command needs.
+Every entry point checks a session against `MAX_BYTES` before it is tokenised or coded. Readers check the
+sizes that a file claims before they allocate. So the largest session decides how much memory a command needs.
 
     pltz compress, pltz archive put, pltz.compress, SessionArchive.put, nightly job    MAX_BYTES
     eviction hook, TokenArchive.put                                                    MAX_IDS
@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from pltz.plt_codec.errors import LimitError
 
-MAX_BYTES = 1 << 26  # of one session as plain bytes: `Session.to_bytes`
+MAX_BYTES = 1 << 26  # bytes of one session in plain form: `Session.to_bytes`
 MAX_IDS = MAX_BYTES // 4  # token ids of one session: each counts for 4 bytes
-MAX_TOKENS = MAX_BYTES + (1 << 12)  # of a frame or a tower: a token per byte, and the specials of a chat
-ZSTD_ABOVE = 1 << 22  # bytes: by default larger sessions go to zstd and not to the model
+MAX_TOKENS = MAX_BYTES + (1 << 12)  # of a frame or a tower: one token per byte, plus the specials of a chat
+ZSTD_ABOVE = 1 << 22  # bytes: by default zstd, not the model, codes larger sessions
 
 
 def check_bytes(found: int) -> None:
-    """Refuse a session of ``found`` bytes where that is over `MAX_BYTES`. Raises LimitError.
+    """Refuse a session of ``found`` bytes if that is over `MAX_BYTES`.
+
+    Raises:
+        LimitError: ``found`` is over the limit.
 
     >>> check_bytes(MAX_BYTES)
     """
@@ -30,7 +33,11 @@ def check_bytes(found: int) -> None:
 
 
 def check_ids(found: int) -> None:
-    """Refuse a session of ``found`` token ids where that is over `MAX_IDS`. Raises LimitError."""
+    """Refuse a session of ``found`` token ids if that is over `MAX_IDS`.
+
+    Raises:
+        LimitError: ``found`` is over the limit.
+    """
     if found > MAX_IDS:
         raise LimitError(
             f"expected a session of at most {MAX_IDS} token ids, found {found}: split it into several sessions"

@@ -1,9 +1,9 @@
-"""The context of a sequence: known tokens that stand before it, coded with nothing (NUMERICS.md, "Context").
+"""The context of a sequence: known tokens before it that are not coded themselves (NUMERICS.md, "Context").
 
     context  c0 .. c(m-1)      one lane, m <= M steps, passed through the model for its keys and values alone
     sequence t0 .. t(T-1)      coded as ever, but its first block starts at position m and remembers the context
 
-Why a copy in front: with the context's tokens before its own, a sequence's positions are indices, in both engines.
+The context's tokens are copied in front of a sequence's own, so its positions are indices, in both engines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ NOTHING: Ids = np.zeros(0, np.int64)
 
 
 def checked(tokens: Tokens, vocab: int) -> Ids:
-    """The ids as one row of int64. Raises ContentError for what is no row of ids below `vocab`."""
+    """Return ids (T,) as a row of int64.
+
+    Raises:
+        ContentError: not one row of ids below `vocab`, or too many of them.
+    """
     ids = np.ascontiguousarray(tokens, np.int64)
     if np.ndim(tokens) != 1 or len(ids) >= MAX_TOKENS:
         shape = np.shape(tokens)
@@ -33,7 +37,11 @@ def checked(tokens: Tokens, vocab: int) -> Ids:
 
 
 def remembered(context: Tokens | None, shape: Shape) -> Ids:
-    """What counts of a context: its last M tokens, (m,) int64. Raises ContentError as `checked` does."""
+    """Return the part of a context that counts: its last M tokens, (m,) int64.
+
+    Raises:
+        ContentError: not one row of ids of the vocabulary.
+    """
     if context is None:
         return NOTHING
     if np.ndim(context) != 1:
@@ -42,14 +50,22 @@ def remembered(context: Tokens | None, shape: Shape) -> Ids:
 
 
 def room(context: Ids, tokens: int) -> Ids:
-    """The context and zeros for `tokens` ids, (m + tokens,): memory that nobody touched yet, so a count that lies costs none."""
+    """Return the context (m,) followed by zeros for `tokens` ids, (m + tokens,).
+
+    The zeros are memory that nothing has touched yet, so a count that lies costs none.
+    """
     ids = np.zeros(len(context) + tokens, np.int64)
     ids[: len(context)] = context
     return ids
 
 
 def each(contexts: Sequence[Tokens | None] | None, count: int, shape: Shape) -> list[Ids]:
-    """What counts of the contexts of `count` sequences. Raises UsageError where they are not as many."""
+    """Return the part of each of `count` contexts that counts, (m,) int64 each.
+
+    Raises:
+        UsageError: there are not `count` contexts.
+        ContentError: a context is not one row of ids of the vocabulary.
+    """
     if contexts is None:
         return [NOTHING] * count
     if len(contexts) != count:

@@ -1,17 +1,19 @@
-"""The entropy coder: constriction's range coder (queue, 32-bit words, 64-bit state, 24-bit frequencies), cut to whole bytes.
+"""The entropy coder: constriction's range coder, cut to whole bytes.
 
-Why constriction: it is the reference that compiled coders must match. Why a range coder and not ANS: decoding runs in the
-order of encoding, so a sequence can be coded block after block without a second pass. The recurrence is
+It is the queue coder with 32-bit words, a 64-bit state and 24-bit frequencies. constriction is the reference
+that compiled coders must match. A range coder decodes in the order of encoding, unlike ANS, so a sequence can
+be coded block after block without a second pass. The recurrence is
 
     scale = range >> 24;  lower += scale * cumulative;  range = scale * frequency
     while range < 2^32: emit the top word of lower (with carry), shift both by 32
 
-Integer frequencies go in exactly: constriction turns float weights into frequencies by `1 + floor(weight * (2^24 - n) / sum)`
-and the weights `frequency - 1` sum to 2^24 - n.
+Integer frequencies go in exactly: constriction turns float weights into frequencies by `1 + floor(weight *
+(2^24 - n) / sum)`, and the weights `frequency - 1` sum to 2^24 - n.
 
-The stream ends as early as the last state allows, such that zeros after it decode to the same symbols: about one byte over
-the ideal length, where whole words cost four on average. A reader appends zeros. Words once emitted stay, also where they are
-zero: so a reader knows that symbols worth more bits than the stream and one state hold cannot come from it (`SLACK`).
+The stream ends as early as the last state allows, such that zeros after it decode to the same symbols. That
+is about one byte over the ideal length, where whole words cost four on average. A reader appends zeros. Words
+once emitted stay, also where they are zero. So symbols worth more bits than the stream and one state hold
+cannot come from it, and a reader can tell (`SLACK`).
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ Frequencies = npt.NDArray[np.int64]  # (symbols to code, alphabet), each row sum
 
 _FAMILY: Any = constriction.stream.model.Categorical(perfect=False)
 STATE = 8  # bytes of coder state
-SLACK = 16 * STATE  # bits: symbols of an honest stream are worth at most its own bits and this
+SLACK = 16 * STATE  # bits: an honest stream's symbols are worth at most its own bits plus this
 
 
 class RangeEncoder:
-    """Collects symbols, then gives bytes.
+    """An encoder that collects symbols, then returns their bytes.
 
     >>> e = RangeEncoder()
     >>> e.encode(np.array([1], np.int32), np.array([[1 << 23, 1 << 23]]))
@@ -45,12 +47,12 @@ class RangeEncoder:
         self._inner: Any = constriction.stream.queue.RangeEncoder()
 
     def encode(self, symbols: npt.NDArray[np.int32], frequencies: Frequencies) -> None:
-        """symbols (n,), frequencies (n, k)."""
+        """Encode symbols (n,) with their frequencies (n, alphabet)."""
         if len(symbols):
             self._inner.encode(symbols, _FAMILY, _weights(frequencies))
 
     def finish(self) -> bytes:
-        """The shortest bytes that decode to what was encoded, zeros appended."""
+        """Return the shortest bytes that, with zeros appended, decode to the encoded symbols."""
         words, (lower, width) = self._inner.pos()
         total = 4 * words + STATE
         point = int.from_bytes(
@@ -68,7 +70,7 @@ class RangeEncoder:
 
 
 class RangeDecoder:
-    """Gives back the symbols of a RangeEncoder when asked with the same frequencies."""
+    """A decoder that returns the symbols of a `RangeEncoder` when asked with the same frequencies."""
 
     def __init__(self, data: bytes):
         padded = data + bytes(-len(data) % 4 + STATE)
@@ -77,7 +79,11 @@ class RangeDecoder:
         )
 
     def decode(self, frequencies: Frequencies) -> npt.NDArray[np.int32]:
-        """frequencies (n, k) -> symbols (n,). Raises CorruptError where no symbol fits."""
+        """Decode one symbol per row of the frequencies (n, alphabet) and return them, (n,) int32.
+
+        Raises:
+            CorruptError: no symbol fits the stream.
+        """
         try:
             return self._inner.decode(_FAMILY, _weights(frequencies))  # type: ignore[no-any-return]
         except (AssertionError, ValueError) as exc:
@@ -89,6 +95,7 @@ def _weights(frequencies: Frequencies) -> npt.NDArray[np.float64]:
 
 
 def ideal_bits(symbols: npt.NDArray[np.int32], frequencies: Frequencies) -> float:
-    """Sum of -log2 of the coded probabilities."""
+    """Return the sum of -log2 of the coded probabilities, in bits, of symbols (n,) with frequencies (n,
+    alphabet)."""
     chosen = np.take_along_axis(frequencies, symbols[:, None].astype(np.int64), 1)
     return float((PRECISION - np.log2(chosen)).sum())

@@ -1,11 +1,14 @@
-"""Long repeats of a token sequence taken out as copies, so that the model codes each of them once. Spec: FORMAT.md, "Copies".
+"""Long repeats of a token sequence, taken out as copies so that the model codes each once. Spec: FORMAT.md,
+"Copies".
 
-What: `find` splits a sequence into literals and copies of what stands before them; `pack` and `unpack` are the copies' bytes; `literals` and
-`expand` take them out and put them back. Why: the model sees one block and the end of the one before, so what an agent's log repeats from
-further back is coded as if it were new, and what it does see it still pays for token by token.
+`find` splits a sequence into literals and copies of earlier tokens. `pack` and `unpack` are the bytes of the
+copies. `literals` takes the copies out, and `expand` puts them back. The model sees one block and the end of
+the one before. So it codes what an agent's log repeats from further back as if it were new, and still pays
+token by token for repeats that it sees.
 
-How: hashes of all runs of LEAST tokens by doubling, sorted, so each position knows the place before it where its run stood last; from left to
-right the longest of a few such places is taken. Time is that of the sort; nothing in Python runs for each token, only for each copy.
+All runs of LEAST tokens are hashed by doubling, and the hashes sorted. So each position knows the last
+earlier place of its run. From left to right, the longest of a few such places is taken. The time is that of
+the sort. Nothing in Python runs per token, only per copy.
 
     >>> import numpy as np
     >>> tokens = np.concatenate([np.arange(50), [7], np.arange(50)])
@@ -30,7 +33,7 @@ from pltz.plt_codec.varint import MAX_BYTES, read_varint, write_varint
 from pltz.plt_codec.zstd import Fallback
 
 LEAST = 32  # tokens of a copy
-PLACES = 8  # earlier places tried for a copy
+PLACES = 8  # earlier places tried per copy
 PIECE = 64  # tokens compared at once, doubled while they match
 NEIGHBOURS = 1 << 16  # compared at once
 BASE = 0x9E3779B97F4A7C15  # of the polynomial hash, odd
@@ -40,7 +43,11 @@ Tokens = npt.NDArray[Any]  # (T,) integers
 
 
 class Copy(NamedTuple):
-    """`gap` literals after the copy before, then `length` tokens that stood `distance` tokens before; it may overlap itself."""
+    """A copy: after `gap` literals come `length` tokens that stood `distance` tokens before. It may overlap
+    itself.
+
+    The gap counts from the end of the copy before.
+    """
 
     gap: int
     length: int
@@ -48,7 +55,7 @@ class Copy(NamedTuple):
 
 
 def find(tokens: Tokens) -> list[Copy]:
-    """Copies of a sequence (T,), in order; none where nothing of LEAST tokens repeats."""
+    """Return the copies of a sequence (T,), in order; none if no run of LEAST tokens repeats."""
     earlier = _earlier(tokens)
     starts = np.flatnonzero(earlier >= 0)
     found: list[Copy] = []
@@ -62,9 +69,10 @@ def find(tokens: Tokens) -> list[Copy]:
 
 
 def _earlier(tokens: Tokens) -> npt.NDArray[np.int64]:
-    """For each start of a run of LEAST tokens the last place before it where the run stood too, -1 for none.
+    """Return, for each start of a run of LEAST tokens, the last place before it with the same run, or -1.
 
-    Of runs with one hash only neighbours are compared, so a run may be missed, but none is found that does not match.
+    Only neighbours among runs of equal hash are compared. So a run may be missed, but every place returned
+    matches.
     """
     if len(tokens) <= LEAST:
         return np.zeros(0, np.int64)
@@ -89,7 +97,10 @@ def _earlier(tokens: Tokens) -> npt.NDArray[np.int64]:
 
 
 def _longest(tokens: Tokens, earlier: npt.NDArray[np.int64], at: int, before: int) -> tuple[int, int]:
-    """Length and distance of the longest match at a place; the distance of the copy before wins where it is as long."""
+    """Return the length and distance of the longest match at a place.
+
+    On a tie, `before`, the distance of the previous copy, wins.
+    """
     best = (0, 0)
     if 0 < before <= at:
         best = (_match(tokens, at - before, at), before)
@@ -105,7 +116,7 @@ def _longest(tokens: Tokens, earlier: npt.NDArray[np.int64], at: int, before: in
 
 
 def _match(tokens: Tokens, first: int, second: int) -> int:
-    """How many tokens from `first` on are those from `second` on."""
+    """Return how many tokens from `first` on equal those from `second` on."""
     length, piece = 0, PIECE
     while True:
         a, b = (
@@ -122,7 +133,7 @@ def _match(tokens: Tokens, first: int, second: int) -> int:
 
 
 def literals(tokens: Tokens, copies: Sequence[Copy]) -> Tokens:
-    """What is left of a sequence without its copies."""
+    """Return the tokens (L,) that are left of a sequence (T,) without its copies."""
     kept, end = [], 0
     for gap, length, _ in copies:
         kept.append(tokens[end : end + gap])
@@ -131,7 +142,7 @@ def literals(tokens: Tokens, copies: Sequence[Copy]) -> Tokens:
 
 
 def expand(rest: Tokens, copies: Sequence[Copy]) -> Tokens:
-    """The sequence of literals and checked copies (`unpack`)."""
+    """Rebuild the sequence (T,) from its literals (L,) and checked copies (`unpack`)."""
     out = np.empty(len(rest) + sum(copy.length for copy in copies), rest.dtype)
     taken = end = 0
     for gap, length, distance in copies:
@@ -148,7 +159,7 @@ def expand(rest: Tokens, copies: Sequence[Copy]) -> Tokens:
 
 
 def pack(copies: Sequence[Copy]) -> bytes:
-    """The bytes of copies, at least one."""
+    """Return the bytes of one or more copies."""
     before, distances = 0, []
     for copy in copies:
         distances.append(0 if copy.distance == before else copy.distance)
@@ -159,10 +170,10 @@ def pack(copies: Sequence[Copy]) -> bytes:
 
 
 def unpack(data: bytes, tokens: int) -> list[Copy]:
-    """The copies that `pack` wrote, for a sequence of so many tokens.
+    """Return the copies that `pack` wrote, for a sequence of `tokens` tokens.
 
     Raises:
-        CorruptError: bytes that no copies of such a sequence have.
+        CorruptError: no copies of such a sequence have these bytes.
     """
     count, offset = read_varint(data, 0)
     size, offset = read_varint(data, offset)

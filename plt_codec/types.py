@@ -1,4 +1,4 @@
-"""What goes into and comes out of a token coder, whichever engine is behind it (token_coder.py, coder.py)."""
+"""The inputs and outputs of a token coder, whichever engine it uses (token_coder.py, coder.py)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 Tokens = npt.NDArray[np.integer[Any]]  # (T,) bundle token ids
-Progress = Callable[[int], None]  # told of tokens done
-MAX_TOKENS = 1 << 31  # a frame
+Progress = Callable[[int], None]  # called with the number of tokens just done
+MAX_TOKENS = 1 << 31  # per frame
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """One frame: its bytes, the model's ideal code length in bits, its blocks, and the layout if it is not the default."""
+    """One frame.
+
+    Its bytes, the model's ideal code length in bits, its blocks, and its layout if that is not the default.
+    """
 
     data: bytes
     ideal_bits: float
@@ -27,7 +30,11 @@ class Encoded:
 
 @dataclass(frozen=True)
 class FrameItem:
-    """What is needed to decode one frame. ``context``: the tokens before the sequence that it was encoded after, (m,)."""
+    """The inputs for decoding one frame of ``tokens`` tokens.
+
+    ``context``: the tokens before the sequence that it was encoded after, (m,). ``lanes``, ``steps``: the
+    layout if it is not the default.
+    """
 
     data: bytes
     tokens: int

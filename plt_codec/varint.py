@@ -1,6 +1,7 @@
 """Varints: unsigned integers in as few bytes as they need (LEB128). Spec: FORMAT.md, first section.
 
-One value has one encoding, and 32 bits are the most: a reader refuses anything else, so no two files mean the same.
+Each value of at most 32 bits has exactly one encoding. A reader refuses any other, so no two files mean the
+same.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ MAX_BYTES = 5
 
 
 def write_varint(value: int) -> bytes:
-    """Shortest LEB128 of ``value``, at most 2^32 - 1.
+    """Return the shortest LEB128 encoding of ``value``, which is at most 2^32 - 1.
 
     >>> write_varint(300).hex()
     'ac02'
@@ -26,10 +27,10 @@ def write_varint(value: int) -> bytes:
 
 
 def read_varint(data: bytes, offset: int) -> tuple[int, int]:
-    """Value at ``offset`` and the offset after it.
+    """Return the value at ``offset`` and the offset after it.
 
     Raises:
-        CorruptError: cut off, longer than it must be, or over 2^32 - 1.
+        CorruptError: the varint is cut off, longer than it must be, or over 2^32 - 1.
 
     >>> read_varint(bytes.fromhex("ac02"), 0)
     (300, 2)

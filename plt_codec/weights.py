@@ -1,7 +1,8 @@
 """The integers of a model, checked: shapes, types and every bound that NUMERICS.md relies on.
 
-A `Weights` holds the shape and the tensors of one model by name. Checking happens once, when it is made; the engines then
-compute without further checks. `random_weights` makes a model with no training, for tests at the edges.
+A `Weights` holds the shape and the tensors of one model by name. It is checked once, when it is made; the
+engines then compute without further checks. `random_weights` makes an untrained model for tests of the
+bounds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from pltz.plt_codec.errors import ModelError
 
 CONTRACTS = (1, 2)  # versions of NUMERICS.md that this build computes
-CLASS = 128  # tokens a class
+CLASS = 128  # tokens per class
 PRECISION = 24  # frequencies sum to 1 << PRECISION
 RESIDUAL_MAX = (1 << 22) - 1
 GATE_MAX = 511  # largest gate, contract 2
@@ -26,7 +27,11 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model; see NUMERICS.md for the letters."""
+    """The sizes of a model; NUMERICS.md explains the letters.
+
+    Raises:
+        ModelError: a size is outside the contract.
+    """
 
     vocab: int
     d: int
@@ -70,27 +75,27 @@ class Shape:
 
     @property
     def contract(self) -> int:
-        """Version of the numeric contract that computes this shape."""
+        """Return the version of the numeric contract that computes this shape."""
         return 2 if self.gated else 1
 
     @property
     def classes(self) -> int:
-        """Classes of the two-level vocabulary."""
+        """Return the number of classes of the two-level vocabulary."""
         return self.vocab // CLASS
 
     @property
     def qkv(self) -> int:
-        """Rows of the joint query, key and value matrix."""
+        """Return the rows of the joint query, key and value matrix."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     @property
     def macs(self) -> int:
-        """Multiply-adds a token outside attention, head included."""
+        """Return the multiply-adds per token outside attention, head included."""
         layer = self.d * (self.qkv + self.heads * self.head_dim + (3 if self.gated else 2) * self.hidden)
         return self.layers * layer + (self.classes + CLASS) * self.d
 
     def tensors(self) -> dict[str, tuple[type, tuple[int, ...]]]:
-        """Name -> (dtype, shape) of every tensor."""
+        """Return (dtype, shape) of every tensor, by name."""
         i8, i16, i32 = np.int8, np.int16, np.int32
         v, d, g, width = self.vocab, self.d, self.classes, self.heads * self.head_dim
         out: dict[str, tuple[type, tuple[int, ...]]] = {"embed.w": (i8, (v, d)), "embed.m": (i32, (v,))}
@@ -116,13 +121,18 @@ class Shape:
         return out
 
     def to_dict(self) -> dict[str, int]:
-        """Plain dict for JSON; `gated` only where it is set, so that a shape of contract 1 reads as it always did."""
+        """Return a plain dict for JSON. `gated` is in it only where set, so shapes of contract 1 stay as they
+        were."""
         return {k: v for k, v in asdict(self).items() if k != "gated" or v}
 
 
 @dataclass(frozen=True)
 class Weights:
-    """One model: shape and tensors by name. Raises ModelError where a tensor breaks the contract."""
+    """One model: its shape, and its tensors by name (shapes: `Shape.tensors`).
+
+    Raises:
+        ModelError: a tensor breaks the contract.
+    """
 
     shape: Shape
     tensors: Mapping[str, Array]
@@ -151,7 +161,7 @@ class Weights:
 
     @property
     def contract(self) -> int:
-        """Version of the numeric contract."""
+        """Return the version of the numeric contract."""
         return self.shape.contract
 
     def _check_tables(self) -> None:
@@ -167,7 +177,7 @@ class Weights:
 
 
 def tables(head_dim: int, rope_base: float) -> dict[str, Array]:
-    """The constant tables, computed once when a bundle is made and shipped in it."""
+    """Return the constant tables, which are computed once when a bundle is made and shipped in it."""
     half = head_dim // 2
     angle = [2 * math.pi * i / 1024 for i in range(1024)]
     turns = [rope_base ** (-i / half) / (2 * math.pi) for i in range(half)]
@@ -180,17 +190,17 @@ def tables(head_dim: int, rope_base: float) -> dict[str, Array]:
 
 
 def gains(d: int, head_dim: int) -> dict[str, int]:
-    """norm_gain and head_gain of the configuration (NUMERICS.md, "Shape and tensors")."""
+    """Return norm_gain and head_gain of the configuration (NUMERICS.md, "Shape and tensors")."""
     return {"norm_gain": round(20 * math.sqrt(d) * 256), "head_gain": round(24 * math.sqrt(head_dim) * 256)}
 
 
 def gated_gains(d: int) -> dict[str, int]:
-    """The same for contract 2, where gains are tensors and heads are not normalised."""
+    """Return norm_gain and head_gain of contract 2, where gains are tensors and heads are not normalised."""
     return {"norm_gain": round(math.sqrt(d) * 1024), "head_gain": 1}
 
 
 def act_table() -> Array:
-    """table.act of contract 2: SiLU of g / 32 in 2^-11, for g in -511..511."""
+    """Return table.act of contract 2, (1023,): SiLU of g / 32 in 2^-11, for g in -511..511."""
     gate = [g / 32 for g in range(-GATE_MAX, GATE_MAX + 1)]
     return np.array([round(2**11 * g / (1 + math.exp(-g))) for g in gate], np.int16)
 
@@ -210,7 +220,13 @@ def random_weights(
     extreme: bool = False,
     gated: bool = False,
 ) -> Weights:
-    """An untrained model, the same for a seed on every machine; `extreme` puts weights and multipliers at their limits."""
+    """Return an untrained model, the same for a seed on every machine.
+
+    `extreme` puts weights and multipliers at their limits.
+
+    Raises:
+        ModelError: the sizes are outside the contract.
+    """
     raw = np.random.PCG64(seed)  # raw words only: their stream is fixed for all versions of numpy
     shape = Shape(
         vocab=vocab, d=d, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim, hidden=hidden,

@@ -1,17 +1,18 @@
-"""Fallback bytes: Zstandard with the bundle's dictionary, less every byte that the count already tells.
+"""Fallback bytes: Zstandard with the bundle's dictionary, without every byte that the count already implies.
 
-What: the coding of content that the model would code worse (long self-repeating logs) or cannot code at all
-(opaque parts), and of the planes of the container's index. Spec: FORMAT.md, "Fallback bytes".
+This codes content that the model would code worse (long self-repeating logs) or cannot code at all (opaque
+parts), and the planes of the container's index. Spec: FORMAT.md, "Fallback bytes".
 
-How: the byte count is known from outside, so the frame header (magic, descriptor, window) is a function of it and is
-left out; "stored" needs no flag, since a packed form is only used when it is shorter.
+The byte count is known from outside. The frame header (magic, descriptor, window) is a function of it and is
+left out. "Stored" needs no flag, since a packed form is only used when it is shorter.
 
-A dictionary is trained for chats; on other content (hexadecimal digits: +6 %) its statistics mislead the compressor. So content is also
-packed as if there were no dictionary, which a reader who has it decodes to the same as long as the blocks do not lean on what it loads
-(they hardly can; it is tried), and the shorter counts.
+A dictionary is trained for chats. On other content its statistics mislead the compressor (hexadecimal digits:
++6 %). So content is also packed as if there were no dictionary, and the shorter form is used. A reader with
+the dictionary decodes it to the same bytes as long as the blocks do not lean on what the dictionary loads.
+They hardly can, and `compress` tries it.
 
-Why so: a mean session is a few hundred bytes, six of them for a header are felt. The window is as large as the content
-(128 MiB at most), so a repeat is found however far back it lies and the dictionary stays in reach.
+A mean session is a few hundred bytes, so six bytes of header would matter. The window is as large as the
+content (128 MiB at most), so a repeat is found however far back it lies and the dictionary stays in reach.
 
     >>> coder = Fallback()
     >>> packed = coder.compress(b"the same words, " * 100)
@@ -27,18 +28,18 @@ import zstandard
 
 from pltz.plt_codec.errors import CorruptError
 
-LEVEL = 22  # smallest output; its search memory grows with the window, hence:
-LEVEL_LARGE = 19  # for content of more than LARGE bytes, with long-distance matching
+LEVEL = 22  # smallest output, but its search memory grows with the window
+LEVEL_LARGE = 19  # for content over LARGE bytes, with long-distance matching
 LARGE = 1 << 24  # bytes
 MIN_WINDOW_LOG = 10
 MAX_WINDOW_LOG = 27
 MAX_BLOCK = 1 << 17  # bytes a block can hold (RFC 8878, 3.1.1.2.4)
 PIECE = 1 << 20  # bytes decompressed at a time
-CACHED_WINDOW_LOG = 20  # compressors for larger windows are heavy and not kept
+CACHED_WINDOW_LOG = 20  # compressors for larger windows need much memory and are not kept
 
 
 def window_log(count: int) -> int:
-    """Base-2 logarithm of the window for ``count`` bytes of content.
+    """Return the base-2 logarithm of the window for ``count`` bytes of content.
 
     >>> window_log(0), window_log(1024), window_log(1025), window_log(1 << 29)
     (10, 10, 11, 27)
@@ -47,12 +48,12 @@ def window_log(count: int) -> int:
 
 
 class Fallback:
-    """Compress and decompress byte strings whose length travels elsewhere.
+    """A compressor and decompressor of byte strings whose length is stored elsewhere.
 
     Args:
         dictionary: trained or raw Zstandard dictionary; empty for none. Both sides need the same.
 
-    Not for two threads at once: it keeps the library's contexts between calls, which makes short content fast.
+    Not safe for two threads at once: it keeps the library's contexts between calls, so short content is fast.
     """
 
     def __init__(self, dictionary: bytes = b"") -> None:
@@ -63,7 +64,7 @@ class Fallback:
         self._decompressors: dict[int, zstandard.ZstdDecompressor] = {}
 
     def compress(self, data: bytes) -> bytes:
-        """The shorter of ``data`` itself and its packed form."""
+        """Return the shorter of ``data`` itself and its packed form."""
         packed = self._pack(data)
         if self._plain is not None:
             plain = self._plain.compress(data)
@@ -79,7 +80,7 @@ class Fallback:
         return packed[2:]
 
     def _gives(self, packed: bytes, data: bytes) -> bool:
-        """Whether this dictionary's reader gets the data from bytes that were packed without it."""
+        """Return whether a reader with this dictionary gets the data from bytes packed without it."""
         try:
             return self.decompress(packed, len(data)) == data
         except CorruptError:
@@ -89,7 +90,7 @@ class Fallback:
         """Undo `compress`.
 
         Args:
-            packed: what `compress` returned.
+            packed: the bytes that `compress` returned.
             count: bytes before compression; no more than this is ever produced.
 
         Raises:
@@ -124,7 +125,8 @@ class Fallback:
         return b"".join(pieces)
 
     def _compressor(self, log: int) -> zstandard.ZstdCompressor:
-        """The compressor for a window; the settings depend on the window alone, so output does not depend on history."""
+        """Return the compressor for a window. Its settings depend on the window alone, so output does not depend
+        on earlier calls."""
         if log in self._compressors:
             return self._compressors[log]
         large = log > LARGE.bit_length() - 1
@@ -155,12 +157,12 @@ class Fallback:
 
 
 def _frame_header(log: int) -> bytes:
-    """Frame header descriptor and window descriptor (RFC 8878, 3.1.1.1)."""
+    """Return the frame header descriptor and the window descriptor (RFC 8878, 3.1.1.1)."""
     return bytes([0, (log - MIN_WINDOW_LOG) << 3])
 
 
 def _check_blocks(packed: bytes, count: int, log: int) -> None:
-    """Walk the block headers (RFC 8878, 3.1.1.2): exact end, and room for ``count`` bytes.
+    """Walk the block headers (RFC 8878, 3.1.1.2): they must end exactly and have room for ``count`` bytes.
 
     So a tiny hostile frame cannot declare a huge count, and bytes after the last block do not pass.
     """

@@ -1,12 +1,13 @@
-"""The .pltz file: many sessions, an index at the end, each session readable alone.
+"""The .pltz file: many sessions with an index at the end, each readable alone.
 
-What: `Writer` puts frames (frame.py) into a file, `Reader` gets single frames out of bytes, an mmap or a seekable file.
-Spec: FORMAT.md, "Container". Nothing here decodes a token: a frame is bytes plus what the index says of it.
+`Writer` puts frames (frame.py) into a file. `Reader` gets single frames out of bytes, an mmap or a seekable
+file. Spec: FORMAT.md, "Container". Nothing here decodes a token: a frame is bytes plus its index entry.
 
-How: header, frames, index, footer. The index is columnar (index_file.py), so a session costs 4 bytes of check and less
-than 3 of count and length, and a file of a million sessions opens without one Python object a session.
+The parts are header, frames, index, footer. The index is columnar (index.py), so a session costs 4 bytes
+of check and less than 3 of count and length. A file of a million sessions opens without one Python object per
+session.
 
-Why the index at the end: the writer streams, and a file that was not finished has no footer and is refused.
+The index comes last because the writer streams. A file that was not finished has no footer and is refused.
 
     >>> from pltz.plt_codec.container.frame import content_check
     >>> header = Header(contract=1, bundle_id=bytes(16))
@@ -53,7 +54,7 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What the index says of one session."""
+    """The index entry of one session."""
 
     kind: Kind
     count: int
@@ -63,7 +64,12 @@ class Info:
 
 
 def pack(header: Header, frames: Iterable[Frame]) -> bytes:
-    """A whole .pltz file in memory."""
+    """Return a whole .pltz file in memory.
+
+    Raises:
+        ContentError: a frame is over a limit of the format.
+        UsageError: a field does not fit its frame's kind.
+    """
     sink = io.BytesIO()
     writer = Writer(sink, header)
     for frame in frames:
@@ -73,10 +79,10 @@ def pack(header: Header, frames: Iterable[Frame]) -> bytes:
 
 
 class Writer:
-    """Write a .pltz file front to back: header, each `add`, then index and footer by `finish`.
+    """A .pltz file written front to back: header, each `add`, then index and footer by `finish`.
 
-    A crash before `finish` returns leaves a file without a footer, which every reader refuses. Syncing the file and
-    renaming it into place is the caller's part.
+    A crash before `finish` returns leaves a file without a footer, which every reader refuses. The caller
+    must fsync the file and rename it into place.
     """
 
     def __init__(self, sink: BinaryIO, header: Header) -> None:
@@ -92,11 +98,11 @@ class Writer:
         return len(self._lengths)
 
     def add(self, frame: Frame) -> int:
-        """Append one frame; returns its session number.
+        """Append one frame and return its session number.
 
         Raises:
-            ContentError: over a limit of the format.
-            UsageError: a field does not fit the frame's kind.
+            ContentError: over a limit of the format; LimitError for the count.
+            UsageError: a field does not fit the frame's kind, or the file is finished.
         """
         if self._finished:
             raise UsageError("this .pltz writer has finished its file and takes no more sessions")
@@ -118,7 +124,11 @@ class Writer:
         return len(self._lengths) - 1
 
     def finish(self) -> None:
-        """Write index and footer. The writer takes no frame afterwards."""
+        """Write index and footer. The writer takes no frame afterwards.
+
+        Raises:
+            ContentError: the index is over the limit of the format.
+        """
         self._finished = True
         index = columns.encode(
             np.array(self._sizes, dtype="<u4"),
@@ -138,7 +148,7 @@ class Writer:
 
 
 class Reader:
-    """Read single frames of a .pltz file.
+    """A .pltz file opened for reading single frames.
 
     Args:
         source: the file's bytes, an mmap, or a seekable binary file (left open and owned by the caller).
@@ -169,7 +179,7 @@ class Reader:
 
         Raises:
             UsageError: there is no such readable file.
-            FormatError: see `Reader`.
+            FormatError: see `Reader`; CorruptError where the file is empty.
         """
         try:
             with open(path, "rb") as file:
@@ -203,7 +213,7 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Let go of the source; a second call does nothing."""
+        """Release the source. A second call does nothing."""
         if self._view is not None:
             self._view.release()
         if self._owned is not None:
@@ -212,15 +222,17 @@ class Reader:
 
     @property
     def overhead(self) -> int:
-        """Bytes of the file beside the frames: header, index, footer."""
+        """Return the bytes of the file beside the frames: header, index, footer."""
         return self.size - int(self._offsets[-1] - self._offsets[0])
 
     def info(self, index: int) -> Info:
-        """What the file says of session ``index``, without reading its frame (one byte of an extended frame).
+        """Return the index entry of session ``index`` without reading its frame.
+
+        Of an extended frame one byte is read.
 
         Raises:
             UsageError: there is no such session.
-            VersionError: a session kind of a newer format.
+            VersionError: the session is of a kind of a newer format.
         """
         if not 0 <= index < len(self):
             raise UsageError(f"expected a session number from 0 to {len(self) - 1}, got {index}")
@@ -233,11 +245,11 @@ class Reader:
         return Info(_known_kind(kind, index), size >> KIND_BITS, int(self._checks[index]), offset, length)
 
     def frame(self, index: int) -> Frame:
-        """Session ``index``, as it was given to `Writer.add`.
+        """Return session ``index`` as it was given to `Writer.add`.
 
         Raises:
             UsageError: there is no such session.
-            VersionError: a session kind or an extension of a newer format.
+            VersionError: the session has a kind or an extension of a newer format.
             CorruptError: the frame breaks a rule of the format.
         """
         info = self.info(index)
@@ -246,10 +258,10 @@ class Reader:
         return make(info.kind, info.count, info.check, self._read(info.offset, info.size))
 
     def verify(self) -> None:
-        """Check every byte of the file against the digest in its footer; decodes nothing.
+        """Check every byte of the file against the digest in its footer, without decoding.
 
         Raises:
-            CorruptError: some byte is not what was written.
+            CorruptError: some byte is not as it was written.
         """
         digest = hashlib.blake2b(digest_size=FINGERPRINT)
         end = self.size - FOOTER.size
@@ -261,7 +273,7 @@ class Reader:
             )
 
     def _open(self) -> None:
-        """Header, footer and index, in this order."""
+        """Read header, footer and index, in this order."""
         self.header, header_size = Header.decode(self._read(0, min(MAX_HEADER, self.size)))
         if self.size < header_size + FOOTER.size:
             raise CorruptError(f"a file of {self.size} bytes has no room for a footer: it was cut off")
@@ -280,7 +292,7 @@ class Reader:
         _check_columns(self._sizes, lengths)
 
     def _read(self, offset: int, size: int) -> bytes:
-        """Exactly ``size`` bytes at ``offset``; both were checked against the file size."""
+        """Read exactly ``size`` bytes at ``offset``; both were checked against the file size."""
         if self._view is not None:
             return bytes(self._view[offset : offset + size])
         if self._file is None:
@@ -303,7 +315,7 @@ def _known_kind(kind: int, index: int) -> Kind:
 
 
 def _offsets(lengths: columns.U32, first: int, end: int) -> I64:
-    """(N + 1) offsets of the frames; they fill the bytes from ``first`` to ``end`` exactly."""
+    """Return the offsets of the frames, (N + 1,). They fill the bytes from ``first`` to ``end`` exactly."""
     offsets = np.empty(len(lengths) + 1, dtype=np.int64)
     offsets[0] = first
     np.cumsum(lengths, dtype=np.int64, out=offsets[1:])
@@ -314,7 +326,8 @@ def _offsets(lengths: columns.U32, first: int, end: int) -> I64:
 
 
 def _check_columns(sizes: columns.U32, lengths: columns.U32) -> None:
-    """Counts against frame lengths, for all sessions at once; an extended frame is held to the looser bound."""
+    """Check counts against frame lengths, for all sessions at once. An extended frame is held to the looser
+    bound."""
     kinds = sizes & KIND_EXTENDED
     counts = (sizes >> KIND_BITS).astype(np.int64)
     if (over := np.flatnonzero(counts > MAX_COUNT)).size:

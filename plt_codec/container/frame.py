@@ -1,7 +1,7 @@
-"""The frame of one session as the container keeps it: what it holds, how much, its check, its bytes. Spec: FORMAT.md, "Frames".
+"""The frame of one session in the container: kind, count, check and bytes. Spec: FORMAT.md, "Frames".
 
-A frame is the coded bytes alone where the index and the default layout say the rest; else it is *extended*, and begins with a byte of flags and
-the fields they name: a layout, a bridge's patch, copies.
+A frame is the coded bytes alone where the index and the default layout say the rest. Otherwise it is
+*extended*, and begins with a byte of flags and the fields they name: a layout, a bridge's patch, copies.
 
     >>> frame = Frame(Kind.IDS, 3, 0, b"coded", lanes=2, steps=4)
     >>> extended = frame.encode()
@@ -35,7 +35,7 @@ MAX_TOKENS_PER_BYTE = 256  # of a model frame, plus one byte
 
 
 class Kind(enum.IntEnum):
-    """What a frame holds: a chat, a text or token ids, coded by the model or as fallback bytes."""
+    """The content of a frame: a chat, a text or token ids, coded by the model or as fallback bytes."""
 
     CHAT = 0
     TEXT = 1
@@ -46,12 +46,12 @@ class Kind(enum.IntEnum):
 
     @property
     def by_model(self) -> bool:
-        """Whether the count is in tokens (else in bytes)."""
+        """Return whether the count is in tokens (else in bytes)."""
         return self < Kind.CHAT_FALLBACK
 
     @property
     def session(self) -> str:
-        """The session's kind: "chat", "text" or "ids"."""
+        """Return the session's kind: "chat", "text" or "ids"."""
         return ("chat", "text", "ids")[self % 3]
 
 
@@ -60,13 +60,13 @@ class Frame:
     """One coded session.
 
     Args:
-        kind: what ``data`` holds.
+        kind: the content of ``data``.
         count: bundle tokens (model kinds) or bytes before compression (fallback kinds).
         check: `content_check` of the session.
         data: the coded bytes.
         lanes, steps: layout of every block, where it is not the default; model kinds only.
         patch: the bridge's patch; kind IDS only.
-        copies: what was taken out of the tokens before they were coded (`repeats.pack`); model kinds only.
+        copies: the copies taken out of the tokens before coding (`repeats.pack`); model kinds only.
     """
 
     kind: Kind
@@ -80,26 +80,34 @@ class Frame:
 
     @property
     def extended(self) -> bool:
-        """Whether the file needs more than ``data`` and the index for it."""
+        """Return whether the file needs more than ``data`` and the index for this frame."""
         return bool(self.patch or self.copies) or self.lanes is not None or self.steps is not None
 
     @property
     def coded(self) -> int:
-        """Tokens in ``data``: all but those of copies. Raises CorruptError where the copies cannot be."""
+        """Return the number of tokens in ``data``: all but those of copies.
+
+        Raises:
+            CorruptError: the copies cannot be those of this frame.
+        """
         return self.count - sum(copy.length for copy in self.unpacked())
 
     def unpacked(self) -> list[Copy]:
-        """The copies, checked. Raises CorruptError where they cannot be those of this frame."""
+        """Return the copies, checked.
+
+        Raises:
+            CorruptError: they cannot be those of this frame.
+        """
         return unpack(self.copies, self.count) if self.copies else []
 
     @property
     def fits(self) -> bool:
-        """Whether ``count`` is within what the format allows for this many bytes."""
+        """Return whether ``count`` is within the format's limit for this many bytes."""
         limit = MAX_TOKENS_PER_BYTE * (len(self.encode()) + 1) if self.kind.by_model else MAX_COUNT
         return 0 <= self.count <= min(limit, MAX_COUNT)
 
     def encode(self) -> bytes:
-        """The frame's bytes in the file: ``data`` itself, or the extended form around it.
+        """Return the frame's bytes in the file: ``data`` itself, or the extended form around it.
 
         Raises:
             UsageError: a field does not fit the kind.
@@ -132,7 +140,7 @@ class Frame:
         """Undo `encode` of an extended frame.
 
         Raises:
-            VersionError: an extension of a newer format.
+            VersionError: the frame has an extension of a newer format.
             CorruptError: the bytes break a rule of the format.
         """
         flags = data[0] & ~KIND_EXTENDED
@@ -158,7 +166,7 @@ class Frame:
 
 
 def content_check(kind: Kind, count: int, content: bytes | npt.NDArray[np.integer]) -> int:
-    """crc32 of kind, count and content; ids are taken as little-endian u32.
+    """Return the crc32 of kind, count and content, which is bytes or ids (T,). Ids count as little-endian u32.
 
     >>> hex(content_check(Kind.TEXT_FALLBACK, 2, b"hi"))
     '0xbda16235'
@@ -169,7 +177,7 @@ def content_check(kind: Kind, count: int, content: bytes | npt.NDArray[np.intege
 
 
 def _sized(data: bytes, offset: int, what: str) -> tuple[bytes, int]:
-    """A field of a frame that is not empty and has its length before it; the offset after it."""
+    """Return a non-empty field that is preceded by its length, and the offset after it."""
     size, offset = read_varint(data, offset)
     end = offset + size
     if not size or end > len(data):

@@ -1,4 +1,5 @@
-"""The head of a .pltz file: which bundle, contract, tokenizer and target all its sessions are for. Spec: FORMAT.md, "Container".
+"""The header of a .pltz file: bundle, contract, tokenizer and target of all its sessions. Spec: FORMAT.md,
+"Container".
 
 >>> head = Header(contract=1, bundle_id=bytes(16))
 >>> Header.decode(head.encode() + b"frames follow") == (head, 28)
@@ -25,13 +26,16 @@ MAX_HEADER = FIXED.size + 2 * FINGERPRINT + 4  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What every session of a file shares.
+    """The fields that all sessions of a file share.
 
     Args:
         contract: numeric contract version, 0 to 65535.
         bundle_id: 16 bytes.
         tokenizer_fingerprint: 16 bytes; None where ids belong to the bundle's own tokenizer.
         target_fingerprint: 16 bytes; None for any target.
+
+    Raises:
+        UsageError: a field is out of range or of the wrong length.
     """
 
     contract: int
@@ -48,7 +52,7 @@ class Header:
             raise UsageError(f"contract: expected 0 to 65535, got {self.contract}")
 
     def encode(self) -> bytes:
-        """Header bytes, 28 to 60."""
+        """Return the header's bytes, 28 to 60."""
         flags = FLAG_TOKENIZER * (self.tokenizer_fingerprint is not None)
         flags |= FLAG_TARGET * (self.target_fingerprint is not None)
         body = FIXED.pack(MAGIC, FORMAT_VERSION, flags, self.contract, self.bundle_id)
@@ -57,7 +61,7 @@ class Header:
 
     @classmethod
     def decode(cls, data: bytes) -> tuple[Header, int]:
-        """Header and its size in bytes, from the start of a file.
+        """Read the header at the start of a file, and return it with its size in bytes.
 
         Raises:
             FormatError: not a .pltz file.

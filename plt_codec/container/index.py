@@ -1,12 +1,12 @@
-"""The columns of a container's index: N sizes, N lengths, N checks in less than 8 bytes a session.
+"""The columns of a container's index: N sizes, N lengths, N checks in less than 8 bytes per session.
 
-What: `encode` and `decode` of the index of a .pltz file. Spec: FORMAT.md, "Index".
+`encode` and `decode` handle the index of a .pltz file. Spec: FORMAT.md, "Index".
 
-How: a column of u32 is cut into byte planes (plane b is byte b of every entry). The low planes are noise and stay as
-they are; the high ones repeat themselves and are packed, each by itself, where that is shorter.
+A column of u32 is cut into byte planes (plane b is byte b of every entry). The low planes are noise and stay
+as they are. The high ones repeat themselves and are packed, each by itself, where that is shorter.
 
-Why so: 4300 sessions take 2.6 bytes each for size and length, where row by row varints take 3.9 and packing all planes
-at once 3.1; and decoding is a few array operations, without one Python object a session.
+4300 sessions take 2.6 bytes each for size and length. Row by row, varints take 3.9; packing all planes at
+once takes 3.1. Decoding is a few array operations, without one Python object per session.
 
     >>> sizes, lengths = np.array([800, 1600], dtype=np.uint32), np.array([20, 300], dtype=np.uint32)
     >>> index = encode(sizes, lengths, checks=sizes)
@@ -29,10 +29,10 @@ U32 = npt.NDArray[np.uint32]
 
 
 def encode(sizes: U32, lengths: U32, checks: U32) -> bytes:
-    """The index of N sessions.
+    """Return the index of N sessions.
 
     Args:
-        sizes, lengths, checks: (N,) each; what they mean is the container's business.
+        sizes, lengths, checks: (N,) each; the container gives them their meaning.
     """
     if not len(sizes):
         return b""
@@ -52,9 +52,9 @@ def encode(sizes: U32, lengths: U32, checks: U32) -> bytes:
 
 
 def decode(index: bytes, sessions: int) -> tuple[U32, U32, U32]:
-    """Undo `encode`: sizes, lengths, checks, (N,) each.
+    """Undo `encode`: return sizes, lengths and checks, (N,) each.
 
-    Work and memory are bounded by the index itself, whose checks alone take 4 bytes a session.
+    Work and memory are bounded by the index itself, whose checks alone take 4 bytes per session.
 
     Raises:
         CorruptError: these bytes are not the index of ``sessions`` sessions.
@@ -79,7 +79,7 @@ def decode(index: bytes, sessions: int) -> tuple[U32, U32, U32]:
 
 
 def _decode_column(index: bytes, offset: int, sessions: int, planes: int, mask: int) -> tuple[U32, int]:
-    """The (N,) column whose ``planes`` planes start at ``offset``, and the offset after it."""
+    """Return the column (N,) whose ``planes`` planes start at ``offset``, and the offset after it."""
     table = np.zeros((sessions, MAX_PLANES), dtype=np.uint8)
     fallback = Fallback()
     for plane in range(planes):
@@ -97,7 +97,7 @@ def _decode_column(index: bytes, offset: int, sessions: int, planes: int, mask: 
 
 
 def _planes(column: U32) -> list[bytes]:
-    """Byte planes of a column, low byte first, as many as its largest value needs."""
+    """Return the byte planes of a column, low byte first, as many as its largest value needs."""
     needed = max(1, (int(column.max()).bit_length() + 7) // 8)
     table = column.astype("<u4").view(np.uint8).reshape(-1, 4)
     return [table[:, plane].tobytes() for plane in range(needed)]

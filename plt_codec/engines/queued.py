@@ -1,7 +1,8 @@
-"""Queued: the tokens that a GPU is about to write, told to who has work to queue behind them.
+"""Announces tokens that a GPU is about to write, so that a caller can queue work behind them.
 
-A GPU that decodes one session needs nothing from the host until it is done. Who wants to go on with the tokens on the same GPU can have its
-work in the queue by then, so that the device does not stand still while the host reads, checks and launches.
+A GPU that decodes one session needs nothing from the host until it is done. A caller that goes on with the
+tokens on the same GPU can have its work in the queue by then. So the device does not stand still while the
+host reads, checks and launches.
 
     with watching(told):            # told(Queued), from the thread that decodes
         coder.decode([item])
@@ -16,9 +17,13 @@ from typing import NamedTuple
 
 
 class Queued(NamedTuple):
-    """``tokens`` int32 token ids at ``address`` of ``device`` ("cuda:0"; "cpu" where one is emulated), there once what is in its stream
-    ``stream`` (a CUstream as a number; 0: at once) has run. They are whatever the stream of bits gives: nothing of them is proved yet, damaged ones end
-    in an error of the decoder. The memory is the decoder's and stays until what is queued in its stream meanwhile has run."""
+    """Token ids that are queued on a GPU: ``tokens`` int32 values at ``address`` of ``device``.
+
+    ``device`` is "cuda:0" or the like, or "cpu" where a device is emulated. The ids are there once the work
+    in ``stream`` has run (a CUstream as a number; 0: at once). They are decoded but not yet checked: damaged
+    ones end in an error of the decoder. The memory belongs to the decoder, and stays until the work queued in
+    the stream meanwhile has run.
+    """
 
     address: int
     tokens: int
@@ -32,7 +37,10 @@ _TOLD: ContextVar[Told | None] = ContextVar("pltz_queued", default=None)
 
 @contextmanager
 def watching(told: Told | None) -> Iterator[None]:
-    """While this is open, decoders of this thread that work on a GPU call ``told`` where they decode one sequence of one block."""
+    """Have decoders of this thread call ``told`` while this is open.
+
+    They call it on a GPU, when they decode one sequence of one block.
+    """
     token = _TOLD.set(told)
     try:
         yield
@@ -41,5 +49,5 @@ def watching(told: Told | None) -> Iterator[None]:
 
 
 def watcher() -> Told | None:
-    """Who is to be told, if anyone."""
+    """Return the callback of `watching`, or None."""
     return _TOLD.get()

@@ -1,7 +1,7 @@
-"""The numeric contract in plain numpy: slow, obvious, one position at a time. The judge of every engine in the tests.
+"""The numeric contract in plain numpy: slow and obvious, one position at a time. Tests judge every engine by it.
 
-Follows NUMERICS.md line by line, with Python integers for what must not overflow. It keeps the keys and values of one
-sequence and returns, for each position, the two levels' cumulative frequencies.
+It follows NUMERICS.md line by line, with Python integers for what must not overflow. It keeps the keys and
+values of one sequence. For each position it returns the cumulative frequencies of both levels.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ Ints = npt.NDArray[np.int64]
 
 
 def rs(a: Ints, n: int) -> Ints:
-    """Divide by 2^n, rounding half up."""
+    """Divide integers, of any shape (...,), by 2^n, rounding half up."""
     return (a + (1 << (n - 1))) >> n
 
 
 def norm(x: Ints, gain: int) -> Ints:
-    """NUMERICS.md, "norm"."""
+    """Normalise a vector (n,) to integers (n,) within 127: NUMERICS.md, "norm"."""
     root = max(1, isqrt(int((x * x).sum())))
     scale = (gain << 32) // root
     return np.clip(rs(x * scale, 40), -127, 127)
 
 
 def gained(x: Ints, gain: int, gains: Ints) -> Ints:
-    """NUMERICS.md, contract 2, "norm with gains"."""
+    """Normalise a vector (n,) with gains (n,), within 127: NUMERICS.md, contract 2, "norm with gains"."""
     root = max(1, isqrt(int((x * x).sum())))
     unit = rs(x * ((gain << 32) // root), 32)
     return np.clip(rs(unit * gains, 20), -127, 127)
 
 
 def cumulative(logits: Ints, exp: Ints) -> Ints:
-    """NUMERICS.md, "frequencies": (n,) logits -> (n + 1,) cumulative frequencies."""
+    """Turn logits (n,) into cumulative frequencies (n + 1,): NUMERICS.md, "frequencies". ``exp`` is table.exp,
+    (64,)."""
     n = len(logits)
     e = np.minimum(logits.max() - logits, 1983)
     w = exp[e & 63] >> (e >> 6)
@@ -50,7 +51,7 @@ def cumulative(logits: Ints, exp: Ints) -> Ints:
 
 
 class Oracle:
-    """One sequence, decoded step by step."""
+    """The model of one set of weights, run on one sequence at a time, step by step."""
 
     def __init__(self, weights: Weights):
         self.shape = weights.shape
@@ -59,7 +60,12 @@ class Oracle:
     def step(
         self, tokens: Sequence[int], at: Sequence[int], keys: list[list[Ints]], values: list[list[Ints]]
     ) -> list[Ints]:
-        """Feed one step of all lanes. keys[layer], values[layer]: lists of (kv_heads, head_dim), appended to. Returns residuals."""
+        """Feed one step of all lanes and return the residual of each lane, (d,).
+
+        Args:
+            tokens, at: input id and position of each lane.
+            keys, values: per layer a list of (kv_heads, head_dim); those of this step are appended.
+        """
         s, t = self.shape, self.t
         xs = [np.clip(rs(t["embed.w"][u] * t["embed.m"][u], 16), -RESIDUAL_MAX, RESIDUAL_MAX) for u in tokens]
         for i in range(s.layers):
@@ -129,12 +135,13 @@ class Oracle:
         return np.clip(rs(act * np.clip(u, -32767, 32767), 16), -127, 127)
 
     def class_frequencies(self, x: Ints) -> Ints:
-        """(classes + 1,) cumulative."""
+        """Return the cumulative class frequencies, (classes + 1,), of a residual (d,)."""
         logits = self._product("class", self._norm(x, "norm_out")) + self.t["class.b"]
         return cumulative(logits, self.t["table.exp"])
 
     def member_frequencies(self, x: Ints, c: int) -> Ints:
-        """(129,) cumulative, once the class is known."""
+        """Return the cumulative member frequencies, (129,), of a residual (d,) whose token is of class ``c``.
+        """
         t = self.t
         z = np.clip(x + rs(t["shift.w"][c] * t["shift.m"][c], 16), -RESIDUAL_MAX, RESIDUAL_MAX)
         rows = slice(c * CLASS, (c + 1) * CLASS)
@@ -146,7 +153,12 @@ class Oracle:
     def sequence(
         self, tokens: npt.NDArray[np.integer], layout: Layout, context: Sequence[int] = ()
     ) -> list[tuple[int, Ints, Ints]]:
-        """(token, class frequencies, member frequencies) of a whole sequence, in coding order of positions."""
+        """Return (token, class frequencies, member frequencies) for each token (T,), in coding order of
+        positions.
+
+        ``context``: ids of the tokens before the sequence. The frequencies are cumulative, (classes + 1,) and
+        (129,).
+        """
         out: list[tuple[int, Ints, Ints]] = []
         kept: list[list[list[Ints]]] = [[[] for _ in range(self.shape.layers)] for _ in range(2)]
         known = np.array(context[max(0, len(context) - self.shape.memory) :], np.int64)

@@ -1,8 +1,9 @@
-"""Token sequences to bytes and back: the model, the layout and the range coder put together.
+"""Token sequences to bytes and back: the model, the layout and the range coder together.
 
-A frame is one range-coder stream over all blocks of one sequence (FORMAT.md, "Frames"). Encoding runs the blocks of many
-sequences together, all positions at once; decoding steps many blocks side by side. What is batched with what never changes a
-bit: the model is exact. A context (prefix.py) is run before the first batch that needs it, once for all sequences of that batch.
+A frame is one range-coder stream over all blocks of one sequence (FORMAT.md, "Frames"). Encoding runs the
+blocks of many sequences together, all positions at once. Decoding steps many blocks side by side. Batching
+never changes a bit, because the model is exact. A context (prefix.py) is run before the first batch that
+needs it, once for all sequences of that batch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DECODE_JOBS = 512  # blocks stepped side by side
 
 
 class TokenCoder:
-    """Codes sequences of bundle token ids with one engine."""
+    """A coder of sequences of bundle token ids, over one engine."""
 
     def __init__(self, engine: TorchEngine):
         self.engine = engine
@@ -41,10 +42,18 @@ class TokenCoder:
         steps: int | None = None,
         progress: Progress | None = None,
     ) -> list[Encoded]:
-        """sequences: each (T,) ids -> a frame each. Raises ContentError, UsageError.
+        """Encode sequences of ids, each (T,), into a frame each.
 
-        contexts: the tokens before each sequence, (m,) or None, which its decoder will know too; the last M count.
-        progress: told of tokens done.
+        Args:
+            sequences: ids of the bundle's vocabulary.
+            contexts: the tokens before each sequence, (m,) or None, which its decoder will know too. The last
+                M count.
+            lanes, steps: layout of the blocks; None is the default rule.
+            progress: called with the number of tokens done since the last call.
+
+        Raises:
+            ContentError: ids are not one row of ids of the vocabulary.
+            UsageError: the layout is out of range, or the contexts are not as many as the sequences.
         """
         shape = self.engine.shape
         layout = Layout.of(lanes, steps, shape.block)
@@ -71,7 +80,7 @@ class TokenCoder:
         for w, x, memory in zip(writers, residuals, memories, strict=True):
             rows = np.flatnonzero(w.block.predicting().reshape(-1))
             tokens = w.tokens[w.block.start + w.block.targets().reshape(-1)[rows]]
-            x = x[: len(rows)]  # step-major: what does not predict stands last
+            x = x[: len(rows)]  # step-major: positions that do not predict come last
             classes = self.engine.class_frequencies(x)
             members = self.engine.member_frequencies(x, tokens // CLASS)
             w.put(tokens, classes, members)
@@ -80,10 +89,14 @@ class TokenCoder:
     def decode(
         self, items: Sequence[FrameItem], *, progress: Progress | None = None
     ) -> list[npt.NDArray[np.int64]]:
-        """Frames -> ids, each (tokens,). Raises CorruptError where a stream cannot be what it says.
+        """Decode frames into their ids, each (tokens,).
 
-        With another context than the frame was encoded after, it gives other tokens, or CorruptError: which, is up to
-        chance, and it is the caller's part to check the content.
+        With another context than the frame was encoded after, this returns other tokens or raises
+        CorruptError. Which of the two is up to chance, so the caller must check the content.
+
+        Raises:
+            CorruptError: a stream cannot be what it says.
+            ContentError: a context is not one row of ids of the vocabulary.
         """
         shape = self.engine.shape
         readers = [
@@ -134,9 +147,10 @@ class TokenCoder:
 
 
 class _Side:
-    """What both directions keep of one sequence: where it stands and what it remembers.
+    """One sequence in either direction: where it stands and what it remembers.
 
-    `tokens`: the context's `first` tokens, then its own. `waits`: its context's memory is still to come.
+    `tokens` holds the context's `first` tokens, then its own. `waits`: the memory of its context is still to
+    come.
     """
 
     def __init__(self, tokens: Ids, layout: Layout, block: int, context: Ids):
@@ -149,32 +163,32 @@ class _Side:
 
     @property
     def context(self) -> Ids:
-        """(first,) ids."""
+        """Return the ids of the context, (first,)."""
         return self.tokens[: self.first]
 
     @property
     def remembered(self) -> int:
-        """Positions in memory when the next block runs."""
+        """Return the positions in memory when the next block runs."""
         return self.first if self.waits else self.memory.size if self.memory else 0
 
     @property
     def left(self) -> bool:
-        """Whether there is a block to run."""
+        """Return whether there is a block to run."""
         return self._next is not None
 
     @property
     def block(self) -> Block:
-        """The block to run next, where one is left."""
+        """Return the block to run next, where one is left."""
         assert self._next is not None
         return self._next
 
     @property
     def before(self) -> int:
-        """The token before the block."""
+        """Return the token before the block."""
         return int(self.tokens[self.block.start - 1]) if self.block.start else LANE_MARK
 
     def advance(self, memory: Memory) -> None:
-        """The block is done."""
+        """Go on to the next block, with the memory of the one that is done."""
         self._next = next(self._coming, None)
         self.memory = memory if self.left else None
 
@@ -186,14 +200,14 @@ class _Writer(_Side):
         self.encoder, self.bits, self.done_tokens = RangeEncoder(), 0.0, 0
 
     def inputs(self) -> npt.NDArray[np.int64]:
-        """(steps, lanes) input ids of the block."""
+        """Return the input ids of the block, (steps, lanes)."""
         b = self.block
         return b.inputs(self.tokens[b.start : b.start + b.tokens], self.before)
 
     def put(
         self, tokens: npt.NDArray[np.int64], classes: npt.NDArray[np.int64], members: npt.NDArray[np.int64]
     ) -> None:
-        """Code the block: (t,) tokens and their frequencies (t, classes), (t, 128), step-major."""
+        """Code the block: tokens (t,) and their frequencies (t, classes), (t, 128), step-major."""
         first, second = (tokens // CLASS).astype(np.int32), (tokens % CLASS).astype(np.int32)
         self.bits += ideal_bits(first, classes) + ideal_bits(second, members)
         self.done_tokens = len(tokens)
@@ -214,7 +228,7 @@ class _Writer(_Side):
         self.encoder.encode(symbols, table)
 
     def finish(self, layout: Layout) -> Encoded:
-        """The frame."""
+        """Return the finished frame."""
         data = self.encoder.finish() if self.blocks else b""
         return Encoded(data, self.bits, self.blocks, layout.lanes, layout.steps)
 
@@ -229,7 +243,7 @@ class _Reader(_Side):
         self._begin()
 
     def spend(self, bits: float) -> None:
-        """Symbols worth so many bits came from the stream; more than it can hold never come from an honest one."""
+        """Count the bits of decoded symbols. An honest stream never yields more than it can hold."""
         self.budget -= bits
         if self.budget < 0:
             raise CorruptError(
@@ -243,7 +257,7 @@ class _Reader(_Side):
             self.feed[0] = self.before
 
     def put(self, step: int, tokens: npt.NDArray[np.int64]) -> None:
-        """Take the tokens of the active lanes of a step; they are the next step's inputs."""
+        """Take the tokens of the active lanes of a step. They are the inputs of the next step."""
         self.tokens[self.starts[: len(tokens)] + step] = tokens
         self.feed[: len(tokens)] = tokens
 
@@ -253,14 +267,15 @@ class _Reader(_Side):
 
 
 class _Contexts:
-    """Memories of contexts: each is computed once a batch, and kept while the next batch needs it too."""
+    """The memories of contexts: each is computed once per batch, and kept while the next batch needs it too.
+    """
 
     def __init__(self, engine: TorchEngine):
         self.engine = engine
         self.known: dict[bytes, Memory] = {}
 
     def give(self, sides: Sequence[_Side]) -> None:
-        """Give the sequences that begin in this batch the memory of their context."""
+        """Set the context's memory on the sequences that begin in this batch."""
         waiting = [s for s in sides if s.waits]
         needed = {s.key: s.context for s in waiting}
         self.known = {key: memory for key, memory in self.known.items() if key in needed}
@@ -283,9 +298,10 @@ _T = TypeVar("_T", bound=_Side)
 def _batches(
     sides: Sequence[_T], cost: Callable[[_T, bool], int], limit: int, most: int
 ) -> Iterator[list[_T]]:
-    """Round after round, one block of each unfinished sequence, in batches of bounded cost, alike ones together.
+    """Yield batches of bounded cost, round after round, with one block of each unfinished sequence.
 
-    cost(sequence, new): `new` where it waits for a context that none before it in the batch has.
+    Sequences that are alike come together. cost(sequence, new): `new` says that the sequence waits for a
+    context that none before it in the batch has.
     """
     while waiting := [s for s in sides if s.left]:
         waiting.sort(key=lambda s: (s.block.steps, s.block.lanes, s.key))

@@ -1,14 +1,15 @@
 """The reference engine: the numeric contract (NUMERICS.md) in stock torch, on any device.
 
-Products of small integers run as float32 matrix products, which are exact in any order while every partial sum stays below
-2^24; the bound is proved per matrix at load from its row sums (a matrix that breaks it is cut into column pieces), and a
-self-check multiplies extreme values. Everything else is int64. Two ways through the same layers:
+Products of small integers run as float32 matrix products. These are exact in any order while every partial
+sum stays below 2^24. The bound is proved per matrix at load from its row sums, and a matrix that breaks it is
+cut into column pieces. A self-check multiplies extreme values. Everything else is int64. There are two ways
+through the same layers:
 
     parallel(jobs)   all positions of given blocks at once, under the lane mask: what encoding uses
     Stepper(jobs)    one step of all lanes of all jobs at a time, keys and values kept: what decoding uses
 
-Both call `_enter`, `_heads`, `_weigh`, `_join` and `_head_*`, so that they cannot disagree by construction of the formulas, and
-the tests hold them together bit for bit.
+Both call `_enter`, `_heads`, `_weigh`, `_join` and `_head_*`, so their formulas cannot disagree. The tests
+compare them bit for bit.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from pltz.plt_codec.weights import CLASS, GATE_MAX, PRECISION, RESIDUAL_MAX, Wei
 
 EXACT = 1 << 24  # float32 holds all integers below
 QUERY_CHUNK = 1 << 22  # scores computed at once in the parallel pass
-GATHER_ROWS = 48  # up to here the members' rows are gathered, above they are multiplied class by class
+GATHER_ROWS = 48  # up to this many rows are gathered; more are multiplied class by class
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def exactly(method: F) -> F:
-    """Run without autograd, autocast or reduced float32 precision, whatever the caller has set."""
+    """Wrap a method to run without autograd, autocast or reduced float32 precision, whatever the caller has set.
+    """
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **options: Any) -> Any:
@@ -52,26 +54,31 @@ def exactly(method: F) -> F:
 
 
 def rs(a: Tensor, n: int) -> Tensor:
-    """Divide by 2^n in place, rounding half up."""
+    """Divide integers, of any shape (...,), by 2^n in place, rounding half up."""
     return a.add_(1 << (n - 1)).bitwise_right_shift_(n)
 
 
 @dataclass
 class Memory:
-    """Keys and values of the last positions of a block, a layer each: (kv_heads, positions, head_dim) float32."""
+    """The keys and values of the last positions of a block: per layer (kv_heads, positions, head_dim) float32.
+    """
 
     keys: list[Tensor]
     values: list[Tensor]
 
     @property
     def size(self) -> int:
-        """Positions kept."""
+        """Return the number of positions kept."""
         return self.keys[0].shape[1]
 
 
 @dataclass
 class Job:
-    """One block to run: its grid, where known its input ids (steps, lanes), and what it remembers of the block before."""
+    """One block to run.
+
+    ``block``: its grid. ``inputs``: its input ids (steps, lanes), where known. ``memory``: the keys and
+    values it remembers of the block before.
+    """
 
     block: Block
     inputs: npt.NDArray[np.int64] | None
@@ -79,12 +86,19 @@ class Job:
 
     @property
     def remembered(self) -> int:
-        """Positions in memory."""
+        """Return the number of positions in memory."""
         return self.memory.size if self.memory else 0
 
 
 class Product:
-    """x -> rs((w @ x) * m, 24), exact; |x| <= largest."""
+    """The exact product x -> rs((w @ x) * m, 24), for inputs with |x| <= ``largest``.
+
+    Args:
+        w: weights, (out, in) int8.
+        m: multiplier of each row, (out,) int32.
+        largest: bound on the inputs.
+        device: where it runs.
+    """
 
     def __init__(self, w: npt.NDArray[np.int8], m: npt.NDArray[np.int32], largest: int, device: torch.device):
         pieces = 1
@@ -99,7 +113,7 @@ class Product:
         self.multiplier = torch.from_numpy(m.astype(np.int64)).to(device)
 
     def __call__(self, a: Tensor) -> Tensor:
-        """a (rows, n) float32 integers -> (rows, m) int64."""
+        """Multiply a (rows, in), integers in float32, and return (rows, out) int64."""
         if len(self.weights) == 1:
             y = torch.nn.functional.linear(a, self.weights[0]).long()
         else:
@@ -112,7 +126,17 @@ class Product:
 
 
 class TorchEngine:
-    """The model on one device. `threads` sets torch's threads for the process (None: leave as it is)."""
+    """The model on one device.
+
+    Args:
+        weights: the model.
+        device: a torch device.
+        threads: torch's threads for the process; None leaves them as they are.
+
+    Raises:
+        UsageError: the device cannot be used, or ``threads`` is below 1.
+        ModelError: this torch does not multiply small integers exactly.
+    """
 
     def __init__(self, weights: Weights, device: str = "cpu", threads: int | None = None):
         try:
@@ -170,10 +194,10 @@ class TorchEngine:
                     f"this torch ({torch.__version__}, {self.device}) does not multiply small integers exactly"
                 )
 
-    # -- the pieces both passes share
+    # -- the pieces that both passes share
 
     def _norm(self, x: Tensor, gain: int, gains: Tensor | None = None) -> Tensor:
-        """(..., n) int64 -> (..., n) float32 integers within 127; `gains` (n,) in contract 2."""
+        """Normalise (..., n) int64 to (..., n) float32 integers within 127; `gains` (n,) in contract 2."""
         total = (x * x).sum(-1, keepdim=True)
         root = total.double().sqrt().long()
         root -= (root * root > total).long()
@@ -183,17 +207,18 @@ class TorchEngine:
         return y.clamp_(-127, 127).float()
 
     def _enter(self, tokens: Tensor) -> Tensor:
-        """(rows,) ids -> (rows, d) residual."""
+        """Return the residuals (rows, d) of token ids (rows,)."""
         x = rs(self.embed[tokens].long() * self.embed_m[tokens][:, None], 16)
         return x.clamp_(-RESIDUAL_MAX, RESIDUAL_MAX)
 
     def _turns(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """(rows,) positions -> cos, sin (rows, 1, head_dim / 2)."""
+        """Return cos and sin, (rows, 1, head_dim / 2), of positions (rows,)."""
         j = ((at[:, None] * self.phase) >> 10) & 1023
         return self.cos[j][:, None], self.sin[j][:, None]
 
     def _heads(self, i: int, x: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """q (rows, heads, D), k, v (rows, kv_heads, D), float32 integers."""
+        """Return q (rows, heads, D) and k, v (rows, kv_heads, D), float32 integers, of residuals (rows, d).
+        """
         s, (cos, sin) = self.shape, turns
         y = self.layers[i][0](self._norm(x, s.norm_gain, self.norm_in[i])).view(len(x), -1, s.head_dim)
         qk = y[:, : s.heads + s.kv_heads].clamp(-32767, 32767)
@@ -203,7 +228,8 @@ class TorchEngine:
         return qk[:, : s.heads], qk[:, s.heads :], y[:, s.heads + s.kv_heads :].clamp(-127, 127).float()
 
     def _weigh(self, i: int, score: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """Scores (..., kv_heads, group, rows, keys) float32 to attention weights float32; `hidden` keys get none."""
+        """Turn scores (..., kv_heads, group, rows, keys) float32 into attention weights float32; `hidden` keys
+        get none."""
         if hidden is not None:
             score.masked_fill_(hidden, float("-inf"))
         e = (score.amax(-1, keepdim=True) - score).clamp_(max=float(1 << 22)).long()
@@ -215,11 +241,12 @@ class TorchEngine:
         return rs(w.mul_(share), 24).float()
 
     def _mix(self, weight: Tensor, value: Tensor) -> Tensor:
-        """Weights (..., rows, keys) @ values (..., keys, D) -> attention output, float32 integers within 127."""
+        """Multiply weights (..., rows, keys) and values (..., keys, D) to attention output, float32 integers
+        within 127."""
         return rs((weight @ value).long(), 15).clamp_(-127, 127).float()
 
     def _join(self, i: int, x: Tensor, o: Tensor) -> Tensor:
-        """Residual after attention output o (rows, heads * D) and the hidden layer."""
+        """Return the residual after attention output o (rows, heads * D) and the hidden layer."""
         _, out, up, down = self.layers[i]
         x = out(o).add_(x).clamp_(-RESIDUAL_MAX, RESIDUAL_MAX)
         a = self._norm(x, self.shape.norm_gain, self.norm_mid[i])
@@ -232,11 +259,11 @@ class TorchEngine:
         return down(hidden.float()).add_(x).clamp_(-RESIDUAL_MAX, RESIDUAL_MAX)
 
     def _bounded(self, logits: Tensor) -> Tensor:
-        """Contract 2 bounds products; elsewhere what follows bounds them further."""
+        """Clamp logits in contract 2. Contract 1 needs no bound here: what follows bounds them further."""
         return logits.clamp_(-(1 << 30), 1 << 30) if self.shape.gated else logits
 
     def _frequencies(self, logits: Tensor) -> Tensor:
-        """(rows, n) int64 logits -> (rows, n) frequencies that sum to 2^24."""
+        """Turn logits (rows, n) int64 into frequencies (rows, n) that sum to 2^24."""
         n = logits.shape[1]
         e = (logits.amax(1, keepdim=True) - logits).clamp_(max=1983)
         total = self.symbol_weight[e].cumsum(1)
@@ -247,14 +274,15 @@ class TorchEngine:
 
     @exactly
     def class_frequencies(self, x: Tensor) -> npt.NDArray[np.int64]:
-        """(rows, d) residuals -> (rows, classes)."""
+        """Return class frequencies (rows, classes), summing to 2^24, of residuals (rows, d)."""
         logits = self._bounded(self.classes(self._norm(x, self.shape.norm_gain, self.norm_out)))
         logits.add_(self.class_b)
         return self._frequencies(logits).cpu().numpy()
 
     @exactly
     def member_frequencies(self, x: Tensor, classes: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """(rows, d) residuals and their classes (rows,) -> (rows, 128)."""
+        """Return member frequencies (rows, 128), summing to 2^24, of residuals (rows, d) and their classes
+        (rows,)."""
         c = torch.from_numpy(np.asarray(classes, np.int64)).to(self.device)
         z = (x + self.shift[c]).clamp_(-RESIDUAL_MAX, RESIDUAL_MAX)
         a = self._norm(z, self.shape.norm_gain, self.norm_out)
@@ -278,7 +306,14 @@ class TorchEngine:
 
     @exactly
     def parallel(self, jobs: Sequence[Job]) -> tuple[list[Tensor], list[Memory]]:
-        """Residuals (steps * lanes, d) of each job in step-major order, and what the next block may see of it."""
+        """Run all positions of some blocks at once.
+
+        Return the residuals of each job in step-major order, (steps * lanes, d), and the memory that its next
+        block may see.
+
+        Raises:
+            UsageError: a job has no input ids.
+        """
         s = self.shape
         inputs = np.concatenate([_inputs(j).reshape(-1) for j in jobs])
         at = np.concatenate([(j.block.start + j.block.targets()).reshape(-1) for j in jobs])
@@ -308,7 +343,7 @@ class TorchEngine:
     def step(
         self, stepper: Stepper, number: int, inputs: npt.NDArray[np.int64], at: npt.NDArray[np.int64]
     ) -> Tensor:
-        """One step of all lanes of a stepper's jobs: (rows,) ids and positions -> (rows, d) residuals."""
+        """Run one step of all lanes of a stepper's jobs: ids and positions (rows,) -> residuals (rows, d)."""
         x = self._enter(torch.from_numpy(inputs).to(self.device))
         turns = self._turns(torch.from_numpy(at).to(self.device))
         for i in range(self.shape.layers):
@@ -317,7 +352,10 @@ class TorchEngine:
         return x
 
     def _attend_block(self, i: int, job: Job, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Lane-masked attention of one block: q (N, heads, D), k, v (kv_heads, memory + N, D) -> (N, heads * D)."""
+        """Attend within one block under the lane mask.
+
+        Takes q (N, heads, D) and k, v (kv_heads, memory + N, D); returns (N, heads * D).
+        """
         s, lanes, old = self.shape, job.block.lanes, job.remembered
         n, group = len(q), s.heads // s.kv_heads
         q = q.view(n, s.kv_heads, group, s.head_dim).permute(1, 2, 0, 3)
@@ -341,7 +379,7 @@ def _inputs(job: Job) -> npt.NDArray[np.int64]:
 
 
 def _kept(block: Block, memory: int) -> npt.NDArray[np.int64]:
-    """Step-major places of the inputs a later block may see: the last `memory` positions."""
+    """Return the step-major places of the inputs that a later block may see: the last `memory` positions."""
     return np.flatnonzero((block.targets() >= block.tokens - memory).reshape(-1))
 
 
@@ -352,18 +390,18 @@ class _Group:
     jobs: list[Job]
     lanes: int
     old: int
-    keys: list[Tensor]  # a layer each: (jobs, kv_heads, old + steps * lanes, D) float32
+    keys: list[Tensor]  # per layer (jobs, kv_heads, old + steps * lanes, D) float32
     values: list[Tensor]
 
     def alive(self, step: int) -> int:
-        """Jobs that still have this step."""
+        """Return the number of jobs that still have this step."""
         return sum(j.block.steps > step for j in self.jobs)
 
 
 class Stepper:
-    """Runs blocks step by step, side by side. `order` says which job each run of rows belongs to.
+    """Blocks that run step by step, side by side. `order` says which job each run of rows belongs to.
 
-    Rows of a step: the jobs of `order` that still have this step, in that order, each with its lanes.
+    The rows of a step are the jobs of `order` that still have this step, in that order, each with its lanes.
     """
 
     def __init__(self, engine: TorchEngine, jobs: Sequence[Job]):
@@ -383,7 +421,8 @@ class Stepper:
 
     @staticmethod
     def cache_bytes(engine: TorchEngine, block: Block, remembered: int) -> int:
-        """Memory that a block takes while it is stepped, with so many positions in memory before it."""
+        """Return the bytes of keys and values of a block while it is stepped, with `remembered` positions before
+        it."""
         s = engine.shape
         return (remembered + block.steps * block.lanes) * s.kv_heads * s.head_dim * 8 * s.layers
 
@@ -403,7 +442,10 @@ class Stepper:
         return self.engine.step(self, number, inputs, at)
 
     def attend(self, i: int, number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Append keys and values of this step and attend: all (rows, heads, D) -> (rows, heads * D)."""
+        """Append the keys and values of this step and attend.
+
+        Takes q (rows, heads, D) and k, v (rows, kv_heads, D); returns (rows, heads * D).
+        """
         e, s = self.engine, self.engine.shape
         out, row = [], 0
         for g in self.groups:
@@ -425,7 +467,7 @@ class Stepper:
         return torch.cat(out)
 
     def memories(self) -> list[Memory]:
-        """What the next block may see of each job, in `order`."""
+        """Return what the next block may see of each job, in `order`."""
         out = []
         for g in self.groups:
             for n, job in enumerate(g.jobs):

@@ -1,10 +1,12 @@
 """The compiled engine: the numeric contract, the layout and the range coder in C, called through ctypes.
 
-`NativeCoder` gives the same frames as `token_coder.TokenCoder` with the torch engine, bit for bit, several times faster: one C
-call codes a whole batch without Python in between and without the interpreter lock. The C sources are in native/; the
-instructions used (AMX, AVX-512 VNNI, AVX2, NEON or plain C) are chosen when a coder is made and change no bit.
+`NativeCoder` gives the same frames as `token_coder.TokenCoder` with the torch engine, bit for bit, several
+times faster. One C call codes a whole batch with no Python in between and without the GIL. The C sources are
+in native/. The instructions used (AMX, AVX-512 VNNI, AVX2, NEON or plain C) are chosen when a coder is made,
+and change no bit.
 
-Install builds the module `_native` where a C compiler is at hand; `available()` says whether that worked.
+Installation builds the module `_native` where a C compiler is available; `available()` says whether that
+worked.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from pltz.plt_codec.prefix import NOTHING, Ids, checked, each, remembered, room
 from pltz.plt_codec.types import MAX_TOKENS, Encoded, FrameItem, Progress, Tokens
 from pltz.plt_codec.weights import Weights
 
-KERNEL_VARIABLE = "PLTZ_KERNEL"  # environment: the kernel to use where the caller names none
+KERNEL_VARIABLE = "PLTZ_KERNEL"  # environment: the kernel to use if the caller names none
 LIBRARY_VARIABLE = "PLTZ_NATIVE"  # environment: another build of the C sources, say one with sanitizers
-INTERFACE = 4  # of the functions that native/ exports
+INTERFACE = 4  # version of the functions that native/ exports
 SLICE = 1 << 12  # tokens coded in one C call, between two reports of progress
 MAX_THREADS = 64
-DEFAULT_THREADS = 16  # at most, where the caller names no number: a step of a few lanes has no work for more
+DEFAULT_THREADS = 16  # at most, if the caller names no number: a step of a few lanes has no work for more
 TENSORS = (
     "embed.w", "embed.m", "class.w", "class.m", "class.b", "shift.w", "shift.m", "member.m", "member.b",
     "table.exp", "table.cos", "table.sin", "table.phase",
@@ -43,7 +45,7 @@ GATED_LAYER_TENSORS = ("gate.w", "gate.m", "norm_in", "norm_mid")
 
 
 class _Request(ctypes.Structure):
-    """One session, as batch.c reads it."""
+    """One session, laid out as batch.c reads it."""
 
     _fields_ = (
         ("tokens", ctypes.c_void_p),
@@ -59,7 +61,10 @@ class _Request(ctypes.Structure):
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The built module as a C library, or None where it was not built, does not load here or is of another version."""
+    """Return the built module as a C library, or None.
+
+    None means that it was not built, does not load here, or is of another version.
+    """
     spec = importlib.util.find_spec("pltz.plt_codec.engines.native._native")
     path = os.environ.get(LIBRARY_VARIABLE) or (spec and spec.origin)
     if not path:
@@ -88,12 +93,12 @@ def _library() -> ctypes.CDLL | None:
 
 
 def available() -> bool:
-    """Whether the compiled engine was built and loads here."""
+    """Return whether the compiled engine was built and loads here."""
     return _library() is not None
 
 
 def kernels() -> list[str]:
-    """Kernels this machine can run, best first; empty where the engine is not available."""
+    """Return the kernels this machine can run, best first; none where the engine is not available."""
     library, out = _library(), list[str]()
     while library is not None and (name := library.pltz_kernel(len(out))):
         out.append(name.decode())
@@ -101,14 +106,22 @@ def kernels() -> list[str]:
 
 
 class NativeCoder:
-    """Codes sequences of bundle token ids; same interface, frames and errors as `token_coder.TokenCoder`.
+    """A coder of sequences of bundle token ids in C.
 
-    threads: how many to use (None: one for each processor of this process, up to 16). kernel: one of `kernels()` (None:
-    the environment variable PLTZ_KERNEL, else the best). Neither changes a bit. Raises UsageError for a kernel that does
-    not run here or where the engine is not available, ModelError where memory does not suffice.
+    It has the interface, frames and errors of `token_coder.TokenCoder`.
 
-    ``spent``: seconds of all calls so far by stage (STAGES): embedding, norms and products of the layers; attention;
-    products of the head; frequencies; range coder; what is left.
+    Args:
+        weights: the model.
+        threads: how many to use; None is one per processor of this process, up to 16.
+        kernel: one of `kernels()`; None is the environment variable PLTZ_KERNEL, else the best.
+
+    Neither ``threads`` nor ``kernel`` changes a bit. ``spent`` holds the seconds of all calls so far by stage
+    (STAGES): embedding, norms and products of the layers; attention; products of the head; frequencies; range
+    coder; the rest.
+
+    Raises:
+        UsageError: the kernel does not run here, or the engine is not available.
+        ModelError: memory does not suffice.
     """
 
     def __init__(self, weights: Weights, threads: int | None = None, kernel: str | None = None):
@@ -156,7 +169,13 @@ class NativeCoder:
         steps: int | None = None,
         progress: Progress | None = None,
     ) -> list[Encoded]:
-        """sequences: each (T,) ids -> a frame each; as `frame.TokenCoder.encode`. Raises ContentError, UsageError."""
+        """Encode sequences of ids, each (T,), into a frame each; as `token_coder.TokenCoder.encode`.
+
+        Raises:
+            ContentError: ids are not one row of ids of the vocabulary.
+            UsageError: the layout is out of range, or the contexts are not as many as the sequences.
+            ModelError: memory does not suffice.
+        """
         layout = Layout.of(lanes, steps, self.shape.block)
         known = each(contexts, len(sequences), self.shape)
         tokens = [checked(t, self.shape.vocab) for t in sequences]
@@ -171,7 +190,13 @@ class NativeCoder:
     def decode(
         self, items: Sequence[FrameItem], *, progress: Progress | None = None
     ) -> list[npt.NDArray[np.int64]]:
-        """Frames -> ids, each (tokens,). Raises CorruptError where a stream cannot be what it says."""
+        """Decode frames into their ids, each (tokens,).
+
+        Raises:
+            CorruptError: a stream cannot be what it says.
+            ContentError: a context is not one row of ids of the vocabulary.
+            ModelError: memory does not suffice.
+        """
         sides: list[_Side] = []
         for i in items:
             layout = Layout(i.lanes, i.steps)
@@ -185,7 +210,7 @@ class NativeCoder:
     def _run(
         self, sides: list[_Side], decoding: bool, progress: Progress | None
     ) -> list[tuple[bytes, float]]:
-        """Code all; the frames and their ideal bits when encoding."""
+        """Code all sides; return the frames and their ideal bits when encoding."""
         if not sides:
             return []
         library = self._library
@@ -206,7 +231,7 @@ class NativeCoder:
             library.pltz_close(batch)
 
     def _count(self, batch: int) -> None:
-        """Add where the time of a batch went."""
+        """Add the time that a batch took, by stage, to `spent`."""
         found = (ctypes.c_int64 * len(STAGES))()
         self._library.pltz_spent(batch, found)
         with self._lock:
@@ -224,15 +249,18 @@ class _Side:
         self.data, self.lanes, self.steps = data, layout.lanes or 0, layout.steps or 0
 
     def request(self, context: int) -> _Request:
-        """As C reads it; `context`: number of the request before it that holds its context, or -1."""
+        """Return the request that C reads. `context`: number of the earlier request that holds its context, or
+        -1.
+        """
         at, size = self.tokens.ctypes.data, len(self.tokens)
         return _Request(at, size, self.data, len(self.data), self.lanes, self.steps, self.first, context)
 
 
 def _requests(sides: list[_Side]) -> tuple[list[_Request], list[int]]:
-    """Requests for C, and the number of each side's.
+    """Return the requests for C, and the number of each side's request.
 
-    Long ones first, so that none is left to run alone at the end; sequences of one context together, it before them.
+    Long sequences come first, so that none is left to run alone at the end. Sequences of one context stand
+    together, behind it.
     """
     groups: dict[bytes, list[int]] = {}
     for n in sorted(range(len(sides)), key=lambda n: -len(sides[n].tokens)):
@@ -251,7 +279,8 @@ def _requests(sides: list[_Side]) -> tuple[list[_Request], list[int]]:
 
 
 def _error(code: int, request: _Request) -> Exception:
-    """What a negative answer of pltz_run means; the words of range_coder.py and token_coder.py."""
+    """Return the error that a negative answer of pltz_run means, in the words of range_coder.py and
+    token_coder.py."""
     if code == -1:
         return ModelError("not enough memory for the keys and values of one sequence")
     if code == -2:
