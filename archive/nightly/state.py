@@ -11,10 +11,10 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pltz.archive.errors import ArchiveError, StoreError
+from pltz.archive.errors import ArchiveError, StoreError, reason
 from pltz.archive.nightly import receipt
 from pltz.archive.nightly.receipt import Ledger, Receipt
 from pltz.archive.storage.disk import OsDisk
@@ -36,7 +36,7 @@ class State:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
-        self.store = DirectoryStore(OsDisk(root))
+        self.store = DirectoryStore(OsDisk(root), reserve=False)
         self.damaged: set[str] = set()  # receipts that were passed over
 
     def make(self) -> None:
@@ -50,8 +50,13 @@ class State:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only run. Raises Busy."""
-        handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        """Be the only run. Raises Busy, StoreError where the lock's file cannot be made."""
+        try:
+            handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as exc:
+            raise StoreError(
+                f"cannot lock the state folder {self.root}: {reason(exc)}; nothing was done"
+            ) from exc
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,7 +64,8 @@ class State:
                 who = os.pread(handle, 200, 0).decode("utf-8", "replace").strip()
                 raise Busy(f"another run is going on ({who}): nothing was done") from exc
             os.ftruncate(handle, 0)
-            os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            with suppress(OSError):  # who runs is a hint for people; on a full disk it goes without
+                os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
             yield
         finally:
             os.close(handle)

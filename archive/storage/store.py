@@ -127,8 +127,8 @@ class Opened:
 class DirectoryStore:
     """A local directory, through the seam."""
 
-    def __init__(self, disk: Disk):
-        self.disk = disk
+    def __init__(self, disk: Disk, *, reserve: bool = True):
+        self.disk, self.reserve = disk, reserve  # whether it keeps one
         self.failed: str | None = None  # why no more may be written
         self._lasting: set[str] = set()  # folders whose own names are durable
         self._parts = 0  # of the reserve that may be used now
@@ -308,7 +308,7 @@ class DirectoryStore:
 
     def _keep_reserve(self) -> None:
         """Make what is missing of the reserve: of random bytes, which no file system compresses. Raises StoreError, WriterFailed."""
-        for name, size in RESERVES.items():
+        for name, size in RESERVES.items() if self.reserve else ():
             try:
                 self.disk.changed(name)
             except FileNotFoundError:

@@ -15,6 +15,7 @@ import pytest
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, FullError
+from pltz.archive.nightly.state import State as NightlyState
 from pltz.archive.storage.disk import Disk, OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import RESERVES, DirectoryStore
@@ -216,6 +217,14 @@ def test_an_index_that_finds_no_room_fails_no_put_and_no_collect(
     check(archive, done[20:])
 
 
+def test_a_store_that_is_no_archive_keeps_no_reserve(tmp_path: Path) -> None:
+    """The nightly job's state: nothing there could use it."""
+    state = NightlyState(tmp_path / "state")
+    state.make()
+    state.quarantine(bytes(32).hex(), b"{}")
+    assert not [path for path in tmp_path.rglob("reserve*")]
+
+
 WAYS: dict[str, Callable[[TowerArchive], object]] = {
     "forget": lambda archive: forget(archive, [0, 1]),
     "collect": lambda archive: archive.collect(dead_share=0.01),
@@ -223,14 +232,17 @@ WAYS: dict[str, Callable[[TowerArchive], object]] = {
 }
 
 
+@pytest.mark.parametrize("killed", ["erase", *WAYS])
 @pytest.mark.parametrize("key", [None, pytest.param(RAW, marks=pytest.mark.slow)], ids=["plain", "sealed"])
-def test_every_kill_on_a_full_disk(codec: SegmentCodec, key: Secret | None) -> None:
+def test_every_kill_on_a_full_disk(codec: SegmentCodec, key: Secret | None, killed: str) -> None:
     """Power cuts at every change while a full disk is emptied: what lives is whole, and emptying goes on from there."""
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
-    capacity = disk.capacity = 600_000 if key else 450_000  # keys take room, too
+    capacity = disk.capacity = 520_000 if key else 420_000  # keys take room, too
     done = fill(archive)
     ways = dict(WAYS)
+    if not key and killed == "erase":
+        pytest.skip("only a sealed archive is erased from")
     if key:
         ways = {"erase": lambda archive: archive.erase("default", "s0"), **ways}
         ways["forget"] = lambda archive: forget(archive, [1])
@@ -243,7 +255,7 @@ def test_every_kill_on_a_full_disk(codec: SegmentCodec, key: Secret | None) -> N
                 files = frozenset((p, d) for p, d in state.files().items() if not p.startswith("tmp/"))
                 left.setdefault(files, state)
 
-        disk.watch = watch
+        disk.watch = watch if name == killed else lambda: None
         way(archive)
         disk.watch = lambda: None
         for state in left.values():
@@ -270,7 +282,7 @@ def test_every_kill_on_a_full_disk(codec: SegmentCodec, key: Secret | None) -> N
             again.collect(dead_share=0.01)
             again.put([session(1000)])
     print(f"{opened} states opened")
-    assert opened > 20
+    assert opened
 
 
 @pytest.fixture
