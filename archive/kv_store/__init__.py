@@ -1,10 +1,15 @@
-"""Hot: the KV of segments in memory and on local disk, and the thaw that fills it from the archive.
+"""The KV of segments in memory and on local disk (hot), and the thaw that fills it from the archive.
 
-store.py     HotStore: a trie of segments over device, host and disk       thawer.py   Thawer: cold sessions into caches
-kv_block.py      KV of one segment, cut from a cache and joined to one         target_tokens.py      the ids a target sees of a tower
-disk_tier.py      the files of the disk tier (FORMAT.md)                        stage_timer.py      milliseconds by stage
-eviction_policy.py     which segment stays                                           stats.py     what a store says of itself
-lease.py     what is in use stays
+store.py            HotStore: a trie of segments over device, host and disk
+thawer.py           Thawer: turns archived sessions into caches
+kv_block.py         the KV of one segment, cut from a cache and joined to one
+target_tokens.py    the ids that a target is given for a tower
+queued_prefill.py   the prefill queued behind a decoder on the GPU
+disk_tier.py        the files of the disk tier (FORMAT.md)
+eviction_policy.py  the choice of the segment that stays
+lease.py            protection of segments in use
+stage_timer.py      milliseconds by stage
+stats.py            statistics of a store
 """
 
 from pltz.archive.kv_store.store import HotStore

@@ -1,11 +1,12 @@
-"""Warm folder: slabs as memory-mapped files on local disk, shared by any number of processes. Spec: FORMAT.md beside this file.
+"""WarmFolder: slabs as memory-mapped files on local disk, shared by any number of processes. Spec: FORMAT.md.
 
-    write: room under the lock -> DIR/space/segment.random.part -> rename        whole or not at all
-    read:  map -> checksum -> every field checked -> tensors over the mapping    or not here, and the file is removed
+    write: reserve room under the lock -> DIR/space/segment.random.part -> rename    all or nothing
+    read:  map -> checksum -> check every field -> tensors over the mapping          or a miss
 
-A read copies nothing: tensors lie on the mapped pages, so all processes of a machine share one copy in the page cache. A file that
-is evicted meanwhile stays readable for who has it mapped. Nothing here raises for what is on the disk: a KV can be had again
-from tokens, so damage, a full disk and a missing file are all a miss.
+A read copies nothing. Tensors are laid over the mapped pages, so all processes of a machine share one copy in
+the page cache. A file evicted during use stays readable for processes that have it mapped. No condition of
+the disk raises an error here. KV can be recomputed from tokens, so damage, a full disk and a missing file are
+all a miss.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = "pltz hot 1"
-ALIGN = 64  # bytes: data begin at a multiple
+ALIGN = 64  # bytes: data begins at a multiple of it
 CHECKSUM = 16  # bytes
 MAX_HEADER = 1 << 16  # bytes
-STALE = 3600  # seconds after which what a kill left is removed
+STALE = 3600  # seconds after which remains of a killed process are removed
 PIECE = 1 << 26  # bytes hashed and written at once
-POPULATE_READ = 22  # of madvise: all pages at once
+POPULATE_READ = 22  # flag of madvise: fault in all pages at once
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I32": "int32"}
 TENSORS = ("kv", "logits", "ids", "tokens", "checksum")
 FIELDS = {"format", "space", "segment", "parent", "start", "born"}
@@ -45,7 +46,7 @@ FIELDS = {"format", "space", "segment", "parent", "start", "born"}
 
 @dataclass(frozen=True, eq=False)
 class Warm:
-    """What a file holds. ``parent``: id of the segment above; ``born``: seconds since 1970."""
+    """The content of a file. ``parent``: id of the segment above. ``born``: seconds since 1970."""
 
     slab: Slab
     parent: bytes
@@ -60,15 +61,16 @@ class _Entry:
 
     @property
     def left(self) -> bool:
-        """Whether it is what a kill left: hours old, or hours ahead of a clock that was set back."""
+        """Return whether a killed process left it: hours old, or hours ahead of a clock that was set back."""
         return self.path.suffix == ".part" and abs(time.time() - self.used) > STALE
 
 
 class WarmFolder:
     """A folder of warm files.
 
-    ``budget``: bytes that all files together may take; ``damaged``, ``written``, ``evicted``, ``failed``: counts of this process, the last of reads
-    and writes that the machine refused.
+    ``budget``: bytes that all files together may take. ``damaged``, ``written``, ``evicted``, ``failed``:
+    counts of this process. ``failed`` counts reads and writes that the machine refused.
+
     Raises UsageError where the folder cannot be made.
     """
 
@@ -82,11 +84,13 @@ class WarmFolder:
             raise UsageError(f"cannot keep warm files in {self.folder}: {exc.strerror or exc}") from exc
 
     def path(self, space: bytes, segment: bytes) -> Path:
-        """Where the file of a segment is, if it is."""
+        """Return where the file of a segment is or would be."""
         return self.folder / space.hex() / f"{segment.hex()}.safetensors"
 
     def usage(self) -> tuple[int, int]:
-        """Bytes and number of all files, whoever wrote them; nothing where the folder cannot be read."""
+        """Return the bytes and the number of all files, of any process; (0, 0) where the folder cannot be
+        read.
+        """
         try:
             with self._locked():
                 sizes = [entry.size for entry in self._entries()]
@@ -95,13 +99,16 @@ class WarmFolder:
         return sum(sizes), len(sizes)
 
     def read(self, space: bytes, segment: bytes) -> Warm | None:
-        """The segment's slab over the mapped file, or None: not here, not to be had now, or damaged and now removed."""
+        """Return the segment's slab over the mapped file, or None.
+
+        None means that the file is missing, unavailable now, or damaged; a damaged file is removed.
+        """
         path = self.path(space, segment)
         try:
             found = _decode(_mapped(path), space, segment)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except OSError:  # too many files are open, no memory to map: the file may be sound
+        except OSError:  # too many open files, no memory to map: the file may be sound
             self.failed += 1
             return None
         except (PltzError, RuntimeError):
@@ -121,9 +128,10 @@ class WarmFolder:
         kept: Callable[[Path], bool] = lambda path: False,
         wanted: Callable[[], bool] = lambda: True,
     ) -> bool:
-        """Write a file unless it is there; False where there is no room, the disk fails or it was discarded meanwhile.
+        """Write a file unless it exists. Returns False if there is no room, the disk fails or it was
+        discarded during the write.
 
-        ``kept``: files not to evict for it; ``wanted``: asked before it appears.
+        ``kept``: files that must not be evicted for it. ``wanted``: called just before the file appears.
         """
         path = self.path(space, segment)
         try:
@@ -136,23 +144,25 @@ class WarmFolder:
                 return False
             try:
                 _fill(part, pieces)
-                with (
-                    self._locked()
-                ):  # who counts sees a file under one name, and who discards one or the other
+                # Under the lock, `usage` sees the file under one name, and `discard` under one or the other.
+                with self._locked():
                     if not (wanted() and part.exists()):
                         return False
                     part.replace(path)
             finally:
                 with suppress(OSError):
                     part.unlink()
-        except (OSError, RuntimeError, MemoryError):  # the disk; or no memory to bring the KV to the host
+        except (OSError, RuntimeError, MemoryError):  # the disk, or no memory to bring the KV to the host
             self.failed += 1
             return False
         self.written += 1
         return True
 
     def discard(self, space: bytes, segment: bytes) -> None:
-        """Remove a segment's file, and what is being written of it, by whichever process. Raises StoreError where that is not possible."""
+        """Remove a segment's file and any unfinished write of it, by any process.
+
+        Raises StoreError where that is not possible.
+        """
         path = self.path(space, segment)
         try:
             with self._locked():
@@ -171,7 +181,9 @@ class WarmFolder:
                     entry.path.unlink()
 
     def _begin(self, path: Path, size: int, kept: Callable[[Path], bool]) -> Path | None:
-        """Evict until ``size`` bytes have room, and take them. None where what is left must be kept."""
+        """Evict until ``size`` bytes have room, and reserve them. Returns None where all that remains must be
+        kept.
+        """
         with self._locked():
             entries = sorted(self._entries(), key=lambda e: (not e.left, e.used, e.path))
             free = self.budget - sum(entry.size for entry in entries)
@@ -211,7 +223,7 @@ class WarmFolder:
 
 
 def _fill(part: Path, pieces: list[memoryview]) -> None:
-    """Write the pieces and their checksum over the file that was made for them."""
+    """Write the pieces and their checksum over the reserved file."""
     import xxhash
 
     state = xxhash.xxh3_128()
@@ -226,7 +238,7 @@ def _fill(part: Path, pieces: list[memoryview]) -> None:
 
 
 def _encode(space: bytes, segment: bytes, warm: Warm) -> list[memoryview]:
-    """Header and data as bytes, all but the checksum."""
+    """Return header and data as bytes, all but the checksum."""
     import torch
 
     slab = warm.slab
@@ -264,7 +276,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def _mapped(path: Path) -> torch.Tensor:
-    """The file as bytes, (size,) uint8, mapped. Raises OSError, CorruptError."""
+    """Map a file and return its bytes, (size,) uint8. Raises OSError and CorruptError."""
     import torch
 
     with path.open("rb") as file:
@@ -272,13 +284,13 @@ def _mapped(path: Path) -> torch.Tensor:
         if size < 8 + CHECKSUM:
             raise CorruptError(f"{path.name} has {size} bytes: damaged")
         pages = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE)
-    with suppress(OSError):  # an older kernel maps them one by one
+    with suppress(OSError):  # an older kernel maps pages one by one
         pages.madvise(POPULATE_READ)
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 def _decode(data: torch.Tensor, space: bytes, segment: bytes) -> Warm:
-    """Check all of a file and lay tensors over it. Raises CorruptError."""
+    """Check a whole file and lay tensors over it. Raises CorruptError."""
     import xxhash
 
     whole = data.numpy().data
@@ -300,11 +312,14 @@ def _decode(data: torch.Tensor, space: bytes, segment: bytes) -> Warm:
         raise CorruptError(f"not the header of a warm file ({exc})") from exc
     if len(parent) != SIZE or not 0 <= start <= MAX_TOKENS or not 0 <= born < 1 << 40:
         raise CorruptError("no parent, or a start or a time that cannot be")
-    return Warm(_slab(tensors, start), parent, born)  # kv and logits on the mapped pages
+    return Warm(_slab(tensors, start), parent, born)  # kv and logits are on the mapped pages
 
 
 def _tensors(header: dict[str, Any], data: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Tensors over the data, which they fill without gaps. Raises CorruptError; ValueError, TypeError, KeyError for what is no header."""
+    """Return tensors over the data, which they fill without gaps.
+
+    Raises CorruptError; ValueError, TypeError and KeyError if the header is malformed.
+    """
     import math
 
     import torch
@@ -319,7 +334,7 @@ def _tensors(header: dict[str, Any], data: torch.Tensor) -> dict[str, torch.Tens
             raise CorruptError(f"tensor {name} does not lie where it must")
         bits = data[begin:stop]
         if bits.storage_offset() % dtype.itemsize or not len(bits):
-            bits = bits.clone()  # a small one behind a row of odd length
+            bits = bits.clone()  # a small tensor after a row of odd length
         out[name] = bits.view(dtype).reshape(shape)
         at = stop
     if at != len(data):

@@ -1,14 +1,16 @@
-"""Which segment stays and which goes: recency first, and among the similarly recent the one that has lived longest.
+"""The choice of the segment that stays: the most recent one; of similarly recent ones, the one that has lived
+longest.
 
-Lifetimes of sessions are heavy-tailed, so what has been in use for a week will sooner be used again than what came a minute ago
-(Towers of Segments, 8.3: "promotion priority among similarly-recent sessions"). Idle times are taken in bands, each twice as
-wide as the one before; within a band age decides.
+Lifetimes of sessions are heavy-tailed. A segment in use for a week is likelier to be used again soon than one
+that came a minute ago (Towers of Segments, 8.3: "promotion priority among similarly-recent sessions"). Idle
+times are grouped in bands, each twice as wide as the one before. Within a band, age decides.
 
-    idle     0 .. 1 min | 1 .. 3 min | 3 .. 7 min | 7 .. 15 min | ...
     band        0            1            2             3
 
-The cost of having a segment again is a prefill, which grows with its tokens as its bytes do: cost a byte is the same for all, and size
-does not enter. A session uses all segments of its tower at once, so a parent never ranks below its children.
+
+Recomputing a segment costs a prefill, which grows with its tokens, as its bytes do. The cost per byte is
+therefore equal for all, and size does not enter. A session uses all segments of its tower at once, so a
+parent never ranks below its children.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ BAND = 60.0  # seconds of the first band
 
 
 class Priority(NamedTuple):
-    """Larger stays. ``band``: 0 for just used, else negative; ``age``: seconds between birth and last use; ``used``: when that was."""
+    """The rank of a segment: the larger one stays.
+
+    ``band``: 0 for just used, else negative. ``age``: seconds between birth and last use. ``used``: time of
+    the last use, in seconds since 1970.
+    """
 
     band: int
     age: float
@@ -28,7 +34,7 @@ class Priority(NamedTuple):
 
 
 def priority(now: float, used: float, born: float) -> Priority:
-    """How much a segment deserves its place at ``now``. All in seconds since 1970.
+    """Return the priority of a segment at ``now``. All times are in seconds since 1970.
 
     >>> old, new = priority(1000, used=990, born=0), priority(1000, used=999, born=999)
     >>> old > new                                       # both just used: the older one stays

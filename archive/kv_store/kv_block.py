@@ -1,11 +1,12 @@
-"""Slab: the KV of one segment in one tensor, and how a cache is cut into slabs and joined from them.
+"""Slab: the KV of one segment in one tensor. Caches are cut into slabs and joined from them.
 
     DynamicCache of a tower      |  base  |  turn 1  |  turn 2  |        per layer K and V, (1, heads, T, D)
     slabs                        (L, 2, heads, T_base, D)  (L, 2, heads, T_1, D)  ...
 
-One tensor a segment: one allocation, one copy to another device, one run of bytes in a file. Joining the slab of a single
-segment copies nothing: a `DynamicCache` grows by concatenation and never writes into the tensors it was given, so any number of
-sessions may stand on one slab. What stands on several is laid side by side once, since attention wants K and V in one piece.
+One tensor per segment means one allocation, one copy to another device, and one contiguous range in a file.
+Joining a single slab copies nothing. A `DynamicCache` grows by concatenation and never writes into the
+tensors it was given, so any number of sessions may share one slab. Several slabs are copied side by side
+once, since attention needs K and V in one piece.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Slab:
-    """The KV of a segment and what it was computed from.
+    """The KV of a segment and the ids it was computed from.
 
-    ``kv``: (layers, 2, heads, T, D), keys then values; ``ids``: (T,) what the target was given; ``tokens``: (n,) the segment as
-    the archive has it; ``logits``: (V,) of the last id, None where they are not known; ``start``: ids before the segment.
+    ``kv``: (layers, 2, heads, T, D), keys then values. ``ids``: (T,) int32, given to the target. ``tokens``:
+    (n,) int32, the segment's tokens in the archive. ``logits``: (V,) of the last id, or None where they are
+    not known. ``start``: number of ids before the segment.
     """
 
     kv: torch.Tensor
@@ -43,12 +45,15 @@ class Slab:
 
     @property
     def size(self) -> int:
-        """Bytes, all parts counted."""
+        """Return the bytes of all parts."""
         tensors = [self.kv] if self.logits is None else [self.kv, self.logits]
         return sum(t.numel() * t.element_size() for t in tensors) + self.ids.nbytes + self.tokens.nbytes
 
     def to(self, device: torch.device, *, pin: bool = False) -> Slab:
-        """A copy in memory of its own; in page-locked host memory with ``pin``, which a GPU reads at the full rate of the bus."""
+        """Return a copy in memory of its own on a device.
+
+        With ``pin`` the copy is in page-locked host memory, which a GPU reads at the full rate of the bus.
+        """
         logits = None if self.logits is None else _copy(self.logits, device, pin)
         done = replace(self, kv=_copy(self.kv, device, pin), logits=logits)
         _wait(self.kv, done.kv)
@@ -56,9 +61,10 @@ class Slab:
 
 
 def cut(cache: DynamicCache, start: int, ids: Ids, tokens: Ids, logits: torch.Tensor | None = None) -> Slab:
-    """The slab of positions ``start`` to ``start + len(ids)`` of a cache, in memory of its own.
+    """Return the slab of positions ``start`` to ``start + len(ids)`` of a cache, in memory of its own.
 
-    Raises UsageError for a cache that cannot be cut (see `can_cut`), or ends before.
+    ``ids``: (T,) int32; ``tokens``: (n,) int32; ``logits``: (V,) of the last id, if known. Raises UsageError
+    for a cache that cannot be cut (see `can_cut`) or that ends earlier.
     """
     import torch
 
@@ -73,7 +79,10 @@ def cut(cache: DynamicCache, start: int, ids: Ids, tokens: Ids, logits: torch.Te
 
 
 def can_cut(cache: DynamicCache) -> bool:
-    """Whether all layers keep K and V of all tokens in one shape: no sliding windows, latents or states of linear attention."""
+    """Return whether all layers keep K and V of all tokens in one shape.
+
+    That excludes sliding windows, latents and states of linear attention.
+    """
     if not is_plain(cache) or not cache.get_seq_length():
         return False
     shapes = {t.shape for pair in pairs_of(cache) for t in pair}
@@ -81,9 +90,10 @@ def can_cut(cache: DynamicCache) -> bool:
 
 
 def join(slabs: Sequence[Slab], config: Any, device: torch.device) -> DynamicCache:
-    """A cache of all slabs in their order, on a device. Nothing is copied where one slab, already there, holds all.
+    """Return a cache on a device that holds all slabs in their order.
 
-    ``config``: of the target's model.
+    Nothing is copied where a single slab, already on the device, holds everything. ``config``: of the
+    target's model.
     """
     import torch
 
@@ -113,7 +123,7 @@ def _copy(tensor: torch.Tensor, device: torch.device, pin: bool) -> torch.Tensor
 
 
 def _wait(*tensors: torch.Tensor) -> None:
-    """Until copies between a GPU and host memory, which run beside the host, are done."""
+    """Wait for copies between a GPU and host memory, which run asynchronously to the host."""
     import torch
 
     on = {t.device for t in tensors}

@@ -1,4 +1,4 @@
-"""Lease: segments that someone uses now, and which therefore stay."""
+"""Lease: segments in use, which therefore stay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class Lease:
-    """The hot prefix of a path, from the root. Made by `HotStore.hold`; end it with `release`, or use it in a ``with``."""
+    """The hot prefix of a path, from the root.
+
+    `HotStore.hold` makes it. End it with `release`, or use it in a ``with``.
+    """
 
     def __init__(self, nodes: list[Node], release: Callable[[Node], None]) -> None:
         self._nodes = nodes
@@ -24,27 +27,27 @@ class Lease:
 
     @property
     def segments(self) -> list[bytes]:
-        """Ids of the segments held."""
+        """Return the ids of the segments held."""
         return [node.segment for node in self._nodes]
 
     @property
     def slabs(self) -> list[Slab]:
-        """Their KV, on the device where it had room."""
+        """Return their KV, on the device where it had room."""
         return [node.slab for node in self._nodes]
 
     @property
     def tiers(self) -> list[str]:
-        """Where each lies now."""
+        """Return the tier in which each segment is now."""
         return [node.tier for node in self._nodes]
 
     def keep(self, count: int) -> None:
-        """Let go of all but the first ``count``."""
+        """Release all but the first ``count`` segments."""
         for node in self._nodes[count:]:
             self._give_back(node)
         del self._nodes[count:]
 
     def release(self) -> None:
-        """Let go of all; a second time does nothing."""
+        """Release all segments. A second call does nothing."""
         self.keep(0)
 
     def __enter__(self) -> Self:

@@ -3,8 +3,9 @@
     host     | launch decoder | launch prefill ........ | ids, their proof |  wait
     device                    | decode     | prefill .........................|
 
-Without it the device waits while the host reads the ids, proves them and launches the first kernels of the prefill (about 1.5 ms of a thaw of 130, between two runs on two GPUs of a kind). What
-was computed counts once the archive has proved the ids, and is dropped if it cannot.
+Without it the device idles while the host reads and verifies the ids and launches the first kernels of the
+prefill. That takes about 1.5 ms of a thaw of 130 ms, measured between two runs on two GPUs of one kind. The
+result counts once the archive has verified the ids, and is dropped if it cannot verify them.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ Found = tuple["DynamicCache", "torch.Tensor"]
 
 
 class Ahead:
-    """Takes the place of a target's `prefill` for ``count`` ids on their way: to be told of them by `pltz.plt_codec.engines.queued`.
+    """A prefill of ``count`` ids still being decoded, in place of the target's `prefill`.
 
-    Whatever goes wrong here is no error of the thaw: it then prefills as ever.
+    `pltz.plt_codec.engines.queued` calls it when the ids are queued. A failure here is no error of the thaw,
+    which then prefills as usual.
     """
 
     def __init__(self, target: Target, count: int) -> None:
@@ -38,26 +40,31 @@ class Ahead:
 
     def __call__(self, queued: Queued) -> None:
         self._told += 1
-        self._found = None  # told twice: one of both was not what is wanted
+        self._found = None  # called twice: one of the two was for another stream
         if self._told > 1 or queued.tokens != self._count or queued.device != _name(self._target.device):
             return
         try:
             self._found = self._target.prefill_queued(self._ids(queued))
-        except Exception:  # noqa: BLE001 - of the model or of torch: if it is one, the thaw meets it again
+        except Exception:  # noqa: BLE001 - of the model or of torch: the thaw will meet a real error again
             self._found = None
 
     def found(self, count: int) -> Found | None:
-        """The cache and the logits of the last id, where the ids that were proved, ``count`` of them, are those that were run."""
+        """Return the cache and the logits of the last id, or None unless the prefill ran over the ``count``
+        verified ids.
+        """
         return self._found if self._told == 1 and count == self._count else None
 
     def decode_ms(self) -> float | None:
-        """Milliseconds from the making of this until the ids were there, once the device is done; None on a CPU."""
+        """Return the milliseconds from construction until the ids were decoded; None on a CPU.
+
+        Call it once the device is done.
+        """
         if self._begun is None or self._decoded is None:
             return None
         return float(self._begun.elapsed_time(self._decoded))
 
     def _mark(self, stream: torch.cuda.Stream | None = None) -> torch.cuda.Event | None:
-        """An event in a stream (None: the current one of the target's device)."""
+        """Record an event in a stream (None: the current one of the target's device)."""
         import torch
 
         if self._target.device.type != "cuda":
@@ -67,7 +74,9 @@ class Ahead:
         return event
 
     def _ids(self, queued: Queued) -> torch.Tensor:
-        """The ids, (count,), int64, in the target's own stream; what a damaged stream would give is brought within its vocabulary."""
+        """Return the ids, (count,) int64, in the target's own stream, clamped to its vocabulary in case of
+        damage.
+        """
         import torch
 
         device = self._target.device
@@ -81,12 +90,12 @@ class Ahead:
         assert self._decoded is not None
         ours.wait_event(self._decoded)
         ids = torch.as_tensor(_Memory(queued), device=device).to(torch.int64)
-        theirs.wait_event(ours.record_event())  # the memory is not used again before it was read
+        theirs.wait_event(ours.record_event())  # the memory is not reused before it was read
         return ids.clamp_(0, self._target.vocab_size - 1)
 
 
 class _Memory:
-    """Memory of a GPU as torch and others take it."""
+    """GPU memory behind the interface that torch and other libraries accept."""
 
     def __init__(self, queued: Queued) -> None:
         self.__cuda_array_interface__: dict[str, Any] = {

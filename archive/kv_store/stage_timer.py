@@ -1,4 +1,4 @@
-"""Laps: how long each stage of a thaw took, in milliseconds, with a GPU's work counted in the stage that asked for it."""
+"""Durations of the stages of a thaw, in milliseconds. GPU work counts in the stage that launched it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Laps:
-    """Times the stages of a batch, one after the other."""
+    """A timer for the stages of a batch, which follow one another."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -18,7 +18,9 @@ class Laps:
         self._laps: dict[str, float] = {}
 
     def end(self, stage: str, *, wait: bool = True) -> None:
-        """A stage is over, on the device too; without ``wait``, on the host alone."""
+        """End a stage. Waits until the device has finished it, too; without ``wait``, only the host's time
+        counts.
+        """
         if wait and self._device.type == "cuda":
             import torch
 
@@ -28,13 +30,19 @@ class Laps:
         self._last = now
 
     def split(self, first: str, second: str, first_ms: float) -> None:
-        """Two stages that ran one into the other: the first took so long, the second the rest of both."""
+        """Divide the time of two overlapping stages: ``first_ms`` for the first, the rest of both for the
+        second.
+        """
         both = self._laps[first] + self._laps[second]
         self._laps[first] = min(first_ms, both)
         self._laps[second] = both - self._laps[first]
 
     def since(self, asked: float, boarded: float) -> dict[str, float]:
-        """Milliseconds by stage, for who asked at ``asked`` and whose version was known at ``boarded``; ``total`` is their sum."""
+        """Return milliseconds by stage for one session; ``total`` is their sum.
+
+        ``asked``: when the session was asked for. ``boarded``: when its version was known. Both are in
+        seconds of the performance counter.
+        """
         laps = dict(self._laps)
         stages = {
             "read": 1e3 * (boarded - asked) + laps.pop("read"),

@@ -1,4 +1,4 @@
-"""Counts of a hot store: what it holds in each tier, and what became of what was asked of it and given to it."""
+"""Statistics of a hot store: the contents of each tier, and counts of hits, misses, moves and evictions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Tier:
-    """A place for slabs. ``budget``, ``used``: bytes; ``segments``: how many lie there; ``hits``: found there when asked for."""
+    """A place for slabs.
+
+    ``budget``, ``used``: bytes. ``segments``: number of slabs stored here. ``hits``: requests answered from
+    here.
+    """
 
     budget: int
     used: int = 0
@@ -16,27 +20,27 @@ class Tier:
 
     @property
     def free(self) -> int:
-        """Bytes."""
+        """Return the bytes of the budget that are not used."""
         return self.budget - self.used
 
     def enter(self, size: int) -> None:
-        """One slab more."""
+        """Count one more slab of ``size`` bytes."""
         self.used += size
         self.segments += 1
 
     def leave(self, size: int) -> None:
-        """One slab less."""
+        """Count one slab of ``size`` bytes less."""
         self.used -= size
         self.segments -= 1
 
 
 @dataclass
 class Stats:
-    """``device``, ``host``, ``disk``: the tiers; the rest counts since the store was made.
+    """The tiers of a store (``device``, ``host``, ``disk``) and counts since the store was made.
 
-    ``hit_tokens``: ids whose KV was found; ``misses``: segments that were not; ``inserted``: new slabs that were kept; ``refused``: for
-    which there was no room; ``promoted``, ``demoted``: moved up, moved down; ``dropped``: evicted for good; ``damaged``: files
-    that were not what they should be.
+    ``hit_tokens``: ids whose KV was found. ``misses``: segments that were not found. ``inserted``: new slabs
+    that were kept. ``refused``: new slabs for which there was no room. ``promoted``, ``demoted``: slabs moved
+    up or down. ``dropped``: slabs evicted for good. ``damaged``: files that failed a check.
     """
 
     device: Tier

@@ -1,21 +1,23 @@
-"""HotStore: a trie of segments with the KV of targets, each once, whatever the number of sessions that stand on it.
+"""HotStore: a trie of segments with the KV of targets, each stored once for any number of sessions.
 
-    device    slabs in the memory of the target's device      pinned bases, what is in use, what will be
-    host      slabs in page-locked host memory                 (budget 0 where the target computes on the CPU)
-    disk      memory-mapped files (`disk_tier.py`)                  shared with other processes
+    device    slabs in the memory of the target's device    pinned bases, segments in use or soon to be used
+    host      slabs in page-locked host memory              (budget 0 where the target computes on the CPU)
+    disk      memory-mapped files (`disk_tier.py`)          shared with other processes
 
     with store.hold(space, path) as lease:                     # the longest prefix of the path that is hot
         cache = join(lease.slabs, ...)                         # nothing of it is evicted until the lease ends
     store.insert(space, segment, parent, slab, born)
 
-* A node is named by space (target fingerprint and dtype) and segment id, which fixes its whole tower. It lies in one tier of memory at a
-  time; a file may lie below it, too.
-* The bytes of a tier never exceed its budget: room is made before anything enters. What has to go is what has the lowest priority
-  (`eviction_policy.py`), is neither leased nor pinned, and ranks below what comes; if that is not enough, what comes goes one tier down, and at
-  last is refused. A segment evicted from the device goes to the host, from there to disk, from there away.
-* Promotion is by use: a held segment moves to the device if there is room under the same rule. `promote` fills room that became
-  free with the best of the host tier.
-* Thread-safe: one lock over the bookkeeping; copies and files are done outside of it, on nodes marked as moving.
+* A node is named by space (target fingerprint and dtype) and segment id, which fixes its whole tower. It is
+  in one tier of memory at a time; a file may exist below it, too.
+* The bytes of a tier never exceed its budget: room is made before a slab enters. The victim has the lowest
+  priority (`eviction_policy.py`), is neither leased nor pinned, and ranks below the newcomer. If that frees
+  too little, the newcomer goes one tier down, and is refused at last. A segment evicted from the device goes
+  to the host, then to disk, then away.
+* Promotion is by use: a held segment moves to the device if there is room under the same rule. `promote`
+  fills free room with the best of the host tier.
+* Thread-safe: one lock protects the bookkeeping. Copies and files are handled outside of it, on nodes marked
+  as moving.
 """
 
 from __future__ import annotations
@@ -44,17 +46,22 @@ if TYPE_CHECKING:
     import torch
 
 DEVICE, HOST, DISK = "device", "host", "disk"
-PIN_SHARE = 0.5  # of the device's budget that pinned segments may take
+PIN_SHARE = 0.5  # largest share of the device's budget for pinned segments
 
 
 def space_of(fingerprint: bytes, dtype: str) -> bytes:
-    """16 bytes: what a KV belongs to beside its segment. ``fingerprint``: of the target; ``dtype``: as torch writes it."""
+    """Return the 16 bytes that name a target's KV.
+
+    ``fingerprint``: of the target. ``dtype``: as torch writes it.
+    """
     return digest(b"pltz hot", fingerprint, dtype.encode())
 
 
 @dataclass(eq=False)
 class Node:
-    """A segment in memory, or mapped while it is leased. ``parent``: segment id; times in seconds since 1970."""
+    """A segment in memory, or mapped while it is leased. ``parent``: a segment id. Times are in seconds since
+    1970.
+    """
 
     space: bytes
     segment: bytes
@@ -65,7 +72,7 @@ class Node:
     used: float
     leases: int = 0
     moving: bool = False
-    gone: bool = False  # discarded while it was in use: leaves when it is not
+    gone: bool = False  # discarded while in use: removed at the end of the last lease
 
     @property
     def key(self) -> bytes:
@@ -74,21 +81,21 @@ class Node:
 
 @dataclass(eq=False)
 class Watch:
-    """What is being read or taken in. ``gone``: it was discarded since that began, so it is not kept."""
+    """A segment being read or taken in. ``gone``: it was discarded since that began, so it is not kept."""
 
     gone: bool = False
 
 
 class HotStore:
-    """See the head of this file.
+    """A store of KV in three tiers (see the top of this file).
 
     Args:
-        device_bytes, host_bytes, disk_bytes: budgets.
+        device_bytes, host_bytes, disk_bytes: budgets of the tiers.
         folder: of the disk tier; needed where ``disk_bytes`` is given.
-        device: where the target computes, and slabs of the device tier lie.
-        clock: seconds since 1970.
+        device: where the target computes, and where slabs of the device tier are.
+        clock: returns seconds since 1970.
 
-    Raises UsageError where a budget is below zero, or one of folder and its budget is missing.
+    Raises UsageError where a budget is below zero, or where only one of folder and its budget is given.
     """
 
     def __init__(
@@ -122,15 +129,16 @@ class HotStore:
     # ---- looking up
 
     def parent(self, space: bytes, segment: bytes) -> bytes | None:
-        """The id above a segment that is in memory; None where it is not."""
+        """Return the id above a segment that is in memory, or None where it is not."""
         with self._lock:
             node = self._nodes.get(space + segment)
             return None if node is None else node.parent
 
     def hold(self, space: bytes, path: Sequence[bytes], born: float | None = None) -> Lease:
-        """Lease the longest prefix of a path that is here, warm files included, and move it towards the device.
+        """Lease the longest stored prefix of a path, warm files included, and move it towards the device.
 
-        ``path``: segment ids from the root; ``born``: when the session began that asks, seconds since 1970.
+        ``path``: segment ids from the root. ``born``: when the requesting session began, in seconds since
+        1970.
         """
         nodes: list[Node] = []
         above = NONE
@@ -147,7 +155,7 @@ class HotStore:
         return Lease(nodes, self._release)
 
     def _take(self, space: bytes, segment: bytes, above: bytes, born: float | None) -> Node | None:
-        """One segment, leased. None where it is not here, or stands on another parent."""
+        """Lease one segment. Returns None where it is not stored or has another parent."""
         with self._lock:
             node = self._nodes.get(space + segment)
         if node is None and self.warm is not None:
@@ -162,7 +170,7 @@ class HotStore:
             return self._leased(space + segment, above, born)
 
     def _leased(self, key: bytes, above: bytes, born: float | None) -> Node | None:
-        """A segment in memory, leased, or None as `_take`. Lock held."""
+        """Lease a segment that is in memory, or return None as `_take` does. Lock held."""
         node = self._nodes.get(key)
         if node is None or node.parent != above:
             self._forget_if_unused(node)
@@ -180,7 +188,7 @@ class HotStore:
             self._forget_if_unused(node)
 
     def _forget_if_unused(self, node: Node | None) -> None:
-        """Let go of a mapped file, or of what was discarded, once nobody has it. Lock held."""
+        """Release a mapped file, or a discarded segment, once it is unused. Lock held."""
         if node is None or node.leases or node.moving:
             return
         if node.gone or node.tier == DISK:
@@ -195,9 +203,11 @@ class HotStore:
     def insert(
         self, space: bytes, segment: bytes, parent: bytes, slab: Slab, born: float | None = None
     ) -> bool:
-        """Keep a segment in the highest tier that has room for it; False where none has. One that is here stays as it is.
+        """Keep a segment in the highest tier that has room. Returns False where none has. A stored one stays
+        unchanged.
 
-        A slab of other ids under the same name takes the old one's place, unless that is in use. What is discarded meanwhile is not kept.
+        A slab of other ids under the same name replaces the old one, unless that is in use. A segment
+        discarded during the insertion is not kept.
         """
         now = self._clock()
         node = Node(space, segment, parent, slab, DISK, now if born is None else min(born, now), now)
@@ -237,7 +247,7 @@ class HotStore:
         return kept
 
     def _replaces(self, node: Node) -> bool:
-        """Whether a node is new, or another than the one here, which then is discarded. Lock held."""
+        """Return whether a node is new or differs from the stored one, which is then discarded. Lock held."""
         known = self._nodes.get(node.key)
         if known is None:
             return True
@@ -249,7 +259,7 @@ class HotStore:
         return True
 
     def _on(self, tier: str, slab: Slab) -> Slab | None:
-        """The slab in the memory of a tier; None where the machine has less than the budget says."""
+        """Return the slab in the memory of a tier; None where the machine has less than the budget says."""
         import torch
 
         to = self.device if tier == DEVICE else torch.device("cpu")
@@ -261,7 +271,7 @@ class HotStore:
             return None
 
     def _write(self, node: Node, watch: Watch | None = None) -> bool:
-        """A node's file, unless it is discarded meanwhile. Lock not held."""
+        """Write a node's file, unless it is discarded during the write. Lock not held."""
         if self.warm is None:
             return False
         warm = Warm(node.slab, node.parent, node.born)
@@ -272,7 +282,7 @@ class HotStore:
         return self.warm.write(node.space, node.segment, warm, self._in_use(), wanted)
 
     def _in_use(self) -> Callable[[Path], bool]:
-        """Which files must stay: of what is leased or pinned here."""
+        """Return a test for files that must stay: those of segments leased or pinned here."""
         with self._lock:
             keys = {n.key for n in self._nodes.values() if n.leases} | set(self._pins)
         assert self.warm is not None
@@ -285,7 +295,7 @@ class HotStore:
         return priority(self._clock(), node.used, node.born)
 
     def _reserve(self, tier: str, size: int, rank: Priority) -> bool:
-        """Take room in a tier, evicting what ranks lower. Lock held; let go of while slabs move."""
+        """Reserve room in a tier, evicting lower ranks. Lock held, but released while slabs move."""
         here = self._tiers[tier]
         while here.free < size:
             victims = [n for n in self._nodes.values() if self._may_leave(n, tier, rank)]
@@ -300,7 +310,9 @@ class HotStore:
         return idle and node.tier == tier and self._rank(node) < rank
 
     def _demote(self, node: Node) -> None:
-        """Move a node one tier down, or away. Where it is leased meanwhile, it stays. Lock held, let go of while it moves."""
+        """Move a node one tier down, or away. If it is leased during the move, it stays. Lock held, but
+        released for the move.
+        """
         node.moving = True
         size = node.slab.size
         lower, moved, kept = DISK, None, False
@@ -336,7 +348,7 @@ class HotStore:
                 if not self._reserve(tier, size, self._rank(node)):
                     continue
                 still = self._nodes.get(node.key) is node and not node.moving
-                if not still or node.tier in (tier, DEVICE):  # it moved while others were evicted
+                if not still or node.tier in (tier, DEVICE):  # it moved during the evictions
                     self._tiers[tier].leave(size)
                     return
                 node.moving = True
@@ -354,7 +366,9 @@ class HotStore:
                 return
 
     def promote(self) -> int:
-        """Fill free room on the device with the best of the host tier, evicting nothing. Returns how many segments moved."""
+        """Fill free room on the device with the best of the host tier, evicting nothing. Returns the number
+        of segments moved.
+        """
         with self._lock:
             found = sorted((n for n in self._nodes.values() if n.tier == HOST), key=self._rank, reverse=True)
         moved = 0
@@ -368,7 +382,7 @@ class HotStore:
 
     @contextmanager
     def _unlocked(self) -> Iterator[None]:
-        """Let others in while bytes move."""
+        """Release the lock while bytes move."""
         self._lock.release()
         try:
             yield
@@ -377,7 +391,7 @@ class HotStore:
 
     @contextmanager
     def _watching(self, key: bytes) -> Iterator[Watch]:
-        """Hear of a discard while a segment is read or taken in. Lock not held."""
+        """Learn of a discard while a segment is read or taken in. Lock not held."""
         watch = Watch()
         with self._lock:
             self._watches.setdefault(key, []).append(watch)
@@ -390,12 +404,13 @@ class HotStore:
                 if not left:
                     del self._watches[key]
 
-    # ---- pinning and letting go
+    # ---- pinning and discarding
 
     def pin(self, space: bytes, path: Sequence[bytes]) -> bool:
-        """Keep all segments of a path, from the root, in memory until `unpin`: shared bases.
+        """Keep all segments of a path, from the root, in memory until `unpin`. For shared bases.
 
-        False, and nothing pinned, where one is not in memory or pinned segments would take more than PIN_SHARE of the device's budget.
+        Returns False, with nothing pinned, where one is not in memory. The same holds where pinned segments
+        would exceed PIN_SHARE of the device's budget.
         """
         keys = [space + segment for segment in path]
         with self._lock:
@@ -414,8 +429,11 @@ class HotStore:
             self._pins = +self._pins
 
     def discard(self, space: bytes, segment: bytes) -> None:
-        """Forget a segment in every tier: what holds it keeps it, nobody finds it again, neither where it is just being read or taken in by
-        others, nor by other processes that share the folder. For what was erased. Raises StoreError where its file cannot be removed."""
+        """Forget a segment in every tier, for an erasure. Raises StoreError where its file cannot be removed.
+
+        Holders of a lease keep it, but it is not found again. That also covers threads that are just reading
+        it or taking it in, and other processes that share the folder.
+        """
         with self._lock:
             node = self._nodes.get(space + segment)
             self._pins.pop(space + segment, None)
@@ -427,13 +445,13 @@ class HotStore:
             self.warm.discard(space, segment)
 
     def _discard(self, node: Node) -> None:
-        """Lock held."""
+        """Remove a node from the trie. Lock held."""
         node.gone = True
         del self._nodes[node.key]
         self._forget_if_unused(node)
 
     def clear(self) -> None:
-        """Forget everything, the files of other processes that share the folder too."""
+        """Forget everything, including the files of other processes that share the folder."""
         with self._lock:
             self._pins.clear()
             for watch in itertools.chain(*self._watches.values()):
@@ -444,7 +462,10 @@ class HotStore:
             self.warm.clear()
 
     def stats(self) -> Stats:
-        """A copy of the counts as they are now. The disk tier's bytes and segments are those of the folder, whoever wrote them."""
+        """Return a copy of the counts as they are now.
+
+        The disk tier's bytes and segments are those of the whole folder, of all processes.
+        """
         with self._lock:
             found = copy.deepcopy(self._stats)
         if self.warm is not None:

@@ -1,12 +1,15 @@
-"""What a target sees of a tower: the ids it is prefilled with, and which of them stand for which segment.
+"""The ids with which a target is prefilled for a tower, and the segment each of them belongs to.
 
-    tokens    |<|system|> You are ... | <|user|> Hi <|assistant|> Hello | <|meta|> {...} |
-    ids        0 ............... 70     70 ................... 75         75 .. 75            one tokenizer: the tokens themselves
-    ids        0 .. 0                   0 .................... 0          0 .............. 81  another: rendered, all with the last
+    tokens   |<|system|> You are ... | <|user|> Hi <|assistant|> Hello | <|meta|> {...} |
+    ids       0 ............... 70     70 ................... 75         75 .. 75      same tokenizer
+    ids       0 .. 0                   0 .................... 0          0 ... 81      another tokenizer
 
-With another tokenizer the ids are those of the rendered chat, which no cut of the archive's tokens is a cut of; so all of
-them belong to the last segment, and are shared by who shares the whole session. Sessions that were archived as the ids a target saw
-(`bridged.BridgedCodec`) are their own ids again, segment by segment.
+With the same tokenizer the ids are the tokens themselves.
+
+With another tokenizer the ids are those of the rendered chat. No cut of them matches a cut of the archive's
+tokens. So all ids belong to the last segment, and are shared only by sessions that share the whole tower.
+Sessions archived as the ids a target saw (`bridged.BridgedCodec`) map to the same ids again, segment by
+segment.
 """
 
 from __future__ import annotations
@@ -36,18 +39,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """``ids``: (T,) int32, those of the target; ``cuts``: where each segment's begin and the last one's end, (segments + 1,)."""
+    """The ids of a tower for one target.
+
+    ``ids``: (T,) int32, of the target's tokenizer. ``cuts``: (segments + 1,), where the ids of each segment
+    begin, and where those of the last one end.
+    """
 
     ids: NDArray[np.int32]
     cuts: list[int]
 
     def of(self, segment: int) -> NDArray[np.int32]:
-        """The ids of one segment, by its number in the tower."""
+        """Return the ids of one segment, (n,) int32. ``segment``: its number in the tower."""
         return self.ids[self.cuts[segment] : self.cuts[segment + 1]]
 
 
 class Eyes:
-    """How one target sees the sessions of one archive."""
+    """The mapping of one archive's sessions to the ids of one target."""
 
     def __init__(self, cold: SessionArchive, target: Target) -> None:
         self._cold, self._target = cold, target
@@ -56,14 +63,16 @@ class Eyes:
         self._own = {self._bridge.fingerprint} | ({cold.tokenizer.fingerprint} if self._same else set())
 
     def prepare(self, version: Version) -> None:
-        """Let the archive decode a version that holds the target's own ids, of another tokenizer than the bundle's."""
+        """Let the archive decode a version that holds the target's own ids when the bundle has another
+        tokenizer.
+        """
         codecs, wanted = self._cold.archive.codecs, self._bridge.fingerprint
         if self._same or version.tokenizer != wanted or wanted in [codec.tokenizer for codec in codecs]:
             return
         codecs.append(BridgedCodec(self._cold.bundle, self._bridge, device=self._target.device.type))
 
     def as_they_are(self, version: Version) -> bool:
-        """Whether `see` gives the archive's tokens themselves, all of them."""
+        """Return whether `see` gives the archive's tokens themselves, all of them."""
         return (
             KINDS[version.kind] == "ids"
             and version.tokenizer in self._own
@@ -71,7 +80,10 @@ class Eyes:
         )
 
     def see(self, tower: Tower) -> Seen:
-        """The ids that stand for a tower. Raises TokenizerMismatch for ids of another tokenizer; ContentError, BundleMismatch, CorruptError."""
+        """Return the ids that stand for a tower.
+
+        Raises TokenizerMismatch for ids of another tokenizer, ContentError, BundleMismatch and CorruptError.
+        """
         kind, tokenizer = KINDS[tower.version.kind], tower.version.tokenizer
         ends = list(itertools.accumulate((len(tokens) for _, tokens in tower.segments), initial=0))
         if tokenizer in self._own and tokenizer != BytesCodec.tokenizer:

@@ -1,25 +1,30 @@
-"""Thawer: cold sessions into caches of the target that serves them, what is hot not done again.
+"""Thawer: turns archived sessions into caches of the serving target, without repeating work that is hot.
 
     version --path--> segment ids --hold--> | hot | missing ...
-                                                    read, decode, prove          all sessions of a batch side by side
+                                                    read, decode, verify      sessions side by side
                                             | KV  | ids
-                                                    prefill over the hot KV      many sessions in one pass
-                                            | KV of the whole tower |            every new segment goes into the store
+                                                    prefill over the hot KV   many sessions in one pass
+                                            | KV of the whole tower |         every new segment goes into the store
 
     thawer = Thawer(cold, target, HotStore(device_bytes=20 << 30))
     thawed = thawer.thaw("support/7", tenant="acme")             # cache, ids, logits: continue from here
     many = thawer.thaw_many([Wanted("a"), Wanted("b")])          # Thawed or the error of each
 
-* Any thread may call at any time. Calls that come while a batch is under way wait and go together in the next: their lanes are decoded
-  side by side and their prefills padded into one pass. Two calls for one version are one piece of work, whenever they come.
-* What several sessions of a batch share and the store does not have is decoded once and prefilled once, first.
-* A KV is served only under the ids it was computed from: the ids of every hot segment are compared with those that the tower gives.
-* A sealed archive is decoded every time, hot or not, so that what was erased is refused at once; and it is not thawed over
-  files (`FORMAT.md`). In an archive in the clear a hot tower is not read again.
-* A target whose layers keep windows, latents or states is thawed all the same; nothing of it is kept hot.
-* One session of one segment that was archived as the target's own ids is prefilled by work that stands behind its decoder in the GPU's queue (`queued_prefill.py`).
-* Stages are timed in milliseconds (`stage_timer.py`): ``read`` (which version and segments, from the archive's catalogue and records), ``wait`` (for a
-  batch under way), ``lookup`` (hot store and warm files, with the way to the device), ``decode``, ``prefill``, ``insert``, ``total``.
+* Any thread may call at any time. Calls that arrive during a batch wait and run together in the next one.
+  Their lanes are decoded side by side and their prefills padded into one pass. Two calls for one version are
+  one piece of work, whenever they come.
+* Segments that several sessions of a batch share, and that the store lacks, are decoded once and prefilled
+  once, first.
+* KV is served only under the ids it was computed from: the ids of every hot segment are compared with the
+  tower's.
+* A sealed archive is decoded every time, hot or not, so that an erased session is refused at once. It is not
+  thawed over files (`FORMAT.md`). In an archive in the clear, a hot tower is not read again.
+* A target whose layers keep windows, latents or states is thawed too, but none of its KV is kept hot.
+* A session of one segment, archived as the target's own ids, is prefilled by work queued behind its decoder
+  on the GPU (`queued_prefill.py`).
+* Stages are timed in milliseconds (`stage_timer.py`): ``read`` (find version and segments in the archive's
+  catalogue and records), ``wait`` (for a batch under way), ``lookup`` (hot store and warm files, including
+  the copy to the device), ``decode``, ``prefill``, ``insert``, ``total``.
 """
 
 from __future__ import annotations
@@ -59,9 +64,9 @@ if TYPE_CHECKING:
     from pltz.archive.sessions import SessionArchive
     from pltz.models.target.target import Target
 
-TOGETHER = 8192  # padded tokens of one pass of several sessions
-WASTE = 0.25  # of them that may be padding
-PAST = 4  # times as many tokens of padded past, at most
+TOGETHER = 8192  # padded tokens of one pass over several sessions
+WASTE = 0.25  # largest share of them that may be padding
+PAST = 4  # limit of padded past, as a multiple of TOGETHER
 BATCH = 256  # sessions of one batch
 
 
@@ -75,10 +80,12 @@ class Wanted(NamedTuple):
 
 @dataclass(eq=False)
 class _Flight:
-    """One version being thawed, for all who asked for it.
+    """One version being thawed, for all callers that asked for it.
 
-    ``asked``, ``boarded``: when the first one called, and when its version was known (seconds of the performance counter); ``shared``: segments of
-    its base that tenants share; ``hot``: segments found hot; ``at``: segments done; ``cache``, ``logits``: their KV, and logits of their last id where they are known.
+    ``asked``, ``boarded``: when the first caller asked, and when the version was known, in seconds of the
+    performance counter. ``shared``: number of base segments that tenants share. ``hot``: number of segments
+    found hot. ``at``: number of segments done. ``cache``: KV of the segments done. ``logits``: of their last
+    id, where known.
     """
 
     version: Version
@@ -99,32 +106,35 @@ class _Flight:
     logits: torch.Tensor | None = None
 
     def end(self, answer: Thawed | PltzError) -> None:
-        """What all who wait get; the first one counts."""
+        """Set the answer for all callers. Only the first answer counts."""
         if self.answer is None:
             self.answer = answer
 
     @property
     def new(self) -> int:
-        """Ids of the run under way."""
+        """Return the number of ids in the current run."""
         return self.seen.cuts[self.end_of_run] - self.seen.cuts[self.at]
 
     @property
     def needs_pass(self) -> bool:
-        """Whether there are ids to run, or the last one's logits to be had."""
+        """Return whether there are ids to run, or the last one's logits to compute."""
         return self.new > 0 or (self.end_of_run == len(self.path) and self.logits is None)
 
     @property
     def prefix(self) -> bytes:
-        """What a KV up to the end of the run depends on: flights in which this is equal do it once."""
+        """Return a key for everything that the KV up to the end of the run depends on.
+
+        Flights with equal keys compute it once.
+        """
         return self.path[self.end_of_run - 1] + self.seen.ids[: self.seen.cuts[self.end_of_run]].tobytes()
 
     @property
     def row(self) -> tuple[NDArray[np.int32], DynamicCache | None]:
-        """Ids up to the end of the run, and the KV of the first of them."""
+        """Return the ids up to the end of the run, (T,) int32, and the KV of the first of them."""
         return self.seen.ids[: self.seen.cuts[self.end_of_run]], self.cache
 
     def follow(self, other: _Flight) -> None:
-        """Take what another flight did for the same prefix."""
+        """Adopt the result of another flight for the same prefix."""
         self.cache = None if other.cache is None else share(other.cache)
         self.logits = other.logits
         if isinstance(other.answer, PltzError):
@@ -132,14 +142,15 @@ class _Flight:
 
 
 class Thawer:
-    """See the head of this file.
+    """A thawer of one archive for one target (see the top of this file).
 
     Args:
-        cold: the archive, ``SessionArchive(tokens.archive, [tokens.bundle])`` for one of token ids; while the thawer is in use, no other thread uses it.
+        cold: the archive; for one of token ids, ``SessionArchive(tokens.archive, [tokens.bundle])``.
+            No other thread may use it while the thawer is in use.
         target: the model that serves.
-        hot: where KV is looked for and kept; None: nowhere.
-        any_target: take sessions that were frozen for another target.
-        chunk: prefill at most so many tokens of one session at a time.
+        hot: the store in which KV is looked up and kept; None for none.
+        any_target: also accept sessions that were frozen for another target.
+        chunk: prefill at most this number of tokens of one session at a time.
         together: most padded tokens of a pass that several sessions share.
 
     Raises UsageError for a sealed archive with a store that has a warm folder.
@@ -171,10 +182,11 @@ class Thawer:
         self._waiting: list[_Flight] = []
 
     def thaw(self, name: str, tenant: str = "default", number: int | None = None) -> Thawed:
-        """Make a session hot.
+        """Make a session hot and return its cache, ids and logits.
 
-        Raises NotFound; LostError where it is damaged; TargetMismatch where it was frozen for other weights; ContentError where the
-        target cannot take its ids; TokenizerMismatch for ids of another tokenizer; BundleMismatch; ModelError, UsageError.
+        Raises NotFound; LostError where it is damaged; TargetMismatch where it was frozen for other weights;
+        ContentError where the target cannot take its ids; TokenizerMismatch for ids of another tokenizer;
+        BundleMismatch, ModelError and UsageError.
         """
         answer = self.thaw_many([Wanted(name, tenant, number)])[0]
         if isinstance(answer, PltzError):
@@ -182,16 +194,20 @@ class Thawer:
         return answer
 
     def token_ids(self, name: str, tenant: str = "default", number: int | None = None) -> NDArray[np.int32]:
-        """The ids that `thaw` would prefill, (T,): for an engine that keeps its own KV. Errors are those of `thaw`."""
+        """Return the ids that `thaw` would prefill, (T,) int32, for an engine that keeps its own KV.
+
+        Raises the errors of `thaw`.
+        """
         with self._reading:
             version = self.cold.archive.version(name, tenant, number)
             self._eyes.prepare(version)
             return self._eyes.see(self.cold.archive.tower(version)).ids
 
     def thaw_many(self, wanted: Sequence[Wanted]) -> list[Thawed | PltzError]:
-        """Make sessions hot; for each what `thaw` returns or raises. All their KV is on the device at once when this returns.
+        """Make sessions hot. Returns for each one the result of `thaw`, or the error it would raise.
 
-        The stages' times are those of the batch that a session was in.
+        All their KV is on the device at once when this returns. The stages' times are those of the session's
+        batch.
         """
         boarded = [self._board(one) for one in wanted]
         return [one if isinstance(one, PltzError) else self._answer(one) for one in boarded]
@@ -199,7 +215,7 @@ class Thawer:
     # ---- flights
 
     def _board(self, wanted: Wanted) -> _Flight | PltzError:
-        """The flight of a version: one that is under way, or a new one that waits."""
+        """Return the flight of a version: one under way, or a new one that waits."""
         asked = time.perf_counter()
         try:
             with self._reading:
@@ -215,19 +231,20 @@ class Thawer:
             return flight
 
     def _answer(self, flight: _Flight) -> Thawed | PltzError:
-        """Work, or wait for who works, until a flight is done; a cache of the caller's own."""
+        """Work, or wait for the thread that works, until a flight is done. Returns a cache of the caller's
+        own.
+        """
         while not flight.done.is_set():
             with self._working:
-                if (
-                    not flight.done.is_set()
-                ):  # by who worked meanwhile; those who wait now work for themselves
+                # The previous worker may have done it. Threads that wait now work for themselves.
+                if not flight.done.is_set():
                     self._work()
         answer = flight.answer
         assert answer is not None
         return answer if isinstance(answer, PltzError) else replace(answer, cache=share(answer.cache))
 
     def _work(self) -> None:
-        """Thaw the next batch of flights that wait, if there are any."""
+        """Thaw the next batch of waiting flights, if any."""
         with self._lock:
             batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
         if not batch:
@@ -269,7 +286,7 @@ class Thawer:
             flight.end(Thawed(flight.cache, flight.seen.ids.astype(np.int64), flight.logits, stages))
 
     def _each(self, batch: list[_Flight], step: Callable[[_Flight], None]) -> None:
-        """A step of all flights that have no error yet; an error is of its flight alone."""
+        """Apply a step to all flights without an error. An error affects its own flight only."""
         for flight in _alive(batch):
             try:
                 step(flight)
@@ -279,7 +296,9 @@ class Thawer:
     # ---- steps
 
     def _find_path(self, flight: _Flight) -> None:
-        """The segments of a tower from the root: from hot nodes where there are some, else from the archive's records."""
+        """Find the segments of a tower from the root: from hot nodes where possible, else from the archive's
+        records.
+        """
         self._eyes.prepare(flight.version)
         frozen_for = flight.version.target if any(flight.version.target) else None
         if frozen_for is not None:
@@ -299,7 +318,10 @@ class Thawer:
             flight.lease = self.hot.hold(self._space, flight.path, flight.born)
 
     def _ahead(self, batch: list[_Flight]) -> Ahead | None:
-        """What prefills the one flight there is while it is decoded: one segment, of which nothing is hot, whose tokens are the target's ids."""
+        """Return the queued prefill for the batch's only flight, or None.
+
+        It needs one segment, of which nothing is hot, whose tokens are the target's ids.
+        """
         if len(batch) != 1 or len(batch[0].path) != 1 or len(batch[0].lease):
             return None
         flight = batch[0]
@@ -312,7 +334,7 @@ class Thawer:
         return None
 
     def _take(self, ahead: Ahead, batch: list[_Flight]) -> bool:
-        """Whether what was prefilled ahead is what the one flight needs; it has it then."""
+        """Give the queued prefill to the only flight. Returns False if it does not match the flight's ids."""
         found = ahead.found(len(batch[0].seen.ids)) if batch else None
         if found is None:
             return False
@@ -322,7 +344,9 @@ class Thawer:
         return True
 
     def _decode(self, batch: list[_Flight]) -> None:
-        """Towers of all flights, what is hot not decoded; where one is lost, one by one, to know which."""
+        """Decode the towers of all flights, except hot segments. If one is lost, decode one by one to learn
+        which.
+        """
         try:
             towers = self.cold.archive.towers([f.version for f in batch], self._known(batch))
         except PltzError as exc:
@@ -336,13 +360,13 @@ class Thawer:
             flight.tower = tower
 
     def _find_base(self, flight: _Flight) -> None:
-        """Which segments are shared by tenants; those of a hot one were pinned when they came."""
+        """Count the segments that tenants share. Those of a hot flight were pinned when they came."""
         assert flight.tower is not None
         if self.hot is not None and not len(flight.lease):
             flight.shared, _ = base_of(self.cold.archive, flight.tower)
 
     def _known(self, batch: list[_Flight]) -> dict[bytes, Known]:
-        """What the hot segments of a batch stand for in the archive."""
+        """Return the archive's tokens for the hot segments of a batch."""
         known: dict[bytes, Known] = {}
         for flight in () if self._sealed else batch:
             above = NONE
@@ -352,7 +376,7 @@ class Thawer:
         return known
 
     def _see(self, flight: _Flight) -> None:
-        """The target's ids; and how many hot segments were computed from just these."""
+        """Find the target's ids, and count the hot segments that were computed from exactly these."""
         assert flight.tower is not None
         flight.seen = self._eyes.see(flight.tower)
         self.target.check_ids(flight.seen.ids)
@@ -368,7 +392,7 @@ class Thawer:
             flight.logits = slabs[-1].logits.to(self.target.device)
 
     def _joined(self, slabs: list[Slab]) -> DynamicCache:
-        """Raises ModelError where the device has no room."""
+        """Join slabs to one cache. Raises ModelError where the device has no room."""
         import torch
 
         try:
@@ -377,7 +401,9 @@ class Thawer:
             raise ModelError(f"out of memory on {self.target.device}: thaw fewer sessions at once") from exc
 
     def _prefill(self, batch: list[_Flight]) -> None:
-        """Run by run: first what most flights share, at last what is each one's own. A run ends where sharing changes."""
+        """Prefill run by run: first the segments that most flights share, last each flight's own. A run ends
+        where sharing changes.
+        """
         while left := [f for f in _alive(batch) if f.logits is None or f.at < len(f.path)]:
             shared = Counter(segment for f in left for segment in f.path[f.at :])
             runs: dict[bytes, list[_Flight]] = {}
@@ -393,7 +419,9 @@ class Thawer:
                 flight.at = flight.end_of_run
 
     def _groups(self, flights: list[_Flight]) -> list[list[_Flight]]:
-        """Flights of like length together, as many as a pass takes; one alone where nothing is like it."""
+        """Group flights of similar length, as many as fit in one pass. A flight with none like it stays
+        alone.
+        """
         groups: list[list[_Flight]] = []
         for flight in sorted(flights, key=lambda f: f.new):
             if groups and self._fits([*groups[-1], flight]):
@@ -409,7 +437,9 @@ class Thawer:
         return width <= self._together and past <= PAST * self._together and waste <= WASTE * width
 
     def _pass(self, group: list[_Flight]) -> None:
-        """One pass of the target over the runs of some flights; where that fails, one for each, to know whose fault it is."""
+        """Run the target once over the runs of several flights. If that fails, run each alone to find the
+        faulty one.
+        """
         try:
             found = self.target.prefill_many([flight.row for flight in group]) if len(group) > 1 else []
         except PltzError:
@@ -425,12 +455,12 @@ class Thawer:
         flight.cache, flight.logits = self.target.prefill(ids, cache=own, chunk=self._chunk)
 
     def _insert(self, flight: _Flight) -> None:
-        """Every segment that was not hot goes into the store, and a base shared by tenants is pinned."""
+        """Put every segment that was not hot into the store, and pin a base that tenants share."""
         import torch
 
         if self.hot is None or flight.cache is None or not can_cut(flight.cache):
             return
-        with suppress(torch.OutOfMemoryError):  # then the session is hot, and nothing of it is kept
+        with suppress(torch.OutOfMemoryError):  # out of memory: the session is hot, but none of it is kept
             self._keep(self.hot, flight, flight.cache)
 
     def _keep(self, hot: HotStore, flight: _Flight, cache: DynamicCache) -> None:
@@ -451,7 +481,7 @@ def _alive(batch: list[_Flight]) -> list[_Flight]:
 
 
 def _end_of_run(flight: _Flight, shared: Counter[bytes]) -> int:
-    """Up to which segment as many flights go as at the next one."""
+    """Return the number of the segment up to which as many flights share as at the next one."""
     end = flight.at
     while end < len(flight.path) and shared[flight.path[end]] == shared[flight.path[flight.at]]:
         end += 1
