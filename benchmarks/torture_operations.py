@@ -481,7 +481,7 @@ class EraseBase(Operation):
         return self.base
 
     def work(self, world: World, voice: Voice) -> None:
-        archive = Archive.open(world.place("main"), [], key=KEY)
+        archive = TowerArchive.open(world.place("main"), [], key=KEY)
         voice.begin()
         archive.erase_base(self.base)
         voice.ack(erased=True)
