@@ -1,1 +1,1 @@
-"""The command line: one file a command, ``pltz.cli.main`` the way in."""
+"""The command line: one file per command. The entry point is ``pltz.cli.main``."""

@@ -1,4 +1,4 @@
-"""``pltz compress``: session files in, one .pltz file out."""
+"""``pltz compress``: freeze session files into one .pltz file."""
 
 import json
 import os
@@ -155,7 +155,7 @@ def into_archive(
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """What ``pltz archive put`` does, with its defaults."""
+    """Put the sessions into an archive, as ``pltz archive put`` does with its defaults."""
     from pltz.cli.archive import put
 
     source = put.Inputs(
@@ -166,7 +166,10 @@ def into_archive(
 
 
 def some_sessions(inputs: Sequence[str], form: str) -> Iterator["Session"]:
-    """The sessions of all inputs. Raises UsageError as `read_sessions`, and for a folder that has none: a file of nothing is not what was meant."""
+    """Yield the sessions of all inputs.
+
+    Raises UsageError as `read_sessions` does, and for a folder without sessions: an empty file was hardly intended.
+    """
     none = True
     for session in read_sessions(inputs, form):
         none = False
@@ -184,7 +187,7 @@ class Tally:
     kinds: Counter[str] = field(default_factory=Counter)
 
     def count(self, sessions: Iterable["Session"]) -> Iterator["Session"]:
-        """The same sessions, counted."""
+        """Yield the same sessions and count them."""
         from pltz.models.session.session import content_bytes
 
         for session in sessions:
@@ -195,7 +198,10 @@ class Tally:
 
 
 def summary(tally: Tally, data: bytes, seconds: float, *, verified: bool) -> dict[str, Any]:
-    """Counts and sizes of one run; sizes in bytes, of content: message texts, texts, 4 bytes an id."""
+    """Return the counts and sizes of one run.
+
+    Sizes are in bytes. Content is message texts, texts, and 4 bytes per token id.
+    """
     return {
         "sessions": tally.sessions,
         "kinds": dict(sorted(tally.kinds.items())),
@@ -218,7 +224,7 @@ def methods(data: bytes) -> dict[str, int]:
 
 
 def sentence(result: dict[str, Any], output: str) -> str:
-    """The summary in one line."""
+    """Return the summary in one line."""
     return (
         f"{output}: {counted(result['sessions'], 'session')}, {size(result['content_bytes'])} of content -> "
         f"{size(result['frozen_bytes'])} (1 : {result['ratio']:.1f}), "

@@ -1,4 +1,4 @@
-"""``pltz decompress``: the sessions of a .pltz file, as they were."""
+"""``pltz decompress``: write the sessions of a .pltz file as they were frozen."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""``pltz demo``: the whole way on the sample sessions. Freeze, decode back, thaw, continue, and the figures."""
+"""``pltz demo``: freeze the sample sessions, decode them, thaw some, continue one, and print the figures."""
 
 import json
 import textwrap
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 QUESTION = "Thank you. Which part of this matters most?"
 ANSWER = 60  # tokens the target may write
-REFERENCE = "Llama-3.1-8B"  # whose KV is shown for scale
+REFERENCE = "Llama-3.1-8B"  # the size of its KV is shown for scale
 WIDTH = 96  # characters of a printed line
 
 
@@ -93,7 +93,11 @@ def demo(
 
 
 def fitting(run: "Run", model: "Target") -> list[int]:
-    """Sessions the target has positions for, a question and its answer included."""
+    """Return the sessions that fit into the target's positions, with a question and its answer.
+
+    Raises:
+        UsageError: none fits.
+    """
     room = (model.max_positions or 1 << 30) - 2 * ANSWER
     found = [i for i, cost in enumerate(run.costs) if 0 < cost.tokens <= room]
     if not found:
@@ -120,11 +124,11 @@ class Talk:
     answer_ms: float
 
     def as_json(self) -> dict[str, Any]:
-        """The new turns."""
+        """Return the new turns."""
         return {"session": self.session, "question": self.question, "answer": self.answer}
 
     def text(self) -> str:
-        """The last turns and the new ones, wrapped."""
+        """Return the last turns and the new ones, wrapped."""
         turns = [(m["role"], m["content"]) for m in self.before[-2:]]
         lines = [f"Session {self.session}, thawed in {self.thaw_ms:.0f} ms; its last turns:", ""]
         lines += [turn(role, content) for role, content in turns]
@@ -138,7 +142,7 @@ class Talk:
 
 
 def turn(role: str, content: str) -> str:
-    """One turn, shortened to a few lines, the role in front."""
+    """Return one turn, shortened to a few lines, with the role in front."""
     short = textwrap.shorten(content, 4 * WIDTH, placeholder=" ...")
     return textwrap.fill(short, WIDTH, initial_indent=f"  {role:>9}: ", subsequent_indent=" " * 13)
 
@@ -170,7 +174,7 @@ def converse(run: "Run", codec: "Codec", model: "Target") -> Talk:
 def figures(
     records: "Sequence[Record]", run: "Run", model: "Target", thawed: "Sequence[Thawed]"
 ) -> dict[str, Any]:
-    """What the demo measured; sizes in bytes, times in milliseconds."""
+    """Return what the demo measured. Sizes are in bytes, times in milliseconds."""
     from pltz.models.target.kv_size import KNOWN_SHAPES, kv_bytes_of
 
     content = sum(record.content_bytes for record in records)
@@ -200,7 +204,7 @@ def figures(
 
 
 def as_text(found: dict[str, Any], bundle: str) -> str:
-    """The table."""
+    """Return the figures as a table."""
     stages = ", ".join(f"{stage} {ms:,.1f}" for stage, ms in found["thaw_ms"].items())
     each = found["thawed_tokens"] / found["thawed"]
     rows = [

@@ -1,4 +1,4 @@
-"""``pltz hook``: the journal of the eviction hook, looked at and emptied. See archive/eviction/hook.py."""
+"""``pltz hook``: inspect and drain the journal of the eviction hook. See archive/eviction/hook.py."""
 
 import json
 from dataclasses import asdict
@@ -120,7 +120,7 @@ def drain(
     from pltz.archive.eviction.worker import drain as run
 
     if Path(journal).is_dir():
-        open_archive(place, None)  # an empty journal would not ask for it
+        open_archive(place, None)  # report a missing archive even where the journal is empty
     with Progress("drain", unit="sessions", shown=wanted(progress)) as bar:
         shown = 0
 

@@ -1,4 +1,4 @@
-"""``pltz inspect``: what a .pltz file says of itself, without decoding a token."""
+"""``pltz inspect``: show what a .pltz file says about itself. No token is decoded."""
 
 import json
 from collections import Counter
@@ -46,12 +46,15 @@ def inspect(file: str, each: bool, as_json: bool) -> None:
 
 
 def block_sizes() -> dict[str, int]:
-    """Tokens a block of every bundle that ships with pltz, by bundle id in hex."""
+    """Return the tokens per block of every bundle that ships with pltz, by bundle id in hex."""
     return {found["id"]: int(found["shape"]["block"]) for found in bundle_heads().values()}
 
 
 def bundle_heads() -> dict[str, dict[str, Any]]:
-    """bundle.json of every bundle that ships with pltz, by name; a damaged one is left to ``bundle verify``."""
+    """Return id and block size of every bundle that ships with pltz, by name.
+
+    Damaged bundles are left out: ``bundle verify`` reports them.
+    """
     from pltz.models.bundle.bundle import EMBEDDED, Bundle
 
     heads: dict[str, dict[str, Any]] = {}
@@ -65,7 +68,7 @@ def bundle_heads() -> dict[str, dict[str, Any]]:
 
 
 def entry(number: int, frame: "Frame", length: int, block: int | None) -> dict[str, Any]:
-    """What the file says of one session; ``blocks`` only where the bundle's block size is known."""
+    """Return what the file says about one session. ``blocks`` needs the bundle's block size, else it is None."""
     from pltz.plt_codec.lanes import Layout
 
     found: dict[str, Any] = {
@@ -86,12 +89,12 @@ def entry(number: int, frame: "Frame", length: int, block: int | None) -> dict[s
 
 
 def label(kind: "Kind") -> str:
-    """``chat``, or ``chat (plain)`` for a session kept as compressed bytes."""
+    """Return ``chat``, or ``chat (plain)`` for a session kept as compressed bytes."""
     return kind.session if kind.by_model else f"{kind.session} (plain)"
 
 
 def overview(reader: "Reader", sessions: list[dict[str, Any]]) -> dict[str, Any]:
-    """Header and totals; sizes in bytes, steps one after the other."""
+    """Return header and totals. Sizes are in bytes; steps are sequential model steps."""
     from pltz.plt_codec.container.header import FORMAT_VERSION
 
     header = reader.header
@@ -120,7 +123,7 @@ def overview(reader: "Reader", sessions: list[dict[str, Any]]) -> dict[str, Any]
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """The report for people."""
+    """Return the report as text."""
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in result["kinds"].items()) or "none"
     bundle = result["bundle_name"] or "not installed here"
     rows = [
@@ -148,13 +151,13 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def session_table(sessions: list[dict[str, Any]]) -> str:
-    """One line a session."""
+    """Return a table with one line per session."""
     head = ["session", "kind", "tokens", "bytes", "bits/token", "blocks", "lanes", "steps"]
     return render(head, [session_row(found) for found in sessions])
 
 
 def session_row(found: dict[str, Any]) -> list[str]:
-    """The cells of one session; - where the file does not say."""
+    """Return the cells of one session, - where the file does not say."""
     tokens, length = found["tokens"], found["bytes"]
     rate = f"{8 * length / tokens:.2f}" if tokens else "-"
     shape = ["-" if found[key] is None else f"{found[key]:,}" for key in ("blocks", "lanes", "steps")]

@@ -1,4 +1,7 @@
-"""``pltz llama``: sessions of llama.cpp's llama-server to an archive and back, by token ids. See archive/engines/llama_server.py."""
+"""``pltz llama``: move sessions of llama.cpp's llama-server to an archive and back, as token ids.
+
+See archive/engines/llama_server.py.
+"""
 
 import json
 from collections.abc import Callable
@@ -49,7 +52,10 @@ API_KEY: Decorator = click.option(
 
 
 def archive_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The archive and what it is opened with: ``place``, ``tokenizer``, ``bundle``, ``threads``, the key's options, ``tenant``."""
+    """Add the options that open the archive.
+
+    They are ``place``, ``tokenizer``, ``tenant``, ``bundle``, ``threads`` and those of the key.
+    """
     place = click.option("--archive", "place", metavar="DIR", required=True, help="The archive.")
     for option in (key_options, THREADS, BUNDLE, TENANT, TOKENIZER, place):
         command = option(command)
@@ -271,6 +277,6 @@ def _line(put: "Put") -> str:
 
 
 def _target(put: "Put") -> str | None:
-    """Return the weights and adapter that the session belongs to, as hex; None where they are not known."""
+    """Return the weights and adapter that the session belongs to, as hex, or None where they are not known."""
     target = put.item.target or b""
     return target.hex() if any(target) else None

@@ -1,4 +1,7 @@
-"""The entry point of the ``pltz`` script. It imports nothing by itself, so that Ctrl-C ends a command quietly while everything is still loading."""
+"""The entry point of the ``pltz`` script.
+
+It imports nothing at module level, so that Ctrl-C ends a command quietly while modules still load.
+"""
 
 
 def main() -> None:
@@ -10,5 +13,5 @@ def main() -> None:
         from pltz.cli.root import cli
 
         cli(prog_name="pltz")
-    except KeyboardInterrupt:  # where click was not there yet, or no longer, to catch it
+    except KeyboardInterrupt:  # raised before click runs or after it returned
         raise SystemExit(1) from None

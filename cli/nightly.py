@@ -1,4 +1,4 @@
-"""``pltz nightly``: sessions from where they are into the archive, every night. The work is in `pltz.archive.nightly`."""
+"""``pltz nightly``: take new sessions from their sources into the archive. `pltz.archive.nightly` does the work."""
 
 import dataclasses
 import json
@@ -93,7 +93,7 @@ def nightly(
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """A run for people."""
+    """Return the report of a run as text."""
     total, would = report["totals"], "would be " if report["dry_run"] else ""
     frozen = f"{total['frozen']:,} ({size(total['bytes'])} of content"
     frozen += (

@@ -1,4 +1,4 @@
-"""``pltz``: the root of the command line. Commands live one a file and load when asked for."""
+"""``pltz``: the root of the command line. Each command has a file of its own and is imported when it is called."""
 
 import click
 

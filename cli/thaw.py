@@ -1,4 +1,4 @@
-"""``pltz thaw``: a session of a .pltz file into a target's KV cache, and what the target says next."""
+"""``pltz thaw``: rebuild a session's KV cache in a target, and let the target continue."""
 
 import json
 import time
@@ -126,7 +126,7 @@ def thaw(
 
 
 def hot_store(folder: str | None, budget: float, model: "Target") -> "HotStore | None":
-    """A store of files alone: what is in memory does not outlive the command. ``budget``: GB."""
+    """Return a store that keeps KV in files only, as memory does not outlive the command. ``budget`` is in GB."""
     if folder is None:
         return None
     from pltz.archive.kv_store import HotStore
@@ -136,20 +136,20 @@ def hot_store(folder: str | None, budget: float, model: "Target") -> "HotStore |
 
 @dataclass(frozen=True)
 class Result:
-    """What a thaw gave: sizes in bytes, times in milliseconds."""
+    """The result of a thaw. Sizes are in bytes, times in milliseconds."""
 
     tokens: int
     kv_bytes: int
     timings: dict[str, float]
-    continuation: str | None  # without the mark that ends it
-    ended: bool  # by the target itself, before its N tokens
+    continuation: str | None  # without the end token
+    ended: bool  # the target ended its turn before N tokens
     hot_tokens: int | None
 
     @classmethod
     def of(
         cls, thawed: "Thawed", model: "Target", more: int, load_ms: float, hot_tokens: int | None = None
     ) -> "Result":
-        """Let the target write ``more`` tokens and gather the figures; loading is not part of a thaw."""
+        """Let the target write ``more`` tokens and gather the figures. Loading is not part of a thaw."""
         timings = {"load (once)": load_ms} | thawed.timings
         kv_bytes = model.kv_bytes(len(thawed.token_ids))
         text, ended = None, False
@@ -162,7 +162,7 @@ class Result:
         return cls(len(thawed.token_ids), kv_bytes, timings, text, ended, hot_tokens)
 
     def as_json(self) -> dict[str, Any]:
-        """The figures as JSON."""
+        """Return the figures as JSON."""
         timings = {stage.replace(" (once)", "") + "_ms": round(ms, 3) for stage, ms in self.timings.items()}
         return {
             "tokens": self.tokens,
@@ -174,7 +174,7 @@ class Result:
         }
 
     def text(self) -> str:
-        """The figures for people, the continuation last."""
+        """Return the figures as text, with the continuation at the end."""
         rows = [("tokens", f"{self.tokens:,}"), ("KV", size(self.kv_bytes))]
         if self.hot_tokens is not None:
             rows.append(("hot", counted(self.hot_tokens, "token")))
@@ -182,7 +182,7 @@ class Result:
         return pairs(rows, indent="") + ("" if self.continuation is None else f"\n\n{self._says()}")
 
     def _says(self) -> str:
-        """The continuation under a heading; a target that ends its turn at once says nothing, and that is said."""
+        """Return the continuation under a heading, or a line that says why there is none."""
         if not self.continuation:
             return "says nothing: it ends its turn at once" if self.ended else "says nothing"
         return f"says next{' and ends its turn' if self.ended else ''}:\n\n{self.continuation}"

@@ -1,1 +1,1 @@
-"""Commands of ``pltz archive``, one file each."""
+"""The commands of ``pltz archive``, one file per noun."""

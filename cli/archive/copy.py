@@ -1,4 +1,4 @@
-"""``pltz archive copy``: sessions from one archive to another."""
+"""``pltz archive copy``: copy sessions from one archive to another."""
 
 from typing import TYPE_CHECKING
 

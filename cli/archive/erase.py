@@ -1,4 +1,4 @@
-"""``pltz archive erase``: destroy the keys of a session, a tenant or a base, and prove that nothing opens any more."""
+"""``pltz archive erase``: destroy the keys of a session, a tenant or a base, and prove that no record opens."""
 
 import json
 import shlex
@@ -83,13 +83,13 @@ def erase(
         return opened.erase(tenant or "", name, bases=bases, dry_run=dry_run)
 
     if not (dry_run or yes):
-        click.confirm(question(run(True)), abort=True, err=True)  # what cannot be erased is not asked about
+        click.confirm(question(run(True)), abort=True, err=True)  # the dry run refuses first what cannot be erased
     done = run(dry_run)
     write_text(json.dumps(asdict(done)) if as_json else as_text(done, place, dry_run))
 
 
 def question(found: "Erasure") -> str:
-    """Return what to ask, from a dry run."""
+    """Return the question to ask, from the result of a dry run."""
     if found.base is not None:
         return f"Erase base {found.base!r}, segments: {found.segments}? This cannot be undone"
     what = f"session {found.name!r}" if found.name is not None else "everything"
@@ -99,7 +99,7 @@ def question(found: "Erasure") -> str:
 
 
 def as_text(done: "Erasure", place: str, dry_run: bool) -> str:
-    """Return what was done, and what stays readable, for people."""
+    """Return what was done and what stays readable, as text."""
     verb = "would be erased" if dry_run else "erased"
     segments = counted(done.segments, "segment")
     if done.base is not None:

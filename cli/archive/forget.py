@@ -1,4 +1,4 @@
-"""``pltz archive forget``, ``undelete`` and ``collect``: what is let go, brought back, and freed for good."""
+"""``pltz archive forget``, ``undelete`` and ``collect``: forget sessions, bring them back, free their space."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -86,7 +86,7 @@ def forget(
 def policy_of(
     keep_last: int | None, keep_within: str | None, tags: Iterable[str], drop_last: bool
 ) -> "Policy | None":
-    """The policy that the options name, if any. Raises UsageError."""
+    """Return the policy that the options name, if any. Raises UsageError for options that do not fit together."""
     from pltz.archive.retention import Policy, seconds
 
     if keep_last is None and keep_within is None:
@@ -98,7 +98,7 @@ def policy_of(
 
 
 def pick(versions: "list[Version]", number: int | None) -> "list[Version]":
-    """All, or those of one number. Raises NotFound where none has it."""
+    """Return all versions, or those with one number. Raises NotFound where none has it."""
     from pltz.archive.errors import NotFound
 
     found = [v for v in versions if number is None or v.number == number]
@@ -137,7 +137,10 @@ def undelete(
 
 
 def _forgotten(archive: "TowerArchive", name: str, tenant: str) -> "list[Version]":
-    """Forgotten versions of a session. Raises NotFound where it has none, ArchiveError where damage may hide some."""
+    """Return the forgotten versions of a session.
+
+    Raises NotFound where it has none, ArchiveError where damage may hide some.
+    """
     from pltz.archive.errors import NotFound
 
     found = [v for v in archive.history(name, tenant) if v.forgotten]

@@ -1,4 +1,4 @@
-"""``pltz archive get`` and ``export``: sessions out of an archive, as they were."""
+"""``pltz archive get`` and ``export``: write sessions of an archive as they were put."""
 
 import json
 from collections.abc import Iterator
@@ -153,7 +153,7 @@ def _sessions(cold: "SessionArchive", chosen: "list[Version]", bar: Progress) ->
 def _lines(
     cold: "SessionArchive", chosen: "list[Version]", with_names: bool, bar: Progress
 ) -> Iterator[bytes]:
-    """A line a session. Raises ContentError for a text that has no place in JSONL."""
+    """Yield one line per session. Raises ContentError for a text that cannot be written as JSONL."""
     for version, session in zip(chosen, _sessions(cold, chosen, bar), strict=True):
         try:
             line = session.to_json_line()

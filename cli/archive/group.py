@@ -1,4 +1,4 @@
-"""``pltz archive``: sessions kept for good. One file of commands a noun; each loads when asked for."""
+"""``pltz archive``: the group of commands. There is one file per noun, and each is imported when it is called."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""``pltz archive ls``, ``find`` and ``stat``: what is in an archive. None of them decodes anything."""
+"""``pltz archive ls``, ``find`` and ``stat``: list and count what is in an archive. None of them decodes anything."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -96,7 +96,7 @@ def stat(place: str, as_json: bool) -> None:
 
 
 def _warn(archive: "TowerArchive") -> int:
-    """Say on stderr that something is damaged or gone: a listing may lack what lay there. Returns an exit code."""
+    """Print a warning where parts are damaged or gone, as a listing may lack their sessions. Return an exit code."""
     from pltz.archive.errors import ArchiveError
 
     try:

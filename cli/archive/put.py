@@ -1,4 +1,4 @@
-"""``pltz archive init`` and ``put``: sessions from files into an archive."""
+"""``pltz archive init`` and ``put``: make an archive and put sessions from files into it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -158,7 +158,7 @@ def put_all(
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """Put and report each session when it is durable, then the sum."""
+    """Put the sessions, report each when it is durable, then report the totals."""
     sessions = frozen = packs = 0
     token = ""
     cold.expect = say_expected
@@ -168,7 +168,7 @@ def put_all(
             frozen += stored.size
             bar.add(1)
             view = cold.archive.view
-            if view.newest and len(view.packs) != packs:  # a commit came since: else the token is the same
+            if view.newest and len(view.packs) != packs:  # the token changes only with a commit
                 packs, token = len(view.packs), cold.archive.token()
             show(facts(stored) | ({"token": token} if token else {}), sentence(stored), as_json)
     if not as_json:
@@ -180,7 +180,7 @@ def put_all(
 
 @dataclass
 class Naming:
-    """How sessions are called. Raises UsageError where both ways are named."""
+    """The rule that names sessions: one name, a key of each chat, or neither. Raises UsageError for both."""
 
     name: str | None
     key: str | None
@@ -190,7 +190,10 @@ class Naming:
             raise UsageError("--name and --name-key exclude each other")
 
     def items(self, source: "Inputs", extra: dict[str, Any]) -> "Iterator[Item]":
-        """The sessions as items. Raises UsageError where --name meets a second session, ContentError where the key is missing."""
+        """Yield the sessions as items.
+
+        Raises UsageError where --name meets a second session, ContentError where the key is missing.
+        """
         from pltz.archive.sessions import Item
 
         if self.name is None and self.key is None:
@@ -226,8 +229,10 @@ def _chain(first: "Row", rest: "Iterator[Row]") -> "Iterator[Row]":
 
 @dataclass(frozen=True)
 class Row:
-    """A session of an input, what it is called by default, the target it was frozen for, and the tokenizer of its ids where it is not the
-    bundle's."""
+    """A session of an input, with its default name and the target it was frozen for.
+
+    ``tokenizer``: fingerprint of the tokenizer that its ids belong to, None for the bundle's.
+    """
 
     default: str
     session: "Session"
@@ -237,7 +242,7 @@ class Row:
 
 @dataclass
 class Inputs:
-    """The sessions of all inputs, in order, and the archive ``cold`` that is open for them."""
+    """The sessions of all inputs, in order, and the open archive ``cold`` that takes them."""
 
     paths: Sequence[str]
     form: str
@@ -283,14 +288,17 @@ class Inputs:
         return None if self.target is None else Target.load(self.target)
 
     def _fingerprint(self, named: Sequence[str]) -> bytes | None:
-        """Of the tokenizer that ids belong to; None: the bundle's."""
+        """Return the fingerprint of the tokenizer that the ids belong to, or None for the bundle's."""
         from pltz.models.bundle.bridge import Bridge
 
         bridges = [Bridge(tokenizer_json(name), self.cold.tokenizer) for name in named]
         return next((bridge.fingerprint for bridge in bridges if not bridge.identity), None)
 
     def _pltz(self, path: str) -> "Iterator[tuple[Session, bytes | None]]":
-        """Sessions of a .pltz file, with the target it was frozen for. Raises TokenizerMismatch for ids of another tokenizer."""
+        """Yield the sessions of a .pltz file, with the target it was frozen for.
+
+        Raises TokenizerMismatch for ids of another tokenizer.
+        """
         with options.open_reader(path) as reader:
             theirs = reader.header.tokenizer_fingerprint
             if theirs is not None and theirs != self._foreign:
@@ -308,7 +316,7 @@ class Inputs:
 
 
 def stem_of(path: str) -> str:
-    """What the sessions of an input are called, before their number.
+    """Return the part of a session's name that comes from its input, before the number.
 
     >>> stem_of("logs/monday.v2.jsonl.gz"), stem_of("-")
     ('monday.v2', 'stdin')
@@ -318,7 +326,10 @@ def stem_of(path: str) -> str:
 
 
 def check_stems(paths: Sequence[str]) -> None:
-    """Raises UsageError where two inputs would give their sessions the same names, as if one's were new versions of the other's."""
+    """Refuse inputs that would give their sessions the same names, as one would look like new versions of the other.
+
+    Raises UsageError.
+    """
     known: dict[str, str] = {}
     for path in paths:
         if (other := known.setdefault(stem_of(path), path)) != path or paths.count(path) > 1:
@@ -329,7 +340,7 @@ def check_stems(paths: Sequence[str]) -> None:
 
 
 def is_pltz(path: str) -> bool:
-    """Whether a file begins as .pltz files do; stdin is never looked at."""
+    """Return whether a file begins with the magic of .pltz files. Never reads stdin."""
     from pltz.plt_codec.container.header import MAGIC
 
     file = Path(path)
@@ -340,7 +351,7 @@ def is_pltz(path: str) -> bool:
 
 
 def facts(stored: "Stored") -> dict[str, Any]:
-    """A stored session as JSON; ``bytes``: of its new segments."""
+    """Return a stored session as JSON. ``bytes`` counts its new segments."""
     item, receipt = stored.item, stored.receipt
     found: dict[str, Any] = {"tenant": item.tenant, "name": item.name, "kind": item.session.kind}
     found |= {"method": "model" if stored.by_model else "zstd", "tokens": stored.tokens}
@@ -352,7 +363,7 @@ def facts(stored: "Stored") -> dict[str, Any]:
 
 
 def sentence(stored: "Stored") -> str:
-    """A stored session in one line."""
+    """Return a stored session in one line."""
     head = f"{stored.item.tenant}  {stored.item.name}"
     if stored.receipt is None:
         return f"{head}  would add {counted(stored.segments - stored.known, 'segment')}, at most {size(stored.size)}"

@@ -1,4 +1,4 @@
-"""``pltz archive repair``: put back what parity and second copies can, and say exactly what they cannot."""
+"""``pltz archive repair``: restore damaged parts from parity and second copies, and name exactly what is lost."""
 
 import json
 from dataclasses import asdict
@@ -71,7 +71,7 @@ def repair(
 
 
 def _acknowledge(place: str, dry_run: bool, as_json: bool) -> None:
-    """Record that the losses known so far are known to a person, and print them."""
+    """Record that the user knows of the losses recorded so far, and print them."""
     from pltz.archive.catalog.ledger import as_text as words
 
     archive = shared.open_plain(place)
@@ -96,7 +96,7 @@ def _acknowledge(place: str, dry_run: bool, as_json: bool) -> None:
 
 
 def as_fields(done: "Repaired") -> dict[str, Any]:
-    """The report as JSON."""
+    """Return the report as JSON."""
     fields = {k: v for k, v in asdict(done).items() if k not in ("lost", "unnamed")}
     lost = [{"tenant": v.tenant, "name": v.name, "version": v.number, "id": v.id.hex()} for v in done.lost]
     unnamed = [
@@ -113,7 +113,7 @@ def as_fields(done: "Repaired") -> dict[str, Any]:
 
 
 def as_text(done: "Repaired", dry_run: bool) -> str:
-    """The report for people."""
+    """Return the report as text."""
     verb = "would be " if dry_run else ""
     lines = [f"{counted(done.checked, 'file')} checked"]
     for what, names in (

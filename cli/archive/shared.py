@@ -1,4 +1,4 @@
-"""What the commands of ``pltz archive`` share: options, opening, choosing versions, and how a version is shown."""
+"""The parts that the commands of ``pltz archive`` share: options, opening, choosing and showing versions."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -71,8 +71,9 @@ JSON_LINES: Decorator = click.option(
 
 
 def open_plain(place: str) -> "TowerArchive":
-    """The archive at ``place``, without a bundle: to list, mark and clean; a sealed one with the key that the command's options name.
+    """Open the archive at ``place`` without a bundle, to list, mark and clean.
 
+    A sealed archive is opened with the key that the command's options name.
     Raises UsageError, FormatError, KeyMismatch.
     """
     return open_archive(place, secret())
@@ -88,16 +89,16 @@ def open_sessions(
     perhaps_sealed: bool = False,
     layout: "LayoutName" = "default",
 ) -> "SessionArchive":
-    """The archive at ``place``, to put and get. Raises UsageError, FormatError, ModelError, KeyMismatch.
+    """Open the archive at ``place`` to put and get. Raises UsageError, FormatError, ModelError, KeyMismatch.
 
-    tokenizers: files or targets, of ids that are not the bundle's.
-    perhaps_sealed: one that is not sealed is opened without the key, instead of being refused with it.
-    layout: of long segments that are put.
+    tokenizers: tokenizer files or targets, for ids that do not belong to the bundle's tokenizer.
+    perhaps_sealed: ignore the key for an archive that is not sealed, instead of refusing it.
+    layout: the layout of long segments that are put.
     """
     from pltz.archive.sessions import SessionArchive
     from pltz.models.bundle.bundle import Bundle
 
-    found = open_archive(place, None)  # what is no archive is said before a bundle is loaded
+    found = open_archive(place, None)  # refuse a missing archive before a bundle is loaded
     key = secret() if found.settings.sealed or not perhaps_sealed else None
     loaded = [Bundle.load(b) for b in bundles]
     known = [tokenizer_json(name) for name in tokenizers]
@@ -107,7 +108,7 @@ def open_sessions(
 
 
 def tokenizer_json(name: str) -> bytes:
-    """A tokenizer.json, by its path or the target it belongs to (no weights are loaded). Raises UsageError, ModelError."""
+    """Return a tokenizer.json, by its path or by its target. No weights are loaded. Raises UsageError, ModelError."""
     from pltz.models.target.checkpoint import resolve, tokenizer_json_of
 
     if not Path(name).is_file():
@@ -119,14 +120,14 @@ def tokenizer_json(name: str) -> bytes:
 
 
 def open_archive(place: str, key: "Secret | None") -> "TowerArchive":
-    """The archive at ``place``, without a bundle. Raises UsageError, FormatError, KeyMismatch."""
+    """Open the archive at ``place`` without a bundle. Raises UsageError, FormatError, KeyMismatch."""
     from pltz.archive.tower_archive import TowerArchive
 
     return TowerArchive.open(place, [], key=key)
 
 
 def tags_of(words: Iterable[str]) -> dict[str, str]:
-    """``key=value`` words, neither of them empty. Raises UsageError for any other, and for a key named twice.
+    """Return ``key=value`` words as a dictionary. Raises UsageError where one is empty or a key is given twice.
 
     >>> tags_of(["a=1", "b=x=y"])
     {'a': '1', 'b': 'x=y'}
@@ -150,9 +151,10 @@ def choose(
     *,
     history: bool = False,
 ) -> "Iterator[Version]":
-    """Versions of these sessions (none named: of all), of a tenant, with all labels; their last ones, or all with ``history``.
+    """Yield versions of the sessions named (of all without names) that have all the labels.
 
-    Raises NotFound for a name that no session has, ArchiveError where damage may hide it.
+    With ``tenant`` only that tenant's. Yields the last version of each session, or all with ``history``. Raises
+    NotFound for a name that no session has, ArchiveError where damage may hide it.
     """
     from pltz.archive.errors import NotFound
 
@@ -169,7 +171,7 @@ def choose(
 
 
 def facts(version: "Version") -> dict[str, Any]:
-    """A version as JSON; time in seconds since 1970."""
+    """Return a version as JSON, its time in seconds since 1970."""
     return {
         "tenant": version.tenant,
         "name": version.name,
@@ -184,7 +186,7 @@ def facts(version: "Version") -> dict[str, Any]:
 
 
 def line_of(version: "Version") -> str:
-    """A version in one line for people."""
+    """Return a version as one line of text."""
     tags = "".join(f"  {key}={value}" for key, value in version.labels.items())
     state = "  (forgotten)" if version.forgotten else ""
     when = moment(version.time)
@@ -197,7 +199,9 @@ def show(record: Mapping[str, Any], text: str, as_json: bool) -> None:
 
 
 def seconds_of(text: str | None) -> int | None:
-    """Seconds since 1970 of a date, a date with a time (UTC where it has no zone), or a whole number. Raises UsageError.
+    """Return the seconds since 1970 of a date, a date with a time, or a whole number. Raises UsageError.
+
+    A time without a zone is UTC.
 
     >>> seconds_of("1970-01-02"), seconds_of("1970-01-01T00:01"), seconds_of("7")
     (86400, 60, 7)

@@ -1,4 +1,4 @@
-"""``pltz archive verify``: read everything, say what is wrong. A run that was stopped goes on where it was."""
+"""``pltz archive verify``: read everything and report what is damaged. A run that was stopped resumes where it was."""
 
 import json
 from pathlib import Path
@@ -127,9 +127,10 @@ def verify(
 
 
 class State:
-    """How far a run came, in a file: written whole after each pack and after some segments that were decoded, so that a kill costs no more.
+    """The file that remembers how far a run came.
 
-    Raises UsageError where the file is another archive's or a run's of another kind, CorruptError where it is none.
+    It is replaced whole after each pack and after some decoded segments, so that a kill costs no more than these.
+    Raises UsageError for the file of another archive or of a run with another --decode, CorruptError for a damaged one.
     """
 
     def __init__(self, path: str, archive: "TowerArchive", decode: bool) -> None:
@@ -141,7 +142,7 @@ class State:
         self.output = Output(path, force=True)
 
     def load(self) -> "Report | None":
-        """What an earlier run had found; None where there was none."""
+        """Return what an earlier run had found, or None where there was none."""
         from pltz.archive.catalog.view import Problem
         from pltz.archive.maintenance.verify import Report
 
@@ -176,7 +177,7 @@ class State:
         self.output.write([json.dumps(found).encode() + b"\n"])
 
     def remove(self) -> None:
-        """All was checked: the next run starts anew."""
+        """Remove the file, as all is checked and the next run starts anew."""
         self.path.unlink(missing_ok=True)
 
 

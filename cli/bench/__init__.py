@@ -1,1 +1,1 @@
-"""Commands of ``pltz bench``, one file each."""
+"""The commands of ``pltz bench``, one file per command."""

@@ -1,6 +1,6 @@
-"""``pltz bench archive``: the archive's own speed and size, next to plain appends, the hash and the disk in the same run.
+"""``pltz bench archive``: measure the archive's own speed and size, next to plain appends, the hash and the disk.
 
-Ends with one line of JSON that holds every figure, and what it was measured on.
+All are measured in the same run. It ends with one line of JSON that holds every figure and the machine.
 """
 
 import json
@@ -68,7 +68,7 @@ def archive(
 
 
 def measured(sizes: dict[str, int], where: str | None, writers: int) -> dict[str, Any]:
-    """All figures."""
+    """Measure and return all figures."""
     from pltz.benchmarks import measure_archive as measure
 
     with tempfile.TemporaryDirectory(prefix="pltz-bench-", dir=where) as name:
@@ -93,7 +93,7 @@ def measured(sizes: dict[str, int], where: str | None, writers: int) -> dict[str
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """What was found, for people."""
+    """Return the figures as text."""
     put, over, read, opened = result["put"], result["overhead"], result["reading"], result["index"]
     at_once = result.get("put_at_once")
     lines = [

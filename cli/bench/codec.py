@@ -1,6 +1,6 @@
-"""``pltz bench codec``: bytes and speed of the codec, by source of sessions, next to general compressors.
+"""``pltz bench codec``: measure bytes and speed of the codec by source of sessions, next to general compressors.
 
-Ends with one line of JSON that holds every figure of the table, exact, and what it was measured on.
+It ends with one line of JSON that holds every figure of the table, exact, and the machine.
 """
 
 import json
@@ -95,7 +95,10 @@ def figures(
     steps: int | None = None,
     shown: bool = False,
 ) -> dict[str, Any]:
-    """What the codec and its peers make of records, decoded back and compared; sources stand together in ``records``."""
+    """Measure the codec and its peers on records, each decoded back and compared.
+
+    The records of one source follow each other in ``records``.
+    """
     sessions = [record.session for record in records]
     run = measure.run(loaded, sessions, lanes=lanes, steps=steps, shown=shown)
     sizes = [peer_sizes(peer, records, shown) for peer in others]
@@ -112,15 +115,15 @@ def figures(
 
 @dataclass(frozen=True)
 class PeerSizes:
-    """What a peer needs for each session, in the rendering that suits it."""
+    """The bytes that a peer needs for each session, in the rendering that suits it better."""
 
     peer: Peer
     rendering: str
-    sizes: list[int]  # bytes, one a session
+    sizes: list[int]  # bytes of each session
     totals: dict[str, int]  # bytes by rendering
 
     def about(self) -> dict[str, Any]:
-        """Settings and totals."""
+        """Return settings and totals."""
         return {"settings": self.peer.settings, "rendering": self.rendering, "totals": self.totals}
 
 
@@ -139,7 +142,7 @@ def peer_sizes(peer: Peer, records: Sequence[Record], shown: bool) -> PeerSizes:
 
 
 def rows(records: Sequence[Record], costs: "Sequence[Cost]", sizes: Sequence[PeerSizes]) -> dict[str, Any]:
-    """The figures of each source, and of all; sources stand together in ``records``."""
+    """Return the figures of each source and of all. The records of one source follow each other in ``records``."""
     groups = {
         source: list(found) for source, found in groupby(range(len(records)), lambda i: records[i].source)
     }
@@ -156,7 +159,7 @@ def row(
     costs: "Sequence[Cost]",
     sizes: Sequence[PeerSizes],
 ) -> dict[str, Any]:
-    """The figures of some sessions; sizes in bytes."""
+    """Return the figures of some sessions, with sizes in bytes."""
     mine = [costs[i] for i in chosen]
     content = sum(records[i].content_bytes for i in chosen)
     tokens = sum(cost.tokens for cost in mine)
@@ -183,12 +186,12 @@ def row(
 
 
 def ratio(above: float, below: float) -> float | None:
-    """A quotient to five places; None where there is nothing to divide by."""
+    """Return a quotient to five places, or None where the divisor is zero."""
     return round(above / below, 5) if below else None
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """The table, a line of speeds, and how to read it."""
+    """Return the table, a line of speeds, and how to read them."""
     names = list(result["peers"])
     head = ["source", "sessions", "content", "pltz", "bits/B", "bits/tok", "coder+", "frame B"]
     head += [f"{name} b/B" for name in names] + ["best peer", "times"]
@@ -206,7 +209,7 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def cells(found: dict[str, Any], names: Sequence[str]) -> list[str]:
-    """One line of the table."""
+    """Return one line of the table."""
     content = found["content_bytes"]
     rates = [ratio(8 * found["peer_bytes"][name], content) for name in names]
     return [
@@ -225,5 +228,5 @@ def cells(found: dict[str, Any], names: Sequence[str]) -> list[str]:
 
 
 def number(value: float | None, places: int) -> str:
-    """A figure to some places, - for none."""
+    """Return a figure to some places, or - for None."""
     return "-" if value is None else f"{value:.{places}f}"

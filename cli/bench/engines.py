@@ -1,7 +1,7 @@
-"""Every CPU engine of this machine over the same session: the compiled one with each set of instructions that runs here, and torch.
+"""Measure every CPU engine of this machine on the same session: torch, and the compiled engine per instruction set.
 
-They take turns, round by round, and the best round of each counts. All frames are compared, so a table of speeds is one of
-engines that agree.
+They take turns, round by round, and the best round of each counts. All frames are compared, so only engines that agree
+get a table of speeds.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def engines(weights: "Weights", threads: int | None) -> "dict[str, Coder]":
-    """Name and coder of each engine that runs here, the compiled ones best first."""
+    """Return name and coder of each engine that runs here, the compiled ones first, fastest first."""
     from pltz.plt_codec.engines.native.coder import NativeCoder, kernels
     from pltz.plt_codec.engines.token_coder import TokenCoder
     from pltz.plt_codec.engines.torch import TorchEngine
@@ -36,10 +36,10 @@ def measure(
     steps: int,
     rounds: int,
 ) -> list[dict[str, Any]]:
-    """Seconds that each coder takes to encode and to decode a session, on both clocks.
+    """Return the seconds that each coder takes to encode and decode a session, in wall and in processor time.
 
     Raises:
-        ModelError: two do not give the same frame, or the session does not come back.
+        ModelError: two coders give different frames, or a session is decoded wrongly.
     """
     found: dict[tuple[str, str], list[Time]] = {}
     frames = set()
@@ -65,7 +65,7 @@ def measure(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """As text: processor seconds, then those of the wall."""
+    """Return the figures as text: processor time, then wall time."""
     names = [f"{way}{clock}_s" for clock in ("_processor", "") for way in ("encode", "decode")]
     head = ["engine, seconds", "encode processor", "decode processor", "encode wall", "decode wall"]
     return render(head, [[row["engine"], *(f"{row[name]:.2f}" for name in names)] for row in rows])

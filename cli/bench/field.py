@@ -1,14 +1,15 @@
-"""``pltz bench field``: rate and speed of pltz against the field, every coder on the same sessions in one run.
+"""``pltz bench field``: measure rate and speed of pltz and of other coders on the same sessions in one run.
 
-The field: general compressors (`peers`), context mixing (`context_mixing`) and llama-zip's method over our own weights (`llama_zip`).
-What is not installed is left out and named. Every size is of data that was decoded back and compared. Speeds are of processor time,
-all threads and child processes counted, so that other work beside disturbs them less. Peers code each session alone, in the leanest
-rendering; pltz codes all of them into one file, every byte of which counts.
+The field: general compressors (`peers`), context mixing (`context_mixing`) and llama-zip's method over our own weights
+(`llama_zip`). Coders that are not installed are left out and named. Every size is of data that was decoded back and
+compared. Speeds count the processor time of all threads and child processes, so that other work on the machine disturbs
+them less. Peers code each session alone, in the leanest rendering. pltz codes all of them into one file, and every
+byte of it counts.
 
-Files (``--file``) are measured one by one, as texts. For each of them the table also says whether the frame keeps the promise made for
-data that no bundle was trained for: at most 1.02 times zstd -19 and 16 bytes.
+Files (``--file``) are measured one by one, as texts. For each the table also says whether the frame keeps the promise
+for data that no bundle was trained for: at most 1.02 times zstd -19 plus 16 bytes.
 
-Ends with one line of JSON; ``python benchmarks/plot_field.py`` draws it.
+It ends with one line of JSON. ``python benchmarks/plot_field.py`` draws it.
 """
 
 import json
@@ -44,7 +45,7 @@ NAMES = peers.NAMES + peers.SLOW + (LLAMA,)
 RENDERING = "lean"
 FILE_COLUMNS = 4  # in the table; the line of JSON has all
 Item = TypeVar("Item")
-RULE = 1.02, 16  # times zstd -19, and bytes: what a frame may take of any data
+RULE = 1.02, 16  # a frame of any data takes at most this factor of zstd -19, plus so many bytes
 
 
 @click.command(
@@ -116,7 +117,7 @@ def field(
     write_text(json.dumps(result))
 
 
-# ---- what is measured
+# ---- inputs and coders
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class Group:
 
     @property
     def content(self) -> int:
-        """Bytes of content."""
+        """Return the bytes of content."""
         from pltz.models.session.session import content_bytes
 
         return sum(map(content_bytes, self.sessions))
@@ -136,25 +137,25 @@ class Group:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a coder made of a group: bytes, and seconds of the processor each way."""
+    """The result of a coder on a group: bytes, and processor seconds to encode and decode."""
 
     content: int  # bytes that were coded
     size: int
     encode_s: float
     decode_s: float
-    costs: "tuple[Cost, ...]" = ()  # of pltz, by session
+    costs: "tuple[Cost, ...]" = ()  # per session, for pltz only
 
 
 @dataclass(frozen=True)
 class Coder:
-    """One of the field: what it is set to, and a function that codes a group, decodes it and compares."""
+    """A coder of the field: its settings, and a function that codes a group, decodes it and compares."""
 
     settings: str
     run: Callable[[Group], Spent]
 
 
 def read_file(path: str, limit: int) -> Group:
-    """The first bytes of a file as a text. Raises UsageError."""
+    """Return the first bytes of a file as a text. Raises UsageError where it cannot be read."""
     from pltz.models.session.session import Session
 
     try:
@@ -168,7 +169,7 @@ def read_file(path: str, limit: int) -> Group:
 
 
 def field_of(names: Sequence[str], codec: "Codec", shown: bool) -> tuple[dict[str, Coder], dict[str, str]]:
-    """pltz and the peers asked for, by name; and why those that are missing are.
+    """Return pltz and the chosen peers by name, and the reason for each that is missing.
 
     Raises:
         UsageError: an unknown name.
@@ -192,35 +193,35 @@ def field_of(names: Sequence[str], codec: "Codec", shown: bool) -> tuple[dict[st
 
 
 def weights_of(codec: "Codec") -> "Weights":
-    """The weights of a codec's bundle."""
+    """Return the weights of a codec's bundle."""
     bundle: Bundle = codec.bundle  # type: ignore[assignment]  # Codec.load gives a Bundle, the type says less
     return bundle.weights
 
 
-# ---- how
+# ---- measuring
 
 
 def busy() -> float:
-    """Seconds of the processor, of all threads and of children that ended."""
+    """Return the processor seconds of all threads and of children that ended."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system
 
 
 def watched(items: Iterable[Item], bar: Progress) -> Iterator[Item]:
-    """The items, each counted when it is done with."""
+    """Yield the items and count each when the consumer has finished it."""
     for item in items:
         yield item
         bar.add(1)
 
 
 def by_pltz(group: Group, codec: "Codec", shown: bool) -> Spent:
-    """All sessions in one file. Raises ModelError where one came back changed."""
+    """Code all sessions into one file. Raises ModelError where one came back changed."""
     run = measure.run(codec, group.sessions, shown=shown)
     return Spent(group.content, len(run.data), run.encode_busy_s, run.decode_busy_s, tuple(run.costs))
 
 
 def by_peer(group: Group, peer: Peer, shown: bool) -> Spent:
-    """Each session alone."""
+    """Code each session alone."""
     texts = [peers.rendered(session, RENDERING) for session in group.sessions]
     with Progress(peer.name, unit="sessions", total=2 * len(texts), shown=shown) as bar:
         start = busy()
@@ -234,7 +235,7 @@ def by_peer(group: Group, peer: Peer, shown: bool) -> Spent:
 
 
 def by_llama(group: Group, codec: "Codec", shown: bool) -> Spent:
-    """Each session alone, as its bundle tokens. Raises ModelError where one came back changed."""
+    """Code each session alone, as its bundle tokens. Raises ModelError where one came back changed."""
     from pltz.benchmarks import llama_peer
     from pltz.benchmarks.llama_zip import LlamaZip
     from pltz.models.session import transcript
@@ -261,24 +262,24 @@ def by_llama(group: Group, codec: "Codec", shown: bool) -> Spent:
     return Spent(group.content, sum(map(len, coded)), middle - start, end - middle)
 
 
-# ---- what is said of it
+# ---- reporting
 
 
 def spent_by(coder: Coder, groups: Sequence[Group]) -> list[Spent]:
-    """What a coder makes of each group. One session is coded before the clock runs."""
+    """Measure a coder on each group. One session is coded before the clock runs."""
     coder.run(Group("warm", groups[0].sessions[:1]))
     return [coder.run(group) for group in groups]
 
 
 def about(name: str, settings: str, spent: Sequence[Spent]) -> dict[str, Any]:
-    """A coder's figures: of the sessions, which come first, and of each file."""
+    """Return a coder's figures for the sessions, which come first, and for each file."""
     first, *files = map(group_about, spent)
     frames = {"frame_bytes": sum(cost.frame_bytes for cost in spent[0].costs)} if spent[0].costs else {}
     return {"name": name, "settings": settings, **first, **frames, "files": files}
 
 
 def group_about(spent: Spent) -> dict[str, Any]:
-    """Rate, and bytes of content a second of the processor."""
+    """Return the rate, and the bytes of content per processor second."""
     return {
         "bytes": spent.size,
         "bits_per_byte": round(8 * spent.size / spent.content, 5),
@@ -288,7 +289,7 @@ def group_about(spent: Spent) -> dict[str, Any]:
 
 
 def file_about(file: Group, ours: Spent) -> dict[str, Any]:
-    """A file's bytes, and whether its frame keeps to the rule."""
+    """Return a file's bytes, and whether its frame keeps the rule."""
     import zstandard
 
     data: bytes = file.sessions[0].value
@@ -305,7 +306,7 @@ def file_about(file: Group, ours: Spent) -> dict[str, Any]:
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """The table, the files' rule, and what it was measured on."""
+    """Return the table, the files' rule, and the machine."""
     files = result["files"]
     shown = files[:FILE_COLUMNS]
     head = ["coder", "bytes", "bits/B", "encode", "decode", *(f"{file['name']} b/B" for file in shown)]
@@ -333,7 +334,7 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def rule_cells(file: dict[str, Any]) -> list[str]:
-    """One line of the second table."""
+    """Return one line of the second table."""
     return [
         file["name"],
         f"{file['bytes']:,}",

@@ -1,4 +1,4 @@
-"""``pltz bench``: measurements a user can repeat."""
+"""``pltz bench``: the measurements that a user can repeat."""
 
 import click
 

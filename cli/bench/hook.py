@@ -1,6 +1,7 @@
-"""``pltz bench hook``: what the eviction hook costs a serving loop, with its worker in a process, in a thread, and without one.
+"""``pltz bench hook``: measure the cost of the eviction hook in a serving loop.
 
-Ends with one line of JSON that holds every figure, and what it was measured on.
+Its worker runs in a process, in a thread, or not at all. The run ends with one line of JSON that holds every figure and
+the machine.
 """
 
 import json
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pltz.archive.eviction.hook import EvictionHook, WorkerKind
     from pltz.models.bundle.tokenizer import Ids
 
-# tokens of an eviction, and what they are given as
+# tokens per eviction, and the form in which they are given
 ROWS = (
     *((length, "list") for length in (512, 4096, 16384, 32768)),
     *((length, "numpy") for length in (512, 4096, 32768)),
@@ -32,8 +33,8 @@ ROWS = (
 )
 KINDS: "tuple[WorkerKind, ...]" = ("none", "thread", "process")
 STEP = 0.002  # seconds of work between evictions, about a decode step
-BUSY = 1 << 16  # tokens that wait for the worker before anything is measured
-BATCH = 1 << 14  # tokens of a commit: many of them, so that the worker is seen in all it does
+BUSY = 1 << 16  # tokens queued for the worker before anything is measured
+BATCH = 1 << 14  # tokens per commit; many commits, so that every part of the worker's cycle is measured
 PATIENCE = 60.0  # seconds for a worker's first commit
 
 
@@ -73,7 +74,7 @@ def hook(calls: int, where: str | None, as_json: bool) -> None:
 
 
 def measured(kind: "WorkerKind", calls: int, where: str | None) -> list[dict[str, Any]]:
-    """The rows of one kind of worker."""
+    """Return the rows of one kind of worker."""
     from pltz.archive.eviction.hook import EvictionHook, HookSettings
     from pltz.archive.token_archive import TokenArchive
 
@@ -92,8 +93,8 @@ def measured(kind: "WorkerKind", calls: int, where: str | None) -> list[dict[str
 
 
 def keep_busy(hook: "EvictionHook") -> None:
-    """Give the worker something to do, and wait until it does it."""
-    for number in range(BUSY * 16 // 4096):  # more than it can do while it is measured
+    """Give the worker something to do, and wait until it has begun."""
+    for number in range(BUSY * 16 // 4096):  # more than it can archive while it is measured
         hook.on_evict(f"busy/{number}", tokens(4096, number))
     end = time.monotonic() + PATIENCE
     while not hook.status()["worker"].get("commits") and time.monotonic() < end:
@@ -101,12 +102,12 @@ def keep_busy(hook: "EvictionHook") -> None:
 
 
 def row(hook: "EvictionHook", kind: str, length: int, form: str, calls: int) -> dict[str, Any]:
-    """One measurement, in microseconds and milliseconds."""
+    """Make one measurement, in microseconds and milliseconds."""
     import numpy as np
 
     array = tokens(length, 0)
     given = as_form(array, form)
-    bare = array if form == "torch" else given  # a tensor's own copy lets go of the interpreter
+    bare = array if form == "torch" else given  # a tensor's own copy releases the GIL
     before, slept = list(hook.counts.latency), hook.counts.latency_sum
     evictions, used, copies, steps, switches = [], [], [], [], []
     for number in range(calls):
@@ -142,12 +143,12 @@ def row(hook: "EvictionHook", kind: str, length: int, form: str, calls: int) -> 
 
 
 def switched() -> int:
-    """How often this thread lost its core to another one that wanted it, so far."""
+    """Return how often this thread has been preempted so far (involuntary context switches)."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 def as_form(ids: "Ids", form: str) -> Any:
-    """Ids as a serving loop might have them."""
+    """Return ids in a form that a serving loop might hold."""
     if form == "torch":
         import torch
 
@@ -156,7 +157,7 @@ def as_form(ids: "Ids", form: str) -> Any:
 
 
 def copy(ids: Any) -> float:
-    """A copy of the ids and nothing else, after a step of its own; the seconds that passed."""
+    """Return the seconds for a copy of the ids and nothing else, after a step of its own."""
     work()
     start = time.perf_counter()
     if isinstance(ids, list):
@@ -167,7 +168,7 @@ def copy(ids: Any) -> float:
 
 
 def work() -> float:
-    """A step of a serving loop that is all Python: as much as takes STEP seconds of CPU; the seconds that passed."""
+    """Run a serving step in pure Python for STEP seconds of CPU time, and return the wall seconds that passed."""
     start, used = time.perf_counter(), time.thread_time()
     while time.thread_time() - used < STEP:
         sum(range(200))
@@ -175,7 +176,7 @@ def work() -> float:
 
 
 def tokens(length: int, number: int) -> "Ids":
-    """Token ids of a sample session, (length,), beginning elsewhere for each number."""
+    """Return token ids of a sample session, (length,), from a different start for each number."""
     import numpy as np
 
     return np.resize(np.roll(_samples(), -997 * number), length)
@@ -197,7 +198,7 @@ _CACHE: "list[Ids]" = []
 
 
 def as_text(rows: list[dict[str, Any]]) -> str:
-    """What was found, for people."""
+    """Return the figures as text."""
     keys = [
         "p50_us",
         "p99_us",

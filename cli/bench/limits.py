@@ -3,8 +3,9 @@
     python -m pltz.cli.bench.limits                 # the zstd way to the limit, JSON of many values, nesting
     python -m pltz.cli.bench.limits --model 1       # and the model with 1 MB
 
-Times are CPU seconds of all threads. Each row runs in a process of its own: its peak is what `getrusage` says of that process, imports and bundle included.
-Content is lines drawn at random from the sample sessions, so it repeats itself as much as a long log does.
+Times are CPU seconds of all threads. Each row runs in a process of its own. Its peak is that process's `getrusage`,
+with imports and bundle included. The content is lines drawn at random from the sample sessions, so it repeats itself
+as much as a long log does.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pltz.models.session.json_value import MAX_DEPTH, MAX_VALUES
 from pltz.plt_codec.limits import MAX_BYTES
 
 MB = 1_000_000
-TEXT = 2_000  # characters of a message
+TEXT = 2_000  # characters per message
 Row = dict[str, Any]
 
 
@@ -93,7 +94,7 @@ def _coded(size: int, way: str, model: float | None) -> Row:
 
 
 def _shaped(text: str) -> Row:
-    """Code a JSON line of some shape; where it is kept as text, that is its way."""
+    """Code a JSON line of some shape. A line that is kept as text is reported so."""
     from pltz.models.session.codec import Codec
     from pltz.models.session.session import Session
 

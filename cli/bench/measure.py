@@ -1,7 +1,7 @@
-"""Measure a codec on sessions: bytes of one file, by session; nothing counts that did not come back equal.
+"""Measure a codec on sessions: the bytes of one file, per session. Only sessions that come back equal count.
 
-All sessions go into one .pltz file, as they would in use. What the file holds beside the frames (header, index, footer)
-is shared out evenly, so the parts add up to the size of the file.
+All sessions go into one .pltz file, as they would in use. The bytes beside the frames (header, index, footer) are
+divided evenly among the sessions, so the parts add up to the size of the file.
 """
 
 import time
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one session costs."""
+    """The cost of one session."""
 
     tokens: int
-    ideal_bits: float  # the model's own code length, and the copies
-    coded_bytes: int  # the model's bytes and the copies, whether they were the shortest or not
+    ideal_bits: float  # the model's own code length plus the copies
+    coded_bytes: int  # the model's bytes plus the copies, even where the fallback was shorter
     frame_bytes: int  # the frame in the file
-    file_bytes: float  # the frame and its share of everything else
+    file_bytes: float  # the frame and its share of the other bytes
     by_model: bool  # False: the fallback was shorter
 
 
@@ -38,17 +38,17 @@ class Run:
     costs: list[Cost]
     encode_s: float
     decode_s: float
-    encode_busy_s: float  # of the processor, all threads
+    encode_busy_s: float  # processor time of all threads
     decode_busy_s: float
 
     @property
     def tokens(self) -> int:
-        """Tokens of all sessions, which the model encoded to see what they cost."""
+        """Return the tokens of all sessions. The model encoded all of them to find their cost."""
         return sum(cost.tokens for cost in self.costs)
 
     @property
     def decoded_tokens(self) -> int:
-        """Tokens the model decoded: those of sessions where the fallback was not shorter."""
+        """Return the tokens that the model decoded: those of sessions where the fallback was not shorter."""
         return sum(cost.tokens for cost in self.costs if cost.by_model)
 
 
@@ -60,7 +60,9 @@ def run(
     steps: int | None = None,
     shown: bool = False,
 ) -> Run:
-    """Freeze the sessions, decode them back, compare, and say what each cost; ``shown``: progress on stderr.
+    """Freeze the sessions, decode them back, compare, and return what each cost.
+
+    ``shown``: progress on stderr.
 
     Raises:
         ModelError: a session came back changed.
@@ -87,14 +89,14 @@ def run(
 
 
 def _clocks() -> tuple[float, float]:
-    """Seconds on the wall and of the processor."""
+    """Return wall and processor seconds."""
     return time.perf_counter(), time.process_time()
 
 
 def costs(reader: "Reader", coded: "Sequence[Coded]") -> list[Cost]:
-    """What each session of a file costs; ``coded`` is what the model made of them, in the same order.
+    """Return what each session of a file costs. ``coded`` is the model's result for each, in the same order.
 
-    The bits of copies are no choice of the model: they count as they are in its code length.
+    The model does not choose the bits of copies: they count unchanged in its code length.
     """
     share = reader.overhead / max(len(reader), 1)
     found = []

@@ -1,7 +1,8 @@
-"""``pltz bench nightly``: the nightly job as sessions grow: sessions and bytes a second, lag, and peak memory of each night.
+"""``pltz bench nightly``: measure the nightly job as the sessions grow.
 
-One archive grows night by night; each night is a process of its own, so that its peak memory is its own. Every size has two nights: one that
-meets the new sessions, and one that meets nothing new. Ends with one line of JSON.
+Each night gives sessions and bytes per second, lag and peak memory. One archive grows night by night. Each night is a
+process of its own, so that its peak memory is its own. Every size has two nights: one that meets new sessions, and one
+that meets nothing new. The run ends with one line of JSON.
 """
 
 import json
@@ -24,10 +25,10 @@ from pltz.cli.ui.output import Output, write_text
 from pltz.cli.ui.table import render
 from pltz.plt_codec.errors import UsageError
 
-QUICK, FULL = (500, 1_000, 2_000), (1_000, 10_000, 100_000)  # sessions in all, night by night
+QUICK, FULL = (500, 1_000, 2_000), (1_000, 10_000, 100_000)  # total sessions after each night
 SHIPPED = 100, 1_000  # sessions with the bundle that ships
-CUT = 300  # characters of a message: small sessions, as most are
-DAY = 10_000  # sessions of a file
+CUT = 300  # characters per message: small sessions, as most are
+DAY = 10_000  # sessions per file
 NIGHT = (
     "import json, sys; from pltz.archive.nightly import config, job; "
     "print(json.dumps(job.run(config.load(sys.argv[1]))))"
@@ -93,7 +94,7 @@ def nightly(
 
 
 def measured(sizes: Sequence[int], shipped: int, where: str | None, workers: int) -> dict[str, Any]:
-    """All figures."""
+    """Measure and return all figures."""
     with tempfile.TemporaryDirectory(prefix="pltz-bench-", dir=where) as name:
         folder, load = Path(name), os.getloadavg()[0]
         tiny = folder / "tiny"
@@ -122,7 +123,10 @@ def measured(sizes: Sequence[int], shipped: int, where: str | None, workers: int
 
 
 def write_tiny(folder: Path) -> None:
-    """A bundle of two small layers, untrained, under the tokenizer of the one that ships: real in every respect but its figures."""
+    """Write an untrained bundle of two small layers with the tokenizer of the bundle that ships.
+
+    Everything about it is real except its compression.
+    """
     from pltz.models.bundle.bundle import Bundle, write_bundle
     from pltz.plt_codec.weights import random_weights
 
@@ -134,7 +138,7 @@ def write_tiny(folder: Path) -> None:
 
 
 def sessions(begin: int, end: int) -> Iterator[bytes]:
-    """Small chats as lines of JSON, no two alike: the beginnings of the sample sessions, a number in every message."""
+    """Yield small chats as lines of JSON, no two alike: beginnings of sample sessions, each message with a number."""
     from pltz.datasets import sample_sessions
 
     sample = [session.value["messages"][:3] for session in sample_sessions()]
@@ -147,7 +151,7 @@ def sessions(begin: int, end: int) -> Iterator[bytes]:
 
 
 def _nights(root: Path, bundle: str, sizes: Sequence[int], workers: int) -> Iterator[dict[str, Any]]:
-    """Two nights for each size: with what is new, and with nothing new."""
+    """Run two nights for each size, one with new sessions and one with nothing new, and yield their figures."""
     from pltz.archive.tower_archive import TowerArchive
 
     (root / "chats").mkdir(parents=True)
@@ -169,7 +173,7 @@ def _nights(root: Path, bundle: str, sizes: Sequence[int], workers: int) -> Iter
 
 
 def _row(kind: str, total: int, report: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a night. Raises UsageError where it was not as it should be."""
+    """Return the figures of a night. Raises UsageError where its report is not as expected."""
     if report["exit_code"]:
         raise UsageError(
             f"a night ended with {report['exit_code']}: {report['failures'] or report['refused']}"
@@ -196,7 +200,7 @@ def _row(kind: str, total: int, report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _child(code: str, *arguments: str) -> dict[str, Any]:
-    """What a process of its own prints as JSON."""
+    """Run Python code in a process of its own and return the JSON that it prints."""
     done = subprocess.run(
         command(code, *arguments), env=environment(), capture_output=True, text=True, check=False
     )
@@ -207,7 +211,10 @@ def _child(code: str, *arguments: str) -> dict[str, Any]:
 
 
 def _read_rate(folder: Path) -> float:
-    """MB/s of reading the same files line by line and hashing each line: what a night of known sessions is measured against."""
+    """Return the MB/s of reading the same files line by line and hashing each line.
+
+    A night of known sessions is compared with it.
+    """
     import hashlib
 
     start, total = time.perf_counter(), 0
@@ -220,7 +227,7 @@ def _read_rate(folder: Path) -> float:
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """What was found, for people."""
+    """Return the figures as text."""
     head = [
         "night",
         "sessions",

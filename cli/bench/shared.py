@@ -1,4 +1,4 @@
-"""Options that several benchmarks share."""
+"""The options that several benchmarks share."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ JSON: Decorator = click.option("--json", "as_json", is_flag=True, help="Print th
 
 
 def limit_bytes(default: int, note: str = "") -> Decorator:
-    """``--limit-bytes``; ``note`` ends its help."""
+    """Return the option ``--limit-bytes``. ``note`` ends its help."""
     return click.option(
         "--limit-bytes",
         type=click.IntRange(min=1),
@@ -32,7 +32,7 @@ def limit_bytes(default: int, note: str = "") -> Decorator:
 
 
 def peers(names: tuple[str, ...]) -> Decorator:
-    """``--peers``, all of them by default; the command takes it as ``names``."""
+    """Return the option ``--peers``, by default all of them. The command takes it as ``names``."""
     return click.option(
         "--peers",
         "names",
@@ -44,13 +44,13 @@ def peers(names: tuple[str, ...]) -> Decorator:
 
 
 def plot(what: str) -> Decorator:
-    """``--plot`` of something."""
+    """Return the option ``--plot``. ``what`` names what is plotted."""
     return click.option(
         "--plot", metavar="FILE", help=f"Draw {what} as a PNG or SVG (needs the extra plots)."
     )
 
 
 def check_where(where: str | None) -> None:
-    """Raises UsageError where ``--where`` names no folder."""
+    """Check that ``--where`` names a folder. Raises UsageError where it does not."""
     if where is not None and not Path(where).is_dir():
         raise UsageError(f"folder {where} does not exist: name one on the disk to be measured")

@@ -1,11 +1,13 @@
-"""``pltz bench speed``: tokens a second, next to the rate that torch's int8 matrix product reaches on the same shapes.
+"""``pltz bench speed``: measure tokens per second, next to torch's int8 matrix product on the same shapes.
 
-What counts: the multiply-adds of the weight matrices, `Shape.macs` a token (layers and both levels of the head). Attention
-is work on top that the product does not do: it is left out of the rate, and a second ratio takes it in (`attention_macs`).
-Where the time goes is what the coder itself counts, by stage; a coder that does not count shows none.
-How: coding and products take turns in one process, on the same threads, and the best of the rounds counts for each, since
-what else runs on a machine only slows. Tokens/s are of the clock on the wall; the rates that are held against each other
-are of processor time on the CPU, shared out over the threads, so that work beside disturbs them less. Every decoded token is compared. Ends with one line of JSON.
+The rate counts the multiply-adds of the weight matrices, `Shape.macs` per token (layers and both levels of the head).
+The product does no attention, so it is left out of the rate. A second ratio includes it (`attention_macs`). The coder
+itself counts its time by stage; a coder that does not count shows none.
+
+Coding and products take turns in one process, on the same threads. The best round of each counts, since other work on
+the machine can only slow it down. Tokens/s are in wall time. The rates that are compared with each other use processor
+time on the CPU, divided by the threads, so that other work disturbs them less. Every decoded token is compared. The run
+ends with one line of JSON.
 """
 
 import json
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from pltz.plt_codec.weights import Shape, Weights
 
 WAYS = ("encode", "decode")
-ENCODE_ROWS = 4096  # of the products that encoding is held against
+ENCODE_ROWS = 4096  # rows of the products that encoding is compared with
 LINEAR = tuple(1 << n for n in range(10, 21, 2))  # tokens, 1 k to 1 M
 STARTS = 5  # processes started, the fastest counts
 COMMAND = """import sys
@@ -186,7 +188,7 @@ def speed(
 
 
 def numbers(text: str) -> list[int]:
-    """``1,4`` as [1, 4]. Raises UsageError."""
+    """Parse ``1,4`` as [1, 4]. Raises UsageError."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
@@ -197,7 +199,7 @@ def numbers(text: str) -> list[int]:
 
 
 def sample_tokens(codec: "Codec") -> "tuple[np.ndarray[Any, Any], float]":
-    """Bundle tokens of the sample sessions in a row, and the content bytes a token stands for."""
+    """Return the bundle tokens of the sample sessions, concatenated, and the content bytes per token."""
     import numpy as np
 
     from pltz.datasets import sample_sessions
@@ -210,7 +212,7 @@ def sample_tokens(codec: "Codec") -> "tuple[np.ndarray[Any, Any], float]":
 
 
 def cut(stream: "np.ndarray[Any, Any]", count: int, tokens: int) -> "list[np.ndarray[Any, Any]]":
-    """``count`` sessions of ``tokens`` each, from different places of the stream, around its end where need be."""
+    """Cut ``count`` sessions of ``tokens`` each from different places of the stream, wrapping around its end."""
     import numpy as np
 
     return [np.take(stream, np.arange(i * tokens, (i + 1) * tokens), mode="wrap") for i in range(count)]
@@ -226,7 +228,7 @@ def row(
     device: str,
     threads: int | None,
 ) -> dict[str, Any]:
-    """Rates of coding some sessions side by side, and of the products in between."""
+    """Measure the rates of coding some sessions side by side, and of the products in between."""
     rows = lanes * len(sessions)
     tokens = sum(map(len, sessions))
     products = {"decode": Products(weights, rows, device), "encode": Products(weights, ENCODE_ROWS, device)}
@@ -275,7 +277,7 @@ def row(
 
 
 def attention_macs(shape: "Shape", tokens: int, lanes: int, steps: int) -> int:
-    """Multiply-adds of attention over a session: scores and values of the keys that each position sees.
+    """Return the multiply-adds of attention over a session: scores and values of the keys that each position sees.
 
     >>> from pltz.plt_codec.weights import random_weights
     >>> shape = random_weights(0).shape  # 2 layers, 4 heads of 16 dimensions
@@ -293,7 +295,7 @@ def attention_macs(shape: "Shape", tokens: int, lanes: int, steps: int) -> int:
 
 
 def counted(coder: "Coder", call: Callable[[], Any]) -> "tuple[Time, Any, dict[str, float] | None]":
-    """Time and result of a call, and the seconds that the coder counts for each stage of it."""
+    """Return time and result of a call, and the seconds that the coder counts for each stage of it."""
     before = dict(getattr(coder, "spent", None) or {})
     time, result = timed(call)
     after = getattr(coder, "spent", None)
@@ -301,7 +303,7 @@ def counted(coder: "Coder", call: Callable[[], Any]) -> "tuple[Time, Any, dict[s
 
 
 def length(coder: "Coder", sessions: "Sequence[np.ndarray[Any, Any]]") -> dict[str, Any]:
-    """Seconds for one session in the default layout, and the highest memory of the process up to now."""
+    """Return the seconds for one session in the default layout, and the process's peak memory so far."""
     encode, encoded = timed(lambda: coder.encode(sessions))
     decode, decoded = timed(lambda: coder.decode(frame_items(encoded, sessions)))
     check(sessions, decoded)
@@ -323,9 +325,9 @@ def against_llama(
     threads: int | None,
     device: str,
 ) -> dict[str, Any] | str:
-    """llama.cpp over one session, before and after our decoding of it in the default layout; or why not.
+    """Measure llama.cpp on one session, before and after our decoding of it in the default layout, or say why not.
 
-    On a CPU both are of processor time, shared out over the threads.
+    On a CPU both are in processor time, divided by the threads.
     """
     from pltz.benchmarks import llama_peer
 
@@ -348,17 +350,17 @@ def against_llama(
 
 
 def peak_bytes() -> int | None:
-    """Most memory this process has had resident; None where the system does not say."""
+    """Return the peak resident memory of this process in bytes, or None where the system does not tell it."""
     try:
         import resource
     except ImportError:
         return None
     found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return found if sys.platform == "darwin" else found << 10  # bytes there, kibibytes elsewhere
+    return found if sys.platform == "darwin" else found << 10  # bytes on macOS, kibibytes elsewhere
 
 
 def start_times(bundle: Path) -> dict[str, Any]:
-    """Wall seconds of whole processes, the interpreter's start included, and whether they loaded torch."""
+    """Return the wall seconds of whole processes, interpreter start included, and whether they loaded torch."""
     out: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         source, frozen, back = (Path(folder) / name for name in ("in.jsonl", "in.pltz", "out.jsonl"))
@@ -375,7 +377,7 @@ def start_times(bundle: Path) -> dict[str, Any]:
 
 
 def run_command(*arguments: object) -> tuple[float, bool]:
-    """Wall seconds of ``pltz`` with these arguments, and whether torch was loaded in it."""
+    """Return the wall seconds of ``pltz`` with these arguments, and whether it loaded torch."""
     words, variables = command(COMMAND, *arguments), environment()
     spent, done = timed(
         lambda: subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
@@ -386,7 +388,7 @@ def run_command(*arguments: object) -> tuple[float, bool]:
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """The tables, and how to read them."""
+    """Return the tables, and how to read them."""
     lines = [
         [
             way,
@@ -437,7 +439,7 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def llama_line(found: dict[str, Any], tokens: int) -> str:
-    """What llama.cpp reached, and we."""
+    """Return a line with the rates of llama.cpp and of pltz."""
     return (
         f"llama.cpp (llama-cpp-python {found['version']}, Q8_0, {found['threads']} threads) passes a session of "
         f"{tokens:,} tokens through the layers at {found['tokens_per_s']:,.0f} tokens/s one by one; decoded in the default layout at "
@@ -446,7 +448,7 @@ def llama_line(found: dict[str, Any], tokens: int) -> str:
 
 
 def stage_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Where the time goes, if the coder counts it."""
+    """Return a table of the time per stage, if the coder counts it."""
     counted = [(way, found) for found in rows for way in WAYS if found[f"{way}_us_per_token"]]
     if not counted:
         return []
@@ -459,7 +461,7 @@ def stage_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def length_cells(found: dict[str, Any]) -> list[str]:
-    """One line of the table of lengths."""
+    """Return one line of the table of lengths."""
     each = [
         f"{1e6 * found[f'{way}{clock}_s'] / found['tokens']:.1f}"
         for clock in ("", "_processor")

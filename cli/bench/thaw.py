@@ -1,16 +1,17 @@
-"""``pltz bench thaw``: what it takes to have a session's KV again, from tokens, from memory and from disk.
+"""``pltz bench thaw``: measure the time until a session's KV is back, from tokens, from memory and from disk.
 
-Ways take turns in one process, and the best of the rounds counts for each, since what else runs on a machine only slows:
+The ways take turns in one process. The best round of each counts, since other work can only slow it down:
 
-    prefill            the target over ids that are at hand: the bound of every thaw
+    prefill            the target over given ids: the lower bound of every thaw
     thaw               all of it: catalogue, records, decoding, prefill, insertion into the hot store
-    thaw, fast layout  the same of a session that was frozen in the fast layout
-    thaw, ... hot      the same call where the store has half of the session, or all, on device, in host memory, in files
+    thaw, fast layout  the same for a session that was frozen in the fast layout
+    thaw, ... hot      the same call with half or all of the session in the store: on device, in host memory, in files
     safetensors        the KV as one file, by its own library, into fresh tensors on the device
     host memory        the KV in page-locked memory, copied to the device
 
-Then sessions thawed together in one call, and sessions that grew: the same tokens archived in some turns, a segment each, in either layout, with decoding and
-prefill apart. Every thaw is checked: ids exactly, KV and logits against the prefill's within float noise. Ends with one line of JSON.
+Two more measurements follow: sessions thawed together in one call, and sessions that grew. The latter archive the same
+tokens in several turns, one segment each, in either layout, and count decoding and prefill apart. Every thaw is
+checked: ids exactly, KV and logits against the prefill's within float noise. The run ends with one line of JSON.
 """
 
 import itertools
@@ -49,10 +50,10 @@ if TYPE_CHECKING:
     from pltz.archive.thaw import Thawed
     from pltz.models.target.target import Target
 
-Expected = tuple["DynamicCache", "torch.Tensor"]  # of a prefill: KV, logits of the last id
+Expected = tuple["DynamicCache", "torch.Tensor"]  # from a prefill: KV, logits of the last id
 EMBEDDED = "embedded"
 WHOLE, FAST, GROWN = "whole", "fast", "grown"
-TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are told
+TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are reported
 
 
 @click.command(
@@ -158,8 +159,11 @@ def thaw(
 
 @dataclass
 class Checked:
-    """What comparing thaws with prefills found. ``kv``, ``logits``: largest differences, relative to the largest number; ``same_next``:
-    thaws after which the likeliest next id was the same (random weights have many that are about as likely)."""
+    """The result of comparing thaws with prefills.
+
+    ``kv``, ``logits``: largest differences, relative to the largest number. ``same_next``: thaws after which the
+    likeliest next id was the same (random weights have many ids of about the same likelihood).
+    """
 
     bound: float
     thaws: int = 0
@@ -168,14 +172,14 @@ class Checked:
     same_next: int = 0
 
     def add(self, kv: float, logits: float, same: bool) -> None:
-        """One thaw more; what is no number counts as infinitely far."""
+        """Add one thaw. NaN counts as an infinite difference."""
         self.thaws += 1
         self.kv = max(self.kv, math.inf if math.isnan(kv) else kv)
         self.logits = max(self.logits, math.inf if math.isnan(logits) else logits)
         self.same_next += same
 
     def refuse(self) -> None:
-        """Raises ModelError where a difference is no float noise."""
+        """Check that all differences are float noise. Raises ModelError where one is not."""
         if max(self.kv, self.logits) > self.bound:
             raise ModelError(
                 f"thaws differ from prefills by {self.kv:.2g} in KV and {self.logits:.2g} in logits, more than float noise ({self.bound})"
@@ -185,7 +189,8 @@ class Checked:
 class Bench:
     """A target, an archive with sessions for it, and stores of every tier.
 
-    ``kv_bytes``: of one session; ``stored``: bytes of the archive's records of it by name: put in one piece, and in turns, in either layout.
+    ``kv_bytes``: KV of one session. ``stored``: bytes of its records by name, put in one piece or in turns, in either
+    layout.
     """
 
     def __init__(
@@ -243,7 +248,7 @@ class Bench:
         self.files = self.thawer(device_bytes=0, disk_bytes=room, folder=folder / "warm")
 
     def thawer(self, **budgets: Any) -> "tuple[HotStore, Thawer]":
-        """A store and a thawer over it."""
+        """Return a store and a thawer over it."""
         from pltz.archive.kv_store import HotStore, Thawer
 
         store = HotStore(device=self.device, **budgets)
@@ -257,7 +262,7 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def check(self, thawed: "Thawed", ids: "np.ndarray[Any, Any]", expected: "Expected") -> None:
-        """Compare a thaw with a prefill. Raises ModelError for other ids; the rest is told by `Checked`."""
+        """Compare a thaw with a prefill and note the differences in `Checked`. Raises ModelError for other ids."""
         import numpy as np
 
         from pltz.archive.thaw import kv_difference
@@ -270,23 +275,23 @@ class Bench:
         self.checked.add(kv_difference(cache, thawed.cache), far, same)
 
     def drop(self, path: Path) -> None:
-        """Put a file on the disk and out of the page cache, and look whether its middle is out."""
+        """Write a file to the disk, drop it from the page cache, and check that its middle is out."""
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             os.preadv(handle, [bytearray(1)], os.fstat(handle).st_size // 2, os.RWF_NOWAIT)
-            self.can_drop = False  # it was there
+            self.can_drop = False  # it is still cached
         except BlockingIOError:
             pass
         except (OSError, AttributeError):
-            self.can_drop = False  # nobody can say
+            self.can_drop = False  # unknown
         finally:
             os.close(handle)
 
 
 def target_of(shape: str, folder: Path, tokenizer_json: bytes, device: str) -> "Target":
-    """The embedded target, or a random one. Raises UsageError, ModelError."""
+    """Return the embedded target, or a random one. Raises UsageError, ModelError."""
     from pltz.benchmarks.random_target import RandomTarget
     from pltz.models.target.target import Target
 
@@ -301,7 +306,7 @@ Way = tuple[str, int, Callable[[], object], Callable[[], Any]]  # name, bytes st
 
 
 def ways(bench: Bench) -> Iterator[Way]:
-    """Each way to the KV of one session. What a timed call returns is a Thawed to check, or nothing."""
+    """Yield each way to the KV of one session. A timed call returns a Thawed to check, or None."""
     from safetensors.torch import load_file, save_file
 
     from pltz.models.target.cache import pairs_of
@@ -316,7 +321,7 @@ def ways(bench: Bench) -> Iterator[Way]:
     pinned = {name: _pinned(t) for name, t in tensors.items()}
 
     def load() -> list[Any]:
-        """On a CPU safetensors only maps the file: a copy of each tensor makes it read."""
+        """Load the file. On a CPU safetensors only maps it, so each tensor is copied to make it read."""
         found = load_file(plain, device=str(bench.device)).values()
         return [t.clone() if bench.device.type == "cpu" else t for t in found]
 
@@ -376,7 +381,7 @@ def _pinned(tensor: Any) -> Any:
 def measure(
     bench: Bench, rounds: int, bar: Progress
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
-    """A row for each way, and the stages of the best thaw in either layout, in milliseconds."""
+    """Return a row for each way, and the stages of the best thaw in either layout, in milliseconds."""
     from pltz.archive.thaw import Thawed
 
     found: dict[str, dict[str, Any]] = {}
@@ -384,7 +389,7 @@ def measure(
     everything = list(ways(bench))
     for number in range(rounds + 1):  # the first one warms up
         for name, stored, before, call in everything:
-            result = None  # what is still mapped stays in the page cache
+            result = None  # a mapped file would stay in the page cache
             before()
             bench.synchronize()
             start = time.perf_counter()
@@ -403,12 +408,12 @@ def measure(
     rows = list(found.values())
     for row in rows:
         row["ms"] = min(row["all_ms"])
-        row["over_prefill"] = round(row["ms"] / rows[0]["ms"], 4)  # the prefill is the first
+        row["over_prefill"] = round(row["ms"] / rows[0]["ms"], 4)  # the first row is the prefill
     return rows, stages
 
 
 def measure_many(bench: Bench, count: int, rounds: int) -> dict[str, Any]:
-    """Milliseconds a session of thawing some in one call, and of prefilling them one by one."""
+    """Return milliseconds per session for thawing several in one call, and for prefilling them one by one."""
     from pltz.archive.kv_store import Thawer, Wanted
     from pltz.archive.thaw import Thawed
 
@@ -439,12 +444,15 @@ def measure_many(bench: Bench, count: int, rounds: int) -> dict[str, Any]:
 
 
 def in_turns(count: int, layout: LayoutName) -> str:
-    """The name, and the tenant, of the session that came in so many turns."""
+    """Return the name of the session that was put in ``count`` turns. Its tenant has the same name."""
     return f"{layout}/{count}"
 
 
 def measure_turns(bench: Bench, count: int, layout: LayoutName, rounds: int) -> dict[str, Any]:
-    """Milliseconds of a thaw of the session that came in some turns, of which decoding and prefill, next to the bare prefill."""
+    """Measure a thaw of the session that was put in ``count`` turns, next to the bare prefill.
+
+    The figures are milliseconds: total, decoding and prefill.
+    """
     from pltz.archive.kv_store import Thawer
 
     thawer, name = Thawer(bench.cold, bench.target), in_turns(count, layout)
@@ -473,7 +481,7 @@ def measure_turns(bench: Bench, count: int, layout: LayoutName, rounds: int) -> 
 
 
 def _timed(bench: Bench, call: Callable[[], Any]) -> tuple[Any, float]:
-    """A call's result and its seconds, the device's work included."""
+    """Return a call's result and its seconds, the device's work included."""
     bench.synchronize()
     start = time.perf_counter()
     result = call()
@@ -482,7 +490,7 @@ def _timed(bench: Bench, call: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """The tables, and how to read them."""
+    """Return the tables, and how to read them."""
     on, checked = result["machine"], result["checked"]
     rows = [
         [

@@ -1,1 +1,1 @@
-"""Commands of ``pltz bundle``, one file each."""
+"""The commands of ``pltz bundle``: the short ones in ``group``, the others one file each."""

@@ -1,4 +1,7 @@
-"""``pltz bundle distill``: a bundle for a target, from a user's own sessions: `pltz bundle train` with the settings made from options."""
+"""``pltz bundle distill``: train a bundle for a target on a user's own sessions.
+
+It is `pltz bundle train` with the settings made from options.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +22,7 @@ SIZES: dict[str, dict[str, int]] = {
     "small": {"d": 256, "layers": 5, "heads": 4, "kv_heads": 2, "head_dim": 64, "hidden": 1024},
     "mini": {},  # the defaults of `Student`
 }
-DECAY = 0.4  # share of the budget in which the rate falls
+DECAY = 0.4  # share of the budget in which the learning rate falls
 
 
 @click.command(
@@ -152,11 +155,11 @@ def settings_of(
     name: str,
     licence: str,
 ) -> "Settings":
-    """The settings of `pltz bundle train` that the options stand for.
+    """Return the settings of `pltz bundle train` that the options stand for.
 
     Raises:
         UsageError: options that do not go together.
-        ModelError: there is no such target.
+        ModelError: the target does not exist.
     """
     from pltz.models.bundle.bundle import DEFAULT
     from pltz.models.training import pipeline, settings
@@ -188,7 +191,7 @@ def settings_of(
 
 
 def method(found: "Settings") -> str:
-    """In a sentence, what the student learns from."""
+    """Return a sentence that says what the student learns from."""
     teacher = found.teacher
     parts = ["your sessions"]
     if teacher and teacher.share:

@@ -1,7 +1,7 @@
-"""``pltz bundle eval``: what a bundle makes of any data, by real decoding.
+"""``pltz bundle eval``: measure a bundle on any data, by real decoding.
 
-The measuring is that of ``pltz bench codec``; what differs is what it takes: any files that ``pltz compress`` reads, not records alone, and
-one peer, zstd with the bundle's own dictionary, which is what the bundle has to beat.
+It measures as ``pltz bench codec`` does, with two differences. It takes any files that ``pltz compress`` reads, not
+only records. Its one peer is zstd with the bundle's own dictionary, which the bundle has to beat.
 """
 
 import json
@@ -83,10 +83,10 @@ def evaluate(
 
 
 def measured(loaded: "Codec", found: "Iterable[Loaded]", limit: int, *, shown: bool) -> dict[str, Any]:
-    """The figures of a codec on records, at most ``limit`` content bytes a source; see `codec.figures`.
+    """Return the figures of a codec on records, at most ``limit`` content bytes per source. See `codec.figures`.
 
     Raises:
-        UsageError: no session is that short.
+        UsageError: every session is longer than that.
     """
     from pltz.models.session.session import content_bytes
 
@@ -98,10 +98,10 @@ def measured(loaded: "Codec", found: "Iterable[Loaded]", limit: int, *, shown: b
 
 
 def read(files: Iterable[str]) -> "Iterator[Loaded]":
-    """The sessions of files, with their sources; the sample sessions where there are no files.
+    """Yield the sessions of files with their sources, or the sample sessions where no files are named.
 
     Raises:
-        UsageError: nothing there, or not what its name says.
+        UsageError: a file does not exist or does not hold what its name says.
     """
     from pltz.datasets.loaders import load, sample_path
     from pltz.models.training import records

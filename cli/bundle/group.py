@@ -1,4 +1,4 @@
-"""``pltz bundle``: the decoder bundles at hand, and new ones. list, show and verify are here, the others one a file."""
+"""``pltz bundle``: the group of commands for decoder bundles. list, show and verify are here, the others have files."""
 
 import json
 from pathlib import Path
@@ -82,7 +82,7 @@ def verify(name: str | None, as_json: bool) -> None:
 
 
 def facts(loaded: "Bundle") -> dict[str, Any]:
-    """What names a bundle; size in bytes."""
+    """Return the identity of a bundle, and its size in bytes."""
     return {
         "name": loaded.name,
         "id": loaded.id.hex(),
@@ -93,7 +93,7 @@ def facts(loaded: "Bundle") -> dict[str, Any]:
 
 
 def as_text(found: dict[str, Any], folder: Path) -> str:
-    """Identity and shape, then the card: the written one where there is one."""
+    """Return identity and shape, then the card: the written one where there is one."""
     rows = [
         ("bundle", found["name"]),
         ("id", found["id"]),

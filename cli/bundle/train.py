@@ -1,6 +1,6 @@
-"""``pltz bundle train``: a bundle from your own sessions, by one configuration file.
+"""``pltz bundle train``: train a bundle on your own sessions, from one configuration file.
 
-The work is in ``pltz.models.training.pipeline``; here are the command, the reading of files and the measuring it asks for.
+``pltz.models.training.pipeline`` does the work. This file has the command, reads the files and measures the result.
 """
 
 import json
@@ -98,7 +98,7 @@ def run(
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """Run the pipeline and say what came of it. Raises what `pipeline.train` raises."""
+    """Run the pipeline and report its result. Raises what `pipeline.train` raises."""
     import torch
 
     from pltz.models.training import pipeline
@@ -137,14 +137,14 @@ def run(
 
 
 def read(name: str) -> "Iterator[Session]":
-    """The sessions of a file or folder. Raises UsageError."""
+    """Yield the sessions of a file or folder. Raises UsageError where it cannot be read."""
     from pltz.datasets.loaders import load
 
     return load(name)
 
 
 def report(card: dict[str, Any], output: str, as_json: bool) -> None:
-    """What came of it, on stdout."""
+    """Print the result on stdout."""
     total = card["test"]["total"]
     if as_json:
         keys = ("content_bytes", "bits_per_byte", "bits_per_token", "peer_bytes", "pltz_bytes")

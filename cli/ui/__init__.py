@@ -1,1 +1,1 @@
-"""What every command shares with its user: options, output, progress, tables, groups."""
+"""The user interface that all commands share: options, output, progress, tables, groups."""

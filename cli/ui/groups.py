@@ -1,11 +1,11 @@
 """Groups and commands of the command line: lazy loading, one shape of help, errors in one line.
 
-A group names its commands as ``{"inspect": "pltz.cli.inspect:inspect"}`` and imports one only when it is
-asked for. What a command needs beyond click (tensors above all) it imports inside its function, so
-``pltz --help`` and ``pltz inspect`` start at once.
+A group names its commands as ``{"inspect": "pltz.cli.inspect:inspect"}`` and imports one only when it is called.
+A command imports its other dependencies (tensors above all) inside its function. So ``pltz --help`` and
+``pltz inspect`` start at once.
 
-Errors: the root group turns what pltz raises on purpose into ``error: <message>`` on stderr and the
-exit code of the error's class. A closed pipe and Ctrl-C are left to click. A bug stays a traceback.
+Errors: the root group turns a `PltzError` into ``error: <message>`` on stderr and the exit code of its class. A
+closed pipe and Ctrl-C are left to click. A bug stays a traceback.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class Whole(click.Command):
     """A command whose line in the help of its group is a whole sentence, however wide the terminal."""
 
     def get_short_help_str(self, limit: int = 0) -> str:
-        """The short help, or the first sentence; click would cut it off after some 50 characters."""
+        """Return the short help, or the first sentence. By default click cuts it off after some 50 characters."""
         return super().get_short_help_str(SENTENCE)
 
 
@@ -68,7 +68,7 @@ class Group(Whole, click.Group):
     """A click group that keeps its commands in the order they were written."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order people meet them in."""
+        """Return the names in the order of definition, which is the order of the help page."""
         return list(self.commands)
 
 
@@ -84,11 +84,11 @@ class LazyGroup(Whole, click.Group):
         self.lazy = dict(lazy)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order they were given, which is the order people meet them in."""
+        """Return the names in the order they were given, which is the order of the help page."""
         return list(self.lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now, or None for an unknown name."""
+        """Import and return the command, or return None for an unknown name."""
         if cmd_name not in self.lazy:
             return None
         module, attribute = self.lazy[cmd_name].split(":")
@@ -100,35 +100,35 @@ class RootGroup(LazyGroup):
     """The group every command runs under: it turns errors into one line and an exit code."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run the command line; what pltz or the machine refuses ends in a line on stderr and an exit code."""
+        """Run the command line. An error of pltz or of the machine ends in a line on stderr and an exit code."""
         try:
             return super().main(*args, **options)
         except PltzError as error:
             fail(str(error) or type(error).__name__, error.exit_code)
         except MemoryError:
             fail("out of memory", 1)
-        except OSError as error:  # of a pipe whose reader went away click has taken care
+        except OSError as error:  # click has already handled a closed pipe
             fail(machine_failure(error), 1)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The exit codes, once for all commands."""
+        """Write the exit codes of all commands."""
         write_exit_codes(formatter)
 
 
 def fail(message: str, exit_code: int) -> NoReturn:
-    """Print ``error: <message>`` in one line on stderr and leave with the exit code, which holds where nobody can be told why."""
+    """Print ``error: <message>`` in one line on stderr and exit with the code, even where stderr cannot be written."""
     with contextlib.suppress(OSError):
         click.echo(f"error: {printable(' '.join(message.split()))}", err=True)
     sys.exit(exit_code)
 
 
 def machine_failure(error: OSError) -> str:
-    """``<file>: <reason>``, or the reason alone, as far as the system told."""
+    """Return ``<file>: <reason>``, or the reason alone where the system names no file."""
     reason = error.strerror or str(error) or type(error).__name__
     return reason if error.filename is None else f"{error.filename}: {reason}"
 
 
 def write_exit_codes(formatter: click.HelpFormatter) -> None:
-    """The section that says what the exit code means."""
+    """Write the section that lists the exit codes and their meanings."""
     with formatter.section("Exit codes"):
         formatter.write_dl(EXIT_CODES)

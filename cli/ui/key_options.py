@@ -1,7 +1,7 @@
-"""What opens a sealed archive, as options of every command that needs it: a passphrase, a key file or a command that prints the key.
+"""The options that name the key of a sealed archive: a passphrase, a key file or a command that prints the key.
 
-None of them takes the secret itself on the command line, where every user of the machine could read it. The options are kept in click's
-context, so that commands need not hand them on: `secret` makes one of what they gave.
+No option takes the secret itself on the command line, where every user of the machine could read it. The options
+are kept in click's context, so that commands need not pass them on. `secret` turns them into a `Secret`.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
 
 
 def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--key-file``, ``--key-command``, ``--passphrase-env`` and ``--passphrase``; `secret` makes one of what they give."""
+    """Add ``--key-file``, ``--key-command``, ``--passphrase-env`` and ``--passphrase``. `secret` reads them."""
     for option in (
         click.option(
             "--passphrase",
@@ -59,9 +59,9 @@ def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def secret(*, confirm: bool = False) -> "Secret | None":
-    """What the options of the running command name; None where none was given. ``confirm``: ask for a passphrase twice.
+    """Return the secret that the options of the running command name, or None where none was given.
 
-    Raises UsageError where more than one was given.
+    With ``confirm`` a passphrase is asked for twice. Raises UsageError where more than one option was given.
     """
     from pltz.archive.encryption.keys import Secret
 

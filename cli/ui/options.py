@@ -34,7 +34,11 @@ def size(value: str) -> int | None:
 
 
 def nonempty(value: str) -> str:
-    """A type of option: a text that is not empty. What a shell makes of a variable that nobody set names no session and no tenant."""
+    """Return the value of an option that must not be empty, as an unset shell variable would be.
+
+    Raises:
+        BadParameter: the value is empty.
+    """
     if not value:
         raise click.BadParameter("expected a name, found nothing")
     return value
@@ -104,14 +108,14 @@ PROGRESS: Decorator = click.option(
 
 
 def form(choices: Sequence[str], text: str) -> Decorator:
-    """The option ``--format`` with ``auto`` among its choices; the command takes it as ``form``."""
+    """Return the option ``--format``, with ``auto`` among its choices. The command takes it as ``form``."""
     return click.option(
         "--format", "form", type=click.Choice(choices), default="auto", show_default=True, help=text
     )
 
 
 def open_reader(path: str) -> "Reader":
-    """The .pltz file at ``path``, or the one on stdin for ``-``.
+    """Open the .pltz file at ``path``, or read the one on stdin for ``-``.
 
     Raises:
         UsageError: there is no such readable file.
@@ -135,17 +139,17 @@ def one_tokenizer(target: str | None, tokenizer: str | None) -> None:
 
 
 def load_codec(bundle: str | None, device: str, threads: int | None) -> "Codec":
-    """The codec of a bundle by name or folder. Raises UsageError or ModelError where it cannot be loaded."""
+    """Load the codec of a bundle by name or folder. Raises UsageError or ModelError where it cannot be loaded."""
     from pltz.models.session.codec import Codec
 
     return Codec.load(bundle, device=device, threads=threads)
 
 
 def load_codec_for(reader: "Reader", bundle: str | None, device: str, threads: int | None) -> "Codec":
-    """The codec that reads a file: of the bundle given, else of the one at hand that the file names.
+    """Load the codec that reads a file: from the bundle given, else from the installed one that the file names.
 
     Raises:
-        BundleMismatch: no such bundle is here.
+        BundleMismatch: no such bundle is installed.
     """
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.session.codec import Codec

@@ -1,9 +1,9 @@
-"""Where a command writes: a file that appears whole or not at all, or stdout.
+"""The output of a command: a file that appears whole or not at all, or stdout.
 
-Write order: a temporary file in the folder of the target, its bytes, fsync, then the name (a hard link
-when nothing may be overwritten, a rename with ``--force``), fsync of the folder. A crash leaves, after
-each step: a stray ``.<name>.*.part``; the same; the finished file. The old file, if any, stays until
-the rename.
+Write order: a temporary file in the folder of the target, its bytes, fsync, then the name, then fsync of the folder.
+The name comes from a hard link when nothing may be overwritten, and from a rename with ``--force``. A crash before
+the name leaves a stray ``.<name>.*.part``; a crash after it leaves the finished file. The old file, if any, stays
+until the rename.
 
     output = Output("chats.pltz", force=False, inputs=["chats.jsonl"])   # refuses now, before the work
     output.write([data])
@@ -69,14 +69,15 @@ class Output:
         return self.path.exists() and self.path.is_file()
 
     def write(self, chunks: Iterable[bytes], *, whole: bool = False) -> None:
-        """Write all chunks; a file appears under its name only when every byte is on disk.
+        """Write all chunks. A file appears under its name only when every byte is on disk.
 
         Args:
-            whole: stdout gets nothing either before the last chunk is there; until then they wait in a file without a name.
+            whole: write nothing to stdout either before the last chunk is there. Until then a nameless temporary file
+                holds the chunks.
 
         Raises:
-            UsageError: the file came into being meanwhile and ``force`` is off.
-            OSError: the disk refused; the destination is as it was.
+            UsageError: the file was created by another process in the meantime and ``force`` is off.
+            OSError: the disk refused. The destination is unchanged.
         """
         try:
             with contextlib.ExitStack() as held:
@@ -88,7 +89,7 @@ class Output:
             raise type(error)(error.errno, error.strerror, name) from error
 
     def report(self, text: str) -> None:
-        """Print what was done, on stdout, or on stderr where stdout carries the file."""
+        """Print what was done on stdout, or on stderr where stdout carries the file."""
         if self.to_stdout:
             click.echo(text, err=True)
         else:
@@ -105,13 +106,13 @@ class Output:
                 sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
         elif self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
-            with self.path.open("wb") as sink:  # a pipe or device has no whole-or-nothing to offer
+            with self.path.open("wb") as sink:  # a pipe or device cannot be written atomically
                 sink.writelines(chunks)
         else:
             self._write_file(chunks)
 
     def _write_file(self, chunks: Iterable[bytes]) -> None:
-        # a name may have 255 bytes
+        # A file name may have at most 255 bytes.
         short = os.fsencode(self.path.name)[:80].decode("utf-8", "ignore")
         handle, temporary = tempfile.mkstemp(prefix=f".{short}.", suffix=".part", dir=self.path.parent)
         try:
@@ -127,7 +128,7 @@ class Output:
         sync_folder(self.path.parent)
 
     def _mode(self) -> int:
-        """The permissions of the file replaced, or those of a new file (mkstemp's are private)."""
+        """Return the permissions of the replaced file, or those of a new file (mkstemp's are private)."""
         if self.path.exists():
             return stat.S_IMODE(self.path.stat().st_mode)
         mask = os.umask(0)
@@ -147,7 +148,7 @@ class Output:
 
 
 def _kept(chunks: Iterable[bytes], file: IO[bytes]) -> Iterator[bytes]:
-    """All chunks through a file: the first comes out when the last went in."""
+    """Yield all chunks after the last one has been written to ``file``."""
     file.writelines(chunks)
     file.seek(0)
     while piece := file.read(PIECE):
@@ -155,7 +156,7 @@ def _kept(chunks: Iterable[bytes], file: IO[bytes]) -> Iterator[bytes]:
 
 
 def reads(source: str, path: Path) -> bool:
-    """Whether reading ``source`` (a file, or a folder and all in it) reads the existing file ``path``."""
+    """Return whether reading ``source`` (a file, or a folder and all in it) reads the existing file ``path``."""
     if not os.path.exists(source):
         return False
     return os.path.samefile(source, path) or path.is_relative_to(os.path.realpath(source))
@@ -175,13 +176,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_text(text: str) -> None:
-    """Print a report on stdout; characters the terminal cannot show are escaped, never an error."""
+    """Print a report on stdout. Characters that UTF-8 cannot encode are escaped, never an error."""
     line = text if text.endswith("\n") else text + "\n"
     Output("-", binary=False).write([line.encode("utf-8", "backslashreplace")])
 
 
 def printable(text: str) -> str:
-    """One line without control characters: a name from a stranger never steers the terminal.
+    """Return the text as one line without control characters, so that an untrusted name cannot steer the terminal.
 
     >>> printable("a" + chr(27) + "[2J" + chr(10) + "b")
     'a\\\\x1b[2J\\\\nb'

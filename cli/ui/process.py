@@ -1,9 +1,11 @@
-"""What the process needs before a command runs: three standard streams, signals that clean up, warnings in one line.
+"""Prepare the process for a command: three standard streams, signals that clean up, warnings in one line.
 
-A stream that the caller closed (``pltz ... >&-``) would be taken by the next file that is opened, and what is printed would land in it.
-So it is put back in the wrong direction, stdout on a handle that cannot be written: who uses it is told so, who does not is not disturbed.
+The descriptor of a closed stream (``pltz ... >&-``) would go to the next file that is opened, and printed text would
+land in that file. So the stream is reopened in the wrong direction: stdout gets a handle that cannot be written. A
+command that prints fails with an error; one that does not is not affected.
 
-SIGTERM and SIGHUP end a command as Ctrl-C does: temporary files are removed, the exit code is 1. Where SIGHUP is ignored (nohup) it stays so.
+SIGTERM and SIGHUP end a command as Ctrl-C does: temporary files are removed and the exit code is 1. An ignored SIGHUP
+(nohup) stays ignored.
 """
 
 import io
@@ -15,27 +17,30 @@ from typing import TextIO
 
 
 def prepare() -> None:
-    """Ready this process for a command; for a process of its own only, never for one that called pltz as a library."""
+    """Prepare this process for a command. Never call it in a process that uses pltz as a library."""
     sys.stdin = sys.stdin or _closed(0, "r", os.O_WRONLY)
     sys.stdout = sys.stdout or _closed(1, "w", os.O_RDONLY)
-    sys.stderr = sys.stderr or _closed(2, "w", os.O_WRONLY)  # errors that nobody wants to hear
+    sys.stderr = sys.stderr or _closed(2, "w", os.O_WRONLY)  # Discard stderr.
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number is not None and signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
-    warnings.formatwarning = _in_one_line  # type: ignore[assignment]  # takes whatever else it is told
+    warnings.formatwarning = _in_one_line  # type: ignore[assignment]  # ignores all other arguments
 
 
 def _closed(descriptor: int, mode: str, access: int) -> TextIO:
-    """A stream on the null device under the number that the closed one had; unbuffered, so that nothing is left to fail at exit."""
+    """Open the null device under the descriptor of the closed stream.
+
+    It is unbuffered, so that no write is left to fail at exit.
+    """
     opened = os.open(os.devnull, access)
     if opened != descriptor:
         os.dup2(opened, descriptor)
         os.close(opened)
     raw = io.FileIO(descriptor, mode, closefd=False)
-    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)  # as python -u has it
+    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)  # like python -u
 
 
 def _in_one_line(message: Warning | str, *_: object) -> str:
-    """A warning for users of commands, whom it does not help to know where in the code it arose."""
+    """Return a warning without its place in the code, which does not help a user of the command line."""
     return f"warning: {' '.join(str(message).split())}\n"

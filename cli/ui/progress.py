@@ -1,9 +1,9 @@
-"""A progress line on stderr: how many of how many, and how fast.
+"""A progress line on stderr: the count, the total and the rate.
 
     with Progress("encode", unit="tokens", shown=True) as progress:
         codec.compress(sessions, progress=progress.add)
 
-On a terminal one line is rewritten ten times a second; into a log a new line every five seconds.
+On a terminal one line is rewritten ten times per second. In a log a new line appears every five seconds.
 """
 
 import sys
@@ -12,17 +12,17 @@ from types import TracebackType
 from typing import Self
 
 REDRAW_S = 0.1  # seconds between redraws on a terminal
-SAID_S = 5.0  # seconds: a shorter time is not worth a line
-LOG_S = 5.0  # seconds between lines elsewhere
+SAID_S = 5.0  # seconds; a shorter time is not worth a line
+LOG_S = 5.0  # seconds between lines in a log
 
 
 def wanted(flag: bool | None) -> bool:
-    """Whether to show progress: as told by ``--progress/--no-progress``, else when stderr is a terminal."""
+    """Return whether to show progress: as ``--progress/--no-progress`` says, else when stderr is a terminal."""
     return sys.stderr.isatty() if flag is None else flag
 
 
 def say_expected(seconds: float) -> None:
-    """Say on stderr how long the next batch of sessions will take, where that is more than SAID_S."""
+    """Print on stderr how long the next batch of sessions will take, if longer than SAID_S."""
     if seconds > SAID_S:
         print(
             f"coding takes about {duration(seconds)} on this machine; --zstd-above SIZE sends large sessions to zstd",
@@ -32,7 +32,7 @@ def say_expected(seconds: float) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Return a time for people.
+    """Return a duration in words.
 
     >>> duration(42.4), duration(250), duration(9000)
     ('42 s', '4 min', '2.5 h')
@@ -80,7 +80,7 @@ class Progress:
             self._draw(last=False)
 
     def line(self) -> str:
-        """The text of the line: ``encode  41 %  12,288 / 30,000 tokens  5,120 tokens/s``."""
+        """Return the text of the line: ``encode  41 %  12,288 / 30,000 tokens  5,120 tokens/s``."""
         rate = self.count / max(time.monotonic() - self._start, 1e-9)
         done = f"{self.count:,} {self.unit}"
         if self.total:

@@ -1,4 +1,4 @@
-"""How sessions are read from what a user names: files, folders, stdin."""
+"""Read sessions from the inputs that a user names: files, folders, stdin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INPUT_FORMAT = options.form(("auto", "openai", "sharegpt", "jsonl", "text", "ids
 
 
 def read_sessions(inputs: Sequence[str], form: str) -> Iterator[Session]:
-    """The sessions of all inputs, in order. Raises UsageError for stdin named twice."""
+    """Yield the sessions of all inputs, in order. Raises UsageError where stdin is named twice."""
     from pltz.datasets.loaders import load
 
     if inputs.count("-") > 1:

@@ -1,4 +1,4 @@
-"""How sessions are written for people and pipes: JSONL, text or ids."""
+"""Write sessions as JSONL, text or token ids."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ SESSION_FORMAT = options.form(
 
 
 def written(destination: Output, sessions: int) -> str:
-    """What was written, as a line of JSON."""
+    """Return what was written, as a line of JSON."""
     return json.dumps({"sessions": sessions, "bytes": destination.written, "output": destination.name})
 
 
 def form_of(kinds: Sequence[str]) -> str:
-    """What ``auto`` means for sessions of these kinds: the bytes of a single text, else one JSON line each."""
+    """Return the format that ``auto`` means for sessions of these kinds: text for a single text, else jsonl."""
     return "text" if list(kinds) == ["text"] else "jsonl"
 
 
 def render(sessions: Iterable[Session], form: str) -> Iterator[bytes]:
-    """The sessions in an output format.
+    """Yield the sessions in an output format.
 
     Raises:
-        ContentError: a session has no place in the format.
+        ContentError: a session cannot be written in the format.
     """
     for number, session in enumerate(sessions):
         if form == "jsonl":
@@ -45,7 +45,7 @@ def render(sessions: Iterable[Session], form: str) -> Iterator[bytes]:
 
 
 def json_line(session: Session, number: int) -> bytes:
-    """One JSONL line. Raises ContentError, with the way out, for a text that never was one."""
+    """Return one JSONL line. Raises ContentError, with a way out, for a text that is no JSON line."""
     try:
         return session.to_json_line()
     except ContentError as error:
