@@ -1,1 +1,1 @@
-"""The catalogue: which packs, indexes and records there are, and towers read from them."""
+"""The catalogue: packs, indexes and records, the fate of absent packs, and towers of segments."""

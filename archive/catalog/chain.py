@@ -1,9 +1,10 @@
 """Chains: towers of stored segments back to tokens, level by level, each segment once.
 
     leaves --look up--> their parents, up to the roots
-    roots, then their children, ... --decode, prove--> tokens: one batch a level, so what many sessions share is decoded once
+    roots, then their children, ... --decode, prove--> tokens
 
-A segment that cannot be had is an answer too: the error that a reader of it gets, and of what needs it as context.
+Each level is one batch, so a segment that many sessions share is decoded once. A segment that cannot be read
+has an error as its answer. Segments that need it as context get the same error.
 """
 
 from __future__ import annotations
@@ -26,19 +27,21 @@ from pltz.archive.format.index_file import SEGMENTS
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, PltzError
 from pltz.plt_codec.limits import MAX_TOKENS
 
-MAX_SEGMENTS = 4096  # a tower
-BATCH = 256  # records handed to a codec at once
+MAX_SEGMENTS = 4096  # segments per tower
+BATCH = 256  # records per call of a codec
 NOTHING: Tokens = np.zeros(0, np.int64)
 
 Answer = Tokens | PltzError
-Heard = Callable[
-    ["Found", bytes], None
-]  # told of a record that was proved, and all 32 bytes of its segment's digest
+# called with each proved record and all 32 bytes of its segment's digest
+Heard = Callable[["Found", bytes], None]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A record to decode. ``above``: the tokens it was coded after, (m,), as many as its codec reaches."""
+    """A record to decode.
+
+    ``above``: the context tokens it was coded after, (m,), m at most the reach of its codec.
+    """
 
     item: Found
     parent: bytes
@@ -48,9 +51,10 @@ class Wanted:
 def decode_records(
     codecs: list[SegmentCodec], keys: Keys, wanted: Sequence[Wanted], heard: Heard | None = None
 ) -> list[Answer]:
-    """Tokens of each record, proved to be the segment that it says; or BundleMismatch, CorruptError, Erased, KeyMismatch.
+    """Return the tokens of each record, (T,), or the error that keeps them from being read.
 
-    ``heard``: is told of each that was.
+    The segment id recomputed from the tokens proves each record. ``heard`` is called for each proved record.
+    Errors returned: BundleMismatch, CorruptError, Erased, KeyMismatch.
     """
     out: list[Answer] = [NOTHING] * len(wanted)
     groups: dict[int, list[int]] = {}
@@ -72,7 +76,7 @@ def decode_records(
 
 
 def _decode(codec: SegmentCodec, keys: Keys, wanted: Sequence[Wanted], heard: Heard | None) -> list[Answer]:
-    """One batch; where it does not decode, one by one, to know which."""
+    """Decode one batch. If it fails, decode its records one by one to find the culprit."""
     try:
         bits = [keys.bits(w.item.context, w.item.record) for w in wanted]
         coded = [
@@ -110,7 +114,10 @@ def _no_codec(item: Found) -> BundleMismatch:
 
 
 def lost(view: View, versions: Iterable[Version], bad: Container[bytes] = ()) -> Iterator[Version]:
-    """Versions of which a segment is missing, or among the ``bad``; forgotten ones left out. Nothing is decoded."""
+    """Yield the versions with a segment that is missing or in ``bad``; forgotten ones are left out.
+
+    Nothing is decoded.
+    """
     whole: dict[bytes, bool] = {NONE: True}
     for version in versions:
         chain: dict[bytes, None] = {}
@@ -128,14 +135,20 @@ def lost(view: View, versions: Iterable[Version], bad: Container[bytes] = ()) ->
 
 
 class Known(NamedTuple):
-    """A segment that the caller has already, so that it is neither read nor decoded. ``parent``: the segment above it."""
+    """A segment that the caller already has, so it is neither read nor decoded.
+
+    ``parent``: id of the segment above it; ``tokens``: (T,).
+    """
 
     parent: bytes
     tokens: Tokens
 
 
 class Chains:
-    """Towers as one reader sees them; what was decoded is kept as long as this lives. ``heard``: as `decode_records` says."""
+    """Towers as one reader sees them. Decoded segments are kept for the life of this object.
+
+    ``heard``: as in `decode_records`.
+    """
 
     def __init__(
         self,
@@ -148,11 +161,14 @@ class Chains:
         self._known = known or {}
         self._places: dict[bytes, list[Found]] = {}
         self._depth: dict[bytes, int] = {NONE: -1}
-        self._tokens: dict[bytes, int] = {NONE: 0}  # of the towers that end in each segment
+        self._tokens: dict[bytes, int] = {NONE: 0}  # tokens of the tower that ends in each segment
         self._answers: dict[bytes, Answer] = {segment: k.tokens for segment, k in self._known.items()}
 
     def load(self, leaves: Sequence[bytes]) -> None:
-        """Decode all segments of these towers that are not decoded yet. Errors wait for who asks."""
+        """Decode all segments of these towers that are not decoded yet.
+
+        Errors are kept and raised by `tower`.
+        """
         levels: dict[int, list[bytes]] = {}
         for leaf in leaves:
             for segment in self._look_up(leaf):
@@ -161,7 +177,10 @@ class Chains:
             self._decode_level(levels[depth])
 
     def tower(self, leaf: bytes) -> list[tuple[bytes, Tokens]]:
-        """(id, tokens) from the root to the leaf. Raises LostError, CorruptError, BundleMismatch."""
+        """Return (id, tokens of shape (T,)) of each segment from the root to the leaf.
+
+        Raises LostError, MissingPack, CorruptError, BundleMismatch, KeyMismatch, Erased.
+        """
         self.load([leaf])
         done: list[tuple[bytes, Tokens]] = []
         while leaf != NONE:
@@ -173,7 +192,10 @@ class Chains:
         return done[::-1]
 
     def above(self, item: Found) -> Answer:
-        """What a record was coded after: the last tokens of the loaded tower of its parent, or why they are not to be had."""
+        """Return the context tokens that a record was coded after, (m,), or the error that hides them.
+
+        They are the last tokens of the tower of its parent, which must be loaded.
+        """
         codec = codec_of(self.codecs, item.context)
         left = codec.reach if codec and item.context.mode & TOWER else 0
         parts: list[Tokens] = []
@@ -193,7 +215,7 @@ class Chains:
         return self._places[segment][0].record.parent
 
     def _look_up(self, leaf: bytes) -> list[bytes]:
-        """Segments from this one up that were not looked up before."""
+        """Return the segments from this one up that were not looked up before."""
         path: list[bytes] = []
         at = leaf
         while at not in self._depth and len(path) <= MAX_SEGMENTS:
@@ -226,13 +248,13 @@ class Chains:
         return path
 
     def _length(self, segment: bytes) -> int:
-        """Tokens of a segment that was looked up, as its record says."""
+        """Return the tokens of a segment that was looked up, as its record claims."""
         if segment in self._known:
             return len(self._known[segment].tokens)
         return self._places[segment][0].record.tokens
 
     def _decode_level(self, level: Sequence[bytes]) -> None:
-        """Each from the first of its records that proves to be it."""
+        """Decode each segment of a level from the first of its records that proves to be it."""
         level = [s for s in level if s not in self._known]
         above = [self.above(self._places[s][0]) for s in level]
         ready = [n for n in range(len(level)) if not isinstance(above[n], PltzError)]
@@ -247,12 +269,12 @@ class Chains:
             )
 
     def _next_place(self, segment: bytes, failure: PltzError) -> Answer:
-        """The tokens by another record of the segment, or the error that says it all."""
+        """Return the tokens from another record of the segment, or the error that covers all of them."""
         failures = [failure]
         first, *others = self._places[segment]
         for item in others:
             if item.record.parent != first.record.parent:
-                continue  # an id stands for its tower: one of both is crafted, and the tower was walked by the first
+                continue  # an id determines its tower, so one of both is crafted; the tower was walked by the first
             above = self.above(item)
             answer = above if isinstance(above, PltzError) else self._single(item, above)
             if not isinstance(answer, PltzError):

@@ -1,9 +1,9 @@
-"""Freshness: a short token, kept elsewhere, by which an archive that was rolled back is noticed. Spec: FORMAT.md, "Freshness".
+"""Freshness: a short token, kept outside the archive, that exposes a roll-back. Spec: FORMAT.md, "Freshness".
 
     put, verify --> "3f2a9c01d0e4b7a2-12-9b1c5e0f00aa7d31" --> verify --expect
 
-An archive proves nothing about what was taken away from it together with all that named it. The token does: it says how many packs
-there ever were, and names one of the newest.
+An archive cannot show the removal of a pack together with everything that named it. The token can: it counts
+all packs that there ever were and names one of the newest.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ TOKEN = re.compile(r"([0-9a-f]{16})-([0-9]{1,18})-([0-9a-f]{16})")
 
 
 class Token(NamedTuple):
-    """What an archive had at some time.
+    """The state of an archive at some time.
 
     Attributes:
         archive: first 8 bytes of the archive's id.
-        packs: those that are there, or that the ledger says were deleted or lost.
+        packs: number of packs that are there, or that the ledger says were deleted or lost.
         newest: first 8 bytes of the id of a newest pack; zeros where there was none.
     """
 
@@ -52,9 +52,10 @@ class Token(NamedTuple):
 
 
 def token_of(view: View) -> Token:
-    """Return the token of what is there now. Raises StoreError.
+    """Return the token of the present state. Raises StoreError.
 
-    The newest pack is the last that this view put; else that of the latest time, for which all headers are read.
+    The newest pack is the last one that this view put. If it put none, all headers are read, and the pack
+    with the latest time is the newest.
     """
     known = known_packs(view)
     newest = view.newest or max(view.packs, key=lambda pack: (_time(view, pack), pack), default=bytes(PREFIX))
@@ -62,7 +63,7 @@ def token_of(view: View) -> Token:
 
 
 def rolled_back(view: View, expected: Token) -> str | None:
-    """Return what shows that the archive is older than a token; None where it is not. Raises StoreError."""
+    """Return the evidence that the archive is older than a token, or None. Raises StoreError."""
     known = known_packs(view)
     if view.ledger.archive[:PREFIX] != expected.archive:
         return f"the token is of archive {expected.archive.hex()}..., and this is archive {view.ledger.archive.hex()}"
@@ -80,7 +81,10 @@ def rolled_back(view: View, expected: Token) -> str | None:
 
 
 def known_packs(view: View) -> set[bytes]:
-    """Return the packs that are there, and those that the ledger says were deleted or lost. Raises StoreError."""
+    """Return the packs that are there and those that the ledger says were deleted or lost.
+
+    Raises StoreError.
+    """
     absent = view.absent()
     explained = {pack for pack, state in absent.items() if state is not PackState.MISSING}
     lost = {loss.pack for loss in view.ledger.losses()}

@@ -1,12 +1,12 @@
-"""The ledger: which packs a collector deleted, which repair gave up, and which losses somebody acknowledged.
+"""The ledger: packs that a collector deleted, packs that repair gave up, and acknowledged losses.
 
-An entry is a write-once file with a second copy under ``parity/``. A pack that is absent and stands in no entry is missing: absence
-alone proves nothing. Whoever deletes a pack puts the entry first, so a reader that looks into the ledger after it saw the
-absence knows for certain. Spec: FORMAT.md, "Ledger".
+An entry is a write-once file with a second copy under ``parity/``. An absent pack that no entry names is
+missing: absence alone proves nothing. A collector writes the entry before it deletes the pack. A reader that
+reads the ledger after it saw the absence is therefore certain. Spec: FORMAT.md, "Ledger".
 
     ledger.refresh(); ledger.state(pack)     PackState.DELETED, PackState.LOST or None
 
-A crash between the two copies leaves one of them, which counts; repair writes the other.
+A crash between the two copies leaves one of them. It counts, and repair writes the other.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ VERSION = 1
 HEADER = struct.Struct("<4sBBBB16sQIIII")  # magic, version, kind, flags, reserved, archive, time, four counts
 PERSON = b"pltz ledger"
 KEY_SIZE = 6  # bytes of a session key or segment id, as indexes have them
-UNKNOWN = (1 << 32) - 1  # records that are not read, where nothing says how many there were
+UNKNOWN = (1 << 32) - 1  # stands for an unknown number of records that were not read
 MAX_FILE = 1 << 26  # bytes
 MAX_TIME = 1 << 62
 MISSING = "is missing"
-MOST_NAMES = 1 << 20  # of an entry; more go into several
+MOST_NAMES = 1 << 20  # names per entry; more go into several entries
 FILE_NAME = re.compile(r"[0-9a-f]{32}")
 COPY_NAME = re.compile(r"ledger-([0-9a-f]{32})")
 
 
 class PackState(Enum):
-    """What became of a pack."""
+    """The state of a pack."""
 
     PRESENT = "present"
-    DELETED = "deleted"  # by a collector, which proved before that nothing needs it
+    DELETED = "deleted"  # by a collector, after it proved that nothing needs the pack
     LOST = "lost"  # repair gave it up
-    MISSING = "missing"  # something names it, it is absent, and no entry says why: damage
+    MISSING = "missing"  # damage: something names it, it is absent, and no entry says why
 
 
 class Kind(IntEnum):
-    """What an entry says."""
+    """The kind of an entry."""
 
     DELETED = 1
     LOST = 2
@@ -63,9 +63,9 @@ class Entry:
     Attributes:
         archive: id of the archive, 16 bytes.
         time: seconds since 1970.
-        names: deleted packs; the pack that is lost; or the entries of the losses that are acknowledged. 16 bytes each.
-        missing: records of a lost pack that were not read; None where nothing says how many it had.
-        complete: whether ``sessions`` and ``segments`` are all that the lost pack had and that were not read.
+        names: ids of deleted packs, of the lost pack, or of the loss entries acknowledged; 16 bytes each.
+        missing: number of records of a lost pack that were not read; None if unknown.
+        complete: whether ``sessions`` and ``segments`` list everything in the lost pack that was not read.
         sessions, segments: first 48 bits of session keys and segment ids.
     """
 
@@ -79,7 +79,7 @@ class Entry:
     segments: frozenset[int] = frozenset()
 
     def encode(self) -> bytes:
-        """Return the file."""
+        """Return the bytes of the entry's file."""
         head = HEADER.pack(
             MAGIC,
             VERSION,
@@ -99,7 +99,7 @@ class Entry:
 
     @classmethod
     def decode(cls, data: bytes) -> Entry:
-        """Read a file. Raises CorruptError, VersionError."""
+        """Return the entry in a file's bytes. Raises CorruptError, VersionError."""
         if len(data) < HEADER.size + SIZE or digest(PERSON, data[:-SIZE]) != data[-SIZE:]:
             raise CorruptError("a ledger entry does not match its checksum: damaged")
         magic, version, kind, flags, zero, archive, time, missing, *counts = HEADER.unpack_from(data)
@@ -129,13 +129,13 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Name of its file, without the folder."""
+        """Return the name of its file, without the folder."""
         return self.encode()[-SIZE:].hex()
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A pack that repair gave up. ``acknowledged``: when, in seconds since 1970; None where nobody did yet."""
+    """A pack that repair gave up. ``acknowledged``: time in seconds since 1970, or None."""
 
     name: str  # of its entry
     entry: Entry
@@ -143,16 +143,16 @@ class Loss:
 
     @property
     def pack(self) -> bytes:
-        """Id of the pack."""
+        """Return the id of the pack."""
         return next(iter(self.entry.names))
 
 
 class Ledger:
-    """What the ledger of an archive says, as far as it was read.
+    """The entries of an archive's ledger that were read so far.
 
     Attributes:
         deleted: ids of all packs that collectors deleted.
-        damaged: name of an entry of which no copy is sound -> what is wrong with it.
+        damaged: names of entries without a sound copy, each with the reason.
     """
 
     def __init__(self, store: Store) -> None:
@@ -165,16 +165,19 @@ class Ledger:
 
     @property
     def archive(self) -> bytes:
-        """Id of the archive. Raises CorruptError where neither copy of archive.json is sound, StoreError."""
+        """Return the id of the archive.
+
+        Raises CorruptError where neither copy of archive.json is sound, StoreError.
+        """
         if self._archive is None:
             self._archive = _archive_of(self.store)
         return self._archive
 
     def refresh(self, parity: Iterable[str] | None = None) -> None:
-        """Read the entries that are new since the last look. ``parity``: what is listed there, where the caller knows.
+        """Read the entries that are new since the last call.
 
-        An entry whose copies are all damaged is noted in ``damaged`` and counts for nothing: its packs are missing then.
-        Raises StoreError.
+        ``parity``: names under parity/, where the caller listed them already. An entry whose copies are all
+        damaged is noted in ``damaged`` and otherwise ignored, so its packs are missing. Raises StoreError.
         """
         names = entries_among(self.store.list("parity") if parity is None else parity)
         names |= {name for name in self.store.list("ledger") if FILE_NAME.fullmatch(name)}
@@ -182,13 +185,16 @@ class Ledger:
             self._read(name)
 
     def state(self, pack: bytes) -> PackState | None:
-        """Return what became of an absent pack; None where no entry names it."""
+        """Return the state of an absent pack; None where no entry names it."""
         if pack in self.deleted:
             return PackState.DELETED
         return PackState.LOST if pack in self._lost else None
 
     def losses(self) -> list[Loss]:
-        """Return every loss that is recorded, acknowledged or not. A lost pack that came back, and was collected then, is none."""
+        """Return all recorded losses, acknowledged or not.
+
+        A lost pack that came back and was collected later is no loss any more.
+        """
         when: dict[str, int] = {}
         for entry in self._entries.values():
             if entry.kind == Kind.ACKNOWLEDGED:
@@ -199,7 +205,10 @@ class Ledger:
         return [loss for loss in losses if loss.pack not in self.deleted]
 
     def put_deleted(self, packs: Iterable[bytes]) -> None:
-        """Record packs that are about to be deleted; durable, both copies, when it returns. Raises StoreError, WriterFailed."""
+        """Record packs that are about to be deleted. Both copies are durable on return.
+
+        Raises StoreError, WriterFailed.
+        """
         fresh = sorted(set(packs) - self.deleted)
         for begin in range(0, len(fresh), MOST_NAMES):
             part = frozenset(fresh[begin : begin + MOST_NAMES])
@@ -213,20 +222,27 @@ class Ledger:
         sessions: Iterable[int],
         segments: Iterable[int],
     ) -> None:
-        """Record a pack that is given up; durable, both copies, when it returns. Raises StoreError, WriterFailed."""
+        """Record a pack that is given up. Both copies are durable on return.
+
+        ``missing``, ``complete``, ``sessions`` and ``segments`` are as in `Entry`. Raises StoreError,
+        WriterFailed.
+        """
         if pack not in self._lost:
             keys = frozenset(sessions), frozenset(segments)
             now = self.store.now()
             self._put(Entry(Kind.LOST, self.archive, now, frozenset({pack}), missing, complete, *keys))
 
     def acknowledge(self, losses: Sequence[Loss]) -> None:
-        """Record that somebody knows of these losses. Raises StoreError, WriterFailed."""
+        """Record that a person knows of these losses. Raises StoreError, WriterFailed."""
         names = frozenset(bytes.fromhex(loss.name) for loss in losses if loss.acknowledged is None)
         if names:
             self._put(Entry(Kind.ACKNOWLEDGED, self.archive, self.store.now(), names))
 
     def unsound(self) -> Iterator[tuple[str, str]]:
-        """Yield each copy that is missing or damaged while the other is sound: (path, what is wrong). Reads all of them."""
+        """Yield (path, reason) of each missing or damaged copy whose other copy is sound.
+
+        All copies are read.
+        """
         for name in sorted(self._entries):
             for path in copies_of(name):
                 try:
@@ -274,7 +290,7 @@ class Ledger:
 
 
 def as_text(loss: Loss) -> str:
-    """Return a loss in words, for people."""
+    """Return a loss as a sentence for the user."""
     missing, sessions = loss.entry.missing, len(loss.entry.sessions)
     what = "an unknown number of records" if missing is None else counted(missing, "record")
     named = (
@@ -295,12 +311,12 @@ def copies_of(name: str) -> tuple[str, str]:
 
 
 def entries_among(parity: Iterable[str]) -> set[str]:
-    """Return the names of the entries whose copies are among the names of ``parity/``."""
+    """Return the names of the entries whose copies are among the names under ``parity/``."""
     return {match[1] for name in parity if (match := COPY_NAME.fullmatch(name))}
 
 
 def decode_as(name: str, data: bytes) -> Entry:
-    """Decode the entry of that name. Raises CorruptError, VersionError."""
+    """Decode the entry of a given name. Raises CorruptError, VersionError."""
     entry = Entry.decode(data)
     if data[-SIZE:].hex() != name:
         raise CorruptError("a ledger entry has the name of another: damaged")

@@ -1,8 +1,9 @@
-"""What one process sees of an archive: its packs, the indexes over them, the plans, and records by identity.
+"""The view of one process on an archive: packs, indexes, plans, and records by identity.
 
-`refresh` lists plans, then packs, then indexes; packs that no index covers are scanned into memory. `absent` says what became of
-packs that something names and that are not listed. Lookups go through indexes (hints) to records (which decide). A damaged index is dropped and its packs are scanned; a damaged pack costs what was damaged.
-Everything wrong that was met is in ``problems``, once.
+`View.refresh` lists plans, then packs, then indexes. Packs that no index covers are scanned into memory.
+`View.absent` says what became of packs that something names and that are not listed. Lookups go through
+indexes, which give hints, to records, which decide. A damaged index is dropped and its packs are scanned.
+Damage to a pack costs only the damaged bytes. Every problem met is listed once in ``View.problems``.
 """
 
 from __future__ import annotations
@@ -45,20 +46,21 @@ from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 
 T = TypeVar("T")
 
-OPEN_PACKS = 256  # headers and tables kept
-LOOKS = 8  # at what a collector moves meanwhile
-MOST_PROBLEMS = 10_000  # listed
-AT_ONCE = 1 << 14  # names of a scanned pack held as they are, before they are made columns
-PACK_BITS = 30  # of an address: a pack is at most 2^30 bytes
+OPEN_PACKS = 256  # packs whose header and tables stay in memory
+LOOKS = 8  # attempts of a look-up whose packs a collector deletes meanwhile
+MOST_PROBLEMS = 10_000  # at most this many are listed
+AT_ONCE = 1 << 14  # keys of a scanned pack collected as Python objects before they become columns
+PACK_BITS = 30  # bits of an offset in an address: a pack has at most 2^30 bytes
 NAME = re.compile(r"[0-9a-f]{32}")
 PLAN_NAME = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something in the archive that is not as it should be.
+    """A problem found in the archive.
 
-    ``kind``: pack, record, index, plan, ledger, loss, session or settings.
+    ``kind``: the kind of file or object it concerns, such as pack, record, index, plan, ledger, loss,
+    session, settings, parity, keys, erase or freshness.
     """
 
     kind: str
@@ -67,7 +69,10 @@ class Problem:
 
 
 def tell(problems: list[Problem], told: set[Problem], found: Problem) -> None:
-    """Add a problem that is not among those ``told``; beyond MOST_PROBLEMS only that there are more."""
+    """Append a problem to ``problems`` unless it is in ``told``.
+
+    After MOST_PROBLEMS entries, one last entry says that there are more.
+    """
     if found in told or len(problems) > MOST_PROBLEMS:
         return
     if len(problems) == MOST_PROBLEMS:
@@ -77,7 +82,7 @@ def tell(problems: list[Problem], told: set[Problem], found: Problem) -> None:
 
 
 class Found(NamedTuple):
-    """A record, where it is and what its pack says of it."""
+    """A record, its location and the context that its pack gives it."""
 
     location: Location
     record: Record
@@ -86,7 +91,10 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Version:
-    """One version of a session, as the catalogue has it. ``time``: seconds since 1970; ``kind``: 0 chat, 1 text, 2 ids."""
+    """One version of a session as the catalogue has it.
+
+    ``time``: seconds since 1970; ``kind``: 0 chat, 1 text, 2 ids.
+    """
 
     id: bytes
     tenant: str
@@ -103,18 +111,18 @@ class Version:
 
     @property
     def order(self) -> tuple[int, int, bytes]:
-        """Versions of a session, oldest first."""
+        """Return the sort key that puts versions of a session oldest first."""
         return self.number, self.time, self.leaf
 
 
 def version_of(item: Found) -> bytes:
-    """Version id of a session's record."""
+    """Return the version id, 16 bytes, of a session's record."""
     r = item.record
     return version_id(key_of_session(r, item.context), r.number, r.leaf, r.time)
 
 
 class View:
-    """See the head of this file."""
+    """The packs, indexes, plans and problems of an archive as one process sees them."""
 
     def __init__(self, store: Store, keys: Keys | None = None, unused: Iterable[str] = ()):
         self.store = store
@@ -126,27 +134,30 @@ class View:
         self.condemned: frozenset[bytes] = frozenset()
         self.problems: list[Problem] = []
         self._told: set[Problem] = set()
-        self.unreadable: set[bytes] = set()  # packs of which not every byte was understood
+        self.unreadable: set[bytes] = set()  # packs with bytes that could not be read
         self.newest: bytes | None = None  # the last pack that was put through this view
-        self.vanished = 0  # records that were looked for in a pack that was gone: a collector moved them
+        self.vanished = 0  # look-ups of a record in a pack that was gone: a collector moved it
         self.ledger = Ledger(store)
-        self.unlisted: set[bytes] = set()  # packs that are there and that no list of packs/ had: it is short
-        self._seen: set[bytes] = (
-            set()
-        )  # packs that were listed at any time, and that the ledger does not say are deleted
-        self._absent: dict[bytes, PackState] | None = None  # since the last list of packs
+        self.unlisted: set[bytes] = set()  # packs that exist although the listing of packs/ omits them
+        self._seen: set[bytes] = set()  # packs ever listed, less those that the ledger says are deleted
+        self._absent: dict[bytes, PackState] | None = None  # valid until packs are listed again
         self._plans: dict[str, Plan] = {}
-        self._bad = set(unused)  # names of index files that are not read
+        self._bad = set(unused)  # names of index files that are skipped
         self._opened: OrderedDict[bytes, Pack] = OrderedDict()
 
     def refresh(self) -> None:
-        """See what others did. Raises StoreError, ArchiveError where a plan is damaged."""
+        """Read the changes that others made.
+
+        Raises:
+            StoreError: the store failed.
+            ArchiveError: a plan is damaged.
+        """
         self.read_plans()
         self.keys.refresh()
         self._list()
 
     def _list(self) -> None:
-        """What packs and indexes there are. Plans and keys stay as a writer has them in its hand."""
+        """List packs and indexes again. Plans and keys stay as the writer knows them."""
         packs = {bytes.fromhex(n): size for n, size in self.store.list("packs").items() if NAME.fullmatch(n)}
         for pack in [p for p in self._opened if packs.get(p) != self.packs.get(p)]:
             del self._opened[pack]
@@ -160,7 +171,12 @@ class View:
             self._cover(pack)
 
     def read_plans(self) -> frozenset[bytes]:
-        """Look for new plans; the packs they condemn. Raises ArchiveError where one is damaged: collecting must wait for a person."""
+        """Read new plans and return the packs that they condemn.
+
+        Raises:
+            ArchiveError: a plan is damaged. Garbage collection must wait until a person has looked at it.
+            StoreError: the store failed.
+        """
         before = self.condemned
         for name in sorted(self.store.list("collect")):
             if PLAN_NAME.fullmatch(name) and name not in self._plans:
@@ -173,7 +189,7 @@ class View:
                     raise ArchiveError(
                         f"collect/{name} is damaged ({exc}): writing is not safe before it is looked at"
                     ) from exc
-                except FileNotFoundError:  # deleted since, as older ones may be
+                except FileNotFoundError:  # deleted since it was listed, as old plans may be
                     continue
                 self._plans[name] = plan
         self.epoch = max((plan.epoch for plan in self._plans.values()), default=0)
@@ -181,20 +197,21 @@ class View:
         return self.condemned - before
 
     def condemned_by(self, time: int) -> frozenset[bytes]:
-        """Packs that a plan of ``time`` (seconds since 1970) or earlier condemned."""
+        """Return the packs condemned by plans of ``time`` (seconds since 1970) or earlier."""
         plans = [plan.condemned for plan in self._plans.values() if plan.time <= time]
         return frozenset[bytes]().union(*plans)
 
     def has_plan(self, epoch: int) -> bool:
-        """Whether the plan of an epoch was seen."""
+        """Return whether the plan of an epoch was read."""
         return f"{epoch:016x}" in self._plans
 
     def absent(self) -> dict[bytes, PackState]:
-        """Return the packs that something names and that are not there, and what became of each. Raises StoreError.
+        """Return the packs that something names and that are not there, with the state of each.
 
-        An index names packs, a parity file its pack, a plan those that it condemned; a pack that was listed before is named by that. A
-        pack that is there although it is not listed is taken in, and is in ``unlisted`` where another list leaves it out too.
-        The answer holds until packs are listed again.
+        Indexes name packs, a parity file names its pack, and a plan names those that it condemned. A pack
+        that was listed before is named too. A pack that exists although it is not listed is added to the
+        view. It is in ``unlisted`` as well where a second listing omits it too. The answer holds until packs
+        are listed again. Raises StoreError.
         """
         if self._absent is None:
             names = set(self.store.list("parity"))
@@ -208,9 +225,7 @@ class View:
             there = {pack for pack in unexplained if is_there(self.store, f"packs/{pack.hex()}")}
             taken = self._take_in(there) if there else set()
             if unexplained - taken:
-                self.ledger.refresh(
-                    names
-                )  # after the absence was seen: who deletes a pack puts the entry first
+                self.ledger.refresh(names)  # after the absence was seen: a collector records before it deletes
             state = self.ledger.state
             self._absent = {pack: state(pack) or PackState.MISSING for pack in unseen - taken}
             self._seen -= self.ledger.deleted
@@ -219,13 +234,16 @@ class View:
         return self._absent
 
     def _take_in(self, there: set[bytes]) -> set[bytes]:
-        """Take packs for present that are there and were not listed; those that are still there. Raises StoreError."""
+        """Add packs that exist although they were not listed, and return those that still exist.
+
+        Raises StoreError.
+        """
         sizes, taken = self.store.list("packs"), set[bytes]()
         for pack in sorted(there):
             name = pack.hex()
             try:
                 size = sizes[name] if name in sizes else self.store.open(f"packs/{name}").size
-            except FileNotFoundError:  # a collector deleted it meanwhile, which the ledger says
+            except FileNotFoundError:  # a collector deleted it meanwhile, and the ledger says so
                 continue
             except UnreadableError:
                 size = 0
@@ -239,43 +257,49 @@ class View:
         return taken
 
     def state_of(self, pack: bytes) -> PackState:
-        """Return what became of a pack that something named. Raises StoreError."""
+        """Return the state of a pack that something named. Raises StoreError."""
         absent = self.absent()
         return PackState.PRESENT if pack in self.packs else absent.get(pack, PackState.MISSING)
 
     def missing(self) -> set[bytes]:
-        """Return the packs that something took which was neither a collector nor repair. Raises StoreError."""
+        """Return the absent packs that neither a collector nor repair accounts for. Raises StoreError."""
         return {pack for pack, state in self.absent().items() if state is PackState.MISSING}
 
     def losses(self) -> list[Loss]:
-        """Return the losses that nobody acknowledged, of packs that are not back. Raises StoreError."""
+        """Return the unacknowledged losses of packs that did not come back. Raises StoreError."""
         self.absent()
         known = self.ledger.losses()
         return [loss for loss in known if loss.acknowledged is None and loss.pack not in self.packs]
 
     def missing_plans(self) -> set[str]:
-        """Return the names of plans whose copy is there and which are not listed: what they condemn is not known. Raises StoreError."""
+        """Return the names of plans that are not listed although their copies are there. Raises StoreError.
+
+        It is unknown which packs such a plan condemns.
+        """
         copies = {name for name in self.store.list("parity") if PLAN_NAME.fullmatch(name)}
         if copies - set(self._plans):
             self.read_plans()
         return copies - set(self._plans)
 
     def problem(self, kind: str, name: str, what: str) -> None:
-        """Remember it, once; of very many, that there are more."""
+        """Record a problem once. Beyond MOST_PROBLEMS only the fact that there are more is recorded."""
         tell(self.problems, self._told, Problem(kind, name, what))
 
     def add_pack(self, pack: bytes, size: int, sections: Mapping[int, Entries]) -> None:
-        """A pack that this process has just put, with what it holds."""
+        """Add a pack that this process has just put, with its index entries by section."""
         self.packs[pack] = size
         self.newest = pack
         self.tail.add_pack(pack, size, sections)
 
     def reset_tail(self) -> None:
-        """Forget what was scanned: an index file has it now, and `refresh` scans what none has."""
+        """Drop the scanned entries, which an index file has now.
+
+        `refresh` scans packs that no index covers.
+        """
         self.tail = MemoryIndex()
 
     def pack(self, pack: bytes) -> Pack:
-        """An open pack. Raises FormatError, FileNotFoundError."""
+        """Return a pack opened for reading. Raises FormatError, FileNotFoundError, StoreError."""
         if pack not in self._opened:
             name = f"packs/{pack.hex()}"
             self._opened[pack] = Pack(
@@ -289,7 +313,10 @@ class View:
         return self._opened[pack]
 
     def scan(self, pack: bytes) -> Iterator[Found | Damage]:
-        """All records of a pack, read from end to end, some at a time. Raises FormatError, FileNotFoundError."""
+        """Yield all records and damaged ranges of a pack, read from end to end in pieces.
+
+        Raises FormatError, FileNotFoundError, StoreError.
+        """
         file = self.store.open(f"packs/{pack.hex()}")
         opened = Pack(file.read, file.size, archive=self.ledger.archive)
         for copy in opened.damaged_copies:
@@ -301,7 +328,10 @@ class View:
                 yield Found(Location(pack, item[0]), item[1], opened.head.contexts[item[1].context])
 
     def find(self, section: int, identity: bytes) -> list[Found]:
-        """Records by segment id, session key or version id, whose full identity fits. In the order of their places."""
+        """Return the records whose full segment id, session key or version id matches, sorted by location.
+
+        Damaged records are listed as problems and left out. Raises StoreError.
+        """
         found = []
         for location in self.places(section, identity):
             try:
@@ -320,17 +350,27 @@ class View:
         return found
 
     def at(self, location: Location) -> Found:
-        """The record at a place. Raises FormatError, FileNotFoundError."""
+        """Return the record at a location. Raises FormatError, FileNotFoundError, StoreError."""
         pack = self.pack(location.pack)
         record = pack.record(location.offset)
         return Found(location, record, pack.head.contexts[record.context])
 
     def versions(self, domain: bytes, name: str) -> list[Version]:
-        """Versions of a session, oldest first, forgotten ones too. Raises CorruptError where there are some and none is sound."""
+        """Return the versions of a session, oldest first, forgotten ones included.
+
+        Raises:
+            CorruptError: there are versions, and none of them is sound.
+            ArchiveError: a collector kept moving the records.
+            StoreError: the store failed.
+        """
         return self.look(lambda: self._versions(domain, name))
 
     def look(self, work: Callable[[], T]) -> T:
-        """What ``work`` finds where no pack vanishes meanwhile. What a collector moves is in none of the packs that were listed: list again."""
+        """Return the result of ``work`` from an attempt during which no pack vanished.
+
+        Records that a collector moved are in packs that were not listed yet, so packs are listed again before
+        each new attempt. Raises ArchiveError after LOOKS attempts.
+        """
         for _ in range(LOOKS):
             vanished, found = self.vanished, work()
             if self.vanished == vanished:
@@ -339,7 +379,7 @@ class View:
         raise ArchiveError("a collector keeps moving what is looked at: try again")
 
     def _versions(self, domain: bytes, name: str) -> list[Version]:
-        self.absent()  # takes in what a short list left out
+        self.absent()  # adds packs that an incomplete listing omitted
         found = self.find(SESSIONS, self.keys.session_key(domain, name))
         failures: list[CorruptError] = []
         sound = self._distinct(iter(found), failures)
@@ -348,11 +388,11 @@ class View:
         return [v for v in sound if v.name == name]
 
     def all_versions(self) -> list[Version]:
-        """The whole catalogue, in the order of tenants and names."""
+        """Return all versions of all sessions, sorted by tenant and name. Raises ArchiveError, StoreError."""
         return self.look(self._all_versions)
 
     def _all_versions(self) -> list[Version]:
-        self.absent()  # takes in what a short list left out
+        self.absent()  # adds packs that an incomplete listing omitted
         places = set[Location]()
         for index in self._lookups():
             places.update(
@@ -361,15 +401,15 @@ class View:
         return self._distinct((item for item in map(self._maybe, sorted(places)) if item), [])
 
     def histories(self) -> Iterator[list[Version]]:
-        """The versions of each session, oldest first; one session at a time, so that a large catalogue takes little memory.
+        """Yield the list of versions of each session, oldest first, in the order of session keys.
 
-        In the order of session keys.
+        Memory stays small for a large catalogue because one session is decoded at a time. Raises StoreError.
         """
-        self.absent()  # takes in what a short list left out
+        self.absent()  # adds packs that an incomplete listing omitted
         packs = sorted(self.packs)
         starts = {pack: number << PACK_BITS for number, pack in enumerate(packs)}
         for index in self._lookups():
-            self._guard(index, lambda i: i.columns(SESSIONS))  # a damaged one is dropped
+            self._guard(index, lambda i: i.columns(SESSIONS))  # a damaged index is dropped here
         keys, places = gather(self._lookups(), SESSIONS, starts)
         bounds = [*np.flatnonzero(np.diff(keys, prepend=keys[:1] - np.uint64(1))).tolist(), len(keys)]
         for begin, end in itertools.pairwise(bounds):
@@ -380,7 +420,7 @@ class View:
                 yield list(rows)
 
     def state(self, version: bytes) -> tuple[int, int]:
-        """(verb, counter) that holds for a version; (RESTORE, 0) where no mark was made."""
+        """Return (verb, counter) of the mark in force for a version; (RESTORE, 0) without a mark."""
         if not self.marked():
             return RESTORE, 0
         marks = [item.record.mark for item in self.find(MARKS, version) if item.record.mark]
@@ -388,7 +428,10 @@ class View:
         return -verb, counter
 
     def version(self, item: Found) -> Version:
-        """A session's record as a version. Raises CorruptError where its labels are damaged, Erased."""
+        """Return a session's record as a version.
+
+        Raises CorruptError where its labels are damaged, Erased.
+        """
         r, c = item.record, item.context
         identity = version_of(item)
         tenant, name, labels = self.keys.session(c, r)
@@ -408,7 +451,10 @@ class View:
         )
 
     def _distinct(self, items: Iterator[Found], failures: list[CorruptError]) -> list[Version]:
-        """Each version once, whatever the number of its records; those in packs that stay first. What is erased is left out."""
+        """Return each version once, however many records it has.
+
+        A record in a pack that is not condemned is preferred. Erased sessions are left out.
+        """
         found: dict[bytes, Version] = {}
         for item in items:
             if item.record.name is None:
@@ -436,13 +482,16 @@ class View:
         return None
 
     def places(self, section: int, identity: bytes) -> list[Location]:
-        """Where records by this name may lie, in packs that are there; nothing is read."""
+        """Return the sorted locations, in packs that are there, where records of this identity may lie.
+
+        Only indexes are read.
+        """
         named = self._named(section, identity)
         places = [at for at in named if at.pack in self.packs]
         return sorted(places) if len(places) > 1 else places
 
     def _named(self, section: int, identity: bytes) -> set[Location]:
-        """Where the indexes say that records by this name lie, in packs that are gone, too."""
+        """Return the locations that the indexes name for an identity, including those in absent packs."""
         places = set(self.tail.find(section, identity))
         for index in list(self.indexes.values()):
             places.update(self._guard(index, lambda i: i.find(section, identity)))
@@ -450,14 +499,18 @@ class View:
 
     @property
     def hurt(self) -> bool:
-        """Whether damage may be in the way of what is looked for; `lost` and `blind` say of what. Raises StoreError."""
+        """Return whether damage may hide records. `lost` and `blind` say which. Raises StoreError."""
         return bool(self.missing() or self.losses() or self.unreadable)
 
     def lost(self, section: int, identity: bytes, since: int = 0) -> PackState | None:
-        """Return the state of a pack that keeps a record by this name from being read, None where none is known.
+        """Return the state of the pack that keeps a record of this identity from being read.
 
-        MISSING: an index names it in a missing pack. LOST: a loss names it that was recorded at ``since`` (seconds
-        since 1970) or later and that nobody acknowledged. PRESENT: an index names it at a damaged place. Raises StoreError.
+        - MISSING: an index names the record in a missing pack.
+        - LOST: an unacknowledged loss, recorded at ``since`` (seconds since 1970) or later, names it.
+        - PRESENT: an index names it at a damaged place.
+        - None: no such pack is known.
+
+        Raises ArchiveError, StoreError.
         """
         return self.look(lambda: self._lost(section, identity, since))
 
@@ -482,19 +535,28 @@ class View:
         return None
 
     def hiding(self) -> set[bytes]:
-        """Return the packs that may have sessions which are not found: damaged, missing or lost. Raises StoreError."""
+        """Return the packs that may hold sessions that look-ups miss: damaged, missing or lost.
+
+        Raises StoreError.
+        """
         lost = {loss.pack for loss in self.losses()}
         return (self.unreadable & set(self.packs)) | self.missing() | lost
 
     def blind(self) -> set[bytes]:
-        """Return those of them of which nothing says what was in them: no index covers them, no loss lists their sessions."""
+        """Return the packs of `hiding` whose contents neither an index nor a complete loss entry lists.
+
+        Raises StoreError.
+        """
         covered = set[bytes]().union(*(index.packs for index in self.indexes.values()))
         told = {loss.pack for loss in self.losses() if loss.entry.complete}
         untold = {loss.pack for loss in self.losses() if not loss.entry.complete}
         return (self.hiding() - covered - told) | untold
 
     def known(self, section: int, identities: Sequence[bytes]) -> set[bytes]:
-        """Those of many that some index may hold; all others are not in the archive. Nothing is read but indexes."""
+        """Return those identities that some index may hold.
+
+        The others are not in the archive. Only indexes are read.
+        """
         if not identities:
             return set()
         keys = keys_in(identities)
@@ -504,14 +566,14 @@ class View:
         return {identities[n] for n in np.flatnonzero(hit).tolist()}
 
     def marked(self) -> bool:
-        """Whether any version was ever forgotten or restored."""
+        """Return whether any version was ever forgotten or restored."""
         return any(index.holds(MARKS) for index in self._lookups())
 
     def _lookups(self) -> list[Lookup]:
         return [*self.indexes.values(), self.tail]
 
     def _guard(self, index: Lookup, ask: Callable[[Lookup], T]) -> T:
-        """Ask an index; where it turns out damaged, do without it and scan its packs."""
+        """Ask an index. If it turns out to be damaged, drop it, scan its packs and ask the tail."""
         try:
             return ask(index)
         except FormatError as exc:
@@ -538,7 +600,7 @@ class View:
                 continue
 
     def _cover(self, pack: bytes) -> None:
-        """Scan a pack that no index covers."""
+        """Scan a pack into the tail unless an index covers it."""
         size = self.packs.get(pack)
         if size is None or self.tail.packs.get(pack) == size:
             return

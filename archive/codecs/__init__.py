@@ -1,1 +1,1 @@
-"""Codecs of segments: a bundle, plain zstd, or a bundle behind a bridge."""
+"""Segment codecs: a bundle, plain zstd, or a bundle behind a token bridge."""

@@ -1,1 +1,1 @@
-"""Keys of a sealed archive: secrets, key files, the tree of keys, and boxes."""
+"""Encryption of a sealed archive: secrets, key files, the key tree and sealed boxes."""

@@ -1,1 +1,4 @@
-"""Formats of the archive's files: bytes to values and back, without I/O. FORMAT.md is the specification."""
+"""Formats of the archive's files: conversion between bytes and values, without I/O.
+
+FORMAT.md is the specification.
+"""

@@ -1,1 +1,1 @@
-"""Maintenance: verify, repair, collect, erase."""
+"""Maintenance of an archive: verify, repair, garbage collection and erasure."""

@@ -1,13 +1,14 @@
-"""Sweep: prove packs and indexes sound at the speed of the hash, many records at a time. What is not proved is looked at one by one.
+"""Bulk verification: prove packs and indexes sound at the speed of the hash, many records at a time.
 
-A pack whose digest is its name holds the bytes its writer laid out and read back. So what is left to ask is whether packs and
-indexes agree, and whether towers are whole, and both are questions about columns:
+A pack whose digest is its name holds the bytes that its writer laid out and read back. It remains to check
+that packs and indexes agree and that towers are whole. Both are checks of columns:
 
     places of all entries of a pack, in order --gather--> heads of records --> sizes, flags, ids, parents
     each record ends where the next begins?  flags and keys as in the index?  every parent some segment's id?
 
-A sweep never says *sound* of what is not; where it says anything else, `verify` reads record by record and names what is wrong.
-One thing it samples: keys of sessions, which are hashes of names, are computed again for one in `SAMPLE`.
+This never reports damage as sound. Packs that it cannot prove are read record by record by `verify`, which
+names the problem. One check is sampled: session keys, which are hashes of names, are recomputed for one
+session in `SAMPLE`.
 """
 
 from __future__ import annotations
@@ -30,19 +31,25 @@ from pltz.archive.format.record import PARENT_BACK, PARENT_INLINE, PARENT_TABLE,
 from pltz.archive.format.record_columns import Bytes, Columns, Ints
 from pltz.plt_codec.errors import CorruptError, FormatError
 
-AHEAD = 3  # packs hashed while another is looked at
-# of a pack held in memory; a larger one is read record by record
+AHEAD = 3  # packs hashed while another is checked
+# limits of a pack held in memory; a larger one is read record by record
 MOST_BYTES, MOST_RECORDS = 128 << 20, 1 << 20
-ROOM = 4 << 20  # bytes: packs are of about one size, and not the same
-SAMPLE = 256  # of so many sessions one has its key computed again
-_TOP = np.uint64(48)  # bits below the first 16 of a number
+ROOM = 4 << 20  # bytes; buffers are multiples of it because packs differ a little in size
+SAMPLE = 256  # one session in this many has its key recomputed
+_TOP = np.uint64(48)  # shift that leaves the first 16 bits of a number
 _NO_KEYS, _NO_PLACES, _NO_IDS = np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros((0, SIZE), np.uint8)
 
 
 @dataclass(frozen=True)
 class Swept:
-    """A sound pack: how many records, and (N, 2) halves of ids: of its segments; of what its records continue, each once, but for what is a record
-    before them in the pack."""
+    """The contents of a pack proved sound.
+
+    Attributes:
+        records: number of records.
+        ids: (N, 2) halves of the ids of its segments.
+        parents: (M, 2) halves of the parent ids of its records, each once, without parents that are earlier
+            records of the same pack.
+    """
 
     records: int
     ids: U64
@@ -50,13 +57,19 @@ class Swept:
 
 
 class Room:
-    """Memory for a pack, used again for the next one: what is new to a process has to be zeroed for it, which takes longer than the reading."""
+    """A buffer for one pack, reused for the next.
+
+    Fresh memory must be zeroed for the process, which takes longer than reading the pack.
+    """
 
     def __init__(self) -> None:
         self._bytes = np.empty(0, np.uint8)
 
     def filled(self, file: File) -> memoryview:
-        """The bytes of a file. Raises as its ``fill``, CorruptError where it was cut off."""
+        """Return the bytes of a file.
+
+        Raises CorruptError where it was cut off, and the errors of ``file.fill``.
+        """
         if len(self._bytes) < file.size:
             self._bytes = np.empty(-(-file.size // ROOM) * ROOM, np.uint8)  # numpy asks for huge pages
         data = self._bytes.data[: file.size]
@@ -71,7 +84,7 @@ class Listing:
     """Entries of an index in the order of their places."""
 
     def __init__(self, index: Lookup):
-        # of each: keys, addresses, where those of each pack begin
+        # for each section: keys, addresses, and where those of each pack begin
         self._sections: list[tuple[U64, U64, list[int]]] = []
         self._starts = index.starts
         starts = np.array(self._starts, np.uint64)
@@ -83,14 +96,14 @@ class Listing:
             self._sections.append((keys[order], addresses, bounds))
 
     def of(self, number: int, section: int) -> tuple[U64, Ints]:
-        """Keys and offsets of the entries of a pack, by offset."""
+        """Return keys (N,) and offsets (N,) in bytes of the entries of a pack, by offset."""
         keys, addresses, bounds = self._sections[section]
         part = slice(bounds[number], bounds[number + 1])
         return keys[part], addresses[part].astype(np.int64) - self._starts[number]
 
 
 class Sweep:
-    """Looks at packs beside all entries of the indexes. Where an index is damaged nothing is proved at this speed."""
+    """Checks packs against all entries of the indexes. Nothing is proved where an index is damaged."""
 
     def __init__(self, view: View):
         self.view = view
@@ -98,7 +111,10 @@ class Sweep:
 
     @cached_property
     def _listings(self) -> dict[bytes, list[tuple[Listing, int]]] | None:
-        """Of each pack the indexes that cover it, and its number there; None where one is damaged. Made while the first packs are hashed."""
+        """Return the indexes that cover each pack, with the pack's number in each; None where one is damaged.
+
+        Computed while the first packs are hashed.
+        """
         indexes: list[Lookup] = [*self.view.indexes.values(), self.view.tail]
         found: dict[bytes, list[tuple[Listing, int]]] = {}
         try:
@@ -111,7 +127,10 @@ class Sweep:
         return found
 
     def run(self, packs: Sequence[bytes]) -> Iterator[tuple[bytes, Swept | None]]:
-        """Each pack with what is in it; None: not proved sound. The next ones are hashed meanwhile, which needs no Python."""
+        """Yield each pack with its contents, or None where it is not proved sound. Raises StoreError.
+
+        The next packs are hashed meanwhile, without the GIL.
+        """
         with ThreadPoolExecutor(AHEAD) as pool:
             waiting: list[tuple[bytes, Room, Future[tuple[memoryview, Pack, int] | None]]] = []
             for pack in packs:
@@ -141,15 +160,16 @@ class Sweep:
         found = sealed.result()
         try:
             return name, self._columns(name, *found) if found else None
-        except FormatError:  # of a record that was sampled
+        except FormatError:  # a sampled record is damaged
             return name, None
         finally:
             self._rooms.append(room)
 
     def _columns(self, name: bytes, data: memoryview, pack: Pack, count: int) -> Swept | None:
-        """Records at the places that the indexes name; None where they do not fill the pack, or are not what the indexes say.
+        """Return the records at the places that the indexes name.
 
-        Raises CorruptError where they are not records.
+        None where they do not fill the pack or differ from the index entries. Raises CorruptError where they
+        are not records.
         """
         if self._listings is None:
             return None
@@ -183,7 +203,7 @@ class Sweep:
         )
 
     def _of(self, name: bytes, section: int) -> tuple[U64, Ints]:
-        """Keys and offsets of a pack's entries, by offset, each entry once."""
+        """Return keys (N,) and offsets (N,) of a pack's entries, by offset, each entry once."""
         found = [listing.of(number, section) for listing, number in (self._listings or {}).get(name, [])]
         if len(found) == 1:
             return found[0]
@@ -195,7 +215,7 @@ class Sweep:
         return keys[new], places[new]
 
     def _sampled(self, pack: Pack, records: memoryview, found: Columns, keys: U64) -> bool:
-        """Whether keys of some sessions are those of their names."""
+        """Return whether the keys of a sample of sessions match their names."""
         dice = int.from_bytes(self.view.store.random(2), "little") % SAMPLE
         rows = np.flatnonzero(found.session)[dice::SAMPLE]
         for row, key in zip(rows.tolist(), keys[dice::SAMPLE].tolist(), strict=True):
@@ -208,11 +228,14 @@ class Sweep:
 
 
 def whole(swept: Sequence[Swept]) -> bool:
-    """Whether everything that a record continues is a segment of some pack. Says no, too, where two that are continued begin with the same 8 bytes."""
+    """Return whether every parent of a record is a segment of some pack.
+
+    Also False where two parents begin with the same 8 bytes.
+    """
     parents = _once(np.concatenate([_halves(_NO_IDS), *(s.parents for s in swept)]))
     if not len(parents):
         return True
-    begun = np.zeros(1 << 16, bool)  # first 16 bits of parents: few ids have them where parents are few
+    begun = np.zeros(1 << 16, bool)  # first 16 bits of parents: with few parents, few ids pass this filter
     begun[parents[:, 0] >> _TOP] = True
     there = np.zeros(len(parents), bool)
     for s in swept:
@@ -223,7 +246,10 @@ def whole(swept: Sequence[Swept]) -> bool:
 
 
 def _order(numbers: U64 | Ints) -> npt.NDArray[np.intp]:
-    """Their order, as `np.argsort` gives it, by counting 16 bits at a time: a million in half of the time (44 ms of 88), a pack's in a fifth."""
+    """Return the order of (N,) numbers as `np.argsort` does, by counting 16 bits at a time.
+
+    A million numbers take half of the time (44 ms instead of 88), those of a pack a fifth.
+    """
     order = np.argsort(numbers.astype(np.uint16), kind="stable")
     for shift in range(16, int(numbers.max(initial=0)).bit_length(), 16):
         digits = (numbers >> numbers.dtype.type(shift)).astype(np.uint16)[order]
@@ -232,7 +258,10 @@ def _order(numbers: U64 | Ints) -> npt.NDArray[np.intp]:
 
 
 def _union(ordered: Sequence[Ints]) -> Ints:
-    """What is in some of them, each once; they are in order, and most are the same."""
+    """Return the numbers in any of these arrays, each once.
+
+    The arrays are sorted, and most are equal.
+    """
     first, *others = [o for o in ordered if len(o)] or [_NO_PLACES]
     if all(np.array_equal(first, other) for other in others):
         return first
@@ -243,12 +272,12 @@ def _union(ordered: Sequence[Ints]) -> Ints:
 
 
 def _halves(ids: Bytes) -> U64:
-    """(N, 16) bytes -> (N, 2) numbers."""
+    """Return (N, 16) bytes as (N, 2) numbers."""
     return np.ascontiguousarray(ids).view("<u8").astype(np.uint64, copy=False).reshape(-1, 2)
 
 
 def _once(rows: U64) -> U64:
-    """(N, 2) -> (M, 2), in order, each once."""
+    """Return the distinct rows of (N, 2), sorted, as (M, 2)."""
     rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
     new = np.ones(len(rows), bool)
     new[1:] = (rows[1:] != rows[:-1]).any(1)
@@ -256,5 +285,5 @@ def _once(rows: U64) -> U64:
 
 
 def _keys(ids: Bytes) -> U64:
-    """(N,) index keys of (N, 16) ids."""
+    """Return the (N,) index keys of (N, 16) ids."""
     return np.ascontiguousarray(ids[:, :8]).view(">u8").reshape(-1).astype(np.uint64) >> np.uint64(16)

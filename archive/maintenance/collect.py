@@ -1,20 +1,26 @@
-"""Collect: free what no session needs, and merge small packs, in two phases. Spec: FORMAT.md, "Collect" and "The fence".
+"""Collect: garbage collection and merging of small packs, in two phases.
 
-A run first finishes what earlier runs condemned: live records that lie only in condemned packs are copied, every live record is
-found by reading it in a pack that stays, the ledger says which packs go, and only then they are deleted. Where anything names a pack that
-is not there and that the ledger does not explain, it stops before it deletes anything. Then it condemns: packs with
-enough dead bytes, and small ones, by putting a plan. Between two runs `restore` brings back what was forgotten.
+Spec: FORMAT.md, "Collect" and "The fence".
+
+A run first finishes the plans of earlier runs. It copies live records that lie only in condemned packs, then
+finds every live record by reading it in a pack that stays. The ledger then lists the packs to delete, and
+only after that they are deleted. If anything names an absent pack that the ledger does not explain, the run
+stops before it deletes anything. Then it condemns packs with enough dead bytes, and small ones, by putting a
+plan. Between two runs `restore` brings back forgotten versions.
 
     run 1: condemn A, B            A, B readable, nothing relies on them any more
     run 2: copy live of A, B to C, put a ledger entry of A and B, delete A, B; condemn ...
 
-What killed writers left in ``tmp/`` goes too, when it is a day old; whoever still stands there and links it then is told that it is gone, and acknowledges
-nothing. It is never overwritten, for it may have its name already; files of keys are left to an erasure, which overwrites them.
+Files that killed writers left in ``tmp/`` are deleted when a day old. A writer that is still alive then finds
+its file gone when it links it, and acknowledges nothing. Such a file is never overwritten, because it may
+already have its final name. Key files are left to an erasure, which overwrites them.
 
-A full disk: where the copies do not fit, packs without anything live go first, then the one with the least to copy, and so on. What is
-noted before a deletion (plans) may use a part of the store's reserve that copies may not.
+On a full disk, where the copies do not fit, packs without live records go first, then those with the least to
+copy. Plans and ledger entries, which precede a deletion, may use a part of the store's reserve that copies
+may not.
 
-A crash leaves: copies beside originals, or some condemned packs deleted whose live records are elsewhere. The next run goes on.
+A crash leaves copies beside originals, or some condemned packs deleted whose live records are elsewhere. The
+next run goes on.
 """
 
 from __future__ import annotations
@@ -37,18 +43,18 @@ from pltz.archive.storage.store import is_there
 from pltz.archive.writing.writer import Writer, segment_only, session_only
 from pltz.plt_codec.errors import FormatError
 
-DEAD_SHARE = 0.2  # of a pack's bytes, before it is worth copying the rest
-SMALL = 16 << 20  # bytes; two packs smaller than this are merged
-LEFT = 86400  # seconds after which a file in tmp/ is what a kill left
-COPYING, NOTING = 1, 2  # parts of the reserve that may be used
-FEW = 512  # packs of a plan, where there is no room for a longer one
-COPIED = 2 * SMALL  # bytes of records, about, copied at once: packs that are not small, and no more in memory
-PART = {SEGMENT: segment_only, SESSION: session_only}  # of a record of which only that is live
+DEAD_SHARE = 0.2  # share of dead bytes that makes it worth copying the rest of a pack
+SMALL = 16 << 20  # bytes; packs smaller than this are merged where there are two
+LEFT = 86400  # seconds after which a file in tmp/ counts as left by a killed writer
+COPYING, NOTING = 1, 2  # parts of the store's reserve that each may use
+FEW = 512  # packs per plan where there is no room for a longer one
+COPIED = 2 * SMALL  # bytes of records copied at once, about: enough that no new pack is small, and bounded memory
+PART = {SEGMENT: segment_only, SESSION: session_only}  # copies one part where only that is live
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What a run did. ``freed``: bytes of deleted packs less those of the copies."""
+    """The result of a run. ``freed``: bytes of deleted packs less those of the copies."""
 
     copied: int
     deleted: int
@@ -59,7 +65,7 @@ class Collected:
 
 
 class Collector:
-    """One run. Several may go on at once: plans are numbered, and copies do no harm."""
+    """One run of garbage collection. Several may run at once: plans are numbered, and copies do no harm."""
 
     def __init__(self, view: View, writer: Writer):
         self.view, self.writer = view, writer
@@ -67,9 +73,18 @@ class Collector:
     def run(
         self, *, dead_share: float = DEAD_SHARE, small: int = SMALL, grace: int = 0, dry_run: bool = False
     ) -> Collected:
-        """See the head of this file. ``grace``: seconds that a condemned pack stays at least; ``dry_run``: only say what would be done.
+        """Finish earlier plans, then condemn packs in a new one.
 
-        Raises ArchiveError where anything is unreadable.
+        Args:
+            dead_share: share of dead bytes from which a pack is condemned.
+            small: bytes below which packs are merged.
+            grace: least time that a condemned pack stays, in seconds.
+            dry_run: only report the work to do.
+
+        Raises:
+            ArchiveError: something is damaged, missing or unreadable.
+            FullError: there is no room to free even one pack.
+            StoreError: the store failed.
         """
         self.view.refresh()
         self._want_evidence()
@@ -94,7 +109,10 @@ class Collector:
         return Collected(copied, deleted, freed, len(plan), *live)
 
     def _condemn(self, packs: AbstractSet[bytes]) -> set[bytes]:
-        """Put a plan of packs; none where another collector was faster. Raises FullError where there is no room for it."""
+        """Put a plan that condemns packs and return them; none where another collector was faster.
+
+        Raises FullError where there is no room for it.
+        """
         store = self.view.store
         plan = Plan(self.view.epoch + 1, store.random(16), frozenset(packs), store.now())
         if not store.put(plan.name, plan.encode()):
@@ -103,9 +121,10 @@ class Collector:
         return set(packs)
 
     def _finish(self, condemned: frozenset[bytes], dry_run: bool) -> tuple[int, int, int]:
-        """Copy what is live of condemned packs, prove it, delete them; records copied, packs deleted, bytes freed.
+        """Copy the live records of condemned packs, prove the copies and delete the packs.
 
-        On a full disk some of them at a time. Raises FullError where there is no room to free even one.
+        Returns records copied, packs deleted and bytes freed. A full disk is freed in several rounds. Raises
+        FullError where there is no room to free even one pack.
         """
         copied = deleted = freed = 0
         short = True
@@ -118,7 +137,7 @@ class Collector:
                 try:
                     going, number, short = self._make_room(census, condemned)
                 except FullError:
-                    if freed > 0:  # the next run says how much is needed
+                    if freed > 0:  # the next run reports how much is needed
                         break
                     raise
             with self.view.store.using_reserve(NOTING):
@@ -127,8 +146,9 @@ class Collector:
         return copied, deleted, freed
 
     def _make_room(self, census: Census, condemned: frozenset[bytes]) -> tuple[frozenset[bytes], int, bool]:
-        """Copy what is live of condemned packs. Return those that may go, how many records were copied, and whether the disk was full.
+        """Copy live records of condemned packs, of as many packs as fit.
 
+        Returns the packs that may be deleted, the number of records copied, and whether the disk was full.
         Raises FullError where no pack can go.
         """
         try:
@@ -140,7 +160,7 @@ class Collector:
         if empty := condemned - set(sizes):
             return empty, 0, True
         some = sorted(condemned, key=lambda pack: sizes[pack])
-        while True:  # as many as fit, by halves: each deletion costs a ledger entry
+        while True:  # halve until they fit: deleting one by one would cost a ledger entry each
             some = some[: len(some) // 2] or some
             try:
                 return frozenset(some), self._copy(census, some), True
@@ -153,15 +173,18 @@ class Collector:
                 ) from exc
 
     def _delete(self, condemned: frozenset[bytes], known: dict[bytes, int]) -> int:
-        """Delete condemned packs of which every live record was copied; bytes freed, those of new packs since ``known`` taken off."""
+        """Delete condemned packs whose live records were all copied.
+
+        Returns the bytes freed, less those of packs that are new since ``known``.
+        """
         freed = sum(known[pack] for pack in condemned)
         self.view.refresh()
-        self.view.store.settle("packs")  # another collector may stand between the link of a copy and its sync
+        self.view.store.settle("packs")  # another collector may be between link and fsync of a copy
         self._prove(condemned)
         self.view.refresh()
         self._want_evidence()
         self.view.ledger.put_deleted(condemned)
-        for pack in sorted(condemned):  # parity first: what is left of it must never bring a pack back
+        for pack in sorted(condemned):  # parity first: left-over parity must never bring a pack back
             self.view.store.delete(f"parity/{pack.hex()}")
             self.view.store.delete(f"packs/{pack.hex()}")
         freed -= sum(size for pack, size in self.view.packs.items() if pack not in known)
@@ -169,7 +192,10 @@ class Collector:
         return freed
 
     def _copy(self, census: Census, packs: Collection[bytes] | None = None) -> int:
-        """Put live records of condemned packs again, or of some of them, a pack's worth at a time; how many."""
+        """Put live records of condemned packs again, a pack's worth at a time; return their number.
+
+        ``packs``: copy only from these.
+        """
         rows: list[tuple[Context, Record]] = []
         copied = size = 0
         for location, parts in census.stranded():
@@ -196,7 +222,10 @@ class Collector:
         return record, context
 
     def _prove(self, condemned: frozenset[bytes]) -> None:
-        """Every live record is found, by reading it, in a pack other than these. Raises ArchiveError where one is not."""
+        """Find every live record, by reading it, in a pack that stays.
+
+        Raises ArchiveError where one is not found.
+        """
         with self._census(condemned) as census:
             for location, _ in census.stranded():
                 raise ArchiveError(
@@ -205,9 +234,11 @@ class Collector:
                 )
 
     def _census(self, condemned: frozenset[bytes] | None = None) -> Census:
-        """Read every pack, and settle what is live and lies in condemned ones alone (None: all that plans name); again where another collector deleted one meanwhile, whose live records are in a pack that was not listed.
+        """Read every pack and settle which records are live, and which of these lie in condemned packs only.
 
-        Raises ArchiveError where something is damaged, newer or missing.
+        ``condemned``: None stands for all packs that plans name. Packs are read again where another collector
+        deleted one meanwhile, because its live records are in a pack not listed before. Raises ArchiveError
+        where something is damaged, newer or missing.
         """
         census = self.view.look(self._read_all)
         try:
@@ -227,7 +258,7 @@ class Collector:
             census.close()
             raise
         if self.view.vanished != vanished:
-            census.close()  # it will be asked for again
+            census.close()  # `look` calls this again
         return census
 
     def _read(self, pack: bytes, census: Census) -> None:
@@ -247,22 +278,25 @@ class Collector:
             self.view.vanished += 1
 
     def _count(self, census: Census, item: Found) -> None:
-        """Sort a record in. What was erased is in the way and no more: nothing keeps it."""
+        """Add a record to the census. Erased content is never live, so nothing keeps it."""
         r, gone = item.record, self.view.keys.gone
         named = r.name is not None and not gone(item.context, key_of_session(r, item.context))
         segment = r.id if r.id is not None and not gone(item.context, r.id) else None
         census.add(item.location, r, version_of(item) if named else None, segment)
 
     def _sweep_parity(self) -> None:
-        """Delete the parity of packs that the ledger says are deleted: a writer that stood still put it after they were collected."""
+        """Delete the parity of packs that the ledger says are deleted.
+
+        A slow writer may put parity after its pack was collected.
+        """
         store = self.view.store
         deleted = {pack.hex() for pack in self.view.ledger.deleted}
         for name in sorted(deleted & set(store.list("parity"))):
-            if not is_there(store, f"packs/{name}"):  # a killed collector left it: it goes with the pack
+            if not is_there(store, f"packs/{name}"):  # else a killed collector left the pack, and its parity goes with it
                 store.delete(f"parity/{name}")
 
     def _want_evidence(self) -> None:
-        """Raises ArchiveError where anything names a pack or a plan that is not seen, and the ledger does not say why."""
+        """Raise ArchiveError where anything names an absent pack or plan that the ledger does not explain."""
         view = self.view
         if missing := view.missing():
             raise ArchiveError(
@@ -281,16 +315,17 @@ class Collector:
             )
 
     def _from_the_future(self) -> set[bytes]:
-        """Packs that were condemned by a clock that was ahead: they are condemned again, or their grace would not end before that time.
+        """Return packs that a clock ahead of ours condemned, to condemn them again.
 
-        Where packs are from the future too, it is this clock that is behind.
+        Otherwise their grace would not end before that time. Packs whose own time is in the future are left
+        out: there it is this clock that is behind.
         """
         now = self.view.store.now()
         ahead = (self.view.condemned & set(self.view.packs)) - self.view.condemned_by(now)
         return {pack for pack in ahead if self.view.pack(pack).head.time <= now}
 
     def _tidy(self) -> None:
-        """Take away what killed writers left; what is of somebody else, and cannot be read or deleted, stays."""
+        """Delete files that killed writers left. Files that cannot be read or deleted stay."""
         store = self.view.store
         for name in store.left(store.now() - LEFT):
             try:
@@ -300,7 +335,7 @@ class Collector:
                 continue
 
     def _choose(self, census: Census, dead_share: float, small: int) -> set[bytes]:
-        """Packs worth emptying. A damaged one is not reached: the census stops at it."""
+        """Return the packs worth emptying. The census stops at a damaged pack, so none is among them."""
         weights = census.weights()
         staying = set(self.view.packs) - self.view.condemned
         dead = {

@@ -1,23 +1,30 @@
-"""Erase: destroy the keys of a session, a tenant or a base domain, then read the raw files to prove that nothing opens. Spec: FORMAT.md, "Erase".
+"""Erase: destroy the keys of a session, a tenant or a base domain, and prove from the raw files that nothing
+opens.
+
+Spec: FORMAT.md, "Erase".
 
     tenant    all its trees are emptied
-    session   1 a generation of keys with a new tree, and the session's units doomed: writers rely on them no more
-              2 look again: what was put meanwhile is doomed too (1 again); what other sessions share stays
-              3 a generation with the units punctured out of the older trees
-    base      1 a generation with a new tree: writers rely on records under the older ones no more
-              2 look again: where a session stands on the older trees, stop
-              3 a generation in which the older trees are empty
-    all       older generations are overwritten and deleted; every record is read from the packs and its key asked for
+    session   1 publish a generation of keys with a new tree, which dooms the session's units: writers no longer
+                rely on them
+              2 look again: versions put meanwhile are doomed too (step 1 again); segments that other sessions
+                share stay
+              3 publish a generation with the units punctured out of the older trees
+    base      1 publish a generation with a new tree: writers no longer rely on records under the older ones
+              2 look again: stop where a session stands on the older trees
+              3 publish a generation in which the older trees are empty
+    all       overwrite and delete older generations; read every record from the packs and ask for its key
 
-A look counts only where no pack vanished on the way (a collector moves what lives), and where all was readable: a session that is not seen
-would lose what it shares.
+A look counts only if no pack vanished on the way (a collector moves live records) and everything was
+readable. A session that is not seen would lose the segments that it shares.
 
-Why two generations: a writer that was acknowledged before the first is seen in step 2; one that publishes after it finds the keys changed
-and is not acknowledged (`Fenced`). A crash leaves one of the states that FORMAT.md lists under "Unfinished erase". Every erase begins by
-finishing what is certain.
+Two generations are needed because writers run at the same time. A writer acknowledged before the first
+generation is seen in step 2. One that publishes after it finds the keys changed and is not acknowledged
+(`Fenced`). A crash leaves one of the states that FORMAT.md lists under "Unfinished erase". Every erase begins
+by finishing the certain ones.
 
-What it cannot reach: copies of `keys/` made by others: backups, snapshots, a copy-on-write or log-structured file system or a flash disk that keeps
-overwritten blocks, an object store that keeps versions. They hold wrapped keys only, so who has no archive key gets nothing from them.
+It cannot reach copies of `keys/` made by others: backups, snapshots, a copy-on-write or log-structured file
+system, a flash disk that keeps overwritten blocks, an object store that keeps versions. These hold wrapped
+keys only, so they are useless without the archive key.
 """
 
 from __future__ import annotations
@@ -44,8 +51,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BaseUse:
-    """A base domain on which erased sessions stood. ``own``, ``others``: sessions of the same tenant and of other tenants that still stand
-    on it, forgotten ones too; ``erased``: whether its keys were destroyed as well (in a dry run: would be)."""
+    """A base domain on which erased sessions stood.
+
+    Attributes:
+        own: number of sessions of the same tenant that still stand on it, forgotten ones included.
+        others: number of such sessions of other tenants.
+        erased: whether its keys were destroyed as well; in a dry run, whether they would be.
+    """
 
     name: str
     own: int
@@ -55,10 +67,18 @@ class BaseUse:
 
 @dataclass(frozen=True)
 class Erasure:
-    """What was erased. ``tenant``, ``name``, ``base``: what was named; ``segments``: whose keys were destroyed; ``shared``: that other
-    sessions of the tenant have too, which stay; ``records``: read from the raw packs, whose keys are gone; ``files``: key files overwritten
-    and deleted; ``unread``: packs with damage, in which the proof could not look at every byte; ``bases``: base domains on which the erased
-    sessions stood; ``finished``: key files that unfinished erases of others had left, destroyed too."""
+    """The result of an erasure.
+
+    Attributes:
+        tenant, name, base: the names given.
+        segments: number of segments whose keys were destroyed.
+        shared: number of segments that stay because other sessions of the tenant share them.
+        records: number of records in the raw packs whose keys are gone.
+        files: number of key files overwritten and deleted.
+        unread: number of damaged packs, of which the proof could not read every byte.
+        bases: base domains on which the erased sessions stood.
+        finished: number of key files left by other unfinished erases, destroyed too.
+    """
 
     tenant: str | None
     name: str | None
@@ -74,7 +94,7 @@ class Erasure:
 
 
 class _Done(NamedTuple):
-    """What destroying keys came to: see `Erasure`."""
+    """The effect of destroying keys; fields as in `Erasure`."""
 
     files: int
     records: int
@@ -82,7 +102,7 @@ class _Done(NamedTuple):
 
 
 class _Named(NamedTuple):
-    """A record as the proof sees it. ``ids``: of its segment and its session, those that it has."""
+    """A record as the proof sees it. ``ids``: its segment id and session key, as far as it has them."""
 
     pack: str
     root: bytes
@@ -91,14 +111,17 @@ class _Named(NamedTuple):
 
 @dataclass
 class _Finished:
-    """What was finished of erases that were cut off: key files by domain, bases."""
+    """Unfinished erases that were finished: key files by domain, and bases."""
 
     files: dict[bytes, int] = field(default_factory=dict)
     bases: list[BaseUse] = field(default_factory=list)
 
 
 class Eraser:
-    """One erasure at a time; several may run."""
+    """Erases one thing at a time; several may run at once.
+
+    Raises UsageError for an archive opened without keys.
+    """
 
     def __init__(self, view: View):
         if not isinstance(view.keys, Keyring):
@@ -109,10 +132,15 @@ class Eraser:
         self.view, self.keys = view, view.keys
 
     def tenant(self, tenant: str, *, bases: bool = False, dry_run: bool = False) -> Erasure:
-        """Erase everything of a tenant: its sessions, segments, names.
+        """Erase all sessions, segments and names of a tenant.
 
-        With ``bases`` also the base domains on which only this tenant's sessions stand. Raises NotFound, Fenced, StoreError; with ``bases``
-        ArchiveError where packs are damaged or gone: it is not known then who stands on a base.
+        With ``bases`` also the base domains on which only this tenant's sessions stand.
+
+        Raises:
+            NotFound: there is no such tenant, or it was erased.
+            Fenced: something else of this tenant was erased at the same time.
+            ArchiveError: with ``bases``, packs are damaged or gone, so the users of a base are unknown.
+            StoreError: the store failed.
         """
         finished = self._finish(dry_run)
         known = self._known(TENANT, tenant)
@@ -123,7 +151,7 @@ class Eraser:
             records, unread = self._prove(known.domain, set(known.roots), None)
             return replace(over, records=over.records + records, unread=unread)
         versions = sum(v.tenant == tenant for v in self.view.all_versions())
-        look = self._look if bases else self.view.look  # damage is in the way of bases, not of the tenant
+        look = self._look if bases else self.view.look  # damage hinders the erasure of bases, not of the tenant
         uses = look(lambda: self._uses(tenant, lambda v: v.tenant == tenant))
         free = [use for use in uses if bases and not use.others]
         if dry_run:
@@ -147,8 +175,12 @@ class Eraser:
     def base(self, name: str, *, dry_run: bool = False) -> Erasure:
         """Erase all segments of a base domain.
 
-        Raises ArchiveError where any session stands on it, a forgotten one too, or where packs are damaged or gone, so that this is not
-        known; NotFound, Fenced, StoreError.
+        Raises:
+            ArchiveError: a session stands on it, forgotten ones included, or packs are damaged or gone, so this is
+                unknown.
+            NotFound: there is no such base, or it was erased.
+            Fenced: something else of this base was erased at the same time.
+            StoreError: the store failed.
         """
         finished = self._finish(dry_run)
         known = self._known(BASE, name)
@@ -167,9 +199,13 @@ class Eraser:
         return self._receipt(erasure, known, finished, done=[self._empty(begun, begun.older)])
 
     def session(self, tenant: str, name: str, *, dry_run: bool = False) -> Erasure:
-        """Erase all versions of a session, forgotten ones too.
+        """Erase all versions of a session, forgotten ones included.
 
-        Raises NotFound, Fenced, StoreError, ArchiveError where packs are damaged or gone: what other sessions share is not known then.
+        Raises:
+            ArchiveError: packs are damaged or gone, so the segments shared with other sessions are unknown.
+            NotFound: there is no such session, or it was erased.
+            Fenced: something else of this tenant was erased at the same time.
+            StoreError: the store failed.
         """
         finished = self._finish(dry_run)
         known = self._known(TENANT, tenant)
@@ -196,7 +232,10 @@ class Eraser:
     def _doom(
         self, known: DomainKeys, name: str, towers: list[set[bytes]]
     ) -> tuple[DomainKeys, list[set[bytes]]]:
-        """Keys by which nobody relies on a session any more, and its towers: a version that was put until then is among them."""
+        """Publish keys by which no writer relies on a session any more; return them and the session's towers.
+
+        The towers include versions put until then.
+        """
         fresh = self._fresh()
         begun, doomed = known, set[bytes]()
         while begun is known or any(tower - doomed for tower in towers):
@@ -211,12 +250,12 @@ class Eraser:
         return begun, towers
 
     def _begin(self, base: DomainKeys) -> DomainKeys:
-        """Publish a new root for a base domain: writers rely on records under the older ones no more."""
+        """Publish a new root for a base domain: writers no longer rely on records under the older ones."""
         begun = base.following(roots=base.roots | self._fresh())
         self._publish(begun)
         self.keys.folder.shred(
             begun.domain, begun.generation
-        )  # nothing is erased yet: the new keys have all of the older
+        )  # nothing is erased yet: the new keys contain all older ones
         return begun
 
     def _fresh(self) -> dict[bytes, Tree]:
@@ -228,7 +267,7 @@ class Eraser:
         return self._destroy(known.following(roots=emptied, **changes), set(roots), None)
 
     def _destroy(self, keys: DomainKeys, roots: set[bytes], units: set[int] | None) -> _Done:
-        """Publish keys without what is erased, destroy the older ones, and prove it."""
+        """Publish keys without the erased ones, destroy the older generations, and prove it."""
         self._publish(keys)
         files = self.keys.folder.shred(keys.domain, keys.generation)
         return _Done(files, *self._prove(keys.domain, roots, units))
@@ -241,7 +280,7 @@ class Eraser:
         uses: Collection[BaseUse] = (),
         done: Collection[_Done] = (),
     ) -> Erasure:
-        """The erasure with what was done for it, and what was finished of others before."""
+        """Return the erasure with its effects and those of finishing earlier ones."""
         names = {use.name for use in uses}
         others = {domain: files for domain, files in finished.files.items() if domain != known.domain}
         return replace(
@@ -256,9 +295,9 @@ class Eraser:
     def _over(
         self, erasure: Erasure, known: DomainKeys, finished: _Finished, bases: bool, dry_run: bool
     ) -> Erasure:
-        """The receipt where nothing was left to erase but what an unfinished erase left, which was finished just now.
+        """Return the receipt of an erase that had nothing to do but finish an unfinished one.
 
-        ``bases``: whether a base that was finished counts. Raises NotFound where nothing was left.
+        ``bases``: whether a finished base counts. Raises NotFound where nothing was finished.
         """
         if known.domain in finished.files or (bases and finished.bases):
             return self._receipt(erasure, known, finished)
@@ -275,7 +314,7 @@ class Eraser:
         raise NotFound(f"no {what} in this archive, or it was erased{also}")
 
     def _finish(self, dry_run: bool) -> _Finished:
-        """Finish what is certain of erases that were cut off: FORMAT.md, "Unfinished erase"."""
+        """Finish the certain ones of the erases that were cut off: FORMAT.md, "Unfinished erase"."""
         self.view.refresh()
         folder = self.keys.folder
         if dry_run:
@@ -285,7 +324,7 @@ class Eraser:
         for base in begun_bases(self.view, self.keys):
             try:
                 users = self.users(base.domain, base.older)
-            except ArchiveError:  # packs are damaged: this base waits, what was asked for need not
+            except ArchiveError:  # packs are damaged: this base waits, the requested erasure need not
                 continue
             if not users:
                 files = 0 if dry_run else self._empty(base, base.older).files
@@ -294,7 +333,10 @@ class Eraser:
         return finished
 
     def _look(self, work: Callable[[], T]) -> T:
-        """What ``work`` finds in all packs that are there now. Raises ArchiveError where some cannot be read, or are gone."""
+        """Return the result of ``work`` on all packs present.
+
+        Raises ArchiveError where some are unreadable or gone.
+        """
         self.view.refresh()
         found = self.view.look(work)
         if self.view.hiding():
@@ -316,7 +358,9 @@ class Eraser:
             raise Fenced("something of this tenant or base was erased at the same time: erase again")
 
     def _towers(self, domain: bytes, name: str) -> list[set[bytes]]:
-        """Segments of each version that are in the tenant's domain: shared prompts are not."""
+        """Return, for each version, its segments in the tenant's domain; shared prompts are not among
+        them.
+        """
         return [self._own(domain, v.leaf) for v in self.view.versions(domain, name)]
 
     def _used_by_others(self, tenant: str, domain: bytes, name: str) -> set[bytes]:
@@ -330,14 +374,14 @@ class Eraser:
             at = todo.pop()
             if at == NONE or at in found:
                 continue
-            for place in self.view.find(SEGMENTS, at):  # of what is lost, or was erased before, there is none
-                if place.context.domain == domain:  # all: one that was crafted must not cut the tower short
+            for place in self.view.find(SEGMENTS, at):  # nothing is found of lost or erased segments
+                if place.context.domain == domain:  # follow all places: a crafted record must not cut the tower short
                     found.add(at)
                     todo.append(place.record.parent)
         return found
 
     def _uses(self, tenant: str, going: Callable[[Version], bool]) -> list[BaseUse]:
-        """The bases on which versions that are ``going`` stand, and who else does."""
+        """Return the bases on which versions that are ``going`` stand, with their other users."""
         versions, grounds = self.view.all_versions(), Grounds(self.view)
         used = {domain for v in versions if going(v) for domain, _ in grounds.under(v.leaf)}
         if not used:
@@ -354,10 +398,11 @@ class Eraser:
         return sorted(uses, key=lambda use: use.name)
 
     def users(self, domain: bytes, roots: Collection[bytes]) -> dict[tuple[str, str], bool]:
-        """Return the sessions that stand on records under these roots of a base domain, and whether all such versions are forgotten.
+        """Return the sessions that stand on records under these roots of a base domain.
 
-        A segment that is stored under another root too counts: a collector may keep either record.
-        Raises ArchiveError where packs are damaged or gone.
+        The value is True where all such versions of the session are forgotten. A segment that is stored under
+        another root too counts: a collector may keep either record. Raises ArchiveError where packs are
+        damaged or gone.
         """
         wanted = {(domain, root) for root in roots}
 
@@ -371,9 +416,10 @@ class Eraser:
         return self._look(work)
 
     def _prove(self, domain: bytes, roots: set[bytes], units: set[int] | None) -> tuple[int, int]:
-        """(records of the units that do not open any more, packs that could not be read whole). Raises ArchiveError where one opens.
+        """Return the records of the units, none of which opens, and the packs that could not be read whole.
 
         Reads files, not indexes: packs, and the keys as they are on the disk now. ``units``: None is all.
+        Raises ArchiveError where a record opens.
         """
         left = self.keys.folder.generations().get(domain, [])
         self.keys.refresh()
@@ -392,7 +438,9 @@ class Eraser:
         return records, unread
 
     def _records(self, domain: bytes) -> Iterator[_Named | None]:
-        """Read every record of a domain from the raw packs; None stands for a pack that could not be read whole."""
+        """Yield every record of a domain from the raw packs; None stands for a pack that could not be read
+        whole.
+        """
         for name in sorted(self.view.store.list("packs")):
             damaged = False
             try:
@@ -417,14 +465,16 @@ class Eraser:
 
 
 class Grounds:
-    """What towers stand on. Each segment is looked for once, so that what many sessions share costs little."""
+    """The base domains under towers. Each segment is looked up once, so shared segments cost little."""
 
     def __init__(self, view: View):
         self.view = view
         self._known: dict[bytes, frozenset[tuple[bytes, bytes]]] = {NONE: frozenset()}
 
     def under(self, leaf: bytes) -> frozenset[tuple[bytes, bytes]]:
-        """Return (base domain, root of its keys) of each record in a base domain that the tower above ``leaf`` has."""
+        """Return (base domain, root of its keys) of each record in a base domain in the tower above
+        ``leaf``.
+        """
         chain: list[tuple[bytes, frozenset[tuple[bytes, bytes]]]] = []  # from the leaf up
         seen, todo, single = set[bytes](), [leaf], True
         while todo:
@@ -439,7 +489,7 @@ class Grounds:
             bases = [p.context for p in found if p.context.domain_kind == BASE]
             chain.append((at, frozenset((c.domain, c.root) for c in bases)))
             parents = {p.record.parent for p in found}
-            single &= len(parents) <= 1  # else one was crafted: it must not cut the tower short
+            single &= len(parents) <= 1  # else one was crafted, and it must not cut the tower short
             todo += parents
         if not single:
             return frozenset[tuple[bytes, bytes]]().union(*(own for _, own in chain))
@@ -451,7 +501,7 @@ class Grounds:
 
 
 def begun_bases(view: View, keys: Keyring) -> Iterator[DomainKeys]:
-    """Yield the keys of base domains whose erase began and was not finished; only such of which a pack has records."""
+    """Yield the keys of base domains with an unfinished erase; only domains with records in a pack."""
     domains = set[bytes]()
     for pack in sorted(view.packs):
         with suppress(FormatError, FileNotFoundError):
@@ -464,7 +514,10 @@ def begun_bases(view: View, keys: Keyring) -> Iterator[DomainKeys]:
 
 
 def unfinished(view: View) -> Iterator[Problem]:
-    """Yield each unfinished erase that files and keys tell of; without the key fewer are seen. Spec: FORMAT.md, "Unfinished erase"."""
+    """Yield each unfinished erase that files and keys show; without the key fewer are seen.
+
+    Spec: FORMAT.md, "Unfinished erase".
+    """
     keys, folder = view.keys, KeyFolder(view.store)
     for domain, files in sorted(folder.leftovers().items()):
         what = "a change of the archive's key" if domain == MASTER else "an erase"
@@ -477,7 +530,7 @@ def unfinished(view: View) -> Iterator[Problem]:
     if not isinstance(keys, Keyring):
         return
     for base in begun_bases(view, keys):
-        with suppress(ArchiveError):  # packs are damaged, which is told elsewhere
+        with suppress(ArchiveError):  # packs are damaged, which is reported elsewhere
             if not Eraser(view).users(base.domain, base.older):
                 what = f"the erase of base {base.name!r} is unfinished, or goes on now; the next erase finishes it"
                 yield Problem("erase", base.domain.hex(), what)
@@ -489,7 +542,7 @@ def unfinished(view: View) -> Iterator[Problem]:
 
 
 def _doomed(view: View, keys: Keyring, known: DomainKeys) -> str:
-    """Which sessions an erase doomed and did not erase."""
+    """Return a sentence that names the sessions that an erase doomed and did not erase."""
     units = {unit.number for unit in known.doomed}
     names = {v.name for v in view.all_versions() if v.tenant == known.name}
     going = sorted(n for n in names if unit_of(keys.session_key(known.domain, n)) in units)
@@ -501,7 +554,7 @@ def _doomed(view: View, keys: Keyring, known: DomainKeys) -> str:
 
 
 def _standing(base: str, users: dict[tuple[str, str], bool]) -> str:
-    """How many sessions stand on a base, in words."""
+    """Return the number of sessions that stand on a base, in words."""
     tenants = len({tenant for tenant, _ in users})
     forgotten = sum(users.values())
     note = f", {forgotten:,} of them forgotten and not collected yet" if forgotten else ""

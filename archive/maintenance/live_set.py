@@ -1,11 +1,12 @@
-"""Census: everything that lies in the packs, and what of it is live, in a database of its own on disk.
+"""Census: all records of the packs and which of them are live, in a temporary database on disk.
 
     census.add(pack, offset, record...)     every record of every pack, as the collector reads them
-    census.settle(condemned)                what holds, what is live; ArchiveError where a live session lacks a segment
+    census.settle(condemned)                settle the live set; ArchiveError where a live session lacks a segment
     census.stranded()                       live records that lie in condemned packs alone, parents first
 
-SQLite keeps it in a temporary file that has no name and goes with the process, however that ends. So memory stays what its cache is, a few MB, whatever
-the number of sessions: their ids alone would take 100 bytes each. It holds ids and places, no names and no tokens.
+SQLite keeps it in a temporary file without a name, which goes with the process however that ends. Memory is
+bounded by the cache, a few MB, for any number of sessions; their ids alone would take 100 bytes each. The
+database holds ids and places, no names and no tokens.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import FORGET, Record
 
-BATCH = 512  # rows written at once
-CACHE = 2048  # KiB; it takes about twice that, with its temporary tables
-PLACE_BITS = 32  # of ``at``, for the offset; above them stands the pack's number
+BATCH = 512  # rows per transaction
+CACHE = 2048  # KiB; SQLite takes about twice that with its temporary tables
+PLACE_BITS = 32  # low bits of ``at`` that hold the offset; the pack's number is above them
 SEGMENT, SESSION, MARK = 1, 2, 4  # parts of a record
 
 TABLES = """
@@ -31,8 +32,9 @@ CREATE TABLE segments (at INTEGER PRIMARY KEY, id BLOB, parent BLOB, size INTEGE
 CREATE TABLE versions (at INTEGER PRIMARY KEY, id BLOB, leaf BLOB, size INTEGER);
 CREATE TABLE marks (at INTEGER PRIMARY KEY, id BLOB, counter INTEGER, verb INTEGER, size INTEGER);
 """
-# Each id once: its first record (of a query with one min, SQLite takes the other columns from that row), and whether any lies in a pack that stays.
-# Of a version's marks only what holds counts.
+# Each id once: its first record, and whether any record of it lies in a pack that stays. In a query with one min,
+# SQLite takes the other columns from that row.
+# Only the mark in force of a version counts.
 ONCE = f"SELECT *, min(at) AS first, sum(stays) > 0 AS stay FROM {{}} JOIN packs ON number = at >> {PLACE_BITS} {{}} GROUP BY id"
 SETTLED = f"""
 CREATE TABLE segment (id BLOB PRIMARY KEY, parent BLOB, first INTEGER, size INTEGER, stays INTEGER) WITHOUT ROWID;
@@ -57,7 +59,7 @@ INSERT INTO live
 CREATE TABLE live_segment AS SELECT segment.* FROM live JOIN segment USING (id);
 """
 LACKING = "SELECT id FROM live WHERE id NOT IN (SELECT id FROM segment) LIMIT 1"
-# Depth first: a tower's segments come together, parents first. A version that lies in its leaf's record goes with that.
+# Depth first: a tower's segments come together, parents first. A version in its leaf's record goes with the leaf.
 CHILDREN = "CREATE INDEX IF NOT EXISTS child ON live_segment (parent)"
 SEGMENTS = f"""
 WITH RECURSIVE tree (id, first, stays, depth) AS (
@@ -70,7 +72,8 @@ VERSIONS = f"""
 SELECT first, {SESSION} FROM live_version
 WHERE NOT stays AND first NOT IN (SELECT first FROM live_segment WHERE NOT stays) ORDER BY id
 """
-# A mark is live as long as its version is in any pack: packs are deleted one after the other, and a version that outlived its mark would be back.
+# A mark is live as long as its version is in any pack. Packs are deleted one after the other, and a forgotten
+# version that outlived its mark would be back.
 MARKS = f"SELECT first, {MARK} FROM mark WHERE NOT stays ORDER BY id"
 WEIGHTS = f"""
 SELECT name, sum(total), sum(live) FROM (
@@ -83,14 +86,20 @@ SELECT name, sum(total), sum(live) FROM (
 
 
 class Stranded(NamedTuple):
-    """A live record that lies in condemned packs alone. ``parts``: which of it are live: SEGMENT, SESSION, or both; or MARK."""
+    """A live record that lies in condemned packs alone.
+
+    ``parts``: its live parts: SEGMENT, SESSION or both, or MARK.
+    """
 
     location: Location
     parts: int
 
 
 class Census:
-    """See the head of this file. Any method raises ArchiveError where the disk for temporary files fails."""
+    """The records of an archive and its live set.
+
+    All methods raise ArchiveError where the temporary disk fails.
+    """
 
     def __init__(self) -> None:
         self.live_versions = self.live_segments = 0
@@ -110,11 +119,14 @@ class Census:
         self.close()
 
     def close(self) -> None:
-        """The file is gone."""
+        """Close the database, which deletes its file."""
         self._db.close()
 
     def add(self, location: Location, record: Record, version: bytes | None, segment: bytes | None) -> None:
-        """Count a record in. ``version``, ``segment``: ids of what it holds of these; packs come one after the other."""
+        """Add a record; packs come one after the other.
+
+        ``version``, ``segment``: ids of the version and the segment that it holds, None where it holds none.
+        """
         if not self._packs or self._packs[-1] != location.pack:
             self._packs.append(location.pack)
         at, mark = (len(self._packs) - 1) << PLACE_BITS | location.offset, record.mark
@@ -127,7 +139,10 @@ class Census:
             self._row("versions", at, version, record.leaf, size)
 
     def settle(self, condemned: Collection[bytes]) -> None:
-        """After the last record: find out what is live. Raises ArchiveError where a segment is missing: then nothing may be deleted."""
+        """Find the live records, after the last one was added.
+
+        Raises ArchiveError where a segment of a live session is missing: nothing may be deleted then.
+        """
         packs = [(number, name, name not in condemned) for number, name in enumerate(self._packs)]
         with _named():
             for table in self._rows:
@@ -145,7 +160,10 @@ class Census:
             )
 
     def stranded(self) -> Iterator[Stranded]:
-        """What is live and lies in condemned packs alone: segments, parents first, then versions, then marks."""
+        """Yield live records that lie in condemned packs alone.
+
+        Segments come first, parents before children, then versions, then marks.
+        """
         with _named():
             self._db.execute(CHILDREN)
             for query in (SEGMENTS, VERSIONS, MARKS):
@@ -153,7 +171,10 @@ class Census:
                     yield Stranded(Location(self._packs[at >> PLACE_BITS], at & (1 << PLACE_BITS) - 1), parts)
 
     def weights(self) -> dict[bytes, tuple[int, int]]:
-        """By pack: bytes of its records, about, and of those that are live and lie nowhere before."""
+        """Return for each pack the approximate bytes of all its records and of its live ones.
+
+        A live record counts only in the first pack that has it.
+        """
         with _named():
             return {name: (total, live) for name, total, live in self._db.execute(WEIGHTS)}
 
@@ -175,7 +196,7 @@ class Census:
 
 
 def weight(record: Record) -> int:
-    """Bytes of a record in a pack, about."""
+    """Return the approximate bytes of a record in a pack."""
     return 32 + len(record.bitstring) + len(record.name or "")
 
 

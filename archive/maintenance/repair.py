@@ -1,20 +1,23 @@
-"""Repair: put back what parity and second copies can, say exactly what they cannot, move damage aside. Spec: FORMAT.md, "Repair".
+"""Repair: restore files from parity and second copies, report the losses exactly, move damage aside.
+
+Spec: FORMAT.md, "Repair".
 
     archive.json, plans, keys,
     ledger entries               from their second copies
-    packs                        from what is left of them and their parity; believed only where the digest is the name
-    packs beyond their parity    readable records into new packs, the rest to damaged/; sessions that lost something are named,
-                                 and the ledger keeps the loss until somebody acknowledges it
+    packs                        from their remains and parity; accepted only where the digest is the name
+    packs beyond their parity    readable records into new packs, the rest to damaged/; sessions with losses are
+                                 named, and the ledger keeps the loss until a person acknowledges it
     parity, indexes              made anew
 
-Works without the key of a sealed archive: boxes are copied as they are. Nothing a session needs is ever deleted: what is replaced is
-first copied to `damaged/`, which nothing reads but the next repair. Parity files and indexes can be made from packs, so damaged ones are
-dropped; so is a damaged copy of a key file, which must not outlive an erasure.
+Repair works without the key of a sealed archive: boxes are copied unchanged. Nothing that a session needs is
+ever deleted. A file is first copied to `damaged/` before it is replaced; only the next repair reads that
+folder. Damaged parity files and indexes are dropped because packs suffice to make them. A damaged copy of a
+key file is dropped too: it must not outlive an erasure.
 
-In memory at once: some MiB of a pack that is sound, twice what one has that is not, three times where it is beyond its parity.
+Memory: some MiB for a sound pack, twice the size of a damaged one, three times that of one beyond its parity.
 
-A crash leaves some files repaired. Between deleting a damaged pack and putting the restored one the pack is gone, but what it was made
-from is in `damaged/`: the next run goes on.
+A crash leaves some files repaired. Between deleting a damaged pack and putting the restored one the pack is
+gone, but its sources are in `damaged/`, and the next run goes on.
 """
 
 from __future__ import annotations
@@ -58,7 +61,11 @@ MAX_PLAN = 1 << 26  # bytes
 
 @dataclass(frozen=True)
 class LostRecord:
-    """A version whose own record is gone. ``session``: first 48 bits of its session key, hex; ``name`` where another version tells."""
+    """A version whose own record is gone.
+
+    ``session``: first 48 bits of its session key, hex; ``tenant``, ``name``: known where another version has
+    them.
+    """
 
     session: str
     tenant: str | None
@@ -68,11 +75,16 @@ class LostRecord:
 
 @dataclass
 class Repaired:
-    """What a run did, by file name. ``finished``: older keys that an unfinished erase left, destroyed now.
+    """The result of a run; files are given by name.
 
-    ``lost``: versions that cannot be thawed; ``unnamed``: versions of which no record is left;
-    ``missing``: records that stood in packs beyond repair and were not read; ``uncounted``: such packs of which nothing says how many;
-    ``recorded``: packs that earlier runs gave up, whose loss nobody acknowledged."""
+    Attributes:
+        finished: older key files that an unfinished erase left, destroyed now.
+        lost: versions that cannot be thawed.
+        unnamed: versions of which no record is left.
+        missing: number of records in packs beyond repair that were not read.
+        uncounted: number of such packs whose count of records is unknown.
+        recorded: packs that earlier runs gave up and whose loss is not acknowledged.
+    """
 
     checked: int = 0
     restored: list[str] = field(default_factory=list)
@@ -89,19 +101,19 @@ class Repaired:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is lost."""
+        """Return whether nothing is lost."""
         return not (
             self.broken or self.lost or self.unnamed or self.missing or self.uncounted or self.recorded
         )
 
 
 class Repairer:
-    """One run over the files of an archive, which need not be one that opens.
+    """One run over the files of an archive, which need not open.
 
     Args:
-        store: where it lives.
-        keys: makes the names of lost sessions readable; ``open_keys`` of the settings gives them. Not needed.
-        dry_run: only say what would be done.
+        store: store of the archive.
+        keys: makes the names of lost sessions readable, as ``open_keys`` of the settings does. Optional.
+        dry_run: only report the work to do.
     """
 
     def __init__(
@@ -112,16 +124,20 @@ class Repairer:
         self._keys = keys
 
     def run(self) -> Repaired:
-        """See the head of this file.
+        """Repair everything and return the report.
 
-        Raises UsageError where there is no archive, CorruptError where both copies of archive.json are lost, StoreError.
+        Raises:
+            UsageError: there is no archive.
+            CorruptError: both copies of archive.json are lost.
+            ArchiveError: all packs are of another archive, or collectors interfere.
+            StoreError: the store failed.
         """
         settings = self._settings()
         plans = self._plans()
         self._ledger()
         self._key_files()
         if plans is None:
-            return self.report  # what is condemned is not known: packs must wait
+            return self.report  # it is unknown which packs are condemned, so packs must wait
         self._indexes()
         keys = self._keys(settings) if self._keys else (Locked() if settings.sealed else None)
         view = View(self.store, keys)
@@ -140,7 +156,7 @@ class Repairer:
         return found
 
     def _plans(self) -> set[bytes] | None:
-        """What is condemned; None where a plan is lost."""
+        """Repair plans and return the condemned packs; None where a plan is lost."""
         names = {
             n for folder in ("collect", "parity") for n in self.store.list(folder) if PLAN_NAME.fullmatch(n)
         }
@@ -150,13 +166,16 @@ class Repairer:
         return set().union(*(plan.condemned for plan in found if plan))
 
     def _ledger(self) -> None:
-        """Both copies of each entry."""
+        """Repair both copies of each ledger entry."""
         names = {name for name in self.store.list("ledger") if FILE_NAME.fullmatch(name)}
         for name in sorted(names | entries_among(self.store.list("parity"))):
             self._mirrored(*copies_of(name), partial(decode_as, name), MAX_ENTRY)
 
     def _mirrored(self, name: str, copy: str, decode: Callable[[bytes], T], most: int) -> T | None:
-        """A small file from whichever copy is sound; the other is put right. None: neither is. Raises UsageError: neither was there."""
+        """Return the content of a small file from a sound copy, and repair the other copy.
+
+        None if neither is sound. Raises UsageError if neither exists, VersionError for a newer file.
+        """
         self.report.checked += 1
         data = {n: self._maybe(n, most) for n in (name, copy)}
         if not any(d is not None for d in data.values()):
@@ -180,7 +199,9 @@ class Repairer:
         return sound[best]
 
     def _key_files(self) -> None:
-        """Put both copies of the newest generation of each; then destroy the older files that an unfinished erase left."""
+        """Repair both copies of each newest key file, then destroy older ones that an unfinished erase
+        left.
+        """
         folder = KeyFolder(self.store)
         for domain, generations in folder.generations().items():
             self.report.checked += 1
@@ -188,13 +209,13 @@ class Repairer:
                 self._key_copies(domain, generations[-1], good)
             elif folder.generations().get(domain, generations)[-1] == generations[-1]:
                 self.report.broken.append(file_name(domain, generations[-1], 0))
-        for files in folder.leftovers().values():  # listed anew: what was put back may be erased since
+        for files in folder.leftovers().values():  # listed again: a file put back may be erased since
             self.report.finished += files
             for name in () if self.dry_run else files:
                 self.store.shred(name)
 
     def _key_copies(self, domain: bytes, generation: int, good: bytes) -> None:
-        """Make all copies of a key file the good one."""
+        """Make all copies of a key file equal to the sound one."""
         for name in (file_name(domain, generation, copy) for copy in range(COPIES)):
             if self._maybe(name, len(good) + 1) != good:
                 self.report.restored.append(name)
@@ -210,7 +231,7 @@ class Repairer:
         return file.encode() if file else None
 
     def _indexes(self) -> None:
-        """Damaged ones are dropped: the packs say the same."""
+        """Drop damaged indexes: the packs hold the same information."""
         for name in sorted(self.store.list("index")):
             self.report.checked += 1
             try:
@@ -225,7 +246,7 @@ class Repairer:
                 self.store.delete(f"index/{name}")
 
     def _pack_names(self, view: View) -> set[bytes]:
-        """Packs that are there, or that something names."""
+        """Return the packs that are there or that something names."""
         parity = {bytes.fromhex(n) for n in self.store.list("parity") if PACK_NAME.fullmatch(n)}
         return parity | view.missing() | set(view.packs)
 
@@ -239,11 +260,11 @@ class Repairer:
             return self._move_out(view, pack)
         try:
             if data is not None and _is(pack, data):
-                if pack not in view.ledger.deleted:  # else a collector is deleting it, parity first
+                if pack not in view.ledger.deleted:  # else a collector is deleting the pack, parity first
                     self._protect(view, pack, data, shares)
                 return
         except VersionError:
-            return  # of a newer pltz: it knows
+            return  # left to the newer pltz that wrote it
         parity = self._parity(pack)
         sources = [d for d in (data, *self._aside(name)) if d is not None]
         best: Stretch = sources[0] if sources else b""
@@ -268,7 +289,10 @@ class Repairer:
             return False
 
     def _move_out(self, view: View, pack: bytes) -> None:
-        """Move a pack of another archive aside, with its parity; nothing of it is saved. The ledger says first that it goes."""
+        """Move a pack of another archive aside, with its parity, and salvage nothing.
+
+        The ledger records the deletion first.
+        """
         if not self.dry_run:
             view.ledger.put_deleted([pack])
         for name in (f"packs/{pack.hex()}", f"parity/{pack.hex()}"):
@@ -279,7 +303,9 @@ class Repairer:
                 self.store.delete(name)
 
     def _want_own(self, view: View) -> None:
-        """Raises ArchiveError where packs are here and all are of other archives: it is archive.json that is the wrong one then."""
+        """Raise ArchiveError where there are packs and all are of another archive: then archive.json is the
+        wrong one.
+        """
         others = set[bytes]()
         for pack in view.packs:
             data = Remains.of(self.store, f"packs/{pack.hex()}", MAX_PACK)
@@ -293,7 +319,10 @@ class Repairer:
             )
 
     def _gone(self, view: View, pack: bytes) -> bool:
-        """Whether the ledger, read after the pack was seen to be absent, says why; what is left of a deleted one's parity goes."""
+        """Return whether the ledger, read after the pack was found absent, explains the absence.
+
+        Left-over parity of a deleted pack is deleted.
+        """
         view.ledger.refresh()
         state = view.ledger.state(pack)
         name = f"parity/{pack.hex()}"
@@ -302,7 +331,7 @@ class Repairer:
         return state is PackState.DELETED or (state is PackState.LOST and not is_there(self.store, name))
 
     def _protect(self, view: View, pack: bytes, data: Stretch, shares: tuple[int, int]) -> None:
-        """A sound pack has sound parity, or gets it."""
+        """Give a sound pack sound parity unless it has it."""
         if not shares[0]:
             return
         try:
@@ -317,7 +346,7 @@ class Repairer:
         if self.dry_run:
             return
         opened = _opened(data)
-        # without bitstrings: what counts is whose parent is whose
+        # bitstrings are dropped: only the parents matter
         found = [(at, r._replace(bitstring=b"")) for at, r in _scan(data)]
         contexts = [opened.head.contexts[r.context] for _, r in found]
         ends = [*(at for at, _ in found), opened.end]
@@ -336,9 +365,11 @@ class Repairer:
         return parity if parity and parity.pack == pack else None
 
     def _salvage(self, view: View, pack: bytes, best: Stretch, shares: tuple[int, int]) -> None:
-        """What can be read goes to a new pack; the ledger keeps what cannot; the damaged one is condemned and moved aside."""
+        """Put the readable records into a new pack, record the losses in the ledger, condemn the pack and
+        move it aside.
+        """
         view.ledger.refresh()
-        deleted = pack in view.ledger.deleted  # a killed collector left it: what was live of it is elsewhere
+        deleted = pack in view.ledger.deleted  # a killed collector left it: its live records are elsewhere
         rows = [] if deleted else list(_scan(best))
         missing: int | None = 0
         sessions, segments, covered = set[int](), set[int](), True
@@ -361,7 +392,10 @@ class Repairer:
                 self.store.delete(name)
 
     def _condemn(self, view: View, pack: bytes) -> None:
-        """So that no writer relies on it and no collector waits for it."""
+        """Condemn a pack, so that no writer relies on it and no collector waits for it.
+
+        Raises ArchiveError.
+        """
         for _ in range(8):
             view.read_plans()
             if pack in view.condemned:
@@ -376,10 +410,10 @@ class Repairer:
     def _note_lost(
         self, view: View, pack: bytes, best: Stretch, read: set[int]
     ) -> tuple[int | None, set[int], set[int], bool]:
-        """Note the records that the pack had and that were not read, as far as footer and indexes tell.
+        """Note the records of a pack that were not read, as far as footer and indexes tell.
 
-        Returns how many they are (None: nothing says), the keys of sessions and of segments among them, and whether an index
-        covers the pack, so that no others are among them.
+        Returns their number (None if unknown), the keys of sessions and of segments among them, and whether
+        an index covers the pack, so that these keys are complete.
         """
         missing: int | None = None
         try:
@@ -404,7 +438,7 @@ class Repairer:
         return missing, sessions, segments, covered
 
     def _towers(self, keys: Keys | None) -> None:
-        """Versions that miss a segment."""
+        """Report the versions that lack a segment."""
         view = View(self.store, keys)
         view.refresh()
         self.report.lost += lost(view, view.all_versions())
@@ -422,7 +456,7 @@ class Repairer:
             )
 
     def _put_aside(self, name: str, data: bytes, *, dry_run: bool = False) -> None:
-        """A durable copy of what is damaged, named by what is in it, so that a second run adds nothing."""
+        """Put a durable copy of damaged data, named by its content, so that a second run adds nothing."""
         copy = f"damaged/{name.replace('/', '-')}-{digest(PERSON, data).hex()[:8]}"
         if not dry_run and not self.store.put(copy, data):
             raise StoreError(
@@ -431,19 +465,19 @@ class Repairer:
         self.report.aside.append(copy)
 
     def _aside(self, name: str) -> Iterator[Remains | None]:
-        """What earlier runs moved aside of a file."""
+        """Yield the copies of a file that earlier runs moved aside."""
         for found in sorted(self.store.list("damaged")):
             if found.startswith(name.replace("/", "-") + "-"):
                 yield Remains.of(self.store, f"damaged/{found}", MAX_PACK)
 
     def _maybe(self, name: str, most: int) -> bytes | None:
-        """What is left of a file, in memory; None where there is none."""
+        """Return the remains of a file, in memory; None if it does not exist."""
         found = Remains.of(self.store, name, most)
         return None if found is None else found.whole()
 
 
 def _plan(name: str) -> Callable[[bytes], Plan]:
-    """Decodes a plan, which must be the one of that name."""
+    """Return a decoder of the plan with that name, which raises CorruptError for any other."""
 
     def decode(data: bytes) -> Plan:
         plan = Plan.decode(data)
@@ -455,12 +489,12 @@ def _plan(name: str) -> Callable[[bytes], Plan]:
 
 
 def _opened(data: Stretch) -> Pack:
-    """A pack of which only some is in memory. Raises as `Pack`."""
+    """Return a pack that is read on demand. Raises the errors of `Pack`."""
     return Pack(lambda at, size: memoryview(data[at : at + size]), len(data))
 
 
 def _is(pack: bytes, data: Stretch) -> bool:
-    """Whether these are the bytes that a pack's name stands for. Raises VersionError."""
+    """Return whether these bytes have the digest that is the pack's name. Raises VersionError."""
     try:
         return _opened(data).verify() == pack
     except VersionError:
@@ -470,7 +504,7 @@ def _is(pack: bytes, data: Stretch) -> bool:
 
 
 def _scan(data: Stretch) -> Iterator[tuple[int, Record]]:
-    """Records that can be read."""
+    """Yield the readable records."""
     try:
         yield from (item for item in _opened(data).scan() if not isinstance(item, Damage))
     except FormatError:
@@ -478,7 +512,7 @@ def _scan(data: Stretch) -> Iterator[tuple[int, Record]]:
 
 
 def _named(view: View) -> Iterable[tuple[bytes, tuple[str, str]]]:
-    """Session keys of the versions that can be read, and what they are called."""
+    """Yield session key, tenant and name of the versions that can be read."""
     for v in view.all_versions():
         with suppress(FileNotFoundError):  # collected meanwhile
             item = view.at(v.location)

@@ -1,7 +1,6 @@
-"""Remains: what is left of a file, read where it is asked for; zeros stand for bytes that the disk cannot give.
+"""Salvage reader: reads the remains of a file on demand, with zeros for bytes that the disk cannot give.
 
-left = Remains.of(store, "packs/...", most)     # None: there is no such file
-left[begin:end]; left.whole()
+left = Remains.of(store, "packs/...", most)     # None: there is no such file left[begin:end]; left.whole()
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from pltz.archive.errors import UnreadableError
 from pltz.archive.format.byte_source import File
 from pltz.archive.storage.store import Store
 
-SECTOR = 4096  # bytes that a disk loses at once, or more of them
+SECTOR = 4096  # smallest unit that a disk loses, in bytes
 
 
 class Remains:
-    """See the head of this file. Implements `prefix_crc.Stretch`. Bytes behind ``most`` are left out."""
+    """The readable remains of a file, at most ``most`` bytes. Implements `prefix_crc.Stretch`."""
 
     def __init__(self, file: File, most: int) -> None:
         self._file, self._size = file, min(file.size, most)
 
     @classmethod
     def of(cls, store: Store, name: str, most: int) -> Remains | None:
-        """Raises StoreError."""
+        """Return the remains of a file, None if it does not exist. Raises StoreError."""
         try:
             return cls(store.open(name), most)
         except FileNotFoundError:
@@ -37,16 +36,16 @@ class Remains:
         return self.read(begin, max(0, end - begin))
 
     def read(self, offset: int, size: int) -> bytes | memoryview:
-        """As `disk.Reader`: at most so many bytes, to the end."""
+        """Return at most ``size`` bytes from ``offset``, fewer at the end, as `disk.Reader` does."""
         size = max(0, min(size, self._size - offset))
         try:
             found = self._file.read(offset, size)
         except UnreadableError:
             found = self._by_sector(offset, size)
-        return found if len(found) == size else bytes(found).ljust(size, b"\0")  # cut off meanwhile
+        return found if len(found) == size else bytes(found).ljust(size, b"\0")  # the file was cut off meanwhile
 
     def whole(self) -> bytes:
-        """All of it, in memory."""
+        """Return all bytes, in memory."""
         return bytes(self.read(0, self._size))
 
     def _by_sector(self, offset: int, size: int) -> bytes:

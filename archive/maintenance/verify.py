@@ -1,10 +1,9 @@
-"""Verify: read everything and say exactly what is wrong and which sessions it costs. Changes nothing.
+"""Verify: read everything, report every problem exactly, and name the sessions it costs. Changes nothing.
 
-packs     digest against name, both headers, footer, every record's check. What can be proved at a sweep (`bulk_verify.py`) is
-          not read record by record
-indexes   digest against name; every record is found through them; every entry points at its record
-towers    every version's segments are there
-decode    (on request) every segment decodes to tokens whose hash is its id
+packs     digest against name, both headers, footer, every record's check; packs that bulk verification
+          (`bulk_verify.py`) proves are not read record by record
+indexes   digest against name; every record is found through them; every entry points at its record towers
+every version's segments are there decode    (on request) every segment decodes to tokens whose hash is its id
 """
 
 from __future__ import annotations
@@ -35,18 +34,25 @@ from pltz.archive.maintenance.erase import unfinished
 from pltz.archive.storage.store import is_there
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 
-DECODE_RECORDS = 256  # handed to a codec at once
+DECODE_RECORDS = 256  # records decoded between two looks at the clock
 
 
 @dataclass
 class Report:
-    """``lost``: versions that cannot be thawed; ``undecoded``: segments of bundles that were not at hand; ``missing_copies``: paths
-    of redundant files that are gone (parity, second copies), which `repair` makes again; ``unreadable``: records that damaged packs
-    had and that were not read: a version among them has no name any more, so it is not in ``lost``; ``complete``: nothing was left out;
-    ``unfinished``: erases that were cut off, or go on now: nothing is damaged by them; ``token``: see `freshness`.
+    """The result of a verification.
 
-    ``cursor``: the last pack that was checked: a run that resumes from this report goes on behind it; ``within``: the pack that it was
-    checking, whose records before byte ``offset`` are done; ``bad``: segments that did not decode.
+    Attributes:
+        undecoded: number of segments whose bundle or key was not at hand.
+        unreadable: number of records that damaged packs had and that were not read. A version among them has no
+            name any more, so it is not in ``lost``.
+        complete: nothing was left out.
+        lost: versions that cannot be thawed.
+        missing_copies: paths of redundant files that are gone (parity, second copies); `repair` makes them again.
+        unfinished: erases that were cut off or are running; they damage nothing.
+        token: see `freshness`.
+        cursor: the last pack that was checked; a run that resumes from this report goes on after it.
+        within: the pack being checked, whose records before byte ``offset`` are done.
+        bad: ids of segments that did not decode.
     """
 
     packs: int = 0
@@ -67,7 +73,7 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing was found wrong."""
+        """Return whether no problem was found."""
         return not (self.problems or self.lost or self.unreadable)
 
     @property
@@ -80,7 +86,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Span:
-    """A pack, or the records of it that begin from byte ``start`` on and before byte ``stop``."""
+    """A pack, or its records that begin at byte ``start`` or later and before byte ``stop``."""
 
     pack: bytes
     start: int = 0  # bytes
@@ -88,7 +94,10 @@ class Span:
 
 
 class Verifier:
-    """Checks an archive by a fresh view of its files. ``resume``: the report of a run that was stopped."""
+    """Checks an archive through a fresh view of its files.
+
+    ``resume``: the report of a run that was stopped.
+    """
 
     def __init__(
         self, view: View, codecs: list[SegmentCodec], settings: Settings, resume: Report | None = None
@@ -110,17 +119,22 @@ class Verifier:
         expect: Token | None = None,
         progress: Callable[[Report], None] | None = None,
     ) -> Report:
-        """Check all, or a random ``fraction`` of the packs, for at most about ``max_seconds``.
+        """Check all packs, or a random ``fraction`` of them, and return the report.
 
-        A pack may hold hours of decoding, so the clock is looked at after every `DECODE_RECORDS` segments. With ``anywhere`` a run begins
-        at a random record and goes round, so that runs which never have the time for all have been everywhere in the end; nothing can
-        resume from their reports.
+        Packs are taken in the order of their names. A pack put behind the cursor meanwhile was proved when it
+        was put; the next run from the start checks it.
 
-        ``expect``: what `freshness.token_of` said earlier; an archive that is older than that is not sound.
+        Args:
+            decode: also decode every segment and compare its id.
+            fraction: share of the packs to check, 0 to 1.
+            max_seconds: approximate limit in seconds. Decoding a pack may take hours, so the clock is read after every
+                `DECODE_RECORDS` segments.
+            anywhere: begin at a random record and go round, so that runs that never finish cover everything in the
+                end. Nothing can resume from their reports.
+            expect: token that `freshness.token_of` returned earlier. An archive older than that is not sound.
+            progress: called with the report after each pack, and between batches of decoded segments.
 
-        ``progress`` is called with the report after each pack, and where its segments are decoded in between. Packs are taken in
-        the order of their names; one that was put behind the cursor meanwhile was proved when it was put, and is checked by the next run from the start.
-        Raises StoreError where files cannot be read at all. What is damaged is in the report, not raised.
+        Raises StoreError where files cannot be read at all. Damage is in the report, not raised.
         """
         try:
             self.view.refresh()
@@ -138,7 +152,7 @@ class Verifier:
         if max_seconds is not None:
             self._end = self.view.store.now() + max_seconds
         swept: list[Swept] = []
-        doubted: set[bytes] = set()  # packs that were not proved at a sweep: looked at record by record
+        doubted: set[bytes] = set()  # packs that bulk verification did not prove: checked record by record
         spans = self._chosen(fraction, anywhere and decode)
         with meanwhile(self._index_digests) as digests:
             self._check_packs(spans, decode, swept, doubted)
@@ -153,7 +167,10 @@ class Verifier:
         return self.report
 
     def _check_packs(self, spans: list[Span], decode: bool, swept: list[Swept], doubted: set[bytes]) -> None:
-        """As many as there is time for. Adds to ``swept`` what was proved at a sweep, to ``doubted`` the other packs."""
+        """Check as many packs as there is time for.
+
+        Adds packs proved in bulk to ``swept`` and all other packs to ``doubted``.
+        """
         for span, found in self._swept(spans, decode):
             pack = span.pack
             if self._late():
@@ -180,7 +197,7 @@ class Verifier:
         return self._end is not None and self.view.store.now() >= self._end
 
     def _chosen(self, fraction: float, anywhere: bool) -> list[Span]:
-        """What to check, in this order."""
+        """Return the spans to check, in order."""
         dice = random.Random(self.view.store.random(8))
         packs = sorted(pack for pack in self.view.packs if pack > self.report.cursor)
         if fraction < 1:
@@ -191,18 +208,21 @@ class Verifier:
         return [Span(pack, self.report.offset if pack == self.report.within else 0) for pack in packs]
 
     def _round(self, packs: list[bytes], dice: random.Random) -> list[Span]:
-        """All of them from a random byte of a random one on, and round to there again."""
+        """Return all packs from a random byte of a random pack on, and round to that byte again."""
         at = dice.randrange(len(packs))
         first = packs[at]
         try:
             byte = dice.randrange(max(1, self.view.pack(first).size))
-        except (FormatError, FileNotFoundError):  # which the check will say
+        except (FormatError, FileNotFoundError):  # the check reports it
             byte = 0
         others = [*packs[at + 1 :], *packs[:at]]
         return [Span(first, byte), *map(Span, others), *([Span(first, 0, byte)] if byte else [])]
 
     def _swept(self, spans: list[Span], decode: bool) -> Iterator[tuple[Span, Swept | None]]:
-        """Packs, proved sound at a sweep or not; with ``decode`` every record is read anyway."""
+        """Yield packs with their contents where bulk verification proves them.
+
+        With ``decode`` none is proved in bulk.
+        """
         if decode:
             yield from ((span, None) for span in spans)
         else:
@@ -210,7 +230,10 @@ class Verifier:
             yield from ((Span(pack), swept) for pack, swept in found)
 
     def _check_pack(self, pack: bytes, decode: bool) -> None:
-        """Its records from the report's ``offset`` on. Where time is up before the last, the report stays ``within`` the pack."""
+        """Check a pack's records from the report's ``offset`` on.
+
+        If the time runs out before the last record, the report stays ``within`` the pack.
+        """
         start = self.report.offset
         try:
             file = self.view.store.open(f"packs/{pack.hex()}")
@@ -219,7 +242,7 @@ class Verifier:
         except FormatError as exc:
             self._wrong("pack", pack.hex(), str(exc))
         except FileNotFoundError:
-            return self._pass(b"")  # a collector was here
+            return self._pass(b"")  # a collector deleted it
         waiting: list[Found] = []
         read = 0
         for item in self._records(pack):
@@ -246,10 +269,13 @@ class Verifier:
         self._pass(b"")
 
     def _count(self, pack: bytes, read: int) -> None:
-        """What its footer says the pack has, against what was read. One without a footer is told of as a problem."""
+        """Compare the number of records in the footer with those read.
+
+        A pack without a footer is a problem already told.
+        """
         with suppress(FormatError, FileNotFoundError):
             missing = self.view.pack(pack).count() - read
-            self.report.unreadable += max(0, missing)  # a footer that says too few makes up for no other pack
+            self.report.unreadable += max(0, missing)  # a footer that counts too few must not offset another pack
 
     def _pass(self, pack: bytes, offset: int = 0) -> None:
         self.report.within, self.report.offset = pack, offset
@@ -270,7 +296,7 @@ class Verifier:
             return
 
     def _check_found(self, item: Found) -> None:
-        """The record must be found by what it is called."""
+        """Check that the indexes find the record by each of its identities."""
         for section, identity in keys_of(item.record, item.context):
             if item.location not in self.view.places(section, identity):
                 where = f"{item.location.pack.hex()} at {item.location.offset}"
@@ -279,7 +305,9 @@ class Verifier:
                 )
 
     def _decode(self, items: Sequence[Found]) -> None:
-        """Decode these records side by side and compare their ids; what stands above them is decoded first, once."""
+        """Decode these records as one batch and compare their ids; segments above them are decoded first,
+        once.
+        """
         chains = Chains(self.view, self.codecs)
         chains.load([i.record.parent for i in items if i.context.mode & TOWER])
         above = [chains.above(i) for i in items]
@@ -304,7 +332,7 @@ class Verifier:
         self._wrong("record", f"{item.location.pack.hex()} at {item.location.offset}", str(exc))
 
     def _check_parity(self, pack: bytes) -> None:
-        """Of a pack, if there is any: that there is none is no damage, and counted in the end."""
+        """Check the parity of a pack, if any. Missing parity is no damage and is counted later."""
         try:
             parity = Parity.decode(self.view.store.view(f"parity/{pack.hex()}"))
             parity.verify()
@@ -316,7 +344,7 @@ class Verifier:
             return
 
     def _check_copies(self) -> None:
-        """Packs and their parity go together; second copies of small files, and key files, are sound."""
+        """Check second copies of small files and key files, and that no parity is left of deleted packs."""
         store = self.view.store
         names = {bytes.fromhex(n) for n in store.list("parity") if PACK_NAME.fullmatch(n)}
         for pack in sorted(names & self.view.ledger.deleted - set(self.view.packs)):
@@ -342,7 +370,7 @@ class Verifier:
         self._check_keys()
 
     def _check_keys(self) -> None:
-        """Key files are sound, but for older ones that an unfinished erase left."""
+        """Check key files, except older ones that an unfinished erase left."""
         folder = KeyFolder(self.view.store)
         for name in sorted(self.view.store.list("keys")):
             try:
@@ -355,7 +383,7 @@ class Verifier:
         self.report.unfinished = list(unfinished(self.view))
 
     def _check_redundancy(self) -> None:
-        """Note each redundant copy that is missing while the file is there that it stands for."""
+        """Note each redundant copy that is missing while its original is there."""
         listed = {
             f"{folder}/{name}"
             for folder in ("parity", "keys", "ledger")
@@ -365,19 +393,19 @@ class Verifier:
             copy
             for copy, original in sorted(self._copies())
             if copy not in listed
-            and not is_there(self.view.store, copy)  # it may have come since
+            and not is_there(self.view.store, copy)  # it may have been put since
             and is_there(self.view.store, original)  # or both may have gone
         ]
 
     def _copies(self) -> Iterator[tuple[str, str]]:
-        """Yield the path of each redundant copy that there should be, and the path of what it is a copy or the parity of."""
+        """Yield the path of each redundant copy that should exist, with the path of its original."""
         store = self.view.store
         yield COPY, NAME
         for name in store.list("collect"):
             if PLAN_NAME.fullmatch(name):
                 yield f"parity/{name}", f"collect/{name}"
         if self.settings.parity[0]:
-            staying = set(self.view.packs) - self.view.ledger.deleted  # a collector takes the parity first
+            staying = set(self.view.packs) - self.view.ledger.deleted  # a collector deletes the parity first
             yield from ((f"parity/{pack.hex()}", f"packs/{pack.hex()}") for pack in staying)
         entries = {name for name in store.list("ledger") if PACK_NAME.fullmatch(name)}
         for name in entries | entries_among(store.list("parity")):
@@ -388,7 +416,10 @@ class Verifier:
             yield from ((first, second), (second, first))
 
     def _index_digests(self) -> dict[str, bytes | FormatError]:
-        """What the index files should be called, or why they are damaged. Needs the interpreter for little of its time."""
+        """Return the digest of each index file, or the error it raises.
+
+        Holds the GIL for little of its time.
+        """
         found: dict[str, bytes | FormatError] = {}
         for name, index in list(self.view.indexes.items()):
             try:

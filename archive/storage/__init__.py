@@ -1,1 +1,1 @@
-"""Places where an archive lives: a directory, a bucket, a simulated disk."""
+"""Stores that hold an archive's files: a directory, an S3 bucket, a simulated disk."""

@@ -1,1 +1,1 @@
-"""Writing: sessions to records, records to packs, each proved before it is acknowledged."""
+"""Writing: sessions to records and records to packs, each pack proved before it is acknowledged."""

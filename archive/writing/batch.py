@@ -1,8 +1,9 @@
-"""Drafts: the sessions of one commit with their segments, each of these once and named by its tokens, before anything is encoded.
+"""Drafts: the sessions of one commit with their segments, each once and named by its tokens, before encoding.
 
-    NewSession --draft--> Draft: tower of Segment, context, key --rows--> what is put, in tower order: parents first
+    NewSession --draft--> Draft: tower of Segment, context, key --rows--> records to put, parents first
 
-A session stands in the record of its leaf where that is new and in the same context, else in a record of its own.
+A session is stored in the record of its leaf where that is new and in the same context. Otherwise it has a
+record of its own.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from pltz.archive.format.ids import BASE, NONE, TENANT, U32, Tokens
 from pltz.archive.format.record import Record, pack_labels
 from pltz.archive.writing.new_session import KINDS, NewSession, Receipt, check
 
-BATCH_TOKENS = 1 << 22  # handed to a codec at once
+BATCH_TOKENS = 1 << 22  # tokens per call of a codec
 
-# half the time of naming the fields, of which there are eleven
+# takes half the time of passing the eleven fields by name
 _record = partial(tuple.__new__, Record)
 _receipt = partial(tuple.__new__, Receipt)
 
@@ -35,8 +36,12 @@ _receipt = partial(tuple.__new__, Receipt)
 class Segment:
     """A segment of the batch: its place and tokens, then its name, then its bitstring.
 
-    ``up``: the segment above; ``own``: its context of mode ALONE, one object for all that share it; ``context``: the one it is stored
-    under, ``own`` or that of another mode; ``digest``: 32 bytes that begin with its ``id``.
+    Attributes:
+        tokens: token ids, (T,).
+        up: the segment above, None for a root.
+        own: its context of mode ALONE, one object for all segments that share it.
+        context: the context it is stored under: ``own``, or one that differs from it in mode only.
+        digest: 32 bytes; the first 16 are its ``id``.
     """
 
     __slots__ = "codec", "context", "data", "depth", "digest", "id", "own", "tokens", "up"
@@ -49,10 +54,11 @@ class Segment:
 
     @property
     def parent(self) -> bytes:
+        """Return the id of the segment above, NONE for a root."""
         return self.up.id if self.up else NONE
 
     def above(self, reach: int) -> Tokens:
-        """The last ``reach`` tokens above it, (m,)."""
+        """Return the last ``reach`` tokens above it, (m,), m at most ``reach``."""
         parts: list[Tokens] = []
         at = self.up
         while at is not None and reach > 0:
@@ -62,14 +68,20 @@ class Segment:
         return np.concatenate([NOTHING, *parts[::-1]])
 
     def row(self) -> Row:
-        """The segment alone."""
+        """Return the row that puts the segment without a session."""
         record = Record(0, self.parent, self.id, len(self.tokens), self.data)
         return self.context, record, None, self
 
 
 class Draft:
-    """A session of the batch: its tower, and the version to write. ``leaf``: id of the last segment, once it has one; ``kept``: the last version,
-    where it is the same; ``new``, ``size``: segments that it is the first to have, and bytes of their bitstrings."""
+    """A session of the batch: its tower and the version to write.
+
+    Attributes:
+        leaf: id of the last segment, once it is named.
+        kept: the last version, if it is the same.
+        new: number of segments that this session is the first to have.
+        size: bytes of their bitstrings.
+    """
 
     __slots__ = (
         "context",
@@ -94,20 +106,26 @@ class Draft:
         self.new = self.size = 0
 
     def receipt(self) -> Receipt:
+        """Return the receipt of the session."""
         s, unchanged = self.session, self.kept is not None
         return _receipt(
             (s.tenant, s.name, self.version, self.number, self.leaf, self.new, self.size, unchanged)
         )
 
 
-# What is put: a record and its context; the key of the session in it; the new segment in it, which is decoded before it is written
+# A record to put: its context, the record, the key of its session, and its new segment, which is proved before
+# it is written.
 Row = tuple[Context, Record, bytes | None, Segment | None]
 
 
 def draft(sessions: Sequence[NewSession], contexts: Contexts, now: int) -> tuple[list[Draft], list[Segment]]:
-    """Sessions checked, and their segments named: each of these once, parents first. Raises ContentError, UsageError."""
+    """Check sessions and name their segments; return the drafts and each segment once, parents first.
+
+    ``now``: time of sessions that give none, in seconds since 1970. Raises ContentError, LimitError,
+    UsageError.
+    """
     check(sessions, contexts.codecs)
-    known: dict[tuple[int, int, int], Segment] = {}  # many sessions hand over one prompt
+    known: dict[tuple[int, int, int], Segment] = {}  # many sessions share a prompt
     session_key = contexts.keys.session_key
     drafts = []
     for session in sessions:
@@ -130,7 +148,7 @@ def _tower(
     base: Context,
     known: dict[tuple[int, int, int], Segment],
 ) -> list[Segment]:
-    """The segments of a session, not named yet."""
+    """Return the segments of a session, not named yet."""
     tower: list[Segment] = []
     up, shared = None, session.shared
     for number, tokens in enumerate(session.segments):
@@ -145,7 +163,10 @@ def _tower(
 
 
 def _name(segments: Sequence[Segment], keys: Keys) -> None:
-    """Name segments by their tokens, one level of all towers after the other: a name has that of the parent in it. Raises ContentError."""
+    """Name segments by their tokens, one level of all towers after the other. Raises ContentError.
+
+    A name depends on the parent's name, so parents come first.
+    """
     levels: dict[int, list[Segment]] = {}
     for s in segments:
         tokens = s.tokens
@@ -169,8 +190,11 @@ def _name(segments: Sequence[Segment], keys: Keys) -> None:
 
 
 def session_rows(drafts: Sequence[Draft], unwritten: dict[bytes, Segment]) -> list[Row]:
-    """The batch in tower order, a session in the record of its leaf where that is new. A new segment is counted for the first session
-    that has it."""
+    """Return the rows of the batch in tower order, parents first.
+
+    A session goes into the record of its leaf where that is new. A new segment is counted for the first
+    session that has it.
+    """
     rows: list[Row] = []
     for d in drafts:
         leaf: Segment | None = None
@@ -195,7 +219,7 @@ def session_rows(drafts: Sequence[Draft], unwritten: dict[bytes, Segment]) -> li
 
 
 class Contexts:
-    """One `Context` object for all sessions of a batch that share it."""
+    """The contexts of a batch: one `Context` object for all sessions that share it."""
 
     def __init__(self, codecs: Sequence[SegmentCodec], keys: Keys):
         self.codecs, self.keys = codecs, keys
@@ -204,11 +228,14 @@ class Contexts:
 
     @property
     def domains(self) -> set[bytes]:
-        """Of all that was asked for."""
+        """Return the ids of all domains used so far."""
         return {context.domain for context in self._known.values()}
 
     def of(self, session: NewSession) -> tuple[Context, Context]:
-        """Of a session and its tenant's segments, and of its shared segments."""
+        """Return the context of a session and its tenant's segments, and that of its shared segments.
+
+        Raises the errors of `Keys.context`.
+        """
         s = session
         key = s.tenant, s.base if s.shared else None, s.codec, s.target, s.kind
         found = self._pairs.get(key)
@@ -235,7 +262,7 @@ class Contexts:
 
 
 def batches(segments: Sequence[Segment]) -> Iterator[tuple[SegmentCodec, list[int]]]:
-    """Numbers of segments of one codec, so many that the codec is busy and memory is bounded."""
+    """Yield each codec with indexes of its segments, in batches that keep the codec busy and bound memory."""
     for codec in {id(s.codec): s.codec for s in segments}.values():
         reach = codec.reach
         numbers = [n for n, s in enumerate(segments) if s.codec is codec]

@@ -1,4 +1,4 @@
-"""What a writer is given and what it gives back: sessions as towers of token ids, receipts. Neither is a format.
+"""Input and output of a writer: sessions as towers of token ids, and receipts. Neither is a format.
 
 NewSession("chat-7", [prompt_ids, turn_ids], tenant="acme", shared=1) --put--> Receipt(number=1, new=2, ...)
 """
@@ -23,9 +23,13 @@ KINDS = ("chat", "text", "ids")
 class NewSession:
     """A session to freeze.
 
-    ``segments``: token ids from the root to the leaf, each (T,); none is a session without tokens. ``shared``: how many of them, from the
-    root, belong to the domain ``base`` rather than to the tenant's: prompts that many tenants have. ``time``: seconds since
-    1970, None is now. ``target``: fingerprint of the weights it was made with. ``codec``: number of the archive's codec.
+    Attributes:
+        segments: token ids from the root to the leaf, each (T,); empty for a session without tokens.
+        shared: number of segments, from the root, that belong to the domain ``base`` and not to the tenant's.
+            Prompts that many tenants have go there.
+        time: seconds since 1970; None is now.
+        target: fingerprint of the weights it was made with, 16 bytes, or None.
+        codec: number of the archive's codec.
     """
 
     name: str
@@ -41,11 +45,16 @@ class NewSession:
 
 
 class Receipt(NamedTuple):
-    """What a put did. ``new``: segments that were not there; ``size``: bytes of their bitstrings; ``unchanged``: the session's
-    last version is the same, so none was added.
+    """The result of a put.
 
-    ``new`` and ``size`` tell a tenant whether a prompt is in a shared base domain already: keep prompts that others must not
-    guess out of shared bases (FORMAT.md, "Threat model")."""
+    Attributes:
+        new: number of segments that were not stored before.
+        size: bytes of their bitstrings.
+        unchanged: no version was added because the session's last version is the same.
+
+    ``new`` and ``size`` reveal to a tenant whether a prompt is in a shared base domain already. Keep prompts
+    that others must not guess out of shared bases (FORMAT.md, "Threat model").
+    """
 
     tenant: str
     name: str
@@ -58,7 +67,7 @@ class Receipt(NamedTuple):
 
 
 def check(sessions: Sequence[NewSession], codecs: Sequence[SegmentCodec]) -> None:
-    """Whether sessions can be put by these codecs. Raises ContentError, UsageError."""
+    """Check that sessions can be put by these codecs. Raises ContentError, LimitError, UsageError."""
     for tenant, base, codec, kind, target in {
         (s.tenant, s.base, s.codec, s.kind, s.target) for s in sessions
     }:

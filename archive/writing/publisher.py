@@ -1,4 +1,4 @@
-"""Publish: rows to packs, each proved before it is written. Spec: FORMAT.md, "Put".
+"""Publish rows as packs, each proved before it is written. Spec: FORMAT.md, "Put".
 
     rows --lay out--> pack in memory --read back, decode, compare--> put --> parity
 
@@ -32,19 +32,26 @@ from pltz.archive.writing.batch import Row, batches
 from pltz.archive.writing.verified_segments import Proved
 from pltz.plt_codec.errors import ContentError
 
-ABREAST = 32  # segments compared at once
-WORTH = 1 << 20  # bytes of a pack, before a thread is begun for it
+ABREAST = 32  # segments per comparison
+WORTH = 1 << 20  # smallest pack, in bytes, that is worth a thread
 
 
 class Publisher:
-    """Puts rows of one view. ``proved``: learns what was decoded on the way; ``parity``: thousandths for packs, and for what many
-    sessions depend on."""
+    """Puts rows for one view.
+
+    ``proved`` is told of the segments decoded here. ``parity`` has thousandths of parity: for the whole pack,
+    and for the segments that many sessions depend on.
+    """
 
     def __init__(self, view: View, proved: Proved, parity: tuple[int, int]):
         self.view, self.proved, self.parity = view, proved, parity
 
     def put(self, rows: list[Row]) -> None:
-        """Lay out packs, prove them and put them."""
+        """Lay out packs, prove them and put them; all are durable on return.
+
+        Raises ArchiveError, ContentError, FullError, StoreError, WriterFailed. Nothing of a pack that fails
+        its proof is written.
+        """
         while rows:
             contexts, records, _, segments = zip(*rows, strict=True)
             times = [r.time for r in records if r.name is not None]
@@ -67,7 +74,7 @@ class Publisher:
             self.proved.remember(name, zip(offsets, segments, strict=False))
 
     def _prove_decoding(self, rows: Sequence[Row]) -> None:
-        """Decode every new segment from what the pack holds and compare, before a byte is written."""
+        """Decode every new segment from the bytes in the pack and compare, before a byte is written."""
         bits, segments = self.view.keys.bits, [segment for *_, segment in rows if segment]
         with ExitStack() as stack:
             compared: Callable[[], None] = _nothing
@@ -97,7 +104,7 @@ class Publisher:
     def _about(
         self, data: bytes, rows: Sequence[Row], offsets: Sequence[int]
     ) -> tuple[dict[int, Entries], bytes]:
-        """What an index says of a pack, and its parity file."""
+        """Return the index entries of a pack by section, and its parity file."""
         _, records, keys, _ = zip(*rows, strict=True)
         entries = {
             SEGMENTS: Entries.of([r.id for r in records], offsets),
@@ -107,7 +114,7 @@ class Publisher:
         return entries, self._parity(data, rows, offsets)
 
     def _parity(self, data: bytes, rows: Sequence[Row], offsets: Sequence[int]) -> bytes:
-        """The parity file of a pack; empty where the archive has none."""
+        """Return the parity file of a pack; empty where the archive has no parity."""
         if not self.parity[0]:
             return b""
         contexts, records = [row[0] for row in rows], [row[1] for row in rows]
@@ -115,9 +122,10 @@ class Publisher:
         return Parity.of(_pack_name(data), data, shared, self.parity).encode()
 
     def _put_parity(self, name: bytes, parity: bytes) -> None:
-        """After the pack, so that parity never stands for a pack that was not there; see FORMAT.md.
+        """Put parity after the pack, so that no parity stands for a pack that was never there; see FORMAT.md.
 
-        Where there is no room for it the pack is durable all the same, so it is acknowledged, and `repair` tries again.
+        If there is no room for parity the pack is durable all the same. It is acknowledged, and `repair`
+        tries again.
         """
         if not parity:
             return
@@ -133,12 +141,15 @@ class Publisher:
 
 
 def as_it_is(context: Context, record: Record) -> Row:
-    """A record that is stored already."""
+    """Return the row that puts a stored record again unchanged."""
     return context, record, None if record.name is None else key_of_session(record, context), None
 
 
 def _read_back(data: memoryview, builder: Builder) -> list[int]:
-    """Read a pack as a reader would: every record must be what was put into it. Offsets of all of them."""
+    """Read a pack as a reader would and return the offsets of its records.
+
+    Raises ArchiveError where a record differs from the one put into it.
+    """
     offsets = list[int]()
     for run in Pack.of(data).runs():
         if isinstance(run, Damage):
@@ -155,9 +166,13 @@ def _read_back(data: memoryview, builder: Builder) -> list[int]:
 def shared_ranges(
     contexts: Sequence[Context], records: Sequence[Record], offsets: Sequence[int]
 ) -> Iterator[Range]:
-    """Where in a pack the segments lie that many sessions depend on, and what it takes to read them: header and table.
+    """Yield the ranges of a pack with segments that many sessions depend on.
 
-    ``contexts``, ``records``: all of the pack in order; ``offsets``: where they begin, and where the last ends.
+    The first range is the pack's header and table, without which they cannot be read.
+
+    Args:
+        contexts, records: those of the pack, in order.
+        offsets: where each record begins, and where the last one ends, in bytes.
     """
     children = Counter([r.parent for r in records])
     shared = [
@@ -171,11 +186,14 @@ def shared_ranges(
 
 
 def _nothing() -> None:
-    """No batch was decoded before the first."""
+    """Do nothing: no batch was decoded before the first."""
 
 
 def _compare(found: Sequence[Tokens], wanted: Sequence[Tokens]) -> None:
-    """All rows must be equal, and their ids in range. Raises ArchiveError, ContentError."""
+    """Check that all rows are equal to the tokens wanted and that ids are in range.
+
+    Raises ArchiveError, ContentError.
+    """
     if len(found) != len(wanted):
         raise ArchiveError(f"a codec made {len(found)} segments of {len(wanted)}: nothing was written")
     if many is not None and _plain(found) and 0 <= many.same([*found], [*wanted]) <= ids.MAX_TOKENS:
@@ -187,8 +205,10 @@ def _compare(found: Sequence[Tokens], wanted: Sequence[Tokens]) -> None:
 
 
 def _equal(rows: Sequence[Tokens], wanted: Sequence[Tokens]) -> bool:
-    """Whether rows of the same lengths are the same: as bytes where they are of one type, which calls numpy once and not for each.
-    ``wanted`` are of type U32. Raises ContentError where ids are out of range."""
+    """Return whether rows of the same lengths are equal. Raises ContentError where ids are out of range.
+
+    ``wanted`` are of type U32. Rows of that type are compared as one byte string, which calls numpy once.
+    """
     plain = b"".join(tokens.data for tokens in wanted)
     if (most := np.frombuffer(plain, U32).max(initial=0)) > ids.MAX_TOKENS:
         raise ContentError(f"expected token ids in 0..{ids.MAX_TOKENS}, found {most}")
@@ -198,7 +218,7 @@ def _equal(rows: Sequence[Tokens], wanted: Sequence[Tokens]) -> bool:
 
 
 def _plain(rows: Sequence[Tokens]) -> bool:
-    """Whether rows are of type U32, and each of one piece."""
+    """Return whether all rows are contiguous arrays of type U32."""
     return all(type(row) is np.ndarray and row.dtype == U32 and row.flags.c_contiguous for row in rows)
 
 

@@ -1,6 +1,7 @@
-"""Proof: where a segment is stored such that it decodes to its tokens; only there a new session relies on it.
+"""Verified segments: places where a segment decodes to its tokens. A new session relies on no other place.
 
-A record is decoded and compared once a process, whether to put after it or to read it (`heard`); after that all 32 bytes of the segment's digest are compared (FORMAT.md, "Identities").
+A process decodes and compares a record once, whether a put relies on it or a reader asks for it
+(`Proved.heard`). After that it compares all 32 bytes of the segment's digest (FORMAT.md, "Identities").
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ PROVED = 1 << 18  # segments remembered as decoded and compared
 
 
 class Proved:
-    """What one process knows to decode."""
+    """The segments that one process has proved to decode, and their places."""
 
     def __init__(self, view: View, codecs: list[SegmentCodec]):
         self.view, self.codecs = view, codecs
         self._known: dict[bytes, tuple[bytes, int, bytes]] = {}  # pack, offset, the segment's digest
 
     def place(self, segment: Segment) -> Location | None:
-        """Where a segment is stored such that it decodes to these tokens; None: nowhere that may be relied on."""
+        """Return where a segment is stored such that it decodes to its tokens; None without a reliable place.
+
+        Raises CorruptError where another segment has its id, StoreError.
+        """
         if known := self._remembered(segment):
             return known
         for item in self.view.find(SEGMENTS, segment.id):
@@ -40,7 +44,7 @@ class Proved:
         return None
 
     def _remembered(self, segment: Segment) -> Location | None:
-        """Where it was proved before, if it stays there."""
+        """Return the place where it was proved before, if the record stays there."""
         if not (known := self._known.get(segment.id)):
             return None
         location, digest = Location(*known[:2]), known[2]
@@ -48,13 +52,16 @@ class Proved:
             raise collision(segment.id)
         if location.pack not in self.view.packs or location.pack in self.view.condemned:
             return None
-        with suppress(FormatError, FileNotFoundError):  # damaged since: another place may do
+        with suppress(FormatError, FileNotFoundError):  # damaged since then: another place may serve
             if not (self.view.keys.cipher and self._going(self.view.at(location), segment.id)):
                 return location
         return None
 
     def _decodes(self, item: Found, segment: Segment) -> bool:
-        """Whether a record may be relied on and decodes to a segment's tokens. Raises CorruptError where other tokens have its id."""
+        """Return whether a record is reliable and decodes to a segment's tokens.
+
+        Raises CorruptError where different tokens have its id.
+        """
         codec, keys = codec_of(self.codecs, item.context), self.view.keys
         if item.location.pack in self.view.condemned or codec is None or self._going(item, segment.id):
             return False
@@ -77,17 +84,20 @@ class Proved:
         self.view.problem("record", f"{item.location.pack.hex()} at {item.location.offset}", what)
 
     def _going(self, item: Found, segment: bytes) -> bool:
-        """Whether a segment was erased, or is being erased: it is not relied on."""
+        """Return whether a segment was erased or is being erased. A writer does not rely on it then."""
         keys = self.view.keys
         return keys.gone(item.context, segment) or keys.doomed(item.context, segment)
 
     def remember(self, pack: bytes, segments: Iterable[tuple[int, Segment | None]]) -> None:
-        """Segments at offsets in a pack, which were decoded and compared."""
+        """Remember segments at offsets in a pack that were decoded and compared."""
         self._make_room()
         self._known.update((s.id, (pack, offset, s.digest)) for offset, s in segments if s)
 
     def heard(self, item: Found, digest: bytes) -> None:
-        """A reader decoded a record, and the tokens have this digest, 32 bytes, of which its id is the first 16."""
+        """Remember a record that a reader decoded.
+
+        ``digest``: digest of the tokens, 32 bytes; the first 16 are the segment's id.
+        """
         self._make_room()
         self._known[digest[: ids.SIZE]] = item.location.pack, item.location.offset, digest
 
@@ -97,7 +107,7 @@ class Proved:
 
 
 def collision(segment: bytes) -> CorruptError:
-    """What to raise where two segments have one id."""
+    """Return the error for two segments with one id."""
     return CorruptError(
         f"two different segments have the id {segment.hex()}: this content is crafted, and refused"
     )

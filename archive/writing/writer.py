@@ -1,10 +1,11 @@
 """Put: sessions to packs, with group commit. Spec: FORMAT.md, "Put".
 
-    NewSession --ids--> which segments are new --encode--> pack in memory --parse, decode, compare--> put --plans?--> Receipt
+    NewSession --ids--> new segments --encode--> pack in memory --parse, decode, compare--> put --plans?--> Receipt
 
-One call is one commit (or several packs, where it is large). What is known already is relied on only after its record was decoded and
-compared, and only where no plan condemns its pack. After the packs are in place the plans are read again: a collector may have
-condemned what was relied on, and then it is put again, before anything is acknowledged.
+One call is one commit, in several packs where it is large. A stored segment is relied on only after its
+record was decoded and compared, and only where no plan condemns its pack. After the packs are in place the
+plans are read again. If a collector has condemned a segment relied on, it is put again before anything is
+acknowledged.
 
 A crash leaves all sessions of a pack or none of them; see the table in FORMAT.md.
 """
@@ -32,7 +33,7 @@ from pltz.archive.writing.verified_segments import Proved, collision
 
 
 class Writer:
-    """Puts sessions and marks. One a process is enough; several processes need not know of each other."""
+    """Puts sessions and marks. One per process is enough; several processes need not know of each other."""
 
     def __init__(self, view: View, codecs: list[SegmentCodec], parity: tuple[int, int] = (0, 0)):
         self.view, self.codecs = view, codecs
@@ -40,7 +41,11 @@ class Writer:
         self._publisher = Publisher(view, self.proved, parity)
 
     def put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
-        """Freeze sessions; a receipt each, once all are durable. See `TowerArchive.put`."""
+        """Freeze sessions and return a receipt for each, once all are durable. See `TowerArchive.put`.
+
+        Raises ArchiveError, ContentError, CorruptError, Fenced, FullError, LimitError, StoreError,
+        UsageError, WriterFailed.
+        """
         with _no_sweeps():
             return self._put(sessions)
 
@@ -51,14 +56,18 @@ class Writer:
         self._encode(list(fresh.values()))
         self._number(drafts)
         self._publisher.put(self._sealed(session_rows(drafts, dict(fresh))))
-        if relied or any(d.kept for d in drafts):  # another writer may stand between its link and its sync
+        if relied or any(d.kept for d in drafts):  # another writer may be between link and fsync
             self.view.store.settle("packs")
         self.view.keys.check(contexts.domains)
         self._fence(segments, relied)
         return [d.receipt() for d in drafts]
 
     def mark(self, versions: Sequence[Version], verb: int) -> None:
-        """Forget or restore versions; restoring copies what lies only in condemned packs, since that may go any moment."""
+        """Forget or restore versions.
+
+        Restoring copies the records that lie only in condemned packs, which may be deleted at any moment.
+        Raises ArchiveError where a segment is gone, Fenced, StoreError.
+        """
         tenant = {v.location: self.view.at(v.location) for v in versions}
         rows: list[tuple[Context, Record]] = []
         copied: set[bytes] = set()
@@ -76,11 +85,14 @@ class Writer:
             self.mark(versions, verb)
 
     def copy(self, rows: Iterable[tuple[Context, Record]]) -> None:
-        """Put records as they are (for the collector)."""
+        """Put stored records unchanged (for the collector). Raises the errors of `Publisher.put`."""
         self._publisher.put([as_it_is(*row) for row in rows])
 
     def _sort_out(self, segments: list[Segment]) -> tuple[dict[bytes, Segment], dict[bytes, Location]]:
-        """(segments to write, stored segments relied on). Raises CorruptError where two segments have one id."""
+        """Return the segments to write and the places of stored segments relied on.
+
+        Raises CorruptError where two segments have one id.
+        """
         fresh: dict[bytes, Segment] = {}
         for segment in segments:
             if fresh.setdefault(segment.id, segment).digest != segment.digest:
@@ -98,7 +110,10 @@ class Writer:
         return [(c, self.view.keys.seal(c, r), key, segment) for c, r, key, segment in rows]
 
     def _encode(self, segments: Sequence[Segment]) -> None:
-        """After the tower, or alone where that is no longer: a prompt may say nothing of what follows, and alone is read faster."""
+        """Encode segments after their tower, or alone where that is no longer.
+
+        A prompt may say nothing of the text that follows, and segments coded alone are read faster.
+        """
         modes: dict[tuple[int, int], Context] = {}
 
         def context(segment: Segment, mode: int) -> Context:
@@ -141,7 +156,10 @@ class Writer:
                 d.version = ids.version_id(d.key, d.number, d.leaf, d.time)
 
     def _same(self, version: Version, draft: Draft) -> bool:
-        """Whether a put would add nothing to the last version. One in a condemned pack is not relied on."""
+        """Return whether a put would add nothing to the last version.
+
+        One in a condemned pack is not relied on.
+        """
         c = draft.context
         return (
             (version.leaf, version.kind, version.target) == (draft.leaf, c.kind, c.target)
@@ -151,7 +169,7 @@ class Writer:
         )
 
     def _fence(self, segments: Sequence[Segment], relied: dict[bytes, Location]) -> None:
-        """Step 7: put again what was relied on and is condemned now. Raises Fenced."""
+        """Put segments again whose places were condemned since (step 7 of a put). Raises Fenced."""
         while True:
             before = self.view.epoch
             condemned = self.view.read_plans()
@@ -165,7 +183,7 @@ class Writer:
             self._publisher.put(self._sealed([s.row() for s in again]))
 
     def _check_plans(self, before: int) -> None:
-        """Raises Fenced where a plan after the one known is gone: what it condemned cannot be known."""
+        """Raise Fenced where a plan after the known epoch is gone: it is unknown which packs it condemned."""
         for epoch in range(before + 1, self.view.epoch):
             if not self.view.has_plan(epoch):
                 raise Fenced(
@@ -173,7 +191,7 @@ class Writer:
                 )
 
     def _rescued(self, item: Found, copied: set[bytes]) -> Iterator[tuple[Context, Record]]:
-        """Records of a version and its tower that lie only in condemned packs, parents first."""
+        """Yield the records of a version and its tower that lie only in condemned packs, parents first."""
         chain: list[Found] = []
         leaf = item.record.leaf
         while leaf != NONE and len(chain) < MAX_SEGMENTS:
@@ -203,7 +221,7 @@ class Writer:
 
 @contextmanager
 def _no_sweeps() -> Iterator[None]:
-    """A put makes many objects and no cycles of them: looking for some again and again takes a fifth of its time."""
+    """Disable the cyclic GC: a put allocates many objects but no cycles, and collections took 20 % of it."""
     on = gc.isenabled()
     gc.disable()
     try:
@@ -214,12 +232,12 @@ def _no_sweeps() -> Iterator[None]:
 
 
 def segment_only(record: Record) -> Record:
-    """The segment of a record without its session."""
+    """Return the segment of a record without its session."""
     return Record(0, record.parent, record.id, record.tokens, record.bitstring)
 
 
 def session_only(record: Record) -> Record:
-    """The session of a record, its segment named as parent."""
+    """Return the session of a record, with its segment named as parent."""
     return Record(
         0,
         record.leaf,
