@@ -43,6 +43,9 @@ class Keyring:
         self._made: set[bytes] = (
             set()
         )  # domains with their first keys from here, not compared with the list yet
+        # Read since the last refresh, to read records by, and the roots that were looked for
+        self._newer: dict[bytes, DomainKeys | None] = {}
+        self._sought: set[bytes] = set()
         self._listed: dict[bytes, list[int]] = {}
         self._fresh = False  # whether it was listed since the last refresh
 
@@ -61,6 +64,8 @@ class Keyring:
 
     def refresh(self) -> None:
         self._checked.clear()
+        self._newer.clear()
+        self._sought.clear()
         self._fresh = False
 
     def check(self, domains: Iterable[bytes]) -> None:
@@ -78,7 +83,7 @@ class Keyring:
         return keyed(self._names, b"pltz domain", [bytes([kind]), name.encode()], SIZE)
 
     def domain_name(self, context: Context) -> str:
-        keys = self.of(context.domain)
+        keys = self._holding(context)
         return keys.name if keys else ""
 
     def context(self, kind: int, name: str) -> Context:
@@ -98,6 +103,8 @@ class Keyring:
 
     def segment_head(self, domain: bytes, tokenizer: bytes, parent: bytes) -> Head:
         keys = self.of(domain)
+        if keys is None or keys.erased:  # what is read may have been put under new keys since
+            keys = self._newer.get(domain) or keys
         if keys is None:
             raise CorruptError(f"the keys of domain {domain.hex()} are missing: see pltz archive verify")
         return Head(domain + tokenizer + parent, keys.id_key)
@@ -138,7 +145,7 @@ class Keyring:
         return self.domain_name(context), name, labels
 
     def gone(self, context: Context, identity: bytes) -> bool:
-        keys = self.of(context.domain)
+        keys = self._holding(context)
         tree = keys.roots.get(context.root) if keys else None
         return tree is not None and (not tree.nodes or tree._above(unit_of(identity)) is None)
 
@@ -157,6 +164,21 @@ class Keyring:
                 self._load(domain)
             self._checked.add(domain)
         return self._domains.get(domain)
+
+    def _holding(self, context: Context) -> DomainKeys | None:
+        """Return the keys to read a stored record by: those of the last refresh, or newer ones if they lack its root.
+
+        A reader that lists packs again meets records under keys that were made since. The keys that a writer goes by stay
+        as of its last refresh, because `check` must find that keys changed.
+        """
+        keys = self.of(context.domain)
+        if keys and context.root in keys.roots:
+            return keys
+        if context.root not in self._sought:
+            self._sought.add(context.root)
+            self._fresh = False  # the list is older than the record
+            self._newer[context.domain] = self._newest(context.domain)
+        return self._newer.get(context.domain) or keys
 
     def publish(self, keys: DomainKeys) -> bool:
         """Put the generation after one that was there. False: somebody else was first."""
@@ -207,7 +229,7 @@ class Keyring:
 
     def _key(self, context: Context, identity: bytes) -> bytes:
         """Of a segment or session. Raises Erased, CorruptError."""
-        keys = self.of(context.domain)
+        keys = self._holding(context)
         if keys is None or context.root not in keys.roots:
             raise CorruptError(
                 f"the keys of domain {context.domain.hex()} are missing: see pltz archive verify"
@@ -228,11 +250,15 @@ class Keyring:
         return any(is_there(self.store, file_name(domain, generation, copy)) for copy in range(COPIES))
 
     def _load(self, domain: bytes) -> None:
-        """The newest generation that can be read; older ones only where a newer was never whole."""
         self._domains.pop(domain, None)
+        if keys := self._newest(domain):
+            self._domains[domain] = keys
+
+    def _newest(self, domain: bytes) -> DomainKeys | None:
+        """Return the newest generation that can be read; an older one only where the newer was never whole."""
         for _ in range(8):  # a generation may be shredded while it is read: then a newer one is there
             if not self._there_listed(domain):
-                return
+                return None
             generation = self._listed[domain][-1]
             try:
                 file = self.folder.read(domain, generation)
@@ -243,8 +269,7 @@ class Keyring:
             if file:
                 plain = dataclasses.replace(file, box=b"").head
                 data = unseal(self._wrap, file.box, [self.archive, plain], "a key file")
-                self._domains[domain] = DomainKeys.decode(domain, generation, data)
-                return
+                return DomainKeys.decode(domain, generation, data)
             self._fresh = False
         raise CorruptError(f"the keys of domain {domain.hex()} keep changing: try again")
 

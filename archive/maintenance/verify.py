@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from pltz.archive.catalog.chain import Chains, Wanted, decode_records, lost
+from pltz.archive.catalog.chain import Answer, Chains, Wanted, decode_records, lost
 from pltz.archive.catalog.freshness import Token, rolled_back, token_of
 from pltz.archive.catalog.ledger import MISSING, as_text, copies_of, entries_among
 from pltz.archive.catalog.view import NAME as PACK_NAME
@@ -32,7 +32,7 @@ from pltz.archive.format.settings import COPY, NAME, Settings
 from pltz.archive.maintenance.bulk_verify import Sweep, Swept, whole
 from pltz.archive.maintenance.erase import unfinished
 from pltz.archive.storage.store import is_there
-from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
+from pltz.plt_codec.errors import BundleMismatch, CorruptError, FormatError, PltzError
 
 DECODE_RECORDS = 256  # records decoded between two looks at the clock
 
@@ -160,8 +160,7 @@ class Verifier:
         self._check_redundancy()
         self._check_indexes(digests(), doubted)
         if doubted or not self.report.complete or not whole(swept):
-            versions = itertools.chain.from_iterable(self.view.histories())
-            self.report.lost += lost(self.view, versions, self.report.bad)
+            self.report.lost += self.view.look(self._lost)
         for problem in self.view.problems:
             self._tell(problem)
         return self.report
@@ -192,6 +191,11 @@ class Verifier:
             self.report.cursor = pack
             if self._progress:
                 self._progress(self.report)
+
+    def _lost(self) -> list[Version]:
+        """Return the versions of which something is missing."""
+        versions = itertools.chain.from_iterable(self.view.histories())
+        return list(lost(self.view, versions, self.report.bad))
 
     def _late(self) -> bool:
         return self._end is not None and self.view.store.now() >= self._end
@@ -296,7 +300,9 @@ class Verifier:
             return
 
     def _check_found(self, item: Found) -> None:
-        """Check that the indexes find the record by each of its identities."""
+        """Check that the indexes find the record by each of its identities, unless its pack was deleted since."""
+        if item.location.pack not in self.view.packs:
+            return
         for section, identity in keys_of(item.record, item.context):
             if item.location not in self.view.places(section, identity):
                 where = f"{item.location.pack.hex()} at {item.location.offset}"
@@ -305,9 +311,27 @@ class Verifier:
                 )
 
     def _decode(self, items: Sequence[Found]) -> None:
-        """Decode these records as one batch and compare their ids; segments above them are decoded first,
-        once.
+        """Decode these records as one batch and compare their ids.
+
+        Where a pack vanished meanwhile, a collector moved its records: look once more for those that failed.
         """
+        vanished, answers = self.view.vanished, self._answers(items)
+        if self.view.vanished != vanished:
+            self.view.refresh()
+            failed = {n for n, answer in enumerate(answers) if isinstance(answer, CorruptError)}
+            again = [item for n, item in enumerate(items) if n in failed and not self._erased(item)]
+            answers = [answer for n, answer in enumerate(answers) if n not in failed] + self._answers(again)
+            items = [item for n, item in enumerate(items) if n not in failed] + again
+        for item, answer in zip(items, answers, strict=True):
+            if not isinstance(answer, PltzError):
+                self.report.decoded += 1
+            elif isinstance(answer, BundleMismatch | KeyMismatch):
+                self.report.undecoded += 1
+            else:
+                self._undecodable(item, answer)
+
+    def _answers(self, items: Sequence[Found]) -> list[Answer]:
+        """Return the tokens of each record, or the error. Segments above them are decoded first, once."""
         chains = Chains(self.view, self.codecs)
         chains.load([i.record.parent for i in items if i.context.mode & TOWER])
         above = [chains.above(i) for i in items]
@@ -317,14 +341,7 @@ class Verifier:
             if not isinstance(a, PltzError)
         ]
         answers = iter(decode_records(self.codecs, self.view.keys, wanted))
-        for item, known in zip(items, above, strict=True):
-            answer = known if isinstance(known, PltzError) else next(answers)
-            if not isinstance(answer, PltzError):
-                self.report.decoded += 1
-            elif isinstance(answer, BundleMismatch | KeyMismatch):
-                self.report.undecoded += 1
-            else:
-                self._undecodable(item, answer)
+        return [a if isinstance(a, PltzError) else next(answers) for a in above]
 
     def _undecodable(self, item: Found, exc: PltzError) -> None:
         if item.record.id is not None:

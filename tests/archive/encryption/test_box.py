@@ -365,3 +365,18 @@ def test_a_record_that_was_damaged_since_is_not_relied_on(
     disk.overwrite(path, bytes(data))
     sealed.put([chat("b", [2])])
     assert tokens(reopen(disk, codec), "b") == [2]
+
+
+def test_records_under_keys_made_since_the_last_refresh_are_read(
+    sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
+) -> None:
+    """A reader that lists packs again meets new tenants, and one that was erased and put again."""
+    sealed.put([chat("a", [1]), chat("b", [2], tenant="blue")])
+    assert len(list(sealed.ls())) == 2
+    other = reopen(disk, codec)
+    other.erase("acme")
+    other.put([chat("a", [3]), chat("c", [4], tenant="cyan")])
+    sealed.view._list()
+    found = {(v.tenant, v.name): sealed.tower(v).tokens[30:].tolist() for v in sealed.view.all_versions()}
+    assert found == {("acme", "a"): [3], ("blue", "b"): [2], ("cyan", "c"): [4]}
+    assert sealed.problems == []

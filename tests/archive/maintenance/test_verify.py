@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pltz.archive.catalog.freshness import Token
+from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import Tokens
@@ -221,3 +223,27 @@ def test_a_token_of_another_archive_and_one_that_is_none(archive: TowerArchive, 
     assert not report.sound and "the token is of archive" in report.problems[0].what
     with pytest.raises(UsageError, match="expected a token"):
         archive.verify(expect="yesterday")
+
+
+def test_a_record_whose_parent_a_collector_moved_meanwhile_is_no_damage(
+    disk: SimDisk, tower_codec: ZlibCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child's pack is large and stays; the prompt's is small, and is merged and deleted beside verify."""
+    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec])
+    prompt, noise = np.arange(300), np.random.default_rng(0).integers(0, 1 << 30, 2000)
+    archive.put([NewSession("prompt", [prompt])])
+    archive.put([NewSession("other", [np.arange(5)])])
+    archive.put([NewSession("child", [prompt, np.concatenate([prompt, noise])])])
+    archive.collect(small=4000)
+    view = View(archive.store, archive.keys)
+    verifier = verify.Verifier(view, archive.codecs, archive.settings)
+    check = verifier._check_packs
+
+    def late(*args: Any) -> None:
+        archive.collect(small=4000)
+        check(*args)
+
+    monkeypatch.setattr(verifier, "_check_packs", late)
+    report = verifier.run(decode=True)
+    assert report.sound, report
+    assert report.decoded
