@@ -1,11 +1,13 @@
-"""Background: the hook's worker, beside the serving loop: in a process of its own, or a thread.
+"""Background: the hook's worker beside the serving loop, in a process of its own or in a thread.
 
-The process is `main` run by the same Python, which imports nothing from the current directory (`child_python`): its configuration comes in on stdin as one line of JSON,
-what it did goes out on stdout, one line a commit, and it ends after its commit when stdin closes: when the hook is closed, or dies. One that dies
-is started again, later each time. Both run at low priority.
+The process is `main`, run by the same Python, which imports nothing from the current directory
+(`child_python`). Its configuration arrives on stdin as one line of JSON. It reports on stdout, one line per
+commit. It ends after its commit when stdin closes, because the hook was closed or died. A process that dies
+is restarted, at growing intervals. Process and thread run at low priority.
 
-Which one: a thread shares the interpreter, so its Python may hold up the serving loop, for up to 5 ms at a time (`sys.setswitchinterval`); a process
-cannot. `pltz bench hook` measures both; in benchmarks/results/hook.json evictions are durable after 34 to 391 ms beside a process, and 676 to 1022 beside a thread.
+A thread shares the GIL, so its Python may delay the serving loop, up to 5 ms at a time
+(`sys.setswitchinterval`). A process cannot. `pltz bench hook` measures both. In benchmarks/results/hook.json,
+evictions are durable after 34 to 391 ms beside a process, and after 676 to 1022 ms beside a thread.
 """
 
 from __future__ import annotations
@@ -40,24 +42,23 @@ if TYPE_CHECKING:
 PROGRAM = "from pltz.archive.eviction.background import main; main()"
 log = logging.getLogger("pltz.hook")
 
-RESTART = 1.0, 60.0  # seconds until a worker that died is started again: at first, at most
-TOLD = 20  # refusals in a line
+RESTART = 1.0, 60.0  # seconds before a worker that died is restarted: first, longest
+TOLD = 20  # refusals per line
 
 
-Aside = Callable[
-    [str, str, str], None
-]  # told of the session, its tenant and why, where the archive cannot take it
+# Called with session, tenant and reason of an entry that the archive refuses.
+Aside = Callable[[str, str, str], None]
 
 
 class Background(Protocol):
-    """A worker that runs."""
+    """A running worker."""
 
     @property
     def done(self) -> Mapping[str, Any]:
-        """What it did so far: `Drained.as_fields`, and ``alive``."""
+        """Return its results so far: `Drained.as_fields`, and ``alive``."""
 
     def close(self, timeout: float) -> None:
-        """End it after its commit; killed, if that takes longer: the journal does not mind."""
+        """End it after its commit. It is killed after ``timeout`` seconds, which the journal tolerates."""
 
 
 def start(
@@ -69,7 +70,11 @@ def start(
     settings: HookSettings,
     aside: Aside,
 ) -> Background:
-    """Start a worker for a journal. The archive and its bundle are opened here once, so that what is wrong with them is said at once."""
+    """Start a worker for a journal.
+
+    The archive and its bundle are opened here once, so that their errors are raised at once: UsageError,
+    ModelError, KeyMismatch, FormatError and StoreError.
+    """
     from pltz.models.bundle.bundle import Bundle
 
     loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
@@ -92,13 +97,15 @@ def start(
 
 
 class Teller:
-    """Says in the log what else only `EvictionHook.status` would: sessions that are laid aside, and why nothing is archived."""
+    """A log of events that only `EvictionHook.status` would show: sessions laid aside, and why nothing is
+    archived.
+    """
 
     def __init__(self, aside: Aside) -> None:
         self._aside, self._rejected, self._failure = aside, 0, ""
 
     def see(self, fields: Mapping[str, Any]) -> None:
-        """Tell what is new since the last call. ``fields``: `Background.done`."""
+        """Log the news since the last call. ``fields``: `Background.done`."""
         rejected = fields.get("rejected", 0)
         new = rejected - self._rejected if rejected >= self._rejected else rejected  # of a new process
         self._rejected = rejected
@@ -112,7 +119,7 @@ class Teller:
         self._failure = failure
 
     def ended(self, code: int, pause: float) -> None:
-        """Tell that the worker's process died."""
+        """Log that the worker's process died."""
         log.warning("the worker's process ended with exit code %d: started again in %g s", code, pause)
 
 
@@ -159,7 +166,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs now."""
+        """Return the id of the current process."""
         return self._child.pid
 
     def close(self, timeout: float) -> None:
@@ -184,7 +191,7 @@ class Process:
             command(PROGRAM), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
         )
         assert child.stdin is not None
-        with suppress(OSError):  # it died at once: the listener sees to it
+        with suppress(OSError):  # it died at once: the listener handles that
             child.stdin.write(self._config)
             child.stdin.flush()
         return child
@@ -214,9 +221,10 @@ class Process:
 
 
 def main() -> None:
-    """The process: configuration from stdin, until stdin closes."""
+    """Run the worker of a process: read its configuration from stdin and work until stdin closes."""
     config = json.loads(sys.stdin.buffer.readline())
-    with suppress(OSError, AttributeError):  # Linux only: nice means nothing to what inherits real time
+    # Linux only: nice has no effect on a process that inherits real-time scheduling
+    with suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.nice(config["nice"])
     worker = _worker(config, _say)
@@ -229,8 +237,8 @@ def main() -> None:
 
 
 def _say(done: Drained) -> None:
-    """Tell the listener what was done."""
-    with suppress(OSError):  # nobody listens any more; stdin says so, too
+    """Report results to the listener."""
+    with suppress(OSError):  # the listener is gone; stdin shows that, too
         sys.stdout.buffer.write(json.dumps(_fields(done)).encode() + b"\n")
         sys.stdout.buffer.flush()
 

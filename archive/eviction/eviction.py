@@ -1,4 +1,7 @@
-"""Eviction: what `on_evict` was told of a session, and the journal's entry of it. Nothing is looked at before the flusher makes that entry."""
+"""Eviction: the arguments of `on_evict`, and the journal's entry made of them.
+
+Nothing is checked before the flusher makes that entry.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,11 @@ from pltz.plt_codec.errors import UsageError
 
 
 class Eviction(NamedTuple):
-    """``at``: monotonic seconds; ``size``: bytes it takes in memory; ``ids``: as `token_buffer.Snapshots` holds them."""
+    """An eviction in memory.
+
+    ``at``: monotonic seconds. ``size``: bytes it takes in memory. ``ids``: as `token_buffer.Snapshots` holds
+    them.
+    """
 
     ticket: int
     at: float
@@ -34,7 +41,8 @@ class Eviction(NamedTuple):
     def encode(self, tokenizer: bytes) -> bytes:
         """Return the body of the journal's entry.
 
-        Raises Refused, ContentError, UsageError for what cannot be kept, and what Python raises for what is none of it.
+        Raises Refused, ContentError and UsageError for a session that cannot be kept, and any Python error
+        for arguments of a wrong type.
         """
         if self.salt and isinstance(self.tenant, str) and SALTED in self.tenant:
             raise Refused("tenant with a salt", f"give the salt itself, and a tenant without {SALTED}")
@@ -60,7 +68,7 @@ class Eviction(NamedTuple):
 
 
 def _ends(prefixes: tuple[Any, ...], length: int) -> tuple[int, ...]:
-    """The prefixes that fit, ascending: they are hints."""
+    """Return the prefixes that fit, ascending. They are hints, so others are left out."""
     ends: list[int] = []
     for end in prefixes:
         with suppress(TypeError):

@@ -1,11 +1,13 @@
-"""Waiting: evictions in memory, from `on_evict` until they are durable: their tickets, what memory they take, what was refused or dropped.
+"""Waiting: evictions in memory, from `on_evict` until they are durable.
 
-    ticket = waiting.add(size, what)       # the serving loop; Refused where memory is full
+It keeps their tickets, the memory they take, and counts of refused and dropped ones.
+
+    ticket, full = waiting.add(size, what)               # the serving loop; Refused where memory is full
     group = waiting.take()                               # the flusher: the oldest, still counted as memory
     waiting.kept(group[-1].ticket, size)                 # they are durable
     waiting.durable(ticket)
 
-Any thread may call anything; nothing here waits for a disk.
+Any thread may call any method. Nothing here waits for a disk.
 """
 
 from __future__ import annotations
@@ -20,17 +22,20 @@ from pltz.archive.eviction.eviction import Eviction
 from pltz.archive.eviction.settings import HookSettings
 from pltz.archive.eviction.token_buffer import Refused
 
-GROUP, MOST = 32 << 20, 1024  # bytes and evictions of one write, taken while the lock is held
+GROUP, MOST = 32 << 20, 1024  # bytes and evictions per write, taken while the lock is held
 SIZE = Eviction._fields.index("size")
-OVERHEAD = 512  # bytes of an eviction in memory, ids aside
-HOLES = 1024  # ranges of tickets that did not become durable, told apart
-# seconds; upper ends of the buckets of `Counts.latency`
+OVERHEAD = 512  # bytes per eviction in memory, without its ids
+HOLES = 1024  # ranges of lost tickets that are kept apart
+# seconds: upper ends of the buckets of `Counts.latency`
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 @dataclass
 class Counts:
-    """What happened since the hook was opened. ``latency``: evictions by time until durable, a bucket each of LATENCIES and one for longer."""
+    """Counts since the hook was opened.
+
+    ``latency``: evictions by time until durable, one bucket per value of LATENCIES and one for longer times.
+    """
 
     accepted: int = 0
     durable: int = 0
@@ -43,17 +48,22 @@ class Counts:
 
 
 class Waiting:
-    """See the head of this file. ``closed``: takes no more; ``last``: ticket given out; ``until``: all tickets up to here are durable, but for holes."""
+    """A queue of evictions (see the top of this file).
+
+    ``closed``: no more are accepted. ``last``: the last ticket given out. ``until``: all tickets up to this
+    one are durable, except the lost ones.
+    """
 
     def __init__(self, settings: HookSettings) -> None:
         self.settings = settings
         self.counts = Counts()
         self.closed = False
         self.last = self.until = 0
-        self._queue: deque[tuple[Any, ...]] = deque()  # each an Eviction once it is taken: making one costs
+        # each becomes an Eviction when it is taken: making one costs time
+        self._queue: deque[tuple[Any, ...]] = deque()
         self._memory = 0  # bytes
         self._holes: list[list[int]] = []
-        # Held for a few statements at a time; reentrant, for an eviction may come out of a finalizer.
+        # Held for a few statements at a time. Reentrant, since an eviction may come from a finalizer.
         self._lock = threading.RLock()
 
     def __bool__(self) -> bool:
@@ -61,13 +71,16 @@ class Waiting:
 
     @property
     def usage(self) -> tuple[int, int]:
-        """Evictions that wait, and bytes that they and what is being written take."""
+        """Return the number of waiting evictions, and the bytes of these and of those being written."""
         with self._lock:
             return len(self._queue), self._memory
 
     def add(self, size: int, what: tuple[Any, ...]) -> tuple[int, bool]:
-        """Take an eviction of ``size`` bytes, ``what`` being what `Eviction` has after its size. Its ticket, and whether so much waits that it is to be
-        written at once. Raises Refused."""
+        """Queue an eviction and return its ticket, and whether enough waits to be written at once. Raises
+        Refused.
+
+        ``size``: bytes it takes. ``what``: the fields of `Eviction` after its size.
+        """
         now = time.monotonic()
         size += OVERHEAD
         with self._lock:
@@ -84,18 +97,18 @@ class Waiting:
         return ticket, memory > self.settings.flush_bytes
 
     def close(self) -> None:
-        """Take no more."""
+        """Accept no more evictions."""
         with self._lock:
             self.closed = True
 
     def refuse(self, reason: str) -> int:
-        """Count an eviction that is not taken; return how many were refused for that reason until now."""
+        """Count a refused eviction and return the number refused for that reason so far."""
         with self._lock:
             count = self.counts.refused[reason] = self.counts.refused.get(reason, 0) + 1
         return count
 
     def take(self) -> list[Eviction]:
-        """What is written at once; it stays counted as memory."""
+        """Return the evictions of the next write. They stay counted as memory."""
         group: list[tuple[Any, ...]] = []
         size = 0
         with self._lock:
@@ -105,13 +118,15 @@ class Waiting:
         return [Eviction._make(one) for one in group]
 
     def kept(self, ticket: int, size: int) -> None:
-        """All up to a ticket are durable, or holes; ``size`` bytes of memory are free."""
+        """Record that all tickets up to this one are durable or lost, and free ``size`` bytes of memory."""
         with self._lock:
             self._memory -= size
             self.until = ticket
 
     def hole(self, ticket: int) -> None:
-        """Keep in mind that a ticket does not become durable. Of very many, some that did count as not."""
+        """Record that a ticket will not become durable. If there are very many, some durable ones count as
+        lost.
+        """
         with self._lock:
             holes = self._holes
             if holes and holes[-1][1] + 1 >= ticket >= holes[-1][0]:
@@ -123,13 +138,13 @@ class Waiting:
                     holes[:2] = [[holes[0][0], holes[1][1]]]
 
     def durable(self, ticket: int) -> bool:
-        """Whether the eviction of a ticket is on disk."""
+        """Return whether the eviction of a ticket is on disk."""
         with self._lock:
             lost = any(first <= ticket <= last for first, last in self._holes)
             return 0 < ticket <= self.until and not lost
 
     def _drop(self) -> None:
-        """Drop the oldest eviction that is not being written; the lock is held."""
+        """Drop the oldest eviction that is not being written. Lock held."""
         oldest = Eviction._make(self._queue.popleft())
         self._memory -= oldest.size
         self.counts.dropped += 1

@@ -1,10 +1,10 @@
-"""Flusher: the thread that brings evictions from memory to the journal, a group at a time.
+"""Flusher: the thread that moves evictions from memory to the journal, one group at a time.
 
-Each group is encoded, written and synced; where that fails it is tried again until it is done, later each time, while memory holds on. It is also
-who writes the hook's log, for a log may block.
+Each group is encoded, written and synced. A failed write is repeated until it succeeds, at growing intervals,
+while memory holds the group. The thread also writes the hook's log, because a log may block.
 
-It looks every flush_seconds, by itself: to wake a thread is what would cost `on_evict` most (4 us, and on a busy machine its turn: milliseconds). Only
-where nothing came for a while does it sleep until it is woken.
+It polls every flush_seconds. Waking a thread would be the largest cost of `on_evict`: 4 us, and on a busy
+machine its turn, which is milliseconds. Only after a time without evictions does it sleep until it is woken.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from pltz.plt_codec.errors import PltzError
 
 log = logging.getLogger("pltz.hook")
 
-RETRY = 0.1, 5.0  # seconds until a failed write is tried again: at first, at most
-IDLE = 2.0  # seconds without anything to write, before it sleeps
+RETRY = 0.1, 5.0  # seconds before a failed write is repeated: first, longest
+IDLE = 2.0  # seconds without anything to write before it sleeps
 
 
 @dataclass
 class _Batch:
-    """A group as it goes to the journal. ``at``: when each of ``bodies`` came; ``size``: bytes the group took in memory."""
+    """A group on its way to the journal.
+
+    ``at``: when each of ``bodies`` came. ``size``: bytes the group took in memory.
+    """
 
     last: int
     size: int
@@ -41,7 +44,10 @@ class _Batch:
 
 
 class Flusher:
-    """See the head of this file. ``failure``: why nothing can be written, while that is so; ``error``: the last one that nobody foresaw."""
+    """A running flusher (see the top of this file).
+
+    ``failure``: why nothing can be written, while that lasts. ``error``: the last unexpected error.
+    """
 
     def __init__(self, waiting: Waiting, journal: Journal, tokenizer: bytes) -> None:
         self.waiting, self.journal, self.tokenizer = waiting, journal, tokenizer
@@ -58,19 +64,19 @@ class Flusher:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
+        """Return whether the thread runs."""
         return self._thread.is_alive()
 
     # ---- from other threads
 
     def wake(self, urgent: bool = False) -> None:
-        """Something is to be written or logged: within flush_seconds, or at once. Never waits."""
+        """Announce something to write or log: within flush_seconds, or at once if ``urgent``. Never waits."""
         if self.asleep or (urgent and not self._urgent):
             self.asleep, self._urgent = False, urgent
             self._signals.put(None)
 
     def flush(self, timeout: float | None) -> bool:
-        """Write all that waits now; False when ``timeout`` seconds were not enough."""
+        """Write everything that waits now. Returns False when ``timeout`` seconds were not enough."""
         wanted, waiting = self.waiting.last, self.waiting
         self._signals.put(None)
         with self._changed:
@@ -79,7 +85,9 @@ class Flusher:
             )
 
     def close(self, timeout: float) -> None:
-        """Write what is left, and end; give up what cannot be written within ``timeout`` seconds. After `Waiting.close`."""
+        """Write the rest and end. Gives up what cannot be written within ``timeout`` seconds. Call after
+        `Waiting.close`.
+        """
         self._signals.put(None)
         self._thread.join(timeout)
         self._given_up.set()
@@ -94,7 +102,7 @@ class Flusher:
     # ---- the thread
 
     def _run(self) -> None:
-        """Write groups, until closed."""
+        """Write groups until closed."""
         pause, idle = self.waiting.settings.flush_seconds, 0.0
         while not self._given_up.is_set() and (not self.waiting.closed or self.waiting):
             with suppress(Empty):
@@ -111,7 +119,9 @@ class Flusher:
             self._changed.notify_all()
 
     def _sleep(self) -> None:
-        """Until woken. Who adds something looks at ``asleep`` after that; so what is there is looked at after it was set."""
+        """Sleep until woken. A producer reads ``asleep`` after it adds, so the queue is checked after
+        ``asleep`` is set.
+        """
         self.asleep = True
         self._log()
         if not (self.waiting or self.waiting.closed):
@@ -119,7 +129,9 @@ class Flusher:
         self.asleep = False
 
     def _next(self) -> _Batch | None:
-        """The next group as entries of the journal; what cannot be kept is refused here, too. None where nothing waits."""
+        """Return the next group as journal entries, or None if nothing waits. Evictions that cannot be kept
+        are refused here.
+        """
         group = self.waiting.take()
         if not group:
             return None
@@ -137,7 +149,7 @@ class Flusher:
             reason, why = exc.reason, exc.why
         except PltzError as exc:
             reason, why = "not valid", str(exc)
-        except Exception as exc:  # noqa: BLE001  # what a caller handed over may raise anything when it is looked at
+        except Exception as exc:  # noqa: BLE001  # a caller's arguments may raise anything when they are read
             self.error = why = f"{type(exc).__name__}: {exc}"
             reason = "error"
         self.refusals.note(reason, self.waiting.refuse(reason), one.session, one.tenant, why)
@@ -145,13 +157,13 @@ class Flusher:
         return None
 
     def _write(self, batch: _Batch) -> bool:
-        """Make a group durable, trying until it is; False where the hook gives up before."""
+        """Make a group durable, retrying until it is. Returns False where the hook gives up earlier."""
         pause, longest = RETRY
         while batch.bodies:
             try:
                 self.journal.append(batch.bodies)
                 break
-            except Exception as exc:  # noqa: BLE001  # full, failing, a bug: this thread must live, memory holds on
+            except Exception as exc:  # noqa: BLE001  # full, failing, a bug: this thread must live
                 self.waiting.counts.failures += 1
                 self.failure = str(exc)
                 self._log()
@@ -163,7 +175,7 @@ class Flusher:
         return True
 
     def _count(self, batch: _Batch) -> None:
-        """A group is durable: say so."""
+        """Count a group as durable and notify waiting threads."""
         now, counts = time.monotonic(), self.waiting.counts
         for at in batch.at:
             counts.latency[bisect_left(LATENCIES, now - at)] += 1
@@ -175,11 +187,11 @@ class Flusher:
             self._changed.notify_all()
 
     def _log(self, *, ended: bool = False) -> None:
-        """Log what is new: refusals by name, and why nothing can be written."""
+        """Log new refusals by name, and the reason why nothing can be written."""
         if rows := self.refusals.rows(ended=ended):
             for row in rows:
                 log.warning("%s", row)
-            with suppress(OSError):  # a report: the log has it
+            with suppress(OSError):  # it is only a report, and the log has it
                 self._file.add(rows)
         line = f"evictions cannot be written, and wait in memory: {self.failure}"
         if self.failure and line not in self._told:

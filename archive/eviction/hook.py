@@ -1,24 +1,29 @@
-"""Eviction hook: a serving loop hands over the tokens of a session whose KV cache it evicts, and goes on.
+"""Eviction hook: a serving loop hands over the tokens of an evicted session.
 
-    hook = EvictionHook.open("/run/journal", "/data/cold", tokenizer=tokenizer_json, target=target.fingerprint)
+    hook = EvictionHook.open("/run/journal", "/data/cold", tokenizer=spec, target=target.fingerprint)
     ticket = hook.on_evict("chat-7", token_ids, tenant="acme", prefixes=(len(system_ids),))
-    hook.durable(ticket)                               # on disk: after 50 ms or so
+    hook.durable(ticket)                               # on disk: after about 50 ms
 
-    on_evict --copy, queue--> flusher thread --group write, sync--> journal --worker, nice--> archive
-    microseconds              durable within HookSettings.flush_seconds + a sync            encoded, decoded back, compared
+    on_evict --copy, queue--> flusher thread --write, sync--> journal --worker, nice--> archive
+    microseconds              durable within flush_seconds + a sync     encoded, decoded back, compared
 
-`on_evict` copies the ids (`token_buffer.py`), appends to a queue (`eviction_queue.py`) and returns; it does no I/O, waits for nothing and raises nothing. What it
-cannot take is counted by reason, logged with session and tenant, and shown by `status`, `metrics` and ``pltz hook status`` (`refusals.py`). From the journal (`flusher.py`, FORMAT.md) on, a kill loses nothing.
+`on_evict` copies the ids (`token_buffer.py`), appends to a queue (`eviction_queue.py`) and returns. It does
+no I/O, does not wait and raises nothing. Refused evictions are counted by reason, logged with session and
+tenant, and shown by `status`, `metrics` and ``pltz hook status`` (`refusals.py`). Once an eviction is in the
+journal (`flusher.py`, FORMAT.md), a kill does not lose it.
 
-The worker runs in a process of its own at low priority ("process", the default: the serving loop keeps its interpreter to itself), in a thread ("thread"), or
-not at all ("none": drain the journal by `worker.drain`, `pltz hook drain` or the nightly job).
+The worker runs in a process of its own at low priority ("process", the default: the serving loop keeps its
+GIL to itself), in a thread ("thread"), or not at all ("none"). With "none", drain the journal by
+`worker.drain`, `pltz hook drain` or the nightly job.
 
-Back-pressure: the journal takes what comes, as far as the disk or ``journal_bytes`` goes (spill). Where it cannot be written, evictions wait in memory up to
-``memory_bytes``; after that new ones are refused, or the oldest ones in memory dropped where ``when_full`` says so. Both are counted; what was reported
-durable is never dropped.
+Back-pressure: the journal takes evictions as long as the disk or ``journal_bytes`` allows. Where it cannot be
+written, evictions wait in memory up to ``memory_bytes``. After that, new ones are refused, or the oldest ones
+in memory are dropped if ``when_full`` says so. Both are counted. An eviction that was reported durable is
+never dropped.
 
-The journal holds tokens in the clear, and so does the journal of a sealed archive: the worker needs them. Its directory is for its owner
-alone (mode 0700). Put it on an encrypted disk where the archive is sealed (FORMAT.md, "Tokens in the clear").
+The journal holds tokens in the clear, even for a sealed archive, because the worker needs them. Only its
+owner can read its directory (mode 0700). Put it on an encrypted disk where the archive is sealed (FORMAT.md,
+"Tokens in the clear").
 """
 
 from __future__ import annotations
@@ -58,15 +63,17 @@ __all__ = ["EvictionHook", "HookSettings", "WorkerKind"]
 log = logging.getLogger("pltz.hook")
 
 ASIDE = "laid aside by the worker"
-POLL = 0.02  # seconds between looks at what is archived
+POLL = 0.02  # seconds between looks at the archived part
 
 
 class EvictionHook:
-    """See the head of this file. Make one with `open`; one a process, for a fork does not take threads along.
+    """An open hook (see the top of this file). Make it with `open`, one per process: a fork does not copy
+    threads.
 
     Args:
         disk, locks: of the journal's directory.
-        tokenizer, target: fingerprints of what is served; zeros are the bundle's own ids, and no target in particular.
+        tokenizer, target: fingerprints of the served model, 16 bytes each. Zeros mean the bundle's own ids,
+            and no particular target.
     """
 
     def __init__(
@@ -106,16 +113,18 @@ class EvictionHook:
         worker: WorkerKind = "process",
         settings: HookSettings | None = None,
     ) -> EvictionHook:
-        """A hook over a journal directory, which is made where there is none; what dead processes left in it is archived too.
+        """Open a hook over a journal directory, made if missing. The remains of dead processes are archived,
+        too.
 
         Args:
-            archive: where the worker puts sessions; it must be there. None with worker "none".
-            tokenizer: the served model's tokenizer.json, as bytes or a path; None: its ids are the bundle's own.
-            target: fingerprint of the served weights (`Target.fingerprint`).
-            bundle, key: what the archive is opened with. A sealed one needs its key (`keys.Secret`).
+            archive: where the worker puts sessions; it must exist. None with worker "none".
+            tokenizer: the served model's tokenizer.json, as bytes or a path; None if its ids are the bundle's
+                own.
+            target: fingerprint of the served weights (`Target.fingerprint`), 16 bytes.
+            bundle, key: used to open the archive. A sealed one needs its key (`keys.Secret`).
 
-        Raises UsageError, ModelError, StoreError, OSError, and what opening the archive raises, KeyMismatch without its key: here,
-        never later.
+        Raises UsageError, ModelError, StoreError, OSError and the errors of opening the archive, such as
+        KeyMismatch without its key. They are raised here and never later.
         """
         from pltz.archive.eviction.background import start
 
@@ -161,23 +170,28 @@ class EvictionHook:
         has_embeds: bool = False,
         time: int | None = None,
     ) -> int:
-        """Take the tokens of a session whose KV cache goes. Never raises, never blocks.
+        """Take the tokens of a session whose KV cache is evicted. Never raises, never blocks.
 
         Args:
-            session: its name in the archive; the same name again is its next version.
-            token_ids: all tokens the KV stands for and the one sampled last, (T,): a list, tuple, numpy array or torch tensor on the CPU, or bytes,
-                4 an id, little-endian. Copied.
-            salt: what its KV was shared under (vLLM's ``cache_salt``); kept as a digest, see `token_archive.tenant_of`.
-            prefixes: token counts at which shared beginnings end, as a system prompt's; hints: those that do not fit are left out.
-            base: name under which the first prefix is shared with all tenants. None: within the tenant.
-            parent: session this one was forked from.
-            target: fingerprint of the weights, where it is not the hook's.
-            adapter: None, or its name, or 16 bytes that name its weights. True or "": there is one that nobody names, which is refused.
-            multimodal, has_embeds: the KV holds more than tokens (images, prompt embeddings): refused.
-            time: seconds since 1970, None is now.
+            session: its name in the archive. The same name again is its next version.
+            token_ids: all tokens in the KV and the last one sampled, (T,). A list, tuple, numpy array or CPU
+                torch tensor, or bytes, 4 per id, little-endian. Copied.
+            salt: under which its KV was shared (vLLM's ``cache_salt``). A digest is kept, see
+                `token_archive.tenant_of`.
+            prefixes: token counts at which shared beginnings end, such as a system prompt. They are hints:
+                those that do not fit are left out.
+            base: name under which the first prefix is shared with all tenants. None shares it within the
+                tenant.
+            parent: session that this one was forked from.
+            target: fingerprint of the weights, where it differs from the hook's, 16 bytes.
+            adapter: None, its name, or 16 bytes that name its weights. True or "" means an unnamed adapter,
+                which is refused.
+            multimodal, has_embeds: the KV holds more than tokens (images, prompt embeddings), which is
+                refused.
+            time: seconds since 1970, None for now.
 
         Returns:
-            int: a ticket to ask `durable` for, ascending from 1; 0 where it was refused.
+            int: a ticket for `durable`, ascending from 1; 0 where the eviction was refused.
         """
         try:
             if os.getpid() != self._pid:
@@ -195,15 +209,15 @@ class EvictionHook:
             return ticket
         except Refused as exc:
             return self.refuse(exc.reason, session, tenant, exc.why)
-        except Exception as exc:  # noqa: BLE001  # whatever a caller hands over must not take the serving loop down
+        except Exception as exc:  # noqa: BLE001  # no argument may take the serving loop down
             self._flusher.error = why = f"{type(exc).__name__}: {exc}"
             return self.refuse("error", session, tenant, why)
 
     def refuse(self, reason: str, session: Any, tenant: Any = "default", why: str = "") -> int:
-        """Count and log an eviction that is not taken, as those that the caller itself cannot hand over. Never raises, never blocks.
+        """Count and log an eviction that the caller itself cannot hand over. Never raises, never blocks.
 
         Args:
-            reason: one of a few words, as metrics have them; ``why``: more of it, for the log.
+            reason: one of a few words, used in metrics; ``why``: a longer explanation for the log.
 
         Returns:
             int: 0, as `on_evict` returns it.
@@ -215,13 +229,15 @@ class EvictionHook:
         return 0
 
     def _laid_aside(self, session: str, tenant: str, why: str) -> None:
-        """Log what the worker laid aside, with what was refused; the worker counts it (`rejected`)."""
+        """Log a session that the worker laid aside, with the refusals. The worker counts it (`rejected`)."""
         self._aside += 1
         if self._flusher.refusals.note(ASIDE, self._aside, session, tenant, why):
             self._flusher.wake()
 
     def _refuse_forked(self, session: Any, tenant: Any) -> int:
-        """In a child there is no flusher, and the lock may be held for good: counted and logged without either."""
+        """Count and log an eviction in a forked child, without flusher or lock: it has no flusher, and the
+        lock may stay held.
+        """
         refused = self.counts.refused
         refused["forked"] = known = refused.get("forked", 0) + 1
         if known == 1:
@@ -231,21 +247,25 @@ class EvictionHook:
 
     @property
     def counts(self) -> Counts:
-        """What happened since the hook was opened."""
+        """Return the counts since the hook was opened."""
         return self._waiting.counts
 
     def durable(self, ticket: int) -> bool:
-        """Whether the eviction of a ticket is on disk: no kill and no power cut loses it any more."""
+        """Return whether the eviction of a ticket is on disk, where no kill and no power cut can lose it."""
         return self._waiting.durable(ticket)
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until all that was accepted is durable (or was dropped, where the settings say so); False when ``timeout`` seconds were not enough."""
+        """Wait until every accepted eviction is durable, or was dropped where the settings say so.
+
+        Returns False when ``timeout`` seconds were not enough.
+        """
         return self._flusher.flush(timeout)
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Wait until all that was accepted is in the archive, or laid aside by the worker; False when ``timeout`` seconds were not enough.
+        """Wait until every accepted eviction is in the archive, or was laid aside by the worker.
 
-        The worker must run, here or elsewhere. Raises OSError where the journal cannot be read.
+        Returns False when ``timeout`` seconds were not enough. The worker must run, here or elsewhere. Raises
+        OSError where the journal cannot be read.
         """
         end = None if timeout is None else time.monotonic() + timeout
         if not self.flush(timeout):
@@ -258,7 +278,7 @@ class EvictionHook:
         return not places
 
     def _places(self) -> list[tuple[Name, int]]:
-        """The segments of this hook, and their ends."""
+        """Return the segments of this hook and their ends."""
         place = self._journal.place
         mine = [s for s in self.backlog.segments() if s.name.owner in self._journal.owners]
         return [(s.name, place[1] if place and s.name == place[0] else s.size) for s in mine]
@@ -270,7 +290,11 @@ class EvictionHook:
     # ---- looking and ending
 
     def status(self) -> dict[str, Any]:
-        """What goes on, for people and as JSON; reads the journal's directory. Bytes, seconds, counts since the hook was opened."""
+        """Return the state of the hook, for people and for JSON: bytes, seconds, and counts since it was
+        opened.
+
+        Reads the journal's directory.
+        """
         counts, (queued, memory) = self.counts, self._waiting.usage
         try:
             held: dict[str, Any] = asdict(self.backlog.status())
@@ -296,15 +320,19 @@ class EvictionHook:
         }
 
     def metrics(self) -> HookCollector:
-        """A collector for prometheus_client: ``REGISTRY.register(hook.metrics())``. Needs the extra ``pltz[serve]``; raises UsageError without."""
+        """Return a collector for prometheus_client: ``REGISTRY.register(hook.metrics())``.
+
+        Needs the extra ``pltz[serve]``; raises UsageError without it.
+        """
         from pltz.archive.eviction.metrics import HookCollector
 
         return HookCollector(self)
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Take no more, make durable what was accepted, end the worker after its commit; what it did not come to stays in the journal.
+        """Accept no more evictions, make the accepted ones durable, and end the worker after its commit.
 
-        False where ``timeout`` seconds were not enough to make everything durable: the disk fails.
+        Entries the worker did not reach stay in the journal. Returns False where ``timeout`` seconds were not
+        enough to make everything durable, as when the disk fails.
         """
         if os.getpid() != self._pid:
             return False

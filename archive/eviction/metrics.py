@@ -1,4 +1,4 @@
-"""Metrics: what the eviction hook does, for prometheus_client. Collected when they are asked for, so the serving loop pays nothing.
+"""Metrics of the eviction hook for prometheus_client, collected on request, so the serving loop pays nothing.
 
 from prometheus_client import REGISTRY, start_http_server
 REGISTRY.register(hook.metrics())
@@ -44,7 +44,7 @@ JOURNAL = (
 
 
 class HookCollector:
-    """A collector: one for each hook and registry. Raises UsageError without prometheus_client."""
+    """A collector for one hook and one registry. Raises UsageError without prometheus_client."""
 
     def __init__(self, hook: EvictionHook) -> None:
         try:
@@ -54,7 +54,7 @@ class HookCollector:
         self._hook, self._core = hook, core
 
     def collect(self) -> Iterator[Any]:
-        """Families of metrics, all named pltz_hook_..."""
+        """Yield the families of metrics, all named pltz_hook_..."""
         status = self._hook.status()
         worker, journal = status["worker"], status["journal"]
         for name, text, key in GAUGES:

@@ -1,10 +1,12 @@
-"""Refusals: evictions that were not taken, each with its reason, session and tenant, for the log and for ``pltz hook status``.
+"""Refusals: evictions that were not accepted, with reason, session and tenant, for the log and ``pltz hook
+status``.
 
     refusals.note("multimodal", 1, "chat-7", "acme")       # any thread: microseconds, no I/O
     for row in refusals.rows(): ...                        # the flusher: to be logged and written
 
-A flood fills neither the log nor the disk: of each reason, session and tenant the first is a row at once, and at most LINES in PERIOD
-seconds. The others are counted, and one row for each reason says how many they were. File: FORMAT.md, "Refusals".
+A flood fills neither the log nor the disk. The first refusal of each reason, session and tenant is a row at
+once, with at most LINES rows per PERIOD. The others are counted, and one row per reason gives their number.
+File: FORMAT.md, "Refusals".
 """
 
 from __future__ import annotations
@@ -19,18 +21,21 @@ from typing import Any
 
 from pltz.archive.storage.disk import Disk
 
-LINES, PERIOD = 20, 60.0  # rows of single refusals in so many seconds
-KEPT = 100  # refusals that are remembered for `Refusals.last`
-NAME, WHY = 80, 300  # characters of a name and of an explanation that are shown
+LINES, PERIOD = 20, 60.0  # rows of single refusals per that many seconds
+KEPT = 100  # refusals remembered for `Refusals.last`
+NAME, WHY = 80, 300  # characters shown of a name and of an explanation
 SUFFIX = ".refusals"
-MAX_FILE = 1 << 18  # bytes, before a file is begun anew
+MAX_FILE = 1 << 18  # bytes before a file is started anew
 MAX_READ = 4 * MAX_FILE
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An eviction that was not taken. ``time``: seconds since 1970; ``count``: how many of this reason until now;
-    ``session``, ``tenant``: cut to NAME characters, "" in a row that stands for several; ``why``: more of the reason."""
+    """An eviction that was not accepted.
+
+    ``time``: seconds since 1970. ``count``: refusals for this reason so far. ``session``, ``tenant``: cut to
+    NAME characters, "" in a row that stands for several. ``why``: a longer explanation.
+    """
 
     time: int
     reason: str
@@ -45,26 +50,25 @@ class Refusal:
 
 
 class Refusals:
-    """See the head of this file."""
+    """The refusals of one hook (see the top of this file)."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant, for an eviction may come out of a finalizer
+        self._lock = threading.RLock()  # reentrant, since an eviction may come from a finalizer
         self._shown: set[tuple[str, str, str]] = set()  # in this period
-        self._silent: dict[
-            str, list[int]
-        ] = {}  # of this period and no row, by reason: how many, and the count until now
+        # Refusals of this period without a row, by reason: their number, and the count so far.
+        self._silent: dict[str, list[int]] = {}
         self._began = time.monotonic()
         self._rows: list[Refusal] = []
         self._last: deque[Refusal] = deque(maxlen=KEPT)
 
     @property
     def last(self) -> list[Refusal]:
-        """The refusals of late, oldest first."""
+        """Return the most recent refusals, oldest first."""
         with self._lock:
             return list(self._last)
 
     def note(self, reason: str, count: int, session: Any, tenant: Any, why: str = "") -> bool:
-        """Remember the ``count``-th refusal of a reason; return whether it is to be logged."""
+        """Record the ``count``-th refusal for a reason. Returns whether it will be logged."""
         name, whose = brief(session), brief(tenant)
         with self._lock:
             refusal = Refusal(int(time.time()), reason, count, name, whose, _cut(why, WHY))
@@ -78,7 +82,9 @@ class Refusals:
         return True
 
     def rows(self, *, ended: bool = False) -> list[Refusal]:
-        """Return what is to be logged now. ``ended``: nothing follows, so those that were only counted are told, too."""
+        """Return the rows to log now. ``ended``: nothing follows, so refusals that were only counted are
+        included.
+        """
         now = time.monotonic()
         with self._lock:
             rows, self._rows = self._rows, []
@@ -94,7 +100,10 @@ class Refusals:
 
 
 class RefusalFile:
-    """The rows of one process in a journal's directory: a report, so it is not synced, and a disk that fails costs only rows."""
+    """The rows of one process in a journal's directory.
+
+    It is a report, so it is not synced, and a failing disk costs only rows.
+    """
 
     def __init__(self, disk: Disk, owner: bytes) -> None:
         self._disk, self._name = disk, f"{owner.hex()}{SUFFIX}"
@@ -103,7 +112,9 @@ class RefusalFile:
         self._counts: dict[str, Refusal] = {}  # the last row of each reason
 
     def add(self, rows: Sequence[Refusal]) -> None:
-        """Append rows. Raises OSError: they are lost, but the next one of a reason counts them."""
+        """Append rows. Raises OSError: the rows are lost, but the next one of a reason includes them in its
+        count.
+        """
         self._counts |= {row.reason: row for row in rows}
         if self._size >= MAX_FILE:
             self._disk.unlink(self._name)
@@ -119,9 +130,10 @@ class RefusalFile:
 
 
 def read_refusals(disk: Disk) -> tuple[dict[str, int], list[Refusal]]:
-    """Return the refusals that all processes of a journal's directory reported: counts by reason, and the last rows, oldest first.
+    """Return the refusals that all processes of a journal reported: counts by reason, and the last rows,
+    oldest first.
 
-    What is no row is passed over: a process may be writing one. Raises OSError.
+    Malformed rows are skipped, since a process may be writing one. Raises OSError.
     """
     counts: dict[str, int] = {}
     rows: list[Refusal] = []
@@ -139,7 +151,7 @@ def read_refusals(disk: Disk) -> tuple[dict[str, int], list[Refusal]]:
 
 
 def brief(name: object) -> str:
-    """Return a name as it is shown, cut where it is long.
+    """Return a name for display, cut where it is long.
 
     >>> brief("chat-7"), brief("x" * 3000)[-22:], brief(["chat"])
     ('chat-7', '... of 3000 characters', '(a list)')
@@ -152,7 +164,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _parse(line: bytes) -> Refusal | None:
-    """Return the row of a line; None where it is none."""
+    """Return the row of a line, or None if it is malformed."""
     try:
         fields = json.loads(line)
         row = Refusal(**fields)

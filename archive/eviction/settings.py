@@ -19,12 +19,14 @@ TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "
 
 @dataclass(frozen=True)
 class HookSettings:
-    """How the hook works. Raises UsageError for what makes no sense.
+    """The settings of a hook. Raises UsageError for a value out of range or of another type.
 
-    ``flush_seconds``: longest time an eviction waits before its group is written; ``flush_bytes``: a group of so many is written at once;
-    ``memory_bytes``: of evictions not yet durable; ``journal_bytes``: of all journal files, None for what the disk holds; ``when_full``: what goes
-    when memory is full; ``segment_bytes``: a journal file; ``batch_tokens``: of one commit; ``nice``: of the worker; ``threads``: of its coder;
-    ``layout``: of long sessions, and ``zstd_above``: bytes from which they go to zstd, as `TokenArchive.open` has them.
+    ``flush_seconds``: longest time an eviction waits before its group is written. ``flush_bytes``: a group of
+    this size is written at once. ``memory_bytes``: most memory for evictions not yet durable.
+    ``journal_bytes``: most bytes of all journal files, None for no limit but the disk. ``when_full``: which
+    evictions are lost when memory is full. ``segment_bytes``: size of a journal file. ``batch_tokens``:
+    tokens per commit. ``nice``: priority of the worker. ``threads``: threads of its coder. ``layout``: of
+    long sessions. ``zstd_above``: bytes from which sessions are coded by zstd, as in `TokenArchive.open`.
     """
 
     flush_seconds: float = 0.05
@@ -64,7 +66,10 @@ class HookSettings:
 
 
 def check_type(name: str, value: Any, wanted: type) -> None:
-    """Refuse a setting of another type: "false" is no boolean, true no number. A whole number is a number. Raises UsageError."""
+    """Refuse a setting of another type. Raises UsageError.
+
+    "false" is no boolean, and true is no number. A whole number is accepted where a number is expected.
+    """
     numbers = (int, float) if wanted is float else (wanted,)
     if not isinstance(value, numbers) or (isinstance(value, bool) and wanted is not bool):
         raise UsageError(f"expected {name} as {TYPES[wanted]}, found {value!r}, a {type(value).__name__}")

@@ -1,15 +1,19 @@
-"""Snapshot: token ids as they are at this moment, whatever the caller does to them later. What it costs is a copy of memory: no id is looked at.
+"""Snapshot: token ids as they are now, unaffected by later changes of the caller's. It costs one copy of
+memory.
 
     held, size = Snapshots().take(token_ids)        # in the serving loop: microseconds
     ids = ids_of(held)                              # later, in the flusher: (T,), an array
 
-Ids are copied into memory that was touched before: the first touch of a page costs more than the copy that goes into it (118 us against 35
-for 256 KB). Neither `ndarray.copy` nor `copyto` will do: they let go of the interpreter, and may wait 5 ms to have it back. Lists, arrays and tensors of
-integers are read by `ids.c`, which looks at them on its way; without it, or where anything else is in them, an array is copied as it is, and a list
-kept as a tuple of the same objects and looked at in the flusher. Bytes and tuples nobody can change are kept as they are.
+Ids are copied into memory that was touched before, because the first touch of a page costs more than the copy
+(118 us against 35 us for 256 KB). Neither `ndarray.copy` nor `copyto` will do. They release the GIL, and
+taking it back may wait 5 ms.
 
-After a step of a model nothing of this is in a near cache, and then each line of Python costs some tenths of a microsecond: so the usual kinds are asked for
-first, and little is asked of them.
+Lists, arrays and tensors of integers are read by `ids.c`, which checks the ids as it copies them. Without it,
+or for other content, an array is copied as it is. A list is then kept as a tuple of the same objects and
+checked in the flusher. Bytes and tuples are immutable and kept as they are.
+
+After a step of a model none of this is in a near cache, and each line of Python costs some tenths of a
+microsecond. So the usual kinds are tested first, with few attribute accesses.
 """
 
 from __future__ import annotations
@@ -28,22 +32,26 @@ from pltz.plt_codec.limits import MAX_IDS
 try:
     from pltz.archive.eviction._ids import copy_ids, copy_memory
 except ImportError:  # it is built where there is a C compiler
-    copy_ids = None  # type: ignore[assignment]  # which is looked at before each use
+    copy_ids = None  # type: ignore[assignment]  # tested before each use
 
-TUPLE_ITEM = 36  # bytes that an id of a Python list takes, where it is kept
-RAW, PLAIN = np.dtype("<u4"), np.dtype(np.uint32)  # what bytes are, and what `copy_ids` writes
+TUPLE_ITEM = 36  # bytes per id of a Python list that is kept
+# the type of ids in bytes, and the type that `copy_ids` writes
+RAW, PLAIN = np.dtype("<u4"), np.dtype(np.uint32)
 BUFFER = 1 << 16  # bytes: 16,384 ids of 4
 BUFFERS, MOST = 256, 1024
-SMALL = 1 << 14  # bytes; to a copy up to here the allocator gives memory that is in use anyway
-PIECE = 4096  # ids turned into an array at a time, 20 us; between pieces the serving loop may go on
+SMALL = 1 << 14  # bytes; for copies up to this size the allocator returns memory that is in use anyway
+PIECE = 4096  # ids converted to an array at a time, 20 us; the serving loop may run between pieces
 PAUSE = 5e-5  # seconds
 
 
-TENSORS = {"torch.int64": 8, "torch.int32": 4}  # bytes of an id, of the usual kinds
+TENSORS = {"torch.int64": 8, "torch.int32": 4}  # bytes per id, of the usual kinds
 
 
 class Refused(Exception):
-    """An eviction that is not taken. ``reason``: one of a few, to count by; ``why``: more of it."""
+    """An eviction that is not accepted.
+
+    ``reason``: one of a few words to count by. ``why``: a longer explanation.
+    """
 
     def __init__(self, reason: str, why: str = "") -> None:
         super().__init__(reason)
@@ -51,7 +59,11 @@ class Refused(Exception):
 
 
 class Raw:
-    """``count`` ids in ``pieces``, filled one after the other: buffers that go home when nobody needs them any more, or bytes. ``known``: all are in range."""
+    """``count`` ids in ``pieces``, which are filled one after the other.
+
+    The pieces are bytes, or buffers that return to their pool when this object is deleted. ``known``: all ids
+    are known to be in range.
+    """
 
     __slots__ = ("_home", "count", "dtype", "known", "pieces")
 
@@ -69,14 +81,17 @@ class Raw:
 
 
 class Snapshots:
-    """See the head of this file. Holds BUFFERS * BUFFER bytes, and MOST * BUFFER at most where the disk is slow."""
+    """A pool of buffers for snapshots (see the top of this file).
+
+    It holds BUFFERS * BUFFER bytes, and at most MOST * BUFFER where the disk is slow.
+    """
 
     def __init__(self) -> None:
-        touched = (bytearray(b"\1") * BUFFER for _ in range(BUFFERS))  # as zeros need not be
+        touched = (bytearray(b"\1") * BUFFER for _ in range(BUFFERS))  # pages of zeros may be untouched
         self._free = deque(touched, MOST)
 
     def take(self, ids: Any) -> tuple[tuple[Any, ...] | Raw, int]:
-        """The ids, and the bytes they take in memory. Raises Refused."""
+        """Return a snapshot of the ids and the bytes it takes in memory. Raises Refused."""
         kind = type(ids)
         if copy_ids is None:
             return self._as_it_is(ids)
@@ -91,7 +106,7 @@ class Snapshots:
         return (raw, sum(map(len, raw.pieces))) if raw.known else self._as_it_is(ids)
 
     def _as_it_is(self, ids: Any) -> tuple[tuple[Any, ...] | Raw, int]:
-        """What is not plain, to be looked at later. Raises Refused."""
+        """Keep ids that are not of a usual kind, to be checked later. Raises Refused."""
         if isinstance(ids, (list, tuple)):
             _check_length(len(ids))
             return tuple(ids), TUPLE_ITEM * len(ids)
@@ -108,22 +123,22 @@ class Snapshots:
         return Raw([ids.tobytes()], len(ids), ids.dtype), ids.nbytes
 
     def _room(self, count: int) -> Raw:
-        """Memory for so many ids. Raises Refused."""
+        """Return memory for ``count`` ids. Raises Refused."""
         _check_length(count)
         size = PLAIN.itemsize * count
         if size > SMALL:
             raw = Raw([], count, PLAIN, self._free)
             for _ in range(0, size, BUFFER):
                 try:
-                    raw.pieces.append(self._free.pop())  # the last one that came back
-                except IndexError:  # all of them wait to be written: one more, which stays, too
+                    raw.pieces.append(self._free.pop())  # the most recently returned one
+                except IndexError:  # all of them wait to be written: add one, which stays in the pool
                     raw.pieces.append(bytearray(BUFFER))
             return raw
         return Raw([bytearray(size)], count, PLAIN)
 
 
 def ids_of(held: tuple[Any, ...] | Raw) -> Tokens:
-    """(T,) ids; they may lie in the memory of a `Raw`. Raises UsageError."""
+    """Return the ids of a snapshot, (T,), possibly in the memory of a `Raw`. Raises UsageError."""
     if isinstance(held, Raw):
         pieces = [np.frombuffer(piece, held.dtype) for piece in held.pieces]
         return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces))[: held.count]
@@ -139,8 +154,11 @@ def ids_of(held: tuple[Any, ...] | Raw) -> Tokens:
 
 
 def _memory_of(ids: Any) -> tuple[int, int, int] | None:
-    """Where a tensor's ids lie, the bytes of each, and how many there are; None where they are not of the usual kind, in a row, in memory. torch is not
-    imported for this, and what of it lets go of the interpreter, `numpy` too, is not called."""
+    """Return the address of a tensor's ids, the bytes per id, and their number.
+
+    Returns None unless the ids are of a usual kind, contiguous and in host memory. It does not import torch,
+    and calls nothing that releases the GIL, such as ``numpy``.
+    """
     size = TENSORS.get(str(getattr(ids, "dtype", "")))
     if size is None or not ids.is_cpu or len(shape := ids.shape) != 1 or not ids.is_contiguous():
         return None
@@ -149,13 +167,13 @@ def _memory_of(ids: Any) -> tuple[int, int, int] | None:
 
 
 def _of_torch(ids: Any) -> Any:
-    """The array over a tensor's memory."""
-    if not hasattr(ids, "requires_grad") or ids.requires_grad:  # which integers never do
+    """Return the array over a tensor's memory. Raises Refused."""
+    if not hasattr(ids, "requires_grad") or ids.requires_grad:  # integers never require gradients
         raise Refused("not token ids")
     if not ids.is_cpu:
-        raise Refused("tokens on a device")  # to copy them would wait for it
+        raise Refused("tokens on a device")  # copying them would wait for the device
     if ids.shape.numel() and not ids.data_ptr():
-        raise Refused("not token ids")  # its memory was taken away; numpy would make up some
+        raise Refused("not token ids")  # its memory was released; numpy would invent ids
     return ids.numpy()
 
 

@@ -1,7 +1,9 @@
-"""Tokenizers: the tokenizer.json files that a journal's entries name, in the journal's directory, by their fingerprints. Spec: FORMAT.md, "Files".
+"""Tokenizers: the tokenizer.json files that a journal's entries name by their fingerprints. Spec: FORMAT.md,
+"Files".
 
-So that whoever drains a journal needs nothing but its directory, whichever models filled it. A file is written under another name, next to a lock that
-goes with the process: what a kill leaves, `Backlog.tidy` takes away.
+They are kept in the journal's directory, so a worker needs nothing else to drain it, whichever models filled
+it. A file is first written under a temporary name, under a lock that ends with its process. `Backlog.tidy`
+removes the remains of a killed process.
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ MAX_SIZE = 1 << 28  # bytes
 
 
 class Tokenizers:
-    """See the head of this file."""
+    """The tokenizers of a journal's directory (see the top of this file)."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
 
     def keep(self, tokenizer: bytes, locks: Locks) -> bytes:
-        """Keep a tokenizer.json, durably; its fingerprint. ``locks``: of the directory. Raises ModelError where it is none, StoreError."""
+        """Keep a tokenizer.json durably and return its fingerprint, 16 bytes.
+
+        ``locks``: of the directory. Raises ModelError where it is no tokenizer, and StoreError.
+        """
         from pltz.models.bundle.bridge import Target
 
         name = Target(tokenizer).fingerprint
@@ -44,7 +49,7 @@ class Tokenizers:
             with self._temporary(tokenizer, locks) as temporary:
                 try:
                     self.disk.link(temporary, file)
-                except FileExistsError:  # by another process, meanwhile, or damaged
+                except FileExistsError:  # written by another process in between, or damaged
                     if self.get(name) is None:
                         self.disk.unlink(file)
                         self.disk.link(temporary, file)
@@ -52,7 +57,7 @@ class Tokenizers:
 
     @contextmanager
     def _temporary(self, data: bytes, locks: Locks) -> Iterator[str]:
-        """The name of a file with these bytes, synced, for as long as it is needed."""
+        """Yield the name of a synced file with these bytes, and remove it afterwards."""
         owner, lock = draw(self.disk, locks)
         temporary = f"{owner.hex()}.tmp"
         try:
@@ -66,7 +71,7 @@ class Tokenizers:
             lock.free()
 
     def get(self, name: bytes) -> bytes | None:
-        """The tokenizer.json of that fingerprint, None where there is none that holds. Raises OSError."""
+        """Return the tokenizer.json of a fingerprint, None where none is sound. Raises OSError."""
         found = self._read(f"{name.hex()}.tokenizer")
         try:
             return found if found is not None and _fingerprint(found) == name else None
@@ -81,7 +86,7 @@ class Tokenizers:
 
 
 def _fingerprint(tokenizer: bytes) -> bytes:
-    """Raises ModelError."""
+    """Return the fingerprint of a tokenizer.json. Raises ModelError."""
     from pltz.models.bundle.bridge import fingerprint
 
     try:

@@ -1,11 +1,11 @@
-"""Worker: from the journal to the archive, in batches; an entry goes only when it is stored, decoded back and compared.
+"""Worker: moves entries from the journal to the archive in batches, each stored, decoded back and compared.
 
-    done = drain("/run/journal", "/data/cold")         # all that is there now, once
-    Worker(backlog, open_archive).run(stop)            # until told otherwise: the hook's own, in a thread or a process
+    done = drain("/run/journal", "/data/cold")              # everything there now, once
+    Worker(backlog, tokenizers, open_archive).run(stop)     # until stopped: the hook's own
 
-One worker a journal at a time: who has `worker.lock`. A batch that the archive cannot take is put entry by entry, and the one to blame laid
-aside (`.refused`) and reported, so that it holds up nobody. Where the archive itself fails (full, unreachable), everything stays where it is and is
-tried again later.
+One worker per journal at a time: the holder of `worker.lock`. If the archive refuses a batch, it is put entry
+by entry. The refused entry is laid aside (`.refused`) and reported, so that it blocks no other. If the
+archive itself fails (full, unreachable), everything stays in the journal and is tried again later.
 """
 
 from __future__ import annotations
@@ -37,27 +37,28 @@ if TYPE_CHECKING:
     from pltz.models.bundle.bundle import Bundle
     from pltz.plt_codec.lanes import LayoutName
 
-BATCH_TOKENS = 1 << 18  # of one commit
+BATCH_TOKENS = 1 << 18  # per commit
 BATCH_ENTRIES = 1024
-POLL = 0.05  # seconds between looks at a lock that another worker has
-BACKOFF = 0.5, 60.0  # seconds until a failed pass is tried again: at first, at most
-KEPT = 1000  # refusals told in full
+POLL = 0.05  # seconds between attempts to take a lock that another worker holds
+BACKOFF = 0.5, 60.0  # seconds before a failed pass is repeated: first, longest
+KEPT = 1000  # refusals listed in full
 WORKER_LOCK = "worker.lock"
-REFUSED = (
-    ContentError,
-    TokenizerMismatch,
-    UsageError,
-)  # said of an entry, where other errors are the archive's
+# Errors of an entry. All others are the archive's.
+REFUSED = (ContentError, TokenizerMismatch, UsageError)
 
 Pending = tuple[Frame, Entry]
 
 
 @dataclass
 class Drained:
-    """What went from a journal to an archive. ``stored``: entries that became a version, ``by_zstd`` of them without the model; ``unchanged``: those the archive had already; ``frozen``:
-    bytes of new segments, of ``raw`` bytes of ids; ``rejected``: entries laid aside, and ``refused``: (tenant, name, reason) of the last of them;
-    ``damaged``: bytes that were no entries, laid aside; ``left``: bytes of segments of a newer version, left alone; ``until``: time of the last entry
-    archived; ``busy``: another worker had the journal; ``failure``: why it stopped."""
+    """The result of moving a journal to an archive.
+
+    ``stored``: entries that became a version, ``by_zstd`` of them without the model. ``unchanged``: entries
+    the archive had already. ``frozen``: bytes of new segments, for ``raw`` bytes of ids. ``rejected``:
+    entries laid aside; ``refused``: (tenant, name, reason) of the last of them. ``damaged``: bytes laid aside
+    that were no entries. ``left``: bytes of segments of a newer version, left alone. ``until``: time of the
+    last archived entry. ``busy``: another worker had the journal. ``failure``: why it stopped.
+    """
 
     stored: int = 0
     by_zstd: int = 0
@@ -79,19 +80,19 @@ class Drained:
         return self.stored + self.unchanged + self.rejected
 
     def as_fields(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the fields as values for JSON."""
         return {"entries": self.entries, **asdict(self)}
 
 
 class Worker:
-    """See the head of this file.
+    """A worker of one journal (see the top of this file).
 
     Args:
-        open_archive: gives the archive; called when it is first needed, and again after a failure.
-        tokenizers: where the tokenizers that entries name are.
-        batch_tokens: of one commit, at most, but for a single session of more.
-        progress: called after each commit, and where a failure comes or goes, with all that was done so far.
-        identity: id of the archive that it must be, 16 bytes; None: that of the first one opened.
+        open_archive: returns the archive; called when it is first needed, and again after a failure.
+        tokenizers: the tokenizers that entries name.
+        batch_tokens: most tokens per commit, unless a single session has more.
+        progress: called with all results so far after each commit, and when a failure begins or ends.
+        identity: the id that the archive must have, 16 bytes; None for that of the first one opened.
     """
 
     def __init__(
@@ -114,10 +115,13 @@ class Worker:
     def once(
         self, *, wait: float = 0.0, until: float | None = None, stop: Callable[[], bool] = lambda: False
     ) -> Drained:
-        """Archive what is there now. ``wait``: seconds for another worker to end; ``until``: monotonic time to stop at, between commits.
+        """Archive the entries that are there now.
 
-        Raises StoreError, WriterFailed, Fenced: what is marked is archived, the rest stays; KeyMismatch, FormatError, ModelError
-        where the archive cannot be opened.
+        ``wait``: seconds to wait for another worker. ``until``: monotonic time at which to stop, between
+        commits.
+
+        Raises StoreError, WriterFailed and Fenced: marked entries are archived, the rest stays. Raises
+        KeyMismatch, FormatError and ModelError where the archive cannot be opened.
         """
         try:
             return self._once(wait, until, stop)
@@ -142,7 +146,9 @@ class Worker:
         return self.done
 
     def run(self, stop: Callable[[float], bool], *, idle: float = 0.2) -> None:
-        """Archive for as long as ``stop(seconds)``, which waits that long, is false. Failures are kept in `done` and tried again."""
+        """Archive until ``stop(seconds)``, which waits that long, returns true. Failures are kept in `done`
+        and retried.
+        """
         pause, longest = BACKOFF
         while True:
             before, failed = self.done.entries, self.done.failure
@@ -152,7 +158,7 @@ class Worker:
                 self.done.failure = self.done.failure if self.done.left else ""
                 if failed != self.done.failure:
                     self._progress(self.done)
-            except Exception as exc:  # noqa: BLE001  # whatever it is, the tokens are safe where they are
+            except Exception as exc:  # noqa: BLE001  # on any error the tokens are safe in the journal
                 self.done.failure, delay = f"{type(exc).__name__}: {exc}", pause
                 pause = min(2 * pause, longest)
                 self._progress(self.done)
@@ -196,7 +202,7 @@ class Worker:
             yield batch
 
     def _commit(self, segment: Segment, batch: Sequence[Pending]) -> None:
-        """Archive a batch and mark it; what cannot be archived is laid aside."""
+        """Archive a batch and mark it. Entries that cannot be archived are laid aside."""
         archive = self._opened()
         self._check_same(archive.archive)
         rest = list(batch)
@@ -225,9 +231,9 @@ class Worker:
         return self._archive
 
     def _check_same(self, archive: TowerArchive) -> None:
-        """Refuse an archive that was replaced while this runs, so that no session is put among those of another.
+        """Refuse an archive that was replaced during the run, so that no session goes to the wrong one.
 
-        Raises ArchiveError, FormatError.
+        Raises ArchiveError and FormatError.
         """
         wanted = self._identity = self._identity or archive.settings.archive
         try:
@@ -245,7 +251,7 @@ class Worker:
     def _put(self, archive: TokenArchive, entries: Sequence[Entry]) -> Iterator[Put]:
         for tokenizer in {entry.tokenizer for entry in entries} - {NONE}:
             if not archive.knows(tokenizer) and (found := self.tokenizers.get(tokenizer)) is not None:
-                with suppress(ModelError):  # then its entries are refused
+                with suppress(ModelError):  # its entries are refused then
                     archive.add(found)
         return archive.put_each([as_item(entry) for entry in entries])
 
@@ -259,7 +265,7 @@ class Worker:
 
 
 def as_item(entry: Entry) -> TokenItem:
-    """A journal's entry as the archive takes it."""
+    """Return a journal's entry in the form that the archive takes."""
     target = entry.target if any(entry.target) else None
     fields = entry.tokenizer, entry.labels, target, entry.time, entry.prefixes, entry.base, entry.parent
     return TokenItem(entry.name, entry.ids, entry.tenant, *fields)
@@ -279,17 +285,19 @@ def drain(
     wait: float = 60.0,
     progress: Callable[[Drained], None] | None = None,
 ) -> Drained:
-    """Freeze what a journal holds now: of dead processes all, of living ones what they have written so far.
+    """Freeze the current contents of a journal: all of dead processes, and what living ones have written so
+    far.
 
-    May be killed anywhere and run again; two at once do no harm.
+    It may be killed anywhere and run again. Two at once do no harm.
 
     Args:
-        archive: where to; a path or URL is opened when there is something to put.
-        layout, zstd_above: as `TokenArchive.open`.
-        max_seconds: stop after the commit in which they pass.
-        wait: seconds for the worker of a serving process to end its pass; then ``busy``.
+        archive: the destination; a path or URL is opened when there is something to put.
+        layout, zstd_above: as for `TokenArchive.open`.
+        max_seconds: stop after the commit during which this time passes.
+        wait: seconds to wait for the worker of a serving process to end its pass; then ``busy``.
 
-    Raises UsageError where there is no journal or archive, StoreError, WriterFailed, Fenced; what was done until then stays.
+    Raises UsageError where there is no journal or archive, StoreError, WriterFailed and Fenced. Work done
+    before the error stays.
     """
     if not isinstance(journal, str | os.PathLike):
         raise UsageError("expected the directory of a journal")

@@ -1,4 +1,4 @@
-"""Entry: one evicted session as the journal keeps it, in bytes and back. Spec: FORMAT.md, "Entry"."""
+"""Entry: one evicted session as it is kept in the journal, in bytes and back. Spec: FORMAT.md, "Entry"."""
 
 from __future__ import annotations
 
@@ -22,8 +22,12 @@ MAX_BODY = 1 << 28  # bytes
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """An evicted session. ``ids``: (T,); ``time``: seconds since 1970; ``prefixes``: token counts, ascending, at which shared beginnings end;
-    ``base``: name the first of them is shared under; ``parent``: name of the session this one was forked from; "" is none."""
+    """An evicted session.
+
+    ``ids``: (T,). ``time``: seconds since 1970. ``prefixes``: token counts, ascending, at which shared
+    beginnings end. ``base``: name under which the first of them is shared. ``parent``: name of the session
+    this one was forked from. An empty name means none.
+    """
 
     name: str
     ids: Tokens
@@ -37,7 +41,9 @@ class Entry:
     parent: str = ""
 
     def encode(self, *, known: bool = False) -> bytes:
-        """Its body. ``known``: the ids were looked at, and are all in range. Raises ContentError where it does not fit the format.
+        """Return its body. ``known``: the ids were checked and are in range.
+
+        Raises ContentError where it does not fit the format.
 
         >>> Entry.decode(Entry("chat-7", np.arange(3), 9, prefixes=(1, 3)).encode()).ids.tolist()
         [0, 1, 2]
@@ -55,7 +61,7 @@ class Entry:
         return b"".join(parts)
 
     def _steps(self) -> list[int]:
-        """The prefixes as distances. Raises ContentError."""
+        """Return the prefixes as distances. Raises ContentError."""
         ends = [0, *self.prefixes]
         steps = [b - a for a, b in itertools.pairwise(ends)]
         if len(steps) > MAX_PREFIXES or any(step <= 0 for step in steps) or ends[-1] > len(self.ids):
@@ -66,7 +72,7 @@ class Entry:
 
     @classmethod
     def decode(cls, body: bytes) -> Entry:
-        """Raises CorruptError for bytes that `encode` does not write."""
+        """Return the entry of a body. Raises CorruptError for bytes that `encode` does not write."""
         if len(body) < HEAD.size:
             raise CorruptError(f"expected an entry of {HEAD.size} bytes or more, got {len(body)}")
         time, tokenizer, target = HEAD.unpack_from(body)
@@ -139,7 +145,7 @@ def _read_prefixes(body: bytes, at: int) -> tuple[tuple[int, ...], int]:
 
 
 def _checked(ids: Tokens) -> np.ndarray[tuple[int, ...], np.dtype[np.uint32]]:
-    """Ids as u32. Raises ContentError."""
+    """Return ids as u32, (T,). Raises ContentError."""
     if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
         raise ContentError(f"expected one row of token ids, found shape {ids.shape} of {ids.dtype}")
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) > MAX_TOKENS):

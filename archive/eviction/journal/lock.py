@@ -1,9 +1,10 @@
-"""Lock: who owns a file of the journal directory. flock, so that a lock goes with the process, however it dies.
+"""Lock: ownership of a file in the journal directory. It uses flock, so a lock ends with its process, however
+it dies.
 
     lock = FileLocks("/run/journal").take("worker.lock")      # None: another process has it
     lock.free()
 
-A lock file may be unlinked by whoever holds it. So `take` checks that the file it locked is still the one of that name.
+The holder of a lock may unlink its file. So `take` checks that the locked file is still the one of that name.
 """
 
 from __future__ import annotations
@@ -24,20 +25,21 @@ class Lock(Protocol):
     """A lock that is held."""
 
     def free(self) -> None:
-        """Let go of it."""
+        """Release it."""
 
 
 class Locks(Protocol):
     """Locks by name."""
 
     def take(self, name: str) -> Lock | None:
-        """The lock, None where another has it; never waits. Raises OSError."""
+        """Return the lock, or None where another process has it. Never waits. Raises OSError."""
 
 
 def draw(disk: Disk, locks: Locks) -> tuple[bytes, Lock]:
-    """A name of one's own, locked. A worker that tidies up may hold a new lock for a moment; then another name is drawn.
+    """Return a new owner name of 16 random bytes, locked.
 
-    Raises StoreError where nothing can be locked, OSError.
+    A worker that tidies up may hold a new lock for a moment. Another name is drawn then. Raises StoreError
+    where nothing can be locked, and OSError.
     """
     for _ in range(TRIES):
         owner = disk.random(SIZE)
@@ -47,9 +49,9 @@ def draw(disk: Disk, locks: Locks) -> tuple[bytes, Lock]:
 
 
 def follow(owner: bytes, locks: Locks) -> tuple[bytes, Lock]:
-    """Return the first name after ``owner`` that is free, locked. Its segments sort behind those of ``owner``.
+    """Return the first free name after ``owner``, locked. Its segments sort after those of ``owner``.
 
-    Raises StoreError where nothing can be locked, OSError.
+    Raises StoreError where nothing can be locked, and OSError.
     """
     for step in range(1, TRIES + 1):
         name = ((int.from_bytes(owner) + step) % (1 << 8 * SIZE)).to_bytes(SIZE)
@@ -65,7 +67,7 @@ class FileLocks:
         self.root = Path(root)
 
     def take(self, name: str) -> FileLock | None:
-        """See `Locks.take`. The file is created where there is none."""
+        """Take a lock as in `Locks.take`. A missing file is created."""
         path = self.root / name
         while True:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -89,14 +91,14 @@ class FileLock:
         self._handle = handle
 
     def free(self) -> None:
-        """Let go of it; twice is fine."""
+        """Release it. A second call does nothing."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
 
 
 def _is(handle: int, path: Path) -> bool:
-    """Whether an open file is still the one of that name."""
+    """Return whether an open file is still the one of that name."""
     try:
         found = os.stat(path)
     except FileNotFoundError:

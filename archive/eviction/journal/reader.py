@@ -1,16 +1,17 @@
-"""Backlog: the reading side of the eviction journal: what is not archived yet, and how it goes. Spec: FORMAT.md, "Write order", 3 to 7.
+"""Backlog: the reading side of the eviction journal. Spec: FORMAT.md, "Write order", 3 to 7.
 
     backlog = Backlog(disk, locks)
     for segment in backlog.segments():
         for frame, entry in backlog.read(segment): ...          # in order
         backlog.mark(segment, frame.end)                        # archived up to here
-        backlog.finish(segment)                                 # deleted, if nobody appends to it any more
+        backlog.finish(segment)                                 # deleted, unless its owner still appends
 
-Segments of living processes are read as far as they are written; those of dead ones are adopted. One worker at a time marks and deletes: `worker.lock`.
+Segments of living processes are read as far as they are written. Those of dead ones are adopted. One worker
+at a time, the holder of `worker.lock`, marks and deletes.
 
-A full disk stops none of this. A mark goes into room that the segment reserved; where even that fails, as on a
-copy-on-write file system, the worker remembers it. After a kill it archives the same entries again, which changes
-nothing. Only what has to be laid aside needs room: its segment waits (``stuck``), the others go on.
+A full disk stops none of this. A mark goes into room that the segment reserved. Where even that fails, as on
+a copy-on-write file system, the worker remembers it. After a kill it archives the same entries again, which
+changes nothing. Only bytes laid aside need room: their segment waits (``stuck``), the others go on.
 """
 
 from __future__ import annotations
@@ -34,9 +35,13 @@ TEMPORARY = re.compile(r"[0-9a-f]{32}\.tmp")  # of `Tokenizers.keep`
 
 @dataclass
 class Segment:
-    """A segment as it was found. ``closed``: nobody appends to it; ``done``: the offset up to which it is archived; ``damage``: bytes that
-    are no frames, found by `Backlog.read`; ``aside``: how many were laid aside; ``newer``: of a newer version, left alone; ``stuck``: what
-    has to be laid aside and finds no room, so that the segment is neither marked nor deleted."""
+    """A segment as it was found.
+
+    ``closed``: its owner no longer appends. ``done``: the offset up to which it is archived. ``damage``:
+    bytes that are no frames, found by `Backlog.read`. ``aside``: number of bytes laid aside. ``newer``: why a
+    segment of a newer version is left alone. ``stuck``: which bytes must be laid aside and find no room, so
+    that the segment is neither marked nor deleted.
+    """
 
     name: Name
     size: int
@@ -50,8 +55,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Status:
-    """What a journal directory holds. ``waiting``: bytes that are not archived; ``living``: processes that write to it; ``refused``,
-    ``damaged``: files laid aside."""
+    """The contents of a journal directory.
+
+    ``waiting``: bytes not archived yet. ``living``: processes that write to it. ``refused``, ``damaged``:
+    files laid aside.
+    """
 
     segments: int
     bytes: int
@@ -62,14 +70,14 @@ class Status:
 
 
 class Backlog:
-    """See the head of this file."""
+    """The part of a journal that is not archived yet (see the top of this file)."""
 
     def __init__(self, disk: Disk, locks: Locks) -> None:
         self.disk, self.locks = disk, locks
         self._remembered: dict[Name, int] = {}  # marks that found no room
 
     def segments(self) -> list[Segment]:
-        """Segments that are there, those of each owner in order. Raises OSError."""
+        """Return the segments, those of each owner in order. Raises OSError."""
         files = dict(self.disk.names(""))
         names = sorted(name for file in files if (name := Name.parse(file)))
         last = {name.owner: name for name in names}
@@ -82,7 +90,10 @@ class Backlog:
         return found
 
     def read(self, segment: Segment) -> Iterator[tuple[Frame, Entry]]:
-        """Entries that are not archived yet, in order. A frame that holds and is no entry counts as damage. Raises OSError."""
+        """Yield the entries that are not archived yet, in order. Raises OSError.
+
+        A sound frame whose body is no entry counts as damage.
+        """
         try:
             data = self.disk.view(segment.name.journal)
         except FileNotFoundError:  # another worker was here
@@ -108,9 +119,10 @@ class Backlog:
                 segment.damage.append(piece)
 
     def mark(self, segment: Segment, offset: int) -> None:
-        """Say that all up to ``offset`` is archived: durably, or on a full disk as long as this object lives.
+        """Record that everything up to ``offset`` is archived: durably, or on a full disk for the life of
+        this object.
 
-        Damage before it is laid aside first; where that finds no room, nothing is marked. Raises OSError.
+        Damage before it is laid aside first. Where that finds no room, nothing is marked. Raises OSError.
         """
         if offset <= segment.done or not self._lay_aside(segment, offset):
             return
@@ -129,7 +141,9 @@ class Backlog:
         segment.done = offset
 
     def refuse(self, segment: Segment, frame: Frame) -> bool:
-        """Lay an entry aside that the archive cannot take; durable when it returns. False: no room. Raises OSError."""
+        """Lay an entry aside that the archive refuses, durably. Returns False where there is no room. Raises
+        OSError.
+        """
         file, data = (
             segment.name.aside(frame.start, "refused"),
             segment.name.frames(frame.start, [frame.body]),
@@ -137,9 +151,10 @@ class Backlog:
         return self._aside(segment, file, data)
 
     def finish(self, segment: Segment) -> bool:
-        """Delete a segment that is archived, what is damaged in it laid aside. False where it is still written, or stuck. Raises OSError.
+        """Delete an archived segment, after its damaged bytes were laid aside. Raises OSError.
 
-        Only after all that `read` gave was marked.
+        Call it only after all entries that `read` yielded were marked. Returns False where the segment is
+        still written to, or stuck.
         """
         if not segment.closed or segment.newer or not self._lay_aside(segment, segment.size):
             return False
@@ -153,7 +168,7 @@ class Backlog:
         return True
 
     def tidy(self) -> None:
-        """Take away what dead owners left beside their segments. Raises OSError."""
+        """Remove files that dead owners left beside their segments. Raises OSError."""
         files = dict(self.disk.names(""))
         segments = {name for file in files if (name := Name.parse(file))}
         owners = {name.owner.hex() for name in segments}
@@ -170,7 +185,7 @@ class Backlog:
                 lock.free()
 
     def status(self) -> Status:
-        """What the directory holds, without reading entries. Raises OSError."""
+        """Return the contents of the directory without reading entries. Raises OSError."""
         found = self.segments()
         files = dict(sorted(self.disk.names("")))
         waiting = sum(max(0, s.size - max(s.done, HEAD_SIZE)) for s in found)
@@ -191,7 +206,7 @@ class Backlog:
             return 0
 
     def _locked(self, file: str, files: Mapping[str, int]) -> bool:
-        """Whether a living process holds a lock."""
+        """Return whether a living process holds a lock."""
         if file not in files:
             return False
         lock = self.locks.take(file)
@@ -200,7 +215,9 @@ class Backlog:
         return lock is None
 
     def _lay_aside(self, segment: Segment, offset: int) -> bool:
-        """Copy what is damaged before an offset to files of its own. False: the segment is stuck."""
+        """Copy damaged bytes before an offset to files of their own. Returns False where the segment is
+        stuck.
+        """
         for gap in [gap for gap in segment.damage if gap.end <= offset]:
             data = self.disk.read(segment.name.journal, gap.start, gap.end - gap.start)
             if not self._aside(segment, segment.name.aside(gap.start, "damaged"), data):
@@ -210,11 +227,13 @@ class Backlog:
         return not segment.stuck
 
     def _aside(self, segment: Segment, file: str, data: bytes) -> bool:
-        """Write what is laid aside, durably. False where there is no room: the segment is stuck."""
+        """Write bytes that are laid aside, durably. Returns False where there is no room: the segment is
+        stuck.
+        """
         try:
             try:
                 self.disk.write_new(file, data)
-            except FileExistsError:  # of a worker that was killed here
+            except FileExistsError:  # left by a worker that was killed here
                 if bytes(self.disk.view(file)) != data:
                     self.disk.unlink(file)
                     self.disk.write_new(file, data)

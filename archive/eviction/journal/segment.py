@@ -1,11 +1,12 @@
-"""Segment: one file of the journal, entries in checksummed frames. Spec: FORMAT.md, "Segment" and "Done".
+"""Segment: one file of the journal, with entries in checksummed frames. Spec: FORMAT.md, "Segment" and
+"Done".
 
     name = Name(owner, 0)
     data = name.head() + name.frames(at=40, bodies=[b"..."])
-    for piece in scan(name, data, 0): ...              # Frame or Gap, whatever the bytes are
+    for piece in scan(name, data, 0): ...              # Frame or Gap, for any bytes
 
-`scan` takes any bytes: truncated, flipped, hostile. It gives the frames that hold and says what lies between them; its work is bounded by
-the size of the file.
+`scan` takes any bytes: truncated, flipped, hostile. It yields the sound frames and the gaps between them. Its
+work is bounded by the size of the file.
 """
 
 from __future__ import annotations
@@ -32,23 +33,24 @@ PLACE = struct.Struct(f"<{SIZE}sIQ")
 ROW = struct.Struct("<Q8s")
 DONE = 2 * ROW.size  # bytes of a `.done`
 ALIGN = 8
-WORK = 4  # times the file's bytes are hashed at most, looking for frames
-CHUNK = 1 << 17  # words looked at together
-KEPT, HELD = 2047, 1 << 18  # bytes hashed at a time while the interpreter is kept; bytes hashed so, 0.3 ms
-LOOK = 64  # bytes hashed, that a look at a place counts as
+WORK = 4  # bytes hashed at most in search of frames, as a multiple of the file's
+CHUNK = 1 << 17  # words examined together
+# bytes hashed at a time without releasing the GIL; most bytes hashed that way, 0.3 ms
+KEPT, HELD = 2047, 1 << 18
+LOOK = 64  # bytes hashed for which one look at a place counts
 NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{8})\.journal")
 
 
 @dataclass(frozen=True, order=True)
 class Name:
-    """What a segment is called, which its checksums bind."""
+    """The name of a segment, which its checksums bind."""
 
     owner: bytes
     number: int
 
     @classmethod
     def parse(cls, file: str) -> Name | None:
-        """The segment of that file name; None for any other file."""
+        """Return the segment of a file name, or None for any other file."""
         found = NAME.fullmatch(file)
         return cls(bytes.fromhex(found[1]), int(found[2], 16)) if found else None
 
@@ -64,16 +66,16 @@ class Name:
         return f"{self}.done"
 
     def aside(self, offset: int, why: str) -> str:
-        """File for what lies at an offset and cannot go to the archive; ``why``: "refused" or "damaged"."""
+        """Return the file name for bytes laid aside from an offset. ``why``: "refused" or "damaged"."""
         return f"{self}-{offset:016x}.{why}"
 
     def head(self) -> bytes:
-        """The first HEAD_SIZE bytes of the file."""
+        """Return the first HEAD_SIZE bytes of the file."""
         head = HEAD.pack(MAGIC, VERSION, 0, self.number, self.owner)
         return head + _hash(head)
 
     def frames(self, at: int, bodies: Sequence[bytes]) -> bytes:
-        """Frames of bodies, the first at offset ``at``."""
+        """Return the frames of bodies, the first at offset ``at``."""
         parts: list[bytes] = []
         for body in bodies:
             parts.append(
@@ -83,7 +85,7 @@ class Name:
         return b"".join(parts)
 
     def row(self, offset: int) -> bytes:
-        """A row of `.done`."""
+        """Return a row of `.done`."""
         return ROW.pack(offset, _hash(PLACE.pack(self.owner, self.number, offset)))
 
     def marks(self, before: int, offset: int) -> bytes:
@@ -91,7 +93,7 @@ class Name:
         return (self.row(before) if before else bytes(ROW.size)) + self.row(offset)
 
     def done_of(self, rows: bytes) -> int:
-        """The offset up to which the segment is archived, by the bytes of its `.done`."""
+        """Return the offset up to which the segment is archived. ``rows``: the bytes of its `.done`."""
         offsets = (ROW.unpack_from(rows, at)[0] for at in range(0, len(rows) - ROW.size + 1, ROW.size))
         return max(
             (o for n, o in enumerate(offsets) if rows[ROW.size * n :][: ROW.size] == self.row(o)), default=0
@@ -103,7 +105,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Frame:
-    """A frame that holds: where it begins and ends in the file, and its body."""
+    """A sound frame: its start and end in the file, and its body."""
 
     start: int
     end: int
@@ -112,7 +114,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Gap:
-    """Bytes that are no frames. ``last``: nothing follows them, so they may be a write that was cut off."""
+    """Bytes that are no frames. ``last``: nothing follows them, so they may be an interrupted write."""
 
     start: int
     end: int
@@ -120,7 +122,9 @@ class Gap:
 
 
 def scan(name: Name, data: bytes | memoryview, start: int) -> Iterator[Frame | Gap]:
-    """What a segment holds from ``start`` on, in order. Raises VersionError for a newer one."""
+    """Yield the frames and gaps of a segment from ``start`` on, in order. Raises VersionError for a newer
+    one.
+    """
     if start < HEAD_SIZE:
         if data[:8] == MAGIC and data[HEAD.size : HEAD_SIZE] == _hash(data[: HEAD.size]):
             if int.from_bytes(data[8:10], "little") != VERSION:
@@ -150,7 +154,7 @@ def scan(name: Name, data: bytes | memoryview, start: int) -> Iterator[Frame | G
 
 
 def _frame(name: Name, data: bytes | memoryview, at: int, work: int) -> tuple[Frame | None, int]:
-    """The frame at an offset, None where none holds; and what looking cost, in bytes hashed."""
+    """Return the frame at an offset, or None where none is sound, and the cost in bytes hashed."""
     if len(data) - at < FRAME.size or data[at : at + 4] != MARK:
         return None, LOOK
     _, size, check = FRAME.unpack_from(data, at)
@@ -164,7 +168,7 @@ def _frame(name: Name, data: bytes | memoryview, at: int, work: int) -> tuple[Fr
 
 
 def _marks(data: bytes | memoryview) -> npt.NDArray[np.int64]:
-    """Offsets at which a frame may begin, ascending."""
+    """Return the offsets at which a frame may begin, (n,) int64, ascending."""
     words = np.frombuffer(data, "<u8", len(data) // ALIGN)
     mark = int.from_bytes(MARK, "little")
     found = [
@@ -174,8 +178,11 @@ def _marks(data: bytes | memoryview) -> npt.NDArray[np.int64]:
 
 
 def _hash(*parts: bytes | memoryview) -> bytes:
-    """hashlib lets go of the interpreter for more than 2047 bytes, and beside a serving loop it takes up to 5 ms to have it back, an entry. So what takes
-    less than that is hashed in pieces."""
+    """Return the 8-byte checksum of the parts.
+
+    hashlib releases the GIL for more than 2047 bytes. Beside a serving loop it takes up to 5 ms per entry to
+    get it back. So parts that are hashed in less time than that are hashed in pieces.
+    """
     state = hashlib.blake2b(digest_size=8, person=b"pltz journal")
     for part in parts:
         step = KEPT if len(part) <= HELD else len(part)

@@ -1,13 +1,15 @@
-"""Journal: the writing side of the eviction journal. Entries are durable when `append` returns. Spec: FORMAT.md, "Write order".
+"""Journal: the writing side of the eviction journal. Entries are durable when `append` returns. Spec:
+FORMAT.md, "Write order".
 
     journal = Journal(disk, locks)
     journal.append([entry.encode()])          # written, synced
 
-One owner, one thread. A failed write or sync ends the segment, for nobody knows what it holds: the next `append` begins a new one. So the
-caller keeps what was not acknowledged and appends it again.
+One owner, one thread. A failed write or sync ends the segment, because its contents are unknown. The next
+`append` begins a new one. So the caller keeps entries that were not acknowledged and appends them again.
 
-A failure also gives the segments up: the owner's lock is freed, so a worker may archive and delete all of them. That is
-how a full disk or quota drains. The journal goes on under the next owner's name, whose segments sort behind the old ones.
+A failure also gives the segments up: the owner's lock is freed, so a worker may archive and delete all of
+them. That is how a full disk or quota drains. The journal goes on under the next owner's name, whose segments
+sort after the old ones.
 """
 
 from __future__ import annotations
@@ -20,14 +22,16 @@ from pltz.archive.eviction.journal.lock import Lock, Locks, draw, follow
 from pltz.archive.eviction.journal.segment import DONE, HEAD_SIZE, Name
 from pltz.archive.storage.disk import Disk
 
-SEGMENT = 64 << 20  # bytes, before a new one is begun
+SEGMENT = 64 << 20  # bytes before a new one is begun
 
 
 class Journal:
-    """See the head of this file.
+    """An open journal of one owner (see the top of this file).
 
     Args:
-        quota: bytes that all journal files of the directory may take together, None for what the disk holds.
+        segment: bytes after which a new segment is begun.
+        quota: bytes that all journal files of the directory may take together, None for no limit but the
+            disk.
 
     Raises StoreError where the directory cannot be made or locked.
     """
@@ -48,17 +52,17 @@ class Journal:
 
     @property
     def place(self) -> tuple[Name, int] | None:
-        """The open segment and its end; None where none is open."""
+        """Return the open segment and its end in bytes, or None where none is open."""
         return (self._open, self._size) if self._open else None
 
     def append(self, bodies: Sequence[bytes]) -> tuple[Name, int]:
-        """Write entries and sync them; where the last one ends.
+        """Write entries and sync them. Returns the segment and the offset at which the last one ends.
 
-        Raises StoreError: nothing of it may be relied on, and the segment takes no more.
+        Raises StoreError: none of the entries may be relied on, and the segment takes no more.
         """
         if self._open and self._size >= self.segment:
             self._open = None
-        name, self._open = self._open, None  # what fails now is not gone on with
+        name, self._open = self._open, None  # a segment that fails now is not continued
         try:
             self._check_quota(sum(map(len, bodies)))
             if self._lock is None:
@@ -74,13 +78,15 @@ class Journal:
         return name, size
 
     def close(self) -> None:
-        """Let go of the directory: what is not archived is for others now."""
+        """Release the directory: entries not archived yet are left to other processes."""
         self._open = None
         if self._lock:
             self._lock.free()
 
     def _give_up(self) -> None:
-        """Leave this owner's segments to a worker. Without any, the owner stays: nothing is waiting for its lock."""
+        """Leave this owner's segments to a worker. An owner without segments stays, since its lock blocks no
+        worker.
+        """
         if self._begun and self._lock:
             self._lock.free()
             self._lock = None
@@ -92,9 +98,8 @@ class Journal:
 
     def _begin(self, bodies: Sequence[bytes]) -> tuple[Name, int]:
         name = Name(self.owner, self._number)
-        self._number += (
-            1  # a name is never used again: a worker may know how far it archived a file of that name
-        )
+        # A name is never used again: a worker may remember how far it archived a file of that name.
+        self._number += 1
         data = name.head() + name.frames(HEAD_SIZE, bodies)
         try:
             self.disk.write_new(name.journal, data)
@@ -130,7 +135,7 @@ class Journal:
             )
 
     def _drop(self, name: Name) -> None:
-        """A segment of which nothing was acknowledged, so that a full disk is not filled with them."""
+        """Remove a segment of which nothing was acknowledged, so that such segments fill no disk."""
         with suppress(OSError):
             self.disk.unlink(name.journal)
 
