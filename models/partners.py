@@ -1,6 +1,7 @@
-"""What sessions are coded with, as a caller names it: bundle, target and tokenizer, each by name or path, or loaded already.
+"""The coding partners of sessions: bundle, target and tokenizer, each by name or path, or already loaded.
 
-Nothing is loaded before it is asked for: the tokenizer of a target needs no weights, a file can be looked at without a bundle.
+Nothing is loaded before it is asked for. The tokenizer of a target needs no weights, and a file can be
+inspected without a bundle.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ Path_ = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Partners:
-    """A bundle (None: the one that ships with pltz), and a target or a tokenizer whose ids the sessions hold, where that is not the bundle's.
+    """A bundle (None: the one that ships with pltz), and a target or tokenizer.
+
+    The target or tokenizer is the one that the sessions' ids belong to, if that is not the bundle's.
 
     Raises:
-        UsageError: a target and a tokenizer are named.
+        UsageError: both a target and a tokenizer are named.
     """
 
     bundle: Path_ | Bundle | Codec | None = None
@@ -40,10 +43,12 @@ class Partners:
             raise UsageError("a target brings its own tokenizer: leave tokenizer out")
 
     def codec(self, bundle_id: bytes | None = None) -> Codec:
-        """The codec of the bundle; where none is named, of the one with this id.
+        """Return the codec of the bundle; if none is named, of the one with this id.
 
         Raises:
-            UsageError, ModelError: the bundle cannot be used; BundleMismatch: none here has the id.
+            UsageError: there is no such bundle.
+            ModelError: the bundle cannot be used.
+            BundleMismatch: no bundle here has the id.
         """
         from pltz.models.bundle.bundle import Bundle
         from pltz.models.session.codec import Codec
@@ -56,21 +61,35 @@ class Partners:
         return Codec.load(bundle, device=self.device, threads=self.threads)
 
     def bridge(self, codec: Codec) -> Bridge | None:
-        """The bridge from the codec's bundle to the tokenizer that is named, None where none is. Raises UsageError, ModelError."""
+        """Return the bridge from the codec's bundle to the tokenizer that is named, None where none is.
+
+        Raises:
+            UsageError: the tokenizer cannot be read.
+            ModelError: it is no tokenizer, or the target has none.
+        """
         if self.target is not None:
             return bridge_between(_tokenizer_of(self.target), codec)
         return None if self.tokenizer is None else bridge_between(tokenizer_json(self.tokenizer), codec)
 
 
 def as_target(target: Path_ | Target) -> Target:
-    """A target by name or path, or loaded. Raises UsageError, ModelError."""
+    """Return a target by name or path, or loaded.
+
+    Raises:
+        UsageError: device or dtype cannot be used.
+        ModelError: the target cannot be loaded.
+    """
     from pltz.models.target.target import Target
 
     return Target.load(target) if isinstance(target, str | os.PathLike) else target
 
 
 def tokenizer_json(tokenizer: Path_ | bytes) -> bytes:
-    """The bytes of a tokenizer.json. Raises UsageError."""
+    """Return the bytes of a tokenizer.json.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
     if isinstance(tokenizer, bytes):
         return tokenizer
     try:
@@ -80,14 +99,18 @@ def tokenizer_json(tokenizer: Path_ | bytes) -> bytes:
 
 
 def bridge_between(tokenizer_json: bytes, codec: Codec) -> Bridge:
-    """The bridge from the codec's bundle to a tokenizer. Raises ModelError."""
+    """Return the bridge from the codec's bundle to a tokenizer.
+
+    Raises:
+        ModelError: the JSON is no tokenizer.
+    """
     from pltz.models.bundle.bridge import Bridge
 
     return Bridge(tokenizer_json, codec.bundle.tokenizer)
 
 
 def _tokenizer_of(target: Path_ | Target) -> bytes:
-    """A target's tokenizer JSON, without loading its weights."""
+    """Return a target's tokenizer JSON, without loading its weights."""
     from pltz.models.target.checkpoint import resolve, tokenizer_json_of
 
     if isinstance(target, str | os.PathLike):

@@ -1,4 +1,4 @@
-"""A .pltz file as a sequence of sessions, with the codec and the bridge that it is read with."""
+"""A .pltz file as a sequence of sessions, with the codec and the bridge for reading it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class SessionFile(Sequence[Session]):
 
     @property
     def codec(self) -> Codec:
-        """The codec of the bundle that was named, else of the one the file names; loaded on first use."""
+        """Return the codec of the bundle that was named, else of the file's own; it is loaded on first use."""
         if self._codec is None:
             self._codec = self._partners.codec(self.reader.header.bundle_id)
         return self._codec
 
     @property
     def bridge(self) -> Bridge | None:
-        """The bridge to the tokenizer that was named, None where none was."""
+        """Return the bridge to the tokenizer that was named, or None."""
         if self._bridge is None:
             self._bridge = self._partners.bridge(self.codec)
         return self._bridge
@@ -50,7 +50,11 @@ class SessionFile(Sequence[Session]):
         return len(self.reader)
 
     def __getitem__(self, index: Any) -> Any:
-        """Session ``index``, or a list of them for a slice; IndexError beyond the end, as in every sequence."""
+        """Return session ``index``, or a list of them for a slice.
+
+        Raises:
+            IndexError: the index is beyond the end, as in every sequence.
+        """
         numbers = range(len(self))[index]
         return self.read(numbers) if isinstance(numbers, range) else self.read([numbers])[0]
 
@@ -67,14 +71,18 @@ class SessionFile(Sequence[Session]):
         self.close()
 
     def read(self, indices: Iterable[int] | None = None) -> list[Session]:
-        """Many sessions, decoded side by side, which is faster than one by one; None is all."""
+        """Decode many sessions side by side, which is faster than one by one; None is all.
+
+        Raises:
+            PltzError: as `SessionDecoder.decompress`.
+        """
         return self.codec.decompress(self.reader, indices, bridge=self.bridge)
 
     def info(self, index: int) -> Info:
-        """Kind, count and size of session ``index``, without decoding it."""
+        """Return kind, count and size of session ``index``, without decoding it."""
         return self.reader.info(index)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._owned:
             self.reader.close()

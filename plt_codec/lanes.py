@@ -42,8 +42,9 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A rule for cutting a sequence into blocks. ``Layout(None, None)`` is the default rule, which costs no
-    bytes in a frame.
+    """A rule for cutting a sequence into blocks.
+
+    ``Layout(None, None)`` is the default rule, which costs no bytes in a frame.
 
     Raises:
         UsageError: only one of lanes and steps is given, or one is out of range.
@@ -92,8 +93,7 @@ class Layout:
             yield self._block(first + start, min(size, tokens - start), block)
 
     def extent(self, tokens: int, block: int) -> Extent:
-        """Return the extent of `blocks` without making them: a file may claim millions of them in a few bytes.
-        """
+        """Return the extent of `blocks` without making them: a file may claim millions of them in a few bytes."""
         size = self._size(block)
         full, rest = divmod(tokens, size)
         whole, last = self._block(0, size, block), self._block(0, max(rest, 1), block)
@@ -138,8 +138,7 @@ def turn_layout(tokens: int) -> Layout:
 
 
 def by_layout(layouts: Sequence[Layout]) -> dict[Layout, list[int]]:
-    """Return the numbers of the sequences of each layout. A coder takes one layout for all that it codes
-    together."""
+    """Return the numbers of the sequences of each layout. A coder takes one layout for all that it codes together."""
     out: dict[Layout, list[int]] = {}
     for number, layout in enumerate(layouts):
         out.setdefault(layout, []).append(number)
@@ -147,8 +146,7 @@ def by_layout(layouts: Sequence[Layout]) -> dict[Layout, list[int]]:
 
 
 def default_lanes(tokens: int, block: int) -> int:
-    """Return the lanes of a block of `tokens` tokens under the default rule, for the bundle's block size
-    `block`."""
+    """Return the lanes of a block of `tokens` tokens under the default rule, for the bundle's block size `block`."""
     if tokens >= block:
         return FULL_LANES
     lanes = 1
@@ -159,8 +157,7 @@ def default_lanes(tokens: int, block: int) -> int:
 
 @dataclass(frozen=True)
 class Block:
-    """One block: its `start` in the sequence, its `tokens` and its `lanes`. All arrays are step-major (step,
-    lane)."""
+    """One block: its `start` in the sequence, its `tokens` and its `lanes`. All arrays are step-major (step, lane)."""
 
     start: int
     tokens: int

@@ -95,7 +95,6 @@ def _weights(frequencies: Frequencies) -> npt.NDArray[np.float64]:
 
 
 def ideal_bits(symbols: npt.NDArray[np.int32], frequencies: Frequencies) -> float:
-    """Return the sum of -log2 of the coded probabilities, in bits, of symbols (n,) with frequencies (n,
-    alphabet)."""
+    """Return the sum of -log2 of the coded probabilities, in bits, of symbols (n,) with frequencies (n, alphabet)."""
     chosen = np.take_along_axis(frequencies, symbols[:, None].astype(np.int64), 1)
     return float((PRECISION - np.log2(chosen)).sum())

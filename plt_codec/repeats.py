@@ -1,5 +1,4 @@
-"""Long repeats of a token sequence, taken out as copies so that the model codes each once. Spec: FORMAT.md,
-"Copies".
+"""Long repeats of a token sequence, taken out as copies so that the model codes each once. Spec: FORMAT.md, "Copies".
 
 `find` splits a sequence into literals and copies of earlier tokens. `pack` and `unpack` are the bytes of the
 copies. `literals` takes the copies out, and `expand` puts them back. The model sees one block and the end of
@@ -43,8 +42,7 @@ Tokens = npt.NDArray[Any]  # (T,) integers
 
 
 class Copy(NamedTuple):
-    """A copy: after `gap` literals come `length` tokens that stood `distance` tokens before. It may overlap
-    itself.
+    """A copy: after `gap` literals come `length` tokens that stood `distance` tokens before. It may overlap itself.
 
     The gap counts from the end of the copy before.
     """

@@ -121,8 +121,7 @@ class Shape:
         return out
 
     def to_dict(self) -> dict[str, int]:
-        """Return a plain dict for JSON. `gated` is in it only where set, so shapes of contract 1 stay as they
-        were."""
+        """Return a plain dict for JSON. `gated` is in it only where set, so shapes of contract 1 stay as they were."""
         return {k: v for k, v in asdict(self).items() if k != "gated" or v}
 
 

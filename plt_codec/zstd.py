@@ -125,8 +125,10 @@ class Fallback:
         return b"".join(pieces)
 
     def _compressor(self, log: int) -> zstandard.ZstdCompressor:
-        """Return the compressor for a window. Its settings depend on the window alone, so output does not depend
-        on earlier calls."""
+        """Return the compressor for a window.
+
+        Its settings depend on the window alone, so output does not depend on earlier calls.
+        """
         if log in self._compressors:
             return self._compressors[log]
         large = log > LARGE.bit_length() - 1

@@ -1,23 +1,23 @@
-"""Bridge: token ids of any Hugging Face tokenizer <-> bundle tokens, exactly.
+"""Bridge: token ids of any Hugging Face tokenizer to bundle tokens and back, exactly.
 
 The decoder bundle predicts its own tokens, but sessions arrive as ids of the served model's tokenizer (the
-*target*). The bridge spells the ids as text, and the reader tokenises that text again. What the tokenizer
-itself makes of the text is the *canonical* tokenisation and costs nothing; each place where the real ids
-differ (a sampled split, half a character, random ids) costs a *patch* of a few bits.
+*target*). The bridge spells the ids as text, and the reader tokenises that text again. The tokenizer's own
+tokenisation of the text is the *canonical* one and costs nothing. Each place where the real ids differ (a
+sampled split, half a character, random ids) costs a *patch* of a few bits.
 
     ids     <|im_start|>   Hel lo ▁world   <|im_end|>      as sampled
     bundle  <|x1|>         Hello world     <|x3|>          bundle tokens of the text; marks as escapes
     patch   "1 id on, 1 id is cut after 3 of its 5 characters"
 
-Marks (special tokens and the unknown token) stand for no text, so they become the bundle's 16 escapes, by a
+Marks (special tokens and the unknown token) stand for no text. They become the bundle's 16 escapes, by a
 table that follows from the tokenizer alone. Text that merely spells a mark stays text. The span between two
 marks is tokenised by itself, as the `tokenizers` library does it.
 
-Why not code the ids as they are: the bundle would need every target's vocabulary. Why not trust decode and
-encode: no tokenizer gives back every id sequence, so `to_bundle` reads back what it wrote, and where that
-fails, or costs more, keeps the ids raw in the patch (about log2 V bits each, no bundle tokens).
+Coding the ids as they are would need every target's vocabulary in the bundle. No tokenizer gives back every
+id sequence, so `to_bundle` reads back its own output. Where that fails, or costs more, it keeps the ids raw
+in the patch (about log2 V bits each, no bundle tokens).
 
-The stored bytes are specified in FORMAT.md beside this file. All work is linear in the ids.
+FORMAT.md specifies the stored bytes. All work is linear in the ids.
 """
 
 import copy
@@ -51,10 +51,10 @@ ESCAPES = 16  # bundle specials x0 .. x15
 SLOTS = ESCAPES - 1  # marks with an escape of their own; x15 leads the others
 UNKNOWN_SLOT = 5
 PLAIN_BITS = 3  # a guess at the cost of a bundle token, to weigh edits against the literal form
-STRANGE_BITS = 8  # what it costs more where all ids are odd
+STRANGE_BITS = 8  # additional cost of a token where all ids are odd
 
 # Names with an escape of their own, so that a role looks the same to the bundle in sessions of many targets.
-# One slot a line; part of the format.
+# One line per slot; part of the format.
 SLOT_NAMES = [
     line.split()
     for line in (
@@ -72,12 +72,12 @@ SPARE_NAMES = ("reserved", "unused", "placeholder", "extra_id")  # marks a sessi
 
 
 def _fault(exc: BaseException) -> bool:
-    """Whether `exc` says that a call of the tokenizer failed: an error, or a panic of its Rust code."""
+    """Return whether `exc` says that a call of the tokenizer failed: an error, or a panic of its Rust code."""
     return isinstance(exc, Exception) or type(exc).__name__ == "PanicException"
 
 
 def _quietly(call: Callable[[], T], otherwise: T) -> T:
-    """The result of a call of the tokenizer, or `otherwise` where it fails."""
+    """Return the result of a call of the tokenizer, or `otherwise` where it fails."""
     try:
         return call()
     except BaseException as exc:
@@ -87,7 +87,7 @@ def _quietly(call: Callable[[], T], otherwise: T) -> T:
 
 
 def _nodes(tree: Json) -> Iterator[dict[str, Json]]:
-    """Every object of a JSON tree of normalisers, pre-tokenizers or decoders."""
+    """Yield every object of a JSON tree of normalisers, pre-tokenizers or decoders."""
     if isinstance(tree, dict):
         yield tree
         tree = list(tree.values())
@@ -97,7 +97,7 @@ def _nodes(tree: Json) -> Iterator[dict[str, Json]]:
 
 
 def _scheme(metaspace: dict[str, Json]) -> str:
-    """When it prepends: "always", "first" or "never". Older files say it with `add_prefix_space`."""
+    """Return when a Metaspace prepends: "always", "first" or "never". Older files use `add_prefix_space`."""
     default = "always" if metaspace.get("add_prefix_space", True) else "never"
     return str(metaspace.get("prepend_scheme", default))
 
@@ -109,15 +109,16 @@ def _silence(metaspace: dict[str, Json]) -> None:
 
 
 class Dialect:
-    """The target's tokenizer as it acts on one kind of span: ids -> text and text -> ids.
+    """The target's tokenizer as it acts on one kind of span: ids to text and text to ids.
 
-    What it puts before a text (SentencePiece's space) is taken off by `text`, so that `ids` puts it there
-    again. The decoder's own stripping is switched off: it strips where nothing was put, too.
+    `text` removes the prefix that the tokenizer puts before a text (SentencePiece's space), so that `ids`
+    puts it there again. The decoder's own stripping is switched off, because it also strips where nothing was
+    put.
     """
 
     def __init__(self, spec: Json) -> None:
-        """`spec` is the parsed tokenizer.json; it is not changed."""
-        from tokenizers import Tokenizer  # only those who tokenise wait for it
+        """Build the tokenizer from `spec`, the parsed tokenizer.json, which is not changed."""
+        from tokenizers import Tokenizer  # imported late: only tokenising needs it
 
         nodes = list(_nodes([spec.get("normalizer"), spec.get("pre_tokenizer")]))
         self._always = any(node.get("type") == "Prepend" and node["prepend"] for node in nodes)
@@ -138,6 +139,7 @@ class Dialect:
         self.tokenizer.encode_special_tokens = True  # text that spells a special token is text
 
     def text(self, ids: Sequence[int]) -> str:
+        """Return the text of some ids; "" where the tokenizer fails."""
         if not ids:
             return ""
         text = _quietly(lambda: str(self.tokenizer.decode(list(ids), skip_special_tokens=False)), "")
@@ -147,7 +149,7 @@ class Dialect:
         return text
 
     def ids(self, text: str) -> list[int]:
-        """Canonical ids; none where the tokenizer refuses the text."""
+        """Return the canonical ids of a text; none where the tokenizer refuses it."""
         if not text:
             return []
         nothing: list[int] = []
@@ -155,16 +157,16 @@ class Dialect:
 
 
 def _after_mark(shapes: list[Json]) -> None:
-    """For a span after a mark: Metaspace's `first` has passed."""
+    """Change shapes for a span after a mark: Metaspace's `first` has passed."""
     for node in _nodes(shapes):
         if node.get("type") == "Metaspace" and _scheme(node) == "first":
             _silence(node)
 
 
 def _after_unknown(shapes: list[Json]) -> None:
-    """For a span that goes on inside a text: nothing is put before it.
+    """Change shapes for a span that goes on inside a text: nothing is put before it.
 
-    Not where words are split first: there each of them gets its space.
+    This does not hold where words are split first: there each of them gets its space.
     """
     if any(len(node.get("pretokenizers", [])) > 1 for node in _nodes(shapes)):
         return _after_mark(shapes)
@@ -180,8 +182,11 @@ def _after_unknown(shapes: list[Json]) -> None:
 class Target:
     """A foreign tokenizer, from the bytes of its tokenizer.json.
 
-    `marks`: ids that stand for no text; `unknown`: the one among them for what has no token, or -1; `inline`:
-    the other added tokens, which stand for their content. Raises ModelError where the JSON is no tokenizer.
+    `marks`: ids that stand for no text. `unknown`: the mark for text without a token, or -1. `inline`: the
+    other added tokens, which stand for their content.
+
+    Raises:
+        ModelError: the JSON is no tokenizer.
     """
 
     def __init__(self, tokenizer_json: bytes) -> None:
@@ -206,7 +211,7 @@ class Target:
         self.inline = {i: str(token.content) for i, token in added.items() if i not in self.marks}
 
     def dialect(self, mark: int) -> Dialect:
-        """How a span after `mark` is tokenised; -1 for the span that opens the stream."""
+        """Return the dialect of a span after `mark`; -1 is for the span that opens the stream."""
         if mark < 0:
             return self._opening
         return self._inside if mark == self.unknown else self._following
@@ -226,7 +231,7 @@ class Target:
         return self._opening if changed == shapes else Dialect({**self._spec, **changed})
 
     def text(self, mark: int, ids: Sequence[int]) -> str:
-        """The text of the span `ids` after `mark`: inline tokens as they are, what lies between decoded."""
+        """Return the text of the span `ids` after `mark`: inline tokens as they are, the ids between them decoded."""
         cuts = [at for at, i in enumerate(ids) if i in self.inline] if self.inline else []
         ends = [*cuts, len(ids)]
         parts = [self.dialect(mark).text(ids[: ends[0]])]
@@ -237,7 +242,7 @@ class Target:
 
 
 def fingerprint(spec: Json) -> bytes:
-    """16 bytes that name a tokenizer: of its parsed JSON less `truncation` and `padding`."""
+    """Return 16 bytes that name a tokenizer, from its parsed JSON without `truncation` and `padding`."""
     kept = {key: value for key, value in spec.items() if key not in ("truncation", "padding")}
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=FINGERPRINT_SIZE).digest()
@@ -247,7 +252,7 @@ def fingerprint(spec: Json) -> bytes:
 
 
 class Escapes:
-    """Marks of a target <-> bundle tokens: 15 have one each, the others a number after x15."""
+    """A map of a target's marks to bundle tokens and back: 15 have one each, the others a number after x15."""
 
     def __init__(self, target: Target, bundle: BundleTokenizer) -> None:
         order = slot_order(target)
@@ -261,13 +266,20 @@ class Escapes:
         self._token_of = {byte: i for i, byte in self._byte_of.items()}
 
     def encode(self, mark: int) -> list[int]:
+        """Return the bundle tokens of a mark."""
         place = self._place[mark]
         if place < SLOTS:
             return [self.ids[place]]
         return [self.ids[SLOTS]] + [self._token_of[b] for b in (place - SLOTS).to_bytes(self._width, "big")]
 
     def decode(self, ids: Sequence[int]) -> tuple[int, int]:
-        """The mark and its length: `ids` are the `longest` bundle tokens from an escape on, or to the end."""
+        """Return the mark that an escape stands for, and its length in tokens.
+
+        `ids` are the `longest` bundle tokens from an escape on, or those to the end.
+
+        Raises:
+            CorruptError: they are no escape of this target.
+        """
         slot = self._slot_of[ids[0]]
         if slot < SLOTS:
             place, tokens = slot, 1
@@ -282,11 +294,12 @@ class Escapes:
 
     @property
     def longest(self) -> int:
+        """Return the most bundle tokens that one mark takes."""
         return 1 + self._width  # bundle tokens
 
 
 def slot_order(target: Target) -> list[int]:
-    """The target's marks by slot, 15 or more; -1 in a slot that stays empty. FORMAT.md, "Slots"."""
+    """Return the target's marks by slot, 15 or more; -1 in a slot that stays empty. FORMAT.md, "Slots"."""
     name_of = {i: target.vocabulary.pieces[i] for i in target.marks}
     order = [-1] * SLOTS
     if target.unknown >= 0:
@@ -305,15 +318,21 @@ def slot_order(target: Target) -> list[int]:
 
 
 class Bridge:
-    """Ids of one target tokenizer <-> (bundle tokens, patch).
+    """A bridge between the ids of one target tokenizer and (bundle tokens, patch).
 
-    `target_tokenizer_json`: the bytes of the target's tokenizer.json; `bundle`: the bundle's tokenizer.
-    `fingerprint`: 16 bytes that name the target's tokenizer. `identity`: both vocabularies are one, ids are
-    bundle tokens. Raises ModelError where the JSON is no tokenizer.
+    Args:
+        target_tokenizer_json: the bytes of the target's tokenizer.json.
+        bundle: the bundle's tokenizer.
+
+    `fingerprint`: 16 bytes that name the target's tokenizer. `identity`: both vocabularies are one, so ids
+    are bundle tokens.
 
         bridge = Bridge(path.read_bytes(), bundle.tokenizer)
         tokens, patch = bridge.to_bundle(ids)  # patch == b"" for canonical ids
         assert (bridge.from_bundle(tokens, patch) == ids).all()
+
+    Raises:
+        ModelError: the JSON is no tokenizer.
     """
 
     def __init__(self, target_tokenizer_json: bytes, bundle: BundleTokenizer) -> None:
@@ -325,13 +344,14 @@ class Bridge:
 
     @property
     def size(self) -> int:
-        """Ids of the target's vocabulary: one more than the largest."""
+        """Return the size of the target's vocabulary: its largest id plus one."""
         return self._target.vocabulary.size
 
     def to_bundle(self, ids: npt.ArrayLike) -> tuple[Ids, bytes]:
-        """Bundle tokens, int32 (tokens,), and the patch that together give `ids` back.
+        """Return bundle tokens, int32 (tokens,), and the patch that together give `ids` (n,) back.
 
-        Raises ContentError where `ids` are not flat integers, or one is outside the target's vocabulary.
+        Raises:
+            ContentError: `ids` are not flat integers, or one is outside the target's vocabulary.
         """
         real = self._checked(ids)
         if self.identity or not real:
@@ -343,18 +363,23 @@ class Bridge:
         return np.zeros(0, np.int32), pack_bits(literal)
 
     def spell(self, ids: npt.ArrayLike) -> Ids:
-        """Bundle tokens of the ids' text and marks, int32 (tokens,), whatever patch the ids need: what ids after them may see.
+        """Return the bundle tokens of the ids' text and marks, int32 (tokens,), whatever patch the ids (n,) need.
 
-        Raises ContentError as `to_bundle` does.
+        They are the context that ids after them may see.
+
+        Raises:
+            ContentError: as `to_bundle`.
         """
         real = self._checked(ids)
         return np.array(real, np.int32) if self.identity else np.concatenate(self._pieces(real)[2])
 
     def from_bundle(self, bundle_ids: npt.ArrayLike, patch: bytes) -> Ids:
-        """The target's ids, int32 (ids,), of what `to_bundle` made.
+        """Return the target's ids, int32 (n,), from the tokens (tokens,) and the patch that `to_bundle` made.
 
-        Raises CorruptError where the tokens or the patch are nothing it makes. Work and memory are linear in
-        both.
+        Work and memory are linear in both.
+
+        Raises:
+            CorruptError: `to_bundle` cannot have made the tokens or the patch.
         """
         tokens = np.asarray(bundle_ids)
         if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
@@ -379,7 +404,7 @@ class Bridge:
         return [int(i) for i in array.tolist()]
 
     def _pieces(self, real: list[int]) -> tuple[list[tuple[int, list[int]]], list[str], list[Ids]]:
-        """The ids as (mark, ids of the span after it), each span's text, and the bundle tokens of both."""
+        """Return the ids as (mark, ids of the span after it), the text of each span, and the bundle tokens of both."""
         marks = [at for at, i in enumerate(real) if i in self._target.marks]
         starts, ends = [-1, *marks], [*marks, len(real)]
         spans = [(real[s] if s >= 0 else -1, real[s + 1 : end]) for s, end in zip(starts, ends, strict=True)]
@@ -389,7 +414,7 @@ class Bridge:
         return spans, texts, [np.concatenate(pair) for pair in zip(heads, encoded, strict=True)]
 
     def _spelled(self, real: list[int]) -> tuple[Ids, bytes, float]:
-        """Bundle tokens of the ids' text, the patch of edits, and a guess at the bits of both."""
+        """Return the bundle tokens of the ids' text, the patch of edits, and an estimate of the bits of both."""
         vocabulary = self._target.vocabulary
         canonical: list[int] = []
         edits: list[Edit] = []
@@ -406,11 +431,11 @@ class Bridge:
         return tokens, pack_bits(bits), len(bits) + len(tokens) * (PLAIN_BITS + STRANGE_BITS * odd)
 
     def _canonical(self, mark: int, text: str) -> list[int]:
-        """Canonical ids of a mark and the span after it: the one step that both directions share."""
+        """Return the canonical ids of a mark and the span after it: the one step that both directions share."""
         return ([mark] if mark >= 0 else []) + self._target.dialect(mark).ids(text)
 
     def _spans(self, tokens: npt.NDArray[Any]) -> Iterator[tuple[int, str]]:
-        """(mark, text of the span after it) of a stream; -1 where no mark stands."""
+        """Yield (mark, text of the span after it) of a stream; the mark is -1 where none stands."""
         mark, start = -1, 0
         for at in np.flatnonzero(np.isin(tokens, self._escapes.ids)).tolist():
             yield mark, self._text(tokens[start:at])
@@ -425,7 +450,7 @@ class Bridge:
             raise CorruptError("expected tokens of UTF-8 text between escapes, found other bytes") from exc
 
     def _gives(self, tokens: Ids, patch: bytes, real: list[int]) -> bool:
-        """Whether reading back gives the ids: no tokenizer is trusted."""
+        """Return whether reading back gives the ids, since no tokenizer is trusted."""
         try:
             return bool(self.from_bundle(tokens, patch).tolist() == real)
         except CorruptError:
@@ -440,7 +465,7 @@ class Bridge:
 
 
 def _bundle_pieces(bundle: BundleTokenizer) -> list[str]:
-    """The bundle's vocabulary as a tokenizer.json spells it."""
+    """Return the bundle's vocabulary as a tokenizer.json spells it."""
     letters = {byte: letter for letter, byte in _byte_alphabet().items()}
     pieces = ["".join([letters[byte] for byte in piece]) for piece in bundle.pieces]
     for name, i in bundle.specials.items():

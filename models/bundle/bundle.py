@@ -1,7 +1,7 @@
 """Decoder bundles: a folder with everything that decides a bit, and its fingerprint.
 
-The files and the identity: FORMAT.md, "Bundle"; reading them: folder.py. Files are checked against bundle.json when a bundle is loaded, so a
-damaged bundle is refused, not used.
+FORMAT.md, "Bundle", describes the files and the identity; folder.py reads them. Files are checked against
+bundle.json when a bundle is loaded, so a damaged bundle is refused, not used.
 """
 
 from __future__ import annotations
@@ -62,17 +62,23 @@ class Bundle:
 
     @property
     def contract(self) -> int:
-        """Version of the numeric contract."""
+        """Return the version of the numeric contract."""
         return self.weights.contract
 
     @staticmethod
     def names() -> list[str]:
-        """Names of the embedded bundles."""
+        """Return the names of the embedded bundles."""
         return sorted(p.parent.name for p in EMBEDDED.glob("*/bundle.json"))
 
     @staticmethod
     def load(name_or_path: str | os.PathLike[str] | None = None) -> Bundle:
-        """An embedded bundle by name, or any bundle folder. Raises UsageError, ModelError, VersionError."""
+        """Load an embedded bundle by name, or any bundle folder.
+
+        Raises:
+            UsageError: there is no such bundle.
+            ModelError: its files are missing or damaged.
+            VersionError: its format or contract is unknown.
+        """
         wanted = os.fspath(name_or_path or DEFAULT)
         folder = EMBEDDED / wanted if wanted in Bundle.names() else Path(wanted)
         if not (folder / HEAD).is_file():
@@ -83,7 +89,12 @@ class Bundle:
 
     @staticmethod
     def find(bundle_id: bytes) -> Bundle:
-        """The embedded bundle with this id. Raises BundleMismatch where there is none."""
+        """Load the embedded bundle with this id.
+
+        Raises:
+            BundleMismatch: there is none.
+            ModelError: its files are missing or damaged.
+        """
         known = {name: BundleFolder.open(EMBEDDED / name).id for name in Bundle.names()}
         for name, identity in known.items():
             if identity == bundle_id.hex():
@@ -94,21 +105,25 @@ class Bundle:
         )
 
     def engine(self, device: str = "cpu", threads: int | None = None) -> TorchEngine:
-        """The reference engine on a torch device."""
+        """Return the reference engine on a torch device."""
         from pltz.plt_codec.engines.torch import TorchEngine
 
         return TorchEngine(self.weights, device, threads)
 
     def coder(self, device: str = "cpu", threads: int | None = None) -> TokenCoder | NativeCoder | CudaCoder:
-        """The fastest coder there is for these weights, see `coder_of`."""
+        """Return the fastest coder for these weights, see `coder_of`."""
         return coder_of(self.weights, device, threads)
 
     def size(self) -> int:
-        """Bytes of the bundle's files."""
+        """Return the bytes of the bundle's files."""
         return sum(p.stat().st_size for p in self.path.iterdir() if p.is_file())
 
     def verify(self) -> list[str]:
-        """Check every file against bundle.json again; the names checked. Raises ModelError."""
+        """Check every file against bundle.json again, and return the names checked.
+
+        Raises:
+            ModelError: a file is missing or damaged.
+        """
         folder = BundleFolder.open(self.path)
         for name in folder.files:
             folder.check(name)
@@ -118,9 +133,9 @@ class Bundle:
 def coder_of(
     weights: Weights, device: str = "cpu", threads: int | None = None
 ) -> TokenCoder | NativeCoder | CudaCoder:
-    """The fastest coder there is: compiled for the CPU or CUDA where that works, else torch. The bits are the same.
+    """Return the fastest coder: compiled for the CPU or CUDA where that works, else torch. The bits are the same.
 
-    The environment variable PLTZ_ENGINE set to `torch` keeps to the reference engine.
+    The environment variable PLTZ_ENGINE set to `torch` forces the reference engine.
     """
     from pltz.plt_codec.engines.native import coder as native
 
@@ -152,7 +167,12 @@ def _warn_once(why: str) -> None:
 
 
 def read_weights(folder: Path) -> Weights:
-    """The integer weights of a bundle folder alone, whatever else it lacks. Raises ModelError, VersionError."""
+    """Read the integer weights of a bundle folder alone, even if it lacks other files.
+
+    Raises:
+        ModelError: the weights are missing or damaged.
+        VersionError: the format or contract is unknown.
+    """
     return BundleFolder.open(folder).weights()
 
 
@@ -177,7 +197,7 @@ def _load(path: Path) -> Bundle:
 
 
 def bundle_id(weights: Weights, tokenizer: bytes, dictionary: bytes) -> bytes:
-    """16-byte fingerprint of everything that decides a bit."""
+    """Return the 16-byte fingerprint of everything that decides a bit."""
     h = hashlib.blake2b(digest_size=16, person=b"pltz bundle")
     h.update(
         json.dumps(
@@ -206,7 +226,7 @@ def write_bundle(
     """Write a bundle folder. Weights go to files of at most 16 MB.
 
     Args:
-        packed: compressed, for weights of few bits.
+        packed: compress the weights, for weights of few bits.
     """
     folder.mkdir(parents=True, exist_ok=True)
     packer = zstandard.ZstdCompressor(level=22)
@@ -239,7 +259,7 @@ def _files(weights: Weights, *, packed: bool) -> dict[str, bytes]:
 
 
 def _parts(weights: Weights) -> list[bytes]:
-    """The tensors by sorted name in files of at most 16 MB."""
+    """Return the tensors by sorted name, in files of at most 16 MB."""
     from safetensors.numpy import save
 
     parts: list[dict[str, Any]] = [{}]

@@ -2,10 +2,11 @@
 
     python -m pltz.models.bundle.exactness --device cuda --bundle mini --golden tests/golden/frequencies.json
 
-Each case is a model (random weights, random weights at their limits, a bundle) and a layout. The frequencies of fixed sequences
-are computed in one parallel pass, step by step, alone, and among 7 and 64 others; all must hash to the golden value of the
-case, on any device, thread count and torch version. `--write` records the values of this machine in a new file: for a new
-contract version or a new bundle, never to make a test pass. Prints one line a case and a JSON line last; exit code 1 on a mismatch.
+Each case is a model (random weights, random weights at their limits, a bundle) and a layout. The frequencies
+of fixed sequences are computed in one parallel pass, step by step, alone, and among 7 and 64 others. All must
+hash to the golden value of the case, on any device, thread count and torch version. `--write` records the
+values of this machine in a new file: for a new contract version or a new bundle, never to make a test pass.
+Prints one line per case and a JSON line last. The exit code is 1 on a mismatch.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LENGTHS = (1, 2, 17, 100, 230, 301)  # tokens; with the layouts above: one block
 
 
 class _Run:
-    """Several sequences through one engine, block after block, hashing all frequencies in coding order."""
+    """Several sequences run through one engine, block after block, with a hash of all frequencies in coding order."""
 
     def __init__(self, engine: TorchEngine, sequences: list[Ints], layout: Layout):
         self.engine, self.sequences = engine, sequences
@@ -65,7 +66,7 @@ class _Run:
                 self.hash[i].update(part.astype("<i4").tobytes())
 
     def parallel(self) -> list[str]:
-        """Hashes by the parallel pass."""
+        """Return the hashes of the parallel pass."""
         for chosen, jobs in self._rounds():
             residuals, memories = self.engine.parallel(jobs)
             for i, job, x, memory in zip(chosen, jobs, residuals, memories, strict=True):
@@ -79,7 +80,7 @@ class _Run:
         return [h.hexdigest() for h in self.hash]
 
     def stepwise(self) -> list[str]:
-        """Hashes by the stepper, as decoding computes them."""
+        """Return the hashes of the stepper, which computes as decoding does."""
         for chosen, jobs in self._rounds():
             stepper = Stepper(self.engine, jobs)
             for step in range(max(j.block.steps for j in jobs)):
@@ -111,7 +112,10 @@ def _inputs(job: Job) -> Ints:
 
 
 def fixed_sequences(vocab: int, lengths: tuple[int, ...] = LENGTHS) -> list[Ints]:
-    """The sequences: ids from a fixed stream of raw words, short runs repeated so that attention has something to find."""
+    """Return the sequences (T,): ids from a fixed stream of raw words.
+
+    Short runs are repeated so that attention has something to find.
+    """
     raw = np.random.PCG64(2026)
     out = []
     for n in lengths:
@@ -122,7 +126,7 @@ def fixed_sequences(vocab: int, lengths: tuple[int, ...] = LENGTHS) -> list[Ints
 
 
 def models(bundle: str | None) -> dict[str, Callable[[], Weights]]:
-    """Name -> maker of the weights of each case."""
+    """Return, by case name, a function that makes the weights of the case."""
 
     def small(seed: int, **shape: Any) -> Callable[[], Weights]:
         return lambda: random_weights(seed, block=128, memory=48, **shape)
@@ -143,7 +147,7 @@ def models(bundle: str | None) -> dict[str, Callable[[], Weights]]:
 
 
 def measure(weights: Weights, layout: Layout, device: str, quick: bool) -> set[str]:
-    """All hashes of one case: one element where everything agrees."""
+    """Return all hashes of one case: one element if everything agrees."""
     engine = TorchEngine(weights, device)
     sequences = fixed_sequences(weights.shape.vocab)
     crowds = [sequences] if quick else [sequences, (sequences * 2)[:7], (sequences * 11)[:64]]
@@ -162,7 +166,7 @@ def measure(weights: Weights, layout: Layout, device: str, quick: bool) -> set[s
 
 
 def main() -> int:
-    """Command line: see the head of this file."""
+    """Run the command line described at the top of this file, and return the exit code."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--device", default="cpu")
     p.add_argument("--bundle", default=None)

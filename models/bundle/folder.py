@@ -1,8 +1,8 @@
-"""The files of a bundle folder, read with care: whoever made the folder may have meant harm. Format: FORMAT.md, "Bundle".
+"""The files of a bundle folder, read as untrusted input. Format: FORMAT.md, "Bundle".
 
-bundle.json comes first and bounds the rest: a file is opened only where its name is known and its size is what bundle.json says; a packed one is
-unpacked only as far as it may go, weights as far as the bytes that the shape needs. So memory is bounded by the shape, and the shape by NUMERICS.md
-and `MAX_WEIGHTS`.
+bundle.json comes first and bounds the rest. A file is opened only if its name is known and its size is the
+one in bundle.json. A packed file is unpacked only up to its limit, and weights up to the bytes that the shape
+needs. So the shape bounds memory, and NUMERICS.md and `MAX_WEIGHTS` bound the shape.
 """
 
 from __future__ import annotations
@@ -50,7 +50,12 @@ class BundleFolder:
 
     @staticmethod
     def open(path: Path) -> BundleFolder:
-        """Read bundle.json. Raises ModelError, VersionError."""
+        """Read bundle.json.
+
+        Raises:
+            ModelError: it cannot be read, or is no bundle description.
+            VersionError: its format or contract is unknown.
+        """
         place = path / HEAD
         try:
             head = json.loads(_bounded(place, MAX_HEAD))
@@ -75,7 +80,11 @@ class BundleFolder:
         return BundleFolder(path, name, identity, shape, files)
 
     def weights(self) -> Weights:
-        """Read the integer weights, whatever else the folder lacks."""
+        """Read the integer weights, even if the folder lacks other files.
+
+        Raises:
+            ModelError: a file is missing or damaged, or the weights do not fit the shape.
+        """
         left = sum(prod(shape) * np.dtype(dtype).itemsize for dtype, shape in self.shape.tensors().values())
         if left > MAX_WEIGHTS:
             raise ModelError(
@@ -91,15 +100,19 @@ class BundleFolder:
         return Weights(self.shape, tensors)
 
     def tokenizer(self) -> bytes:
-        """The tokenizer's JSON."""
+        """Read the tokenizer's JSON."""
         return self._content(TOKENIZER, MAX_TOKENIZER)
 
     def dictionary(self) -> bytes:
-        """The dictionary of the fallback coder."""
+        """Read the dictionary of the fallback coder."""
         return self._content(DICTIONARY, MAX_DICTIONARY)
 
     def card(self) -> dict[str, Any]:
-        """What people are told of the bundle; empty where there is no card."""
+        """Read the bundle's card for people; return an empty dict where there is none.
+
+        Raises:
+            ModelError: the card is no JSON object.
+        """
         place = self.path / CARD
         if not place.exists():
             return {}
@@ -113,7 +126,7 @@ class BundleFolder:
         self._read(name, MAX_WEIGHTS)
 
     def _content(self, name: str, limit: int) -> bytes:
-        """What a file holds, unpacked where it is packed; at most `limit` bytes."""
+        """Return the content of a file, unpacked where it is packed; at most `limit` bytes."""
         if name not in self.files:
             raise ModelError(f"bundle {self.name} is incomplete: it has no {name}")
         if not name.endswith(".zst"):
@@ -128,7 +141,7 @@ class BundleFolder:
             raise ModelError(f"bundle file {name} does not unpack: {exc}") from exc
 
     def _read(self, name: str, limit: int) -> bytes:
-        """A file as it is."""
+        """Return the bytes of a file as they are."""
         size, digest = self.files[name]
         place = self.path / name
         if size > limit:
@@ -143,7 +156,7 @@ class BundleFolder:
 
 
 def _bounded(place: Path, limit: int) -> bytes:
-    """A plain file of at most `limit` bytes."""
+    """Return the bytes of a plain file of at most `limit` bytes."""
     try:
         if not place.is_file():  # a pipe would never end
             raise ModelError(f"bundle file {place.name} cannot be read: it is no plain file, or not there")

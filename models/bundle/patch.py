@@ -1,9 +1,10 @@
-"""Patch: where a session's real ids differ from the canonical ones, in a few bits a place.
+"""A patch: the places where a session's real ids differ from the canonical ones, in a few bits per place.
 
-Canonical ids are what the tokenizer makes of the text again (bridge.py). `diff` finds the places where the real ones differ, in
-linear time; each becomes an `Edit`: so many ids are the same, so many canonical ids give way to so many real ones. Where both
-spell the same string only the lengths of the cuts are stored; elsewhere the ids themselves. Bits are packed into bytes at the end;
-an empty patch is no bytes. The bits are specified in FORMAT.md beside this file.
+Canonical ids are those that the tokenizer makes of the text again (bridge.py). `diff` finds the places where
+the real ones differ, in linear time. Each becomes an `Edit`: so many ids are the same, so many canonical ids
+give way to so many real ones. Where both spell the same string, only the lengths of the cuts are stored;
+elsewhere the ids themselves. Bits are packed into bytes at the end, and an empty patch has no bytes.
+FORMAT.md specifies the bits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,11 +19,11 @@ WINDOW = 16  # ids a side in which equal ids are sought first; then four times a
 
 
 class Vocabulary:
-    """What each id of the target spells, and which id spells a string.
+    """A target's vocabulary: the spelling of each id, and the id of each spelling.
 
-    `pieces[i]` is the token of id i, "" where there is none; `spelling[i]` is the same but for WordPiece's
-    `##` (`prefix`): it goes, and a piece without it gets a NUL before it, so that pieces of one text join to
-    one string however it is cut.
+    `pieces[i]` is the token of id i, "" where there is none. `spelling[i]` is the same but for WordPiece's
+    `##` (`prefix`), which is removed; a piece without it gets a NUL before it. So the pieces of one text join
+    to one string however it is cut.
     """
 
     def __init__(self, ids: dict[str, int], prefix: str = "") -> None:
@@ -43,17 +44,18 @@ class Vocabulary:
         return piece[len(prefix) :] if piece.startswith(prefix) else "\0" + piece
 
     def join(self, ids: Sequence[int]) -> str:
+        """Return the joined spelling of some ids."""
         return "".join([self.spelling[i] for i in ids])
 
     def raw(self, i: int) -> str:
-        """Phase-in code of one id, as a string of 0 and 1."""
+        """Return the phase-in code of one id, as a string of 0 and 1."""
         if i < self.short:
             return format(i, f"0{self.width - 1}b")
         return format(i + self.short, f"0{self.width}b")
 
 
 class BitReader:
-    """Reads a patch from the front; CorruptError where it ends too early."""
+    """A reader of a patch from the front. Its methods raise CorruptError where the patch ends too early."""
 
     def __init__(self, data: bytes) -> None:
         self._bits = format(int.from_bytes(data, "big"), f"0{8 * len(data)}b")
@@ -61,19 +63,30 @@ class BitReader:
 
     @property
     def left(self) -> int:
+        """Return the number of bits left."""
         return len(self._bits) - self._at
 
     def take(self, count: int) -> str:
-        """The next `count` bits as a string of 0 and 1."""
+        """Return the next `count` bits as a string of 0 and 1.
+
+        Raises:
+            CorruptError: the patch ends before.
+        """
         if count > self.left:
             raise CorruptError(f"patch: expected {count} more bits, found {self.left}; the patch is damaged")
         self._at += count
         return self._bits[self._at - count : self._at]
 
     def number(self, width: int) -> int:
+        """Read an unsigned number of `width` bits."""
         return int(self.take(width), 2) if width else 0
 
     def gamma(self) -> int:
+        """Read an Elias gamma code.
+
+        Raises:
+            CorruptError: the code does not end.
+        """
         one = self._bits.find("1", self._at, self._at + GAMMA_ZEROS + 1)
         if one < 0:
             raise CorruptError("patch: a number does not end; the patch is damaged")
@@ -82,6 +95,11 @@ class BitReader:
         return self.number(zeros + 1)
 
     def raw(self, vocabulary: Vocabulary) -> int:
+        """Read the phase-in code of one id.
+
+        Raises:
+            CorruptError: the id is outside the vocabulary.
+        """
         value = self.number(vocabulary.width - 1)
         if value < vocabulary.short:
             return value
@@ -91,30 +109,36 @@ class BitReader:
         return value
 
     def raws(self, count: int, vocabulary: Vocabulary) -> list[int]:
+        """Read the phase-in codes of `count` ids.
+
+        Raises:
+            CorruptError: the patch is too short for them.
+        """
         least = max(vocabulary.width - 1, 1)
         if count * least > self.left:
             raise CorruptError(f"patch: expected {count} ids, found {self.left} bits; the patch is damaged")
         return [self.raw(vocabulary) for _ in range(count)]
 
     def at_end(self) -> bool:
-        """Only padding is left: 0 to 7 zero bits."""
+        """Return whether only padding is left: 0 to 7 zero bits."""
         return self.left < 8 and "1" not in self._bits[self._at :]
 
 
 def pack_bits(bits: str) -> bytes:
+    """Pack a string of 0 and 1 into bytes, filled up with zeros."""
     size = -(-len(bits) // 8)
     return int("0" + bits.ljust(8 * size, "0"), 2).to_bytes(size, "big")
 
 
 def gamma(n: int) -> str:
-    """Elias gamma code of n >= 1."""
+    """Return the Elias gamma code of n >= 1."""
     digits = format(n, "b")
     return "0" * (len(digits) - 1) + digits
 
 
 @dataclass(frozen=True)
 class Edit:
-    """Canonical ids [start, start + drop) are really `ids`."""
+    """One difference: canonical ids [start, start + drop) are really `ids`."""
 
     start: int
     drop: int
@@ -122,10 +146,10 @@ class Edit:
 
 
 def diff(canonical: Sequence[int], real: Sequence[int], vocabulary: Vocabulary) -> Iterator[Edit]:
-    """Edits that turn canonical into real ids, in order, apart from each other. Linear time.
+    """Yield the edits that turn canonical into real ids, in order and apart from each other, in linear time.
 
-    Where two ids differ, the tokenisations meet again either where both have spelled the same string (another
-    split of the same text), or where a few ids in a row agree.
+    Where two ids differ, the tokenisations meet again in one of two ways. Either both have spelled the same
+    string (another split of the same text), or a few ids in a row agree.
     """
     i = j = 0
     i_end, j_end = len(canonical), len(real)
@@ -142,9 +166,12 @@ def diff(canonical: Sequence[int], real: Sequence[int], vocabulary: Vocabulary) 
 
 
 def _same_text(left: Sequence[int], right: Sequence[int], vocabulary: Vocabulary) -> tuple[int, int] | None:
-    """The fewest ids on both sides that spell the same string; None where the strings part, or never meet."""
+    """Return the fewest ids on both sides that spell the same string.
+
+    Return None where the strings part, or never meet.
+    """
     a = b = 0
-    ahead = ""  # what the side that is ahead has spelled beyond the other
+    ahead = ""  # the text that one side has spelled beyond the other
     left_ahead = False
     while True:
         side, at = (right, b) if left_ahead else (left, a)
@@ -165,9 +192,9 @@ def _same_text(left: Sequence[int], right: Sequence[int], vocabulary: Vocabulary
 def _same_ids(
     canonical: Sequence[int], i: int, i_end: int, real: Sequence[int], j: int, j_end: int
 ) -> tuple[int, int]:
-    """How far to go on both sides until some ids in a row agree, or to the ends.
+    """Return how far to go on both sides until some ids in a row agree, or to the ends.
 
-    A window without a match grows fourfold; the match found then lies far on, so the work stays linear.
+    A window without a match grows fourfold. The match found then lies far on, so the work stays linear.
     """
     window, row = WINDOW, 2
     while True:
@@ -181,7 +208,7 @@ def _same_ids(
 
 
 def _nearest(left: Sequence[int], right: Sequence[int], row: int) -> tuple[int, int] | None:
-    """First places (a, b), a + b least, where `row` ids agree."""
+    """Return the first places (a, b), a + b least, where `row` ids agree."""
     first: dict[tuple[int, ...], int] = {}
     for a in range(len(left) - row + 1):
         first.setdefault(tuple(left[a : a + row]), a)
@@ -196,7 +223,7 @@ def _nearest(left: Sequence[int], right: Sequence[int], row: int) -> tuple[int, 
 
 
 def encode_edits(edits: Sequence[Edit], canonical: Sequence[int], vocabulary: Vocabulary) -> str:
-    """The patch of edits, as a string of 0 and 1; "" for none."""
+    """Return the patch of edits, as a string of 0 and 1; "" for none."""
     if not edits:
         return ""
     ends = [0] + [edit.start + edit.drop for edit in edits]
@@ -225,12 +252,16 @@ def _encode_edit(edit: Edit, canonical: Sequence[int], vocabulary: Vocabulary) -
 
 
 def encode_literal(real: Sequence[int], vocabulary: Vocabulary) -> str:
-    """The patch that holds the ids themselves, as a string of 0 and 1."""
+    """Return the patch that holds the ids themselves, as a string of 0 and 1."""
     return "".join(["1", gamma(len(real)), *[vocabulary.raw(i) for i in real]])
 
 
 def apply_patch(canonical: list[int], patch: bytes, vocabulary: Vocabulary) -> list[int]:
-    """Real ids from canonical ids. Raises CorruptError; work is bounded by the ids and the patch."""
+    """Return the real ids for canonical ids. Work is bounded by the ids and the patch.
+
+    Raises:
+        CorruptError: the patch is damaged, or does not belong to these ids.
+    """
     if not patch:
         return canonical
     bits = BitReader(patch)

@@ -1,16 +1,16 @@
 """The bundle's tokenizer: bytes to token ids and back, exact for every input.
 
-A byte-level BPE in the Hugging Face ``tokenizers`` JSON form. Every one of the 256 bytes is a token of its
-own and decoding is the concatenation of each token's bytes, so *any* way to cut a text into tokens decodes
-to that text. That one fact carries the rest of the file:
+It is a byte-level BPE in the Hugging Face ``tokenizers`` JSON form. Every one of the 256 bytes is a token of
+its own, and decoding concatenates the bytes of the tokens. So *any* way to cut a text into tokens decodes to
+that text. The rest of the file follows from that:
 
-* Bytes that are not UTF-8 become single-byte tokens; the valid runs between them go through BPE.
-* A long text is cut into blocks of at most ``BLOCK`` bytes (after a line end, else before a space, else
-  between two characters) before BPE, so time and memory stay linear whatever the text is.
+- Bytes that are not UTF-8 become single-byte tokens; the valid runs between them go through BPE.
+- A long text is cut before BPE into blocks of at most ``BLOCK`` bytes (after a line end, else before a space,
+  else between two characters). So time and memory stay linear whatever the text is.
 
     b"hi \\xff!"  ->  BPE("hi "), <byte ff>, BPE("!")
 
-Ids 0..31 are specials (``SPECIALS``). They are in the vocabulary but no text produces them, so a special in
+Ids 0..31 are specials (``SPECIALS``). They are in the vocabulary, but no text produces them. So a special in
 a sequence always means structure (see transcript.py). Ids are permuted so that the class of id i is i >> 7,
 hence a vocabulary of a multiple of 128.
 """
@@ -35,35 +35,36 @@ SPECIALS: tuple[str, ...] = (
 )
 """Names of ids 0..31, in order; in the JSON they are written ``<|name|>``."""
 
-CLASS = 128  # ids in a class: the vocabulary is a whole number of classes
+CLASS = 128  # ids per class: the vocabulary is a whole number of classes
 BLOCK = 1 << 16  # bytes given to BPE in one piece
-BATCH = 1 << 19  # bytes given to the library in one call: an encoding holds some 100 bytes of memory a token
-SPAN = 1 << 18  # ids decoded in one piece: a Python int for each is 40 bytes
+BATCH = 1 << 19  # bytes given to the library in one call: an encoding takes some 100 bytes of memory per token
+SPAN = 1 << 18  # ids decoded in one piece: one Python int takes 40 bytes
 RUNS = 512  # runs of valid UTF-8 in one job: binary data has a run every 4 bytes
 
 _ESCAPES = re.compile("[\udc80-\udcff]+")  # what the surrogateescape handler leaves for invalid bytes
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    """Return the byte that each printable character stands for in a byte-level vocabulary (GPT-2's table)."""
     kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in set(kept)]
     return {chr(b): b for b in kept} | {chr(256 + i): b for i, b in enumerate(moved)}
 
 
 class BundleTokenizer:
-    """Bytes to ids and back, from the bytes of a ``tokenizers`` JSON file.
+    """A tokenizer of bytes, from the bytes of a ``tokenizers`` JSON file.
 
-    ``pieces[i]`` is the bytes of id i (``b""`` for a special), ``lengths[i]`` their number, ``size`` the
-    number of ids, ``specials`` the id of each special by bare name, ``fingerprint`` 16 bytes that differ
-    when any byte of the JSON differs.
+    ``pieces[i]`` is the bytes of id i (``b""`` for a special), ``lengths`` (ids,) their numbers, and ``size``
+    the number of ids. ``specials`` maps each special's bare name to its id. ``fingerprint`` is 16 bytes that
+    differ when any byte of the JSON differs.
 
-    Raises ModelError when the JSON is not a tokenizer that codes every byte string exactly.
+    Raises:
+        ModelError: the JSON is not a tokenizer that codes every byte string exactly.
     """
 
     def __init__(self, json_bytes: bytes) -> None:
-        self.json = json_bytes  # as given, for whoever ships it on
-        from tokenizers import Tokenizer  # only those who tokenise wait for it
+        self.json = json_bytes  # as given, so that it can be shipped on
+        from tokenizers import Tokenizer  # imported late: only tokenising needs it
 
         self.pieces: list[bytes] = _pieces(_parse(json_bytes))
         self.size = len(self.pieces)
@@ -81,11 +82,14 @@ class BundleTokenizer:
         self._probe()
 
     def encode(self, data: bytes) -> Ids:
-        """The ids of any bytes; ``decode(encode(data)) == data`` always. Linear in ``len(data)``."""
+        """Return the ids (T,) of any bytes; ``decode(encode(data)) == data`` always.
+
+        The time is linear in ``len(data)``.
+        """
         return self.encode_many([data])[0]
 
     def encode_many(self, items: Sequence[bytes]) -> list[Ids]:
-        """The ids of each item, as ``encode`` gives them, in parallel over all cores."""
+        """Return the ids (T,) of each item, as ``encode`` gives them, in parallel over all cores."""
         done: list[list[Ids]] = [[] for _ in items]
         for batch in _batches(items):
             encoded = self._encode_blocks([block for _, block in batch])
@@ -94,9 +98,11 @@ class BundleTokenizer:
         return [parts[0] if len(parts) == 1 else np.concatenate([_NONE, *parts]) for parts in done]
 
     def decode(self, ids: npt.ArrayLike) -> bytes:
-        """The bytes of a sequence of text ids.
+        """Return the bytes of a sequence of text ids (T,).
 
-        Raises CorruptError on a special or on an id outside the vocabulary.
+        Raises:
+            CorruptError: an id is a special or outside the vocabulary, or the ids are not a flat array of
+                integers.
         """
         array = np.asarray(ids)
         if array.size == 0:
@@ -111,7 +117,7 @@ class BundleTokenizer:
         return b"".join(b"".join(map(self.pieces.__getitem__, span)) for span in spans)
 
     def _encode_blocks(self, blocks: Sequence[bytes]) -> list[Ids]:
-        """Ids of blocks of at most BLOCK bytes, through one call of the library."""
+        """Return the ids of blocks of at most BLOCK bytes, through one call of the library."""
         texts = [block.decode("utf-8", "surrogateescape") for block in blocks]
         jobs: list[list[str]] = []  # each a list of runs, which BPE never joins
         owners: list[int] = []
@@ -164,7 +170,7 @@ _NONE: Ids = np.zeros(0, np.int32)
 
 
 def _batches(items: Sequence[bytes]) -> Iterator[list[tuple[int, bytes]]]:
-    """All blocks of all items as (item, block), in groups of about BATCH bytes."""
+    """Yield all blocks of all items as (item, block), in groups of about BATCH bytes."""
     batch: list[tuple[int, bytes]] = []
     held = 0  # bytes
     for i, data in enumerate(items):
@@ -196,7 +202,7 @@ def _blocks(data: bytes) -> Iterator[bytes]:
 
 
 def _parse(json_bytes: bytes) -> dict[str, Any]:
-    """The tokenizer JSON, after checks of every setting that could make it inexact."""
+    """Return the vocabulary of a tokenizer JSON, after checks of every setting that could make it inexact."""
     try:
         tree = json.loads(json_bytes)
         model = tree["model"]
@@ -227,7 +233,11 @@ def _check_merges(merges: Iterable[Any]) -> None:
 
 
 def _pieces(vocab: dict[str, Any]) -> list[bytes]:
-    """The bytes of each id. Raises ModelError unless the ids are dense and every byte has one."""
+    """Return the bytes of each id.
+
+    Raises:
+        ModelError: the ids are not dense, or a byte has none.
+    """
     size = len(vocab)
     if size % CLASS or any(type(i) is not int for i in vocab.values()):
         raise ModelError(f"expected a vocabulary of a multiple of {CLASS} ids, found {size}")

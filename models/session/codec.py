@@ -4,12 +4,15 @@
                                                   --repeats cut out-> model--> frame    the shortest goes into the file
             --plain bytes, zstd----------------------------------------------> frame
 
-What: `Codec` joins a bundle (tokenizer, dictionary, id), a token coder (the model's engine) and the container; the way back is
-decoder.py.
-How: sessions are taken in batches, since the engine is fast only when many sequences run side by side; with ``verify``
-each model frame is decoded again and the whole session compared before the bytes are handed out.
-Why three methods: the model sees some thousand tokens back, so what a log of hundreds of kilobytes repeats is taken out as copies
-(plt_codec/repeats.py); what the model does not know at all zstd may code shorter; opaque content (images) has no tokens at all.
+The shortest of the three frames goes into the file. `Codec` joins a bundle (tokenizer, dictionary, id), a
+token coder (the model's engine) and the container; decoder.py is the way back.
+
+Sessions are taken in batches, since the engine is fast only when many sequences run side by side. With
+``verify`` each model frame is decoded again and the whole session compared before the bytes are handed out.
+
+Three methods are needed. The model sees some thousand tokens back, so long repeats in a log of hundreds of
+kilobytes are taken out as copies (plt_codec/repeats.py). zstd may code shorter whatever the model does not
+know at all. Opaque content (images) has no tokens at all.
 
     codec = Codec.load()
     data = codec.compress([Session("text", b"hello")])
@@ -53,7 +56,7 @@ if TYPE_CHECKING:
 
     _Code = Callable[[Sequence[Ids], Progress | None], Sequence[Encoded]]
 
-BATCH_TOKENS = 1 << 20  # coded side by side; bounds memory, large enough to keep any engine busy
+BATCH_TOKENS = 1 << 20  # tokens coded side by side; bounds memory, large enough to keep any engine busy
 GROUP = 64  # sessions tokenised in one call, fewer where they are long:
 GROUP_BYTES = 1 << 22  # of content, or one session
 COPIES_FIELDS = 3  # bytes at most, below 16 kB of copies: head and length
@@ -61,7 +64,10 @@ COPIES_FIELDS = 3  # bytes at most, below 16 kB of copies: head and length
 
 @dataclass(frozen=True)
 class Coded:
-    """What the model made of a session of ``tokens`` tokens: all of them, or those that ``copies`` left over."""
+    """The model's result for a session of ``tokens`` tokens.
+
+    ``encoded`` holds all of them, or those that ``copies`` left over.
+    """
 
     tokens: int
     encoded: Encoded
@@ -69,19 +75,19 @@ class Coded:
 
     @property
     def size(self) -> int:
-        """Bytes of both, and of the fields that say so."""
+        """Return the bytes of both, and of the fields that describe them."""
         return len(self.encoded.data) + (len(self.copies) + COPIES_FIELDS if self.copies else 0)
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """How sessions that have tokens are told from those that go to zstd."""
+    """The rule that separates sessions with tokens from those that go to zstd."""
 
     keep_opaque: bool
     zstd_above: int | None
 
     def by_zstd(self, content: bytes) -> bool:
-        """Whether a session of this content is too large for the model."""
+        """Return whether a session of this content is too large for the model."""
         return self.zstd_above is not None and len(content) > self.zstd_above
 
 
@@ -97,14 +103,16 @@ class _Draft:
 
 
 class Codec(SessionDecoder):
-    """Sessions to .pltz bytes and back, with one bundle.
+    """A codec of sessions to .pltz bytes and back, with one bundle.
 
     Args:
         bundle: tokenizer, dictionary and identity.
         coder: the token coder over this bundle's engine.
-        note: told what the model made of each session that has tokens, in order; its frame may be the fallback's all the same.
+        note: called, in order, with the model's result for each session that has tokens. The session's frame
+            may still be the fallback's.
 
-    ``expect``: told of the expected seconds before a batch of many tokens is coded (`expected_time`); None by default.
+    ``expect``: called with the expected seconds before a batch of many tokens is coded (`expected_time`);
+    None by default.
     """
 
     def __init__(self, bundle: Parts, coder: Coder, note: Callable[[Coded], None] | None = None) -> None:
@@ -120,7 +128,7 @@ class Codec(SessionDecoder):
         device: str = "cpu",
         threads: int | None = None,
     ) -> Codec:
-        """The codec of a bundle, by name, folder or loaded; None is the bundle that ships with pltz.
+        """Return the codec of a bundle, by name, folder or loaded; None is the bundle that ships with pltz.
 
         Raises:
             UsageError: no such bundle or device.
@@ -147,7 +155,7 @@ class Codec(SessionDecoder):
         zstd_above: int | None = ZSTD_ABOVE,
         progress: Progress | None = None,
     ) -> bytes:
-        """A .pltz file of these sessions; the arguments are those of `compress_into`."""
+        """Return a .pltz file of these sessions. The arguments and errors are those of `compress_into`."""
         sink = io.BytesIO()
         self.compress_into(
             sink,
@@ -179,22 +187,25 @@ class Codec(SessionDecoder):
         zstd_above: int | None = ZSTD_ABOVE,
         progress: Progress | None = None,
     ) -> int:
-        """Write a .pltz file of these sessions, in batches; returns how many there were.
+        """Write a .pltz file of these sessions, in batches, and return how many there were.
 
-        The file is whole when this returns: whatever stops it before leaves a file that every reader refuses.
+        The file is whole when this returns. Any earlier stop leaves a file that every reader refuses.
 
         Args:
             sink: binary file; written front to back.
             lanes, steps: layout of the blocks; None is the default rule, which costs no bytes.
-            layout: "fast": sessions over 2048 tokens in 32 lanes x 128 steps, sooner decoded by a GPU, a few per cent larger. Not with lanes or steps.
+            layout: "fast" codes sessions over 2048 tokens in 32 lanes x 128 steps. A GPU decodes them sooner,
+                and they are a few per cent larger. Not with lanes or steps.
             bridge: to the tokenizer that sessions of ids belong to; None: they are bundle tokens.
             target_fingerprint: 16 bytes of the target the sessions are frozen for; None: any.
             verify: decode every frame and compare before it is written.
             keep_opaque: keep sessions with images or audio as compressed JSON, instead of refusing them.
-            zstd_above: code sessions of more bytes (`Session.to_bytes`) by zstd and not by the model; None: none.
-            progress: called with a number of tokens, whenever so many more are done.
+            zstd_above: code sessions of more bytes (`Session.to_bytes`) by zstd and not by the model; None:
+                none.
+            progress: called with the number of tokens done since the last call.
 
         Raises:
+            UsageError: the layout is unknown, or combined with lanes or steps.
             ContentError: a session cannot be coded; OpaqueContentError for an image, audio or file part.
             TokenizerMismatch: ids without a bridge that are not ids of the bundle.
             ModelError: a frame did not decode to what was encoded.
@@ -257,17 +268,20 @@ class Codec(SessionDecoder):
         errors: OnError = "raise",
         progress: Progress | None = None,
     ) -> Iterator[bytes | PltzError]:
-        """A .pltz file for each session, in their order, coded side by side as in one file.
+        """Yield a .pltz file for each session, in their order, coded side by side as in one file.
 
-        Sessions are read as they are needed, a batch ahead; memory is bounded by a batch and its largest session. The
-        engine starts a batch's long sessions first and puts the next one in where one ends.
+        Sessions are read as they are needed, a batch ahead. Memory is bounded by a batch and its largest
+        session. The engine starts a batch's long sessions first, and starts the next one when one ends.
 
         Args:
-            sessions: any iterable. An exception among them is passed on as the result of its place.
-            errors: "raise" the first error, which names its session, or "return" it, a PltzError, in the place of the file.
-            lanes, steps, layout, bridge, target_fingerprint, verify, keep_opaque, zstd_above, progress: as in `compress_into`.
+            sessions: any iterable. An exception among them is passed on as the result in its place.
+            errors: "raise" the first error, which names its session, or "return" it, a PltzError, in place of
+                the file.
+            lanes, steps, layout, bridge, target_fingerprint, verify, keep_opaque, zstd_above, progress: as in
+                `compress_into`.
 
-        Raises: as `compress_into`, with errors="return" only what is about no single session.
+        Raises:
+            PltzError: as `compress_into`; with errors="return" only errors about no single session.
         """
         code = self._code(lanes, steps, layout)
         header = self._header(bridge, target_fingerprint)
@@ -294,7 +308,10 @@ class Codec(SessionDecoder):
     def _batches(
         self, sessions: Iterable[Session | PltzError], bridge: TokenBridge | None, choice: _Choice
     ) -> Iterator[list[_Draft | PltzError]]:
-        """All sessions tokenised, in lists of about BATCH_TOKENS tokens; one that cannot be coded is the error that says so."""
+        """Yield all sessions tokenised, in lists of about BATCH_TOKENS tokens.
+
+        The error of a session that cannot be coded stands in its place.
+        """
         batch: list[_Draft | PltzError] = []
         start = tokens = 0
         for group in _groups(sessions):
@@ -311,7 +328,10 @@ class Codec(SessionDecoder):
     def _drafts(
         self, group: list[Session | PltzError], start: int, bridge: TokenBridge | None, choice: _Choice
     ) -> list[_Draft | PltzError]:
-        """Tokenise a group in one call; where that fails, one by one, to name the session that cannot be coded."""
+        """Tokenise a group in one call.
+
+        If that fails, tokenise one by one, to name the session that cannot be coded.
+        """
         good = [session for session in group if isinstance(session, Session)]
         if len(good) == len(group) and not (bridge and any(session.kind == "ids" for session in good)):
             try:
@@ -333,7 +353,7 @@ class Codec(SessionDecoder):
         return drafts
 
     def _draft(self, number: int, session: Session, bridge: TokenBridge | None, choice: _Choice) -> _Draft:
-        content = session.to_bytes()  # raises for what is over a limit, before anything is made of it
+        content = session.to_bytes()  # raises if over a limit, before anything is made of it
         if choice.by_zstd(content):
             if not choice.keep_opaque:
                 transcript.refuse_opaque(session)
@@ -358,7 +378,7 @@ class Codec(SessionDecoder):
         verify: bool,
         progress: Progress | None,
     ) -> list[Frame | PltzError]:
-        """The shorter frame of each draft, found to give the session back; an error is passed on."""
+        """Return the shorter frame of each draft, checked to give the session back; an error is passed on."""
         good = [draft for draft in drafts if isinstance(draft, _Draft)]
         coded = self._encode(good, code, verify, None if verify else progress)
         changed = self._changed(good, coded, bridge, verify, progress)
@@ -366,7 +386,11 @@ class Codec(SessionDecoder):
         return [next(frames) if isinstance(draft, _Draft) else draft for draft in drafts]
 
     def _code(self, lanes: int | None, steps: int | None, layout: LayoutName) -> _Code:
-        """What codes sequences in the layout asked for. Raises UsageError."""
+        """Return the function that codes sequences in the layout asked for.
+
+        Raises:
+            UsageError: the layout is unknown, or combined with lanes or steps.
+        """
         if layout not in LAYOUTS or (layout != "default" and (lanes or steps)):
             raise UsageError(
                 f"expected layout {' or '.join(LAYOUTS)}, and fast without lanes and steps, got {layout!r}"
@@ -387,7 +411,7 @@ class Codec(SessionDecoder):
     def _encode(
         self, drafts: list[_Draft], code: _Code, verify: bool, progress: Progress | None
     ) -> list[Frame]:
-        """The shortest frame of each draft."""
+        """Return the shortest frame of each draft."""
         sequences = [draft.tokens for draft in drafts if draft.tokens is not None]
         taken = [copies.find(tokens) for tokens in sequences]
         if self.expect:
@@ -417,11 +441,11 @@ class Codec(SessionDecoder):
     def _cut(
         self, sequences: list[Ids], copied: list[list[copies.Copy]], whole: Sequence[Encoded], code: _Code
     ) -> dict[int, Coded]:
-        """By number, the sequences that are shorter with their long repeats taken out."""
+        """Return, by number, the sequences that are shorter with their long repeats taken out."""
         found: dict[int, tuple[Ids, bytes]] = {}
         for i, (tokens, taken, one) in enumerate(zip(sequences, copied, whole, strict=True)):
             packed = copies.pack(taken) if taken else b""
-            mean = len(one.data) / max(len(tokens), 1)  # bytes a token; repeats cost the model less
+            mean = len(one.data) / max(len(tokens), 1)  # bytes per token; repeats cost the model less
             if 2 * len(packed) < mean * sum(copy.length for copy in taken):
                 found[i] = copies.literals(tokens, taken), packed
         if not found:
@@ -447,9 +471,9 @@ class Codec(SessionDecoder):
         model_too: bool,
         progress: Progress | None,
     ) -> dict[int, ModelError]:
-        """Decode frames and compare whole sessions; by number, those that changed.
+        """Decode frames and compare whole sessions; return, by number, an error for each one that changed.
 
-        Fallback frames are looked at always, they cost next to nothing.
+        Fallback frames are always checked, since they cost next to nothing.
         """
         chosen = [pair for pair in zip(drafts, frames, strict=True) if model_too or not pair[1].kind.by_model]
         tokens = self._decode([frame for _, frame in chosen], progress)
@@ -467,7 +491,7 @@ class Codec(SessionDecoder):
 
 
 def _groups(sessions: Iterable[Session | PltzError]) -> Iterator[list[Session | PltzError]]:
-    """Runs of at most GROUP sessions and about GROUP_BYTES of content."""
+    """Yield runs of at most GROUP sessions and about GROUP_BYTES of content."""
     group: list[Session | PltzError] = []
     size = 0
     for session in sessions:

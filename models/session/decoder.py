@@ -1,10 +1,10 @@
-"""Frames of .pltz files to sessions, each under its check: the half of a codec that everyone needs who reads.
+"""Frames of .pltz files to sessions, each checked against its content check: the decoding half of a codec.
 
     frame --model--> bundle tokens --copies put back--> tokens --transcript, bridge--> session
           --zstd--> plain bytes ------------------------------------------------------> session
 
-How: frames are decoded side by side in batches, since an engine is fast only when many sequences run together; a file is found out
-early where it lies about its counts, and memory is bounded by a batch, whatever the file holds.
+Frames are decoded side by side in batches, since an engine is fast only when many sequences run together. A
+file that lies about its counts is found out early. Memory is bounded by a batch, whatever the file holds.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from pltz.models.session.parts import Coder, Parts, Progress, TokenBridge, Tokens
     from pltz.plt_codec.container.header import Header
 
-BATCH_TOKENS = 1 << 20  # decoded side by side
-BATCH_BYTES = 1 << 22  # of files opened together
-BATCH_FILES = 4096  # opened together
+BATCH_TOKENS = 1 << 20  # tokens decoded side by side
+BATCH_BYTES = 1 << 22  # bytes of files opened together
+BATCH_FILES = 4096  # files opened together
 
 OnError = Literal["raise", "return"]
 
 
 class SessionDecoder:
-    """Sessions out of .pltz files, with one bundle.
+    """A decoder of the sessions in .pltz files, with one bundle.
 
     Args:
         bundle: tokenizer, dictionary and identity.
@@ -56,13 +56,13 @@ class SessionDecoder:
         bridge: TokenBridge | None = None,
         progress: Progress | None = None,
     ) -> list[Session]:
-        """Sessions of a .pltz file, decoded side by side in large groups.
+        """Return sessions of a .pltz file, decoded side by side in large groups.
 
         Args:
             data: the file, or a reader of it.
             indices: session numbers, in any order; None is all of them.
             bridge: to the tokenizer that the file's ids belong to, if it names one.
-            progress: called with a number of tokens, whenever so many more are decoded.
+            progress: called with the number of tokens decoded since the last call.
 
         Raises:
             FormatError: not a .pltz file; CorruptError, VersionError: a damaged or a newer one.
@@ -80,7 +80,13 @@ class SessionDecoder:
         bridge: TokenBridge | None = None,
         progress: Progress | None = None,
     ) -> Iterator[Session]:
-        """As `decompress`, one after the other: memory is bounded by a batch and its largest session, not by the file's content."""
+        """Yield the sessions as `decompress` does, one after the other.
+
+        Memory is bounded by a batch and its largest session, not by the file's content.
+
+        Raises:
+            PltzError: as `decompress`.
+        """
         reader = data if isinstance(data, Reader) else Reader(data)
         self.check(reader.header)
         numbers = range(len(reader)) if indices is None else list(indices)
@@ -121,16 +127,18 @@ class SessionDecoder:
         errors: OnError = "raise",
         progress: Progress | None = None,
     ) -> Iterator[list[Session] | PltzError]:
-        """The sessions of each .pltz file, in the order of the files, decoded side by side.
+        """Yield the sessions of each .pltz file, in the order of the files, decoded side by side.
 
-        Files are read as they are needed, a batch ahead; memory is bounded by a batch and its largest file.
+        Files are read as they are needed, a batch ahead. Memory is bounded by a batch and its largest file.
 
         Args:
-            files: any iterable of whole files. An exception among them is passed on as the result of its place.
-            errors: "raise" the first error, which names its file, or "return" it, a PltzError, in the place of the sessions.
+            files: any iterable of whole files. An exception among them is passed on as the result in its place.
+            errors: "raise" the first error, which names its file, or "return" it, a PltzError, in place of the
+                sessions.
             bridge, progress: as in `decompress`.
 
-        Raises: as `decompress`.
+        Raises:
+            PltzError: as `decompress`.
         """
         for number, result in enumerate(self._decompressed(files, bridge, progress)):
             if not isinstance(result, PltzError):
@@ -159,7 +167,7 @@ class SessionDecoder:
     def _opened(
         self, file: bytes | PltzError, bridge: TokenBridge | None
     ) -> tuple[Reader | PltzError, list[Frame]]:
-        """A file and all its frames, or what is wrong with it."""
+        """Return a file and all its frames, or the error in it."""
         try:
             if isinstance(file, PltzError):
                 raise file
@@ -178,7 +186,11 @@ class SessionDecoder:
         bridge: TokenBridge | None,
         progress: Progress | None,
     ) -> Iterator[list[Session] | PltzError]:
-        """Decode the files of a batch by one call; a single one, or where that fails, one by one, which finds the damaged."""
+        """Decode the files of a batch by one call.
+
+        A single file is decoded alone. If the call fails, they are decoded one by one, which finds the
+        damaged one.
+        """
         foreign = None if bridge is None or bridge.identity else bridge
         tokens: Iterator[Tokens | None] | None = None
         if len(batch) > 1:
@@ -197,11 +209,13 @@ class SessionDecoder:
                 yield exc
 
     def token_ids(self, reader: Reader, index: int, *, bridge: TokenBridge | None = None) -> Ids:
-        """What a target is prefilled with to make session ``index`` hot again, (T,) int32.
+        """Return the ids (T,) int32 for prefilling a target to make session ``index`` hot again.
 
-        A chat is its messages and a text its text, in bundle tokens; ids are themselves, in their own tokenizer.
+        A chat gives its messages and a text its text, in bundle tokens. Ids stay ids of their own tokenizer.
 
-        Raises: as `decompress`, and OpaqueContentError for a session that was kept as opaque.
+        Raises:
+            OpaqueContentError: the session was kept as opaque.
+            PltzError: as `decompress`.
         """
         if reader.info(index).kind is not Kind.CHAT:
             session = self.decompress(reader, [index], bridge=bridge)[0]
@@ -235,7 +249,7 @@ class SessionDecoder:
         return transcript.conversation_ids(tokens) if session.kind == "chat" else tokens
 
     def _decode(self, frames: Sequence[Frame], progress: Progress | None) -> list[Tokens | None]:
-        """Bundle tokens of each model frame, by one call of the coder; None for a fallback frame."""
+        """Return the bundle tokens of each model frame, by one call of the coder; None for a fallback frame."""
         from pltz.plt_codec.types import FrameItem
 
         items = [FrameItem(f.data, f.coded, f.lanes, f.steps) for f in frames if f.kind.by_model]
@@ -248,7 +262,7 @@ class SessionDecoder:
     def _restore(
         self, frame: Frame, tokens: Tokens | None, number: int, bridge: TokenBridge | None
     ) -> Session:
-        """The session of a frame, from its decoded tokens if it has any, under its content check."""
+        """Return the session of a frame, from its decoded tokens if it has any, after its content check."""
         kind = cast(SessionKind, frame.kind.session)
         if tokens is None:
             content = self._fallback.decompress(frame.data, frame.count)
@@ -266,14 +280,14 @@ class SessionDecoder:
 
 
 def named(what: str, number: int, error: PltzError) -> PltzError:
-    """The same error with the number of what it is about in front."""
+    """Return the same error with a kind and number, such as "session 3", in front of its message."""
     named = type(error)(f"{what} {number}: {error}")
     named.__cause__ = error
     return named
 
 
 def _parts(frames: Sequence[Frame]) -> Iterator[slice]:
-    """Runs of frames of about BATCH_TOKENS tokens: a file that lies about its counts is found out early."""
+    """Yield runs of frames of about BATCH_TOKENS tokens, so a file that lies about its counts is found out early."""
     start = tokens = 0
     for end, frame in enumerate(frames, 1):
         tokens += frame.count if frame.kind.by_model else 0
@@ -289,7 +303,10 @@ def _check_content(frame: Frame, content: bytes | Tokens, number: int) -> None:
 
 
 def _check_tokenizer(header: Header, kind: Kind, bridge: TokenBridge | None) -> None:
-    """Refuse ids that belong to another tokenizer; compressed ids come back without one, coded ones do not."""
+    """Refuse ids that belong to another tokenizer.
+
+    Compressed ids come back without a tokenizer, coded ones do not.
+    """
     if kind.session != "ids" or (bridge is None and not kind.by_model):
         return
     expected = header.tokenizer_fingerprint

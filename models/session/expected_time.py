@@ -1,9 +1,10 @@
 """The expected time of coding many tokens, from a short sample of them that is coded first.
 
-    seconds = expected_seconds(coder, sequences, verify=True)     # None where they are few: it is not worth a sample
+    seconds = expected_seconds(coder, sequences, verify=True)     # None for few tokens, which are not worth a sample
 
-The sample is the beginning of the longest sequences, coded with the coder that codes the rest. So the figure holds for
-this machine, this bundle and the load at this moment. It takes about 2 % of the time that it foretells, or less.
+The sample is the beginning of the longest sequences, coded with the coder that codes the rest. So the figure
+holds for this machine, this bundle and the load at this moment. The sample takes about 2 % of the expected
+time, or less.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from pltz.models.session.parts import Coder, Tokens
 
 Expect = Callable[[float], None]
-"""Is told of the expected seconds before a batch of sessions is coded, where they are many."""
+"""Called with the expected seconds before a batch of many tokens is coded."""
 
 LEAST_TOKENS = 1 << 17  # fewer are not worth a sample
 SAMPLE = 1 << 13  # tokens
@@ -30,7 +31,7 @@ def expected_seconds(
 ) -> float | None:
     """Return the seconds to encode sequences, each (T,), and with ``verify`` to decode them again.
 
-    ``more``: tokens that are encoded beside them. None where they are fewer than LEAST_TOKENS.
+    ``more``: tokens that are encoded beside them. Return None where there are fewer than LEAST_TOKENS in all.
     """
     tokens = sum(map(len, sequences))
     if tokens + more < LEAST_TOKENS:

@@ -1,7 +1,7 @@
 """JSON values kept exactly: parsing that refuses to change anything, writing, strict comparison.
 
 Python's parser quietly takes ``{"a":1,"a":2}`` (drops one), ``NaN``, ``1e999`` (infinity), ``-0`` (0) and
-``0.12345678901234567890`` (rounds). ``parse`` refuses each with ContentError, so that what it returns can
+``0.12345678901234567890`` (rounds). ``parse`` refuses each with ContentError. So a value that it returns can
 be written again and means what the text meant. ``1.50`` and ``1.5`` are the same value and both pass.
 
 ``==`` calls 1, 1.0 and True equal and ignores the order of keys; ``difference`` does not:
@@ -23,19 +23,21 @@ from pltz.plt_codec.errors import ContentError, LimitError
 from pltz.plt_codec.limits import MAX_BYTES, check_bytes
 
 MAX_DEPTH = 200  # nested lists and objects: far below Python's limit, which depends on the caller's stack
-MAX_VALUES = 1 << 21  # of one session: each takes up to some 250 bytes of memory, twice where it is verified
+MAX_VALUES = 1 << 21  # per session: a value takes up to some 250 bytes of memory, twice where it is verified
 BLOCK = 1 << 20  # bytes of a text whose values are counted at once
 SHORT = 16  # characters: shorter strings do not count for the size, a role is one byte in the plain form
 MAX_INT_BITS = 13_000  # below Python's default limit of 4300 decimal digits
-MAX_INT_CHARS = 4_000  # what MAX_INT_BITS can take, rounded up
+MAX_INT_CHARS = 4_000  # decimal digits of MAX_INT_BITS, rounded up
 MAX_FLOAT_CHARS = 64  # characters of a number with a fraction; the longest shortest form takes 24
 
 
 def parse(text: str) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
-    Raises json.JSONDecodeError where it is not JSON, ContentError where the value would not come back, LimitError
-    where it is over a limit above: their number is known before any of the values is made.
+    Raises:
+        json.JSONDecodeError: the text is not JSON.
+        ContentError: the value would not come back.
+        LimitError: the value is over a limit above. The number of values is known before any of them is made.
     """
     if len(text) > MAX_VALUES and sum(map(text.count, ",[{")) >= MAX_VALUES:
         _check_count(text)
@@ -54,18 +56,24 @@ def parse(text: str) -> Any:
 
 
 def dump(value: Any) -> str:
-    """The compact JSON text of a value, which ``parse`` reads back to an equal value.
+    """Return the compact JSON text of a value, which ``parse`` reads back to an equal value.
 
-    Raises ContentError for anything that is not plain JSON.
+    Raises:
+        ContentError: the value is not plain JSON.
+        LimitError: the value is over a limit above.
     """
     check(value)
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def check(value: Any) -> None:
-    """Raise ContentError, with the place, unless value is plain JSON; LimitError where it is over a limit above.
+    """Refuse a value that is not plain JSON or is over a limit above.
 
     Memory does not grow with the value: one iterator per open list or object.
+
+    Raises:
+        ContentError: something is not plain JSON; the message says where.
+        LimitError: the value is over a limit.
     """
     keys: list[object] = []  # of the open lists and objects
     rows: list[Iterator[tuple[object, Any]]] = [iter([(None, value)])]
@@ -107,7 +115,7 @@ def check(value: Any) -> None:
 
 
 def difference(expected: Any, found: Any) -> str | None:
-    """Where two JSON values differ in type, value, sign of zero or order of keys; None where nowhere."""
+    """Return where two JSON values differ in type, value, sign of zero or order of keys; None if nowhere."""
     keys: list[object] = []
     rows: list[Iterator[tuple[object, Any, Any]]] = [iter([(None, expected, found)])]
     while rows:
@@ -135,7 +143,7 @@ def difference(expected: Any, found: Any) -> str | None:
 
 
 def _at(keys: Sequence[object]) -> str:
-    """A place for a message, as in ``at .messages[2].content``; the first key is that of the top."""
+    """Return a place for a message, as in ``at .messages[2].content``; the first key is that of the top."""
     steps = [f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys[1:]]
     return f"at {''.join(steps) or 'the top'}"
 
@@ -154,9 +162,12 @@ def _too_many(found: int) -> LimitError:
 
 
 def _check_count(text: str) -> None:
-    """Count the values of a JSON text in blocks, without making them. Raises LimitError where they are too many.
+    """Count the values of a JSON text in blocks, without making them.
 
-    A value follows each comma, and each bracket that opens something which is not empty.
+    A value follows each comma, and each bracket that opens a list or object which is not empty.
+
+    Raises:
+        LimitError: there are too many values.
     """
     data = text.encode("utf-8", "surrogatepass").replace(b"\\\\", b"").replace(b'\\"', b"")
     count, quotes, last = 1, 0, b""

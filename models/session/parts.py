@@ -1,4 +1,4 @@
-"""What a codec is made of, as it sees them: a bundle, the coder of its tokens, a bridge to another tokenizer."""
+"""The parts of a codec, as protocols: a bundle, the coder of its tokens, a bridge to another tokenizer."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ Tokens = npt.NDArray[Any]  # (T,) integers
 
 
 class Parts(Protocol):
-    """What a codec asks of a bundle (`pltz.models.bundle.bundle.Bundle`)."""
+    """The interface of a bundle that a codec uses (`pltz.models.bundle.bundle.Bundle`)."""
 
     @property
     def id(self) -> bytes:
-        """16 bytes."""
+        """Return the bundle's 16-byte id."""
 
     @property
     def contract(self) -> int:
-        """Numeric contract version."""
+        """Return the numeric contract version."""
 
     @property
     def tokenizer(self) -> BundleTokenizer:
-        """Bytes to bundle tokens."""
+        """Return the tokenizer from bytes to bundle tokens."""
 
     @property
     def zstd_dict(self) -> bytes:
-        """Dictionary of the fallback."""
+        """Return the dictionary of the fallback."""
 
 
 class Coder(Protocol):
-    """Bundle tokens to bits and back (`pltz.plt_codec.engines.token_coder.TokenCoder`)."""
+    """A coder of bundle tokens to bits and back (`pltz.plt_codec.engines.token_coder.TokenCoder`)."""
 
     def encode(
         self,
@@ -46,25 +46,25 @@ class Coder(Protocol):
         steps: int | None = None,
         progress: Progress | None = None,
     ) -> Sequence[Encoded]:
-        """One `Encoded` a sequence."""
+        """Encode sequences, each (T,), and return one `Encoded` per sequence."""
 
     def decode(self, items: Sequence[FrameItem], *, progress: Progress | None = None) -> Sequence[Tokens]:
-        """One sequence an item."""
+        """Decode items, and return one sequence (T,) per item."""
 
 
 class TokenBridge(Protocol):
-    """Ids of another tokenizer to bundle tokens and back (`pltz.models.bundle.bridge.Bridge`)."""
+    """A bridge from ids of another tokenizer to bundle tokens and back (`pltz.models.bundle.bridge.Bridge`)."""
 
     @property
     def fingerprint(self) -> bytes:
-        """16 bytes, of the other tokenizer."""
+        """Return the 16-byte fingerprint of the other tokenizer."""
 
     @property
     def identity(self) -> bool:
-        """Whether its ids are the bundle's."""
+        """Return whether its ids are the bundle's."""
 
     def to_bundle(self, ids: npt.ArrayLike) -> tuple[Ids, bytes]:
-        """Bundle tokens and patch."""
+        """Return bundle tokens (tokens,) and the patch for ids (n,)."""
 
     def from_bundle(self, bundle_ids: npt.ArrayLike, patch: bytes) -> Ids:
-        """The ids again."""
+        """Return the ids (n,) of bundle tokens (tokens,) and a patch."""

@@ -1,12 +1,12 @@
-"""A session: what a user freezes and gets back, value for value.
+"""A session: a value that a user freezes and gets back exactly.
 
     kind     value                         equal means
     chat     a JSON value (dict or list)   same types, values and order of keys (1 is not 1.0)
     text     bytes, of any encoding        same bytes
     ids      int32 array of token ids      same ids
 
-A line of a JSONL file becomes a chat. Where its value would not come back (a repeated key, NaN, a number no
-double holds), the line itself is kept as a text session, so nothing changes silently; ``to_json_line`` puts
+A line of a JSONL file becomes a chat. Its value may not come back (a repeated key, NaN, a number no double
+holds). Then the line itself is kept as a text session, so nothing changes silently, and ``to_json_line`` puts
 that line back as it was.
 """
 
@@ -34,7 +34,7 @@ _ANY_ROLE = re.compile("[\x01-\x06]")
 
 
 def lean(value: Any) -> bytes | None:
-    """A chat that is nothing but roles and texts, as one role byte and the text of each message; None for others.
+    """Return a chat of nothing but roles and texts as one role byte and the text per message; None for other values.
 
     >>> lean({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]})
     b'\\x02hi\\x03yo'
@@ -73,10 +73,12 @@ def _unlean(data: bytes) -> Any:
 class Session:
     """One session. ``==`` is strict: ``Session("chat", [1]) != Session("chat", [1.0])``.
 
-    ``ids`` accepts any flat sequence of integers 0..2^31-1 and keeps a read-only int32 array. A chat's value
-    is checked when it is written, not here.
+    ``ids`` accepts any flat sequence of integers 0..2^31-1 and keeps a read-only int32 array (n,). A chat's
+    value is checked when it is written, not here.
 
-    Raises UsageError for an unknown kind or a value of the wrong type, ContentError for ids out of range.
+    Raises:
+        UsageError: an unknown kind, or a value of the wrong type.
+        ContentError: ids out of range.
 
     >>> Session("text", b"hello")
     Session('text', 5 bytes)
@@ -114,7 +116,7 @@ class Session:
         return isinstance(self.value, (dict, list))
 
     def difference(self, other: "Session") -> str | None:
-        """Where another session differs, in words for a message; None where it is equal."""
+        """Return where another session differs, in words for a message; None if it is equal."""
         if self.kind != other.kind:
             return f"expected a {self.kind} session, found a {other.kind} session"
         if self.kind == "chat":
@@ -124,11 +126,14 @@ class Session:
         return None if np.array_equal(self.value, other.value) else "the ids differ"
 
     def to_bytes(self) -> bytes:
-        """The session as plain bytes, without a model: lean chat or compact JSON, the text, or little-endian int32.
+        """Return the session as plain bytes, without a model.
 
-        Lean chat: one byte 1..6 for each message's role, then its text; where that says all (see `lean`).
-        Raises ContentError where a chat's value is not plain JSON, LimitError where the session is over a limit
-        (plt_codec/limits.py).
+        They are lean chat or compact JSON, the text, or little-endian int32. Lean chat is one byte 1..6 for
+        each message's role, then its text; it is used where that says all (see `lean`).
+
+        Raises:
+            ContentError: a chat's value is not plain JSON.
+            LimitError: the session is over a limit (plt_codec/limits.py).
         """
         if self.kind == "ids":
             check_bytes(ID_BYTES * len(self.value))
@@ -143,7 +148,11 @@ class Session:
 
     @classmethod
     def from_bytes(cls, kind: Kind, data: bytes) -> "Session":
-        """The session that ``to_bytes`` wrote. Raises CorruptError for bytes it cannot have written."""
+        """Return the session that ``to_bytes`` wrote.
+
+        Raises:
+            CorruptError: ``to_bytes`` cannot have written the bytes.
+        """
         if kind == "chat":
             try:
                 if data[:1] and data[0] in ROLE_OF_BYTE:
@@ -162,9 +171,11 @@ class Session:
 
     @classmethod
     def from_json_line(cls, line: bytes) -> "Session":
-        """A chat from one line of a JSONL file, or the line as a text session where JSON would change it.
+        """Read a chat from one line of a JSONL file, or keep the line as a text session where JSON would change it.
 
-        Raises UsageError where the line is not JSON in UTF-8, LimitError where it is longer than a session may be.
+        Raises:
+            UsageError: the line is not JSON in UTF-8.
+            LimitError: the line is longer than a session may be.
         """
         check_bytes(len(line))
         try:
@@ -178,12 +189,14 @@ class Session:
             raise UsageError(f"expected JSON: {exc.msg} at {where}") from exc
 
     def to_json_line(self) -> bytes:
-        """One line of JSONL, line end included, that ``from_json_line`` reads back to an equal session.
+        """Return one line of JSONL, line end included, that ``from_json_line`` reads back to an equal session.
 
-        UTF-8, except that a line with a lone surrogate is written in ASCII escapes. Ids become a JSON list,
-        which the loader's format "ids" reads back. Raises ContentError for a text that was not kept as a
-        line of JSON, and for two surrogates that stand next to each other as separate characters (JSON
-        reads those as one).
+        It is UTF-8, except that a line with a lone surrogate is written in ASCII escapes. Ids become a JSON
+        list, which the loader's format "ids" reads back.
+
+        Raises:
+            ContentError: the session is a text that was not kept as a line of JSON, or holds two adjacent
+                surrogates as separate characters (JSON reads those as one).
         """
         if self.kind == "text":
             return _raw_line(self.value)
@@ -201,7 +214,7 @@ class Session:
 
 
 def _ids(value: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """A flat read-only int32 array of ids."""
+    """Return ids as a flat read-only int32 array."""
     try:
         array = np.asarray(value)
     except (ValueError, OverflowError) as exc:
@@ -218,7 +231,7 @@ def _ids(value: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 
 def _raw_line(text: bytes) -> bytes:
-    """A text that ``from_json_line`` kept as a line, as that line."""
+    """Return a text that ``from_json_line`` kept as a line, as that line."""
     try:
         if b"\n" not in text and Session.from_json_line(text).kind == "text":
             return text + b"\n"
@@ -228,10 +241,10 @@ def _raw_line(text: bytes) -> bytes:
 
 
 def content_bytes(session: Session) -> int:
-    """Raw size of a session's content: what ratios are taken against.
+    """Return the raw size of a session's content in bytes, which ratios are computed against.
 
-    The UTF-8 bytes of all message texts of a chat, the bytes of a text, 4 bytes for each of ids. JSON that is no chat is all content: the
-    UTF-8 bytes of its shortest text.
+    It is the UTF-8 bytes of all message texts of a chat, the bytes of a text, or 4 bytes per id. JSON that is
+    no chat is all content: the UTF-8 bytes of its shortest text.
 
     >>> content_bytes(Session("chat", {"messages": [{"role": "user", "content": "h\\u00e9"}]}))
     3
@@ -253,7 +266,7 @@ def content_bytes(session: Session) -> int:
 
 
 def _text_bytes(content: Any) -> int:
-    """UTF-8 bytes of a message's content: a string, or a list of parts with a text each."""
+    """Return the UTF-8 bytes of a message's content: a string, or a list of parts with a text each."""
     if isinstance(content, str):
         return len(content.encode("utf-8", "surrogatepass"))
     parts = content if isinstance(content, list) else []

@@ -6,34 +6,31 @@ token followed by the BPE tokens of some text (UTF-8, lone surrogates kept as th
     {"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello!"}]}
     <|user|>Hi<|assistant|>Hello!
 
-| segment | text | meaning |
-|---|---|---|
-| <|sharegpt|> | "" or a style | first; the container is an object, in the ShareGPT style or the one given |
-| <|list|> | "" or a style | first; the messages are a list at the top |
-| <|system|> <|user|> <|assistant|> <|tool|> <|developer|> <|function|> | the message's text | a message |
-| <|message|> | JSON object | a message of any other form, as it is |
-| <|message|> | JSON list of one object | a mould for the message just before: its other keys |
-| <|meta|> | JSON object | last; the session's object, null in place of the messages |
-| <|meta|> | JSON value | first and only; any JSON value, as it is |
+| segment | text | meaning | |---|---|---| | <|sharegpt|> | "" or a style | first; the container is an object,
+in the ShareGPT style or the one given | | <|list|> | "" or a style | first; the messages are a list at the
+top | | <|system|> <|user|> <|assistant|> <|tool|> <|developer|> <|function|> | the message's text | a message
+| | <|message|> | JSON object | a message of any other form, as it is | | <|message|> | JSON list of one
+object | a mould for the message just before: its other keys | | <|meta|> | JSON object | last; the session's
+object, null in place of the messages | | <|meta|> | JSON value | first and only; any JSON value, as it is |
 
-A *style* says how messages are spelt: container key (null for a list), role key, text key, and the role
-name behind a special where it is not the usual one. Without <|sharegpt|> or <|list|> the style is
-``["messages","role","content"]``; <|sharegpt|> alone is ``["conversations","from","value",
-{"user":"human","assistant":"gpt"}]``; others are written out:
+A *style* says how messages are spelt. It has the container key (null for a list), role key, text key, and the
+role name behind a special where it is not the usual one. Without <|sharegpt|> or <|list|> the style is
+``["messages","role","content"]``. <|sharegpt|> alone is ``["conversations","from","value",
+{"user":"human","assistant":"gpt"}]``. Others are written out:
 
     {"conversations":[{"from":"user","value":"Hi"}]}
     <|sharegpt|>["conversations","from","value",{"user":"user"}]<|user|>Hi
 
 A *mould* keeps what a role and a text do not say. It lists the message's keys in order, with null for the
-role (where it is the special's usual name) and null for the text; when both are null and come first, both
-are left out. So text stays plain text, never escaped inside JSON, in messages that carry other keys:
+role (where it is the special's usual name) and null for the text. When both are null and come first, both are
+left out. So text stays plain text, never escaped inside JSON, in messages that carry other keys:
 
     {"role":"tool","content":"4°","tool_call_id":"c1"}   <|tool|>4°<|message|>[{"tool_call_id":"c1"}]
     {"content":"Hi","role":"user"}                       <|user|>Hi<|message|>[{"content":null,"role":null}]
     {"role":"user","content":[{"type":"text","text":"Hi"}]}
         <|user|>Hi<|message|>[{"role":null,"content":[{"type":"text","text":null}]}]
 
-``to_tokens`` reads its own tokens back and compares strictly before it returns, so a chat that would come
+``to_tokens`` reads its own tokens back and compares strictly before it returns. So a chat that would come
 back changed is refused instead.
 """
 
@@ -86,16 +83,22 @@ _SHAREGPT = _Style("conversations", "from", "value", _GPT_NAMES)
 
 
 def to_tokens(session: Session, tokenizer: BundleTokenizer) -> Ids:
-    """The bundle tokens of a session; ``from_tokens`` gives an equal session.
+    """Return the bundle tokens (T,) of a session; ``from_tokens`` gives an equal session.
 
-    Raises ContentError where a chat's value is not plain JSON, OpaqueContentError where it holds an image,
-    audio or file part, TokenizerMismatch where ids are not ids of this tokenizer (they need a bridge).
+    Raises:
+        ContentError: a chat's value is not plain JSON, or would come back changed.
+        OpaqueContentError: a chat holds an image, audio or file part.
+        TokenizerMismatch: ids are not ids of this tokenizer (they need a bridge).
     """
     return to_tokens_many([session], tokenizer)[0]
 
 
 def to_tokens_many(sessions: Sequence[Session], tokenizer: BundleTokenizer) -> list[Ids]:
-    """The bundle tokens of each session, as ``to_tokens`` gives them, with BPE in parallel."""
+    """Return the bundle tokens (T,) of each session, as ``to_tokens`` gives them, with BPE in parallel.
+
+    Raises:
+        PltzError: as ``to_tokens``, for the first session that has an error.
+    """
     rows = [_segments(session) for session in sessions]
     texts = iter(tokenizer.encode_many([text for row in rows for _, text in row]))
     tokens = [_assemble(row, texts) for row in rows]
@@ -108,9 +111,10 @@ def to_tokens_many(sessions: Sequence[Session], tokenizer: BundleTokenizer) -> l
 
 
 def from_tokens(kind: Kind, ids: npt.ArrayLike, tokenizer: BundleTokenizer) -> Session:
-    """The session behind bundle tokens.
+    """Return the session behind bundle tokens (T,).
 
-    Raises CorruptError where no session has these tokens.
+    Raises:
+        CorruptError: no session has these tokens.
     """
     array = np.asarray(ids)
     if kind == "ids":
@@ -127,14 +131,14 @@ def from_tokens(kind: Kind, ids: npt.ArrayLike, tokenizer: BundleTokenizer) -> S
 
 
 def conversation_ids(ids: npt.ArrayLike) -> Ids:
-    """A chat's tokens without its style and its <|meta|> segment: what a target is prefilled with."""
+    """Return a chat's tokens (T,) without its style and its <|meta|> segment, as a target is prefilled with them."""
     array = np.asarray(ids, np.int32)
     begin, end = conversation_span(array)
     return array[begin:end]
 
 
 def conversation_span(ids: npt.NDArray[np.integer[Any]]) -> tuple[int, int]:
-    """Where `conversation_ids` begin and end in a chat's tokens."""
+    """Return where `conversation_ids` begin and end in a chat's tokens (T,)."""
     starts = np.flatnonzero(ids < len(SPECIALS)).tolist()
     if starts and ids[starts[0]] in (SHAREGPT, LIST):
         starts = starts[1:]
@@ -144,7 +148,11 @@ def conversation_span(ids: npt.NDArray[np.integer[Any]]) -> tuple[int, int]:
 
 
 def refuse_opaque(session: Session) -> None:
-    """Raise OpaqueContentError at the first content part that is not text."""
+    """Refuse the first content part that is not text.
+
+    Raises:
+        OpaqueContentError: there is such a part.
+    """
     if session.kind != "chat":
         return
     value = session.value
@@ -161,7 +169,7 @@ def refuse_opaque(session: Session) -> None:
 
 
 def _opaque(content: object) -> list[str]:
-    """The types of the parts of a content that are not text, those inside tool results included."""
+    """Return the types of the parts of a content that are not text, those inside tool results included."""
     if not isinstance(content, list):
         return []
     parts = [part for part in content if isinstance(part, dict) and isinstance(part.get("type"), str)]
@@ -201,7 +209,7 @@ def _check_return(session: Session, tokens: Ids, tokenizer: BundleTokenizer) -> 
 
 
 def _segments(session: Session) -> list[_Segment]:
-    """The segments of a session; a text is one with the special -1, ids have none."""
+    """Return the segments of a session; a text is one with the special -1, ids have none."""
     if session.kind == "ids":
         return []
     if session.kind == "text":
@@ -220,7 +228,7 @@ def _segments(session: Session) -> list[_Segment]:
 
 
 def _style_of(value: Any) -> tuple[_Style | None, list[Any]]:
-    """The style and messages of a chat; (None, []) where it is no chat but some other JSON value."""
+    """Return the style and messages of a chat; (None, []) where it is no chat but some other JSON value."""
     key: str | None = None
     found = _container(value)
     if found:
@@ -241,7 +249,7 @@ def _style_of(value: Any) -> tuple[_Style | None, list[Any]]:
 
 
 def _container(value: Any) -> tuple[str, list[Any]] | None:
-    """The key and the messages of an object that holds a list of objects where chats have theirs."""
+    """Return the key and the messages of an object with a list of objects where chats have their messages."""
     if isinstance(value, dict):
         for key in ("messages", "conversations", "conversation"):
             messages = value.get(key)
@@ -251,7 +259,7 @@ def _container(value: Any) -> tuple[str, list[Any]] | None:
 
 
 def _names(messages: list[Any], style: _Style) -> dict[int, str]:
-    """The first role name in the session for each special, else the style's usual one."""
+    """Return the first role name in the session for each special, else the style's usual one."""
     used: dict[int, str] = {}
     for message in messages:
         role = message.get(style.role)
@@ -261,7 +269,7 @@ def _names(messages: list[Any], style: _Style) -> dict[int, str]:
 
 
 def _style_segment(style: _Style) -> list[_Segment]:
-    """The segment that states a style: none for the plain one, no text for the usual two."""
+    """Return the segment that states a style: none for the plain one, no text for the usual two."""
     if style == _PLAIN:
         return []
     special = LIST if style.container is None else SHAREGPT
@@ -277,7 +285,7 @@ def _usual_names(role_key: str) -> dict[int, str]:
 
 
 def _message_segments(message: dict[str, Any], style: _Style) -> list[_Segment]:
-    """One message: a role and its text, a mould after it where that is not all, or plain JSON."""
+    """Return one message: a role and its text, a mould after it where those are not all, or plain JSON."""
     role, content = message.get(style.role), message.get(style.text)
     text, hollow = _lift(content)
     if not isinstance(role, str) or text is None:
@@ -292,7 +300,7 @@ def _message_segments(message: dict[str, Any], style: _Style) -> list[_Segment]:
 
 
 def _lift(content: Any) -> tuple[str | None, Any]:
-    """The text of a content and the content without it; (None, ...) where there is none to lift."""
+    """Return the text of a content and the content without it; (None, ...) where there is none to lift."""
     if isinstance(content, str):
         return content, None
     if isinstance(content, list) and content and isinstance(content[0], dict):
@@ -310,7 +318,7 @@ def _json(value: Any) -> bytes:
 
 
 def _value(segments: list[_Segment]) -> Any:
-    """The JSON value of a chat's segments."""
+    """Return the JSON value of a chat's segments."""
     if segments and segments[0][0] == META:
         if len(segments) > 1:
             _corrupt("<|meta|> to be the last segment", "more after it")
@@ -366,7 +374,7 @@ def _messages(segments: list[_Segment], style: _Style) -> list[Any]:
 
 
 def _fill(mould: dict[str, Any], message: dict[str, Any], style: _Style) -> dict[str, Any]:
-    """The message that a mould describes, with the role and text of the segment before it."""
+    """Return the message that a mould describes, with the role and text of the segment before it."""
     if style.role not in mould and style.text not in mould:
         return message | mould
     role, content = mould.get(style.role, 0), mould.get(style.text, 0)

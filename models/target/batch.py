@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """Rows of a pass. ``ids``: (T,) of each, all of them; ``caches``: plain ones that hold the first of them, at least one is left to run."""
+    """The rows of one pass.
+
+    ``ids``: all ids of each row, (T,). ``caches``: plain caches that hold the first of them; at least one id
+    per row is left to run.
+    """
 
     def __init__(self, ids: Sequence[NDArray[np.int64]], caches: Sequence[DynamicCache | None]) -> None:
         self._caches = caches
@@ -31,7 +35,10 @@ class Batch:
         self._longest = max(self._past), max(map(len, self._new))  # past, new
 
     def inputs(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """What the model takes beside the cache: ids (B, S), and where rows differ the mask (B, P + S) and positions (B, S)."""
+        """Return the model's inputs beside the cache: ids (B, S).
+
+        Where rows differ, the mask (B, P + S) and the positions (B, S) are added.
+        """
         import torch
 
         past, new = self._longest
@@ -48,13 +55,13 @@ class Batch:
         return {name: torch.from_numpy(array).to(device) for name, array in found.items()}
 
     def last(self) -> tuple[list[int], list[int]]:
-        """Columns in which some row ends, (n,), and for each row which of them is its own, (B,)."""
+        """Return the columns in which some row ends, (n,), and for each row the index of its own column, (B,)."""
         ends = [len(more) - 1 for more in self._new]
         columns = sorted(set(ends))
         return columns, [columns.index(end) for end in ends]
 
     def past(self, config: Any) -> DynamicCache:
-        """One cache of all rows' pasts, (B, heads, P, D) a layer."""
+        """Return one cache of all rows' pasts, (B, heads, P, D) per layer."""
         rows = [pairs_of(c) if c is not None and c.get_seq_length() else None for c in self._caches]
         filled = next((row for row in rows if row), [])
         pairs = [
@@ -66,7 +73,7 @@ class Batch:
     def _side_by_side(
         self, rows: Sequence[list[tuple[torch.Tensor, torch.Tensor]] | None], layer: int, side: int
     ) -> torch.Tensor:
-        """K or V of a layer, each row's at the right end: (1, heads, p, D) to (B, heads, P, D)."""
+        """Join K or V of a layer, each row's at the right end: (1, heads, p, D) to (B, heads, P, D)."""
         import torch
 
         found = [None if row is None else row[layer][side] for row in rows]
@@ -79,7 +86,7 @@ class Batch:
         return whole
 
     def split(self, cache: DynamicCache, config: Any) -> list[DynamicCache]:
-        """Each row's cache after the pass, in memory of its own."""
+        """Return each row's cache after the pass, in memory of its own."""
         left = self._longest[0]
         out = []
         for row, (done, more) in enumerate(zip(self._past, self._new, strict=True)):

@@ -1,4 +1,4 @@
-"""Caches over tensors that are there: what is done to a transformers `DynamicCache` beside letting a model fill it.
+"""Caches over existing tensors: operations on a transformers `DynamicCache` beside letting a model fill it.
 
 A `DynamicCache` grows by concatenation and never writes into tensors it was given, so caches may share them.
 """
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def cache_of(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], config: Any) -> DynamicCache:
-    """A cache that begins with these K and V, (B, heads, T, D) a layer, not copied; an empty one for none.
+    """Return a cache that begins with these K and V, (B, heads, T, D) per layer, not copied; an empty one for none.
 
-    ``config``: of the model.
+    ``config``: the model's.
     """
     from transformers import DynamicCache
 
@@ -31,7 +31,7 @@ def cache_of(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], config: Any) ->
 
 
 def share(cache: DynamicCache) -> DynamicCache:
-    """Another cache that grows by itself, over the same tensors where it is plain, else over copies."""
+    """Return another cache that grows by itself, over the same tensors where it is plain, else over copies."""
     if not is_plain(cache):
         return copy.deepcopy(cache)
     other = copy.copy(cache)
@@ -40,13 +40,13 @@ def share(cache: DynamicCache) -> DynamicCache:
 
 
 def pairs_of(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """K and V, (B, heads, T, D), of each layer of a plain cache that is not empty."""
+    """Return K and V, (B, heads, T, D), of each layer of a plain cache that is not empty."""
     layers: list[Any] = cache.layers
     return [(layer.keys, layer.values) for layer in layers]
 
 
 def is_plain(cache: DynamicCache) -> bool:
-    """Whether every layer keeps K and V of all tokens, and nothing else: no window, no state."""
+    """Return whether every layer keeps K and V of all tokens, and nothing else: no window, no state."""
     from transformers.cache_utils import DynamicLayer
 
     return all(type(layer) is DynamicLayer for layer in cache.layers)

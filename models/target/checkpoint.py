@@ -1,7 +1,8 @@
-"""Checkpoint: the folder a target's files lie in, and the fingerprint of what is in it.
+"""Checkpoint: the folder of a target's files, and the fingerprint of their content.
 
-A name is an embedded target, a local folder or a hub name. The fingerprint covers config, weights and tokenizer: 16 bytes, the same
-however the weights are cut into shards, and computed from the files alone. Weights are safetensors; pickles are refused.
+A name is an embedded target, a local folder or a hub name. The fingerprint covers config, weights and
+tokenizer in 16 bytes. It is the same however the weights are cut into shards, and computed from the files
+alone. Weights are safetensors; pickles are refused.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from pltz.plt_codec.errors import ModelError
 
 FINGERPRINT_BYTES = 16  # bytes
 TARGETS = Path(__file__).parents[1] / "targets"  # the targets that ship with pltz, one folder each
-# Keys of config.json that say how it was written or how it is to be run, not what the model computes. The dtype is
-# among them because the weights' own dtype is hashed with every tensor.
+# Keys of config.json that say how it was written or is to be run, and do not change what the model computes. The
+# dtype is among them because the weights' own dtype is hashed with every tensor.
 VOLATILE_KEYS = frozenset(
     {
         "_attn_implementation",
@@ -36,7 +37,7 @@ VOLATILE_KEYS = frozenset(
         "use_cache",
     }
 )
-# What is fetched from the hub: the root folder's safetensors, config and tokenizer; never a pickle.
+# Files fetched from the hub: the root folder's safetensors, config and tokenizer; never a pickle.
 HUB_FILES = (
     "config.json",
     "generation_config.json",
@@ -58,9 +59,10 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 def resolve(
     name: str | os.PathLike[str], *, revision: str | None = None, trust_remote_code: bool = False
 ) -> Path:
-    """The local folder of a target: a folder as given, a target that ships with pltz, or a hub name (fetched).
+    """Return the local folder of a target: a folder as given, a target that ships with pltz, or a fetched hub model.
 
-    Raises ModelError if there is no such folder or the hub does not give it.
+    Raises:
+        ModelError: there is no such folder, or the hub does not give it.
     """
     folder = Path(name)
     if os.fspath(name) and folder.is_dir():
@@ -77,7 +79,7 @@ def resolve(
 
 
 def _fetch(name: str, revision: str | None, trust_remote_code: bool) -> Path:
-    """Download (or find in the hub's cache) what HUB_FILES lists of a hub model."""
+    """Download the files of a hub model that HUB_FILES lists, or find them in the hub's cache."""
     import huggingface_hub
 
     wanted = [*HUB_FILES, "*.py"] if trust_remote_code else list(HUB_FILES)
@@ -96,13 +98,17 @@ def _fetch(name: str, revision: str | None, trust_remote_code: bool) -> Path:
 
 
 def reason(exc: BaseException) -> str:
-    """The first line of a foreign error, for the brackets of one of ours."""
+    """Return the first line of a foreign error, for the brackets of one of ours."""
     lines = str(exc).strip().splitlines()
     return f"{type(exc).__name__}: {lines[0][:300]}" if lines else type(exc).__name__
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Parse one of the model's JSON files, or say which one is missing or broken."""
+    """Parse one of the model's JSON files.
+
+    Raises:
+        ModelError: the file is missing or broken; the message says which.
+    """
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError as exc:
@@ -119,10 +125,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files transformers loads from a folder: one, or the shards its index names.
+    """Return the safetensors files transformers loads from a folder: one, or the shards its index names.
 
-    Raises ModelError if there are none (and says so if there are pickles instead), or if the index names a file
-    that is missing, not safetensors, or outside the folder.
+    Raises:
+        ModelError: there are none (the message says if there are pickles instead), or the index names a file
+            that is missing, not safetensors, or outside the folder.
     """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
@@ -159,20 +166,26 @@ def _no_safetensors(folder: Path) -> str:
 
 
 def fingerprint_of(name: str | os.PathLike[str], *, revision: str | None = None) -> bytes:
-    """The fingerprint (16 bytes) of a target's files, without loading the model.
+    """Return the fingerprint (16 bytes) of a target's files, without loading the model.
 
-    blake2b over config.json without VOLATILE_KEYS, every tensor of the safetensors files in the order of their
-    names (name, dtype, shape, bytes) and tokenizer.json in canonical form. Reads every weight once, through mmap;
-    the result is kept for the life of the process, as long as size and time of change of the files stay the same.
+    It is blake2b over three things: config.json without VOLATILE_KEYS; every tensor of the safetensors files
+    in the order of their names (name, dtype, shape, bytes); tokenizer.json in canonical form. Every weight is
+    read once, through mmap. The result is kept for the life of the process, as long as size and mtime of the
+    files stay the same.
 
-    Raises ModelError if a file is missing or damaged.
+    Raises:
+        ModelError: a file is missing or damaged.
     """
     folder = resolve(name, revision=revision)
     return fingerprint_folder(folder, file_signature(folder))
 
 
 def file_signature(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """What tells that the files a fingerprint covers are still the same: name, size, time of change (ns)."""
+    """Return name, size and mtime (ns) of the files a fingerprint covers, which tell that they are still the same.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
     files = [folder / "config.json", *_tokenizer_files(folder), *weight_files(folder)]
     try:
         return tuple((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files)
@@ -183,7 +196,7 @@ def file_signature(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
-    """tokenizer.json, or, in a model too old to have one, the files its conversion reads."""
+    """Return tokenizer.json, or, in a model too old to have one, the files its conversion reads."""
     path = folder / "tokenizer.json"
     if path.is_file():
         return [path]
@@ -200,6 +213,11 @@ def _tokenizer_files(folder: Path) -> list[Path]:
 
 @functools.lru_cache(maxsize=64)
 def fingerprint_folder(folder: Path, signature: tuple[tuple[str, int, int], ...]) -> bytes:
+    """Return the fingerprint (16 bytes) of a folder whose files have this signature.
+
+    Raises:
+        ModelError: a file is missing or damaged.
+    """
     tensors = _tensor_digests(weight_files(folder))
     digest = hashlib.blake2b(digest_size=FINGERPRINT_BYTES, person=b"pltz target 1")
     parts = [_canonical(_stable(read_json(folder / "config.json")))]
@@ -211,19 +229,19 @@ def fingerprint_folder(folder: Path, signature: tuple[tuple[str, int, int], ...]
 
 
 def _canonical(value: Any) -> bytes:
-    """A JSON value as bytes that do not depend on key order, spaces or escapes."""
+    """Return a JSON value as bytes that do not depend on key order, spaces or escapes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _stable(value: Any) -> Any:
-    """A config without its volatile keys, at every depth (composite models nest configs)."""
+    """Return a config without its volatile keys, at every depth (composite models nest configs)."""
     if isinstance(value, dict):
         return {key: _stable(item) for key, item in value.items() if key not in VOLATILE_KEYS}
     return [_stable(item) for item in value] if isinstance(value, list) else value
 
 
 def _canonical_tokenizer(data: bytes) -> bytes:
-    """tokenizer.json without what a mere use of it changes (padding, truncation), merges in one spelling."""
+    """Return tokenizer.json without padding and truncation, which mere use changes, and with merges in one spelling."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as exc:
@@ -240,7 +258,7 @@ def _canonical_tokenizer(data: bytes) -> bytes:
 
 
 def _tensor_digests(files: Sequence[Path]) -> dict[str, tuple[str, list[int], str]]:
-    """name -> (dtype, shape, blake2b-32 of the bytes in hex) of every tensor in some safetensors files."""
+    """Return (dtype, shape, blake2b-32 of the bytes in hex) of every tensor in some safetensors files, by name."""
     found: dict[str, tuple[str, list[int], str]] = {}
     for path in files:
         for name, entry in _hash_file(path).items():
@@ -284,7 +302,11 @@ def _hash_span(view: memoryview, start: int, stop: int) -> str:
 
 
 def tokenizer_json_of(folder: Path) -> bytes:
-    """The model's tokenizer in the format of the tokenizers library: its tokenizer.json, or a conversion to it."""
+    """Return the model's tokenizer in the format of the tokenizers library: its tokenizer.json, or a conversion to it.
+
+    Raises:
+        ModelError: there is no tokenizer, or it cannot be converted or read.
+    """
     path = folder / "tokenizer.json"
     if not path.is_file():
         backend = getattr(load_tokenizer(folder, trust_remote_code=False), "backend_tokenizer", None)
@@ -301,7 +323,7 @@ def tokenizer_json_of(folder: Path) -> bytes:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars, no warnings from transformers while a model loads; as it was afterwards."""
+    """Suppress progress bars and warnings of transformers while a model loads, and restore them afterwards."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -316,6 +338,11 @@ def quiet() -> Iterator[None]:
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
+    """Load the tokenizer of a folder.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
     from transformers import AutoTokenizer
 
     try:
@@ -328,6 +355,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
 
 
 def load_failure(folder: Path, exc: Exception, trust_remote_code: bool) -> str:
+    """Return the message for a model that does not load."""
     config = read_json(folder / "config.json")
     if "auto_map" in config and not trust_remote_code:
         return (

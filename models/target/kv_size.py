@@ -1,4 +1,4 @@
-"""KV size: bytes of keys and values a token costs in a model, from its config alone.
+"""KV size: the bytes of keys and values per token in a model, from its config alone.
 
 >>> kv_bytes_of(KNOWN_SHAPES["Llama-3.1-8B"])  # bytes a token in bf16: 2 x 32 layers x 8 heads x 128 x 2 bytes
 131072
@@ -11,7 +11,7 @@ from typing import Any
 
 from pltz.plt_codec.errors import ModelError
 
-# Configurations of well-known models, as far as the size of their KV goes (dtype bf16).
+# The part of well-known models' configurations that decides the size of their KV (dtype bf16).
 KNOWN_SHAPES: dict[str, dict[str, int]] = {
     "Qwen3-8B": {"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128},
     "Llama-3.1-8B": {"num_hidden_layers": 32, "num_key_value_heads": 8, "head_dim": 128},
@@ -21,14 +21,16 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 
 
 def kv_bytes_of(config: Any, tokens: int = 1, *, element_bytes: int | None = None) -> int:
-    """Bytes of KV that ``tokens`` tokens of one session take in a DynamicCache.
+    """Return the bytes of KV that ``tokens`` tokens of one session take in a DynamicCache.
 
-    ``config`` is a mapping with the keys of config.json, or a transformers config object. Layers that keep a window
-    count up to the window less one (the current token brings itself), latent attention counts its latents, layers
-    that keep a state of constant size (linear attention) and layers that share another's KV count nothing.
-    ``element_bytes``: bytes an element; by default what the config's dtype says, and 2 (bf16) if it says nothing.
+    ``config`` is a mapping with the keys of config.json, or a transformers config object. Layers that keep a
+    window count up to the window less one (the current token brings itself). Latent attention counts its
+    latents. Layers with a state of constant size (linear attention) and layers that share another's KV count
+    nothing. ``element_bytes``: bytes per element; by default those of the config's dtype, or 2 (bf16) if it
+    names none.
 
-    Raises ModelError if the config does not say how many layers and heads there are.
+    Raises:
+        ModelError: the config does not say how many layers and heads there are.
     """
     get = _getter(config)
     if element_bytes is None:
@@ -45,7 +47,10 @@ def kv_bytes_of(config: Any, tokens: int = 1, *, element_bytes: int | None = Non
 
 
 def _getter(config: Any) -> Any:
-    """get(*names): the first of some keys the config (of the text part, if there are several) has, or None."""
+    """Return get(*names), which returns the first of some keys that the config has, or None.
+
+    If the config has several parts, it looks in the text part.
+    """
     if isinstance(config, Mapping):
         config = config.get("text_config") or config
         return lambda *names: next((config[n] for n in names if config.get(n) is not None), None)
@@ -55,7 +60,7 @@ def _getter(config: Any) -> Any:
 
 
 def _kv_width(get: Any) -> int:
-    """Elements of K and V that one token takes in one layer."""
+    """Return the elements of K and V that one token takes in one layer."""
     if latent := get("kv_lora_rank"):  # multi-head latent attention: the compressed KV and one rotary key
         return int(latent) + int(get("qk_rope_head_dim") or 0)
     heads = int(get("num_attention_heads", "n_head") or 0)
@@ -67,7 +72,7 @@ def _kv_width(get: Any) -> int:
 
 
 def _windows(get: Any) -> list[int]:
-    """For each layer that keeps a KV of its own, the most tokens it keeps."""
+    """Return the most tokens kept by each layer that has a KV of its own."""
     unbounded = 1 << 62
     layers = int(get("num_hidden_layers", "n_layer"))
     window = get("sliding_window") if get("use_sliding_window") is not False else None
@@ -81,7 +86,7 @@ def _windows(get: Any) -> list[int]:
 
 
 def cache_bytes(cache: Any) -> int:
-    """Bytes the K and V tensors of a filled cache take, counted on the tensors themselves."""
+    """Return the bytes of the K and V tensors of a filled cache, counted on the tensors themselves."""
     tensors = [
         t for layer in cache.layers for t in (getattr(layer, "keys", None), getattr(layer, "values", None))
     ]

@@ -1,21 +1,23 @@
 """Target: the served model whose KV cache a thaw brings back.
 
-A target is any Hugging Face causal language model: a local folder, the name of a target that ships with
-pltz (``mini-llama``), or a hub name. Three things are asked of it:
+A target is any Hugging Face causal language model: a local folder, the name of a target that ships with pltz
+(``mini-llama``), or a hub name. It provides three things:
 
-* ``fingerprint``: 16 bytes that name config, weights and tokenizer, so that a KV is never served to other
-  weights. Computed from the files, not from the loaded objects: it does not depend on the version of a library,
-  on the dtype or device the model was loaded with, nor on how the weights are cut into shards.
-* ``prefill``: one forward pass that fills a ``DynamicCache`` and returns the logits of the last position.
-* ``generate``: greedy continuation from such a cache.
+- ``fingerprint``: 16 bytes that name config, weights and tokenizer, so that a KV is never served to other
+  weights.
+  It is computed from the files, not from the loaded objects. So it does not depend on a library's version, on
+      the
+  dtype or device of the loaded model, nor on how the weights are cut into shards.
+- ``prefill``: one forward pass that fills a ``DynamicCache`` and returns the logits of the last position.
+- ``generate``: greedy continuation from such a cache.
 
-What the cache covers. ``prefill(ids)`` leaves a cache of *all* ids, and the next token needs the logits of the
-last id, which are not in the cache: so prefill returns them, and ``generate`` takes them. With them the
-continuation does exactly the operations ``model.generate`` does after its own prefill of the same ids. Without
-them (a cache that came from elsewhere) the last id is cut off and run again: right, but within float noise.
+``prefill(ids)`` leaves a cache of *all* ids. The next token needs the logits of the last id, which are not in
+the cache. So prefill returns them, and ``generate`` takes them. With them the continuation does exactly the
+operations that ``model.generate`` does after its own prefill of the same ids. Without them (a cache from
+elsewhere) the last id is cut off and run again: right, but within float noise.
 
-Weights are read from safetensors only: a pickle can run code when it is opened, so a folder without safetensors is
-refused. Code that comes with a model is refused too, unless ``trust_remote_code`` is given.
+Weights are read from safetensors only: a pickle can run code when it is opened, so a folder without
+safetensors is refused. Code that comes with a model is refused too, unless ``trust_remote_code`` is given.
 
 torch and transformers are imported inside the functions that use them: fingerprints and sizes need neither.
 """
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from transformers import DynamicCache
 
 
-# ShareGPT's names for the three parties; a role that is not here goes to the chat template as it is.
+# ShareGPT's names for the three parties. A role that is not here goes to the chat template as it is.
 SHAREGPT_ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -64,7 +66,7 @@ SHAREGPT_ROLES = {
 
 
 def _load_model(folder: Path, dtype: Any, *, trust_remote_code: bool) -> Any:
-    """The model of a folder, in evaluation mode; every weight from safetensors, none left at random."""
+    """Load the model of a folder, in evaluation mode; every weight from safetensors, none left at random."""
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM  # its hints do not know that output_loading_info returns a pair
@@ -130,9 +132,10 @@ def _torch_device(device: str | torch.device) -> torch.device:
 class Target:
     """A loaded causal language model with its tokenizer.
 
-    ``model``: the transformers model; ``tokenizer``: its tokenizer; ``tokenizer_json``: that in the format of the
-    tokenizers library (bytes); ``vocab_size``: rows of the embedding, every id is below it; ``max_positions``: the
-    most tokens the config allows, None if it sets no bound; ``eos_ids``: ids that end a generation.
+    ``model``: the transformers model. ``tokenizer``: its tokenizer. ``tokenizer_json``: the tokenizer in the
+    format of the tokenizers library (bytes). ``vocab_size``: rows of the embedding; every id is below it.
+    ``max_positions``: the most tokens the config allows, None if it sets no bound. ``eos_ids``: ids that end
+    a generation.
     """
 
     def __init__(self, model: Any, tokenizer: Any, folder: Path) -> None:
@@ -161,10 +164,13 @@ class Target:
     ) -> Target:
         """Load a target from a folder, by the name of one that ships with pltz, or from the hub.
 
-        ``dtype`` None keeps the dtype of the weights, so that the KV is what a server of this model holds.
+        ``dtype`` None keeps the dtype of the weights, so that the KV equals the one in a server of this
+        model.
 
-        Raises ModelError if the target cannot be loaded, has no safetensors or wants to run code of its own and
-        ``trust_remote_code`` is not given; UsageError if device or dtype make no sense here.
+        Raises:
+            ModelError: the target cannot be loaded, has no safetensors, or wants to run code of its own and
+                ``trust_remote_code`` is not given.
+            UsageError: device or dtype make no sense here.
         """
         torch_device, torch_dtype = _torch_device(device), _torch_dtype(dtype)
         folder = resolve(name, revision=revision, trust_remote_code=trust_remote_code)
@@ -183,9 +189,10 @@ class Target:
 
     @property
     def fingerprint(self) -> bytes:
-        """16 bytes that name config, weights and tokenizer: see ``fingerprint_of``. Hashed once a process.
+        """Return 16 bytes that name config, weights and tokenizer: see ``fingerprint_of``. Hashed once per process.
 
-        Raises ModelError if the files are no longer those the model was loaded from.
+        Raises:
+            ModelError: the files are no longer those the model was loaded from.
         """
         if file_signature(self.folder) != self._signature:
             raise ModelError(f"the files in {self.folder} changed since the model was loaded: load it again")
@@ -193,18 +200,21 @@ class Target:
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """Return the device on which the model computes."""
         device: torch.device = self.model.device
         return device
 
     def kv_bytes(self, tokens: int) -> int:
-        """Bytes of KV that ``tokens`` tokens take on this target, in the dtype it was loaded with."""
+        """Return the bytes of KV that ``tokens`` tokens take on this target, in the dtype it was loaded with."""
         return kv_bytes_of(self.model.config, tokens, element_bytes=self.model.dtype.itemsize)
 
     def check_ids(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
-        """The ids as an int64 array, if this target can take them: 0 <= id < vocab_size, no more than max_positions.
+        """Return the ids (T,) as int64, if this target can take them.
 
-        Raises ContentError otherwise.
+        Each must be at least 0 and below vocab_size, and there must be no more than max_positions.
+
+        Raises:
+            ContentError: the target cannot take them.
         """
         try:
             array = np.asarray(ids)
@@ -236,16 +246,22 @@ class Target:
         cache: DynamicCache | None = None,
         chunk: int | None = None,
     ) -> tuple[DynamicCache, torch.Tensor]:
-        """Run the model over the ids and keep its KV.
+        """Run the model over the ids (T,) and keep its KV.
 
-        ``cache`` may already hold the KV of the first ids (a shared prefix); it is extended in place. If it holds
-        all of them, the last is cut off and run again, for its logits. ``chunk``: run at most so many tokens at a
-        time, which bounds memory and changes the KV by float noise; None runs them in one pass.
+        Args:
+            ids: token ids of this target.
+            cache: may already hold the KV of the first ids (a shared prefix); it is extended in place. If it
+                holds all of them, the last is cut off and run again, for its logits.
+            chunk: run at most so many tokens at a time, which bounds memory and changes the KV by float noise;
+                None runs them in one pass.
 
-        Returns the cache, which covers all ids, and the logits of the last position, shape (vocab_size,).
+        Returns:
+            The cache, which covers all ids, and the logits of the last position, (vocab_size,).
 
-        Raises ContentError for ids the target cannot take, UsageError for a cache longer than the ids, ModelError
-        if the model fails or keeps no DynamicCache.
+        Raises:
+            ContentError: the target cannot take the ids.
+            UsageError: the cache is longer than the ids, or the chunk is below 1.
+            ModelError: the model fails or keeps no DynamicCache.
         """
         array = self.check_ids(ids)
         if chunk is not None and chunk < 1:
@@ -264,9 +280,12 @@ class Target:
         return cache, logits
 
     def prefill_queued(self, ids: torch.Tensor) -> tuple[DynamicCache, torch.Tensor]:
-        """`prefill` of ids (T,), int64, that are on the target's device, or will be when what is queued there has run.
+        """Run `prefill` on ids (T,), int64, that are on the target's device, or will be after the work queued there.
 
-        Nothing of them is looked at here: they must be within the vocabulary and the positions. Raises ModelError.
+        The ids are not checked here: they must be within the vocabulary and the positions.
+
+        Raises:
+            ModelError: the model fails or keeps no DynamicCache.
         """
         cache = self._new_cache()
         logits = self._run(cache, input_ids=ids[None], **self._last_only)[0, -1]
@@ -277,10 +296,14 @@ class Target:
     def prefill_many(
         self, rows: Sequence[tuple[Sequence[int] | NDArray[Any], DynamicCache | None]]
     ) -> list[tuple[DynamicCache, torch.Tensor]]:
-        """`prefill` for many sessions in one pass: (ids, cache of the first of them or None) each; answers in their order.
+        """Run `prefill` for many sessions in one pass, and return the answers in their order.
 
-        The caches given are not changed. Rows are padded to the longest and masked, so a KV differs from that of a single
-        prefill by float noise. A target that keeps windows or states runs them one by one. Errors are those of `prefill`.
+        Each row is (ids (T,), cache of the first of them or None). The caches given are not changed. Rows are
+        padded to the longest and masked, so a KV differs from that of a single prefill by float noise. A
+        target that keeps windows or states runs them one by one.
+
+        Raises:
+            PltzError: as `prefill`.
         """
         import torch
 
@@ -309,13 +332,17 @@ class Target:
         *,
         logits: torch.Tensor | None = None,
     ) -> list[int]:
-        """Continue greedily: at most ``n`` new ids, ending with the first of ``eos_ids`` or at ``max_positions``.
+        """Continue greedily by at most ``n`` new ids, ending with the first of ``eos_ids`` or at ``max_positions``.
 
-        ``cache`` covers ``ids``, or the first of them; ``logits`` are those of the last id as ``prefill`` returned
-        them. Given both, the result equals ``model.generate(ids, do_sample=False, max_new_tokens=n)``. Without
-        logits the rest of the ids (or the last, if the cache covers all) is run first. Errors are those of ``prefill``.
+        ``cache`` covers ``ids`` (T,), or the first of them. ``logits`` (vocab_size,) are those of the last id
+        as ``prefill`` returned them. Given both, the result equals ``model.generate(ids, do_sample=False,
+        max_new_tokens=n)``. Without logits the rest of the ids (or the last, if the cache covers all) is run
+        first.
 
         The cache grows: afterwards it covers ids and all new ids but the last.
+
+        Raises:
+            PltzError: as ``prefill``.
         """
         if logits is None or int(cache.get_seq_length()) != len(ids):
             cache, logits = self.prefill(ids, cache=cache)
@@ -331,7 +358,11 @@ class Target:
         return new
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text by the target's tokenizer, special tokens in it recognised, none added."""
+        """Return the token ids of a text by the target's tokenizer, special tokens in it recognised, none added.
+
+        Raises:
+            ContentError: the tokenizer cannot take the text.
+        """
         try:
             ids = self.tokenizer.encode(text, add_special_tokens=False)
         except (TypeError, ValueError) as exc:  # lone surrogates have no UTF-8
@@ -339,19 +370,21 @@ class Target:
         return [int(i) for i in ids]
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
-        """The text of some ids, special tokens included, nothing tidied up."""
+        """Return the text of some ids (T,), special tokens included, nothing tidied up."""
         flat = [int(i) for i in ids]
         return str(self.tokenizer.decode(flat, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def render(self, chat: Any, *, add_generation_prompt: bool = False) -> list[int]:
-        """Token ids of a chat by the target's chat template: what a server of this model would prefill.
+        """Return the token ids of a chat by the target's chat template, as a server of this model would prefill them.
 
-        ``chat``: {"messages": [...]}, a list of messages, or {"conversations": [...]} (ShareGPT).
-        A "tools" key beside "messages" goes to the template. As on every server, the text of a special token inside
-        a message becomes that token.
+        ``chat``: {"messages": [...]}, a list of messages, or {"conversations": [...]} (ShareGPT). A "tools"
+        key beside "messages" goes to the template. As on every server, the text of a special token inside a
+        message becomes that token.
 
-        Raises OpaqueContentError for a part that is not text, ContentError if this is no chat or the template
-        refuses it, ModelError if the target has no chat template.
+        Raises:
+            OpaqueContentError: a part is not text.
+            ContentError: this is no chat, or the template refuses it.
+            ModelError: the target has no chat template.
         """
         messages, tools = _messages(chat)
         if not getattr(self.tokenizer, "chat_template", None):
@@ -384,14 +417,14 @@ class Target:
             ) from exc
 
     def _forward(self, ids: NDArray[np.int64], cache: DynamicCache) -> torch.Tensor:
-        """Run ids (T,) after what the cache holds; the logits of the last position, (vocab_size,)."""
+        """Run ids (T,) after the tokens in the cache; return the logits of the last position, (vocab_size,)."""
         import torch
 
         batch = torch.from_numpy(np.ascontiguousarray(ids))[None].to(self.device)  # (1, T)
         return self._run(cache, input_ids=batch, **self._last_only)[0, -1]
 
     def _run(self, cache: DynamicCache, **inputs: Any) -> torch.Tensor:
-        """One pass of the model after what the cache holds; logits (B, positions kept, vocab_size)."""
+        """Run one pass of the model after the tokens in the cache; return logits (B, positions kept, vocab_size)."""
         import torch
 
         tokens = inputs["input_ids"].numel()
@@ -410,7 +443,12 @@ class Target:
 
 
 def as_seen_by(model: Target, session: Session) -> Session:
-    """The session as the ids that ``model`` would prefill."""
+    """Return the session as the ids that ``model`` would prefill.
+
+    Raises:
+        ContentError: a text is not UTF-8, or the template refuses a chat.
+        ModelError: the target has no chat template.
+    """
     if session.kind == "ids":
         return session
     if session.kind == "chat":
@@ -422,7 +460,7 @@ def as_seen_by(model: Target, session: Session) -> Session:
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The ids that end a generation: of the generation config, else of the config, else of the tokenizer."""
+    """Return the ids that end a generation: of the generation config, else of the config, else of the tokenizer."""
     for holder in (getattr(model, "generation_config", None), model.config, tokenizer):
         found = getattr(holder, "eos_token_id", None)
         if found is not None:
@@ -431,13 +469,13 @@ def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def _last_only(model: Any) -> dict[str, int]:
-    """The argument that asks a model's head for the last position alone, under the name this model has for it."""
+    """Return the argument that asks a model's head for the last position alone, under this model's name for it."""
     parameters = inspect.signature(model.forward).parameters
     return {name: 1 for name in ("logits_to_keep", "num_logits_to_keep") if name in parameters}
 
 
 def _messages(chat: Any) -> tuple[list[dict[str, Any]], list[Any] | None]:
-    """The messages of a chat in the form chat templates take, and its tools."""
+    """Return the messages of a chat in the form chat templates take, and its tools."""
     tools = None
     if isinstance(chat, Mapping):
         tools = chat.get("tools")

@@ -326,8 +326,7 @@ def _offsets(lengths: columns.U32, first: int, end: int) -> I64:
 
 
 def _check_columns(sizes: columns.U32, lengths: columns.U32) -> None:
-    """Check counts against frame lengths, for all sessions at once. An extended frame is held to the looser
-    bound."""
+    """Check counts against frame lengths, for all sessions at once. An extended frame is held to the looser bound."""
     kinds = sizes & KIND_EXTENDED
     counts = (sizes >> KIND_BITS).astype(np.int64)
     if (over := np.flatnonzero(counts > MAX_COUNT)).size:

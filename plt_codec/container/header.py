@@ -1,5 +1,4 @@
-"""The header of a .pltz file: bundle, contract, tokenizer and target of all its sessions. Spec: FORMAT.md,
-"Container".
+"""The header of a .pltz file: bundle, contract, tokenizer and target of all its sessions. Spec: FORMAT.md, "Container".
 
 >>> head = Header(contract=1, bundle_id=bytes(16))
 >>> Header.decode(head.encode() + b"frames follow") == (head, 28)

@@ -38,8 +38,10 @@ def gained(x: Ints, gain: int, gains: Ints) -> Ints:
 
 
 def cumulative(logits: Ints, exp: Ints) -> Ints:
-    """Turn logits (n,) into cumulative frequencies (n + 1,): NUMERICS.md, "frequencies". ``exp`` is table.exp,
-    (64,)."""
+    """Turn logits (n,) into cumulative frequencies (n + 1,): NUMERICS.md, "frequencies".
+
+    ``exp``: table.exp, (64,).
+    """
     n = len(logits)
     e = np.minimum(logits.max() - logits, 1983)
     w = exp[e & 63] >> (e >> 6)
@@ -140,8 +142,7 @@ class Oracle:
         return cumulative(logits, self.t["table.exp"])
 
     def member_frequencies(self, x: Ints, c: int) -> Ints:
-        """Return the cumulative member frequencies, (129,), of a residual (d,) whose token is of class ``c``.
-        """
+        """Return the cumulative member frequencies, (129,), of a residual (d,) whose token is of class ``c``."""
         t = self.t
         z = np.clip(x + rs(t["shift.w"][c] * t["shift.m"][c], 16), -RESIDUAL_MAX, RESIDUAL_MAX)
         rows = slice(c * CLASS, (c + 1) * CLASS)
@@ -153,8 +154,7 @@ class Oracle:
     def sequence(
         self, tokens: npt.NDArray[np.integer], layout: Layout, context: Sequence[int] = ()
     ) -> list[tuple[int, Ints, Ints]]:
-        """Return (token, class frequencies, member frequencies) for each token (T,), in coding order of
-        positions.
+        """Return (token, class frequencies, member frequencies) for each token (T,), in coding order of positions.
 
         ``context``: ids of the tokens before the sequence. The frequencies are cumulative, (classes + 1,) and
         (129,).

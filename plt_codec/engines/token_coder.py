@@ -46,8 +46,8 @@ class TokenCoder:
 
         Args:
             sequences: ids of the bundle's vocabulary.
-            contexts: the tokens before each sequence, (m,) or None, which its decoder will know too. The last
-                M count.
+            contexts: the tokens before each sequence, (m,) or None, which its decoder will know too. The last M
+                count.
             lanes, steps: layout of the blocks; None is the default rule.
             progress: called with the number of tokens done since the last call.
 
@@ -267,8 +267,7 @@ class _Reader(_Side):
 
 
 class _Contexts:
-    """The memories of contexts: each is computed once per batch, and kept while the next batch needs it too.
-    """
+    """The memories of contexts: each is computed once per batch, and kept while the next batch needs it too."""
 
     def __init__(self, engine: TorchEngine):
         self.engine = engine

@@ -35,8 +35,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def exactly(method: F) -> F:
-    """Wrap a method to run without autograd, autocast or reduced float32 precision, whatever the caller has set.
-    """
+    """Wrap a method to run without autograd, autocast or reduced float32 precision, whatever the caller has set."""
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **options: Any) -> Any:
@@ -60,8 +59,7 @@ def rs(a: Tensor, n: int) -> Tensor:
 
 @dataclass
 class Memory:
-    """The keys and values of the last positions of a block: per layer (kv_heads, positions, head_dim) float32.
-    """
+    """The keys and values of the last positions of a block: per layer (kv_heads, positions, head_dim) float32."""
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -217,8 +215,7 @@ class TorchEngine:
         return self.cos[j][:, None], self.sin[j][:, None]
 
     def _heads(self, i: int, x: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q (rows, heads, D) and k, v (rows, kv_heads, D), float32 integers, of residuals (rows, d).
-        """
+        """Return q (rows, heads, D) and k, v (rows, kv_heads, D), float32 integers, of residuals (rows, d)."""
         s, (cos, sin) = self.shape, turns
         y = self.layers[i][0](self._norm(x, s.norm_gain, self.norm_in[i])).view(len(x), -1, s.head_dim)
         qk = y[:, : s.heads + s.kv_heads].clamp(-32767, 32767)
@@ -228,8 +225,10 @@ class TorchEngine:
         return qk[:, : s.heads], qk[:, s.heads :], y[:, s.heads + s.kv_heads :].clamp(-127, 127).float()
 
     def _weigh(self, i: int, score: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """Turn scores (..., kv_heads, group, rows, keys) float32 into attention weights float32; `hidden` keys
-        get none."""
+        """Turn scores (..., kv_heads, group, rows, keys) float32 into attention weights float32.
+
+        `hidden` keys get none.
+        """
         if hidden is not None:
             score.masked_fill_(hidden, float("-inf"))
         e = (score.amax(-1, keepdim=True) - score).clamp_(max=float(1 << 22)).long()
@@ -241,8 +240,10 @@ class TorchEngine:
         return rs(w.mul_(share), 24).float()
 
     def _mix(self, weight: Tensor, value: Tensor) -> Tensor:
-        """Multiply weights (..., rows, keys) and values (..., keys, D) to attention output, float32 integers
-        within 127."""
+        """Multiply weights (..., rows, keys) and values (..., keys, D).
+
+        Return attention output, float32 integers within 127.
+        """
         return rs((weight @ value).long(), 15).clamp_(-127, 127).float()
 
     def _join(self, i: int, x: Tensor, o: Tensor) -> Tensor:
@@ -281,8 +282,7 @@ class TorchEngine:
 
     @exactly
     def member_frequencies(self, x: Tensor, classes: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """Return member frequencies (rows, 128), summing to 2^24, of residuals (rows, d) and their classes
-        (rows,)."""
+        """Return member frequencies (rows, 128), summing to 2^24, of residuals (rows, d) and their classes (rows,)."""
         c = torch.from_numpy(np.asarray(classes, np.int64)).to(self.device)
         z = (x + self.shift[c]).clamp_(-RESIDUAL_MAX, RESIDUAL_MAX)
         a = self._norm(z, self.shape.norm_gain, self.norm_out)
@@ -421,8 +421,7 @@ class Stepper:
 
     @staticmethod
     def cache_bytes(engine: TorchEngine, block: Block, remembered: int) -> int:
-        """Return the bytes of keys and values of a block while it is stepped, with `remembered` positions before
-        it."""
+        """Return the bytes of keys and values of a block while it is stepped, with `remembered` positions before it."""
         s = engine.shape
         return (remembered + block.steps * block.lanes) * s.kv_heads * s.head_dim * 8 * s.layers
 

@@ -249,9 +249,7 @@ class _Side:
         self.data, self.lanes, self.steps = data, layout.lanes or 0, layout.steps or 0
 
     def request(self, context: int) -> _Request:
-        """Return the request that C reads. `context`: number of the earlier request that holds its context, or
-        -1.
-        """
+        """Return the request that C reads. `context`: number of the earlier request that holds its context, or -1."""
         at, size = self.tokens.ctypes.data, len(self.tokens)
         return _Request(at, size, self.data, len(self.data), self.lanes, self.steps, self.first, context)
 
@@ -279,8 +277,7 @@ def _requests(sides: list[_Side]) -> tuple[list[_Request], list[int]]:
 
 
 def _error(code: int, request: _Request) -> Exception:
-    """Return the error that a negative answer of pltz_run means, in the words of range_coder.py and
-    token_coder.py."""
+    """Return the error that a negative answer of pltz_run means, in the words of range_coder.py and token_coder.py."""
     if code == -1:
         return ModelError("not enough memory for the keys and values of one sequence")
     if code == -2:
