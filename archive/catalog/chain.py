@@ -274,7 +274,7 @@ class Chains:
         first, *others = self._places[segment]
         for item in others:
             if item.record.parent != first.record.parent:
-                continue  # an id determines its tower, so one of both is crafted; the tower was walked by the first
+                continue  # an id determines its tower, so one of both is crafted
             above = self.above(item)
             answer = above if isinstance(above, PltzError) else self._single(item, above)
             if not isinstance(answer, PltzError):

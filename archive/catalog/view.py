@@ -225,7 +225,7 @@ class View:
             there = {pack for pack in unexplained if is_there(self.store, f"packs/{pack.hex()}")}
             taken = self._take_in(there) if there else set()
             if unexplained - taken:
-                self.ledger.refresh(names)  # after the absence was seen: a collector records before it deletes
+                self.ledger.refresh(names)  # after seeing the absence: entries precede deletions
             state = self.ledger.state
             self._absent = {pack: state(pack) or PackState.MISSING for pack in unseen - taken}
             self._seen -= self.ledger.deleted

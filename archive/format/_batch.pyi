@@ -1,4 +1,4 @@
-"""Types of many.c."""
+"""Types of batch.c."""
 
 from collections.abc import Sequence
 from typing import TypeAlias

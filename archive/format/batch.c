@@ -1,21 +1,25 @@
-/* What a put does to thousands of rows, without Python for each: naming them, comparing what was decoded, placing their bytes in a pack.
+/* Operations of a put on thousands of rows without Python for each: hash them, compare the decoded ones, scatter their
+ * bytes into a pack.
  *
  *     digests(b"pltz segment".ljust(16, b"\0"), 32, 0, (b"head",) * 2, [b"row", b"another"])
- *         -> bytes of hashlib.blake2b(b"headrow", digest_size=32, person=b"pltz segment").digest(), then those of b"headanother"
+ *         -> bytes of hashlib.blake2b(b"headrow", digest_size=32, person=b"pltz segment").digest(),
+ *            then those of b"headanother"
  *     same([array([7, 1], "u4"), array([2], "u4")], [array([7, 1], "u4"), array([2], "u4")])
- *         -> 7, the largest of all these numbers of 32 bits; -1 where some row is not, byte for byte, the one at its place
+ *         -> 7, the largest of all these 32-bit numbers; -1 where a row differs in any byte from the one at its place
  *     place(out, begins, sizes, pieces): out[begin : begin + size] = piece, for each size that is not 0
  *
- * Rows are any contiguous buffers, which nobody may write to meanwhile; the interpreter is let go of.
+ * Rows are any contiguous buffers. Nobody may write to them meanwhile, because the GIL is released.
  *
- * digests: BLAKE2b (RFC 7693). `key`: bytes of the key, 0 for none; each head begins with the key then, padded with zeros to a block of 128 bytes, as
- * the RFC says. hashlib hashes one message after the other, and its core waits for itself: here there are eight abreast with AVX-512, four with AVX2
- * (blake2b_lanes.h). `lanes` is 0 where the processor has neither: hashlib is as good then. Segments of 530 and 4000 tokens, half and half, on one core
+ * digests: BLAKE2b (RFC 7693). `key`: bytes of the key, 0 for none. With a key each head begins with it, padded with
+ * zeros to a block of 128 bytes, as the RFC says. hashlib hashes one message after the other, each a chain of dependent
+ * instructions. Here eight messages are hashed at once with AVX-512, four with AVX2 (blake2b_lanes.h). `lanes` is 0
+ * where the processor has neither: hashlib is as good then. Segments of 530 and 4000 tokens, half and half, on one core
  * of a Zen 4: 3.4 GB/s with AVX-512, 2.1 with AVX2; hashlib 0.9.
  *
- * Why not hashlib, which is right and well kept: it lets go of the interpreter for a single message at a time, and naming is a quarter of what a put of small
- * sessions costs. A writer of a million of them does 27 thousand a second with it and 34 thousand with this (2 cores, nothing else running). ids.py looks at
- * the first digests of a process beside hashlib's, and leaves the work to that where they differ. */
+ * hashlib is correct and well maintained, but releases the GIL for one message at a time, and naming is a quarter of
+ * the cost of a put of small sessions. A writer of a million of them does 27 thousand per second with hashlib and 34
+ * thousand with this (2 cores, nothing else running). ids.py compares the first digests of a process with hashlib's,
+ * and uses hashlib where they differ. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
@@ -52,7 +56,7 @@ static inline uint32_t load_u32(const uint8_t *at)
     return word;
 }
 
-/* The block of a message from byte `at` on: where it lies, or put together in `room`, padded with zeros. */
+/* Return the block of a message from byte `at` on: in place, or assembled in `room` and padded with zeros. */
 static const uint8_t *block_at(const Message *one, size_t at, uint8_t *room)
 {
     if (at >= one->head_size && at - one->head_size + BLOCK <= one->row_size)
@@ -106,7 +110,7 @@ static void hash(int abreast, const Message *messages, size_t count, const uint6
 }
 #endif
 
-/* Lets go of the first `held` of so many buffers, and of the memory they stand in. */
+/* Release the first `held` buffers and free their array. */
 static void release(Py_buffer *buffers, Py_ssize_t held)
 {
     while (held)
@@ -114,7 +118,7 @@ static void release(Py_buffer *buffers, Py_ssize_t held)
     PyMem_Free(buffers);
 }
 
-/* The buffers of a list; NULL with an error set. */
+/* Return the buffers of a list; NULL with an error set. */
 static Py_buffer *hold(PyObject *rows, Py_ssize_t count)
 {
     Py_buffer *buffers = PyMem_New(Py_buffer, count);
@@ -128,7 +132,7 @@ static Py_buffer *hold(PyObject *rows, Py_ssize_t count)
     return buffers;
 }
 
-/* Messages of so many heads and rows. -1 with an error set. */
+/* Fill `count` messages from heads and rows. Return -1 with an error set. */
 static int fill(Message *messages, PyObject *heads, const Py_buffer *rows, Py_ssize_t count, uint8_t *out, int size)
 {
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -137,8 +141,8 @@ static int fill(Message *messages, PyObject *heads, const Py_buffer *rows, Py_ss
             PyErr_SetString(PyExc_TypeError, "expected heads as bytes");
             return -1;
         }
-        messages[i] =
-            (Message){(const uint8_t *)PyBytes_AS_STRING(head), rows[i].buf, (size_t)PyBytes_GET_SIZE(head), (size_t)rows[i].len, out + i * size};
+        messages[i] = (Message){(const uint8_t *)PyBytes_AS_STRING(head), rows[i].buf, (size_t)PyBytes_GET_SIZE(head),
+                                (size_t)rows[i].len, out + i * size};
     }
     return 0;
 }
@@ -150,7 +154,8 @@ static PyObject *digests(PyObject *self, PyObject *args)
     Py_ssize_t person_size;
     int size, key, abreast = lanes();
     PyObject *heads, *rows;
-    if (!PyArg_ParseTuple(args, "y#iiO!O!|i", &person, &person_size, &size, &key, &PyTuple_Type, &heads, &PyList_Type, &rows, &abreast))
+    if (!PyArg_ParseTuple(args, "y#iiO!O!|i", &person, &person_size, &size, &key, &PyTuple_Type, &heads, &PyList_Type,
+                          &rows, &abreast))
         return NULL;
     const Py_ssize_t count = PyList_GET_SIZE(rows);
     if (person_size != 16 || size < 1 || size > MOST || key < 0 || key > MOST || PyTuple_GET_SIZE(heads) != count)
@@ -182,7 +187,7 @@ static PyObject *digests(PyObject *self, PyObject *args)
     return found;
 }
 
-/* The (N,) int64 of a buffer; 0 with an error set where it is another size. */
+/* Return the (N,) int64 of a buffer; 0 with an error set where its size differs. */
 static const int64_t *numbers(const Py_buffer *buffer, Py_ssize_t count)
 {
     if (buffer->len == count * 8 && (uintptr_t)buffer->buf % 8 == 0)
@@ -191,7 +196,7 @@ static const int64_t *numbers(const Py_buffer *buffer, Py_ssize_t count)
     return NULL;
 }
 
-/* A piece of `size` bytes to its place; 0 with an error set where it has another size, or is no piece. */
+/* Copy a piece of `size` bytes to its place. Return 0 with an error set where it has another size or is no buffer. */
 static int put(PyObject *piece, uint8_t *out, int64_t size)
 {
     Py_buffer bytes;

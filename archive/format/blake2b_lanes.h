@@ -1,4 +1,5 @@
-/* BLAKE2b (RFC 7693) of many messages abreast, one in each lane of a vector. Define TARGET, LANES and NAMED(name) first; included once for each width. */
+/* BLAKE2b (RFC 7693) of many messages at once, one in each lane of a vector.
+ * Define TARGET, LANES and NAMED(name) first. Included once for each vector width. */
 
 typedef uint64_t NAMED(Words) __attribute__((vector_size(8 * LANES)));
 
@@ -9,8 +10,10 @@ TARGET static inline NAMED(Words) NAMED(all)(uint64_t value)
     return words;
 }
 
-/* One block of each lane: `h` goes on; `t`: bytes of the message up to its end; `last`: all bits set in the last block. */
-TARGET static void NAMED(compress)(NAMED(Words) h[8], const uint8_t *const block[LANES], NAMED(Words) t, NAMED(Words) last)
+/* Compress one block of each lane into `h`. `t`: bytes of the message up to the block's end; `last`: all bits set in
+ * the last block. */
+TARGET static void NAMED(compress)(NAMED(Words) h[8], const uint8_t *const block[LANES], NAMED(Words) t,
+                                   NAMED(Words) last)
 {
     NAMED(Words) m[16] = {{0}}, v[16];
     for (int w = 0; w < 16; w++)
@@ -60,7 +63,7 @@ TARGET static void NAMED(compress)(NAMED(Words) h[8], const uint8_t *const block
         h[i] ^= v[i] ^ v[i + 8];
 }
 
-/* All digests. A lane that is done takes the next message, so it matters little how long they are. */
+/* Compute all digests. A lane that is done takes the next message, so unequal lengths cost little. */
 TARGET static void NAMED(hash)(const Message *messages, size_t count, const uint64_t start[8], size_t size)
 {
     NAMED(Words) h[8], t = {0}, last = {0};

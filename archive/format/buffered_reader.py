@@ -1,19 +1,18 @@
-"""Window: a stretch of a file as if it were in memory, of which only some is.
+"""Buffered reader: a range of a file that reads like a buffer, with only a part of it in memory.
 
-data = Window(read, begin, end)
-data.move(0)        some MiB are at hand
-data[5:9]           from there; what is not at hand is read for itself, and what is stays
+data = Window(read, begin, end) data.move(0)        some MiB are in memory from here on data[5:9]
+taken from there; other bytes are read separately, and the buffer stays
 """
 
 from __future__ import annotations
 
 from pltz.archive.format.byte_source import Reader, exactly
 
-AT_HAND = 4 << 20  # bytes
+AT_HAND = 4 << 20  # bytes in memory
 
 
 class Window:
-    """See the head of this file. ``data[a:b]`` raises CorruptError where the file was cut off."""
+    """A range of a file as a buffer. ``data[a:b]`` raises CorruptError where the file was cut off."""
 
     def __init__(self, read: Reader, begin: int, end: int):
         self._read, self._begin, self._size = read, begin, end - begin
@@ -29,11 +28,14 @@ class Window:
         return memoryview(exactly(self._read, self._begin + begin, max(0, end - begin)))
 
     def at_hand(self, at: int) -> memoryview:
-        """What is at hand from ``at`` on, which may be nothing."""
+        """Return the buffered bytes from ``at`` on, which may be none."""
         return self._data[at - self._at :] if at >= self._at else self._data[:0]
 
     def move(self, at: int) -> memoryview:
-        """Have at hand what follows ``at``, `AT_HAND` or less. Raises CorruptError where the file was cut off."""
+        """Buffer the bytes that follow ``at``, at most `AT_HAND`, and return them.
+
+        Raises CorruptError where the file was cut off.
+        """
         self._at, self._data = at, memoryview(b"")
         self._data = self[at : at + AT_HAND]
         return self._data

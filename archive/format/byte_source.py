@@ -1,4 +1,4 @@
-"""Byte sources: files and other things whose bytes are read by offset. No format reads a disk except through one of these."""
+"""Byte sources: files and other objects that are read by offset. Formats read the disk only through these."""
 
 from __future__ import annotations
 
@@ -7,27 +7,37 @@ from typing import Protocol
 
 from pltz.plt_codec.errors import CorruptError
 
-PIECE = 1 << 20  # bytes read at once of what is read from end to end
+PIECE = 1 << 20  # bytes per read of a file that is read from end to end
 
 Reader = Callable[[int, int], bytes | memoryview]  # offset, size -> at most so many bytes
 
 
 class File(Protocol):
-    """A file that is open: it stays readable after an unlink, and is closed when nobody holds it any more."""
+    """An open file: it stays readable after an unlink, and is closed when its last reference goes."""
 
     @property
     def size(self) -> int:
-        """Bytes, when it was opened."""
+        """Return the bytes that it had when it was opened."""
 
     def read(self, offset: int, size: int) -> bytes | memoryview:
-        """At most ``size`` bytes at ``offset``; fewer at the end of the file. Raises OSError where the disk fails."""
+        """Return at most ``size`` bytes at ``offset``, fewer at the end of the file.
+
+        Raises OSError where the disk fails.
+        """
 
     def fill(self, room: memoryview, offset: int) -> int:
-        """Read into ``room``, which is filled unless the file ends before; how many bytes. Raises OSError where the disk fails."""
+        """Read into ``room`` and return the bytes read, fewer than its size only at the end of the file.
+
+        Raises OSError where the disk fails.
+        """
 
     def map(self) -> memoryview:
-        """All of it, mapped where the system can. Where the disk fails, or somebody cut the file off, touching what was never read
-        ends the process by a signal: so who maps reads a range before it touches it (`index_file.FileIndex`)."""
+        """Return all bytes, mapped where the system can.
+
+        If the disk fails or the file is cut off, touching bytes that were never read ends the process by a
+        signal. So read each range before touching its part of the map (`index_file.FileIndex`). Raises
+        OSError.
+        """
 
 
 class Held:
@@ -50,13 +60,19 @@ class Held:
 
 
 def pieces(read: Reader, begin: int, end: int, most: int = PIECE) -> Iterator[bytes | memoryview]:
-    """The bytes from ``begin`` to ``end``, at most so many at a time. Raises CorruptError where they are not all there, and what ``read`` raises."""
+    """Yield the bytes from ``begin`` to ``end`` in pieces of at most ``most`` bytes.
+
+    Raises CorruptError where some are missing, and the errors of ``read``.
+    """
     for at in range(begin, end, most):
         yield exactly(read, at, min(most, end - at))
 
 
 def exactly(read: Reader, offset: int, size: int) -> bytes | memoryview:
-    """So many bytes. Raises CorruptError where the file ends before: somebody cut it off since it was opened."""
+    """Return ``size`` bytes from ``offset``.
+
+    Raises CorruptError where the file ends before: it was cut off since it was opened.
+    """
     data = read(offset, size)
     if len(data) != size:
         raise CorruptError(

@@ -1,6 +1,6 @@
-"""A context: what many records of a pack share, so that it stands once in the pack's table. Spec: FORMAT.md, "Pack".
+"""A context: fields that many records share, stored once in a pack's table. Spec: FORMAT.md, "Pack".
 
-whose, coded how, for what, under which key    83 bytes and the name of the domain
+domain, codec, target, key root    83 bytes and the name of the domain
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.varint import read_varint, write_varint
 
 FORM = struct.Struct("<B16s16s16sH16sBBB8s5s")
-ALONE, TOWER, FAST, TURN = 0, 1, 2, 4  # modes: bits
+ALONE, TOWER, FAST, TURN = 0, 1, 2, 4  # bits of the mode
 CLEAR, SEALED = 0, 1  # ciphers
 NO_ROOT = bytes(8)
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What many records share: see the table in FORMAT.md."""
+    """The fields that many records share: see the table in FORMAT.md."""
 
     domain_kind: int
     domain: bytes
@@ -30,13 +30,13 @@ class Context:
     bundle: bytes
     contract: int
     target: bytes = NONE
-    kind: int = 2  # of the session: 0 chat, 1 text, 2 ids
+    kind: int = 2  # kind of the session: 0 chat, 1 text, 2 ids
     mode: int = ALONE
     cipher: int = CLEAR
-    root: bytes = NO_ROOT  # of the keys, where there are any
+    root: bytes = NO_ROOT  # root of the key tree, zeros without encryption
 
     def encode(self) -> bytes:
-        """Raises ContentError where the name is too long."""
+        """Return the bytes of the context in a table. Raises ContentError where the name is too long."""
         name = self.domain_name.encode()
         if len(name) > MAX_NAME:
             raise ContentError(f"the name of a domain has {len(name)} bytes, at most {MAX_NAME} are allowed")
@@ -57,7 +57,7 @@ class Context:
 
 
 def read_context(table: bytes, at: int) -> tuple[Context, int]:
-    """The context at ``table[at]``, and where it ends. Raises CorruptError, VersionError."""
+    """Return the context at ``table[at]`` and the offset of its end. Raises CorruptError, VersionError."""
     if at + FORM.size > len(table):
         raise CorruptError("the table of the pack ends in a context: damaged")
     domain_kind, domain, tokenizer, bundle, contract, target, kind, mode, cipher, root, rest = (

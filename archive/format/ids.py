@@ -1,7 +1,8 @@
-"""Identities: what a domain, segment, session and version are called. Spec: FORMAT.md, "Identities".
+"""Identities of domains, segments, sessions and versions. Spec: FORMAT.md, "Identities".
 
-A segment's id fixes its whole tower (the parent's id is hashed in), hence context and position, which is exactly when
-its KV may be used again. Names are 16 bytes of BLAKE2b with a personalisation each, so no kind is mistaken for another.
+A segment's id fixes its whole tower, because the parent's id is hashed in. It therefore fixes context and
+position, which is exactly the condition for reusing its KV. Names are 16 bytes of BLAKE2b, with a
+personalisation for each kind, so that no kind is mistaken for another.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from pltz.plt_codec.errors import ContentError
 
 try:
     from pltz.archive.format import _batch
-except ImportError:  # it is built where there is a C compiler
+except ImportError:  # built only where there is a C compiler
     _batch = None  # type: ignore[assignment]
-many = _batch  # looked at before each use: it may be None
+many = _batch  # may be None: check before each use
 
 Tokens = npt.NDArray[np.integer[Any]]  # (T,) token ids
 
 SIZE = 16  # bytes of every identity
 NONE = bytes(SIZE)  # no parent, empty tower, any target
-TENANT, BASE = 0, 1  # kinds of domain
-MAX_TOKENS = (1 << 31) - 1  # a segment; also the largest token id
+TENANT, BASE = 0, 1  # kinds of a domain
+MAX_TOKENS = (1 << 31) - 1  # tokens per segment; also the largest token id
 U32 = np.dtype("<u4")
-MOST_THREADS = 4  # that hash
-# tokens in the mean, and rows, before more than one does: below 2 KiB hashlib keeps the interpreter
+MOST_THREADS = 4  # hashing at once
+# mean tokens per row, and rows, from which several threads hash: below 2 KiB hashlib holds the GIL
 LEAST_ROW, LEAST_ROWS = 600, 64
-LEAST_ABREAST = 1 << 18  # tokens, before more than one does with `many.c`
+LEAST_ABREAST = 1 << 18  # tokens from which several threads hash with `batch.c`
 SEGMENT = b"pltz segment"
-BLOCK = 128  # bytes of BLAKE2b: a key is padded to so many
+BLOCK = 128  # bytes of a BLAKE2b block, to which a key is padded
 
 
 def domain_id(kind: int, name: str) -> bytes:
-    """What a tenant or a family of base prompts is called.
+    """Return the id, 16 bytes, of a tenant or of a family of base prompts. Raises ContentError.
 
     >>> domain_id(TENANT, "acme") == domain_id(BASE, "acme")
     False
@@ -52,44 +53,52 @@ def domain_id(kind: int, name: str) -> bytes:
 
 
 def segment_id(domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
-    """``tokens``: (T,), each in 0..2^31-1 (see `checked`); the other arguments have 16 bytes."""
+    """Return the id of a segment, 16 bytes.
+
+    ``tokens``: (T,), each in 0..2^31-1 (see `checked`). The other arguments have 16 bytes.
+    """
     return segment_digest(domain, tokenizer, parent, tokens)[:SIZE]
 
 
 def segment_digest(domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
-    """32 bytes that begin with the segment's id; all of them tell apart what was crafted to have one id."""
+    """Return the digest of a segment, 32 bytes; the first 16 are its id.
+
+    All 32 bytes tell apart segments crafted to share an id. ``tokens``: (T,), each in 0..2^31-1.
+    """
     return segment_head(domain, tokenizer, parent).digest(tokens)
 
 
 class Head(NamedTuple):
-    """What stands before the tokens of a segment in its hash: many segments may have it in common."""
+    """The bytes before a segment's tokens in its hash, which many segments may share."""
 
     data: bytes
     key: bytes = b""
 
     def digest(self, tokens: Tokens) -> bytes:
-        """32 bytes, of the head and (T,) tokens."""
+        """Return the digest, 32 bytes, of the head and ``tokens``, (T,)."""
         state = self.state()
         state.update(np.ascontiguousarray(tokens, U32).data)
         return state.digest()
 
     def state(self) -> hashlib.blake2b:
+        """Return the hash state after the head."""
         return hashlib.blake2b(self.data, digest_size=2 * SIZE, key=self.key, person=SEGMENT)
 
     def block(self) -> bytes:
-        """As it is hashed: a key is a block of its own."""
+        """Return the head as it is hashed: a key fills a block of its own."""
         return self.key.ljust(BLOCK, b"\0") + self.data if self.key else self.data
 
 
 def segment_head(domain: bytes, tokenizer: bytes, parent: bytes) -> Head:
-    """Of the segments below ``parent``, without a key."""
+    """Return the head of the segments below ``parent``, without a key."""
     return Head(domain + tokenizer + parent)
 
 
 def digests(heads: Sequence[Head], rows: Sequence[Tokens]) -> list[bytes]:
-    """A digest each, of a head and then (T,) tokens of type U32, one after the other in memory.
+    """Return the digest, 32 bytes, of each head and its row of (T,) tokens.
 
-    Several are hashed abreast where the processor can, and several threads share the work where it is long: hashing lets go of the interpreter.
+    Rows are contiguous arrays of type U32. Several rows are hashed side by side where the processor can.
+    Several threads share much work, because hashing releases the GIL.
 
     >>> row = np.array([1, 2], np.uint32)
     >>> digests([segment_head(NONE, NONE, NONE)], [row]) == [segment_digest(NONE, NONE, NONE, row)]
@@ -106,7 +115,7 @@ def digests(heads: Sequence[Head], rows: Sequence[Tokens]) -> list[bytes]:
     if threads == 1 or not len(rows) or ends[-1] < least:
         return hashed(heads, rows)
     bounds = [*np.searchsorted(ends, ends[-1] * np.arange(threads) // threads).tolist(), len(rows)]
-    parts = [slice(*bound) for bound in pairwise(bounds)]  # about as many tokens each
+    parts = [slice(*bound) for bound in pairwise(bounds)]  # of about equal numbers of tokens
     with ExitStack() as stack:
         works = [partial(hashed, heads[part], rows[part]) for part in parts]
         others = [stack.enter_context(meanwhile(work)) for work in works[1:]]
@@ -115,7 +124,10 @@ def digests(heads: Sequence[Head], rows: Sequence[Tokens]) -> list[bytes]:
 
 @functools.cache
 def _right(compiled: Any) -> bool:
-    """Whether what was compiled gives hashlib's digests: looked at once a process, by messages around the ends of blocks. Wrong names would be noticed late."""
+    """Return whether the compiled module gives hashlib's digests, for messages around the ends of blocks.
+
+    Checked once per process, because wrong names would be noticed late.
+    """
     rows = [np.arange(n, dtype=U32) for n in (0, 1, 19, 20, 21, 32, 52, 530, 4000)]
     for key in (b"", b"k" * 32):
         heads = [Head(bytes([n]) * 48, key) for n in range(len(rows))]
@@ -129,7 +141,10 @@ def _right(compiled: Any) -> bool:
 def _abreast(
     blocks: Mapping[Head, bytes], key: int, heads: Sequence[Head], rows: Sequence[Tokens], compiled: Any
 ) -> list[bytes]:
-    """``key``: bytes of the keys; ``compiled``: the module of many.c."""
+    """Return digests of the compiled module.
+
+    ``key``: bytes of the keys; ``compiled``: the module of `batch.c`.
+    """
     person = SEGMENT.ljust(hashlib.blake2b.PERSON_SIZE, b"\0")
     found = compiled.digests(person, 2 * SIZE, key, tuple(map(blocks.__getitem__, heads)), list(rows))
     return [found[at : at + 2 * SIZE] for at in range(0, len(found), 2 * SIZE)]
@@ -146,26 +161,29 @@ def _one_by_one(heads: Sequence[Head], rows: Sequence[Tokens]) -> list[bytes]:
 
 
 def session_key(domain: bytes, name: str) -> bytes:
-    """What a session is looked up by."""
+    """Return the key by which a session is looked up, 16 bytes.
+
+    Raises ContentError for a name that is not Unicode.
+    """
     state = _begun(b"pltz session", SIZE, domain).copy()
     state.update(_utf8(name))
     return state.digest()
 
 
 def version_id(key: bytes, number: int, leaf: bytes, time: int) -> bytes:
-    """One version of a session: what is forgotten and restored."""
+    """Return the id of one version of a session, 16 bytes, by which it is forgotten and restored."""
     state = _begun(b"pltz version", SIZE, b"").copy()
     state.update(key + number.to_bytes(4, "little") + leaf + time.to_bytes(8, "little"))
     return state.digest()
 
 
 def digest(person: bytes, *parts: bytes | memoryview) -> bytes:
-    """16 bytes over whole files; `person` keeps kinds of files apart."""
+    """Return 16 bytes over whole files. ``person`` keeps kinds of files apart."""
     return digest_of(person, parts)
 
 
 def digest_of(person: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
-    """`digest` of what is too large to be held at once."""
+    """Return the `digest` of data too large for memory, given in parts."""
     state = hashlib.blake2b(digest_size=SIZE, person=person)
     for part in parts:
         state.update(part)
@@ -173,7 +191,7 @@ def digest_of(person: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
 
 
 def checked(tokens: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Token ids as (T,) int64. Raises ContentError where they are not a flat row of ids in 0..2^31-1.
+    """Return token ids as (T,) int64. Raises ContentError unless they are one row of ids in 0..2^31-1.
 
     >>> checked([1, 2]).tolist()
     [1, 2]
@@ -187,7 +205,11 @@ def checked(tokens: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 
 def _utf8(name: str) -> bytes:
-    """Raises ContentError for what was no text before it became a str, such as a file name in another encoding."""
+    """Return a name as UTF-8.
+
+    Raises ContentError for a name that was not text before it became a str, such as a file name in another
+    encoding.
+    """
     try:
         return name.encode()
     except UnicodeEncodeError as exc:
@@ -196,5 +218,5 @@ def _utf8(name: str) -> bytes:
 
 @functools.lru_cache(4096)
 def _begun(person: bytes, size: int, data: bytes) -> hashlib.blake2b:
-    """A hash of what many begin with, to be copied."""
+    """Return the state of a hash over data that many messages begin with, to be copied."""
     return hashlib.blake2b(data, digest_size=size, person=person)

@@ -1,10 +1,13 @@
-"""Where records lie: sorted, memory-mapped, disposable files over packs, and a small index in memory. Spec: FORMAT.md, "Index".
+"""Indexes: sorted, memory-mapped, disposable files that locate records in packs, and a small index in memory.
+
+Spec: FORMAT.md, "Index".
 
     key (48 bits of an id) --first b bits--> fan --> bucket of 8 to 16 keys --match--> location --> pack, offset
 
-Three sections (segments, sessions, marks) of the same shape. An entry is a hint: the record at the place decides, so a
-short key is enough, and an index can be thrown away. Pieces of 16 KiB are checked when first touched, so opening costs
-nothing a record, and a damaged index raises instead of hiding a session.
+There are three sections (segments, sessions, marks) of the same shape. An entry is a hint: the record at the
+place decides. So a short key is enough, and an index can be thrown away. Pieces of 16 KiB are checked when
+first touched. Opening therefore takes no time per record, and a damaged index raises instead of hiding a
+session.
 """
 
 from __future__ import annotations
@@ -33,10 +36,10 @@ PACK = struct.Struct("<16sI")
 PERSON = b"pltz index"
 KEY_BITS = 48
 UNIT = 8  # bytes of a session key in a sealed archive
-MAX_FAN_BITS = 28  # 2^32 entries, 16 a bucket
+MAX_FAN_BITS = 28  # 2^32 entries, 16 per bucket
 PIECE = 16384  # bytes
 MAX_PACKS = 65536
-MAX_BYTES = 1 << 40  # of the packs of an index
+MAX_BYTES = 1 << 40  # bytes of all packs of an index
 SEGMENTS, SESSIONS, MARKS = 0, 1, 2
 SECTIONS = ("segments", "sessions", "marks")
 
@@ -44,53 +47,62 @@ U64 = npt.NDArray[np.uint64]
 
 
 class Location(NamedTuple):
-    """Where a record is: pack id, byte offset."""
+    """The place of a record: pack id and byte offset."""
 
     pack: bytes
     offset: int
 
 
 class Lookup(Protocol):
-    """What both kinds of index do."""
+    """The interface of both kinds of index."""
 
     @property
     def packs(self) -> dict[bytes, int]:
-        """Packs covered: id -> bytes."""
+        """Return the packs covered: id -> bytes."""
 
     def find(self, section: int, identity: bytes) -> list[Location]:
-        """Places that may hold it, in no order. Raises CorruptError where the index is damaged."""
+        """Return places that may hold an identity, in no order.
+
+        Raises CorruptError where the index is damaged.
+        """
 
     @property
     def names(self) -> list[bytes]:
-        """Ids of the packs, by number."""
+        """Return the ids of the packs, by number."""
 
     def has(self, section: int, keys: U64) -> npt.NDArray[np.bool_]:
-        """(N,) whether it may hold them: False is sure. Raises CorruptError where the index is damaged."""
+        """Return (N,) whether each of (N,) keys may be present; False is certain.
+
+        Raises CorruptError where the index is damaged.
+        """
 
     @property
     def starts(self) -> Sequence[int]:
-        """Where addresses in each of the packs begin, by number, and where they end."""
+        """Return the address at which each pack begins, by number, and the end of the last."""
 
     def addressed(self, section: int) -> tuple[U64, U64]:
-        """All entries: (N,) keys, addresses. Raises CorruptError."""
+        """Return all entries: keys (N,) and addresses (N,). Raises CorruptError."""
 
     def columns(self, section: int) -> tuple[U64, U64, U64]:
-        """All entries: (N,) keys, numbers of packs, offsets in them. Raises CorruptError."""
+        """Return all entries: keys, numbers of packs, and byte offsets in them, (N,) each.
+
+        Raises CorruptError.
+        """
 
     def entries(self, section: int) -> Iterator[tuple[int, Location]]:
-        """All entries, as (key, place)."""
+        """Yield all entries as (key, place). Raises CorruptError."""
 
     def holds(self, section: int) -> bool:
-        """Whether it has any entry of a section."""
+        """Return whether it has any entry of a section."""
 
 
 def key_of(identity: bytes) -> int:
-    """First 48 bits, big-endian."""
+    """Return the first 48 bits of an identity, big-endian."""
     return int.from_bytes(identity[:6], "big")
 
 
 def keys_in(identities: Sequence[bytes]) -> U64:
-    """(N,) keys.
+    """Return the keys of N identities, (N,).
 
     >>> keys_in([bytes(range(16))]).tolist() == [key_of(bytes(range(16)))]
     True
@@ -105,7 +117,7 @@ def _entries(index: Lookup, section: int) -> Iterator[tuple[int, Location]]:
 
 
 def keys_of(record: Record, context: Context) -> list[tuple[int, bytes]]:
-    """What a record is found by: (section, identity)."""
+    """Return (section, identity) of everything by which a record is found."""
     if record.mark:
         return [(MARKS, record.mark.version)]
     found = [(SEGMENTS, record.id)] if record.id is not None else []
@@ -115,14 +127,14 @@ def keys_of(record: Record, context: Context) -> list[tuple[int, bytes]]:
 
 
 def key_of_session(record: Record, context: Context) -> bytes:
-    """Session key of a stored record: of its name, or the one that stands beside its sealed name."""
+    """Return the session key of a stored record, computed from its name or stored beside its sealed name."""
     if record.veil:
         return record.veil[:UNIT] + bytes(SIZE - UNIT)
     return session_key(context.domain, record.name or "")
 
 
 def by_section(rows: Sequence[tuple[int, bytes, int]]) -> dict[int, Entries]:
-    """(section, identity, offset) of all that is in a pack, as a `MemoryIndex` takes them."""
+    """Return entries by section, as `MemoryIndex` takes them, from (section, identity, offset) rows."""
     offsets = [at for _, _, at in rows]
     return {
         section: Entries.of([identity if s == section else None for s, identity, _ in rows], offsets)
@@ -131,7 +143,7 @@ def by_section(rows: Sequence[tuple[int, bytes, int]]) -> dict[int, Entries]:
 
 
 class _Run(NamedTuple):
-    """Entries in the order of their keys: (N,) keys, numbers of their packs, offsets there."""
+    """Entries sorted by key: keys, numbers of their packs, and byte offsets there, (N,) each."""
 
     keys: U64
     numbers: U64
@@ -139,14 +151,14 @@ class _Run(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Entries of a section of one pack: (N,) keys and offsets."""
+    """Entries of a section of one pack: keys and byte offsets, (N,) each."""
 
     keys: U64
     offsets: U64
 
     @classmethod
     def of(cls, identities: Sequence[bytes | None], offsets: Sequence[int]) -> Entries:
-        """Of identities and where their records begin; None is left out."""
+        """Return the entries of identities and the offsets of their records. None is left out."""
         there = [i for i in identities if i is not None]
         places = np.array(offsets, np.uint64)
         if len(there) < len(identities):
@@ -155,7 +167,7 @@ class Entries(NamedTuple):
 
 
 def joined(parts: Sequence[Mapping[int, Entries]]) -> dict[int, Entries]:
-    """What several say of one pack, as one; at least one."""
+    """Return several entries of one pack, by section, as one. There must be at least one."""
     return {
         section: Entries(
             *(np.concatenate(column) for column in zip(*(p[section] for p in parts), strict=True))
@@ -165,7 +177,11 @@ def joined(parts: Sequence[Mapping[int, Entries]]) -> dict[int, Entries]:
 
 
 class MemoryIndex:
-    """An index of packs that no file covers yet: runs of sorted entries, of which a small one is merged into one twice its size or less."""
+    """An index in memory of packs that no file covers yet.
+
+    It holds runs of sorted entries. A run is merged into the one before it if that has at most twice its
+    size.
+    """
 
     def __init__(self) -> None:
         self.packs: dict[bytes, int] = {}
@@ -179,7 +195,7 @@ class MemoryIndex:
         return sum(self.counts.values())
 
     def add_pack(self, pack: bytes, size: int, sections: Mapping[int, Entries]) -> None:
-        """Cover a pack: what is in it."""
+        """Add a pack of ``size`` bytes and its entries by section."""
         self.packs[pack] = size
         self.names.append(pack)
         self.counts[pack] = sum(len(keys) for keys, _ in sections.values())
@@ -230,10 +246,11 @@ class MemoryIndex:
 class FileIndex:
     """An index file, mapped.
 
-    What is touched is read first, piece by piece, and checked: where the disk fails or the file was cut off, that is an error, and a
-    map alone would end the process.
+    Each piece is read and checked before its part of the map is touched. If the disk fails or the file was
+    cut off, the read raises an error, whereas the map alone would end the process.
 
-    Raises VersionError for a newer one, CorruptError where header and sizes do not hold. The rest is checked when touched.
+    Raises VersionError for a newer version, CorruptError where header and sizes do not fit. The rest is
+    checked when touched.
     """
 
     def __init__(self, file: File):
@@ -264,12 +281,15 @@ class FileIndex:
 
     @classmethod
     def of(cls, data: bytes) -> FileIndex:
-        """An index in memory."""
+        """Return an index in memory."""
         return cls(Held(data))
 
     @staticmethod
     def sealed(file: File) -> bytes:
-        """The digest of an index file, which is its name, if that is what it says at its end. Raises CorruptError."""
+        """Return the digest of an index file, which is its name.
+
+        Raises CorruptError where its end says another.
+        """
         end = file.size - SIZE
         if end < 0 or digest_of(PERSON, pieces(file.read, 0, end)) != (said := exactly(file.read, end, SIZE)):
             raise CorruptError("some byte of the index is not what was written")
@@ -279,7 +299,10 @@ class FileIndex:
         return sum(self._counts)
 
     def find(self, section: int, identity: bytes) -> list[Location]:
-        """Places that may hold it. Raises CorruptError where a piece of the index is damaged."""
+        """Return places that may hold an identity.
+
+        Raises CorruptError where a piece of the index is damaged.
+        """
         key = key_of(identity)
         fan, keys, places = self._columns[section]
         if not self._counts[section]:
@@ -305,7 +328,10 @@ class FileIndex:
         return self._counts[section] > 0
 
     def has(self, section: int, keys: U64) -> npt.NDArray[np.bool_]:
-        """By halving every key's bucket at once; a bucket that was crafted to be large costs no more steps than its bits."""
+        """Return (N,) whether each key may be present, by bisecting all buckets at once.
+
+        A bucket that was crafted to be large costs no more steps than its bits. Raises CorruptError.
+        """
         n = self._counts[section]
         if not n or not len(keys):
             return np.zeros(len(keys), bool)
@@ -359,14 +385,14 @@ class FileIndex:
         return _entries(self, section)
 
     def verify(self) -> bytes:
-        """Check every byte; the digest, which is the file's name. Raises CorruptError."""
+        """Check every byte and return the digest, which is the file's name. Raises CorruptError."""
         for piece in range(len(self._sound)):
             self._check(piece)
         return self.sealed(self._file)
 
     def _lay_out(self) -> None:
-        self._columns: list[tuple[int, int, int]] = []  # offsets of fan, keys, locations
-        self._shapes = [_shape(n) for n in self._counts]  # fan bits, bytes of a key
+        self._columns: list[tuple[int, int, int]] = []  # offsets of fan, keys and locations
+        self._shapes = [_shape(n) for n in self._counts]  # fan bits, bytes per key
         at = self._base
         for n, (b, width) in zip(self._counts, self._shapes, strict=True):
             keys = at + ((4 << b) if n else 0)
@@ -379,7 +405,7 @@ class FileIndex:
         self._sound = bytearray(count)
 
     def _read(self, offset: int, size: int) -> bytes:
-        """Bytes of the sections, their pieces checked."""
+        """Return bytes of the sections after checking their pieces."""
         end = offset + size
         if size:
             for piece in range((offset - self._base) // PIECE, (end - 1 - self._base) // PIECE + 1):
@@ -388,7 +414,7 @@ class FileIndex:
         return bytes(self._data[offset:end])
 
     def _check_at(self, offsets: npt.NDArray[np.int64], size: int) -> None:
-        """Check the pieces that fields of ``size`` bytes at these offsets lie in."""
+        """Check the pieces that contain fields of ``size`` bytes at these offsets, (N,)."""
         first = (offsets - self._base) // PIECE
         for piece in np.unique(
             np.concatenate([first, (offsets + (size - 1) - self._base) // PIECE])
@@ -397,7 +423,10 @@ class FileIndex:
                 self._check(piece)
 
     def _check(self, piece: int) -> None:
-        """Read a piece, not through the map: what the disk cannot give is an error then, and is in memory else."""
+        """Read and check a piece, not through the map.
+
+        A byte that the disk cannot give is an error then; all others are in memory afterwards.
+        """
         begin = self._base + piece * PIECE
         data = exactly(self._file.read, begin, min(PIECE, self._checks - begin))
         if zlib.crc32(data) != int.from_bytes(
@@ -414,7 +443,7 @@ class FileIndex:
 
 
 def parts(packs: Mapping[bytes, int]) -> Iterator[dict[bytes, int]]:
-    """Packs (id -> bytes) in as many parts as one index each can cover; of none, one empty part."""
+    """Yield packs (id -> bytes) in parts that one index each can cover; one empty part if there are none."""
     part: dict[bytes, int] = {}
     size = 0
     for name in sorted(packs):
@@ -427,9 +456,9 @@ def parts(packs: Mapping[bytes, int]) -> Iterator[dict[bytes, int]]:
 
 
 def build(indexes: Iterable[Lookup], packs: dict[bytes, int]) -> bytes:
-    """One index file over ``packs`` (id -> bytes) of what the given indexes say of them.
+    """Return an index file over ``packs`` (id -> bytes) with the entries that the given indexes have of them.
 
-    Raises UsageError where it would be over a limit of the format.
+    Raises UsageError where it exceeds a limit of the format, CorruptError where an index is damaged.
     """
     names = sorted(packs)
     if len(names) > MAX_PACKS:
@@ -452,7 +481,10 @@ def build(indexes: Iterable[Lookup], packs: dict[bytes, int]) -> bytes:
 
 
 def gather(known: Iterable[Lookup], section: int, starts: Mapping[bytes, int]) -> tuple[U64, U64]:
-    """Keys and addresses of a section, sorted by both, each entry once; those of packs without a start are dropped."""
+    """Return keys (N,) and addresses (N,) of a section, sorted by both, each entry once.
+
+    Entries of packs without a start are dropped. Raises CorruptError.
+    """
     keys, places = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
     for index in known:
         k, numbers, offsets = index.columns(section)
@@ -479,7 +511,7 @@ def _merged(first: _Run, second: _Run) -> _Run:
 
 
 def _gathered(column: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]) -> U64:
-    """Numbers of some rows of a column of little-endian bytes."""
+    """Return some rows of a column of little-endian bytes as numbers, (N,)."""
     wide = np.zeros((len(rows), 8), np.uint8)
     wide[:, : column.shape[1]] = column[rows]
     return wide.view("<u8").reshape(-1)
@@ -494,7 +526,7 @@ def _section(keys: U64, places: U64, width: int) -> tuple[int, bytes]:
 
 
 def _shape(count: int) -> tuple[int, int]:
-    """Fan bits and bytes of a key for so many entries.
+    """Return fan bits and bytes per key for this many entries.
 
     >>> _shape(100), _shape(1_000_000)
     ((3, 6), (16, 4))

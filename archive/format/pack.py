@@ -1,9 +1,12 @@
-"""A pack: a write-once file of records, laid out in memory, parsed back before it is written. Spec: FORMAT.md, "Pack".
+"""A pack: a write-once file of records, laid out in memory and parsed back before it is written.
+
+Spec: FORMAT.md, "Pack".
 
     header | table | record | record | ... | table | header | footer
 
-`Builder` collects the records of a commit and lays them out; `Pack` reads single records by offset, or all of them, finding
-its way past damage by the records' marks and checks. Header and table stand twice; either copy is enough.
+`Builder` collects the records of a commit and lays them out. `Pack` reads single records by offset, or all of
+them. It finds its way past damage by the records' marks and checks. Header and table are stored twice; either
+copy is enough.
 """
 
 from __future__ import annotations
@@ -37,18 +40,18 @@ HEADER = struct.Struct(
     "<4sBBHQQ16s16sII"
 )  # magic, version, flags, reserved, epoch, time, salt, archive, table size, crc32
 FOOTER = struct.Struct("<IQ16sI4s")  # records, their bytes, digest, crc32, end mark
-COUNTS = struct.Struct("<IQ")  # of the footer, what the digest covers
+COUNTS = struct.Struct("<IQ")  # the part of the footer that the digest covers
 PERSON = b"pltz pack"
-TARGET_SIZE = 64 << 20  # bytes; a pack is closed before it grows over this
+TARGET_SIZE = 64 << 20  # bytes at which a pack is closed
 MAX_SIZE = 1 << 30
 MAX_TABLE = 8 << 20
 MAX_TIME = (1 << 62) - 1  # seconds since 1970
 MAX_CONTEXTS, MAX_PARENTS = 4096, 65536
-MANY_CHILDREN = 9  # then 16 bytes in the table are fewer than the distances back to the parent
-MAX_RECORDS = 1 << 22  # of a pack; new ones have 2^20 at most, since `Builder.fill` counts 64 bytes for each
-RUN = 1024  # records read side by side
-FIRST_READ = 2048  # bytes read at once for a record
-# bytes behind damage looked through at once, doubled from the one to the other
+MANY_CHILDREN = 9  # from here 16 bytes in the table are fewer than the distances back to the parent
+MAX_RECORDS = 1 << 22  # per pack; new packs have at most 2^20: `Builder.fill` counts 64 bytes for each
+RUN = 1024  # records read as one batch
+FIRST_READ = 2048  # bytes of the first read of a record
+# bytes searched at once after damage, doubled from the first value up to the second
 FIRST_SEARCH, MOST_SEARCH = 256, 1 << 20
 
 
@@ -66,13 +69,13 @@ class Head:
     sealed: frozenset[int]  # numbers of the contexts with encryption
 
     def place(self, offset: int) -> Place:
-        """For a record at ``offset``."""
+        """Return the place of a record at ``offset``."""
         return Place(self.salt, offset, self.time, len(self.contexts), self.parents, self.sealed)
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes of a pack that are no record."""
+    """Bytes of a pack that are no sound record."""
 
     offset: int
     size: int
@@ -91,12 +94,12 @@ class Builder:
 
     def __init__(self, epoch: int, time: int, salt: bytes, archive: bytes = NONE):
         self.epoch, self.time, self.salt, self.archive = epoch, time, salt, archive
-        self.size = 0  # bytes, about
+        self.size = 0  # approximate bytes
         self._contexts: dict[Context, int] = {}
         self.records: list[Record] = []  # what was added, in order
 
     def context(self, context: Context) -> int:
-        """Number of a context in the table. Raises ContentError where the table is full."""
+        """Return the number of a context in the table. Raises ContentError where the table is full."""
         number = self._contexts.setdefault(context, len(self._contexts))
         if number >= MAX_CONTEXTS:
             raise ContentError(f"more than {MAX_CONTEXTS} contexts in a pack")
@@ -104,17 +107,17 @@ class Builder:
 
     @property
     def full(self) -> bool:
-        """Whether the pack should be closed before more is added."""
+        """Return whether the pack should be closed before more is added."""
         return self.size >= TARGET_SIZE or len(self._contexts) >= MAX_CONTEXTS - 8
 
     def add(self, record: Record) -> Builder:
-        """Records come in tower order: parents first. Its context is the number that `context` gave."""
+        """Add a record whose context is a number that `context` returned. Parents come first."""
         self.records.append(record)
         return self
 
     def fill(self, contexts: Sequence[Context], records: Sequence[Record]) -> int:
-        """Add records until the pack is full; how many."""
-        known: dict[int, int] = {}  # by object: equal contexts are looked for only once
+        """Add records until the pack is full and return their number. Raises ContentError."""
+        known: dict[int, int] = {}  # by object, so that an equal context is hashed only once
         begin = len(self.records)
         for context, record in zip(contexts, records, strict=True):
             number = known.get(id(context))
@@ -129,12 +132,15 @@ class Builder:
         return len(self.records) - begin
 
     def finish(self) -> bytes:
-        """The pack. Raises ContentError where a field or the pack is over a limit."""
+        """Return the pack.
+
+        Raises ContentError where a field or the pack exceeds a limit, UsageError for inconsistent fields.
+        """
         out = self.lay_out()
         return sealed(out, digest_before(out))
 
     def lay_out(self) -> BytesIO:
-        """The pack but for its digest, which `sealed` adds. Raises as `finish`."""
+        """Return the pack without its digest, which `sealed` adds. Raises the errors of `finish`."""
         outside = self._parents_in_table()
         table = self._table(list(outside))
         header = HEADER.pack(
@@ -150,7 +156,7 @@ class Builder:
         out = BytesIO(bytes(2 * len(head) + size + FOOTER.size))
         with (
             out.getbuffer() as whole
-        ):  # once in memory: what is new there costs more than what is done with it
+        ):  # one buffer: allocating fresh memory costs more than filling it
             whole[: len(head)] = head
             if layout:
                 layout.write(whole[len(head) : len(head) + size])
@@ -159,7 +165,10 @@ class Builder:
         return out
 
     def _parents_in_table(self) -> dict[bytes, int]:
-        """Parents that lie in other packs, and those with many children, numbered; beyond the table's limit they stand inline."""
+        """Return parents in other packs and parents with many children, numbered for the table.
+
+        Parents beyond the table's limit are written inline.
+        """
         ids, parents = [r.id for r in self.records], [r.parent for r in self.records]
         place = dict(zip(reversed(ids), range(len(ids) - 1, -1, -1), strict=True))
         child = dict(zip(reversed(parents), range(len(ids) - 1, -1, -1), strict=True))
@@ -175,13 +184,13 @@ class Builder:
 
 
 def digest_before(out: BytesIO) -> bytes:
-    """The digest of a pack that was laid out. Takes long, and no interpreter."""
+    """Return the digest of a pack that was laid out. Takes long and releases the GIL."""
     with out.getbuffer() as whole:
         return digest(PERSON, whole[: COUNTS.size - FOOTER.size])
 
 
 def sealed(out: BytesIO, digest: bytes) -> bytes:
-    """A pack that was laid out, whole."""
+    """Return a laid-out pack with its digest."""
     with out.getbuffer() as whole:
         foot = bytes(whole[-FOOTER.size :][: COUNTS.size]) + digest
         whole[-FOOTER.size :] = foot + zlib.crc32(foot).to_bytes(4, "little") + END
@@ -189,16 +198,18 @@ def sealed(out: BytesIO, digest: bytes) -> bytes:
 
 
 class Pack:
-    """Reads a pack.
+    """A pack opened for reading.
 
     Args:
-        read: gives at most `size` bytes at `offset`.
+        read: returns at most `size` bytes at `offset`.
         size: bytes of the file.
-        at_once: bytes to read of what is only hashed.
-        archive: id of the archive that it has to be a pack of; None: of any.
+        at_once: bytes per read of data that is only hashed.
+        archive: id of the archive that the pack must belong to; None allows any.
 
-    Raises VersionError for a newer pack, CorruptError where both copies of the header are damaged, ForeignPack for a pack of
-    another archive.
+    Raises:
+        VersionError: the pack is newer.
+        CorruptError: both copies of the header are damaged.
+        ForeignPack: the pack belongs to another archive.
     """
 
     def __init__(self, read: Reader, size: int, at_once: int = PIECE, archive: bytes | None = None):
@@ -217,17 +228,17 @@ class Pack:
 
     @classmethod
     def of(cls, data: bytes | memoryview, archive: bytes | None = None) -> Pack:
-        """A pack in memory."""
+        """Return a pack in memory. Raises the errors of the constructor."""
         view = memoryview(data)
         return cls(lambda offset, size: view[offset : offset + size], len(view), max(1, len(view)), archive)
 
     def record(self, offset: int) -> Record:
-        """The record at ``offset``, its parent looked up. Raises CorruptError, VersionError."""
+        """Return the record at ``offset`` with its parent looked up. Raises CorruptError, VersionError."""
         raw = self.raw(offset)
         return raw.record if raw.how != PARENT_BACK else self._with_parent(raw)
 
     def raw(self, offset: int) -> Raw:
-        """The record at ``offset`` as it lies there."""
+        """Return the record at ``offset`` as stored. Raises CorruptError, VersionError."""
         if not self.begin <= offset < self.end:
             raise CorruptError(f"no record can be at byte {offset} of a pack of {self.size}")
         data = self.read(offset, min(FIRST_READ, self.end - offset))
@@ -246,10 +257,11 @@ class Pack:
         return raw.record._replace(parent=parent)
 
     def scan(self) -> Iterator[tuple[int, Record] | Damage]:
-        """All records in order, as (offset, record), and what lies between them that is none.
+        """Yield all records in order as (offset, record), and the damaged ranges between them.
 
-        A record whose parent stood in damaged bytes counts as damage itself: nothing says what it continues. What is behind record
-        MAX_RECORDS is not looked at. In memory at once: `buffered_reader.AT_HAND`, or the largest record, and 20 bytes a segment.
+        A record whose parent is in damaged bytes counts as damage itself, because nothing else names its
+        parent. Bytes behind record MAX_RECORDS are not read. Memory: `buffered_reader.AT_HAND` or the largest
+        record, and 20 bytes per segment. Raises VersionError.
         """
         for run in self.runs():
             if isinstance(run, Damage):
@@ -258,7 +270,10 @@ class Pack:
                 yield from zip(*run, strict=True)
 
     def runs(self) -> Iterator[tuple[list[int], list[Record]] | Damage]:
-        """`scan`, many at once: offsets and records. What does not read as a run is read one by one."""
+        """Yield records as `scan` does, many at once: their offsets and the records.
+
+        Records that do not read as a run are read one by one.
+        """
         data = Window(self.read, self.begin, self.end)
         sums, seen = Sums(data), Places()
         at = count = 0
@@ -269,7 +284,7 @@ class Pack:
             begins, end = _chain(data.at_hand(at))
             if not begins:
                 begins, end = _chain(data.move(at))
-            if not begins:  # what was read is looked through before more is: whoever claims much is not read to again and again
+            if not begins:  # search the buffer before reading more: large claims must not cause many reads
                 end = len(data.at_hand(at))
             rows = self._read(data, at, begins, end, seen)
             if rows:
@@ -281,7 +296,7 @@ class Pack:
                     yield item
 
     def _read(self, data: Window, at: int, begins: list[int], end: int, seen: Places) -> list[Record]:
-        """The records at ``begins``, counted from ``at``; none where any of them is not sound."""
+        """Return the records at ``begins``, counted from ``at``; none where any of them is damaged."""
         if not begins:
             return []
         try:
@@ -294,7 +309,7 @@ class Pack:
     def _one_by_one(
         self, data: Window, sums: Sums, at: int, end: int, seen: Places
     ) -> Iterator[tuple[int, Damage | tuple[list[int], list[Record]]]]:
-        """What begins before ``end``, and where it ends."""
+        """Yield each record or damaged range that begins before ``end``, after the offset of its end."""
         place = self.head.place(self.begin)
         while at < end:
             place.offset = offset = self.begin + at
@@ -319,7 +334,7 @@ class Pack:
             yield at, ([offset], [r])
 
     def _resynchronise(self, data: Window, sums: Sums, at: int) -> int:
-        """Where the next record starts, or the end."""
+        """Return the offset of the next record, or the end."""
         place = self.head.place(self.begin)
         for found in _places_of(self.head.salt[:1], data, at):
             place.offset = self.begin + found
@@ -333,7 +348,7 @@ class Pack:
         return len(data)
 
     def count(self) -> int:
-        """Records that the footer claims. Raises CorruptError."""
+        """Return the number of records in the footer. Raises CorruptError."""
         data = self.read(self.size - FOOTER.size, FOOTER.size)
         if len(data) < FOOTER.size:
             raise CorruptError("the pack was cut off")
@@ -343,7 +358,10 @@ class Pack:
         return int(count)
 
     def verify(self) -> bytes:
-        """`seal`, and every record is there; the pack's name. Raises CorruptError."""
+        """Check the pack as `seal` does and that every record is there; return its name.
+
+        Raises CorruptError.
+        """
         name, count = self.seal()
         found = sum(1 for item in self.scan() if not isinstance(item, Damage))
         if found != count:
@@ -351,9 +369,10 @@ class Pack:
         return name
 
     def seal(self) -> tuple[bytes, int]:
-        """Check both copies, the footer and the digest: no byte is other than it was written. Raises CorruptError.
+        """Check both copies, the footer and the digest. Raises CorruptError.
 
-        Returns the digest, which is the pack's name, and the count of its records.
+        Together they prove that no byte has changed. Returns the digest, which is the pack's name, and the
+        number of its records.
         """
         if self.damaged_copies:
             raise CorruptError(f"the {' and the '.join(self.damaged_copies)} of the pack is damaged")
@@ -369,7 +388,7 @@ class Pack:
         return bytes(wanted), count
 
     def _open(self) -> Head:
-        """Header and table from the front, or from the back where the front is damaged."""
+        """Read header and table from the front, or from the back where the front is damaged."""
         if not 2 * HEADER.size + FOOTER.size < self.size <= MAX_SIZE:
             raise CorruptError(f"a pack cannot have {self.size} bytes: it was cut off")
         found: Head | None = None
@@ -401,7 +420,7 @@ class Pack:
         magic, version, flags, reserved, epoch, time, salt, archive, table_size, check = HEADER.unpack(header)
         if magic != MAGIC:
             raise CorruptError(f"expected a pack to start with {MAGIC!r}, found {magic!r}")
-        if table_size > min(MAX_TABLE, (self.size - FOOTER.size) // 2 - HEADER.size):  # it stands twice
+        if table_size > min(MAX_TABLE, (self.size - FOOTER.size) // 2 - HEADER.size):  # it is stored twice
             raise CorruptError(f"a table of {table_size} bytes does not fit the pack: damaged")
         table = bytes(self.read(at - table_size if table_before else at + HEADER.size, table_size))
         if check != zlib.crc32(table, zlib.crc32(header[:-4])):
@@ -416,7 +435,10 @@ class Pack:
 
 
 def _chain(data: memoryview) -> tuple[list[int], int]:
-    """Where up to `RUN` records begin, by their sizes, and where the last ends. Nothing is checked but that they fit."""
+    """Return the offsets of up to `RUN` records, by their sizes, and the end of the last.
+
+    Only the sizes are checked: the records must fit.
+    """
     begins: list[int] = []
     end = 0
     while end < len(data) and len(begins) < RUN:
@@ -432,7 +454,7 @@ def _chain(data: memoryview) -> tuple[list[int], int]:
 
 
 def _places_of(mark: bytes, data: Window, at: int) -> Iterator[int]:
-    """Where a byte stands, from ``at`` on."""
+    """Yield the offsets of a byte from ``at`` on."""
     size = FIRST_SEARCH
     while at < len(data):
         piece = bytes(data[at : at + size])

@@ -1,15 +1,17 @@
-"""Parity: Reed-Solomon over the blocks of one pack, in a file of its own beside it. Spec: FORMAT.md, "Parity".
+"""Parity: Reed-Solomon over the blocks of one pack, in a separate file. Spec: FORMAT.md, "Parity".
 
     group = a list of byte ranges of the pack, laid out as k rows of equal length, m parity rows below
     column = the block at the same place of every row: any m lost blocks of a column come back
 
-Rows are contiguous, so a burst of damage touches a column once per row's length: interleaving costs nothing. Group 0 is the whole
-pack; segments that many sessions depend on stand in a second group with more parity. A block is known to be lost by its crc32, and
-a pack is known to be restored by its digest alone, so parity can be of no use but never of harm.
+Rows are contiguous, so a burst of damage touches a column once per row length; interleaving costs nothing.
+Group 0 is the whole pack. Segments that many sessions depend on are in a second group with more parity. A
+crc32 shows that a block is lost. Only the digest shows that a pack is restored, so parity can fail to help
+but never do harm.
 
-The arithmetic is a table look-up a byte, which gives the products for eight parity rows at once, and an exclusive or: 750 MB/s with 5 parity
-rows (and with 8) on one core, where zfec reaches 390 and is not under our licence, and liberasurecode 720 with a header of its own in
-every block. A look-up a byte and row reached 460.
+The arithmetic is an exclusive or and one table look-up per byte, which gives the products for eight parity
+rows at once. It reaches 750 MB/s with 5 parity rows (and with 8) on one core. zfec reaches 390 and its
+licence does not suit ours; liberasurecode reaches 720 with a header of its own in every block. A look-up per
+byte and row reached 460.
 """
 
 from __future__ import annotations
@@ -37,15 +39,15 @@ GROUP = struct.Struct("<IIHHI")  # ranges, block bytes, k, m, columns
 RANGE = struct.Struct("<QQ")  # offset, bytes
 TAIL = struct.Struct("<I4s")  # bytes of the head, end mark
 PERSON = b"pltz parity"
-FLOOR = 2048  # bytes of parity that every pack gets, or as many as it has: they cost a file system nothing
+FLOOR = 2048  # least bytes of parity, or the pack's size if smaller: they cost a file system nothing
 MAX_PACK = 1 << 30  # bytes
 MAX_ROWS = 256  # k + m
 MAX_BLOCK = 65536  # bytes
-SHARE, SHARED = 50, 1000  # thousandths: of a pack, of what many sessions depend on
+SHARE, SHARED = 50, 1000  # thousandths of parity: for a pack, for segments that many sessions depend on
 POLYNOMIAL = 0x11D
-ABREAST = 8  # parity rows made at once: a table look-up gives a byte for each
-AT_ONCE = 32768  # bytes of a data row
-PIECE = 1 << 20  # bytes of a source taken at once
+ABREAST = 8  # parity rows computed at once: a table look-up gives a byte for each
+AT_ONCE = 32768  # bytes of a data row handled at once
+PIECE = 1 << 20  # bytes of a source copied at once
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]  # little-endian
@@ -60,7 +62,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """How a group is laid out: k data rows and m parity rows of ``columns`` blocks of ``block`` bytes."""
+    """The layout of a group: k data rows and m parity rows of ``columns`` blocks of ``block`` bytes."""
 
     block: int
     k: int
@@ -69,12 +71,12 @@ class Shape:
 
     @property
     def row(self) -> int:
-        """Bytes of a row."""
+        """Return the bytes of a row."""
         return self.block * self.columns
 
     @classmethod
     def of(cls, size: int, share: int) -> Shape:
-        """For ``size`` bytes and ``share`` thousandths of parity.
+        """Return the shape for ``size`` bytes and ``share`` thousandths of parity.
 
         >>> Shape.of(64 << 20, 50)
         Shape(block=4096, k=100, m=5, columns=164)
@@ -93,7 +95,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Group:
-    """``checks``: crc32 of every block, data rows first, a row after the other."""
+    """A group of ranges with its parity rows.
+
+    ``checks``: crc32 of every block, row by row, data rows first.
+    """
 
     ranges: Sequence[Range]
     shape: Shape
@@ -102,13 +107,13 @@ class Group:
 
     @property
     def size(self) -> int:
-        """Bytes of the pack it covers."""
+        """Return the bytes of the pack that it covers."""
         return sum(r.size for r in self.ranges)
 
 
 @dataclass(frozen=True)
 class Parity:
-    """What a parity file says. ``damaged_copies``: of its head, which stands twice."""
+    """The content of a parity file. ``damaged_copies``: damaged copies of its head, which is stored twice."""
 
     pack: bytes
     size: int
@@ -123,14 +128,18 @@ class Parity:
         shared: Iterable[Range] = (),
         shares: tuple[int, int] = (SHARE, SHARED),
     ) -> Parity:
-        """Of a pack called ``name`` with the bytes ``data``. ``shared``: ranges worth more; ``shares``: thousandths."""
+        """Return the parity of a pack called ``name`` with the bytes ``data``.
+
+        ``shared``: ranges that get the second share as well; ``shares``: thousandths of parity for the pack
+        and for these.
+        """
         groups = [_group(data, [Range(0, len(data))], shares[0])]
         if (ranges := _joined(shared)) and shares[1]:
             groups.append(_group(data, ranges, shares[1]))
         return cls(name, len(data), groups)
 
     def encode(self) -> bytes:
-        """The file: head, parity rows, the head again."""
+        """Return the file: head, parity rows, the head again."""
         body = [
             GROUP.pack(len(g.ranges), g.shape.block, g.shape.k, g.shape.m, g.shape.columns)
             + b"".join(RANGE.pack(*r) for r in g.ranges)
@@ -146,7 +155,10 @@ class Parity:
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Parity:
-        """Raises CorruptError where both heads are damaged, VersionError for a newer file."""
+        """Return the parity in a file.
+
+        Raises CorruptError where both heads are damaged, VersionError for a newer file.
+        """
         data = memoryview(data)
         back = _back(data)
         heads, failures = [], []
@@ -163,7 +175,7 @@ class Parity:
         return cls(head.pack, head.size, _with_rows(head.groups, data, size), len(failures))
 
     def file_size(self, head: int) -> int:
-        """Bytes of the whole file, given those of a head."""
+        """Return the bytes of the whole file, given those of a head."""
         return 2 * head + TAIL.size + sum(g.shape.m * g.shape.row for g in self.groups)
 
     def verify(self) -> None:
@@ -176,7 +188,7 @@ class Parity:
                 raise CorruptError("some block of the parity file is not what was written")
 
     def covers(self, data: Stretch) -> bool:
-        """Whether it is the parity of these bytes, of which one row is in memory at a time."""
+        """Return whether it is the parity of these bytes. One row is in memory at a time."""
         if len(data) != self.size:
             return False
         for g in self.groups:
@@ -187,17 +199,18 @@ class Parity:
         return True
 
     def restore(self, sources: Sequence[Stretch]) -> tuple[bytes, int]:
-        """The pack, as far as it comes back, and how many blocks are still lost.
+        """Return the pack as far as it can be restored, and the number of blocks still lost.
 
-        ``sources``: what is left of the pack, best first; none is a pack that is gone. That all blocks are there proves nothing: the caller
-        compares the digest. In memory: the pack, twice in the end, and what is as large of it as the second group.
+        ``sources``: remains of the pack, best first; empty for a pack that is gone. Zero lost blocks prove
+        nothing: the caller compares the digest. Memory: the pack, twice at the end, plus the bytes of the
+        second group.
         """
         there = sum(map(len, sources)) + sum(len(row) for g in self.groups for row in g.rows)
-        if there * MAX_ROWS < self.size:  # not one row of it: nothing comes back, and no memory is asked for
+        if there * MAX_ROWS < self.size:  # less than one row: nothing can come back, so allocate nothing
             shape = self.groups[0].shape
             return bytes(sources[0][:]) if sources else b"", shape.k * shape.columns
         shape = self.groups[0].shape
-        pack = bytearray(shape.k * shape.row)  # group 0 as it is laid out: the pack, and zeros
+        pack = bytearray(shape.k * shape.row)  # group 0 as laid out: the pack, then zeros
         for at in range(0, min(self.size, len(sources[0])) if sources else 0, PIECE):
             found = sources[0][at : min(at + PIECE, self.size)]
             pack[at : at + len(found)] = found
@@ -213,7 +226,7 @@ class Parity:
 
 
 def _joined(ranges: Iterable[Range]) -> list[Range]:
-    """Sorted, neighbours made one."""
+    """Return the ranges sorted, with adjacent ones joined."""
     out: list[Range] = []
     for r in sorted(ranges):
         if out and out[-1].offset + out[-1].size == r.offset:
@@ -224,7 +237,10 @@ def _joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _group(data: Stretch, ranges: Sequence[Range], share: int) -> Group:
-    """Parity row p is the sum over j of 1 / ((255 - p) xor j) times data row j, in GF(256)."""
+    """Return the group over some ranges.
+
+    Parity row p is the sum over j of 1 / ((255 - p) xor j) times data row j, in GF(256).
+    """
     shape = Shape.of(sum(r.size for r in ranges), share)
     totals = [np.zeros(shape.row, "<u8") for _ in range(0, shape.m, ABREAST)]
     checks: list[int] = []
@@ -237,7 +253,7 @@ def _group(data: Stretch, ranges: Sequence[Range], share: int) -> Group:
 
 
 def _add(total: Words, products: Words, row: Bytes) -> None:
-    """Add a data row to parity rows that stand abreast in ``total``; some of it at a time, as much as fits a cache."""
+    """Add a data row, (n,), to the parity rows interleaved in ``total``, in parts that fit a cache."""
     found = np.empty(min(len(row), AT_ONCE), "<u8")
     for at in range(0, len(row), AT_ONCE):
         part = row[at : at + AT_ONCE]
@@ -246,27 +262,30 @@ def _add(total: Words, products: Words, row: Bytes) -> None:
 
 @functools.lru_cache(1024)
 def _products(j: int, first: int) -> Words:
-    """(256,) of each byte of data row j its products for the parity rows from ``first`` on, one in each byte."""
+    """Return the products, (256,), of each byte of data row j for 8 parity rows from ``first`` on.
+
+    Each number holds one product per byte.
+    """
     tables = [np.frombuffer(_table(_coefficient(p, j)), np.uint8) for p in range(first, first + ABREAST)]
     return np.stack(tables, 1).copy().view("<u8").reshape(256)
 
 
 def _rows(data: Stretch, ranges: Sequence[Range], shape: Shape) -> Iterator[bytes]:
-    """Data rows, padded with zeros, one at a time: none is copied before it is needed."""
+    """Yield data rows padded with zeros, one at a time, so that none is copied before it is needed."""
     laid = _Laid(data, ranges)
     for at in range(0, shape.k * shape.row, shape.row):
         yield laid.read(at, shape.row)
 
 
 class _Laid:
-    """Ranges of a pack one after the other, and zeros behind them and for what is missing."""
+    """Ranges of a pack one after the other, with zeros after them and for missing bytes."""
 
     def __init__(self, data: Stretch, ranges: Sequence[Range]):
         self._data, self._ranges = data, ranges
         self._starts = list(accumulate((r.size for r in ranges), initial=0))
 
     def read(self, at: int, size: int) -> bytes:
-        """``size`` bytes from ``at`` on."""
+        """Return ``size`` bytes from ``at`` on."""
         parts: list[bytes] = []
         number = bisect_right(self._starts, at, hi=len(self._ranges)) - 1
         while size and number < len(self._ranges) and at < self._starts[-1]:
@@ -283,9 +302,12 @@ def _crcs(row: bytes | memoryview, block: int) -> list[int]:
 
 
 def _restore(group: Group, pack: bytearray, more: Sequence[Stretch]) -> int:
-    """Put back what a group can, in place; how many of its blocks stay lost. ``pack``: padded with zeros to group 0's whole rows."""
+    """Restore the blocks that a group can, in place, and return the number that stay lost.
+
+    ``pack``: padded with zeros to whole rows of group 0.
+    """
     shape = group.shape
-    whole = pack  # of group 0, whose one range is the pack
+    whole = pack  # right for group 0, whose one range is the pack
     if len(group.ranges) != 1 or group.ranges[0].offset or shape.k * shape.row != len(pack):
         whole = bytearray().join(_rows(pack, group.ranges, shape))
     bad = _bad(whole, group)
@@ -312,7 +334,10 @@ def _restore(group: Group, pack: bytearray, more: Sequence[Stretch]) -> int:
 
 
 def _sound_rows(group: Group) -> list[set[int]]:
-    """For each column the parity rows whose block there is what was written; of a file that was cut off, some are not there."""
+    """Return for each column the parity rows whose block there is sound.
+
+    A file that was cut off lacks some rows.
+    """
     shape, good = group.shape, [set[int]() for _ in range(group.shape.columns)]
     for number, row in enumerate(group.rows):
         wanted = group.checks[(shape.k + number) * shape.columns :]
@@ -323,7 +348,7 @@ def _sound_rows(group: Group) -> list[set[int]]:
 
 
 def _bad(whole: bytes | bytearray, group: Group) -> set[int]:
-    """Numbers of the data blocks that are not what was written."""
+    """Return the numbers of the damaged data blocks."""
     return {
         n
         for n, (found, wanted) in enumerate(
@@ -345,7 +370,10 @@ def _scatter(whole: bytearray, ranges: Sequence[Range], pack: bytearray) -> None
 def _solve(
     whole: bytearray, group: Group, lost: Sequence[int], rows: Sequence[int], columns: Sequence[int]
 ) -> None:
-    """Lost data rows of some columns from as many parity rows: subtract what is there, then solve."""
+    """Restore lost data rows of some columns from as many parity rows.
+
+    The sound rows are subtracted, then the equations solved.
+    """
     shape = group.shape
     data = np.frombuffer(whole, np.uint8).reshape(shape.k, shape.columns, shape.block)
     rest = [_blocks(group.rows[p], shape, columns) for p in rows]
@@ -363,13 +391,16 @@ def _solve(
 
 
 def _blocks(row: memoryview | bytes, shape: Shape, columns: Sequence[int]) -> Bytes:
-    """Some blocks of a parity row, one after the other."""
+    """Return some blocks of a parity row, one after the other."""
     blocks = (row[c * shape.block : (c + 1) * shape.block] for c in columns)
     return np.frombuffer(bytearray(b"".join(blocks)), np.uint8)
 
 
 def _coefficient(p: int, j: int) -> int:
-    """Of parity row p and data row j, of a Cauchy matrix: every square part of it can be inverted."""
+    """Return the coefficient of parity row p and data row j.
+
+    The coefficients form a Cauchy matrix, of which every square part can be inverted.
+    """
     return _reciprocal((255 - p) ^ j)
 
 
@@ -378,7 +409,7 @@ def _times(factor: int, data: bytes) -> Bytes:
 
 
 def product(a: int, b: int) -> int:
-    """In GF(256) modulo x^8 + x^4 + x^3 + x^2 + 1.
+    """Return the product in GF(256) modulo x^8 + x^4 + x^3 + x^2 + 1.
 
     >>> product(2, 0x80)
     29
@@ -393,7 +424,7 @@ def product(a: int, b: int) -> int:
 
 @functools.cache
 def _powers() -> tuple[list[int], list[int]]:
-    """Powers of 2, twice around, and for each value which power it is."""
+    """Return the powers of 2, twice around, and the exponent of each value."""
     powers = [1]
     while len(powers) < 510:
         powers.append(product(powers[-1], 2))
@@ -402,7 +433,7 @@ def _powers() -> tuple[list[int], list[int]]:
 
 @functools.cache
 def _table(factor: int) -> bytes:
-    """256 products; ``factor`` is not zero."""
+    """Return the 256 products of a factor other than zero."""
     powers, logs = _powers()
     return bytes([0, *(powers[logs[factor] + logs[b]] for b in range(1, 256))])
 
@@ -414,7 +445,7 @@ def _reciprocal(a: int) -> int:
 
 
 def _inverse(matrix: list[list[int]]) -> list[list[int]]:
-    """Of a square part of the Cauchy matrix, by Gauss and Jordan."""
+    """Return the inverse of a square part of the Cauchy matrix, by Gauss and Jordan."""
     n = len(matrix)
     rows = [[*row, *(int(i == j) for j in range(n))] for i, row in enumerate(matrix)]
     for i in range(n):
@@ -429,7 +460,7 @@ def _inverse(matrix: list[list[int]]) -> list[list[int]]:
 
 
 def _back(data: memoryview) -> int:
-    """Where the second head starts; -1 where the tail does not say."""
+    """Return the offset of the second head; -1 where the tail does not say."""
     if len(data) < TAIL.size:
         return -1
     size, end = TAIL.unpack(data[-TAIL.size :])
@@ -437,7 +468,10 @@ def _back(data: memoryview) -> int:
 
 
 def _read(data: memoryview, at: int) -> tuple[Parity, int]:
-    """A head: what it says, and its bytes. Counts are checked against the bytes that are there before they are used."""
+    """Return the content of a head and its bytes.
+
+    Counts are checked against the bytes present before they are used. Raises CorruptError, VersionError.
+    """
     if at < 0 or at + HEAD.size + SIZE > len(data):
         raise CorruptError(f"a parity file of {len(data)} bytes was cut off")
     magic, version, reserved, size, pack, pack_size, count = HEAD.unpack(data[at : at + HEAD.size])
@@ -486,7 +520,10 @@ def _read_group(body: memoryview, at: int, pack_size: int) -> tuple[Group, int]:
 
 
 def _with_rows(groups: Sequence[Group], data: memoryview, at: int) -> list[Group]:
-    """Groups with their parity rows; of what the file no longer has they are short, and their checks tell."""
+    """Return the groups with their parity rows.
+
+    Rows that the file no longer has are short, and their checks show it.
+    """
     out = []
     for g in groups:
         rows = []

@@ -1,4 +1,7 @@
-"""A plan: a write-once file that condemns packs; its number is the epoch. Spec: FORMAT.md, "Plan" and "The fence"."""
+"""A plan: a write-once file that condemns packs.
+
+Its number is the epoch. Spec: FORMAT.md, "Plan" and "The fence".
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ MAX_EPOCH = (1 << 62) - 1
 
 @dataclass(frozen=True)
 class Plan:
-    """``condemned``: ids of packs that no new session may rely on; ``time``: when, in seconds since 1970."""
+    """A plan.
+
+    ``condemned``: ids of packs that no new session may rely on; ``time``: its time, in seconds since 1970.
+    """
 
     epoch: int
     random: bytes
@@ -27,7 +33,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """Of its file.
+        """Return the name of its file.
 
         >>> Plan(1, bytes(16), frozenset()).name
         'collect/0000000000000001'
@@ -36,18 +42,18 @@ class Plan:
 
     @property
     def copy(self) -> str:
-        """Name of its second copy, for `repair`."""
+        """Return the name of its second copy, for `repair`."""
         return f"parity/{self.epoch:016x}"
 
     def encode(self) -> bytes:
-        """The file."""
+        """Return the bytes of its file."""
         head = HEADER.pack(MAGIC, VERSION, bytes(3), self.epoch, self.random, self.time, len(self.condemned))
         data = head + b"".join(sorted(self.condemned))
         return data + digest(PERSON, data)
 
     @classmethod
     def decode(cls, data: bytes) -> Plan:
-        """Raises CorruptError, VersionError."""
+        """Return the plan in a file's bytes. Raises CorruptError, VersionError."""
         if len(data) < HEADER.size + SIZE or digest(PERSON, data[:-SIZE]) != data[-SIZE:]:
             raise CorruptError("a plan does not match its checksum: damaged")
         magic, version, reserved, epoch, random, time, count = HEADER.unpack(data[: HEADER.size])

@@ -1,10 +1,12 @@
-"""Sums: crc32 of any stretch of a buffer in the time of two blocks, however long it is; and of many records at once.
+"""Prefix sums of crc32: the sum of any range of a buffer in the time of two blocks, however long the range.
 
-Why: a reader that looks for records behind damage asks for the sum of every stretch that claims to be one. Claims may overlap and be as long as
-the pack, so summing each from its first byte is quadratic in what a stranger wrote.
+A reader that searches for records after damage needs the sum of every range that claims to be one. Claims may
+overlap and be as long as the pack. Summing each from its first byte would take quadratic time on hostile
+input.
 
-How: sums up to the end of each block are kept, made as far as they are asked for. crc32 is linear: two sums over the same bytes, begun with other
-values, differ by a linear map of that difference, which depends on the count of bytes alone.
+So sums up to the end of each block are kept, computed as far as they are needed. crc32 is linear: two sums
+over the same bytes with different start values differ by a linear map of the difference. That map depends
+only on the number of bytes.
 
     >>> data = bytes(range(256)) * 100
     >>> Sums(data).of(5, 20000, 7) == zlib.crc32(data[5:20000], 7)
@@ -27,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Stretch(Protocol):
-    """Bytes that are in memory, or read where they are asked for."""
+    """Bytes that are in memory or are read on demand."""
 
     def __len__(self) -> int: ...
 
@@ -35,14 +37,14 @@ class Stretch(Protocol):
 
 
 class Sums:
-    """Of one buffer."""
+    """The sums of one buffer."""
 
     def __init__(self, data: Stretch):
         self._data = data
-        self._known = array("L", [0])  # up to the end of so many blocks
+        self._known = array("L", [0])  # sum up to the end of each block
 
     def of(self, begin: int, end: int, seed: int = 0) -> int:
-        """crc32 of the bytes from ``begin`` to ``end``, which are there, begun with ``seed``."""
+        """Return the crc32, begun with ``seed``, of the bytes from ``begin`` to ``end``, which must exist."""
         first, last = -(-begin // BLOCK), end // BLOCK
         if last <= first + 1:
             return zlib.crc32(self._data[begin:end], seed)
@@ -54,7 +56,7 @@ class Sums:
 
 
 def _carried(difference: int, blocks: int) -> int:
-    """What a difference of two sums becomes over so many blocks."""
+    """Return the difference of two sums after this many more blocks."""
     for power in range(blocks.bit_length()):
         if blocks >> power & 1:
             difference = _applied(_map(power), difference)
@@ -63,7 +65,7 @@ def _carried(difference: int, blocks: int) -> int:
 
 @cache
 def _map(power: int) -> tuple[int, ...]:
-    """Images of the 32 bits over 2^power blocks."""
+    """Return the images of the 32 bits over 2^power blocks."""
     if power:
         half = _map(power - 1)
         return tuple(_applied(half, image) for image in half)
@@ -81,7 +83,11 @@ def _applied(images: tuple[int, ...], bits: int) -> int:
 
 
 def checks(data: bytes | memoryview, begins: Ints, ends: Ints, seed: int, at: int) -> Ints:
-    """(N,) crc32 of the bytes of each record and what they stand on: what has ``seed`` (the salt), then the place as u64. ``data`` lies at ``at``."""
+    """Return the crc32 of each record, (N,), over salt, place as u64 and its bytes.
+
+    ``begins``, ``ends``: (N,) byte offsets in ``data``, which lies at offset ``at`` of its pack; ``seed``:
+    crc32 of the salt.
+    """
     seeds = _seeds(seed, begins + at)
     view = memoryview(data)
     spans = zip(begins.tolist(), ends.tolist(), seeds.tolist(), strict=True)
@@ -89,7 +95,7 @@ def checks(data: bytes | memoryview, begins: Ints, ends: Ints, seed: int, at: in
 
 
 def _seeds(seed: int, offsets: Ints) -> Ints:
-    """(N,) crc32 of what has ``seed`` and then of each offset as u64."""
+    """Return the crc32, (N,), begun with ``seed``, of each offset, (N,), as u64."""
     state = np.full(len(offsets), seed ^ 0xFFFFFFFF, np.int64)
     for byte in range(8):
         state = _crc_table()[(state ^ offsets >> 8 * byte) & 0xFF] ^ state >> 8

@@ -1,10 +1,11 @@
-"""A record: a segment, a session's version, both, or a mark, in as few bytes as they need. Spec: FORMAT.md, "Record".
+"""A record: a segment, a session's version, both, or a mark, in few bytes. Spec: FORMAT.md, "Record".
 
     mark flags size | context parent id tokens name ... bitstring | check
      1    1    2         1      1    16   2     1+n                   4      29 bytes beside name and bitstring
 
-What is the same for many records stands in the pack's table; time, version number and labels cost nothing where they are what they mostly are.
-The check covers the pack's salt and the record's place, so a record is taken for one only where it was written.
+Fields that many records share are in the pack's table. Time, version number and labels take no bytes where
+they have their usual values. The check covers the pack's salt and the record's place, so bytes count as a
+record only where they were written.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ CHECK = 4  # bytes
 RESIDUE = 0x2144DF1C  # crc32 of anything followed by its own crc32, little-endian
 MAX_VEIL = 8 + 16 + 5 + MAX_NAME + MAX_LABELS  # bytes: unit, tag, length of the name, name, labels
 LEAST_VEIL = 8 + 16 + 1
-HEAD_MOST = 2 + 5  # bytes: mark, flags, size
+HEAD_MOST = 2 + 5  # most bytes of mark, flags and size
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Forget or restore one version; of a version's marks the one with the highest counter holds."""
+    """A mark that forgets or restores one version. The mark with the highest counter is in force."""
 
     version: bytes  # version id
     counter: int
@@ -49,11 +50,17 @@ class Mark:
 
 
 class Record(NamedTuple):
-    """What a record says.
+    """The content of a record.
 
-    ``context``: number in the pack's table. ``parent``: id of the segment above (NONE: none). ``id``: of the segment in it,
-    None where there is none. ``name``: of the session, None where it holds none. ``time``: seconds since 1970, of the version.
-    ``veil``: in a sealed archive, unit and box that stand for name and labels, which are empty then; the bitstring is a box too.
+    Attributes:
+        context: number of its context in the pack's table.
+        parent: id of the segment above, NONE for a root.
+        id: id of its segment, None without one.
+        tokens: number of tokens of its segment.
+        name: name of its session, None without one.
+        time: time of its version, in seconds since 1970.
+        veil: in a sealed archive, unit and box in place of name and labels, which are empty then. The bitstring is
+            a box too.
     """
 
     context: int
@@ -70,12 +77,12 @@ class Record(NamedTuple):
 
     @property
     def leaf(self) -> bytes:
-        """Leaf of the session's tower; NONE for an empty one."""
+        """Return the leaf of the session's tower; NONE for an empty one."""
         return self.parent if self.id is None else self.id
 
 
 class Raw(NamedTuple):
-    """A record as it lies in a pack: its parent not looked up yet."""
+    """A record as stored in a pack, before its parent is looked up."""
 
     record: Record  # parent is right unless `how` says otherwise
     how: int  # PARENT_*
@@ -84,10 +91,14 @@ class Raw(NamedTuple):
 
 
 class Place:
-    """What a record's bytes depend on beside itself: its pack and where it stands there. ``offset`` moves on from record to record.
+    """The data outside a record that its bytes depend on: its pack and its offset there.
 
-    ``salt``: of the pack, 16 bytes; ``base``: time of the pack, seconds; ``contexts``: how many its table has;
-    ``sealed``: those of them with encryption.
+    Attributes:
+        salt: salt of the pack, 16 bytes.
+        offset: byte offset of the record; readers move it from record to record.
+        base: time of the pack, seconds since 1970.
+        contexts: number of contexts in its table.
+        sealed: numbers of the contexts with encryption.
     """
 
     __slots__ = "base", "contexts", "mark", "offset", "parents", "sealed", "seed"
@@ -107,8 +118,8 @@ class Place:
 
 
 def span(data: bytes | memoryview, at: int) -> int:
-    """Bytes of the record whose first bytes stand at ``at``. Raises CorruptError."""
-    if at + HEAD_MOST <= len(data) and data[at + 3] < 0x80 <= data[at + 2] and data[at + 3]:  # most of them
+    """Return the bytes of the record that begins at ``at``. Raises CorruptError."""
+    if at + HEAD_MOST <= len(data) and data[at + 3] < 0x80 <= data[at + 2] and data[at + 3]:  # the usual case
         return 4 + (data[at + 2] & 0x7F | data[at + 3] << 7) + CHECK
     size, after = read_varint(bytes(data[at + 2 : at + HEAD_MOST]), 0)
     if size > MAX_RECORD:
@@ -117,7 +128,7 @@ def span(data: bytes | memoryview, at: int) -> int:
 
 
 def decode(data: Stretch, at: int, place: Place, sums: Sums | None = None) -> Raw:
-    """The record at ``data[at]``. ``sums``: of ``data``, for who tries many places.
+    """Return the record at ``data[at]``. ``sums``: those of ``data``, for callers that try many places.
 
     Raises CorruptError where it is damaged or breaks a rule, VersionError where a newer version wrote it.
     """
@@ -136,7 +147,7 @@ def decode(data: Stretch, at: int, place: Place, sums: Sums | None = None) -> Ra
 
 
 def _parse(raw: bytes, at: int, place: Place) -> Raw:
-    """Fields of a record whose check is right; what is wrong now was written so."""
+    """Return the fields of a record whose check is right. Errors found here were written that way."""
     flags, end = raw[1], len(raw) - CHECK
     context, at = read_varint(raw, at)
     if context >= place.contexts:
@@ -200,12 +211,14 @@ def _name(data: bytes, place: Place) -> str:
 
 
 def tokens_fit(tokens: int, size: int) -> bool:
-    """Whether a bitstring of ``size`` bytes may claim so many tokens."""
+    """Return whether a bitstring of ``size`` bytes may hold this many tokens."""
     return 0 <= tokens <= min(SESSION_TOKENS, TOKENS_PER_BYTE * (size + 1))
 
 
 def pack_labels(labels: Mapping[str, str]) -> bytes:
-    """Tags as bytes; none are no bytes. Raises ContentError where they are not strings or too many.
+    """Return labels as bytes, none without labels.
+
+    Raises ContentError where they are not strings or are too many.
 
     >>> pack_labels({"b": "2", "a": "1"})
     b'{"a":"1","b":"2"}'

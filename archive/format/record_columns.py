@@ -1,9 +1,10 @@
-"""Columns: many records at once, field by field as arrays. Spec: FORMAT.md, "Record".
+"""Record columns: many records at once, field by field as arrays. Spec: FORMAT.md, "Record".
 
-    bytes, where records begin --decode--> columns --records--> records          there: `lanes.py`
+    bytes, offsets of records --decode--> columns --records--> records          inverse: `record_layout.py`
 
-What `record.py` says of one record is said here of some thousand: a put reads back that many, and Python for every field of
-every record took longer than the disk. Damage is found here, not explained: `record.decode` says which record and why.
+This does for thousands of records what `record.py` does for one. A put reads back that many, and handling
+every field in Python took longer than the disk. Damage is found here, not explained: `record.decode` says
+which record and why.
 """
 
 from __future__ import annotations
@@ -54,23 +55,26 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Columns:
-    """Fields of records, (N,) each, as they lie in the bytes that they were decoded from. What a record does not have is 0."""
+    """Fields of records, (N,) each, as stored in the bytes that they were decoded from.
+
+    Absent fields are 0.
+    """
 
     flags: Ints
     context: Ints
     how: Ints  # PARENT_*
     reference: Ints  # number in the table, or bytes back
-    parent: Bytes  # (N, 16), where it is written out
-    id: Bytes  # (N, 16), of the segment; of a mark the version's
-    tokens: Ints  # of a mark: its counter
-    tag: Ints  # where the name or the veil begins
+    parent: Bytes  # (N, 16), where it is written inline
+    id: Bytes  # (N, 16), id of the segment, or of a mark's version
+    tokens: Ints  # or the counter of a mark
+    tag: Ints  # offset of the name or the veil
     tag_size: Ints
     number: Ints
     delta: Ints  # seconds after the pack's time
-    labels: Ints  # where they begin
+    labels: Ints  # offset of the labels
     labels_size: Ints
-    bits: Ints  # where the bitstring begins; of a mark its verb
-    end: Ints  # behind it
+    bits: Ints  # offset of the bitstring, or of a mark's verb
+    end: Ints  # offset of the end of the bitstring
 
     def _has(self, flag: int) -> Bools:
         has: Bools = self.flags & (MARK | flag) == flag
@@ -78,21 +82,25 @@ class Columns:
 
     @property
     def mark(self) -> Bools:
+        """Return (N,) whether each record is a mark."""
         return self._has(MARK)
 
     @property
     def segment(self) -> Bools:
+        """Return (N,) whether each record has a segment."""
         return self._has(SEGMENT)
 
     @property
     def session(self) -> Bools:
+        """Return (N,) whether each record has a session."""
         return self._has(SESSION)
 
     def records(self, data: bytes, begins: Ints, place: Place, seen: Places) -> list[Record]:
-        """The records. ``begins``: where they begin in ``data``, which lies at ``place``; ``seen``: the segments before them in the pack;
-        they are added.
+        """Return the records.
 
-        Raises CorruptError where a parent is not among them, or a name is not UTF-8.
+        ``begins``: (N,) offsets of the records in ``data``, which lies at ``place``; ``seen``: earlier
+        segments of the pack, to which these are added. Raises CorruptError where a parent is not among them
+        or a name is not UTF-8.
         """
         ids: list[bytes | None] = list(_split(self.id))
         for row in np.flatnonzero(~self.segment).tolist():
@@ -151,9 +159,10 @@ class Columns:
 
 
 def decode(data: bytes | memoryview, begins: Ints, end: int, place: Place) -> Columns:
-    """Fields of the records that begin at ``begins`` in ``data`` and fill it up to ``end``. ``data`` lies at ``place`` in its pack.
+    """Return the fields of the records that begin at ``begins``, (N,), and fill ``data`` up to ``end``.
 
-    Checksums are not looked at. Raises CorruptError where anything else is not as `record.decode` wants it.
+    ``data`` lies at ``place`` in its pack. Checksums are not checked. Raises CorruptError where anything else
+    breaks a rule of `record.decode`.
     """
     pen = _Reader(np.frombuffer(data, np.uint8), begins.copy())
     marks, flags = pen.byte(), pen.byte()
@@ -194,7 +203,10 @@ def decode(data: bytes | memoryview, begins: Ints, end: int, place: Place) -> Co
 
 
 def read(data: bytes, begins: Ints, place: Place, seen: Places) -> list[Record]:
-    """The records that begin at ``begins`` and fill ``data``, all of them sound. ``seen``: see `Columns.records`. Raises CorruptError."""
+    """Return the sound records that begin at ``begins``, (N,), and fill ``data``. Raises CorruptError.
+
+    ``seen``: as in `Columns.records`.
+    """
     found = decode(data, begins, len(data), place)
     sums = checks(data, begins, np.append(begins[1:], len(data)), place.seed, place.offset)
     if (sums != RESIDUE).any():
@@ -203,8 +215,10 @@ def read(data: bytes, begins: Ints, place: Place, seen: Places) -> list[Record]:
 
 
 class _Reader:
-    """Reads a field of all records at a time; ``at``: (N,) how far each is read. What is behind the data reads as something, and is refused
-    in the end, when no record may reach over its end."""
+    """Reads one field of all records at a time. ``at``: (N,) offsets of the next fields.
+
+    Reads beyond the data give arbitrary values. They are refused later, since no record may exceed its end.
+    """
 
     def __init__(self, data: Bytes, at: Ints):
         self.data, self.at, self._right = data, at, True
@@ -212,20 +226,22 @@ class _Reader:
         self._blocks = np.lib.stride_tricks.sliding_window_view(padded, SIZE)
 
     def want(self, right: Bools) -> None:
+        """Note whether a condition holds for all records."""
         self._right = self._right and bool(right.all())
 
     def close(self) -> None:
-        """Raises CorruptError where anything that was wanted is not so."""
+        """Raise CorruptError where a condition did not hold."""
         if not self._right:
             raise CorruptError("some record is damaged, or of a newer version")
 
     def byte(self) -> Ints:
+        """Return the next byte of each record, (N,)."""
         found = self._at(self.at)
         self.at += 1
         return found
 
     def varint(self, which: Bools | None = None) -> Ints:
-        """(N,) numbers; 0, and no step forward, where not ``which``."""
+        """Return numbers, (N,); 0 without advancing where ``which`` is False."""
         byte = self._at(self.at)
         if which is None:
             self.at += 1
@@ -233,7 +249,7 @@ class _Reader:
             byte *= which
             self.at += which
         value, rows, step = byte & 0x7F, np.flatnonzero(byte > 0x7F), 0
-        while len(rows):  # most have one byte
+        while len(rows):  # most numbers have one byte
             step += 1
             byte = self._at(self.at[rows])
             value[rows] |= (byte & 0x7F) << 7 * step
@@ -247,7 +263,7 @@ class _Reader:
         return value
 
     def block(self, which: Bools) -> Bytes:
-        """(N, 16) bytes; zeros, and no step forward, where not ``which``."""
+        """Return (N, 16) bytes; zeros without advancing where ``which`` is False."""
         out = np.zeros((len(self.at), SIZE), np.uint8)
         rows = np.flatnonzero(which)
         if len(rows):
@@ -256,7 +272,7 @@ class _Reader:
         return out
 
     def span(self, which: Bools) -> tuple[Ints, Ints]:
-        """Where a field begins that stands after its size, and the size."""
+        """Return the offset, (N,), and size, (N,), of a field that follows its size."""
         size = self.varint(which)
         begin = self.at.copy()
         self.at += size
@@ -267,7 +283,7 @@ class _Reader:
 
 
 def tokens_fit(tokens: Ints, sizes: Ints) -> Bools:
-    """(N,) whether bitstrings of so many bytes may claim so many tokens."""
+    """Return (N,) whether bitstrings of (N,) bytes may hold (N,) tokens."""
     return (tokens >= 0) & (tokens <= np.minimum(SESSION_TOKENS, TOKENS_PER_BYTE * (sizes + 1)))
 
 

@@ -1,8 +1,9 @@
-"""Layout: where every field of some thousand records goes, and the bytes of all of them. Spec: FORMAT.md, "Record".
+"""Layout: the place of every field of thousands of records, and their bytes. Spec: FORMAT.md, "Record".
 
-    records --lay_out--> widths, offsets --write--> bytes          back: `index_file.py`
+    records --lay_out--> widths, offsets --write--> bytes          inverse: `record_columns.py`
 
-A put lays out a whole commit field by field as arrays: Python for every field of every record took longer than the disk.
+A put lays out a whole commit as arrays, field by field. Handling every field in Python took longer than the
+disk.
 """
 
 from __future__ import annotations
@@ -41,15 +42,16 @@ from pltz.archive.format.record_columns import Bools, Ints, tokens_fit
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.varint import MAX_BYTES, MAX_VALUE
 
-HOW = 34  # bits of a reference; how it is meant stands above them
+HOW = 34  # bits of a reference; its kind (PARENT_*) is above them
 
 
 def lay_out(rows: Sequence[Record], table: Mapping[bytes, int], place: Place) -> Layout:
-    """Where everything of these records goes, at least one, the first at ``place``.
+    """Return the layout of these records, at least one, the first at ``place``.
 
-    ``table``: parents that stand in the pack's table, and their numbers there. Others are named by the distance to their record where that
-    comes before, else by their id.
-    Raises ContentError where a field is over its limit, UsageError where fields contradict each other.
+    ``table``: parents in the pack's table and their numbers there. Other parents are named by the distance to
+    their record where that comes before, else by their id.
+
+    Raises ContentError where a field exceeds its limit, UsageError where fields contradict each other.
     """
     marks = np.array([r.mark is not None for r in rows])
     plain = [_as_segment(r) for r in rows] if marks.any() else rows
@@ -65,12 +67,12 @@ def lay_out(rows: Sequence[Record], table: Mapping[bytes, int], place: Place) ->
     )
     fields.check(place.base)
     pieces = parents, [i or b"" for i in ids], tags, labels, bits
-    targets = [None if m else i for i, m in zip(ids, marks.tolist(), strict=True)]  # a mark is no parent
+    targets = [None if m else i for i, m in zip(ids, marks.tolist(), strict=True)]  # a mark is never a parent
     return Layout(fields, pieces, *_references(parents, targets, table), place)
 
 
 def _as_segment(record: Record) -> Record:
-    """A mark's fields, where a segment has the like: version id, counter, verb."""
+    """Return a mark's fields in place of the corresponding ones of a segment: version id, counter, verb."""
     if (mark := record.mark) is None:
         return record
     return Record(record.context, NONE, mark.version, mark.counter, bytes([mark.verb]))
@@ -78,22 +80,22 @@ def _as_segment(record: Record) -> Record:
 
 @dataclass(frozen=True)
 class _Fields:
-    """(N,) each: what records have, and numbers and sizes of it."""
+    """Presence, numbers and sizes of the fields of records, (N,) each."""
 
     mark: Bools
-    segment: Bools  # of a mark, too
+    segment: Bools  # also True for a mark
     session: Bools
     sealed: Bools
     context: Ints
     tokens: Ints
     number: Ints
     time: Ints
-    tag: Ints  # bytes of the name, or of the veil
+    tag: Ints  # bytes of the name or the veil
     labels: Ints  # bytes
     bits: Ints  # bytes
 
     def check(self, base: int) -> None:
-        """Raises ContentError, UsageError."""
+        """Check limits and consistency. Raises ContentError, UsageError."""
         if (~self.segment & ((self.bits > 0) | ~self.session)).any():
             raise UsageError("a record without a segment holds a session and no bitstring")
         wrong = np.flatnonzero(~self.mark & ~tokens_fit(self.tokens, self.bits))
@@ -119,7 +121,9 @@ def _limit(sizes: Ints, most: int, what: str) -> None:
 def _references(
     parents: Sequence[bytes], ids: Sequence[bytes | None], table: Mapping[bytes, int]
 ) -> tuple[Ints, Ints]:
-    """(N,) how each parent is named, and its number in the table or the number of its record."""
+    """Return the kind of each parent's reference, (N,), and its number, (N,), in the table or among the
+    records.
+    """
     first = dict(zip(reversed(ids), range(len(ids) - 1, -1, -1), strict=True))
     known = {p: PARENT_BACK << HOW | first[p] if p in first else PARENT_INLINE << HOW for p in {*parents}}
     known |= {p: PARENT_TABLE << HOW | table[p] for p in known.keys() & table.keys()}
@@ -131,7 +135,10 @@ def _references(
 
 
 class Layout:
-    """Where every field of every record goes. ``size``: bytes of all. Widths are bytes; that of a field that is not there is 0."""
+    """The place of every field of every record.
+
+    ``size``: bytes of all records. Widths are in bytes; the width of an absent field is 0.
+    """
 
     def __init__(
         self,
@@ -171,11 +178,14 @@ class Layout:
         self.size = int(self.ends[-1])
 
     def _measure_back(self) -> None:
-        """Distances to parents in this pack, in order: how wide one is moves all that come after."""
+        """Compute the distances to parents in this pack, in order.
+
+        The width of one distance moves all records after it.
+        """
         rows = np.flatnonzero(self.how == PARENT_BACK).tolist()
         body = self.body + self.reference_width
         begins = (np.cumsum(_whole(body)) - _whole(body)).tolist()
-        grown = [0]  # bytes that the distances of the first so many rows took
+        grown = [0]  # bytes taken by the distances of the rows so far
         for n, row in enumerate(rows):
             parent = int(self.reference[row])
             distance = begins[row] + grown[n] - begins[parent] - grown[bisect_left(rows, parent)]
@@ -184,7 +194,7 @@ class Layout:
             grown.append(grown[n] + width + _width(size + width) - _width(size))
 
     def write(self, out: memoryview) -> None:
-        """All records, into as many bytes as they need."""
+        """Write all records into ``out``, which has exactly ``size`` bytes."""
         f, (parents, ids, tags, labels, bits) = self.fields, self.pieces
         begins = self.ends - _whole(self.body)
         pen = _Pen(out, begins.copy())
@@ -209,16 +219,18 @@ class Layout:
 
 
 class _Pen:
-    """Writes a field of all records at a time; ``at``: (N,) how far each is written."""
+    """Writes one field of all records at a time. ``at``: (N,) offsets of the next fields."""
 
     def __init__(self, out: memoryview, at: Ints):
         self._view, self._out, self.at = out, np.frombuffer(out, np.uint8), at
 
     def byte(self, values: npt.NDArray[np.integer[Any]]) -> None:
+        """Write one byte per record, (N,)."""
         self._out[self.at] = values
         self.at += 1
 
     def varints(self, values: Ints, widths: Ints) -> None:
+        """Write numbers, (N,), of these widths, (N,); none where the width is 0."""
         for step in range(int(widths.max())):
             rows = np.flatnonzero(widths > step)
             more = (widths[rows] > step + 1).astype(np.int64)
@@ -226,6 +238,7 @@ class _Pen:
         self.at += widths
 
     def pieces(self, pieces: Sequence[bytes], sizes: Ints) -> None:
+        """Write one piece per record, of these sizes, (N,); none where the size is 0."""
         if many is not None:
             many.place(self._view, self.at, sizes, pieces)
         else:
@@ -237,12 +250,12 @@ class _Pen:
 
 
 def _whole(body: Ints) -> Ints:
-    """Bytes of records, of which so many stand between size and checksum."""
+    """Return the bytes of records, (N,), from the bytes between size and checksum."""
     return 2 + _widths(body) + body + CHECK
 
 
 def _widths(values: Ints, which: Bools | None = None) -> Ints:
-    """Bytes of varints; 0 where not ``which``."""
+    """Return the bytes of varints, (N,); 0 where ``which`` is False."""
     widths = np.ones(len(values), np.int64)
     for step in range(1, MAX_BYTES):
         widths += values >> 7 * step > 0

@@ -1,9 +1,10 @@
-"""Places: ids of the segments of one pack by where they stand, for what names its parent by the distance back to it.
+"""Segment offsets: ids of the segments of one pack by offset, for records that name their parent by distance.
 
     places.add(offsets, ids)       as a scan goes on, in order
-    places.find(offsets) -> ids    CorruptError where no segment stands
+    places.find(offsets) -> ids    CorruptError where no segment begins
 
-In columns: 20 bytes a segment, which is less than the shortest one takes in its pack. A dictionary took ten times as much.
+Stored as columns of 20 bytes per segment, fewer than the shortest segment takes in its pack. A dictionary
+took ten times as much.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ import numpy.typing as npt
 from pltz.archive.format.ids import SIZE
 from pltz.plt_codec.errors import CorruptError
 
-BLOCK = 1 << 14  # segments
+BLOCK = 1 << 14  # segments per block
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 
 class Places:
-    """See the head of this file. ``offsets`` are (N,), ascending from call to call too; ``ids`` (N, 16)."""
+    """The segments of a pack found so far.
+
+    ``offsets`` are (N,) and ascend within a call and from call to call; ``ids`` are (N, 16).
+    """
 
     def __init__(self) -> None:
         self._blocks: list[tuple[npt.NDArray[np.uint32], Bytes]] = []
         self._firsts: list[int] = []  # first offset of each block
-        self._used = BLOCK  # of the last block
+        self._used = BLOCK  # used rows of the last block
 
     def add(self, offsets: Ints, ids: Bytes) -> None:
-        """Segments that stand behind all that were added before."""
+        """Add segments that come after all those added before."""
         while len(offsets):
             if self._used == BLOCK:
                 self._blocks.append((np.empty(BLOCK, np.uint32), np.empty((BLOCK, SIZE), np.uint8)))
@@ -43,7 +47,7 @@ class Places:
             offsets, ids = offsets[count:], ids[count:]
 
     def cut(self, offset: int) -> None:
-        """Forget those that stand at ``offset`` or behind it."""
+        """Remove the segments at ``offset`` or later."""
         while self._firsts and self._firsts[-1] >= offset:
             del self._firsts[-1], self._blocks[-1]
             self._used = BLOCK
@@ -51,7 +55,10 @@ class Places:
             self._used = int(np.searchsorted(self._blocks[-1][0][: self._used], offset))
 
     def find(self, offsets: Ints) -> Bytes:
-        """(N, 16) ids of the segments at (N,) offsets, in any order. Raises CorruptError where one is not there."""
+        """Return the ids, (N, 16), of the segments at (N,) offsets in any order.
+
+        Raises CorruptError where no segment begins at an offset.
+        """
         found = np.zeros((len(offsets), SIZE), np.uint8)
         blocks = np.searchsorted(self._firsts, offsets, side="right") - 1
         for number in np.unique(blocks).tolist():

@@ -1,8 +1,10 @@
-"""archive.json: what a directory is. Written once, as the last step of init. Spec: FORMAT.md, "archive.json".
+"""Settings: archive.json, which describes an archive. Written once, as the last step of init.
+
+Spec: FORMAT.md, "archive.json".
 
 {"format":2,"archive":"<32 hex>","features":[],"parity":[50,1000],"check":"<32 hex>"}
 
-A second copy stands under `parity/`, for `repair`.
+A second copy is under `parity/`, for `repair`.
 """
 
 from __future__ import annotations
@@ -25,8 +27,13 @@ MAX_SHARE = 1000  # thousandths of parity
 
 @dataclass(frozen=True)
 class Settings:
-    """``archive``: 16 random bytes, which archive this is. ``sealed``: encrypted. ``parity``: thousandths that packs get, and
-    segments on which many sessions depend; 0 is none."""
+    """The settings of an archive. Raises UsageError for a share of parity out of range.
+
+    Attributes:
+        archive: id of the archive, 16 random bytes.
+        sealed: whether it is encrypted.
+        parity: thousandths of parity for packs, and for segments that many sessions depend on; 0 is none.
+    """
 
     archive: bytes
     sealed: bool = False
@@ -39,7 +46,7 @@ class Settings:
             )
 
     def encode(self) -> bytes:
-        """The file.
+        """Return the bytes of the file.
 
         >>> Settings.decode(Settings(bytes(16)).encode()) == Settings(bytes(16))
         True
@@ -56,7 +63,10 @@ class Settings:
 
     @classmethod
     def decode(cls, data: bytes) -> Settings:
-        """Raises VersionError for a newer archive, CorruptError for anything else but what `encode` writes."""
+        """Return the settings in a file's bytes.
+
+        Raises VersionError for a newer archive, CorruptError for anything else that `encode` does not write.
+        """
         try:
             fields = json.loads(data)
             check = fields.pop("check")

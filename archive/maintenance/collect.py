@@ -168,8 +168,10 @@ class Collector:
                 if len(some) > 1:
                     continue
                 raise FullError(
-                    f"collecting needs about {sizes[some[0]]} bytes for a copy of what is live in pack {some[0].hex()}, which "
-                    f"has the least of it, and the disk is full: free so many bytes, or forget more sessions and collect twice"
+                    f"collecting needs about {sizes[some[0]]} bytes for a copy of what is live "
+                    f"in pack {some[0].hex()}, which "
+                    f"has the least of it, and the disk is full: free so many bytes, "
+                    f"or forget more sessions and collect twice"
                 ) from exc
 
     def _delete(self, condemned: frozenset[bytes], known: dict[bytes, int]) -> int:
@@ -229,7 +231,8 @@ class Collector:
         with self._census(condemned) as census:
             for location, _ in census.stranded():
                 raise ArchiveError(
-                    f"the record at byte {location.offset} of {location.pack.hex()} is live and was not found in a pack that stays: "
+                    f"the record at byte {location.offset} of {location.pack.hex()} is live "
+                    "and was not found in a pack that stays: "
                     "nothing was deleted; where another collector is at work, collect again"
                 )
 
@@ -273,7 +276,8 @@ class Collector:
             self.view.ledger.refresh()
             if pack not in self.view.ledger.deleted:
                 raise ArchiveError(
-                    f"pack {pack.hex()} vanished, and no collector deleted it: collecting stops; run pltz archive repair"
+                    f"pack {pack.hex()} vanished, and no collector deleted it: collecting stops; "
+                    "run pltz archive repair"
                 ) from None
             self.view.vanished += 1
 
@@ -292,7 +296,7 @@ class Collector:
         store = self.view.store
         deleted = {pack.hex() for pack in self.view.ledger.deleted}
         for name in sorted(deleted & set(store.list("parity"))):
-            if not is_there(store, f"packs/{name}"):  # else a killed collector left the pack, and its parity goes with it
+            if not is_there(store, f"packs/{name}"):  # else both were left by a killed collector
                 store.delete(f"parity/{name}")
 
     def _want_evidence(self) -> None:
@@ -300,7 +304,8 @@ class Collector:
         view = self.view
         if missing := view.missing():
             raise ArchiveError(
-                f"pack {min(missing).hex()} is gone, and no collector deleted it: collecting stops and deletes nothing; "
+                f"pack {min(missing).hex()} is gone, and no collector deleted it: "
+                "collecting stops and deletes nothing; "
                 "run pltz archive repair"
             )
         if view.unlisted:

@@ -1,7 +1,6 @@
-"""Erase: destroy the keys of a session, a tenant or a base domain, and prove from the raw files that nothing
-opens.
+"""Erase: destroy the keys of a session, a tenant or a base domain, and prove that nothing opens.
 
-Spec: FORMAT.md, "Erase".
+The proof reads the raw files. Spec: FORMAT.md, "Erase".
 
     tenant    all its trees are emptied
     session   1 publish a generation of keys with a new tree, which dooms the session's units: writers no longer
@@ -358,9 +357,7 @@ class Eraser:
             raise Fenced("something of this tenant or base was erased at the same time: erase again")
 
     def _towers(self, domain: bytes, name: str) -> list[set[bytes]]:
-        """Return, for each version, its segments in the tenant's domain; shared prompts are not among
-        them.
-        """
+        """Return, for each version, its segments in the tenant's domain. Shared prompts are left out."""
         return [self._own(domain, v.leaf) for v in self.view.versions(domain, name)]
 
     def _used_by_others(self, tenant: str, domain: bytes, name: str) -> set[bytes]:
@@ -438,8 +435,9 @@ class Eraser:
         return records, unread
 
     def _records(self, domain: bytes) -> Iterator[_Named | None]:
-        """Yield every record of a domain from the raw packs; None stands for a pack that could not be read
-        whole.
+        """Yield every record of a domain from the raw packs.
+
+        None stands for a pack that could not be read whole.
         """
         for name in sorted(self.view.store.list("packs")):
             damaged = False
@@ -472,9 +470,7 @@ class Grounds:
         self._known: dict[bytes, frozenset[tuple[bytes, bytes]]] = {NONE: frozenset()}
 
     def under(self, leaf: bytes) -> frozenset[tuple[bytes, bytes]]:
-        """Return (base domain, root of its keys) of each record in a base domain in the tower above
-        ``leaf``.
-        """
+        """Return (base domain, root of its keys) of each record under ``leaf`` that is in a base domain."""
         chain: list[tuple[bytes, frozenset[tuple[bytes, bytes]]]] = []  # from the leaf up
         seen, todo, single = set[bytes](), [leaf], True
         while todo:
@@ -548,7 +544,8 @@ def _doomed(view: View, keys: Keyring, known: DomainKeys) -> str:
     going = sorted(n for n in names if unit_of(keys.session_key(known.domain, n)) in units)
     what = ", ".join(map(repr, going)) or "a session that is gone"
     return (
-        f"the erase of {what} of tenant {known.name!r} began, and is unfinished or goes on now: it destroyed nothing yet; "
+        f"the erase of {what} of tenant {known.name!r} began, and is unfinished or goes on now: "
+        "it destroyed nothing yet; "
         "erase it again to finish"
     )
 

@@ -35,7 +35,10 @@ CREATE TABLE marks (at INTEGER PRIMARY KEY, id BLOB, counter INTEGER, verb INTEG
 # Each id once: its first record, and whether any record of it lies in a pack that stays. In a query with one min,
 # SQLite takes the other columns from that row.
 # Only the mark in force of a version counts.
-ONCE = f"SELECT *, min(at) AS first, sum(stays) > 0 AS stay FROM {{}} JOIN packs ON number = at >> {PLACE_BITS} {{}} GROUP BY id"
+ONCE = (
+    "SELECT *, min(at) AS first, sum(stays) > 0 AS stay "
+    f"FROM {{}} JOIN packs ON number = at >> {PLACE_BITS} {{}} GROUP BY id"
+)
 SETTLED = f"""
 CREATE TABLE segment (id BLOB PRIMARY KEY, parent BLOB, first INTEGER, size INTEGER, stays INTEGER) WITHOUT ROWID;
 INSERT INTO segment SELECT id, parent, first, size, stay FROM ({ONCE.format("segments", "")});
@@ -206,5 +209,6 @@ def _named() -> Iterator[None]:
         yield
     except sqlite3.Error as exc:
         raise ArchiveError(
-            f"the census of the archive cannot be kept in the folder for temporary files ({exc}): name another in TMPDIR; nothing was deleted"
+            f"the census of the archive cannot be kept in the folder for temporary files ({exc}): "
+            "name another in TMPDIR; nothing was deleted"
         ) from exc

@@ -199,8 +199,9 @@ class Repairer:
         return sound[best]
 
     def _key_files(self) -> None:
-        """Repair both copies of each newest key file, then destroy older ones that an unfinished erase
-        left.
+        """Repair both copies of each newest key file.
+
+        Then destroy older key files that an unfinished erase left.
         """
         folder = KeyFolder(self.store)
         for domain, generations in folder.generations().items():
@@ -303,8 +304,9 @@ class Repairer:
                 self.store.delete(name)
 
     def _want_own(self, view: View) -> None:
-        """Raise ArchiveError where there are packs and all are of another archive: then archive.json is the
-        wrong one.
+        """Raise ArchiveError where there are packs and all are of another archive.
+
+        In that case archive.json is the wrong one.
         """
         others = set[bytes]()
         for pack in view.packs:
@@ -365,8 +367,9 @@ class Repairer:
         return parity if parity and parity.pack == pack else None
 
     def _salvage(self, view: View, pack: bytes, best: Stretch, shares: tuple[int, int]) -> None:
-        """Put the readable records into a new pack, record the losses in the ledger, condemn the pack and
-        move it aside.
+        """Move a pack beyond repair aside.
+
+        Its readable records go into a new pack, its losses into the ledger, and the pack is condemned.
         """
         view.ledger.refresh()
         deleted = pack in view.ledger.deleted  # a killed collector left it: its live records are elsewhere

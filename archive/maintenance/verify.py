@@ -313,7 +313,7 @@ class Verifier:
     def _decode(self, items: Sequence[Found]) -> None:
         """Decode these records as one batch and compare their ids.
 
-        Where a pack vanished meanwhile, a collector moved its records: look once more for those that failed.
+        If a pack vanished meanwhile, a collector moved its records: look once more for those that failed.
         """
         vanished, answers = self.view.vanished, self._answers(items)
         if self.view.vanished != vanished:
@@ -331,7 +331,7 @@ class Verifier:
                 self._undecodable(item, answer)
 
     def _answers(self, items: Sequence[Found]) -> list[Answer]:
-        """Return the tokens of each record, or the error. Segments above them are decoded first, once."""
+        """Return the tokens, (T,), of each record, or the error. Segments above them are decoded first, once."""
         chains = Chains(self.view, self.codecs)
         chains.load([i.record.parent for i in items if i.context.mode & TOWER])
         above = [chains.above(i) for i in items]

@@ -187,7 +187,8 @@ class Writer:
         for epoch in range(before + 1, self.view.epoch):
             if not self.view.has_plan(epoch):
                 raise Fenced(
-                    f"the plan of epoch {epoch} is gone, so what it condemned is not known: nothing was acknowledged, put again"
+                    f"the plan of epoch {epoch} is gone, so what it condemned is not known: "
+                    "nothing was acknowledged, put again"
                 )
 
     def _rescued(self, item: Found, copied: set[bytes]) -> Iterator[tuple[Context, Record]]:
