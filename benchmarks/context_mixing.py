@@ -1,13 +1,14 @@
-"""Context mixing as a peer: zpaq in this process, paq8px as a command. The field's best at a cost of its own; both are optional.
+"""Context mixing as a peer: zpaq in this process, paq8px as a command. Both are optional.
 
-As in `peers`, every doubt is decided for the peer: what is the same for all data of a length (zpaq's header holds the whole model as
-a program, 200 bytes) is not counted, nor is a magic number.
+They have the field's best rates and by far its highest cost. As in `peers`, every doubt is decided for the peer. Bytes
+that are the same for all data of a length are not counted (zpaq's header holds the whole model as a program, 200
+bytes), nor is a magic number.
 
     peer    settings                                                                 bytes of 120 sample sessions
     zpaq    orders 0 to 6, words, a match model, two mixers (level 5: +1.2 %)        156,816 (ppmd: 161,054)
-    paq8px  level 1, no training first (with its English dictionary: 40 s a session)  -
+    paq8px  level 1, no training first (with its English dictionary: 40 s/session)   -
 
-cmix was left out: it asks for more than 20 GB of memory.
+cmix was left out: it needs more than 20 GB of memory.
 """
 
 import functools
@@ -21,7 +22,7 @@ from pltz.benchmarks.peers import Peer
 
 ZPAQ_METHOD = "x0,0ci1,1,1,1,1,1,2aw2mm16ts19t0"
 ZPAQ_TAG = bytes.fromhex("376b5374a03183d38cb228b0d3")  # every archive starts with it
-ZPAQ_END = bytes.fromhex("00000000feff")  # of the data, without a checksum, and of the archive
+ZPAQ_END = bytes.fromhex("00000000feff")  # end of the data, without a checksum, and of the archive
 PAQ8PX = "paq8px"
 PAQ8PX_LEVEL = "-1"
 PAQ8PX_MAGIC = b"paq8px"
@@ -29,7 +30,10 @@ SECONDS = 600  # a call may take
 
 
 def zpaq_peer() -> Peer:
-    """libzpaq on one thread, less what is the same for all data of a length. Raises ImportError."""
+    """Return libzpaq on one thread, without the bytes that are the same for all data of a length.
+
+    Raises ImportError where it is not installed.
+    """
     zpaq = importlib.import_module("zpaq")
 
     def archive(data: bytes) -> bytes:
@@ -38,7 +42,7 @@ def zpaq_peer() -> Peer:
 
     @functools.cache
     def model() -> bytes:
-        """What archives of this method begin with, up to the length of the data in digits."""
+        """Return the bytes with which archives of this method begin, up to the length of the data in digits."""
         whole = archive(b"\0")
         return whole[: whole.rindex(b"\x001\0\0")]
 
@@ -66,7 +70,7 @@ def zpaq_peer() -> Peer:
 
 
 def paq8px_peer() -> Peer | None:
-    """paq8px where the command is on the PATH; a process each way, through files."""
+    """Return paq8px, or None where the command is not on the PATH. It takes a process each way, through files."""
     command = shutil.which(PAQ8PX)
     if command is None:
         return None

@@ -1,7 +1,7 @@
-"""Sessions to measure on: records of JSONL files, grouped by source, up to a number of bytes a source.
+"""Sessions to measure on: records of JSONL files, grouped by source, up to a number of bytes per source.
 
-A record is ``{"id": "taskmaster-00af", "messages": [...], ...}``; its source is the id up to the last ``-``.
-Only the messages are kept, as ``{"messages": [...]}``: ids and licences are no part of a session.
+A record is ``{"id": "taskmaster-00af", "messages": [...], ...}``. Its source is the id up to the last ``-``.
+Only the messages are kept, as ``{"messages": [...]}``: ids and licences are not part of a session.
 """
 
 from collections import Counter
@@ -28,10 +28,10 @@ class Record:
 
 
 def read(path: str | None) -> Iterator[Record]:
-    """The records of a file, of every JSONL file of a folder, or (None) the sample sessions.
+    """Yield the records of a file, of every JSONL file of a folder, or (None) the sample sessions.
 
     Raises:
-        UsageError: nothing there, or a line without messages.
+        UsageError: there is no such file, no JSONL file in the folder, or a line without messages.
     """
     from pltz.datasets.loaders import load, sample_path
 
@@ -41,7 +41,7 @@ def read(path: str | None) -> Iterator[Record]:
 
 
 def files(path: Path) -> list[Path]:
-    """The file itself, or the JSONL files of a folder by name."""
+    """Return the file itself, or the JSONL files of a folder by name."""
     if not path.is_dir():
         return [path]
     found = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
@@ -51,7 +51,7 @@ def files(path: Path) -> list[Path]:
 
 
 def record(line: "Session", place: str) -> Record:
-    """What is measured of one line."""
+    """Return the record of one line. ``place`` names the line in errors."""
     from pltz.models.session.session import Session, content_bytes
 
     value = line.value if line.kind == "chat" else None
@@ -62,7 +62,7 @@ def record(line: "Session", place: str) -> Record:
 
 
 def select(records: Iterable[Record], limit: int) -> list[Record]:
-    """Records in order, each taken while its source stays within ``limit`` content bytes; sources together."""
+    """Return the records, grouped by source, each taken while its source stays within ``limit`` content bytes."""
     taken: Counter[str] = Counter()
     chosen = []
     for item in records:

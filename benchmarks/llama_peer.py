@@ -1,13 +1,16 @@
 """llama.cpp as a peer: the bundle's own matrices in a GGUF, evaluated in floats on the same machine, token by token.
 
-The architecture is `apertus`, whose block is that of numeric contract 1: RMS norms, grouped queries and keys with a norm each,
-rotary angles, a hidden layer without a gate whose xIELU is the squared ReLU when its negative half is 0. Matrices are Q8_0, which
-holds our int8 rows exactly; only a row's scale is rounded, to 11 bits. Two things llama.cpp does not have, so they are done between
-its operations, through the callback it calls for each: the weights were trained with activations clamped to what int8 holds
-(without that they predict nothing), and each head has a temperature of its own. Where speed alone is asked for they are left out.
+The architecture is `apertus`, whose block is that of numeric contract 1: RMS norms, grouped queries and keys with a
+norm each, rotary angles, and a hidden layer without a gate. Its xIELU is the squared ReLU when its negative half is 0.
+Matrices are Q8_0, which holds our int8 rows exactly; only the scale of a row is rounded, to 11 bits.
 
-Input are rows of the embedding and output is the residual after the last layer: embedding and head stay with the caller, since our
-head picks a class and then one of its 128 members, which costs 1 % of a vocabulary's product (`macs` counts the layers alone).
+llama.cpp lacks two things, so they are done between its operations, in the callback it calls for each. The weights
+were trained with activations clamped to the range of int8 (without that they predict nothing), and each head has a
+temperature of its own. Where only speed is measured both are left out.
+
+The input is rows of the embedding and the output is the residual after the last layer. Embedding and head stay with the
+caller: our head picks a class and then one of its 128 members, which costs 1 % of a vocabulary's product (`macs` counts
+the layers alone).
 
     with opened(weights, threads=1, positions=64) as model:
         residual = model.step(embedding_row, 0)  # (d,) float32
@@ -36,40 +39,40 @@ if TYPE_CHECKING:
 ARCHITECTURE = "apertus"
 PACKAGES = {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}
 GATED = "the export to llama.cpp is of models of numeric contract 1, and this one is of 2 (gated)"
-STUB = 32  # rows of a vocabulary that is not used
+STUB = 32  # rows of the unused vocabulary
 ROPE_BASE = 10000.0
 Q8_0_BLOCK = 32  # weights that share a scale in a GGUF
 # Units of NUMERICS.md, 1 / the size of one integer:
 NORMED, TURNED, VALUE, MIXED, HIDDEN, SQUARED, RESIDUAL = 20, 24, 20, 40, 64, 16, 256
-NATS = math.log(2) / 64  # of one unit of a score or logit
+NATS = math.log(2) / 64  # nats per unit of a score or logit
 Floats = npt.NDArray[np.float32]
-Act = tuple[int, Callable[[Floats], object]]  # (elements, what is done to them in place)
+Act = tuple[int, Callable[[Floats], object]]  # (elements, function that changes them in place)
 
 
 def missing() -> list[str]:
-    """The packages that are not installed here; empty: this module works."""
+    """Return the packages that are missing. Without any this module works."""
     return [name for module, name in PACKAGES.items() if importlib.util.find_spec(module) is None]
 
 
 def unavailable(weights: "Weights") -> str | None:
-    """Why this model cannot be measured in llama.cpp here; None where it can."""
+    """Return why this model cannot be measured in llama.cpp here, or None where it can."""
     if absent := missing():
         return f"{' and '.join(absent)} not installed (pip install 'pltz[llama]')"
     return GATED if weights.shape.gated else None
 
 
 def macs(shape: "Shape") -> int:
-    """Multiply-adds a token outside attention, of llama.cpp: the layers alone."""
+    """Return llama.cpp's multiply-adds per token outside attention: the layers alone."""
     return shape.macs - (shape.classes + 128) * shape.d
 
 
 def measure(weights: "Weights", tokens: npt.NDArray[Any], threads: int, rounds: int = 1) -> dict[str, Any]:
-    """Tokens/s of llama.cpp's layers over ``tokens`` (T,), one at a time from an empty cache; the best of the rounds.
+    """Measure the tokens/s of llama.cpp's layers over ``tokens`` (T,), one at a time from an empty cache.
 
-    Of processor time, shared out over the threads.
+    The best of the rounds counts, in processor time divided by the threads.
 
     Raises:
-        UsageError: a model of another contract than 1.
+        UsageError: the model is of another contract than 1.
         ModelError: llama.cpp fails.
     """
     import llama_cpp
@@ -93,7 +96,7 @@ def measure(weights: "Weights", tokens: npt.NDArray[Any], threads: int, rounds: 
 
 
 def embedding(weights: "Weights") -> Floats:
-    """The input embedding, (V, d), in units of the residual."""
+    """Return the input embedding, (V, d), in units of the residual."""
     return weights["embed.w"] * (weights["embed.m"] / (RESIDUAL << 16)).astype(np.float32)[:, None]
 
 
@@ -101,7 +104,10 @@ def embedding(weights: "Weights") -> Floats:
 
 
 def write_gguf(path: Path, weights: "Weights") -> None:
-    """The layers of a model as a GGUF with a vocabulary of ``STUB`` rows of zeros. Raises UsageError for a gated model."""
+    """Write the layers of a model as a GGUF with a vocabulary of ``STUB`` rows of zeros.
+
+    Raises UsageError for a gated model.
+    """
     import gguf
 
     if weights.shape.gated:
@@ -141,7 +147,7 @@ def _write_tensors(writer: Any, weights: "Weights", kind: Any) -> None:
     for name in ("token_embd", "output"):
         writer.add_tensor(f"{name}.weight", np.zeros((STUB, shape.d), np.float32))
     writer.add_tensor("output_norm.weight", np.ones(shape.d, np.float32))
-    theirs = ROPE_BASE ** (-2 * np.arange(shape.head_dim // 2) / shape.head_dim)  # radians a position
+    theirs = ROPE_BASE ** (-2 * np.arange(shape.head_dim // 2) / shape.head_dim)  # radians per position
     ours = weights["table.phase"] * (2 * math.pi / 2**20)
     writer.add_tensor("rope_freqs.weight", (theirs / ours).astype(np.float32))
     parts = np.cumsum([shape.heads, shape.kv_heads]) * shape.head_dim
@@ -168,7 +174,7 @@ def _write_tensors(writer: Any, weights: "Weights", kind: Any) -> None:
 
 
 def _blocks(w: npt.NDArray[Any], scale: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """int8 rows and their scales as the bytes of Q8_0: 32 weights after the scale they share, in float16."""
+    """Return int8 rows and their scales as the bytes of Q8_0: 32 weights after the float16 scale they share."""
     rows, columns = w.shape
     out = np.zeros((rows, columns // Q8_0_BLOCK, 2 + Q8_0_BLOCK), np.uint8)
     out[:, :, :2] = scale.astype("<f2").view(np.uint8).reshape(rows, 1, 2)
@@ -176,11 +182,14 @@ def _blocks(w: npt.NDArray[Any], scale: npt.NDArray[Any]) -> npt.NDArray[np.uint
     return out.reshape(rows, -1)
 
 
-# ---- what llama.cpp does not have
+# ---- operations that llama.cpp lacks
 
 
 def _acts(weights: "Weights", keep: Callable[[Floats], object]) -> dict[bytes, Act]:
-    """By the name llama.cpp gives a result: its elements, and what is done to them before it is used. ``keep`` gets the residual."""
+    """Return, by llama.cpp's name of a result, its elements and the function that changes them before they are used.
+
+    ``keep`` gets the residual.
+    """
     shape, found = weights.shape, {}
     width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     for i in range(shape.layers):
@@ -201,7 +210,7 @@ def _clamped(limit: float) -> Callable[[Floats], object]:
 
 
 def _warmed(heat: Floats) -> Callable[[Floats], object]:
-    """Queries clamped, then each head's multiplied by its inverse temperature; heat (H, 1)."""
+    """Return a function that clamps queries and multiplies each head by its inverse temperature, heat (H, 1)."""
 
     def act(values: Floats) -> None:
         np.clip(values, -127 / TURNED, 127 / TURNED, out=values)
@@ -215,7 +224,7 @@ def _warmed(heat: Floats) -> Callable[[Floats], object]:
 
 
 class Model:
-    """A llama.cpp context, one sequence; `opened` makes it. Positions count from 0 and may go on after `forget`."""
+    """A llama.cpp context with one sequence, made by `opened`. Positions count from 0 and continue after `forget`."""
 
     def __init__(self, llama_cpp: Any, context: Any, width: int, residual: Floats | None) -> None:
         self._llama, self._context, self._residual = llama_cpp, context, residual
@@ -224,10 +233,12 @@ class Model:
         self._row = np.ctypeslib.as_array(batch.embd, (width,))
 
     def step(self, row: Floats, position: int) -> Floats:
-        """Pass one row of the embedding, (d,). The residual after the last layer, (d,): valid until the next step.
+        """Pass one row of the embedding, (d,), and return the residual after the last layer, (d,).
+
+        The result is valid until the next step.
 
         Raises:
-            ModelError: llama.cpp fails, or calls its results by other names than this module knows.
+            ModelError: llama.cpp fails, or names its results otherwise than this module expects.
         """
         self._row[:] = row
         self._batch.pos[0] = position
@@ -235,7 +246,7 @@ class Model:
             self._residual[0] = np.nan
         if self._llama.llama_decode(self._context, self._batch):
             raise ModelError("llama.cpp could not decode a token")
-        if self._residual is None:  # its own output, the residual with another norm: enough for speed
+        if self._residual is None:  # llama.cpp's own output, the residual with another norm, is enough to measure speed
             return np.ctypeslib.as_array(self._llama.llama_get_embeddings(self._context), self._row.shape)
         if np.isnan(self._residual[0]):
             raise ModelError(
@@ -253,17 +264,19 @@ class Model:
         self._llama.llama_memory_clear(self._llama.llama_get_memory(self._context), True)
 
     def close(self) -> None:
-        """Free what the batch holds; the context is `opened`'s."""
+        """Free the batch. `opened` frees the context."""
         self._llama.llama_batch_free(self._batch)
 
 
 @contextmanager
 def opened(weights: "Weights", threads: int, positions: int, *, faithful: bool = True) -> Iterator[Model]:
-    """A model in llama.cpp with room for so many positions at a time; ``faithful`` False leaves clamps and temperatures out.
+    """Open a model in llama.cpp with room for so many positions at a time.
+
+    With ``faithful`` False clamps and temperatures are left out.
 
     Raises:
-        UsageError: a model of another contract than 1.
-        ModelError: llama.cpp does not take the model, or has no room for it.
+        UsageError: the model is of another contract than 1.
+        ModelError: llama.cpp rejects the model, or there is no memory for it.
     """
     import llama_cpp
 
@@ -285,8 +298,8 @@ def opened(weights: "Weights", threads: int, positions: int, *, faithful: bool =
 
 
 def _callback(llama_cpp: Any, acts: dict[bytes, Act]) -> Any:
-    """The function that llama.cpp asks for every result whether it is wanted, and hands the wanted ones."""
-    ggml = llama_cpp.llama_cpp._lib  # its symbols are found through the library that needs it
+    """Return the callback that llama.cpp asks whether it wants a result, and calls again with each wanted one."""
+    ggml = llama_cpp.llama_cpp._lib  # the library that links ggml finds its symbols
     ggml.ggml_get_name.restype, ggml.ggml_get_name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
     ggml.ggml_get_data_f32.restype, ggml.ggml_get_data_f32.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 
@@ -305,7 +318,7 @@ def _callback(llama_cpp: Any, acts: dict[bytes, Act]) -> Any:
 
 @contextmanager
 def _context(llama_cpp: Any, path: Path, positions: int, threads: int, callback: Any) -> Iterator[Any]:
-    """A llama.cpp context on the CPU with room for so many positions."""
+    """Make a llama.cpp context on the CPU with room for so many positions."""
     silent = llama_cpp.llama_log_callback(lambda *_: None)
     llama_cpp.llama_log_set(silent, None)
     llama_cpp.llama_backend_init()

@@ -1,13 +1,14 @@
-"""llama-zip's method as a peer: a float language model in llama.cpp, its probabilities in an arithmetic coder, token by token.
+"""llama-zip's method as a peer: a float language model in llama.cpp and an arithmetic coder, token by token.
 
-The method is that of github.com/AlexBuz/llama-zip: the model is asked for the distribution of the next token, the coder
-narrows by it, the token is passed, and so on; decoding runs the same steps. It has no layout (one lane, one token after the other) and
-no exactness beyond one machine and one build, which is what pltz adds. Weights, tokenizer and context are ours (`llama_peer`):
-a position sees its block and the memory before it, as it does in one unbroken lane of NUMERICS.md.
+The method is that of github.com/AlexBuz/llama-zip. The model gives the distribution of the next token, the coder
+narrows its interval by it, the token is passed to the model, and so on. Decoding runs the same steps. The method has no
+layout (one lane, one token after the other) and is exact only on one machine and one build; pltz adds both. Weights,
+tokenizer and context are ours (`llama_peer`): a position sees its block and the memory before it, as in one unbroken
+lane of NUMERICS.md.
 
-Every doubt is decided for the peer: nothing but the coder's bits is counted, cut as our own are; the number of tokens is known for
-free. Its frequencies sum to 2^24 over 128 classes and then 128 members, where llama-zip has 2^32 over the vocabulary: none of both is
-felt (a floor of 2^-24 on 128 symbols costs 10^-5 bits).
+Every doubt is decided for the peer. Only the coder's bits count, truncated as our own are, and the number of tokens is
+known for free. The frequencies sum to 2^24 over 128 classes and then 128 members, where llama-zip has 2^32 over the
+vocabulary. The difference is negligible (a floor of 2^-24 on 128 symbols costs 10^-5 bits).
 """
 
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class Head:
-    """The two levels of a bundle's head in floats: residuals (d,) to frequencies (1, n), which sum to 2^24."""
+    """The two levels of a bundle's head in floats: from residuals (d,) to frequencies (1, n) that sum to 2^24."""
 
     def __init__(self, weights: "Weights") -> None:
         shape = weights.shape
@@ -42,11 +43,11 @@ class Head:
         self._member_bias = (weights["member.b"] * NATS).astype(np.float32).reshape(-1, CLASS)
 
     def classes(self, residual: Floats) -> npt.NDArray[np.int64]:
-        """Of each class."""
+        """Return the frequency of each class, (1, n)."""
         return frequencies(self._classes @ self._normed(residual) + self._class_bias)
 
     def members(self, residual: Floats, chosen: int) -> npt.NDArray[np.int64]:
-        """Of each token of a class."""
+        """Return the frequency of each token of a class, (1, n)."""
         normed = self._normed(residual + self._shift[chosen])
         return frequencies(self._members[chosen] @ normed + self._member_bias[chosen])
 
@@ -57,7 +58,10 @@ class Head:
 
 
 def frequencies(logits: Floats) -> npt.NDArray[np.int64]:
-    """Whole numbers from 1 up in proportion to exp(logits), (1, n), that sum to 2^24; what is left over goes to the likeliest."""
+    """Return integers of at least 1 in proportion to exp(logits), (1, n), that sum to 2^24.
+
+    The likeliest gets the remainder.
+    """
     weights = np.exp((logits - logits.max()).astype(np.float64))
     total = 1 << PRECISION
     found: npt.NDArray[np.int64] = 1 + (weights * ((total - len(weights)) / weights.sum())).astype(np.int64)
@@ -66,14 +70,14 @@ def frequencies(logits: Floats) -> npt.NDArray[np.int64]:
 
 
 class LlamaZip:
-    """Tokens to bytes and back through an open `Model`, which must have room for a block and the memory."""
+    """A coder of tokens through an open `Model`, which must have room for a block and the memory."""
 
     def __init__(self, model: Model, weights: "Weights") -> None:
         self._model, self._rows, self._head = model, embedding(weights), Head(weights)
         self._block, self._memory = weights.shape.block, weights.shape.memory
 
     def encode(self, tokens: npt.NDArray[np.int32]) -> bytes:
-        """The coder's bytes for tokens (T,).
+        """Return the coder's bytes for tokens (T,).
 
         Raises:
             ModelError: llama.cpp fails.
@@ -89,11 +93,11 @@ class LlamaZip:
         return coder.finish()
 
     def decode(self, data: bytes, count: int) -> npt.NDArray[np.int32]:
-        """``count`` tokens again.
+        """Decode ``count`` tokens and return them, (count,).
 
         Raises:
             ModelError: llama.cpp fails.
-            CorruptError: the bytes are of other tokens or another machine.
+            CorruptError: the bytes come from other tokens or another machine.
         """
         coder, before = RangeDecoder(data), MARKER
         found = np.zeros(count, np.int32)

@@ -1,4 +1,4 @@
-"""What a figure was measured on: machine, versions, commit."""
+"""The conditions of a measurement: machine, versions, commit."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ PACKAGES = (
 
 
 def describe(coder: object, device: str, threads: int | None) -> dict[str, Any]:
-    """The machine, and the engine that ran on it, in words a reader can compare."""
+    """Return the machine and the engine that ran on it, in words that a reader can compare."""
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -27,7 +27,7 @@ def describe(coder: object, device: str, threads: int | None) -> dict[str, Any]:
 
 
 def installed(package: str) -> str | None:
-    """The version of a package, None where it is not installed."""
+    """Return the version of a package, or None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -35,7 +35,7 @@ def installed(package: str) -> str | None:
 
 
 def cpu_name() -> str:
-    """The processor as the system calls it."""
+    """Return the system's name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf8", "replace").splitlines()
     except OSError:
@@ -45,7 +45,7 @@ def cpu_name() -> str:
 
 
 def engine_name(coder: object) -> str:
-    """``torch``, ``cuda``, or ``compiled`` and the instructions it chose; for None what a codec takes on this machine's processor."""
+    """Return ``torch``, ``cuda``, or ``compiled`` with its instruction set; for None, a codec's choice on the CPU."""
     if coder is None:
         from pltz.plt_codec.engines.native.coder import KERNEL_VARIABLE, kernels
 
@@ -58,7 +58,7 @@ def engine_name(coder: object) -> str:
 
 
 def device_name(device: str) -> str:
-    """``cpu``, or the name of the GPU."""
+    """Return ``cpu``, or the name of the GPU."""
     if device == "cpu":
         return device
     import torch
@@ -67,7 +67,7 @@ def device_name(device: str) -> str:
 
 
 def commit() -> str | None:
-    """The commit of the checkout this code runs from, with + where it was changed; None outside a checkout."""
+    """Return the commit of the checkout this code runs from, with + where it was changed. None outside a checkout."""
     root = Path(__file__).resolve().parent.parent
     try:
         git = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12"]

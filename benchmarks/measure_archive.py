@@ -1,8 +1,8 @@
-"""What `pltz bench archive` measures, one function a question. Each takes its sizes and gives a dict of figures.
+"""The measurements of `pltz bench archive`, one function per question. Each takes its sizes and returns its figures.
 
-The archive is measured, not a model: `ReadyCodec` hands over bitstrings made beforehand and knows the tokens of each, so that all that
-the archive does itself is done and timed: naming, looking up, laying out, reading back, decoding and comparing, syncing.
-Peers are in the same run: plain appends of the same bitstrings with the same syncs, the hash alone, reading alone.
+The archive is measured, not a model. `ReadyCodec` returns bitstrings made beforehand and knows the tokens of each. So
+all work of the archive itself is timed: naming, looking up, laying out, reading back, decoding and comparing, fsync.
+Peers run in the same process: plain appends of the same bitstrings with the same fsyncs, the hash alone, reading alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ U64 = index_file.U64
 
 
 class ReadyCodec:
-    """Random tokens and random bitstrings that stand for each other; the first bytes of either are its number."""
+    """A codec of random tokens and random bitstrings. The first bytes of either are its number, which pairs them."""
 
     fast = False
     reach = 0
@@ -49,10 +49,10 @@ class ReadyCodec:
         self._dice = np.random.default_rng(seed)
         self._first = 0
         self._known: list[tuple[Tokens, bytes]] = []
-        self.sealed = 0  # these many stay known
+        self.sealed = 0  # the number of segments that `drop` keeps
 
     def make(self, tokens: int, size: int) -> Tokens:
-        """A new segment of so many tokens that is coded in ``size`` bytes."""
+        """Make a new segment of so many tokens that is coded in ``size`` bytes."""
         number = self._first + len(self._known)
         ids = self._dice.integers(0, 1 << 16, tokens, dtype=np.uint32)
         ids[0], ids[1] = number & 0xFFFF, number >> 16
@@ -60,11 +60,11 @@ class ReadyCodec:
         return ids
 
     def keep(self) -> None:
-        """What was made so far stays known when `drop` forgets the rest."""
+        """Keep the segments made so far when `drop` forgets the rest."""
         self.sealed = len(self._known)
 
     def drop(self) -> None:
-        """Forget all but what was to be kept."""
+        """Forget all segments but the kept ones."""
         self._first += len(self._known) - self.sealed
         del self._known[self.sealed :]
 
@@ -86,7 +86,7 @@ class ReadyCodec:
 
 
 def put(folder: Path, sessions: int, writers: int) -> dict[str, Any]:
-    """Sessions of one new segment each below a shared prompt, put by several processes at once, in commits of `COMMIT`."""
+    """Put sessions of one new segment each below a shared prompt, by several processes, in commits of `COMMIT`."""
     place = folder / f"put-{writers}"
     TowerArchive.create(place, [ReadyCodec()])
     share = -(-sessions // writers)
@@ -109,7 +109,7 @@ def put(folder: Path, sessions: int, writers: int) -> dict[str, Any]:
 
 
 def _write(place: Path, sessions: int, who: int) -> dict[str, Any]:
-    """One writer: only `put` is timed, not the making of its input."""
+    """Run one writer. Only `put` is timed, not the making of its input."""
     codec = ReadyCodec(who)
     prompts = [codec.make(*PROMPT) for _ in range(PROMPTS)]
     codec.keep()
@@ -137,7 +137,10 @@ def _sessions(
 
 
 def _append(folder: Path, sessions: int) -> float:
-    """Seconds for the same bitstrings appended to files one by one, with the same syncs: a file and two folders a commit."""
+    """Return the seconds to append the same bitstrings to files one by one, with the same fsyncs.
+
+    These are one file and two folders per commit.
+    """
     folder.mkdir()
     seconds = 0.0
     dice = np.random.default_rng(0)
@@ -159,7 +162,7 @@ def _append(folder: Path, sessions: int) -> float:
 
 
 def overhead(place: Path, figures: dict[str, Any]) -> dict[str, Any]:
-    """Bytes a session beside bitstrings and names, after one index over all."""
+    """Return the bytes per session beside bitstrings and names, after one index over all."""
     archive = TowerArchive.open(place, [ReadyCodec()])
     archive.write_index()
     stat = archive.stat()
@@ -175,7 +178,7 @@ def overhead(place: Path, figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def reading(place: Path) -> dict[str, Any]:
-    """Lookups of records through the index, warm, and verify beside reading and hashing the same bytes."""
+    """Measure warm lookups of records through the index, and verify next to reading and hashing the same bytes."""
     archive = TowerArchive.open(place, [ReadyCodec()])
     view = archive.view
     keys, numbers, offsets = next(iter(view.indexes.values())).columns(SEGMENTS)
@@ -204,7 +207,7 @@ def reading(place: Path) -> dict[str, Any]:
 
 
 def _rates(folder: Path) -> tuple[float, float]:
-    """MB/s of reading files that the system does not hold in memory, and of hashing them when it does."""
+    """Return the MB/s of reading files that are not in the page cache, and of hashing them when they are."""
     paths = sorted(folder.iterdir())
     size = sum(p.stat().st_size for p in paths)
     for path in paths:
@@ -225,7 +228,7 @@ def _rates(folder: Path) -> tuple[float, float]:
 
 
 def _spans(call: Any, arguments: Sequence[bytes]) -> tuple[float, float]:
-    """(median, 99th percentile) in microseconds of one call, after every one was made once."""
+    """Return the median and the 99th percentile of one call in microseconds, after each call was made once."""
     spans: list[int] = []
     for _ in range(2):
         spans.clear()
@@ -237,7 +240,7 @@ def _spans(call: Any, arguments: Sequence[bytes]) -> tuple[float, float]:
 
 
 class _Synthetic:
-    """Half segments, half sessions, at random places of packs of 64 MiB: what `index_file.build` takes."""
+    """Entries for `index_file.build`: half segments, half sessions, at random offsets of packs of 64 MiB."""
 
     def __init__(self, entries: int):
         dice = np.random.default_rng(2)
@@ -289,7 +292,7 @@ print(json.dumps(out))
 
 
 def opening(folder: Path, entries: int) -> dict[str, Any]:
-    """An index of so many entries, opened in a process of its own: time, memory, lookups."""
+    """Open an index of so many entries in a process of its own, and measure time, memory and lookups."""
     made = _Synthetic(entries)
     start = time.perf_counter()
     data = index_file.build([made], made.packs)  # type: ignore[list-item]
@@ -312,10 +315,10 @@ def opening(folder: Path, entries: int) -> dict[str, Any]:
 
 
 def sharing(folder: Path, most: int, prompts: Sequence[int]) -> list[dict[str, Any]]:
-    """The paper's Table 1 with frozen sessions: bytes a session, all files counted, as sessions grow.
+    """Measure the paper's Table 1 with frozen sessions: bytes per session, all files counted, as the sessions grow.
 
-    A tower is the platform's prompt, one of ``prompts`` below it, and the session's own turns; flat (``prompts`` None) stores the
-    same tokens as one segment a session.
+    A tower is the platform's prompt, one of ``prompts`` below it, and the session's own turns. Flat (``prompts`` None)
+    stores the same tokens as one segment per session.
     """
     steps = [n for n in (500, 5_000, 50_000, 500_000) if n <= most]
     return [row for p in (None, *prompts) for row in _grow(folder / f"share-{p}", steps, p)]

@@ -1,9 +1,9 @@
-"""Tests and measures the CUDA engine on the GPU at hand: `python -m pltz.benchmarks.measure_cuda [--bundle BUNDLE]`.
+"""Test and measure the CUDA engine on a GPU: `python -m pltz.benchmarks.measure_cuda [--bundle BUNDLE]`.
 
-Frames are compared with the compiled CPU engine's (torch's on the GPU where that is not built), then encoding and decoding are timed
-(the best of some runs, host time included), then each kernel of one batch. Without a bundle: random weights of the shape of one.
-Encoding is held against `torch._int_mm` on the same matrices in the same run. Ends with a line of JSON. Unlike `pltz bench speed` it
-needs no text, and tells the kernels apart.
+Frames are compared with those of the compiled CPU engine (of torch on the GPU where that is not built). Then encoding
+and decoding are timed (the best of some runs, host time included), then each kernel of one batch. Without a bundle the
+weights are random, in the shape of one. Encoding is compared with `torch._int_mm` on the same matrices in the same run.
+It ends with a line of JSON. Unlike `pltz bench speed` it needs no text and times each kernel.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Timed:
             cu.cuEventDestroy(event)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """No graph: its kernels could not be told apart."""
+        """Return the work itself instead of a graph, whose kernels could not be timed apart."""
         return work
 
     def report(self, title: str) -> None:
-        """Print and forget."""
+        """Print the times and reset them."""
         print(title)
         for kernel, spent in sorted(self.spent.items(), key=lambda item: -sum(item[1])):
             print(
@@ -75,7 +75,7 @@ class Timed:
 
 
 def timed(work: Callable[[], T], repeats: int = 3) -> tuple[T, float]:
-    """Result and seconds of the fastest run."""
+    """Return the result and the seconds of the fastest run."""
     best = float("inf")
     for _ in range(repeats):
         start = time.perf_counter()
@@ -85,7 +85,7 @@ def timed(work: Callable[[], T], repeats: int = 3) -> tuple[T, float]:
 
 
 def other_engine(weights: Weights) -> NativeCoder | TokenCoder:
-    """What to compare with: the compiled engine, or torch on the GPU."""
+    """Return the engine to compare with: the compiled one, or torch on the GPU."""
     return NativeCoder(weights) if available() else TokenCoder(TorchEngine(weights, "cuda"))
 
 

@@ -1,10 +1,9 @@
 """General-purpose compressors as peers of pltz: each session alone, at the settings best for short chats.
 
-Settings were chosen on a validation split of chats (1,040 sessions, 983 kB, mean 945 B), never on a
-test split, and every doubt is decided for the peer: no magic number, checksum, size field or
-container is counted, lengths are known for free, what a decoder can do without is cut off, and of the
-renderings of a session below (messages as control byte and text, or JSON) each peer gets the one with
-the smaller total. A .pltz file pays for all of that.
+Settings were chosen on a validation split of chats (1,040 sessions, 983 kB, mean 945 B), never on a test split.
+Every doubt is decided for the peer. No magic number, checksum, size field or container counts, lengths are known for
+free, and bytes that a decoder does not need are cut off. Of the renderings of a session below (messages as control byte
+and text, or JSON) each peer gets the one with the smaller total. A .pltz file pays for all of that.
 
     peer       settings                                             bytes there
     zstd       level 19, the blocks alone (22: the same)                423,823
@@ -43,7 +42,7 @@ Decode = Callable[[bytes, int], bytes]  # (data, length of the original) -> orig
 
 @dataclass(frozen=True)
 class Peer:
-    """One compressor: a name, what it is set to, and a pair of functions."""
+    """A compressor: its name, its settings, and a pair of functions."""
 
     name: str
     settings: str
@@ -51,16 +50,16 @@ class Peer:
     decode: Decode
 
     def size(self, data: bytes) -> int:
-        """Bytes ``data`` takes, counted only after it was decoded back and compared.
+        """Return the bytes that ``data`` takes, after it was decoded back and compared.
 
-        Data the peer's library does not give back counts as stored plain (pyppmd fails so on some
-        noise of 200 kB; no chat did).
+        Data that the peer's library does not decode correctly counts as stored plain (pyppmd fails so on some noise of
+        200 kB; no chat did).
         """
         coded = self.encode(data)
         return self.counted(coded, data, self.back(coded, len(data)))
 
     def back(self, coded: bytes, length: int) -> bytes | None:
-        """The original, or None where the library does not give it back."""
+        """Return the original, or None where the library does not give it back."""
         try:
             return self.decode(coded, length)
         except ValueError:
@@ -68,12 +67,12 @@ class Peer:
 
     @staticmethod
     def counted(coded: bytes, data: bytes, back: bytes | None) -> int:
-        """Bytes that count for ``data``: as `size`."""
+        """Return the bytes that count for ``data``, by the rule of `Peer.size`."""
         return len(coded) if back == data else len(data)
 
 
 def lean(messages: Sequence[dict[str, Any]]) -> bytes:
-    """The leanest rendering: one control byte a message for role and boundary, then the content.
+    """Return the leanest rendering: one control byte per message for role and boundary, then the content.
 
     Falls back on JSON (which starts with ``[``) where that would not be invertible.
 
@@ -94,7 +93,7 @@ def lean(messages: Sequence[dict[str, Any]]) -> bytes:
 
 
 def compact(messages: Sequence[dict[str, Any]]) -> bytes:
-    """The messages as compact JSON."""
+    """Return the messages as compact JSON."""
     text = json.dumps(messages, ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "surrogatepass")
 
@@ -103,7 +102,7 @@ RENDERINGS: dict[str, Callable[[Sequence[dict[str, Any]]], bytes]] = {"lean": le
 
 
 def rendered(session: "Session", name: str) -> bytes:
-    """A session in one of the renderings; one that is not messages alone is its own plain bytes in each of them."""
+    """Return a session in one of the renderings, or its plain bytes if it is not messages alone."""
     value = session.value
     if session.kind == "chat" and isinstance(value, dict) and list(value) == ["messages"]:
         messages = value["messages"]
@@ -113,14 +112,14 @@ def rendered(session: "Session", name: str) -> bytes:
 
 
 def build(names: Sequence[str], dictionary: bytes) -> tuple[list[Peer], list[str]]:
-    """The peers asked for, and the names of those whose library is not installed.
+    """Return the chosen peers, and the names of those whose library is not installed.
 
     Args:
         names: from ``NAMES`` and ``SLOW``.
-        dictionary: the bundle's zstd dictionary; empty leaves ``zstd+dict`` out.
+        dictionary: the bundle's zstd dictionary. Empty leaves ``zstd+dict`` out.
 
     Raises:
-        UsageError: an unknown name.
+        UsageError: a name is unknown.
     """
     peers: list[Peer] = []
     missing: list[str] = []
@@ -153,7 +152,7 @@ def _build(name: str, dictionary: bytes) -> Peer | None:
 
 
 def zstd_peer(dictionary: bytes) -> Peer:
-    """Zstandard at level 19, the blocks alone without any header, optionally with a dictionary."""
+    """Return Zstandard at level 19, the blocks alone without any header, optionally with a dictionary."""
 
     def parameters(length: int) -> zstandard.ZstdCompressionParameters:
         return zstandard.ZstdCompressionParameters.from_level(
@@ -167,7 +166,7 @@ def zstd_peer(dictionary: bytes) -> Peer:
         )
 
     shared = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
-    if shared is not None:  # digested once: 15 times faster, and not one byte larger
+    if shared is not None:  # digested once: 15 times faster, with the same bytes
         shared.precompute_compress(compression_params=parameters(2000))
     decoder = zstandard.ZstdDecompressor(dict_data=shared, format=zstandard.FORMAT_ZSTD1_MAGICLESS)
 
@@ -176,7 +175,7 @@ def zstd_peer(dictionary: bytes) -> Peer:
         return coder.compress(data)
 
     @functools.cache
-    def header(length: int) -> bytes:  # descriptor and window: what any data of this length gets
+    def header(length: int) -> bytes:  # descriptor and window: the same for all data of this length
         return frame(bytes(length))[:2]
 
     def encode(data: bytes) -> bytes:
@@ -191,7 +190,7 @@ def zstd_peer(dictionary: bytes) -> Peer:
 
 
 def brotli_peer() -> Peer:
-    """Brotli at quality 11 with its own dictionary, the smaller of generic and text mode."""
+    """Return Brotli at quality 11 with its own dictionary, in the smaller of generic and text mode."""
     brotli = importlib.import_module("brotli")
 
     def encode(data: bytes) -> bytes:
@@ -207,7 +206,7 @@ def brotli_peer() -> Peer:
 
 
 def xz_peer() -> Peer:
-    """LZMA as a raw stream: xz -9e without container, header, end mark or padding."""
+    """Return LZMA as a raw stream: xz -9e without container, header, end mark or padding."""
 
     def decode(data: bytes, length: int) -> bytes:
         coder = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=xz_filters(length))
@@ -225,17 +224,17 @@ def xz_peer() -> Peer:
 
 
 def xz_filters(length: int) -> list[dict[str, int]]:
-    """The filter chain for ``length`` bytes; a window no larger than the data keeps it fast."""
+    """Return the filter chain for ``length`` bytes. A window no larger than the data keeps it fast."""
     window = max(4096, 1 << max(length - 1, 1).bit_length())  # bytes
     preset = 9 | lzma.PRESET_EXTREME
     return [{"id": lzma.FILTER_LZMA1, "preset": preset, "dict_size": window, "lc": 1, "lp": 0, "pb": 0}]
 
 
 def ppmd_peer() -> Peer:
-    """PPMd variant H, its constant first byte and the last three bytes of its range coder not counted.
+    """Return PPMd variant H, without its constant first byte and the last three bytes of its range coder.
 
-    The coder ends by writing its lower bound, 32 bits, while its range is at least 2^24: the bound
-    rounded up to a multiple of 2^24 lies inside the range too, and its three zero bytes need no room.
+    The coder ends by writing its lower bound, 32 bits, while its range is at least 2^24. The bound rounded up to a
+    multiple of 2^24 lies inside the range too, and its three zero bytes need not be stored.
     """
     pyppmd = importlib.import_module("pyppmd")
 

@@ -1,4 +1,4 @@
-"""A figure drawn with matplotlib (extra ``plots``), as the bytes of its file."""
+"""Figures drawn with matplotlib (extra ``plots``), as the bytes of their files."""
 
 import io
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def blank(suffix: str, width: float, height: float) -> "Figure":
-    """An empty figure, sizes in inches. ``suffix``: of its file, .png or .svg. Raises UsageError."""
+    """Return an empty figure, sizes in inches. ``suffix`` of its file: .png or .svg. Raises UsageError for another."""
     if suffix not in (".png", ".svg"):
         raise UsageError(f"cannot draw {suffix or 'a file without suffix'}: name a .png or .svg")
     try:
@@ -21,7 +21,7 @@ def blank(suffix: str, width: float, height: float) -> "Figure":
 
 
 def drawn(figure: "Figure", suffix: str) -> bytes:
-    """Its file."""
+    """Return the figure as the bytes of a file."""
     data = io.BytesIO()
     figure.savefig(data, format=suffix[1:], dpi=150)
     return data.getvalue()

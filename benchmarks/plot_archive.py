@@ -1,4 +1,4 @@
-"""Bytes a session against sessions, as the paper's Table 1, drawn with matplotlib (extra ``plots``)."""
+"""Draw bytes per session against sessions, as the paper's Table 1, with matplotlib (extra ``plots``)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from pltz.benchmarks import plot
 
 
 def sharing(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
-    """The figure's file. ``suffix``: .png or .svg. Raises UsageError."""
+    """Return the figure as the bytes of a file. ``suffix``: .png or .svg. Raises UsageError for another."""
     figure = plot.blank(suffix, 6, 4)
     axes = figure.subplots()
     for kind in dict.fromkeys(row["prompts"] for row in rows):

@@ -1,4 +1,7 @@
-"""Draw field.json and field_sample.json, each the last line of a `pltz bench field --json`: python benchmarks/plot_field.py"""
+"""Draw field.json and field_sample.json: python benchmarks/plot_field.py
+
+Each is the last line of a `pltz bench field --json`.
+"""
 
 import json
 from pathlib import Path
@@ -9,7 +12,7 @@ RUNS = {"field": "unseen test sessions", "field_sample": "sample sessions"}
 
 
 def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
-    """Bits a byte against bytes a second of the processor, encoding hollow and decoding full; a panel for each run."""
+    """Draw bits per byte against bytes per processor second, one panel per run. Encoding is hollow, decoding filled."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6 * len(runs), 4.5), layout="constrained")

@@ -1,4 +1,4 @@
-"""Peak memory and speed of nights against sessions, drawn with matplotlib (extra ``plots``)."""
+"""Draw peak memory and speed of nights against sessions, with matplotlib (extra ``plots``)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from pltz.benchmarks import plot
 
 
 def growth(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
-    """The figure's file. ``suffix``: .png or .svg. Raises UsageError."""
+    """Return the figure as the bytes of a file. ``suffix``: .png or .svg. Raises UsageError for another."""
     figure = plot.blank(suffix, 9, 3.6)
     memory, speed = figure.subplots(1, 2)
     for night, style in (("new", "-"), ("known", "--")):

@@ -1,10 +1,14 @@
-"""Draw speed.json, speed_avx2.json and speed_cuda.json, each the line of JSON of one command, and all at once: python benchmarks/plot_speed.py
+"""Draw speed.json, speed_avx2.json and speed_cuda.json, all at once: python benchmarks/plot_speed.py
 
-    pltz bench speed --threads 1 --rounds 6 --linear 1048576 --llama --engines --startup --json > benchmarks/results/speed.json
-    pltz bench speed --threads 1 --rounds 3 --linear 262144 --llama --engines --startup --json > benchmarks/results/speed_avx2.json
-    pltz bench speed --device cuda --together 1,4,16,1024 --rounds 2 --linear 1048576 --json > benchmarks/results/speed_cuda.json
+Each is the line of JSON of one command:
 
-A panel is left out where a run did not measure it: the CUDA engine counts no stages, and --linear and --engines are choices.
+    cd benchmarks/results
+    pltz bench speed --threads 1 --rounds 6 --linear 1048576 --llama --engines --startup --json > speed.json
+    pltz bench speed --threads 1 --rounds 3 --linear 262144 --llama --engines --startup --json > speed_avx2.json
+    pltz bench speed --device cuda --together 1,4,16,1024 --rounds 2 --linear 1048576 --json > speed_cuda.json
+
+A panel is left out where a run did not measure it: the CUDA engine counts no stages, and --linear and --engines are
+optional.
 """
 
 import json
@@ -16,7 +20,7 @@ WAYS = ("encode", "decode")
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Tokens/s by sessions together; microseconds a token by stage; by length of one session; seconds by engine."""
+    """Draw tokens/s by sessions together, microseconds per token by stage and by length, and seconds by engine."""
     from matplotlib.figure import Figure
 
     counted = all(row[f"{way}_us_per_token"] for row in found["rows"] for way in WAYS)
@@ -38,7 +42,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 
 def rates(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Tokens/s by sessions together."""
+    """Draw tokens/s by sessions together."""
     for way in WAYS:
         together = [str(row["sessions"]) for row in rows]
         axes.plot(together, [row[f"{way}_tokens_per_s"] for row in rows], "o-", label=way)
@@ -47,7 +51,7 @@ def rates(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def stages(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Microseconds a token, stage on stage."""
+    """Draw microseconds per token, with the stages stacked."""
     bars = [(f"{way}\n{row['sessions']}", row[f"{way}_us_per_token"]) for way in WAYS for row in rows]
     floor = [0.0] * len(bars)
     for stage in bars[0][1]:
@@ -58,7 +62,7 @@ def stages(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def costs(axes: Any, lengths: list[dict[str, Any]]) -> None:
-    """Microseconds a token by length of one session."""
+    """Draw microseconds per token by length of one session."""
     for way in WAYS:
         cost = [1e6 * one[f"{way}_processor_s"] / one["tokens"] for one in lengths]
         axes.plot([one["tokens"] for one in lengths], cost, "o-", label=way)
@@ -67,7 +71,7 @@ def costs(axes: Any, lengths: list[dict[str, Any]]) -> None:
 
 
 def engines(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Processor seconds of one session by engine, from a hundredth on."""
+    """Draw processor seconds of one session by engine, from 0.01 s up."""
     for i, way in enumerate(WAYS):
         places = [n + 0.4 * i for n in range(len(rows))]
         axes.barh(places, [row[f"{way}_processor_s"] for row in rows], height=0.4, label=way)

@@ -1,15 +1,18 @@
-"""Draw thaw.json, lines of `pltz bench thaw --json` (a GPU's first, a CPU's second), as thaw.png: python benchmarks/plot_thaw.py"""
+"""Draw thaw.json as thaw.png: python benchmarks/plot_thaw.py
+
+thaw.json holds two lines of `pltz bench thaw --json`, first of a GPU, then of a CPU.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent / "results"
-THAWS = "thaw", "thaw, fast layout"  # of a session that is cold
+THAWS = "thaw", "thaw, fast layout"  # the thaws of a cold session
 
 
 def draw(found: list[dict[str, Any]], path: Path) -> None:
-    """A panel a machine: milliseconds of each way to the KV, as bars, with the bytes stored for it."""
+    """Draw one panel per machine: milliseconds of each way to the KV, as bars, with the bytes stored for it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
@@ -34,7 +37,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
 
 
 def stored(count: int) -> str:
-    """Bytes kept for a way."""
+    """Return the bytes stored for a way, as text."""
     if not count:
         return "nothing stored"
     return f"{count / 1e6:,.0f} MB" if count >= 1e6 else f"{count:,} B"

@@ -1,4 +1,4 @@
-"""The int8 matrix product of torch on the shapes of a model: what the speed of coding is held against."""
+"""The int8 matrix product of torch on the shapes of a model. The speed of coding is compared with it."""
 
 import time
 from collections.abc import Sequence
@@ -8,16 +8,16 @@ if TYPE_CHECKING:
     from pltz.plt_codec.weights import Weights
 
 WINDOW = 0.4  # seconds of products between two rounds of coding
-LONGEST = 4.0  # seconds of a pass that is made whole: without byte products (AVX2 alone) torch's is a plain loop, and one takes a minute
-CUDA_ROWS = 32  # torch._int_mm on CUDA takes more than 16
+# A longer pass is not made whole: without byte products (AVX2 alone) torch runs a plain loop of about a minute.
+LONGEST = 4.0  # seconds
+CUDA_ROWS = 32  # torch._int_mm on CUDA needs more than 16
 
 
 class Products:
     """The weight matrices of a model as `torch._int_mm` takes them, times ``rows`` rows of random int8.
 
-    The matrices are those of the model, each in memory of its own as in use; of two orders in memory (by rows, by
-    columns) the faster counts. ``rows``: as many as the product takes, where that is more; ``macs``: multiply-adds of
-    one pass.
+    The matrices are those of the model, each in memory of its own as in use. Of two orders in memory (by rows, by
+    columns) the faster counts. ``rows`` is raised to the product's minimum. ``macs``: multiply-adds per pass.
     """
 
     def __init__(self, weights: "Weights", rows: int, device: str) -> None:
@@ -39,19 +39,25 @@ class Products:
         self._device = device
 
     def seconds(self) -> float:
-        """Seconds of one pass (of the processor, all threads, on the CPU), in the better order of those the device takes."""
+        """Return the seconds of one pass, in the faster order of those that the device takes.
+
+        On the CPU it is the processor time of all threads.
+        """
         found, refused = [], None
         for order in self._orders:
             try:
                 found.append(self._mean(order))
-            except RuntimeError as exc:  # an order that this device's library lacks
+            except RuntimeError as exc:  # the device's library lacks this order
                 refused = exc
         if refused is not None and not found:
             raise refused
         return min(found)
 
     def _mean(self, matrices: "Sequence[Any]") -> float:
-        """Seconds of a pass over `WINDOW`: about as long as coding takes. Of one that is longer than `LONGEST`, by its first matrices."""
+        """Return the mean seconds of a pass over `WINDOW`, about as long as coding takes.
+
+        A pass longer than `LONGEST` is estimated from its first matrices.
+        """
         import torch
 
         weights, clock = 0, time.process_time if self._device == "cpu" else time.perf_counter
@@ -69,7 +75,7 @@ class Products:
 
 
 class TorchThreads:
-    """Run torch on as many threads as the coder, then as before."""
+    """A context in which torch runs on as many threads as the coder."""
 
     def __init__(self, threads: int | None) -> None:
         self._threads = threads

@@ -1,7 +1,7 @@
 """RandomTarget: a target with random weights in the shape of a known model, made on the device in seconds.
 
-For measurements alone: how long a prefill takes and how large a KV is depends on the shape, not on what was learnt. Its tokenizer is
-the bundle's, so its vocabulary is larger than its tokenizer, and what it says means nothing.
+It is for measurements only: the time of a prefill and the size of a KV depend on the shape, not on the weights. Its
+tokenizer is the bundle's, so its vocabulary is larger than its tokenizer, and its text means nothing.
 """
 
 from __future__ import annotations
@@ -47,15 +47,18 @@ SEED = 7
 
 
 class RandomTarget(Target):
-    """Made by `make`. Its fingerprint names shape, dtype and seed; the random numbers of two kinds of device differ."""
+    """A target with random weights, made by `make`.
+
+    Its fingerprint names shape, dtype and seed. Two kinds of device draw different random numbers.
+    """
 
     @classmethod
     def make(
         cls, shape: str, tokenizer_json: bytes, folder: Path, device: str, dtype: str = "bfloat16"
     ) -> Self:
-        """A target of a shape of SHAPES. ``folder``: an empty one, for config and tokenizer.
+        """Make a target of a shape of SHAPES. ``folder``: an empty one, for config and tokenizer.
 
-        Raises UsageError for another shape, ModelError where the device has no room for it.
+        Raises UsageError for another shape, ModelError where the device has too little memory.
         """
         import torch
         from safetensors.torch import save_file
@@ -67,7 +70,7 @@ class RandomTarget(Target):
             raise UsageError(f"expected a shape of {', '.join(SHAPES)}, found {shape!r}")
         config = LlamaConfig(**SHAPES[shape], bos_token_id=None, eos_token_id=None)
         config.save_pretrained(folder)
-        save_file({}, folder / "model.safetensors")  # a model's folder has one; the weights are never written
+        save_file({}, folder / "model.safetensors")  # the loader expects this file; the weights are never written
         (folder / "source.json").write_bytes(tokenizer_json)
         write_tokenizer(folder / "source.json", folder, config.max_position_embeddings)
         before = torch.get_default_dtype()

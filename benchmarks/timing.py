@@ -1,4 +1,4 @@
-"""Time a coder: seconds of a call on both clocks, what its decoder takes, and that nothing counts which did not come back."""
+"""Time a coder in wall and processor time, and check that every session it coded comes back."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,28 +11,28 @@ if TYPE_CHECKING:
 
 
 class Time(NamedTuple):
-    """Seconds of a call: of the clock on the wall, and of the processor in all threads."""
+    """Seconds of a call: wall time, and processor time of all threads."""
 
     wall: float
     busy: float
 
 
 def timed(call: Callable[[], Any]) -> tuple[Time, Any]:
-    """Time and result of a call."""
+    """Return time and result of a call."""
     wall, busy = time.perf_counter(), time.process_time()
     result = call()
     return Time(time.perf_counter() - wall, time.process_time() - busy), result
 
 
 def frame_items(encoded: Sequence[Any], sessions: "Sequence[np.ndarray[Any, Any]]") -> list[Any]:
-    """What the decoder takes."""
+    """Return the items that the decoder takes: each encoded frame with its number of tokens, lanes and steps."""
     from pltz.plt_codec.types import FrameItem
 
     return [FrameItem(e.data, len(s), e.lanes, e.steps) for e, s in zip(encoded, sessions, strict=True)]
 
 
 def check(sessions: "Sequence[np.ndarray[Any, Any]]", decoded: Sequence[Any]) -> None:
-    """Raises ModelError where a session did not come back."""
+    """Check that every session came back unchanged. Raises ModelError where one did not."""
     import numpy as np
 
     if not all(np.array_equal(a, b) for a, b in zip(sessions, decoded, strict=True)):

@@ -5,15 +5,15 @@ with a record of what was acknowledged.
     python -m pltz.benchmarks.torture --seconds 60 --sealed --keep /tmp/torture --json
 
 Writers, collectors, erasers, repairers, hook workers and the nightly job run side by side, two to four at
-once, as processes of their own. Most are killed by SIGKILL: after a random time, or before a random call of
-the disk. The parent keeps a record of what was asked and of what was acknowledged, in memory and in
-DIR/record.jsonl, outside of the archives. After every some kills all rest, and the archives are compared
-with the record: `torture_record.compare` says how. Then a file is damaged within what parity and second
-copies bear, repairers are killed over it, and all is compared again.
+once, as processes of their own. Most are killed by SIGKILL: after a random time, or before a random disk
+call. The parent records requests and acknowledgements in memory and in DIR/record.jsonl, outside of the
+archives. After a number of kills all children stop, and the archives are compared with the record
+(`torture_record.compare`). Then a file is damaged within the limits of parity and second copies, repairers are
+killed while they work on it, and all is compared again.
 
-The dice are seeded, so a seed draws the same operations and fates as long as the operations take the same
-turns; the moment of a kill by time is that of the machine. benchmarks/TORTURE.md says what is checked, and
-what was found."""
+The dice are seeded: a seed draws the same operations and fates as long as the operations finish in the same
+order. The moment of a kill by time depends on the machine. benchmarks/TORTURE.md lists the checks and the
+findings."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from pltz.archive.humanize import counted
 
 SLOTS = 2, 4  # children at once
 KILLED = 0.75  # share of the children that are to be killed
-AT_CALL = 0.5  # of these, those that are killed before a call of the disk
-BEYOND = 1.15  # of the time, or the number of calls, that an operation took until now
-FIRST_SECONDS, FIRST_CALLS = 0.2, 12  # before anything is known of an operation
+AT_CALL = 0.5  # share of these that are killed before a disk call
+BEYOND = 1.15  # latest kill, as a factor of the time or the number of calls that an operation took so far
+FIRST_SECONDS, FIRST_CALLS = 0.2, 12  # estimates for an operation that has not run yet
 PATIENCE = 120.0  # seconds after which a child counts as hung
 DAMAGES = 0.5  # share of the checks after which something is damaged
-REPAIRERS = 3  # over one damage, before the one that is not killed
-SHOWN = 20  # lines of what is wrong
+REPAIRERS = 3  # killed over one damage, before the one that is not killed
+SHOWN = 20  # lines of differences printed
 NIGHTLY = """\
 archive = "main"
 state = "state"
@@ -71,8 +71,8 @@ FAULTS = ("early-put", "early-erase", "drop-pack")
 
 @dataclass
 class Totals:
-    """What was done so far. ``kills``, ``ended``: by kind of operation; ``halves``: versions that were not
-    acknowledged and not whole."""
+    """The counts so far. ``kills``, ``ended``: by kind of operation. ``halves``: versions that were neither
+    acknowledged nor whole."""
 
     kills: Counter[str] = field(default_factory=Counter)
     asked: Counter[str] = field(default_factory=Counter)
@@ -86,7 +86,7 @@ class Totals:
 
 
 class Wrong(Exception):
-    """The archive is not as it has to be: what is wrong, a line each."""
+    """The archive differs from the record. The message has one line per difference."""
 
 
 class Torture:
@@ -94,9 +94,9 @@ class Torture:
 
     Args:
         folder: a folder of its own: archives, journal, sources and record.
-        sealed: the main archive is sealed and the copy is not; else the other way round.
+        sealed: the main archive is sealed and the copy is not, else the other way round.
         every: kills between two checks.
-        fault: a bug to put in, which the run has to find.
+        fault: a bug to inject, which the run has to find.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class Torture:
         self.world = World.make(folder, sealed, fault)
         self.record = Record(folder / "record.jsonl")
         self.draw = Draw(Random(seed), self.record, self.world)
-        self.dice = Random(seed + 1)  # of fates and damage: the draw of operations has its own
+        self.dice = Random(seed + 1)  # for fates and damage; the draw of operations has dice of its own
         self.totals = Totals()
-        self.tokens: dict[str, str] = {}  # of each archive, at the last look
+        self.tokens: dict[str, str] = {}  # token of each archive at the last look
         self.running: list[tuple[Any, Any]] = []
         self.seconds: dict[str, float] = {}
         self.calls: dict[str, int] = {}
@@ -142,7 +142,7 @@ class Torture:
         self._last()
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """Kill the children that still run."""
         for child, _ in self.running:
             child.kill()
         while self.running:
@@ -151,7 +151,7 @@ class Torture:
     # ---- children
 
     def _start(self) -> bool:
-        """Start an operation, if the dice find one that there is anything to do for."""
+        """Start an operation, if the dice find one that has anything to do."""
         from pltz.benchmarks.torture_operations import FAULTS, FAULTY, OPERATIONS
 
         weights = dict(OPERATIONS)
@@ -160,7 +160,7 @@ class Torture:
         [chosen] = self.draw.dice.choices(list(weights), list(weights.values()))
         operation = chosen()
         if not operation.plan(self.draw):
-            return not self.running  # else wait until something is let go of
+            return not self.running  # else wait until a lease is released
         self._launch(operation, self._fate(operation.kind))
         return True
 
@@ -195,13 +195,13 @@ class Torture:
         return child
 
     def _stamp(self, operation: Any) -> None:
-        """Note on the sessions that an operation may change that it did."""
+        """Stamp the sessions that an operation may change with its number."""
         self.record.stamp += 1
         for key in operation.leases & self.record.main.keys():
             self.record.main[key].stamp = self.record.stamp
 
     def _wait(self, *, note: bool = True) -> None:
-        """Wait until a child says something or has to be killed; note what was said."""
+        """Wait until a child reports something or has to be killed, and note its reports."""
         now = time.monotonic()
         for child, operation in self.running:
             if (due := child.due(now)) is not None and due <= 0:
@@ -256,7 +256,7 @@ class Torture:
             self._wait()
 
     def _whole(self, kind: str, work: Any) -> list[dict[str, Any]]:
-        """Do something in a child that is not killed, beside nothing; what it said. Raises Wrong."""
+        """Run work alone in a child that is not killed, and return its lines. Raises Wrong."""
         from pltz.benchmarks.torture_child import Child, Fate
 
         child = Child(kind, work, Fate(), self.folder / "children.log")
@@ -272,19 +272,19 @@ class Torture:
         return said
 
     def _operate(self, operation: Any) -> None:
-        """Run an operation to its end, beside nothing. Raises Wrong."""
+        """Run an operation alone to its end. Raises Wrong."""
         from pltz.benchmarks.torture_child import Fate
 
         if operation.plan(self.draw):
-            operation.allowed = "$."  # nothing
+            operation.allowed = "$."  # matches no error
             self._launch(operation, Fate())
             self._rest()
 
     # ---- checks
 
     def check(self) -> None:
-        """Bring in what waits in the journal and in files, and compare the archives with the record. Raises
-        Wrong."""
+        """Archive the sessions that wait in the journal and in files, and compare the archives with the record.
+        Raises Wrong."""
         from pltz.benchmarks.torture_operations import Drain, Nightly
 
         self._operate(Drain())
@@ -311,7 +311,7 @@ class Torture:
         return seen
 
     def _compare(self, place: str, *, repaired: bool = False) -> None:
-        """Compare an archive with the record; after a repair all redundant copies must be there. Raises Wrong."""
+        """Compare an archive with the record. After a repair no redundant copy may be missing. Raises Wrong."""
         from pltz.benchmarks.torture_record import compare
 
         seen = self._look(place)
@@ -329,10 +329,10 @@ class Torture:
             self._whole("forget halves", lambda voice: _forget(self.world, place, halves))
 
     def _damage(self) -> None:
-        """Damage a file within what can be repaired, kill repairers over it, repair, and compare. Raises
+        """Damage a file as far as it can be repaired, kill repairers over it, repair, and compare. Raises
         Wrong."""
         for place in ("main", "copy"):
-            self._repair(place, _no_fate())  # what a kill left without its parity or second copy
+            self._repair(place, _no_fate())  # a kill may have left files without parity or second copy
             what = _hurt(self.world.place(place), self.dice)
             self.totals.damaged[what.split()[0]] += 1
             self.record.write(damaged=what, place=place)
@@ -350,7 +350,7 @@ class Torture:
         self._rest()
 
     def _last(self) -> None:
-        """At the end: collect twice, rebuild the indexes, repair, and compare. Raises Wrong."""
+        """Finish the run: collect twice, rebuild the indexes, repair, and compare. Raises Wrong."""
         from pltz.benchmarks.torture_operations import Collect, Rebuild, Repair
 
         self.check()
@@ -379,14 +379,14 @@ def _init(world: Any) -> None:
 
 
 def _forget(world: Any, place: str, halves: list[tuple[tuple[str, str], str]]) -> None:
-    """Forget versions that were not acknowledged and are not whole, as FORMAT.md says."""
+    """Forget versions that are neither acknowledged nor whole, as FORMAT.md says."""
     archive = world.open_plain(place)
     for (tenant, name), version in halves:
         archive.forget([v for v in archive.history(name, tenant) if v.id.hex() == version])
 
 
 def _drop_pack(place: Path) -> None:
-    """The fault: the largest pack goes, and all that knows of it."""
+    """Inject the fault: remove the largest pack and every file that refers to it."""
     pack = max((place / "packs").iterdir(), key=lambda p: p.stat().st_size)
     pack.unlink()
     (place / "parity" / pack.name).unlink(missing_ok=True)
@@ -395,13 +395,13 @@ def _drop_pack(place: Path) -> None:
 
 
 def _hurt(place: Path, dice: Random) -> str:
-    """Damage one file so that parity or a second copy can bring it back; what was done."""
+    """Damage one file so that parity or a second copy can restore it, and return what was done."""
     folders = [
         f for f in ("packs", "parity", "index", "keys", "collect", "ledger") if any((place / f).iterdir())
     ]
     folder = dice.choice(folders)
     names = sorted((place / folder).iterdir())
-    if folder == "packs":  # one that was condemned may have no parity any more
+    if folder == "packs":  # a condemned pack may have lost its parity
         names = [path for path in names if (place / "parity" / path.name).exists()]
     if folder == "keys":
         names = [path for path in names if len(list(path.parent.glob(path.name[:-1] + "*"))) > 1]
@@ -411,7 +411,7 @@ def _hurt(place: Path, dice: Random) -> str:
     data = path.read_bytes()
     if dice.random() < 0.3 and (
         folder != "packs" or len(data) <= 2048
-    ):  # all of a small pack is in its parity
+    ):  # the parity of a small pack holds all of it
         path.unlink()
         return f"{folder} deleted {path.name}"
     at = dice.randrange(len(data))
@@ -423,7 +423,7 @@ def _hurt(place: Path, dice: Random) -> str:
 def torment(
     seed: int, kills: int, seconds: float, sealed: bool, every: int, keep: str | None, fault: str | None
 ) -> dict[str, Any]:
-    """Run once; the figures, with what is wrong, if anything. The folder stays where something is."""
+    """Run once and return the figures, with the differences if any. The folder stays where there are some."""
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=keep))
     began, wrong = time.monotonic(), ""
     torture = Torture(folder, seed, sealed=sealed, every=every, fault=fault)
@@ -528,7 +528,7 @@ def torture(
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """Return the figures for people."""
+    """Return the figures as text."""
     mode = "sealed" if result["sealed"] else "open"
     facts = (
         f"seed {result['seed']}, main archive {mode}: {counted(result['kills'], 'kill')}",

@@ -1,15 +1,15 @@
 """A child of the torture run: a forked process that works on the archive until it ends or is killed.
 
-    child = Child("put", work, Fate(call=7), log)      # killed by SIGKILL before its 7th call of the disk
-    for line in child.lines(): ...                     # what it said: {"ack": ...}
+    child = Child("put", work, Fate(call=7), log)      # killed by SIGKILL before its 7th disk call
+    for line in child.lines(): ...                     # its lines: {"ack": ...}
     child.ending                                       # "done", "killed", "refused"; None while it lives
 
-A fork of a warm parent starts in milliseconds, where a fresh interpreter takes a second. A line that was
-written to the pipe before the kill is read by the parent after it: so a line is an acknowledgement.
+A fork of a warm parent starts in milliseconds, where a fresh interpreter takes a second. The parent can read
+a line after the kill if it was written to the pipe before: so a line is an acknowledgement.
 
-There are two ways to die. The parent kills after a time, which may be anywhere. Or the child kills itself
-by the same signal before a call of the disk, or in the middle of a write: there a crash matters most, and
-random times seldom meet it."""
+There are two ways to die. The parent kills after a time, at any point of the code. Or the child kills itself
+with the same signal before a disk call, or in the middle of a write. A crash matters most there, and random
+times seldom hit it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Fate:
-    """When a child is killed, if ever.
+    """The time at which a child is killed, if at all.
 
-    ``delay``: seconds after it began to work; ``call``: number of the disk call that it does not live to
-    make, from 1; ``torn``: a write is made by half before the kill."""
+    ``delay``: seconds after it began to work. ``call``: number, from 1, of the disk call before which it dies.
+    ``torn``: half of a write is made before the kill."""
 
     delay: float | None = None
     call: int | None = None
@@ -46,7 +46,7 @@ class Fate:
 
 
 class Voice:
-    """How a child talks to its parent: JSON lines into a pipe. Counts the calls of the disk once the work
+    """The child's end of the pipe to its parent, which takes JSON lines. It counts the disk calls once the work
     has begun."""
 
     def __init__(self, pipe: int, fate: Fate) -> None:
@@ -54,26 +54,26 @@ class Voice:
         self._calls: int | None = None
 
     def begin(self) -> None:
-        """Say that the archive is open and the work begins: kills count from here."""
+        """Report that the archive is open and the work begins. Kills count from here."""
         self.tell({"begin": True})
         self._calls = 0
 
     def ack(self, **facts: Any) -> None:
-        """Say that something is acknowledged."""
+        """Report an acknowledgement."""
         self.tell({"ack": facts})
 
     def tell(self, line: Line) -> None:
-        """Write a line, whole when this returns."""
+        """Write a whole line to the pipe."""
         rest = memoryview(json.dumps(line).encode() + b"\n")
         while rest:
             rest = rest[os.write(self._pipe, rest) :]
 
     def end(self) -> None:
-        """Say how many calls of the disk the work took."""
+        """Report how many disk calls the work took."""
         self.tell({"calls": self._calls or 0})
 
     def watch_disk(self) -> None:
-        """Make every call of the disk count, in this process."""
+        """Count every disk call of this process."""
         for name in CALLS:
             setattr(OsDisk, name, self._counted(name, getattr(OsDisk, name)))
 
@@ -91,7 +91,7 @@ class Voice:
 
 
 class Child:
-    """A running child. ``began``: monotonic seconds when its work began, or None; ``seconds``: how long the
+    """A running child. ``began``: monotonic seconds when its work began, or None. ``seconds``: how long the
     work took."""
 
     def __init__(self, kind: str, work: Callable[[Voice], None], fate: Fate, log: Path) -> None:
@@ -112,18 +112,18 @@ class Child:
         os.set_blocking(self.pipe, False)
 
     def kill(self) -> None:
-        """Send SIGKILL. What the child said before is still to be read."""
+        """Send SIGKILL. The child's earlier lines can still be read."""
         if self.ending is None:
             os.kill(self.pid, signal.SIGKILL)
 
     def due(self, now: float) -> float | None:
-        """Return the seconds until the parent has to kill it, None where it does not have to."""
+        """Return the seconds until the parent has to kill it, or None where it does not."""
         if self.fate.delay is None or self.began is None:
             return None
         return self.began + self.fate.delay - now
 
     def lines(self) -> Iterator[Line]:
-        """Yield what the child said since the last call. Sets ``ending`` once it is dead and all was
+        """Yield the child's lines since the last call. Set ``ending`` once it is dead and all lines were
         read."""
         while self.ending is None:
             try:
@@ -159,7 +159,7 @@ class Child:
 
 
 def _live(work: Callable[[Voice], None], voice: Voice, log: Path) -> None:
-    """Be the child: work, say how it went, and exit without what the parent registered to run at exit."""
+    """Run the child: work, report how it went, and exit without running the parent's exit handlers."""
     try:
         handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(handle, 1)

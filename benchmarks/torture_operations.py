@@ -1,9 +1,9 @@
-"""The operations of a torture run: what each asks for, does in a child, and acknowledges.
+"""The operations of a torture run: what each requests, does in a child, and acknowledges.
 
-An operation is planned in the parent (`plan`), which leases what it will change, so that no two change one
-session at once and the record stays exact. It works in a child (`work`), and each line that the child said
-is noted in the record (`heard`). How it ended is noted last (`ended`), with a reason where an error is none
-of those that the archive may give beside others."""
+An operation is planned in the parent (`plan`), which leases the sessions it will change. So no two operations
+change one session at once, and the record stays exact. It works in a child (`work`), and each line from the
+child is noted in the record (`heard`). Its end is noted last (`ended`), with a reason where an error is not one
+that concurrent work allows."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ from pltz.models.session.session import Session as Content
 from pltz.plt_codec.errors import FormatError, PltzError
 
 TENANTS = ("acme", "blue", "cyan")
-# Tenants of sessions that come through the journal, and from the nightly job's files
+# Tenants of sessions from the journal, and from the nightly job's files
 HOOK, NIGHT = "hook", "night"
 NIGHT_KEEP = 2  # versions of each session that the nightly job keeps
 MARK = re.compile(rb"<[0-9]+>|assistant of base-[^.]*")
 WORDS = ("freeze", "a", "session", "of", "the", "model", "and", "thaw", "it", "bit", "for", "bit", "later")
 KEY = Secret(b"the key of the torture run", 0)
 KEY_FILE = "night.key"
-AT_ONCE = 64  # versions decoded side by side
+AT_ONCE = 64  # versions decoded in one batch
 GETS = 30  # sessions that a check gets one by one
 
 
 @dataclass(frozen=True)
 class World:
-    """Where everything is. ``sealed``: whether the main archive is; the copy is what the main archive is
-    not."""
+    """The folders and objects of a run. ``sealed``: the main archive is sealed and the copy is not, else the other
+    way round."""
 
     folder: Path
     sealed: bool
@@ -67,10 +67,10 @@ class World:
 
     @classmethod
     def make(cls, folder: Path, sealed: bool, fault: str | None) -> World:
-        """Load the bundle, and make ready what takes long, so that children have it from their parent."""
+        """Load the bundle and prepare slow parts, so that children inherit them from their parent."""
         bundle = Bundle.load("mini")
         codecs = codecs_of([bundle], threads=1)
-        for size in (1 << 10, 1 << 11):  # a compressor for each window takes half a second
+        for size in (1 << 10, 1 << 11):  # each window needs a compressor, which takes half a second
             codecs[1].encode([Plain(np.zeros(size, np.uint8), np.zeros(0, np.int64))])
         return cls(folder, sealed, bundle, codecs, fault)
 
@@ -83,7 +83,7 @@ class World:
         return self.folder / name
 
     def key(self, name: str) -> Secret | None:
-        """Return what opens an archive, None for one that is not sealed."""
+        """Return the key of an archive, or None for one that is not sealed."""
         return KEY if self.sealed == (name == "main") else None
 
     def open(self, name: str) -> SessionArchive:
@@ -98,7 +98,7 @@ class World:
 
 @dataclass
 class Draw:
-    """What a plan may draw from: the dice, the record, and what is leased."""
+    """The means of a plan: the dice, the record, and the leases."""
 
     dice: Random
     record: Record
@@ -107,7 +107,7 @@ class Draw:
     again: list[list[Put]] = field(default_factory=list)
 
     def free(self, tenants: Iterable[str] = (*TENANTS, HOOK), *, known: bool = True) -> list[Key]:
-        """Return the keys of sessions that no operation holds; ``known``: such as have a version."""
+        """Return the keys of sessions that no operation holds. ``known``: only those that have a version."""
         return [
             key
             for key, session in self.record.main.items()
@@ -125,10 +125,10 @@ class Draw:
 
 
 class Operation:
-    """One operation. ``leases``: what it holds until it ended; ``place``: the archive it works on."""
+    """One operation. ``leases``: what it holds until it ended. ``place``: the archive it works on."""
 
     kind = ""
-    allowed = r"Fenced: "  # errors that may come of what others do beside
+    allowed = r"Fenced: "  # errors that concurrent work may cause
 
     def __init__(self) -> None:
         self.leases: set[Any] = set()
@@ -136,23 +136,23 @@ class Operation:
         self.stamp = 0
 
     def plan(self, draw: Draw) -> bool:
-        """Choose what to do, and note it in the record as asked. False: there is nothing to do."""
+        """Choose what to do and note it in the record as requested. Return False where there is nothing to do."""
         return True
 
     def asked(self) -> Any:
-        """Return what is asked, for the log."""
+        """Return the request, for the log."""
         return self.place
 
     def work(self, world: World, voice: Voice) -> None:
-        """Do it, in a child."""
+        """Perform the operation in a child."""
         raise NotImplementedError
 
     def heard(self, record: Record, facts: Line) -> str | None:
-        """Note an acknowledgement; what is wrong with it, if anything."""
+        """Note an acknowledgement, and return what is wrong with it, if anything."""
         return None
 
     def ended(self, record: Record) -> None:
-        """Note that it is over, however it ended."""
+        """Note how the operation ended."""
 
 
 # ---- writers
@@ -160,7 +160,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Put:
-    """A version to put. ``parts``: its segments as bytes, of which the first ``shared`` belong to the base;
+    """A version to put. ``parts``: its segments as bytes, of which the first ``shared`` belong to the base,
     or the messages of a chat."""
 
     key: Key
@@ -172,8 +172,8 @@ class Put:
 
 
 class Texts(Operation):
-    """Put texts as plain bytes, in several commits: new sessions, longer versions, versions that have
-    nothing in common with the last."""
+    """Put texts as plain bytes, in several commits: new sessions, longer versions, and versions that share
+    nothing with the last."""
 
     kind = "put"
     prefix = "t"
@@ -189,7 +189,7 @@ class Texts(Operation):
             self.commits = [puts] if puts else []
             for old in puts:
                 draw.record.use(old.base)
-            for old in puts:  # a version in a condemned pack is not relied on, and put once more
+            for old in puts:  # a version in a condemned pack does not count and is put again
                 draw.record.main[old.key].twice.add(old.digest)
         for _ in range(0 if self.commits else dice.randint(1, 4)):
             commit = [put for _ in range(dice.randint(1, 6)) if (put := self._new(draw))]
@@ -204,7 +204,7 @@ class Texts(Operation):
         return bool(self.commits)
 
     def _fits(self, draw: Draw, put: Put) -> bool:
-        """Return whether a put may be asked again: nothing was put over it since, and it was not forgotten."""
+        """Return whether a put may be repeated: no newer version was put since, and it was not forgotten."""
         session = draw.record.main.get(put.key)
         if (
             session is None
@@ -313,7 +313,7 @@ class Chats(Texts):
 
 
 class Forget(Operation):
-    """Forget versions, one commit of marks."""
+    """Forget versions in one commit of marks."""
 
     kind = "forget"
 
@@ -357,7 +357,7 @@ class Forget(Operation):
 
 
 class Undelete(Forget):
-    """Bring forgotten versions back, of one session; those that a collector took are not to be had."""
+    """Bring back forgotten versions of one session. Versions that a collector took cannot come back."""
 
     kind = "undelete"
     allowed = r"Fenced: |NotFound: |ArchiveError: a segment of this version is already gone"
@@ -408,7 +408,7 @@ class Erase(Operation):
         return True
 
     def _note(self, draw: Draw) -> None:
-        """Note what is asked. A put that is to be asked again must not bring back what was erased."""
+        """Note the request. A put that is to be repeated must not bring back an erased session."""
         sessions = [draw.record.main[key] for key in self.keys]
         if any(s.erasing for s in sessions) or not any(s.live for s in sessions):
             self.allowed = r"Fenced: |NotFound: "  # erased by one that was killed, or forgotten and collected
@@ -487,7 +487,7 @@ class EraseBase(Operation):
         voice.ack(erased=True)
 
     def heard(self, record: Record, facts: Line) -> str | None:
-        if record.bases[self.base] < self.stamp:  # else a put beside it may have brought it back
+        if record.bases[self.base] < self.stamp:  # else a concurrent put may have brought it back
             record.graves.add(f"assistant of {self.base}")
         return None
 
@@ -496,7 +496,7 @@ class EraseBase(Operation):
 
 
 class Upkeep(Operation):
-    """What changes where things lie, and nothing of what there is."""
+    """An operation that moves records but changes no session."""
 
     def plan(self, draw: Draw) -> bool:
         self.place = "copy" if draw.dice.random() < 0.25 else "main"
@@ -505,15 +505,15 @@ class Upkeep(Operation):
 
 
 class Collect(Upkeep):
-    """Collect without any grace: delete what earlier runs condemned, condemn what is small or mostly
-    dead."""
+    """Collect without grace: delete the packs that earlier runs condemned, condemn small and mostly dead
+    ones."""
 
     kind = "collect"
     allowed = (
         r"ArchiveError: (another collector is deleting|a collector keeps moving)"
-        # another collector condemned the copies meanwhile
+        # another collector condemned the copies in the meantime
         r"|ArchiveError: the record at byte .* was not found in a pack that stays"
-        # of a version that was not acknowledged
+        # it belongs to a version that was not acknowledged
         r"|ArchiveError: segment [0-9a-f]+ of a live session is missing"
     )
 
@@ -526,7 +526,7 @@ class Collect(Upkeep):
 
 
 class Repair(Upkeep):
-    """Repair, of which all must come out whole."""
+    """Repair. The archive must be whole afterwards."""
 
     kind = "repair"
 
@@ -564,7 +564,7 @@ class Rebuild(Upkeep):
 
 
 class Merge(Upkeep):
-    """Put an index over what none covers, and merge it with others."""
+    """Index the packs that no index covers, and merge the index with others."""
 
     kind = "merge indexes"
 
@@ -576,7 +576,7 @@ class Merge(Upkeep):
 
 
 class Verify(Upkeep):
-    """Verify beside all the others."""
+    """Verify while other operations work."""
 
     kind = "verify"
 
@@ -594,7 +594,7 @@ class Verify(Upkeep):
 
 
 class Read(Operation):
-    """Get sessions while others are at work."""
+    """Get sessions while other operations work."""
 
     kind = "get"
 
@@ -615,7 +615,7 @@ class Read(Operation):
     def heard(self, record: Record, facts: Line) -> str | None:
         key, digest = tuple(facts["key"]), facts["digest"]
         session = record.main.get(key)
-        if session is None:  # erased meanwhile
+        if session is None:  # erased in the meantime
             return None if digest is None else f"{key} was erased, and get gave {digest}"
         if digest in session.possible() or (session.stamp > self.stamp and digest is None):
             return None
@@ -674,7 +674,7 @@ class Copy(Operation):
 
 
 class Evict(Operation):
-    """Be a serving process: hand sessions to the hook, and say which are durable in the journal."""
+    """Act as a serving process: pass sessions to the hook, and report those that are durable in the journal."""
 
     kind = "evict"
 
@@ -720,10 +720,10 @@ class Evict(Operation):
 
 
 class Drain(Operation):
-    """Be the hook's worker: bring the journal to the archive."""
+    """Act as the hook's worker: move sessions from the journal to the archive."""
 
     kind = "drain"
-    wait = 0.0  # seconds for another worker
+    wait = 0.0  # seconds to wait for another worker
 
     def work(self, world: World, voice: Voice) -> None:
         voice.begin()
@@ -790,7 +790,7 @@ class Nightly(Operation):
         return [[*key, many] for key, many in self.until.items()]
 
     def work(self, world: World, voice: Voice) -> None:
-        # Use what the parent made ready, and draw no plots: these take longer than the job.
+        # Use the parts that the parent prepared, and draw no plots: these take longer than the job.
         setattr(Bundle, "load", lambda *_: world.bundle)  # noqa: B010
         setattr(freeze, "codecs_of", lambda *_, **__: world.codecs)  # noqa: B010
         sys.modules["matplotlib"] = None  # type: ignore[assignment]
@@ -822,11 +822,11 @@ class Nightly(Operation):
         return None
 
 
-# ---- looking
+# ---- reading back
 
 
 def look(world: World, place: str, keys: list[Key], token: str | None, voice: Voice) -> None:
-    """Read all of an archive at rest, in a child, and say what there is. ``token``: of the last look."""
+    """Read all of an archive at rest, in a child, and report its contents. ``token``: that of the last look."""
     sessions = world.open(place)
     archive = sessions.archive
     voice.begin()
@@ -867,7 +867,7 @@ def _batches(versions: Iterable[Version]) -> Iterator[list[Version]]:
 
 
 def _contents(sessions: SessionArchive, versions: list[Version]) -> Iterator[Content | PltzError]:
-    """Yield what versions read as, decoded side by side; one by one where one of them does not read."""
+    """Yield the content of versions, decoded in one batch, or one by one where one of them fails."""
     try:
         yield from list(map(sessions.session, sessions.archive.towers(versions)))
     except PltzError:
@@ -879,7 +879,7 @@ def _contents(sessions: SessionArchive, versions: list[Version]) -> Iterator[Con
 
 
 def _last(archive: TowerArchive, key: Key, digests: dict[str, str]) -> str | None:
-    """Return the digest of the version that a get would read; None where there is none; else the error."""
+    """Return the digest of the version that a get would read, None where there is none, or else the error."""
     tenant, name = key
     try:
         version = archive.version(name, tenant).id.hex()
@@ -895,7 +895,7 @@ def _named(exc: PltzError) -> str:
 
 
 def heard(seen: Seen, line: Line) -> None:
-    """Take in what `look` said."""
+    """Add a line from `look` to what was seen."""
     [(what, value)] = line.items()
     match what:
         case "problems":
@@ -918,8 +918,8 @@ def heard(seen: Seen, line: Line) -> None:
 
 
 def _opened(archive: TowerArchive) -> set[str]:
-    """Return the marks in all records of a sealed archive that open, from the raw packs: in tags, and in
-    texts of plain bytes."""
+    """Return the marks in all records of a sealed archive that can be opened, read from the raw packs. Marks
+    stand in tags and in texts of plain bytes."""
     keys, marks = archive.keys, set[bytes]()
     if not isinstance(keys, Keyring):
         return set()
@@ -944,7 +944,7 @@ def _opened(archive: TowerArchive) -> set[str]:
 
 
 def _got(sessions: SessionArchive, key: Key) -> str | None:
-    """Return the digest of what a get gives; None where there is no such session; else the error."""
+    """Return the digest of what a get gives, None where there is no such session, or else the error."""
     tenant, name = key
     try:
         tower = sessions.archive.get(name, tenant)
@@ -960,7 +960,7 @@ def _digest(content: Content, labels: Any) -> str:
 
 
 def prompt(name: str) -> bytes:
-    """Return the prompt that sessions of a base, or of a tenant, have in common. No mark stands in it: it
+    """Return the prompt that sessions of a base, or of a tenant, have in common. It holds no mark, since it
     survives an erasure."""
     return (
         f"You are the assistant of {name}. Be brief, be exact, and say so where you do not know. " * 4
@@ -968,7 +968,7 @@ def prompt(name: str) -> bytes:
 
 
 def _text(dice: Random, mark: str) -> str:
-    """Return some words, or now and then many; the mark stands at their beginning."""
+    """Return some words, now and then many, with the mark at their beginning."""
     count = dice.choice([4, 10, 30]) if dice.random() < 0.97 else 3000
     return f"{mark} " + " ".join(dice.choices(WORDS, k=count))
 
@@ -1002,4 +1002,4 @@ OPERATIONS: dict[type[Operation], float] = {
 }
 
 FAULTS: dict[str, type[Operation] | None] = {"early-put": Texts, "early-erase": Erase, "drop-pack": None}
-FAULTY = 20.0  # weight of the operation that has a fault
+FAULTY = 20.0  # weight of the operation with the injected fault

@@ -1,12 +1,11 @@
-"""The record of a torture run: what was asked of the archive, what it acknowledged, and what must be read
-from it.
+"""The record of a torture run: the requests to the archive, its acknowledgements, and what it must give back.
 
     record.main[("acme", "t-7")].acknowledge(digest, version)      # it must read back from now on
     record.main[...].pending.add(digest)                           # it may be there, or not
-    compare(record, "main", seen)                                  # what of it is not so
+    compare(record, "main", seen)                                  # the differences
 
-A child that is killed leaves doubt: what it was asked and did not acknowledge may have happened. A check
-finds the archive at rest, sees which it was, and from then on holds the archive to what was seen."""
+A killed child leaves doubt: a request without an acknowledgement may or may not have happened. A check reads
+the archive at rest, sees which it was, and from then on expects what was seen."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ Key = tuple[str, str]  # tenant, name
 
 @dataclass
 class Known:
-    """A version that is in the archive. ``digest``: of its content, "" for one that was never whole;
-    ``version``: its id in hex, "" where only the content was acknowledged; ``forgotten``: None where it was
-    asked and not acknowledged."""
+    """A version that is in the archive. ``digest``: of its content, "" for one that was never whole.
+    ``version``: its id in hex, "" where only the content was acknowledged. ``forgotten``: None where it was
+    requested and not acknowledged."""
 
     digest: str
     version: str = ""
@@ -35,14 +34,18 @@ class Known:
 
 @dataclass
 class Session:
-    """A session as it has to be.
+    """The expected state of a session.
 
-    ``known``: versions, oldest first; ``pending``: digests that were asked and not acknowledged; ``asked``:
-    digests in the order in which the nightly job was given them; ``marks``: numbers that stand in its texts
-    and tags; ``parts``, ``style``: what a longer version goes on from; ``last``: digest that was asked
-    last; ``twice``: digests that were asked again and may be two versions; ``erasing``: erased, perhaps;
-    ``settled``: a get must find it, which is not so before a journal is drained; ``stamp``: of the
-    operation that changed it last."""
+    ``known``: versions, oldest first.
+    ``pending``: digests that were requested and not acknowledged.
+    ``asked``: digests in the order in which the nightly job was given them.
+    ``marks``: numbers in its texts and tags.
+    ``parts``, ``style``: the base of a longer version.
+    ``last``: digest that was requested last.
+    ``twice``: digests that were requested again and may be two versions.
+    ``erasing``: perhaps erased.
+    ``settled``: a get must find it, which is not so before a journal is drained.
+    ``stamp``: number of the operation that changed it last."""
 
     known: list[Known] = field(default_factory=list)
     pending: set[str] = field(default_factory=set)
@@ -58,7 +61,7 @@ class Session:
 
     @property
     def live(self) -> list[Known]:
-        """Versions that are surely there."""
+        """Return the versions that are certainly there."""
         return [k for k in self.known if k.forgotten is False]
 
     def acknowledge(self, digest: str, version: str = "") -> None:
@@ -68,7 +71,7 @@ class Session:
             self.known.append(Known(digest, version))
 
     def possible(self) -> set[str | None]:
-        """Return the digests that a get may give now; None stands for "no such session"."""
+        """Return the digests that a get may give now. None stands for "no such session"."""
         doubt = {k.digest for k in self.known if k.forgotten is None} | self.pending
         sure = self.live[-1:] if self.settled else []
         absent: set[str | None] = {None} if not sure or self.erasing else set()
@@ -81,8 +84,8 @@ class Session:
 
 
 class Record:
-    """All that the archives must hold. ``graves``: marks of erased sessions and bases; ``bases``: the
-    operation that put under each of them last; ``log``: a file outside of the archives, synced line by
+    """All sessions that the archives must hold. ``graves``: marks of erased sessions and bases. ``bases``: the
+    operation that put under each of them last. ``log``: a file outside of the archives, with an fsync per
     line."""
 
     def __init__(self, log: Path) -> None:
@@ -96,7 +99,7 @@ class Record:
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
 
     def mark(self) -> str:
-        """Return a new number to put into a text, by which the text is known again."""
+        """Return a new number that identifies the text it is put into."""
         self._last += 1
         return f"<{self._last}>"
 
@@ -111,7 +114,7 @@ class Record:
             self.graves.discard(f"assistant of {base}")
 
     def write(self, **facts: Any) -> None:
-        """Append a line to the log, durable when this returns."""
+        """Append a line to the log and make it durable."""
         line = json.dumps({"at": round(time.time(), 3), **facts}, default=sorted)
         os.write(self._log, line.encode() + b"\n")
         os.fsync(self._log)
@@ -132,10 +135,14 @@ def digest_of(kind: str, data: bytes, labels: Mapping[str, str]) -> str:
 
 @dataclass
 class Seen:
-    """An archive at rest. ``versions``: (tenant, name, id, forgotten, digest or why it does not read) of
-    all, oldest first within a session; ``gets``: what gets gave, None for no such session; ``problems``: of
-    verify; ``lost``: ids of versions that verify calls lost; ``opened``: marks of all records that open,
-    from the raw packs."""
+    """An archive at rest.
+
+    ``versions``: (tenant, name, id, forgotten, digest or why it cannot be read) of all, oldest first within a
+    session.
+    ``gets``: results of gets, None for no such session.
+    ``problems``: those that verify reports.
+    ``lost``: ids of versions that verify calls lost.
+    ``opened``: marks of all records that can be opened, read from the raw packs."""
 
     versions: list[tuple[str, str, str, bool, str, str]] = field(default_factory=list)
     gets: dict[Key, set[str | None]] = field(default_factory=dict)
@@ -151,8 +158,8 @@ def compare(record: Record, place: str, seen: Seen) -> tuple[list[str], list[tup
     """Compare an archive at rest with the record, and settle what was in doubt.
 
     Returns:
-        What is wrong; and versions that were not acknowledged and are not whole. The format allows these, and
-        they are to be forgotten.
+        The differences, and the versions that are neither acknowledged nor whole. The format allows the latter,
+        and they are to be forgotten.
     """
     wrong = [f"verify: {problem}" for problem in seen.problems]
     broken: list[tuple[Key, str]] = []
@@ -167,7 +174,7 @@ def compare(record: Record, place: str, seen: Seen) -> tuple[list[str], list[tup
         found, halves = _settle(session, rows.get(key, []))
         wrong += [f"{key}: {problem}" for problem in found]
         broken += [(key, version) for version in halves]
-        if session.erasing and sure and not session.known:  # else a collector took what was forgotten
+        if session.erasing and sure and not session.known:  # else a collector took the forgotten versions
             record.bury(key)
         session.erasing = False
         wanted = session.live[-1].digest if session.live else None
@@ -181,8 +188,9 @@ def compare(record: Record, place: str, seen: Seen) -> tuple[list[str], list[tup
 
 
 def _settle(session: Session, rows: Iterable[tuple[str, bool, str, str]]) -> tuple[list[str], list[str]]:
-    """Match the versions that are there with those that must be; (what is wrong, versions that are not
-    whole and may be so)."""
+    """Match the versions that are there with those that must be.
+
+    Return (differences, versions that are not whole and need not be)."""
     wrong: list[str] = []
     broken: list[str] = []
     settled: list[Known] = []
@@ -214,7 +222,7 @@ def _settle(session: Session, rows: Iterable[tuple[str, bool, str, str]]) -> tup
 
 
 def _differs(known: Known, version: str, forgotten: bool, digest: str, error: str) -> list[str]:
-    """Return what is wrong with a version that was to be there."""
+    """Return what is wrong with a version that must be there."""
     wrong = []
     if known.forgotten is False and forgotten:
         wrong.append(f"version {version} is forgotten, and nobody asked for that")
