@@ -1,4 +1,4 @@
-"""Sample sessions that ship with pltz, and loaders for the formats people have."""
+"""Sample sessions that ship with pltz, and loaders for common formats."""
 
 from pltz.datasets.loaders import (
     FORMATS,

@@ -1,4 +1,4 @@
-"""What a caller of the library has at hand, as sessions: paths, bytes, values, or any iterable of values."""
+"""Conversion of a caller's values to sessions: paths, bytes, values, or any iterable of values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pltz.plt_codec.errors import UsageError
 
 
 def as_sessions(source: object, format: str = "auto") -> Iterable[Session]:
-    """What a user calls sessions, as sessions; see `pltz.compress`.
+    """Yield a caller's source as sessions; see `pltz.compress`.
 
     >>> list(as_sessions([[1, 2], "text", {"messages": []}]))
     [Session('ids', 2 ids), Session('text', 4 bytes), Session('chat', dict of 1)]
@@ -20,7 +20,9 @@ def as_sessions(source: object, format: str = "auto") -> Iterable[Session]:
 
 
 def as_items(source: object, format: str = "auto") -> Iterable[object]:
-    """What `as_sessions` makes sessions of, one by one: the caller may go on after one that is none.
+    """Return the items that `as_sessions` converts, one by one.
+
+    A caller may continue after an item that is no session.
 
     Raises:
         UsageError: no path, no bytes, no value and no iterable of values.
@@ -35,7 +37,9 @@ def as_items(source: object, format: str = "auto") -> Iterable[object]:
 
 
 def as_session(item: object) -> Session:
-    """One session: a `Session` as it is, a dict or a list of dicts is a chat, str or bytes a text, ints are ids.
+    """Return one session. Dicts and lists of dicts are chats, str and bytes are texts, ints are ids.
+
+    A `Session` is returned unchanged.
 
     Raises:
         UsageError: it is none of them.
@@ -55,7 +59,7 @@ def as_session(item: object) -> Session:
 
 
 def _is_messages(value: object) -> bool:
-    """Whether a list is the messages of one chat rather than a list of sessions."""
+    """Return whether a list is the messages of one chat, and not a list of sessions."""
     return isinstance(value, list) and bool(value) and all(_is_message(item) for item in value)
 
 

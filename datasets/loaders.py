@@ -1,25 +1,25 @@
-"""Sessions from the files people have.
+"""Loaders of sessions from common files.
 
-| format | what it reads | sessions |
+| format | input | sessions |
 |---|---|---|
-| openai | JSONL, or JSON: objects with "messages", or lists of messages | one a line, or one an object |
-| sharegpt | JSONL, or JSON: objects with "conversations" | one a line, or one an object |
-| jsonl | JSONL of any JSON values | one a line that is not blank |
-| text | any bytes | one a file |
-| ids | JSON or JSONL: a list of ints or a list of such lists; .npy of 1 or 2 axes | one a flat list |
+| openai | JSONL, or JSON: objects with "messages", or lists of messages | one per line, or one per object |
+| sharegpt | JSONL, or JSON: objects with "conversations" | one per line, or one per object |
+| jsonl | JSONL of any JSON values | one per line that is not blank |
+| text | any bytes | one per file |
+| ids | JSON or JSONL: a list of ints or a list of such lists; .npy of 1 or 2 axes | one per flat list |
 | auto | the suffix decides, else the content | |
 
-``auto``: .jsonl and .ndjson are JSONL, .json is one JSON document, .npy is ids, the suffixes in
-``TEXT_SUFFIXES`` are text. Anything else (standard input, bytes, other suffixes) is JSONL if its first line
-is a JSON object or list and more lines follow, a document if the whole is a JSON object or list, text if not.
-A .zst or .gz suffix is unpacked first, as is such data of no telling name. A folder is all regular files inside it,
-in the order of their paths.
+``auto``: .jsonl and .ndjson are JSONL, .json is one JSON document, .npy is ids, and the suffixes in
+``TEXT_SUFFIXES`` are text. Anything else (standard input, bytes, other suffixes) is decided by its content.
+It is JSONL if its first line is a JSON object or list and more lines follow. It is a document if the whole is
+a JSON object or list, and text if not. Files with a .zst or .gz suffix are unpacked first, and so is such
+data under any other name. A folder stands for all regular files inside it, in the order of their paths.
 
-A JSON document that is a list of messages is one session, a list of ints is ids, any other list of objects
-or of lists of objects is one session an item.
+A JSON document that is a list of messages is one session, and a list of ints is ids. Any other list of
+objects, or of lists of objects, is one session per item.
 
-JSON that Python would change (repeated keys, NaN, numbers no double holds, see models/session/json_value.py) is kept
-as it stands: that line, or that document, becomes a text session of its exact bytes.
+JSON that Python would change is kept as it is: that line or document becomes a text session of its exact
+bytes. Examples are repeated keys, NaN, and numbers that no double holds (see models/session/json_value.py).
 """
 
 import io
@@ -60,13 +60,13 @@ def load(
     *,
     max_bytes: int = MAX_BYTES,
 ) -> Iterator[Session]:
-    """The sessions of a file, a folder, a binary file object, bytes, or ``"-"`` for standard input.
+    """Yield the sessions of a file, a folder, a binary file object, bytes, or ``"-"`` for standard input.
 
-    Reads as it goes: a JSONL file of any length takes the memory of its longest line. ``max_bytes`` bounds
-    that line, and a whole file of another format.
+    Input is read incrementally: a JSONL file of any length takes the memory of its longest line.
+    ``max_bytes`` bounds that line, and a whole file of another format.
 
-    Raises UsageError where the source is missing or is not of the format (with the line number), CorruptError
-    for damaged zstd data, ContentError for ids out of range.
+    Raises UsageError where the source is missing or does not have the format (with the line number),
+    CorruptError for damaged zstd data, and ContentError for ids out of range.
 
     >>> [session] = load(b'{"messages":[{"role":"user","content":"Hi"}]}')
     >>> session.value["messages"][0]["content"]
@@ -90,22 +90,25 @@ def load(
 
 
 def sample_path() -> Path:
-    """The JSONL file of 200 sample sessions that ships with pltz."""
+    """Return the path of the JSONL file of 200 sample sessions that ships with pltz."""
     return _SAMPLE / "chat_sessions.jsonl"
 
 
 def sample_sessions() -> list[Session]:
-    """The 200 sample sessions. ``messages[0]`` of each is the system prompt of the bot it is assigned to."""
+    """Return the 200 sample sessions. ``messages[0]`` of each is the system prompt of its bot."""
     return list(load(sample_path()))
 
 
 def sample_tenants() -> dict[str, Any]:
-    """The platform, 5 communities and 20 bots of the sample: each with an id and its prompt as ``text``."""
+    """Return the platform, 5 communities and 20 bots of the sample.
+
+    Each has an id and its prompt as ``text``.
+    """
     return cast(dict[str, Any], json.loads((_SAMPLE / "tenants.json").read_bytes()))
 
 
 def sample_assignments() -> list[dict[str, str]]:
-    """Which bot, community and platform each sample session belongs to: keys session, bot, ..."""
+    """Return the bot, community and platform of each sample session: keys session, bot, ..."""
     lines = (_SAMPLE / "assignments.jsonl").read_bytes().splitlines()
     return [json.loads(line) for line in lines]
 
@@ -134,7 +137,7 @@ def _file(path: Path, format: Format, max_bytes: int) -> Iterator[Session]:
 
 
 def _sessions(source: Source, format: Format, suffixes: list[str] | None = None) -> Iterator[Session]:
-    """The sessions of one source: unpack, settle the format, read."""
+    """Yield the sessions of one source: unpack it, determine the format, read it."""
     suffixes = [suffix.lower() for suffix in suffixes or []]
     packed = suffixes[-1:] in ([".zst"], [".gz"])
     suffix = "".join((suffixes[:-1] if packed else suffixes)[-1:])
@@ -148,7 +151,7 @@ def _sessions(source: Source, format: Format, suffixes: list[str] | None = None)
 
 
 def _kind(source: Source, format: Format, suffix: str) -> str:
-    """How to read a source: jsonl, json, npy, text, or sniff where only its content can tell."""
+    """Return how to read a source: jsonl, json, npy, text, or sniff where only its content can tell."""
     if format == "text" or (format == "auto" and suffix in TEXT_SUFFIXES):
         return "text"
     if format == "jsonl":
@@ -164,7 +167,7 @@ def _read_text(source: Source, format: Format) -> Iterator[Session]:
 
 
 def _read_jsonl(source: Source, format: Format, ahead: bytes = b"") -> Iterator[Session]:
-    """One session a line; ``ahead`` is what was taken off the source to sniff it: one line."""
+    """Yield one session per line. ``ahead``: the line already taken off the source to sniff it."""
     number = 0
     line: bytes | None = ahead or source.line()
     while line is not None:
@@ -177,7 +180,7 @@ def _read_jsonl(source: Source, format: Format, ahead: bytes = b"") -> Iterator[
 
 
 def _content(line: bytes, first: bool, place: str) -> bytes:
-    """A line without its line end and byte order mark."""
+    """Return a line without its line end and byte order mark. Raises UsageError for UTF-16."""
     if first and line[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise UsageError(f"{place}: expected UTF-8, found UTF-16: convert it, or read it as text")
     line = line.removesuffix(b"\n").removesuffix(b"\r")
@@ -196,7 +199,10 @@ def _of_line(text: bytes, format: Format, place: str) -> Session:
 
 
 def _check_shape(session: Session, format: Format, place: str) -> None:
-    """Refuse what is not of the format that was asked for; kept lines pass as they are."""
+    """Refuse a session that does not have the requested format.
+
+    Lines kept as text pass. Raises UsageError.
+    """
     key = _KEYS.get(format)
     if key is None or session.kind == "text":
         return
@@ -210,7 +216,7 @@ def _check_shape(session: Session, format: Format, place: str) -> None:
 
 
 def _read_json(source: Source, format: Format) -> Iterator[Session]:
-    """The sessions of one JSON document, or of lines of JSON under a name that says a document."""
+    """Yield the sessions of one JSON document, or of JSON lines in a file named as a document."""
     first = source.line() or b""
     if _is_json(first) and source.peek(4096).strip():
         yield from _read_jsonl(source, format, first)
@@ -219,7 +225,7 @@ def _read_json(source: Source, format: Format) -> Iterator[Session]:
 
 
 def _sniff(source: Source, format: Format) -> Iterator[Session]:
-    """Lines of JSON, a JSON document, or text: what the content says."""
+    """Yield the sessions of JSON lines, a JSON document or text, as the content tells."""
     start = source.peek(4096).removeprefix(_BOM).lstrip()[:1]
     if format != "auto":
         yield from _read_json(source, format)
@@ -236,7 +242,7 @@ def _sniff(source: Source, format: Format) -> Iterator[Session]:
 
 
 def _is_json(data: bytes) -> bool:
-    """Whether these bytes are one JSON text."""
+    """Return whether these bytes are one JSON text."""
     try:
         Session.from_json_line(data.removeprefix(_BOM))
     except UsageError:
@@ -245,7 +251,7 @@ def _is_json(data: bytes) -> bool:
 
 
 def _of_file(data: bytes, format: Format, name: str) -> Iterator[Session]:
-    """The sessions of a JSON document's bytes."""
+    """Yield the sessions of a JSON document's bytes. Raises UsageError."""
     try:
         document = Session.from_json_line(data.removeprefix(_BOM))
     except UsageError as exc:
@@ -259,7 +265,7 @@ def _of_file(data: bytes, format: Format, name: str) -> Iterator[Session]:
 
 
 def _of_document(value: Any, format: Format, name: str) -> Iterator[Session]:
-    """The sessions of a JSON document's value; see the head of this file for the rule."""
+    """Yield the sessions of a JSON document's value, by the rule at the top of this file."""
     if format == "ids" or (format == "auto" and (_is_ids(value) or _is_rows(value))):
         rows = value if _is_rows(value) else [value]
         for number, row in enumerate(rows, 1):
@@ -277,7 +283,7 @@ def _all(value: Any, test: Callable[[Any], bool]) -> bool:
 
 
 def _is_session(item: Any) -> bool:
-    """An object that is not a message, or a list of objects."""
+    """Return whether an item is an object that is no message, or a list of objects."""
     if isinstance(item, dict):
         if any(isinstance(item.get(key), list) for key in _KEYS.values()):
             return True
@@ -290,7 +296,7 @@ def _is_ids(value: Any) -> bool:
 
 
 def _is_rows(value: Any) -> bool:
-    """A list of lists of ints, at least one of them not empty."""
+    """Return whether a value is a list of lists of ints, at least one of them not empty."""
     return _all(value, lambda row: row == [] or _is_ids(row)) and any(value)
 
 
@@ -304,7 +310,7 @@ def _of_ids(value: Any, place: str) -> Session:
 
 
 def _read_npy(source: Source, format: Format) -> Iterator[Session]:
-    """A .npy of integers: one session, or one a row."""
+    """Yield the sessions of a .npy of integers: one for (T,), or one per row of (n, T). Raises UsageError."""
     if format not in ("auto", "ids"):
         raise UsageError(f"{source.name}: expected {format}, found a .npy file: use --format ids")
     array = _npy(source.rest(), source.name)
@@ -319,13 +325,13 @@ def _read_npy(source: Source, format: Format) -> Iterator[Session]:
 
 
 def _npy(data: bytes, name: str) -> np.ndarray[Any, Any]:
-    """The array of a .npy file, without pickles and never larger than the file."""
+    """Return the array of a .npy file, without pickles and never larger than the file. Raises UsageError."""
     stream = io.BytesIO(data)
     try:
         headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, _, dtype = headers[np.lib.format.read_magic(stream)](stream)
         size = math.prod(shape) * dtype.itemsize  # bytes
-    except Exception as exc:  # the header is a Python literal: nearly every exception there is
+    except Exception as exc:  # the header is a Python literal: nearly any exception may be raised
         raise UsageError(f"{name}: expected a .npy file of integers: {exc}") from exc
     held = len(data) - stream.tell()
     if size != held or min(shape, default=0) < 0 or dtype.hasobject:

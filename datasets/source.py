@@ -1,8 +1,8 @@
-"""A source: bytes from a path, a stream or memory, unpacked on the way if they are zstd or gzip, read by line.
+"""A source: bytes from a path, a stream or memory, read by line, and unpacked if they are zstd or gzip.
 
-Nothing is read before it is asked for and no line or file grows past ``limit`` bytes in memory, so a few
-kilobytes of zstd that unpack to terabytes end in an error, not in the out-of-memory killer. A stream
-that stops in the middle of a frame is an error too, never a shorter file.
+Nothing is read before it is requested, and no line or file grows past ``limit`` bytes in memory. So a few
+kilobytes of zstd that unpack to terabytes end in an error, not in the out-of-memory killer. A stream that
+stops in the middle of a frame is an error too, never a shorter file.
 """
 
 import zlib
@@ -19,7 +19,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 WINDOW = 1 << 31  # bytes: the largest zstd window (--long=31)
 CHUNK = 1 << 18  # bytes of a plain read
 COUNTED = 1 << 28  # bytes of a line or file over the limit that are counted for the message
-PACKED_CHUNK = 512  # bytes of packed input a step: each 4 of them may unpack to 128 KiB
+PACKED_CHUNK = 512  # bytes of compressed input per step: each 4 of them may unpack to 128 KiB
 
 
 class Readable(Protocol):
@@ -29,37 +29,37 @@ class Readable(Protocol):
 
 
 class TooLong(LimitError, UsageError):
-    """A line or a file is over the limit: what is behind a line can be read all the same (`Source.skip`)."""
+    """A line or file is over the limit. The data after such a line can still be read (`Source.skip`)."""
 
 
 class Source:
-    """Bytes in order, with a look ahead. ``name`` is for messages, ``limit`` is in bytes."""
+    """Bytes in order, with a look ahead. ``name``: for messages. ``limit``: in bytes."""
 
     def __init__(self, stream: Readable, name: str, limit: int) -> None:
         self.name = name
         self.limit = limit
         self._blocks = _read(stream, name)
         self._ahead = bytearray()
-        self._start = 0  # of what is not yet consumed, in _ahead
+        self._start = 0  # of the unconsumed part of _ahead
 
     def peek(self, size: int) -> bytes:
-        """The next bytes, at most ``size`` of them, left in place; fewer only at the end."""
+        """Return at most ``size`` of the next bytes without consuming them; fewer only at the end."""
         while len(self._ahead) - self._start < size and self._more():
             pass
         return bytes(self._ahead[self._start : self._start + size])
 
     def unpack(self) -> None:
-        """From here on the bytes are zstd: give what they unpack to, all frames one after the other."""
+        """Unpack the bytes from here on as zstd, all frames one after the other."""
         packed = self._drain()
         self._blocks = _unpack(packed, self.name)
 
     def gunzip(self) -> None:
-        """From here on the bytes are gzip: give what they unpack to, all members one after the other."""
+        """Unpack the bytes from here on as gzip, all members one after the other."""
         packed = self._drain()
         self._blocks = _gunzip(packed, self.name)
 
     def skip(self) -> None:
-        """Drop what is left of a line that `line` found too long."""
+        """Drop the rest of a line that `line` found too long."""
         while (end := self._ahead.find(b"\n", self._start)) < 0:
             self._start = len(self._ahead)
             if not self._more():
@@ -67,7 +67,7 @@ class Source:
         self._start = end + 1
 
     def line(self) -> bytes | None:
-        """The next line with its line end, None at the end. Raises TooLong past the limit."""
+        """Return the next line with its line end, or None at the end. Raises TooLong past the limit."""
         searched = self._start
         while (end := self._ahead.find(b"\n", searched)) < 0:
             searched = len(self._ahead)
@@ -82,7 +82,7 @@ class Source:
         return self._take(end + 1)
 
     def rest(self) -> bytes:
-        """All bytes from here on. Raises TooLong past the limit."""
+        """Return all bytes from here on. Raises TooLong past the limit."""
         while self._more():
             if len(self._ahead) - self._start > self.limit:
                 self._too_long("file")
@@ -94,7 +94,7 @@ class Source:
         return data
 
     def _more(self) -> bool:
-        """Read one block further; False at the end."""
+        """Read one more block. Returns False at the end."""
         block = next(self._blocks, b"")
         if self._start:
             del self._ahead[: self._start]
@@ -103,7 +103,7 @@ class Source:
         return bool(block)
 
     def _drain(self) -> Iterator[bytes]:
-        """What is ahead and then the blocks, as an iterator that no longer needs this object."""
+        """Return the bytes ahead and then the blocks, as an iterator that no longer needs this object."""
         ahead, blocks = self._take(len(self._ahead)), self._blocks
 
         def chain() -> Iterator[bytes]:
@@ -122,7 +122,10 @@ class Source:
         )
 
     def _count(self, what: str) -> tuple[int, bool]:
-        """Drop the rest of a line or file and return its bytes, up to about COUNTED; and whether these are all."""
+        """Drop the rest of a line or file.
+
+        Returns its bytes, counted up to about COUNTED, and whether these are all.
+        """
         found = 0
         while True:
             end = self._ahead.find(b"\n", self._start) if what == "line" else -1
@@ -148,7 +151,7 @@ def _read(stream: Readable, name: str) -> Iterator[bytes]:
 
 
 def _unpack(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """The contents of one or more zstd frames."""
+    """Yield the contents of one or more zstd frames. Raises CorruptError."""
     unpacker = zstandard.ZstdDecompressor(max_window_size=WINDOW)
     frame = unpacker.decompressobj()
     whole = False  # the last frame is complete, so the data may end here
@@ -171,7 +174,7 @@ def _unpack(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
 
 
 def _gunzip(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """The contents of one or more gzip members; zeros may pad the last one."""
+    """Yield the contents of one or more gzip members; zeros may pad the last one. Raises CorruptError."""
     member = zlib.decompressobj(31)
     whole = False  # the last member is complete, so the data may end here
     for block in blocks:
@@ -188,8 +191,7 @@ def _gunzip(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
                 yield data
             whole = member.eof
             piece = member.unused_data.lstrip(b"\0") if whole else member.unconsumed_tail
-            more = bool(piece) or (
-                not whole and len(data) == CHUNK
-            )  # there may be more to come of what it took in
+            # More output may follow from the input already taken.
+            more = bool(piece) or (not whole and len(data) == CHUNK)
     if not whole:
         raise CorruptError(f"{name}: the gzip data stops before its end")

@@ -1,1 +1,1 @@
-"""Serving engines: llama-server and vLLM, next to the eviction hook."""
+"""Serving engines that the eviction hook is connected to: llama-server and vLLM."""

@@ -1,18 +1,20 @@
-"""llama.cpp's ``llama-server``: its sessions to the archive and back, by token ids, over its HTTP API.
+"""Sessions of llama.cpp's ``llama-server``, to the archive and back, by token ids, over its HTTP API.
 
     server = LlamaServer("http://127.0.0.1:8080")
     done = server.complete(server.render(messages), slot=0, n_predict=200)       # ids in, ids out
     hook.on_evict("chat-7", done.ids, tenant="acme", target=server.target, adapter=done.adapter)
     ...
     found = cold.get("chat-7", tenant="acme")
-    server.thaw(found.ids, slot=0, frozen_for=found.target)                      # one prefill, nothing sampled
+    server.thaw(found.ids, slot=0, frozen_for=found.target)                      # one prefill, no sampling
 
-Why ids and not the text: what the model sampled is often not what the tokenizer makes of the text, and then the KV of the text is not the
-KV of the session. Why not the server's own slot files: they are 100 to 1000 times larger and are taken by any model of the same shape,
-whatever its weights. They are read, though (`slot_ids`, `slot_file`): that is how a session gets out whose requests went past this client.
+Ids are used, and not the text. The sampled tokens often differ from the tokenizer's tokens of their text, and
+then the KV of the text is not the KV of the session. The server's own slot files are not used either. They
+are 100 to 1000 times larger and are accepted by any model of the same shape, whatever its weights. They can
+be read, though (`slot_ids`, `slot_file`), to export a session whose requests bypassed this client.
 
-What ids cannot bring back is refused: a slot with images, adapters other than those it was frozen with. So is a slot number that the
-server does not have: the server itself would take it modulo its slots, and fill or empty the slot of another session.
+Content that ids cannot bring back is refused: a slot with images, and other adapters than it was frozen with.
+A slot number that the server lacks is refused, too. The server itself would take it modulo its slots, and
+fill or empty the slot of another session.
 """
 
 from __future__ import annotations
@@ -39,16 +41,20 @@ from pltz.archive.engines.target_check import check_served
 from pltz.archive.format.ids import Tokens
 from pltz.plt_codec.errors import ContentError, ModelError, UsageError
 
-MAX_REPLY = 1 << 28  # bytes of a reply that are read at most
+MAX_REPLY = 1 << 28  # most bytes of a reply that are read
 TIMEOUT = 600.0  # seconds: a long prefill on a slow machine
 Ids = Sequence[int] | Tokens
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A reply. ``ids``: (T,) prompt and answer, to the last sampled token; ``new``: how many of them are the answer; ``slot``: where its
-    KV lies; ``cached``: prompt tokens that were hot; ``truncated``: it filled the context, so a thaw wants a longer one; ``adapter``: the LoRA
-    adapters at work, as `LlamaServer.adapter`."""
+    """A reply.
+
+    ``ids``: (T,) int64, prompt and answer, to the last sampled token. ``new``: how many of them are the
+    answer. ``slot``: the slot of its KV. ``cached``: prompt tokens that were hot. ``truncated``: it filled
+    the context, so a thaw needs a longer one. ``adapter``: the LoRA adapters in use, as
+    `LlamaServer.adapter`.
+    """
 
     ids: Tokens
     new: int
@@ -61,8 +67,11 @@ class Completion:
 
 @dataclass(frozen=True)
 class Hot:
-    """A session hot again. ``slot``: where; ``tokens``: its length; ``cached``: what was hot before; ``prefill_ms``: the server's own
-    clock; ``total_ms``: with HTTP."""
+    """A session that is hot again.
+
+    ``slot``: its slot. ``tokens``: its length. ``cached``: tokens that were hot before. ``prefill_ms``: by
+    the server's own clock. ``total_ms``: including HTTP.
+    """
 
     slot: int
     tokens: int
@@ -75,10 +84,12 @@ class LlamaServer:
     """A running llama-server.
 
     Args:
-        url: "http://127.0.0.1:8080".
-        api_key: what it was started with (``--api-key``).
-        model: its GGUF file, where the path it gives itself is not one of this machine; for `target`.
-        timeout: seconds, for one request.
+        url: for example "http://127.0.0.1:8080".
+        api_key: the key it was started with (``--api-key``).
+        model: its GGUF file, needed for `target` where the path it reports is not one of this machine.
+        timeout: seconds per request.
+
+    Raises UsageError for a malformed URL.
     """
 
     def __init__(
@@ -102,19 +113,22 @@ class LlamaServer:
 
     @cached_property
     def properties(self) -> dict[str, Any]:
-        """What ``GET /props`` says. Raises ModelError."""
+        """Return the reply to ``GET /props``. Raises ModelError."""
         return _object(self._call("/props"), "/props")
 
     @cached_property
     def vocab_size(self) -> int:
-        """Ids are below it. Raises ModelError."""
+        """Return the size of the vocabulary; ids are below it. Raises ModelError."""
         models = _object(self._call("/v1/models"), "/v1/models").get("data")
         first = models[0] if isinstance(models, list) and models else None
         return _integer(first.get("meta") if isinstance(first, dict) else None, "n_vocab")
 
     @cached_property
     def target(self) -> bytes | None:
-        """16 bytes that name the GGUF file it serves (weights, config, tokenizer); None where that is not on this machine. Reads the file once."""
+        """Return 16 bytes that name the served GGUF file, or None if it is not on this machine.
+
+        They cover weights, config and tokenizer. Reads the file once. Raises UsageError and ModelError.
+        """
         path = Path(self._model or str(self.properties.get("model_path", "")))
         if self._model is None and not (path.is_absolute() and path.is_file()):
             return None
@@ -122,18 +136,27 @@ class LlamaServer:
 
     @property
     def adapter(self) -> str | None:
-        """The LoRA adapters at work, "style.gguf:0.5" by file and scale; None where there are none. Raises ModelError."""
+        """Return the LoRA adapters in use by file and scale ("style.gguf:0.5"), or None for none.
+
+        Raises ModelError.
+        """
         return self._adapters({})
 
     # ---- text to ids
 
     def tokenize(self, text: str) -> Tokens:
-        """(T,) ids of a prompt, with the special tokens the server itself would add. Raises ContentError, ModelError."""
+        """Return the ids of a prompt, (T,) int64, with the special tokens the server itself would add.
+
+        Raises ContentError and ModelError.
+        """
         body = {"content": text, "add_special": True, "parse_special": True}
         return self._ids(_object(self._call("/tokenize", body), "/tokenize").get("tokens"), "/tokenize")
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Tokens:
-        """(T,) ids of a chat by the model's own template, ready for its answer. Raises ContentError, ModelError."""
+        """Return the ids of a chat by the model's own template, (T,) int64, ready for its answer.
+
+        Raises ContentError and ModelError.
+        """
         reply = _object(
             self._call("/apply-template", {"messages": list(messages), **options}), "/apply-template"
         )
@@ -142,14 +165,15 @@ class LlamaServer:
     # ---- serving
 
     def complete(self, prompt: Ids | str, *, slot: int = -1, **options: Any) -> Completion:
-        """An answer, with all ids of the session so far.
+        """Return an answer with all ids of the session so far.
 
         Args:
-            prompt: ids, or a text, which is `tokenize`\\ d first.
-            slot: where to run; -1 is the server's choice.
+            prompt: ids (T,), or a text, which is first passed to `tokenize`.
+            slot: where to run; -1 lets the server choose.
             options: of ``POST /completion``: n_predict, temperature, stop, ...
 
-        Raises ContentError: the prompt does not fit the context; UsageError: no such slot; ModelError: the server fails.
+        Raises ContentError where the prompt does not fit the context, UsageError where there is no such slot,
+        and ModelError where the server fails.
         """
         self._check_choice(slot)
         ids = self.tokenize(prompt) if isinstance(prompt, str) else self._ids(prompt, "the prompt")
@@ -185,16 +209,20 @@ class LlamaServer:
         frozen_for: bytes | None = None,
         any_target: bool = False,
     ) -> Hot:
-        """Bring a session's KV back: one prefill of its ids, nothing sampled. The next request that begins with them finds them hot.
+        """Bring a session's KV back by one prefill of its ids, without sampling.
+
+        The next request that begins with these ids finds them hot.
 
         Args:
-            slot: which to fill; -1 is the server's choice.
-            frozen_for: `TokenSession.target`: weights and adapter it was frozen under; None: they are not known.
-            any_target: prefill these ids whatever weights and adapters are at work.
+            ids: (T,) of the session.
+            slot: the slot to fill; -1 lets the server choose.
+            frozen_for: `TokenSession.target`: weights and adapter it was frozen under; None if unknown.
+            any_target: prefill these ids whatever weights and adapters are in use.
 
         Raises:
-            TargetMismatch: other weights or adapters are at work.
-            UsageError: no such slot; the weights served here (``model``) or those of the session are not known.
+            TargetMismatch: other weights or adapters are in use.
+            UsageError: no such slot; the weights served here (``model``) or those of the session are not
+                known.
             ContentError: ids outside the vocabulary, or too many for a slot.
             ModelError: the server fails.
         """
@@ -222,12 +250,15 @@ class LlamaServer:
     # ---- slots
 
     def slot_ids(self, slot: int, folder: str | Path) -> Tokens:
-        """(T,) ids of what a slot holds, by a slot file that is written, read and removed. Its last sampled token is not in a slot yet.
+        """Return the ids in a slot, (T,) int64, by a slot file that is written, read and removed.
+
+        The last sampled token is not in a slot yet.
 
         Args:
-            folder: what the server was started with (``--slot-save-path``), as this machine sees it.
+            folder: the folder the server was started with (``--slot-save-path``), as this machine sees it.
 
-        Raises what `read_slot_ids` raises; UsageError: no such slot or folder; ModelError: the server fails.
+        Raises the errors of `read_slot_ids`, UsageError where there is no such slot or folder, and ModelError
+        where the server fails.
         """
         self._check_slot(slot)
         if not Path(folder).is_dir():
@@ -247,25 +278,37 @@ class LlamaServer:
         return ids
 
     def erase(self, slot: int) -> int:
-        """Empty a slot; how many tokens it held. Raises UsageError: no such slot; ModelError."""
+        """Empty a slot and return the number of tokens it held.
+
+        Raises UsageError where there is no such slot; ModelError.
+        """
         self._check_slot(slot)
         return _integer(self._call(f"/slots/{slot}?action=erase", {}), "n_erased")
 
     # ---- below
 
     def _check_choice(self, slot: int) -> None:
-        """Check a slot to run in, where -1 leaves the choice to the server. Raises UsageError, ModelError."""
+        """Check a slot to run in, where -1 leaves the choice to the server.
+
+        Raises UsageError and ModelError.
+        """
         if slot != -1:
             self._check_slot(slot)
 
     def _check_slot(self, slot: int) -> None:
-        """Ask for the server's slots now, as it may have been started anew with fewer. Raises UsageError, ModelError."""
+        """Check a slot against the server's slots now, as it may have restarted with fewer.
+
+        Raises UsageError and ModelError.
+        """
         slots = _integer(self._call("/props"), "total_slots")
         if not 0 <= slot < slots:
             raise UsageError(f"expected a slot from 0 to {slots - 1}, found {slot}")
 
     def _adapters(self, settings: object) -> str | None:
-        """Names and scales of the adapters at work; those of a request where ``settings`` has them. Raises ModelError."""
+        """Return names and scales of the adapters in use, by ``settings`` where these have them.
+
+        Raises ModelError.
+        """
         listed = self._call("/lora-adapters")
         rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
         own = settings.get("lora") if isinstance(settings, dict) else None
@@ -279,7 +322,7 @@ class LlamaServer:
         return ",".join(f"{name}:{scale:g}" for name, scale in used if scale) or None
 
     def _ids(self, value: object, where: str) -> Tokens:
-        """Checked ids. Raises ContentError."""
+        """Return checked ids, (T,) int64. Raises ContentError."""
         try:
             array = np.asarray(value)
         except (TypeError, ValueError, OverflowError):
@@ -298,7 +341,10 @@ class LlamaServer:
         return array.astype(np.int64)
 
     def _call(self, path: str, body: object = None) -> object:
-        """The JSON of a reply: GET where there is no body, else POST."""
+        """Return the JSON of a reply: to GET without a body, else to POST.
+
+        Raises ContentError and ModelError.
+        """
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, self._headers)
         try:
@@ -316,7 +362,10 @@ class LlamaServer:
 
 
 def fingerprint_gguf(path: str | Path) -> bytes:
-    """16 bytes that name a GGUF file, all parts of a split one. Reads every byte. Raises UsageError."""
+    """Return 16 bytes that name a GGUF file with all parts of a split one.
+
+    Reads every byte. Raises UsageError.
+    """
     path = Path(path)
     split = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", path.name)
     parts = [path]
@@ -342,7 +391,7 @@ def _parse(data: bytes, path: str) -> object:
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    """What the server says about an error."""
+    """Return the server's message of an error."""
     try:
         return str(json.loads(error.read(1 << 16))["error"]["message"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError, HTTPException):
@@ -358,7 +407,10 @@ def _object(value: object, path: str) -> dict[str, Any]:
 
 
 def _slot_of(reply: Mapping[str, Any], wanted: int) -> int:
-    """Return the slot that a reply names. Raises ModelError where another was asked for: the server was started anew meanwhile."""
+    """Return the slot that a reply names.
+
+    Raises ModelError for another one than requested: the server has restarted.
+    """
     found = _integer(reply, "id_slot")
     if wanted not in (-1, found):
         raise ModelError(f"expected the session in slot {wanted}, found it in slot {found}: ask for that one")

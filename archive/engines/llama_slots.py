@@ -1,14 +1,17 @@
-"""The token ids in a slot file of llama.cpp's ``llama-server`` (``POST /slots/ID?action=save``). Read, never written.
+"""The token ids in a slot file of llama.cpp's ``llama-server`` (``POST /slots/ID?action=save``). Read only.
 
     u32 magic "ggsq" | u32 version 3 | u32 count | count words | KV of the slot (not read)
 
-    words     i32 token each (older servers), or
-              -1 | 1 (their own version) | u32 n | n tokens | u32 media | what stands for images and audio
+    words     i32 per token (older servers), or
+              -1 | 1 (their own version) | u32 n | n tokens | u32 media | descriptions of images and audio
 
-Why only the ids: the KV in the file belongs to one model, one KV type and one build, and the file names none of them; the server takes
-it for any model of the same shape. Ids prefilled anew are right by construction. The file has no checksum either: a damaged id can only be
-told where it lies outside the vocabulary, so pass ``vocab_size`` where it is known.
-Source: llama.cpp, src/llama-context.cpp (state_seq_save_file) and tools/server/server-common.cpp (server_tokens::serialize).
+Only the ids are read. The KV in the file belongs to one model, one KV type and one build, and the file names
+none of them. The server accepts it for any model of the same shape. Ids that are prefilled again are right by
+construction. The file has no checksum either. A damaged id is detected only outside the vocabulary, so pass
+``vocab_size`` where it is known.
+
+Source: llama.cpp, src/llama-context.cpp (state_seq_save_file) and tools/server/server-common.cpp
+(server_tokens::serialize).
 """
 
 from __future__ import annotations
@@ -33,19 +36,25 @@ from pltz.plt_codec.errors import (
 Path = str | os.PathLike[str]
 
 HEAD = struct.Struct("<4sII")
-MAGIC, VERSION = b"qsgg", 3  # the u32 'ggsq' as it lies in the file
+MAGIC, VERSION = b"qsgg", 3  # the u32 'ggsq' as stored in the file
 MARK, PACKED_VERSION = -1, 1
 
 
 def read_slot_ids(path: Path, vocab_size: int | None = None) -> Tokens:
-    """The ids of a slot file, (T,) int64: the tokens whose KV the slot held. Its last sampled token is not among them.
+    """Return the ids of a slot file, (T,) int64: the tokens whose KV the slot held.
+
+    The last sampled token is not among them.
 
     Args:
-        vocab_size: ids from here on are damage.
+        vocab_size: ids from here on are treated as damage.
 
     Raises:
-        UsageError: no such file; FormatError: not a slot file; VersionError: of another version; CorruptError: a count or an id does
-        not hold; OpaqueContentError: the slot held an image or audio; ContentError: the slot was empty.
+        UsageError: no such file.
+        FormatError: not a slot file.
+        VersionError: a file of another version.
+        CorruptError: a count or an id is invalid.
+        OpaqueContentError: the slot held an image or audio.
+        ContentError: the slot was empty.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -59,7 +68,7 @@ def read_slot_ids(path: Path, vocab_size: int | None = None) -> Tokens:
 
 
 def _words(file: BinaryIO, path: str) -> Tokens:
-    """The words before the KV. Never more memory than the file is long."""
+    """Return the words before the KV, (n,) int64, in no more memory than the file's length."""
     head = file.read(HEAD.size)
     if len(head) < HEAD.size or head[:4] != MAGIC:
         raise FormatError(f"{path} is not a slot file of llama-server: it does not begin with {MAGIC!r}")
@@ -74,7 +83,7 @@ def _words(file: BinaryIO, path: str) -> Tokens:
 
 
 def _unpack(words: Tokens, path: str) -> Tokens:
-    """The tokens in what newer servers pack: all lengths must agree to the last word."""
+    """Return the tokens of newer servers' packed words. All lengths must agree to the last word."""
     if len(words) < 4:
         raise CorruptError(f"{path}: expected at least 4 words, found {len(words)}: damaged")
     if words[1] != PACKED_VERSION:

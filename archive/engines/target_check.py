@@ -1,4 +1,4 @@
-"""Whether an archived session belongs to what a server serves: weights and adapter, as the hook keeps them (`token_archive.target_of`)."""
+"""A check that an archived session belongs to the served weights and adapter (`token_archive.target_of`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ def check_served(frozen_for: bytes | None, target: bytes | None, adapter: str | 
     """Refuse to thaw into other weights or another adapter than a session was frozen under.
 
     Args:
-        frozen_for: `token_archive.TokenSession.target`; None: neither is known.
-        target: fingerprint of the weights that are served; None: not known.
-        adapter: that is at work; None: there is none.
+        frozen_for: `token_archive.TokenSession.target`, 16 bytes; None if neither is known.
+        target: fingerprint of the served weights, 16 bytes; None if unknown.
+        adapter: the adapter in use; None for none.
 
-    Raises TargetMismatch; UsageError: it cannot be told, since ``target`` or ``frozen_for`` is not known.
+    Raises TargetMismatch; UsageError where it cannot be decided, because ``target`` or ``frozen_for`` is not
+    known.
     """
     if frozen_for is None:
         if adapter is not None:

@@ -1,17 +1,19 @@
-"""A vLLM KV connector that archives sessions when their requests finish: by their token ids, no KV is copied.
+"""A vLLM KV connector that archives sessions when their requests finish, by token ids. It copies no KV.
 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "PltzConnector", "kv_role": "kv_both",
         "kv_connector_module_path": "pltz.archive.engines.vllm_connector",
         "kv_connector_extra_config": {"journal": "/var/lib/pltz/journal"}}'
 
-Why at the finish of a request and not at eviction: vLLM tells a connector nothing of evictions, and its events name full blocks only, so the
-tail of a session would be lost. At the finish the scheduler has every id of it, and the hook takes them in microseconds. Coming back is a
-request with these ids as prompt (`vllm_request.prompt`): vLLM's own prefill and prefix cache do the rest.
+It acts when a request finishes and not at eviction. vLLM tells a connector nothing of evictions, and its
+events name full blocks only, so the tail of a session would be lost. When a request finishes, the scheduler
+has every id, and the hook takes them in microseconds. A session returns as a request with these ids as prompt
+(`vllm_request.prompt`). vLLM's own prefill and prefix cache do the rest.
 
-Settings (kv_connector_extra_config): `vllm_settings.VllmSettings`. One that is unknown, of another type or without sense keeps vLLM from starting.
-A request that cannot be archived is counted by reason and logged with its session and tenant (`refusals.Refusals`).
+Settings (kv_connector_extra_config): `vllm_settings.VllmSettings`. An unknown setting, a wrong type or a bad
+value keeps vLLM from starting. A request that cannot be archived is counted by reason, and logged with its
+session and tenant (`refusals.Refusals`).
 
-This module is loaded by vLLM (0.32 was tried) and imports it; nothing else in pltz does.
+vLLM (tested: 0.32) loads this module, which imports vLLM. Nothing else in pltz does.
 """
 
 from __future__ import annotations
@@ -42,15 +44,18 @@ if TYPE_CHECKING:
 
     from pltz.archive.eviction.hook import EvictionHook
 
-logger = init_logger("vllm.pltz")  # below "vllm", which is what vLLM shows
+logger = init_logger("vllm.pltz")  # below "vllm", which vLLM shows
 
 
 class Nothing(KVConnectorMetadata):  # type: ignore[misc]  # Any to mypy: vLLM is in an environment of its own
-    """The scheduler has nothing to say to the workers."""
+    """The metadata from the scheduler to the workers, which is empty."""
 
 
 class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # likewise
-    """Gives each finished request to the eviction hook. Loads and saves no KV: only its scheduler half does anything."""
+    """A connector that gives each finished request to the eviction hook.
+
+    It neither loads nor saves KV. Only its scheduler half does anything.
+    """
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
@@ -63,7 +68,7 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """No KV is handed on, so nothing is lost by a preemption."""
+        """Return False: no KV is handed on, so a preemption loses nothing."""
         return False
 
     # ---- the scheduler's half
@@ -71,23 +76,23 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Archive it. Its blocks are free at once: what is kept are ids."""
+        """Archive a request. Its blocks are free at once, since only ids are kept."""
         self._archive(request)
         return False, None
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """As `request_finished_all_groups`, where vLLM runs without hybrid memory."""
+        """Archive a request as `request_finished_all_groups` does, where vLLM runs without hybrid memory."""
         self._archive(request)
         return False, None
 
     def _archive(self, request: Request) -> None:
-        """Never raises: the serving loop comes first."""
+        """Hand a request to the hook. Never raises: the serving loop comes first."""
         if self._hook is None:
             return
         tenant = self._settings.tenant
         try:
             found = evicted(request, tenant=tenant, unnamed=self._settings.unnamed)
-        except UsageError as exc:  # what a client wrote
+        except UsageError as exc:  # from values that a client wrote
             self._hook.refuse("not valid", *named(request, tenant), str(exc))
         except Exception as exc:  # noqa: BLE001  # a request of a shape this code does not know
             self._hook.refuse("error", *named(request, tenant), f"{type(exc).__name__}: {exc}")
@@ -98,20 +103,20 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """None from outside: a session comes back as a prompt."""
+        """Return no tokens from outside: a session returns as a prompt."""
         return 0, False
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """Nothing to say."""
+        """Return empty metadata."""
         return Nothing()
 
     def shutdown(self) -> None:
-        """Make durable what is under way."""
+        """Make evictions under way durable and close the hook."""
         if self._hook is not None:
             self._hook.close()
             logger.info("pltz: %s", json.dumps(self._hook.status()))
@@ -120,22 +125,22 @@ class PltzConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # l
     # ---- the workers' half: no KV moves
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def wait_for_save(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 def open_hook(settings: VllmSettings, model: Any) -> EvictionHook:
     """Open the hook that the settings describe, for vLLM's ``model_config``.
 
-    Raises UsageError, ModelError, KeyMismatch, StoreError, OSError: vLLM then does not start.
+    Raises UsageError, ModelError, KeyMismatch, StoreError and OSError. vLLM does not start then.
     """
     from pltz.archive.eviction.hook import EvictionHook
 

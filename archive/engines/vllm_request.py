@@ -1,12 +1,16 @@
-"""What of a vLLM request goes to the archive, and how an archived session is asked for again. Imports no vLLM (`vllm_connector` does).
+"""The parts of a vLLM request that go to the archive, and the request that brings a session back.
+
+This module does not import vLLM.
 
 A client, or better the gateway before it, names the session in the request, beside vLLM's own ``cache_salt``:
 
-    {"prompt": [...], "cache_salt": "s3cret", "kv_transfer_params": {"pltz": {"session": "chat-7", "tenant": "acme"}}}
+    {"prompt": [...], "cache_salt": "s3cret",
+     "kv_transfer_params": {"pltz": {"session": "chat-7", "tenant": "acme"}}}
 
-``prefixes`` and ``base`` may stand there, too: how many tokens are a shared beginning, and its name (`hook.EvictionHook.on_evict`). Without a
-name, vLLM's own ``session_id`` is taken. vLLM shares KV among requests of equal salt only, and so does the archive: the salt goes to the
-hook, and nothing is found or shared across salts.
+``prefixes`` and ``base`` may be added: the number of tokens in a shared beginning, and its name
+(`hook.EvictionHook.on_evict`). Without a name, vLLM's own ``session_id`` is used. vLLM shares KV only among
+requests of equal salt, and so does the archive. The salt goes to the hook, and nothing is found or shared
+across salts.
 """
 
 from __future__ import annotations
@@ -24,8 +28,8 @@ if TYPE_CHECKING:
 
     from pltz.archive.format.ids import Tokens
 
-KEY = "pltz"  # of what is ours in kv_transfer_params
-FAILED = ("FINISHED_ERROR", "FINISHED_IGNORED")  # ends of requests that were not served
+KEY = "pltz"  # of our part of kv_transfer_params
+FAILED = ("FINISHED_ERROR", "FINISHED_IGNORED")  # final states of requests that were not served
 
 
 class Evicted(TypedDict, total=False):
@@ -43,20 +47,22 @@ class Evicted(TypedDict, total=False):
 
 
 class Prompt(TypedDict, total=False):
-    """A prompt as ``LLM.generate`` and ``POST /v1/completions`` take it (there the ids are called ``prompt``)."""
+    """A prompt for ``LLM.generate`` and ``POST /v1/completions`` (the latter calls the ids ``prompt``)."""
 
     prompt_token_ids: list[int]
     cache_salt: str
 
 
 def evicted(request: Request, *, tenant: str = "default", unnamed: bool = False) -> Evicted | None:
-    """What of a finished request goes to the hook; None: nothing (no name, no generation, not served).
+    """Return the hook's arguments for a finished request.
+
+    Returns None for a request without a name or a generation, and for one that was not served.
 
     Args:
         tenant: of requests that name none.
         unnamed: take requests without a session name under their own id.
 
-    Raises UsageError: it names a tenant as only a salt can make one.
+    Raises UsageError where it names a tenant that contains the separator of a salt.
     """
     own = (request.kv_transfer_params or {}).get(KEY)
     own = own if isinstance(own, Mapping) else {}
@@ -79,17 +85,20 @@ def evicted(request: Request, *, tenant: str = "default", unnamed: bool = False)
         adapter=None if lora is None else lora.lora_name,
         multimodal=bool(request.mm_features),
         has_embeds=request.prompt_embeds is not None,
-        prefixes=prefixes[:MAX_PREFIXES] if isinstance(prefixes, list) else (),  # it is the client's
+        prefixes=prefixes[:MAX_PREFIXES] if isinstance(prefixes, list) else (),  # a client wrote it
         base=None if request.cache_salt else own.get("base"),  # a base is shared with all, a salt with none
     )
 
 
 def named(request: Any, tenant: str = "default") -> tuple[Any, Any]:
-    """Return session and tenant of a request that cannot be archived, as its client wrote them, to report it. Never raises."""
+    """Return session and tenant of a request that cannot be archived, as its client wrote them.
+
+    Never raises.
+    """
     try:
         own = request.kv_transfer_params[KEY]
         return own.get("session") or request.request_id, own.get("tenant") or tenant
-    except Exception:  # noqa: BLE001  # whatever a client wrote
+    except Exception:  # noqa: BLE001  # a client may write anything
         return getattr(request, "request_id", None), tenant
 
 
@@ -102,17 +111,20 @@ def prompt(
     lora: str | None = None,
     any_target: bool = False,
 ) -> Prompt:
-    """The prompt that makes a session hot again: send it with ``max_tokens=1``, or with the ids of its next turn added, as that turn.
+    """Return the prompt that makes a session hot again.
+
+    Send it with ``max_tokens=1``, or with the ids of its next turn appended, as that turn.
 
     Args:
         ids: (T,) of the session, `TokenSession.ids`.
         salt: with which it was frozen and found.
-        frozen_for: `TokenSession.target`: weights and adapter it was frozen under; None: they are not known.
-        target: fingerprint of the weights that are served; None: not known.
+        frozen_for: `TokenSession.target`: weights and adapter it was frozen under; None if unknown.
+        target: fingerprint of the served weights, 16 bytes; None if unknown.
         lora: name of the LoRA adapter that the request will have.
-        any_target: whatever weights and adapters are at work.
+        any_target: accept any weights and adapters.
 
-    Raises TargetMismatch: it was frozen for others; UsageError: ``target`` or ``frozen_for`` is needed to tell.
+    Raises TargetMismatch where it was frozen for others, and UsageError where ``target`` or ``frozen_for`` is
+    needed to tell.
     """
     if not any_target:
         check_served(frozen_for, target, lora)

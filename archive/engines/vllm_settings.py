@@ -1,19 +1,22 @@
-"""Settings of the vLLM connector: ``kv_connector_extra_config``, checked by name and type when vLLM starts. Imports no vLLM.
+"""Settings of the vLLM connector: ``kv_connector_extra_config``, checked by name and type when vLLM starts.
 
-    settings = VllmSettings.parse({"journal": "/var/lib/pltz/journal", "archive": "/data/cold", "key_file": "/etc/pltz/key"})
+This module does not import vLLM.
 
-    journal         directory of the hook's journal (needed)
-    archive         where a worker puts sessions at once; without it they stay in the journal until ``pltz hook drain``
+    settings = VllmSettings.parse({"journal": "/var/lib/pltz/journal", "archive": "/data/cold"})
+
+    journal         directory of the hook's journal (required)
+    archive         where a worker puts sessions at once; without it they stay in the journal
+                    until ``pltz hook drain``
     key_file        file with the key of a sealed archive; or
     key_command     shell command that prints that key; or
     passphrase_env  name of the environment variable that holds its passphrase
-    worker          "process", "thread" or "none"; where an archive is named, "process" unless said otherwise
-    tokenizer       tokenizer.json of the model; without it, that in the folder of the model's tokenizer
-    target          32 hex digits, fingerprint of the weights; without it that of the model's folder; "" for none
+    worker          "process", "thread" or "none"; default "process" where an archive is named
+    tokenizer       tokenizer.json of the model; default: the one in the folder of the model's tokenizer
+    target          fingerprint of the weights, 32 hex digits; default: of the model's folder; "" for none
     tenant          of requests that name none ("default")
-    unnamed         true: archive requests that name no session under their request id
+    unnamed         true: archive requests without a session name under their request id
 
-All fields of `settings.HookSettings` (``journal_bytes``, ``flush_seconds``, ``nice`` and so on) may stand beside them.
+All fields of `settings.HookSettings` (``journal_bytes``, ``flush_seconds``, ``nice`` and so on) may be added.
 """
 
 from __future__ import annotations
@@ -36,7 +39,10 @@ KEYS = ("key_file", "key_command", "passphrase_env")
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """See the head of this file. Raises UsageError for what makes no sense. ``hook``: settings of the hook itself."""
+    """The settings of a connector (see the top of this file). ``hook``: settings of the hook itself.
+
+    Raises UsageError for a value out of range or of another type.
+    """
 
     journal: str
     archive: str | None = None
@@ -75,7 +81,7 @@ class VllmSettings:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> VllmSettings:
-        """Read the settings. Raises UsageError for an unknown one, a wrong type, or a value that makes no sense: by name."""
+        """Read the settings. Raises UsageError that names an unknown key, a wrong type or a bad value."""
         own = {one.name for one in fields(cls)} - {"hook"}
         hook = {one.name for one in fields(HookSettings)}
         try:
@@ -89,7 +95,10 @@ class VllmSettings:
             raise UsageError(f"{WHERE}: {exc}") from exc
 
     def secret(self) -> Secret | None:
-        """Return what opens the archive; None where no setting gives a key. Raises UsageError."""
+        """Return the secret that opens the archive, or None where no setting gives a key.
+
+        Raises UsageError.
+        """
         from pltz.archive.encryption.keys import Secret
 
         return Secret.chosen(**{name: getattr(self, name) for name in KEYS})

@@ -97,8 +97,9 @@ def start(
 
 
 class Teller:
-    """A log of events that only `EvictionHook.status` would show: sessions laid aside, and why nothing is
-    archived.
+    """A log of sessions laid aside, and of reasons why nothing is archived.
+
+    Only `EvictionHook.status` would show them otherwise.
     """
 
     def __init__(self, aside: Aside) -> None:

@@ -76,8 +76,9 @@ class Waiting:
             return len(self._queue), self._memory
 
     def add(self, size: int, what: tuple[Any, ...]) -> tuple[int, bool]:
-        """Queue an eviction and return its ticket, and whether enough waits to be written at once. Raises
-        Refused.
+        """Queue an eviction and return its ticket, and whether enough waits to be written at once.
+
+        Raises Refused.
 
         ``size``: bytes it takes. ``what``: the fields of `Eviction` after its size.
         """
@@ -124,8 +125,9 @@ class Waiting:
             self.until = ticket
 
     def hole(self, ticket: int) -> None:
-        """Record that a ticket will not become durable. If there are very many, some durable ones count as
-        lost.
+        """Record that a ticket will not become durable.
+
+        If there are very many, some durable ones count as lost.
         """
         with self._lock:
             holes = self._holes

@@ -85,8 +85,9 @@ class Flusher:
             )
 
     def close(self, timeout: float) -> None:
-        """Write the rest and end. Gives up what cannot be written within ``timeout`` seconds. Call after
-        `Waiting.close`.
+        """Write the rest and end.
+
+        Gives up what cannot be written within ``timeout`` seconds. Call after `Waiting.close`.
         """
         self._signals.put(None)
         self._thread.join(timeout)
@@ -129,8 +130,9 @@ class Flusher:
         self.asleep = False
 
     def _next(self) -> _Batch | None:
-        """Return the next group as journal entries, or None if nothing waits. Evictions that cannot be kept
-        are refused here.
+        """Return the next group as journal entries, or None if nothing waits.
+
+        Evictions that cannot be kept are refused here.
         """
         group = self.waiting.take()
         if not group:

@@ -67,8 +67,9 @@ POLL = 0.02  # seconds between looks at the archived part
 
 
 class EvictionHook:
-    """An open hook (see the top of this file). Make it with `open`, one per process: a fork does not copy
-    threads.
+    """An open hook (see the top of this file).
+
+    Make it with `open`, one per process: a fork does not copy threads.
 
     Args:
         disk, locks: of the journal's directory.
@@ -113,8 +114,9 @@ class EvictionHook:
         worker: WorkerKind = "process",
         settings: HookSettings | None = None,
     ) -> EvictionHook:
-        """Open a hook over a journal directory, made if missing. The remains of dead processes are archived,
-        too.
+        """Open a hook over a journal directory, made if missing.
+
+        The remains of dead processes are archived, too.
 
         Args:
             archive: where the worker puts sessions; it must exist. None with worker "none".
@@ -235,8 +237,9 @@ class EvictionHook:
             self._flusher.wake()
 
     def _refuse_forked(self, session: Any, tenant: Any) -> int:
-        """Count and log an eviction in a forked child, without flusher or lock: it has no flusher, and the
-        lock may stay held.
+        """Count and log an eviction in a forked child.
+
+        Neither flusher nor lock is used: a child has no flusher, and the lock may stay held for ever.
         """
         refused = self.counts.refused
         refused["forked"] = known = refused.get("forked", 0) + 1
@@ -290,10 +293,9 @@ class EvictionHook:
     # ---- looking and ending
 
     def status(self) -> dict[str, Any]:
-        """Return the state of the hook, for people and for JSON: bytes, seconds, and counts since it was
-        opened.
+        """Return the state of the hook, for people and for JSON.
 
-        Reads the journal's directory.
+        It has bytes, seconds, and counts since the hook was opened. Reads the journal's directory.
         """
         counts, (queued, memory) = self.counts, self._waiting.usage
         try:

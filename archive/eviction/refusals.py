@@ -1,5 +1,6 @@
-"""Refusals: evictions that were not accepted, with reason, session and tenant, for the log and ``pltz hook
-status``.
+"""Refusals: evictions that were not accepted, for the log and for ``pltz hook status``.
+
+Each has its reason, session and tenant.
 
     refusals.note("multimodal", 1, "chat-7", "acme")       # any thread: microseconds, no I/O
     for row in refusals.rows(): ...                        # the flusher: to be logged and written
@@ -82,8 +83,9 @@ class Refusals:
         return True
 
     def rows(self, *, ended: bool = False) -> list[Refusal]:
-        """Return the rows to log now. ``ended``: nothing follows, so refusals that were only counted are
-        included.
+        """Return the rows to log now.
+
+        ``ended``: nothing follows, so refusals that were only counted are included.
         """
         now = time.monotonic()
         with self._lock:
@@ -130,10 +132,10 @@ class RefusalFile:
 
 
 def read_refusals(disk: Disk) -> tuple[dict[str, int], list[Refusal]]:
-    """Return the refusals that all processes of a journal reported: counts by reason, and the last rows,
-    oldest first.
+    """Return the refusals that all processes of a journal reported.
 
-    Malformed rows are skipped, since a process may be writing one. Raises OSError.
+    They are counts by reason, and the last rows, oldest first. Malformed rows are skipped, since a process
+    may be writing one. Raises OSError.
     """
     counts: dict[str, int] = {}
     rows: list[Refusal] = []

@@ -1,5 +1,6 @@
-"""Snapshot: token ids as they are now, unaffected by later changes of the caller's. It costs one copy of
-memory.
+"""Snapshot: token ids as they are now, unaffected by later changes of the caller's.
+
+It costs one copy of memory.
 
     held, size = Snapshots().take(token_ids)        # in the serving loop: microseconds
     ids = ids_of(held)                              # later, in the flusher: (T,), an array

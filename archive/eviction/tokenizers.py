@@ -1,5 +1,6 @@
-"""Tokenizers: the tokenizer.json files that a journal's entries name by their fingerprints. Spec: FORMAT.md,
-"Files".
+"""Tokenizers: the tokenizer.json files that a journal's entries name by their fingerprints.
+
+Spec: FORMAT.md, "Files".
 
 They are kept in the journal's directory, so a worker needs nothing else to drain it, whichever models filled
 it. A file is first written under a temporary name, under a lock that ends with its process. `Backlog.tidy`

@@ -146,8 +146,9 @@ class Worker:
         return self.done
 
     def run(self, stop: Callable[[float], bool], *, idle: float = 0.2) -> None:
-        """Archive until ``stop(seconds)``, which waits that long, returns true. Failures are kept in `done`
-        and retried.
+        """Archive until ``stop(seconds)``, which waits that long, returns true.
+
+        Failures are kept in `done` and tried again.
         """
         pause, longest = BACKOFF
         while True:
@@ -285,8 +286,9 @@ def drain(
     wait: float = 60.0,
     progress: Callable[[Drained], None] | None = None,
 ) -> Drained:
-    """Freeze the current contents of a journal: all of dead processes, and what living ones have written so
-    far.
+    """Freeze the current contents of a journal.
+
+    They are all entries of dead processes, and those that living ones have written so far.
 
     It may be killed anywhere and run again. Two at once do no harm.
 

@@ -88,8 +88,9 @@ class WarmFolder:
         return self.folder / space.hex() / f"{segment.hex()}.safetensors"
 
     def usage(self) -> tuple[int, int]:
-        """Return the bytes and the number of all files, of any process; (0, 0) where the folder cannot be
-        read.
+        """Return the bytes and the number of all files, of any process.
+
+        Returns (0, 0) where the folder cannot be read.
         """
         try:
             with self._locked():
@@ -128,8 +129,9 @@ class WarmFolder:
         kept: Callable[[Path], bool] = lambda path: False,
         wanted: Callable[[], bool] = lambda: True,
     ) -> bool:
-        """Write a file unless it exists. Returns False if there is no room, the disk fails or it was
-        discarded during the write.
+        """Write a file unless it exists.
+
+        Returns False if there is no room, the disk fails or it was discarded during the write.
 
         ``kept``: files that must not be evicted for it. ``wanted``: called just before the file appears.
         """
@@ -181,8 +183,9 @@ class WarmFolder:
                     entry.path.unlink()
 
     def _begin(self, path: Path, size: int, kept: Callable[[Path], bool]) -> Path | None:
-        """Evict until ``size`` bytes have room, and reserve them. Returns None where all that remains must be
-        kept.
+        """Evict until ``size`` bytes have room, and reserve them.
+
+        Returns None where all that remains must be kept.
         """
         with self._locked():
             entries = sorted(self._entries(), key=lambda e: (not e.left, e.used, e.path))

@@ -1,5 +1,6 @@
-"""The choice of the segment that stays: the most recent one; of similarly recent ones, the one that has lived
-longest.
+"""The choice of the segment that stays in the store.
+
+It is the most recent one and, of similarly recent ones, the one that has lived longest.
 
 Lifetimes of sessions are heavy-tailed. A segment in use for a week is likelier to be used again soon than one
 that came a minute ago (Towers of Segments, 8.3: "promotion priority among similarly-recent sessions"). Idle

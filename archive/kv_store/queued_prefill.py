@@ -49,8 +49,9 @@ class Ahead:
             self._found = None
 
     def found(self, count: int) -> Found | None:
-        """Return the cache and the logits of the last id, or None unless the prefill ran over the ``count``
-        verified ids.
+        """Return the cache and the logits of the last id.
+
+        Returns None unless the prefill ran over the ``count`` verified ids.
         """
         return self._found if self._told == 1 and count == self._count else None
 
@@ -74,8 +75,9 @@ class Ahead:
         return event
 
     def _ids(self, queued: Queued) -> torch.Tensor:
-        """Return the ids, (count,) int64, in the target's own stream, clamped to its vocabulary in case of
-        damage.
+        """Return the ids, (count,) int64, in the target's own stream.
+
+        They are clamped to its vocabulary, in case the stream was damaged.
         """
         import torch
 

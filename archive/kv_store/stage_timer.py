@@ -18,8 +18,9 @@ class Laps:
         self._laps: dict[str, float] = {}
 
     def end(self, stage: str, *, wait: bool = True) -> None:
-        """End a stage. Waits until the device has finished it, too; without ``wait``, only the host's time
-        counts.
+        """End a stage, and wait until the device has finished it, too.
+
+        Without ``wait`` only the host's time counts.
         """
         if wait and self._device.type == "cuda":
             import torch

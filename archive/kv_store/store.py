@@ -59,8 +59,9 @@ def space_of(fingerprint: bytes, dtype: str) -> bytes:
 
 @dataclass(eq=False)
 class Node:
-    """A segment in memory, or mapped while it is leased. ``parent``: a segment id. Times are in seconds since
-    1970.
+    """A segment in memory, or mapped while it is leased.
+
+    ``parent``: a segment id. Times are in seconds since 1970.
     """
 
     space: bytes
@@ -203,8 +204,9 @@ class HotStore:
     def insert(
         self, space: bytes, segment: bytes, parent: bytes, slab: Slab, born: float | None = None
     ) -> bool:
-        """Keep a segment in the highest tier that has room. Returns False where none has. A stored one stays
-        unchanged.
+        """Keep a segment in the highest tier that has room.
+
+        Returns False where none has. A stored one stays unchanged.
 
         A slab of other ids under the same name replaces the old one, unless that is in use. A segment
         discarded during the insertion is not kept.
@@ -310,8 +312,9 @@ class HotStore:
         return idle and node.tier == tier and self._rank(node) < rank
 
     def _demote(self, node: Node) -> None:
-        """Move a node one tier down, or away. If it is leased during the move, it stays. Lock held, but
-        released for the move.
+        """Move a node one tier down, or away.
+
+        If it is leased during the move, it stays. Lock held, but released for the move.
         """
         node.moving = True
         size = node.slab.size
@@ -366,8 +369,9 @@ class HotStore:
                 return
 
     def promote(self) -> int:
-        """Fill free room on the device with the best of the host tier, evicting nothing. Returns the number
-        of segments moved.
+        """Fill free room on the device with the best of the host tier, evicting nothing.
+
+        Returns the number of segments moved.
         """
         with self._lock:
             found = sorted((n for n in self._nodes.values() if n.tier == HOST), key=self._rank, reverse=True)

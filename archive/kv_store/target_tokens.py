@@ -63,9 +63,8 @@ class Eyes:
         self._own = {self._bridge.fingerprint} | ({cold.tokenizer.fingerprint} if self._same else set())
 
     def prepare(self, version: Version) -> None:
-        """Let the archive decode a version that holds the target's own ids when the bundle has another
-        tokenizer.
-        """
+        """Let the archive decode the target's own ids in a version, where the bundle has another
+        tokenizer."""
         codecs, wanted = self._cold.archive.codecs, self._bridge.fingerprint
         if self._same or version.tokenizer != wanted or wanted in [codec.tokenizer for codec in codecs]:
             return

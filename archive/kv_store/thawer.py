@@ -231,8 +231,9 @@ class Thawer:
             return flight
 
     def _answer(self, flight: _Flight) -> Thawed | PltzError:
-        """Work, or wait for the thread that works, until a flight is done. Returns a cache of the caller's
-        own.
+        """Work, or wait for the thread that works, until a flight is done.
+
+        Returns a cache of the caller's own.
         """
         while not flight.done.is_set():
             with self._working:
@@ -344,8 +345,9 @@ class Thawer:
         return True
 
     def _decode(self, batch: list[_Flight]) -> None:
-        """Decode the towers of all flights, except hot segments. If one is lost, decode one by one to learn
-        which.
+        """Decode the towers of all flights, except hot segments.
+
+        If one is lost, decode one by one to learn which.
         """
         try:
             towers = self.cold.archive.towers([f.version for f in batch], self._known(batch))
@@ -401,8 +403,9 @@ class Thawer:
             raise ModelError(f"out of memory on {self.target.device}: thaw fewer sessions at once") from exc
 
     def _prefill(self, batch: list[_Flight]) -> None:
-        """Prefill run by run: first the segments that most flights share, last each flight's own. A run ends
-        where sharing changes.
+        """Prefill run by run: first the segments that most flights share, last each flight's own.
+
+        A run ends where sharing changes.
         """
         while left := [f for f in _alive(batch) if f.logits is None or f.at < len(f.path)]:
             shared = Counter(segment for f in left for segment in f.path[f.at :])
@@ -419,8 +422,9 @@ class Thawer:
                 flight.at = flight.end_of_run
 
     def _groups(self, flights: list[_Flight]) -> list[list[_Flight]]:
-        """Group flights of similar length, as many as fit in one pass. A flight with none like it stays
-        alone.
+        """Group flights of similar length, as many as fit in one pass.
+
+        A flight with none like it stays alone.
         """
         groups: list[list[_Flight]] = []
         for flight in sorted(flights, key=lambda f: f.new):
@@ -437,8 +441,9 @@ class Thawer:
         return width <= self._together and past <= PAST * self._together and waste <= WASTE * width
 
     def _pass(self, group: list[_Flight]) -> None:
-        """Run the target once over the runs of several flights. If that fails, run each alone to find the
-        faulty one.
+        """Run the target once over the runs of several flights.
+
+        If that fails, run each alone to find the faulty one.
         """
         try:
             found = self.target.prefill_many([flight.row for flight in group]) if len(group) > 1 else []

@@ -1,1 +1,1 @@
-"""The nightly job: sessions from where they are into the archive, and a report of it. `job.run` is the whole of it."""
+"""The nightly job: puts sessions from their sources into the archive, and reports it. Start at `job.run`."""

@@ -1,7 +1,7 @@
-"""The configuration of a nightly job: a TOML file, checked as a whole before anything is done.
+"""The configuration of a nightly job: a TOML file, checked completely before anything is done.
 
-Every table is a frozen dataclass; a key that none of them knows is an error, and so is a value of another type. Relative paths are
-those below the configuration's own folder.
+Every table is a frozen dataclass. An unknown key is an error, and so is a value of another type. Relative
+paths are relative to the configuration's own folder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SOURCES: dict[str, Any] = {
     "journal": JournalSource,
 }
 NAMING = {f.name for f in dataclasses.fields(Naming)}
-BY_COLUMN = {"name_key", "tenant_key", "time_key"}  # of no use where a row or file says it
+BY_COLUMN = {"name_key", "tenant_key", "time_key"}  # useless where a row or file gives it
 REQUIRED = {
     "jsonl": {"path"},
     "sqlite": {"path", "query"},
@@ -120,7 +120,7 @@ keep = 400                        # of the last reports
 
 @dataclass(frozen=True)
 class Retention:
-    """A policy, and whose versions it is about."""
+    """A policy and the tenant whose versions it covers; None for all."""
 
     policy: Policy
     tenant: str | None = None
@@ -128,7 +128,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class Verify:
-    """``share``: of the packs, 0 to 1."""
+    """A check of a sample. ``share``: of the packs, 0 to 1."""
 
     share: float = 0.02
     max_seconds: int = 600
@@ -151,19 +151,19 @@ class Config:
     keep_opaque: bool = False
     zstd_above: int = ZSTD_ABOVE
     retention: tuple[Retention, ...] = ()
-    grace: int | None = None  # seconds; None: nothing is collected
+    grace: int | None = None  # seconds; None: no garbage collection
     verify: Verify | None = None
     keep_reports: int = 400
 
     def secret(self) -> Secret | None:
-        """What opens a sealed archive. Raises UsageError."""
+        """Return the secret that opens a sealed archive, or None. Raises UsageError."""
         from pltz.archive.encryption.keys import Secret
 
         return Secret.chosen(key_file=self.key_file, key_command=self.key_command)
 
 
 def load(path: str | os.PathLike[str]) -> Config:
-    """The configuration in a file. Raises UsageError, which says where."""
+    """Return the configuration in a file. Raises UsageError, which names the place."""
     try:
         data = Path(path).read_bytes()
         text = data.decode()
@@ -178,13 +178,10 @@ def load(path: str | os.PathLike[str]) -> Config:
 
 
 def parse(text: str, folder: Path) -> Config:
-    """A configuration from TOML. ``folder``: of relative paths. Raises UsageError."""
+    """Return a configuration from TOML. ``folder``: of relative paths. Raises UsageError."""
     try:
         table = tomllib.loads(text)
-    except (
-        ValueError,
-        RecursionError,
-    ) as exc:  # of TOML, of a number of too many digits; of brackets in brackets
+    except (ValueError, RecursionError) as exc:  # bad TOML, a number with too many digits, nested brackets
         raise UsageError(f"expected TOML: {exc}") from exc
     top = _Table(table, "the top level", folder)
     archive, state = top.path("archive"), top.path("state")
@@ -224,7 +221,7 @@ def parse(text: str, folder: Path) -> Config:
 
 
 def _layout(table: _Table) -> LayoutName:
-    """How long sessions are laid out. Raises UsageError."""
+    """Return the layout of long sessions. Raises UsageError."""
     name = table.get("layout", str, "default")
     for known in LAYOUTS:
         if known == name:
@@ -233,7 +230,7 @@ def _layout(table: _Table) -> LayoutName:
 
 
 def _source(table: _Table, number: int) -> Source | JournalSource:
-    """A [[source]]. Raises UsageError."""
+    """Return the source of a [[source]] table. Raises UsageError."""
     kind = table.get("kind", str)
     if kind not in SOURCES:
         raise UsageError(f"{table.where}: expected a kind of {', '.join(SOURCES)}, found {kind!r}")
@@ -280,14 +277,14 @@ NEEDED: Any = object()
 
 
 class _Table:
-    """A table of the file whose keys are taken one by one, so that what nobody took can be named."""
+    """A table of the file whose keys are read one by one, so that an unused key can be named."""
 
     def __init__(self, values: Mapping[str, Any], where: str, folder: Path) -> None:
         self.values, self.where, self.folder = values, where, folder
         self._taken: set[str] = set()
 
     def get(self, key: str, kind: type, default: Any = NEEDED) -> Any:
-        """A value of a type. Raises UsageError."""
+        """Return a value of a type. Raises UsageError."""
         self._taken.add(key)
         if key not in self.values:
             if default is NEEDED:
@@ -300,7 +297,7 @@ class _Table:
         return value
 
     def word(self, key: str, default: Any = NEEDED) -> Any:
-        """A string that is not empty. Raises UsageError."""
+        """Return a string that is not empty. Raises UsageError."""
         value = self.get(key, str, default)
         if value == "":
             raise UsageError(
@@ -309,14 +306,14 @@ class _Table:
         return value
 
     def number(self, key: str, default: int | None, least: int, most: int) -> Any:
-        """A whole number within limits. Raises UsageError."""
+        """Return a whole number within limits. Raises UsageError."""
         value = self.get(key, int, default)
         if value is not None and not least <= value <= most:
             raise UsageError(f"{self.where}: expected {key} of {least} to {most}, found {value}")
         return value
 
     def path(self, key: str, default: Any = NEEDED) -> Any:
-        """A path, or a URL as it is."""
+        """Return a path, or a URL unchanged. Raises UsageError."""
         value = self.get(key, str, default)
         if value is default or "://" in value:
             return value
@@ -336,7 +333,7 @@ class _Table:
         return typing.cast(list[str], values)
 
     def words(self, key: str) -> dict[str, str]:
-        """A table of strings."""
+        """Return a table of strings. Raises UsageError."""
         values = self.get(key, dict, {})
         if not all(isinstance(value, str) for value in values.values()):
             raise UsageError(f"{self.where}: expected strings in {key}, found {values!r}"[:200])
@@ -353,7 +350,7 @@ class _Table:
         return [_Table(v, f"[[{key}]] {n}", self.folder) for n, v in enumerate(values, 1)]
 
     def end(self) -> None:
-        """Raises UsageError where a key is left that nobody took."""
+        """Check that every key was read. Raises UsageError that names one left over."""
         if left := sorted(set(self.values) - self._taken):
             known = ", ".join(sorted(self._taken))
             raise UsageError(f"{self.where}: nothing is called {left[0]!r} here; there is {known}")

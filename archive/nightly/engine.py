@@ -1,11 +1,14 @@
-"""Engines: who freezes the shards. Each gives the tallies as they come, with at most a few shards on their way at a time.
+"""Engines that freeze the shards.
 
-    (none)     this process: `freeze.Freezer` is all there is to it
-    processes  ``workers`` processes of this machine, each its own writer of the archive
+Each yields the tallies as they come, with a few shards under way at a time.
+
+    (none)     this process: `freeze.Freezer` does it all
+    processes  ``workers`` processes of this machine, each with its own writer of the archive
     ray        tasks of a Ray cluster (`ray_engine.py`)
 
-A process that dies (out of memory, killed) costs its shard one more try, in a new process; a shard that ends a process twice is given up and
-named. Each process has a pipe of its own: nothing is shared that one that was killed could hold on to.
+If a process dies (out of memory, killed), its shard is tried once more in a new process. A shard that ends
+two processes is given up and named. Each process has a pipe of its own, so a killed one cannot hold a shared
+lock.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ TRIES = 2  # processes that a shard may end
 
 
 def processes(config: Config, run: int, shards: Iterable[Shard]) -> Iterator[Tally]:
-    """In ``config.workers`` processes. Raises what freezing a shard raised."""
+    """Freeze shards in ``config.workers`` processes. Raises the errors of freezing a shard."""
     rows = ((shard, 0) for shard in shards)
     again: list[tuple[Shard, int]] = []
     busy: dict[int, tuple[_Process, Shard, int]] = {}  # by sentinel
@@ -66,18 +69,18 @@ class _Process:
         self._process = context.Process(target=_work, args=(config, run, theirs), daemon=True)
         with safe_path():
             self._process.start()
-        theirs.close()  # the child's copy alone is left, so its death ends the pipe
+        theirs.close()  # only the child's copy is left, so its death ends the pipe
         self.sentinel = self._process.sentinel
 
     def give(self, shard: Shard) -> None:
-        """Have it freeze a shard. A dead process is found out by `take`."""
+        """Send it a shard to freeze. `take` detects a dead process."""
         try:
             self.pipe.send(shard)
         except OSError:
             pass
 
     def take(self) -> Tally | None:
-        """The tally of the shard; None where the process died. Raises what freezing raised."""
+        """Return the tally of the shard, or None where the process died. Raises the errors of freezing."""
         try:
             found = self.pipe.recv()
         except (EOFError, OSError):
@@ -89,14 +92,14 @@ class _Process:
         return found
 
     def stop(self) -> None:
-        """End it, whatever it does; a shard half done is done again by the next run."""
+        """Kill it, whatever it does. The next run repeats a half-done shard."""
         self.pipe.close()
         self._process.kill()
         self._process.join()
 
 
 def _ready(busy: dict[int, tuple[_Process, Shard, int]]) -> list[int]:
-    """Sentinels of the processes that have answered or died."""
+    """Return the sentinels of the processes that have answered or died."""
     pipes = [process.pipe for process, _, _ in busy.values()]
     found = set(connection.wait([*pipes, *busy]))
     return [
@@ -107,7 +110,7 @@ def _ready(busy: dict[int, tuple[_Process, Shard, int]]) -> list[int]:
 
 
 def _work(config: Config, run: int, pipe: connection.Connection) -> None:
-    """What a process does: shards from the pipe, tallies back, until the pipe ends."""
+    """Run a process: read shards from the pipe and write tallies back, until the pipe ends."""
     leave_safe_path()
     threading.Thread(target=_follow, daemon=True).start()
     freezer = Freezer(config, run)
@@ -118,12 +121,12 @@ def _work(config: Config, run: int, pipe: connection.Connection) -> None:
             return
         try:
             pipe.send(freezer.freeze(shard))
-        except Exception as exc:  # noqa: BLE001  # whatever it is: the parent raises it
+        except Exception as exc:  # noqa: BLE001  # the parent raises any error
             pipe.send(exc)
 
 
 def _follow() -> None:
-    """Die with the parent, even where that one was killed: the next run may already be at work."""
+    """Exit with the parent, even if it was killed, as the next run may already be at work."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

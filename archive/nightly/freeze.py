@@ -1,16 +1,17 @@
-"""Freezing a shard: what of it is new or changed goes into the archive; what cannot go is set aside; the rest goes on.
+"""Freezing a shard: new and changed sessions go into the archive, refused ones to quarantine.
 
-    entries, BATCH at a time --keys, values--> which are new? --parse--> items --put--> durable --receipt--> known next time
+    entries, BATCH at a time --keys, values--> new ones --parse--> items --put--> durable --receipt--> known
 
-Order of what is written, and what a kill leaves after each step:
+Files are written in this order. A kill after each step leaves:
 
-    pending    only where names repeat: sessions of which it is not known whether they are in. The next run compares each with all
-               versions of its name before it puts it
-    archive    the commit. Without a receipt the next run puts the session again, and the archive finds it unchanged
+    pending    only where names repeat: sessions that may or may not be in. The next run compares each
+               with all versions of its name before it puts it
+    archive    the commit. Without a receipt the next run puts the session again, and the archive finds
+               it unchanged
     receipt    known
     pending gone
 
-A commit that the archive refuses for one of its sessions is cut in halves until that one is found.
+If the archive refuses a commit because of one session, the commit is halved until that session is found.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ from pltz.plt_codec.errors import (
     UsageError,
 )
 
-BATCH_SESSIONS = 256  # of one commit: they are decoded side by side before it, which is what takes memory
+BATCH_SESSIONS = 256  # per commit: they are decoded side by side before it, which takes the memory
 BATCH_BYTES = 1 << 20
-TRIES = 5  # of a commit that a collector overtook
+TRIES = 5  # attempts of a commit that collection overtook
 PERSON = b"pltz refused"
-OF_THE_SESSION = (ContentError, TokenizerMismatch, UsageError, CorruptError)  # what one session is blamed for
+OF_THE_SESSION = (ContentError, TokenizerMismatch, UsageError, CorruptError)  # errors blamed on one session
 
 
 @dataclass(frozen=True)
 class Row:
-    """An entry, and its key and value in a receipt."""
+    """An entry with its key and value in a receipt."""
 
     entry: Entry
     key: bytes
@@ -59,12 +60,14 @@ class Row:
 
 
 class Freezer:
-    """Freezes shards, one after the other. One a process; it loads the bundle once and opens the archive anew for each shard, so that
-    memory does not grow with their number.
+    """Freezes shards, one after the other. One per process.
+
+    It loads the bundle once and opens the archive anew for each shard, so that memory does not grow with the
+    number of shards.
 
     Args:
         run: its number, for receipts.
-        dry_run: look, parse and count, and write nothing.
+        dry_run: look, parse and count, but write nothing.
     """
 
     def __init__(self, config: Config, run: int = 0, *, dry_run: bool = False) -> None:
@@ -78,12 +81,15 @@ class Freezer:
         self._ledger = Ledger()
 
     def open(self) -> SessionArchive:
-        """The archive, as it is now. Raises UsageError, KeyMismatch, StoreError."""
+        """Open the archive as it is now. Raises UsageError, KeyMismatch and StoreError."""
         archive = TowerArchive.open(self.config.archive, self._codecs, key=self.secret)
         return SessionArchive(archive, self.bundles, zstd_above=self.config.zstd_above)
 
     def freeze(self, shard: Shard) -> Tally:
-        """All of a shard that is new or changed. What stops it is in the tally, not raised."""
+        """Freeze everything in a shard that is new or changed.
+
+        A failure is recorded in the tally, not raised.
+        """
         start = time.monotonic()
         source, tally = self.config.sources[shard.source], Tally(shard.source)
         try:
@@ -99,12 +105,12 @@ class Freezer:
         return tally
 
     def ledger(self) -> Ledger:
-        """What is known so far."""
+        """Return the ledger of all receipts so far."""
         return self.state.refresh(self._ledger)
 
 
 class _Shard:
-    """One shard's work."""
+    """The work on one shard."""
 
     def __init__(self, freezer: Freezer, source: Source, tally: Tally) -> None:
         self.freezer, self.source, self.tally = freezer, source, tally
@@ -149,7 +155,7 @@ class _Shard:
             return None
 
     def _once(self, pairs: list[tuple[Row, Item]]) -> list[tuple[Row, Item]]:
-        """Lines that are there twice, once: where they are met first."""
+        """Keep the first of equal lines."""
         first: dict[bytes, tuple[Row, Item]] = {}
         for row, item in pairs:
             first.setdefault(row.value, (row, item))
@@ -175,7 +181,10 @@ class _Shard:
             state.done(run, {}, pending)
 
     def _missing(self, pairs: list[tuple[Row, Item]], rows: dict[bytes, bytes]) -> list[tuple[Row, Item]]:
-        """Those that are not in the archive; of what a killed run had pending, that is looked up among all versions."""
+        """Return the sessions not in the archive.
+
+        Those pending in a killed run are looked up among all versions.
+        """
         doubted = self.doubted.last([row.key for row, _ in pairs])
         missing = []
         for (row, item), value in zip(pairs, doubted, strict=True):
@@ -197,7 +206,7 @@ class _Shard:
         return False
 
     def _stored(self, pairs: list[tuple[Row, Item]]) -> Iterator[tuple[Row, Stored]]:
-        """Put sessions; the one that cannot be put is refused, the others are put."""
+        """Put sessions. One that cannot be put is refused, and the others are put."""
         done = 0
         for tries in range(TRIES):
             try:

@@ -1,6 +1,7 @@
-"""The page of a run: one HTML file with everything in it, plots of this run and those before it as inline SVG (extra ``plots``).
+"""The page of a run: one self-contained HTML file, with plots of this and earlier runs.
 
-Names and reasons come from strangers: all text goes through jinja2's escaping, and there is no script on the page.
+Plots are inline SVG (extra ``plots``). Names and reasons come from strangers. All text is escaped by jinja2,
+and the page has no script.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ VERDICTS = {
 
 
 def page(reports: Sequence[Report]) -> bytes:
-    """The page of the last of these reports (oldest first), as a file."""
+    """Return the page of the last of these reports, as the bytes of a file. ``reports``: oldest first."""
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     now = reports[-1]
     names = {
@@ -97,7 +98,7 @@ def page(reports: Sequence[Report]) -> bytes:
 
 
 def _steps(now: Report) -> list[tuple[str, str]]:
-    """What was done after freezing, in words."""
+    """Describe the steps after freezing, in words."""
     rows = []
     if done := now["retention"]:
         rows.append(
@@ -143,7 +144,7 @@ def _steps(now: Report) -> list[tuple[str, str]]:
 
 
 def _plots(reports: Sequence[Report], environment: Environment) -> Any:
-    """Sessions, bytes, ratio, speed and failures by run, as markup; "" without matplotlib."""
+    """Plot sessions, bytes, ratio, speed and failures by run, as markup; "" without matplotlib."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -200,13 +201,13 @@ def _plots(reports: Sequence[Report], environment: Environment) -> Any:
 
 
 def _line(axes: Any, runs: Sequence[int], values: Sequence[float | None], label: str | None = None) -> None:
-    """A line with a mark at each run; what has no value is left out."""
+    """Plot a line with a mark at each run. Missing values are left out."""
     rows = [(run, value) for run, value in zip(runs, values, strict=True) if value is not None]
     axes.plot([run for run, _ in rows], [value for _, value in rows], marker="o", markersize=3, label=label)
 
 
 def _clean(text: str) -> str:
-    """Without what no HTML or XML may hold: control characters and lone surrogates."""
+    """Replace characters that HTML and XML may not hold: control characters and lone surrogates."""
     return "".join(
         c
         if c in "\n\t" or (c >= " " and not "\ud800" <= c <= "\udfff" and c not in "\ufffe\uffff\x7f")

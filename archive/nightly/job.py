@@ -3,11 +3,16 @@
     config = config.load("nightly.toml")
     report = run(config)            # {"exit_code": 0, "totals": {"frozen": 12, ...}, ...}
 
-A run may be killed anywhere; the next one goes on. What it put is known by its receipts, and what has no receipt yet is found in the archive
-again (`freeze.py`). What is done to the archive after that (forget, collect, verify) may be stopped anywhere by itself.
+A run may be killed anywhere; the next one continues. Sessions it put are known by their receipts, and those
+without a receipt are found in the archive again (`freeze.py`). The later steps (forget, collect, verify) may
+each be interrupted anywhere.
 
-Exit codes: 0 all is well; 5 sessions were refused, all others are in; 3 the sample that was verified is damaged; 7 something could not be
-done now: run it again. Where several hold, the last of these.
+Exit codes, of which the last one that applies is returned:
+
+    0    success
+    5    sessions were refused, all others are in
+    3    the verified sample is damaged
+    7    something could not be done now: run it again
 """
 
 from __future__ import annotations
@@ -32,11 +37,11 @@ from pltz.archive.tower_archive import TowerArchive
 from pltz.plt_codec.errors import PltzError
 
 REFUSED, DAMAGED, FAILED = 5, 3, 7  # exit codes
-LEAST_PACKS = 8  # of a sample
-FORGET = 4096  # versions in one commit
+LEAST_PACKS = 8  # packs in a sample, at least
+FORGET = 4096  # versions per commit
 
 Seen = Callable[[Tally], None]
-Freeze = Callable[[int, Iterable[Shard]], Iterator[Tally]]  # (run, shards) -> a tally each
+Freeze = Callable[[int, Iterable[Shard]], Iterator[Tally]]  # (run, shards) -> one tally each
 
 
 def run(
@@ -47,15 +52,16 @@ def run(
     dry_run: bool = False,
     seen: Seen | None = None,
 ) -> dict[str, Any]:
-    """One run; the report of it, which is also in the state folder.
+    """Do one run and return its report, which is also in the state folder.
 
     Args:
         how: "local" or "ray"; ``address``: of the Ray cluster.
-        dry_run: say what would be done, and change nothing.
+        dry_run: report the work, and change nothing.
         seen: called with each tally as it comes.
 
     Raises:
-        UsageError, FormatError, KeyMismatch, StoreError: the archive or the state folder cannot be opened; nothing was done.
+        UsageError, FormatError, KeyMismatch, StoreError: the archive or the state folder cannot be opened.
+            Nothing was done.
         Busy: another run has the state folder.
     """
     work = _engine(config, how, address)
@@ -73,7 +79,7 @@ def run(
 
 
 def _engine(config: Config, how: str, address: str | None) -> Freeze | None:
-    """Who freezes: None is this process. Raises UsageError where Ray is not installed."""
+    """Return the engine that freezes, None for this process. Raises UsageError where Ray is not installed."""
     if how == "ray":
         from pltz.archive.nightly import ray_engine
 
@@ -83,7 +89,7 @@ def _engine(config: Config, how: str, address: str | None) -> Freeze | None:
 
 
 class _Job:
-    """A run, step by step. ``failures``: what could not be done now."""
+    """A run, step by step. ``failures``: the parts that could not be done now."""
 
     def __init__(self, config: Config, dry_run: bool, seen: Seen | None) -> None:
         self.config, self.dry_run, self.seen = config, dry_run, seen
@@ -91,7 +97,7 @@ class _Job:
         self.steps: dict[str, dict[str, float]] = {}
         self.freezer = Freezer(config, dry_run=dry_run)
         self.state = self.freezer.state
-        self._open()  # what is no archive is said before anything is done
+        self._open()  # an archive that cannot be opened is reported before anything is done
 
     def run(self, number: int, freeze: Freeze) -> dict[str, Any]:
         start, clock = time.time(), time.monotonic()
@@ -139,7 +145,7 @@ class _Job:
         return REFUSED if total.refused else 0
 
     def _freeze(self, freeze: Freeze) -> list[Tally]:
-        """A tally for each source; their seconds are those of all workers together."""
+        """Return a tally for each source. Their seconds are those of all workers together."""
         tallies = [Tally(number) for number in range(len(self.config.sources))]
         for part in freeze(self.freezer.run, self._shards(tallies)):
             tallies[part.source].add(part)
@@ -148,7 +154,7 @@ class _Job:
         return tallies
 
     def _shards(self, tallies: list[Tally]) -> Iterator[Shard]:
-        """Of all sources; one that cannot be read does not stop the others."""
+        """Yield the shards of all sources. One that cannot be read does not stop the others."""
         for number, source in enumerate(self.config.sources):
             try:
                 yield from source.shards(number)
@@ -156,7 +162,7 @@ class _Job:
                 tallies[number].failures.append(f"source {source.name!r}: {exc}")
 
     def _settle(self, total: Tally) -> None:
-        """After a run that met everything: one receipt, nothing pending, the quarantine as it is now."""
+        """Merge the receipts. After a complete run, drop what is pending and refresh the quarantine."""
         self._step("receipts", self.state.merge)
         if not total.failures:
             self._step("receipts", self.state.settle)
@@ -215,7 +221,7 @@ class _Job:
         return {"id": stat.archive.hex(), **{name: getattr(stat, name) for name in names}}
 
     def _open(self) -> TowerArchive:
-        """The archive, without a bundle."""
+        """Open the archive without a bundle."""
         return TowerArchive.open(self.config.archive, [], key=self.freezer.secret)
 
     def _timed(self, name: str, work: Callable[[], Any]) -> Any:
@@ -229,7 +235,7 @@ class _Job:
         return result
 
     def _step(self, name: str, work: Callable[[], Any]) -> Any:
-        """What a step gives; None where it could not be done, which is reported and stops no other step."""
+        """Return the result of a step, or None if it failed, which is reported and stops no other step."""
         try:
             return work()
         except (PltzError, OSError) as exc:
@@ -238,11 +244,11 @@ class _Job:
 
 
 def _cpu_seconds() -> float:
-    """Of this process and of those it waited for."""
+    """Return the CPU seconds of this process and of its finished children."""
     return sum(os.times()[:4])
 
 
 def peak_memory() -> float:
-    """Of this process or of the largest of its children, in MB."""
+    """Return the peak memory of this process or of its largest child, in MB."""
     most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return round(most * (1 if sys.platform == "darwin" else 1024) / 1e6, 1)

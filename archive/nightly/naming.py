@@ -1,9 +1,9 @@
-"""Naming: what a session found in a source is called, whose it is, when it was and how it is tagged.
+"""Naming: name, tenant, time and tags of a session found in a source.
 
     Naming(tenant="acme", name_key="id", time_key="updated")
     {"id": "chat-7", "updated": "2026-01-31T12:00", "messages": [...]}   ->   chat-7 of acme, at that time
 
-A key names a member of a chat's object; the object itself is kept as it is, these members too.
+A key names a member of a chat's object. The object itself is kept unchanged, including these members.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from pltz.plt_codec.errors import ContentError
 
 @dataclass(frozen=True)
 class Naming:
-    """See the head of this file. ``base``: name under which system prompts are shared with all tenants."""
+    """The rules for naming sessions (see the top of this file).
+
+    ``base``: name under which tenants share system prompts.
+    """
 
     tenant: str = "default"
     name_key: str | None = None
@@ -32,12 +35,15 @@ class Naming:
     base: str | None = None
 
     def settings(self) -> list[Any]:
-        """As plain values."""
+        """Return the fields as plain values."""
         keys = [self.name_key, self.tenant_key, self.time_key]
         return [self.tenant, *keys, sorted(self.tags.items()), self.base]
 
     def item(self, entry: Entry, session: Session, target: bytes | None = None) -> Item:
-        """An entry's session as one to put. Raises ContentError where a key is missing or is not what it should be."""
+        """Return an entry's session as an item to put.
+
+        Raises ContentError where a key is missing or has a bad value.
+        """
         name = entry.name if self.name_key is None else _word(session, self.name_key)
         tenant = entry.tenant or self.tenant
         if self.tenant_key is not None:
@@ -53,7 +59,7 @@ class Naming:
 
 
 def _is_text(word: str) -> bool:
-    """Whether a word has no lone surrogates: JSON may, names in an archive may not."""
+    """Return whether a word has no lone surrogates: JSON may have them, names in an archive may not."""
     try:
         word.encode()
     except UnicodeEncodeError:
@@ -62,7 +68,9 @@ def _is_text(word: str) -> bool:
 
 
 def moment(value: Any, what: str) -> int:
-    """Seconds since 1970 of a number or of an ISO 8601 text (UTC where it has no zone). Raises ContentError.
+    """Return the seconds since 1970 of a number or an ISO 8601 text (UTC where it has no zone).
+
+    Raises ContentError.
 
     >>> moment("1970-01-02T00:00Z", "updated"), moment(7.9, "updated")
     (86400, 7)
@@ -72,7 +80,7 @@ def moment(value: Any, what: str) -> int:
             return int(value)
         when = value if isinstance(value, datetime) else datetime.fromisoformat(value)
         found = int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
-    except (TypeError, ValueError, InvalidOperation):  # the last of a database's NaN
+    except (TypeError, ValueError, InvalidOperation):  # InvalidOperation: from a database's NaN
         found = -1
     if found < 0:
         raise ContentError(

@@ -1,7 +1,8 @@
-"""Shards on a Ray cluster (extra ``ray``): one actor a worker, each its own writer of the archive.
+"""Shards on a Ray cluster (extra ``ray``): one actor per worker, each with its own writer of the archive.
 
-The sources, the archive and the state folder have to be at the same paths on every node: a shared file system, a bucket, a database. An actor
-that dies is started again by Ray and its shard is done again: what it had put is found in the archive, its receipts are there or not.
+Sources, archive and state folder must be at the same paths on every node: a shared file system, a bucket, a
+database. Ray restarts an actor that dies, and its shard is repeated. Sessions it had put are found in the
+archive, whether or not their receipts exist.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from pltz.archive.nightly.run_stats import Tally
 from pltz.archive.nightly.sources.source import Shard
 from pltz.plt_codec.errors import UsageError
 
-AHEAD = 2  # shards on their way for each actor
-TRIES = 2  # of a shard whose actor died
+AHEAD = 2  # shards under way per actor
+TRIES = 2  # retries of a shard whose actor died
 
 
 def load() -> Any:
-    """The library. Raises UsageError where it is not installed."""
+    """Return the library. Raises UsageError where it is not installed."""
     try:
         import ray
     except ImportError as exc:
@@ -29,9 +30,10 @@ def load() -> Any:
 
 
 def frozen(config: Config, run: int, shards: Iterable[Shard], address: str | None) -> Iterator[Tally]:
-    """Tallies as they come. ``address``: of the cluster; None is the one of RAY_ADDRESS, else one on this machine.
+    """Yield tallies as they come.
 
-    Raises UsageError where there is no Ray.
+    ``address``: of the cluster. None uses that of RAY_ADDRESS, else one on this machine. Raises UsageError
+    where Ray is missing or no cluster answers.
     """
     ray = load()
     started = not ray.is_initialized()

@@ -1,11 +1,12 @@
-"""Receipts: what is surely in the archive, by what it was in its source. Spec: FORMAT.md, "Receipt".
+"""Receipts: sessions known to be in the archive, by their identity in a source. Spec: FORMAT.md, "Receipt".
 
     receipt = encode(run, rows)                  # rows: {key: value}, 16 bytes each
     ledger = Ledger(); ledger.add(receipt, name)
     ledger.last([key, ...])                      # the value of each, or None
 
-Columns of numbers, not a database: a hundred thousand sessions are 3 MB, larger receipts are mapped and not read into memory, a lookup
-is a binary search, and two processes never write the same file, since a file's name is the digest of its bytes.
+Receipts are columns of numbers, not a database. A hundred thousand sessions take 3 MB, and larger receipts
+are mapped and not read into memory. A lookup is a binary search. Two processes never write the same file,
+since a file's name is the digest of its bytes.
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ ROW = 2 * SIZE  # bytes
 
 @dataclass(frozen=True)
 class Receipt:
-    """An open receipt. ``columns``: (4, n) halves of keys and values, sorted by key."""
+    """An open receipt. ``columns``: (4, n) uint64, halves of keys and values, sorted by key."""
 
     run: int
     columns: U64
 
     @classmethod
     def decode(cls, data: bytes | memoryview, name: str) -> Receipt:
-        """Raises FormatError, VersionError, CorruptError. ``name``: of the file, which its digest has to be."""
+        """Return the receipt of a file's bytes. ``name``: of the file, which must be its digest.
+
+        Raises FormatError, VersionError and CorruptError.
+        """
         if len(data) < HEAD.size + SIZE:
             raise CorruptError(f"expected at least {HEAD.size + SIZE} bytes, found {len(data)}: truncated")
         magic, version, reserved, run, count = HEAD.unpack(data[: HEAD.size])
@@ -56,7 +60,7 @@ class Receipt:
 
 
 def encode(run: int, rows: Mapping[bytes, bytes]) -> tuple[str, bytes]:
-    """(name, bytes) of a receipt.
+    """Return name and bytes of a receipt.
 
     >>> name, data = encode(1, {bytes(16): bytes(range(16))})
     >>> len(data), len(Receipt.decode(data, name))
@@ -67,7 +71,10 @@ def encode(run: int, rows: Mapping[bytes, bytes]) -> tuple[str, bytes]:
 
 
 def merged(receipts: Sequence[Receipt]) -> tuple[str, bytes]:
-    """(name, bytes) of one receipt that says what many say; of equal keys the one of the last run holds."""
+    """Return name and bytes of one receipt that replaces several.
+
+    Of equal keys, the one of the last run holds.
+    """
     columns = np.concatenate([r.columns for r in receipts], axis=1)
     runs = np.repeat([r.run for r in receipts], [len(r) for r in receipts]).astype(np.uint64)
     order = np.lexsort((runs, columns[1], columns[0]))
@@ -86,37 +93,37 @@ def _packed(run: int, columns: U64) -> tuple[str, bytes]:
 
 
 class Ledger:
-    """Receipts together: the last value of each key."""
+    """Several receipts together: the last value of each key."""
 
     def __init__(self) -> None:
         self._receipts: dict[str, Receipt] = {}
 
     @property
     def names(self) -> set[str]:
-        """Of the receipts in it."""
+        """Return the names of its receipts."""
         return set(self._receipts)
 
     @property
     def receipts(self) -> list[Receipt]:
-        """The last run first."""
+        """Return the receipts, the last run first."""
         return sorted(self._receipts.values(), key=lambda r: -r.run)
 
     @property
     def run(self) -> int:
-        """The last run that left a receipt; 0 where none did."""
+        """Return the last run that left a receipt, or 0 for none."""
         return max((r.run for r in self._receipts.values()), default=0)
 
     def add(self, name: str, receipt: Receipt) -> None:
-        """Take one in."""
+        """Add a receipt."""
         self._receipts[name] = receipt
 
     def keep(self, names: Iterable[str]) -> None:
-        """Drop all others."""
+        """Drop all other receipts."""
         kept = set(names)
         self._receipts = {n: r for n, r in self._receipts.items() if n in kept}
 
     def last(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The value of each key; None where there is none."""
+        """Return the value of each key, or None where there is none. Keys and values have 16 bytes."""
         found: list[bytes | None] = [None] * len(keys)
         left = np.arange(len(keys))
         wanted = np.frombuffer(b"".join(keys), "<u8").reshape(-1, 2)
@@ -132,6 +139,9 @@ class Ledger:
 
 
 def _search(columns: U64, wanted: U64) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
-    """Rows of keys, and whether they are there. Of keys that share their first half only one is found: the others are put again."""
+    """Return the rows of keys, and whether each was found; both (n,). ``wanted``: (n, 2).
+
+    Of keys that share their first half only one is found. The others are put again.
+    """
     rows = np.minimum(np.searchsorted(columns[0], wanted[:, 0]), columns.shape[1] - 1)
     return rows, (columns[0, rows] == wanted[:, 0]) & (columns[1, rows] == wanted[:, 1])

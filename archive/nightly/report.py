@@ -1,6 +1,8 @@
-"""Reports of runs: one JSON and one HTML file each in the state folder, whole or not there. Spec: FORMAT.md, "Report".
+"""Reports of runs: one JSON and one HTML file each in the state folder, complete or absent.
 
-They are called after the time and number of their run; the number orders them. The page shows the runs before it, too.
+Spec: FORMAT.md, "Report".
+
+Their names have the time and number of their run; the number orders them. The page shows earlier runs, too.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pltz.archive.nightly.state import State
 
 FORMAT, VERSION = "pltz nightly report", 1
 NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9]{6,15}\.json")
-MAX_SIZE = 16 << 20  # bytes of a report that is read
+MAX_SIZE = 16 << 20  # bytes of a report that are read
 SHOWN = 90  # runs on a page
 
 
@@ -26,16 +28,16 @@ class Reports:
         self.state, self.keep = state, keep
 
     def names(self) -> list[str]:
-        """Of the JSON files, oldest first: by run, for a clock may have been set back."""
+        """Return the names of the JSON files, oldest first, by run: a clock may have been set back."""
         return sorted(filter(NAME.fullmatch, self.state.store.list("reports")), key=_run)
 
     @property
     def run(self) -> int:
-        """Number of the last run that left a report; 0 where none did."""
+        """Return the number of the last run that left a report, or 0 for none."""
         return max(map(_run, self.names()), default=0)
 
     def history(self, count: int) -> list[dict[str, Any]]:
-        """The last reports, oldest first. What is none, or of another version, is passed over."""
+        """Return the last ``count`` reports, oldest first. Files of another kind or version are skipped."""
         found = []
         for name in self.names()[-count:]:
             try:
@@ -50,14 +52,17 @@ class Reports:
         return found
 
     def write(self, report: dict[str, Any]) -> None:
-        """Write a run's report and page, and drop old ones. Adds to the report where it is. Raises StoreError."""
+        """Write a run's report and page, and drop old ones.
+
+        Adds their paths to the report. Raises StoreError.
+        """
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(report["started"]))
         stem = f"{stamp}-{report['run']:06d}"
         report["report"] = str(self.state.root / "reports" / f"{stem}.json")
         report["page"] = str(self.state.root / "reports" / f"{stem}.html")
         try:
             html = page([*self.history(SHOWN - 1), report])
-        except Exception:  # noqa: BLE001  # a report before it may hold anything, and must not cost this one
+        except Exception:  # noqa: BLE001  # an earlier report may hold anything, and must not cost this one
             html = page([report])
         self.state.store.put(f"reports/{stem}.html", html)
         self.state.store.put(f"reports/{stem}.json", json.dumps(report, indent=1).encode() + b"\n")
@@ -67,5 +72,5 @@ class Reports:
 
 
 def _run(name: str) -> int:
-    """Of a report's name."""
+    """Return the number of the run in a report's name."""
     return int(name.removesuffix(".json").rpartition("-")[2])

@@ -1,16 +1,16 @@
-"""A tally: what became of the sessions of a shard, of a source, of a whole run. Tallies add up."""
+"""Tally: counts of the sessions of a shard, a source or a run. Tallies add up."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-LISTED = 1000  # of what went wrong, in a report; all of it is in the quarantine
+LISTED = 1000  # most errors in a report; the quarantine has all of them
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A session that was not taken. ``id``: of its file in the quarantine."""
+    """A session that was refused. ``id``: of its file in the quarantine."""
 
     id: str
     source: str
@@ -24,11 +24,12 @@ class Refused:
 
 @dataclass
 class Tally:
-    """Counts of sessions, bytes and tokens; times in seconds.
+    """Counts of sessions, bytes and tokens. Times are in seconds.
 
-    seen = known + frozen + refused, of which ``unchanged`` were new to the job and turned out to be in the archive as they are.
-    ``bytes``: of what was frozen, as it lay in the source; ``frozen_bytes``: of the new bitstrings; ``lag``: from a session's
-    last change to its being durable, summed over the ``lagged`` sessions of which both are known. ``source``: its number.
+    seen = known + frozen + refused. ``unchanged`` sessions count as frozen, but the archive had them already.
+    ``bytes``: of frozen sessions as they were in the source. ``frozen_bytes``: of the new bitstrings.
+    ``lag``: time from a session's last change until it was durable, summed over the ``lagged`` sessions with
+    a known change time. ``source``: its number.
     """
 
     source: int = 0
@@ -51,7 +52,7 @@ class Tally:
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
-        """Take another's counts in."""
+        """Add another tally's counts."""
         for name, value in vars(other).items():
             if name == "source":
                 continue
@@ -65,21 +66,21 @@ class Tally:
                 setattr(self, name, getattr(self, name) + value)
 
     def refuse(self, refused: Refused) -> None:
-        """Count a session that was not taken."""
+        """Count a session that was refused."""
         self.refused += 1
         self.quarantine.add(refused.id)
         if len(self.refusals) < LISTED:
             self.refusals.append(refused)
 
     def wait(self, since: float | None, now: float) -> None:
-        """A session of ``since`` is durable ``now``."""
+        """Count the lag of a session that was changed at ``since`` and is durable ``now``."""
         if since is not None:
             self.lagged += 1
             self.lag += max(0.0, now - since)
             self.lag_max = max(self.lag_max, now - since)
 
     def facts(self) -> dict[str, Any]:
-        """For a report: ratio is content to frozen, lag in the mean."""
+        """Return the counts for a report, with the ratio of content to frozen bytes and the mean lag."""
         facts = asdict(self)
         for name in ("source", "refusals", "quarantine", "failures", "lag"):
             del facts[name]

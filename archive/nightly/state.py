@@ -1,7 +1,10 @@
-"""The folder that a nightly job remembers by: receipts, what is pending, quarantine, reports, the lock. Spec: FORMAT.md.
+"""The state folder of a nightly job: receipts, pending rows, quarantine, reports and the lock.
 
-Every file appears whole and synced or not at all, through the archive's own store. The lock is the system's (flock), so a killed run
-leaves it open; on a network file system it holds as far as that system's locks do.
+Spec: FORMAT.md.
+
+Every file appears complete and synced or not at all, through the archive's own store. The lock is the
+system's (flock), so a killed run frees it. On a network file system it holds as far as that system's locks
+do.
 """
 
 from __future__ import annotations
@@ -24,23 +27,23 @@ from pltz.plt_codec.errors import FormatError, UsageError, VersionError
 
 FOLDERS = ("receipts", "pending", "quarantine", "reports", "tmp")
 NAME = re.compile(r"[0-9a-f]{32}")
-SMALL = 1 << 20  # bytes of a receipt that is read; larger ones are mapped
+SMALL = 1 << 20  # bytes of a receipt that are read; larger ones are mapped
 
 
 class Busy(ArchiveError):
-    """Another run has this state folder."""
+    """Another run holds this state folder."""
 
 
 class State:
-    """An open state folder. ``make`` it before anything is written."""
+    """An open state folder. Call ``make`` before anything is written."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         self.store = DirectoryStore(OsDisk(root), reserve=False)
-        self.damaged: set[str] = set()  # receipts that were passed over
+        self.damaged: set[str] = set()  # receipts that were skipped
 
     def make(self) -> None:
-        """Create it, durably. Raises StoreError."""
+        """Create the folder durably. Raises StoreError."""
         try:
             for folder in ("", *FOLDERS):
                 self.store.disk.make_directory(folder)
@@ -50,7 +53,7 @@ class State:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only run. Raises Busy, StoreError where the lock's file cannot be made."""
+        """Hold the lock, so that this is the only run. Raises Busy."""
         try:
             handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as exc:
@@ -64,14 +67,15 @@ class State:
                 who = os.pread(handle, 200, 0).decode("utf-8", "replace").strip()
                 raise Busy(f"another run is going on ({who}): nothing was done") from exc
             os.ftruncate(handle, 0)
-            with suppress(OSError):  # who runs is a hint for people; on a full disk it goes without
+            # the process is only a hint for people, and may be missing on a full disk
+            with suppress(OSError):
                 os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
             yield
         finally:
             os.close(handle)
 
     def names(self, folder: str) -> list[str]:
-        """Files of a folder that bear a digest as their name; none where there is no folder."""
+        """Return the files of a folder that are named by a digest; none where there is no folder."""
         try:
             return sorted(name for name in self.store.list(folder) if NAME.fullmatch(name))
         except StoreError:
@@ -80,13 +84,13 @@ class State:
             return []
 
     def refresh(self, ledger: Ledger, folder: str = "receipts") -> Ledger:
-        """Take in what is new, drop what is gone."""
+        """Add new receipts of a folder to a ledger, and drop those that are gone. Returns the ledger."""
         there = self.names(folder)
         ledger.keep(there)
         for name in sorted(set(there) - ledger.names - self.damaged):
             try:
                 ledger.add(name, self._open(folder, name))
-            except (FileNotFoundError, VersionError):  # one of a newer pltz is left for that
+            except (FileNotFoundError, VersionError):  # one of a newer pltz is left for that version
                 continue
             except FormatError:
                 self.damaged.add(name)
@@ -100,11 +104,11 @@ class State:
         return Receipt.decode(data, name)
 
     def intend(self, run: int, rows: Mapping[bytes, bytes]) -> str:
-        """Say, durably, what is about to be put."""
+        """Record durably which rows are about to be put. Returns the name of the record."""
         return self._receipt("pending", run, rows)
 
     def done(self, run: int, rows: Mapping[bytes, bytes], pending: str | None = None) -> None:
-        """Say, durably, what was put; after that ``pending`` may go."""
+        """Record durably which rows were put. After that, delete ``pending``."""
         if rows:
             self._receipt("receipts", run, rows)
         if pending:
@@ -116,7 +120,7 @@ class State:
         return name
 
     def merge(self) -> None:
-        """Put one receipt in the place of many. A crash leaves some beside it, which say the same."""
+        """Replace many receipts by one. A crash leaves some beside it, which say the same."""
         ledger = self.refresh(Ledger())
         for name in self.damaged:
             self.store.delete(f"receipts/{name}")
@@ -128,28 +132,31 @@ class State:
             self.store.delete(f"receipts/{old}")
 
     def quarantine(self, name: str, data: bytes) -> None:
-        """Keep what is said of a session that was not taken."""
+        """Keep the facts about a session that was refused."""
         self.store.put(f"quarantine/{name}", data)
 
     def release(self, staying: Iterable[str]) -> None:
-        """Drop from the quarantine what a whole run did not meet again."""
+        """Drop sessions from the quarantine that a complete run did not meet again."""
         for name in sorted(set(self.names("quarantine")) - set(staying)):
             self.store.delete(f"quarantine/{name}")
 
     def tidy(self) -> None:
-        """Delete what killed runs left half written. Only under the lock."""
+        """Delete half-written files of killed runs. Only under the lock."""
         for name in self.store.list("tmp"):
             self.store.delete(f"tmp/{name}")
 
     def settle(self) -> None:
-        """Nothing is pending any more. Only after a whole run, under the lock."""
+        """Delete all pending records. Only after a complete run, under the lock."""
         for name in self.names("pending"):
             self.store.delete(f"pending/{name}")
 
 
 def check_place(root: str, archive: str) -> None:
-    """Raises UsageError where a state folder cannot be: in another place than a folder, or where the archive is, or one of them in a folder
-    that the other keeps: each empties its ``tmp``."""
+    """Check that a folder can serve as state folder. Raises UsageError.
+
+    It must be a folder, and neither the archive's nor one that the archive keeps, nor contain the archive in
+    a folder of its own: each empties its ``tmp``.
+    """
     if "://" not in archive:
         ours, theirs = Path(root).resolve(), Path(archive).resolve()
         kept = {*(ours / folder for folder in FOLDERS), *(theirs / folder for folder in ARCHIVE_FOLDERS)}

@@ -1,5 +1,6 @@
-"""Lock: ownership of a file in the journal directory. It uses flock, so a lock ends with its process, however
-it dies.
+"""Lock: ownership of a file in the journal directory.
+
+It uses flock, so a lock ends with its process, however it dies.
 
     lock = FileLocks("/run/journal").take("worker.lock")      # None: another process has it
     lock.free()

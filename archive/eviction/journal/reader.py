@@ -141,8 +141,9 @@ class Backlog:
         segment.done = offset
 
     def refuse(self, segment: Segment, frame: Frame) -> bool:
-        """Lay an entry aside that the archive refuses, durably. Returns False where there is no room. Raises
-        OSError.
+        """Lay an entry aside that the archive refuses, durably.
+
+        Returns False where there is no room. Raises OSError.
         """
         file, data = (
             segment.name.aside(frame.start, "refused"),
@@ -215,8 +216,9 @@ class Backlog:
         return lock is None
 
     def _lay_aside(self, segment: Segment, offset: int) -> bool:
-        """Copy damaged bytes before an offset to files of their own. Returns False where the segment is
-        stuck.
+        """Copy damaged bytes before an offset to files of their own.
+
+        Returns False where the segment is stuck.
         """
         for gap in [gap for gap in segment.damage if gap.end <= offset]:
             data = self.disk.read(segment.name.journal, gap.start, gap.end - gap.start)
@@ -227,8 +229,9 @@ class Backlog:
         return not segment.stuck
 
     def _aside(self, segment: Segment, file: str, data: bytes) -> bool:
-        """Write bytes that are laid aside, durably. Returns False where there is no room: the segment is
-        stuck.
+        """Write bytes that are laid aside, durably.
+
+        Returns False where there is no room: the segment is stuck.
         """
         try:
             try:

@@ -1,5 +1,6 @@
-"""Segment: one file of the journal, with entries in checksummed frames. Spec: FORMAT.md, "Segment" and
-"Done".
+"""Segment: one file of the journal, with entries in checksummed frames.
+
+Spec: FORMAT.md, "Segment" and "Done".
 
     name = Name(owner, 0)
     data = name.head() + name.frames(at=40, bodies=[b"..."])
@@ -122,8 +123,9 @@ class Gap:
 
 
 def scan(name: Name, data: bytes | memoryview, start: int) -> Iterator[Frame | Gap]:
-    """Yield the frames and gaps of a segment from ``start`` on, in order. Raises VersionError for a newer
-    one.
+    """Yield the frames and gaps of a segment from ``start`` on, in order.
+
+    Raises VersionError for a newer one.
     """
     if start < HEAD_SIZE:
         if data[:8] == MAGIC and data[HEAD.size : HEAD_SIZE] == _hash(data[: HEAD.size]):

@@ -1,5 +1,6 @@
-"""Journal: the writing side of the eviction journal. Entries are durable when `append` returns. Spec:
-FORMAT.md, "Write order".
+"""Journal: the writing side of the eviction journal.
+
+Entries are durable when `append` returns. Spec: FORMAT.md, "Write order".
 
     journal = Journal(disk, locks)
     journal.append([entry.encode()])          # written, synced
@@ -84,8 +85,9 @@ class Journal:
             self._lock.free()
 
     def _give_up(self) -> None:
-        """Leave this owner's segments to a worker. An owner without segments stays, since its lock blocks no
-        worker.
+        """Leave this owner's segments to a worker.
+
+        An owner without segments stays, since its lock blocks no worker.
         """
         if self._begun and self._lock:
             self._lock.free()

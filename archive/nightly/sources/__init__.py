@@ -1,1 +1,1 @@
-"""Sources of the nightly job: where sessions are read from."""
+"""Sources of the nightly job, from which sessions are read."""

@@ -1,19 +1,23 @@
-"""Sessions in a database, by a query: SQLite (the standard library) or PostgreSQL (psycopg, extra ``postgres``). Read only.
+"""Sessions in a database, read by a query.
 
-The query gives a row a session, with the columns
+The database is SQLite (standard library) or PostgreSQL (psycopg, extra ``postgres``). It is only read. The
+query returns one row per session, with the columns
 
-    name       what it is called; a row a name
+    name       its name; one row per name
     session    JSON, as text, bytes or the database's own JSON type
     tenant     optional
     time       optional: seconds since 1970, ISO 8601 or the database's own type
 
     SELECT id AS name, body AS session, updated AS time FROM chats WHERE updated < now() - interval '1 day'
-    SELECT chat AS name, json_object('messages', json_group_array(json_object('role', role, 'content', content))) AS session
+
+    SELECT chat AS name,
+           json_object('messages', json_group_array(json_object('role', role, 'content', content))) AS session
     FROM (SELECT * FROM messages ORDER BY chat, number) GROUP BY chat
 
-It is asked twice: for the names, to cut them into ranges, and for the rows of each range. Nothing is loaded as a whole: a range's rows go into a temporary
-file, and the database is let go of before the first of them is frozen. A session over ``max_bytes`` does not leave the database. For as long as rows are asked for, SQLite keeps others from writing, and
-PostgreSQL from cleaning up.
+It runs twice: for the names, to cut them into ranges, and for the rows of each range. Nothing is loaded as a
+whole. A range's rows go into a temporary file, and the database is released before the first of them is
+frozen. A session over ``max_bytes`` does not leave the database. While rows are fetched, SQLite blocks
+writers and PostgreSQL cannot vacuum.
 """
 
 from __future__ import annotations
@@ -40,10 +44,10 @@ from pltz.plt_codec.limits import MAX_BYTES
 SHOWN = 80  # characters of a name
 COLUMNS = ("name", "session", "tenant", "time")
 TIMES = ("date", "timestamp", "timestamptz")  # of PostgreSQL
-AT_ONCE = 256  # rows fetched from a server, and fewer where they are large:
+AT_ONCE = 256  # rows per fetch from a server, fewer where they are large
 FETCH = 4 << 20  # bytes
 GROUP = 1 << 16  # bytes of rows kept together
-IN_MEMORY = 8 << 20  # bytes of a range; more lie on the disk
+IN_MEMORY = 8 << 20  # bytes of a range; larger ones go to disk
 
 Row = Sequence[Any]
 Quote = Callable[[Any], str]
@@ -52,7 +56,7 @@ Ask = Callable[[str], tuple[list[str], Iterator[Row]]]  # SQL -> (columns, rows)
 
 @dataclass(frozen=True)
 class DatabaseSource(ABC):
-    """What both databases share. ``max_bytes``: of a session."""
+    """The common part of both databases. ``max_bytes``: of a session."""
 
     name: str
     query: str
@@ -70,7 +74,7 @@ class DatabaseSource(ABC):
             yield Shard(number, place, (low, high))
 
     def _cuts(self) -> list[Any]:
-        """Names at which a range begins."""
+        """Return the names at which ranges begin."""
         cuts: list[Any] = []
         with self._opened() as (ask, _):
             self._check(ask(f"SELECT * FROM ({self._sql}) AS sessions LIMIT 0")[0])
@@ -143,7 +147,7 @@ class DatabaseSource(ABC):
         return self.query.strip().rstrip(";")
 
     def _check(self, columns: list[str]) -> None:
-        """Raises UsageError."""
+        """Check the columns of the query. Raises UsageError."""
         missing = [column for column in COLUMNS[:2] if column not in columns]
         if missing or not set(columns) <= set(COLUMNS) or len(set(columns)) < len(columns):
             raise UsageError(
@@ -153,18 +157,18 @@ class DatabaseSource(ABC):
 
     @abstractmethod
     def _size(self) -> str:
-        """What the database calls the bytes of a session: no fewer than the session has, and at most twice as many and 2."""
+        """Return the SQL for the bytes of a session: at least its size, and at most twice that plus 2."""
 
     @abstractmethod
     def _opened(self) -> AbstractContextManager[tuple[Ask, Quote]]:
-        """The database, open. Raises UsageError."""
+        """Open the database. Raises UsageError."""
 
     def _failed(self, exc: Exception) -> UsageError:
         return UsageError(f"source {self.name!r}: the database says: {' '.join(str(exc).split())}")
 
 
 def _is_word(value: Any) -> bool:
-    """Whether a value may be a name: no bytes, no fractions."""
+    """Return whether a value may be a name, which excludes bytes and fractions."""
     return isinstance(value, str | int | uuid.UUID) and not isinstance(value, bool)
 
 
@@ -176,7 +180,10 @@ class SqliteSource(DatabaseSource):
     kind = "sqlite"
 
     def _size(self) -> str:
-        """In the encoding of the file, which may be UTF-16. Only newer versions count without reading the value."""
+        """Count in the encoding of the file, which may be UTF-16.
+
+        Only newer versions do so without reading the value.
+        """
         newer = sqlite3.sqlite_version_info >= (3, 43)
         return "octet_length(session)" if newer else "length(CAST(session AS BLOB))"
 
@@ -193,12 +200,15 @@ class SqliteSource(DatabaseSource):
 
 
 def _text(data: bytes) -> str:
-    """SQLite keeps any bytes as text: what is not UTF-8 is left for the session to refuse, not for the whole query."""
+    """Decode text of SQLite, which may hold any bytes.
+
+    A bad value then fails its session, not the whole query.
+    """
     return data.decode("utf-8", "surrogateescape")
 
 
 def _groups(entries: Iterable[Entry | Bad]) -> Iterator[list[Entry | Bad]]:
-    """Entries a few at a time: to pickle each alone takes twice as long."""
+    """Yield entries in small groups, since pickling each alone takes twice as long."""
     group: list[Entry | Bad] = []
     size = 0
     for entry in entries:
@@ -211,7 +221,7 @@ def _groups(entries: Iterable[Entry | Bad]) -> Iterator[list[Entry | Bad]]:
 
 
 def _streamed(cursor: sqlite3.Cursor) -> tuple[list[str], Iterator[Row]]:
-    """Row by row, so that one is in memory."""
+    """Return columns and rows, row by row, so that only one is in memory."""
     return [column[0] for column in cursor.description], cursor
 
 
@@ -225,14 +235,17 @@ def _sqlite_literal(value: Any) -> str:
 
 @dataclass(frozen=True)
 class PostgresSource(DatabaseSource):
-    """A PostgreSQL server. ``dsn``: as libpq has it ("service=chats", "host=... dbname=..."); passwords belong into ~/.pgpass or the
-    environment, where libpq looks for them."""
+    """A PostgreSQL server.
+
+    ``dsn``: as for libpq ("service=chats", "host=... dbname=..."). Passwords belong in ~/.pgpass or the
+    environment, where libpq looks for them.
+    """
 
     dsn: str = ""
     kind = "postgres"
 
     def _size(self) -> str:
-        """As text: bytea takes twice as many and 2."""
+        """Count as text: bytea takes twice as many bytes plus 2."""
         return "octet_length(session::text)"
 
     @contextmanager
@@ -248,13 +261,13 @@ class PostgresSource(DatabaseSource):
             with psycopg.connect(self.dsn) as db:
                 db.read_only = True
                 db.execute("SET datestyle TO 'ISO'")
-                for kind in TIMES:  # some are none of Python's: infinity, BC, year 10000
+                for kind in TIMES:  # some values have no Python type: infinity, BC, year 10000
                     db.adapters.register_loader(kind, TextLoader)
                 set_json_loads(_as_it_is, db)
                 numbers = itertools.count()
 
                 def ask(text: str) -> tuple[list[str], Iterator[Row]]:
-                    # on the server: rows come as they are fetched
+                    # on the server: rows arrive as they are fetched
                     cursor = db.cursor(name=f"pltz{next(numbers)}")
                     cursor.execute(text)
                     columns = [column.name for column in cursor.description or ()]
@@ -266,12 +279,12 @@ class PostgresSource(DatabaseSource):
 
 
 def _as_it_is(data: bytes | str) -> bytes:
-    """JSON as the server wrote it: parsing here would change numbers and drop repeated keys."""
+    """Return JSON as the server wrote it. Parsing here would change numbers and drop repeated keys."""
     return data if isinstance(data, bytes) else data.encode()
 
 
 def _fetched(cursor: Any) -> Iterator[Row]:
-    """The rows of a cursor, as many at a time as the last ones let expect of FETCH bytes; it is closed in the end."""
+    """Yield the rows of a cursor, about FETCH bytes at a time by the size of the last ones, and close it."""
     with cursor:
         count = 1
         while rows := cursor.fetchmany(count):

@@ -1,7 +1,8 @@
-"""The journal of the eviction hook as a source: whatever a serving process evicted and no worker has archived yet.
+"""The journal of the eviction hook as a source: evicted sessions that no worker has archived yet.
 
-The journal has its own way into the archive (`pltz.archive.eviction.worker.drain`), which takes an entry out only when it is durable
-there; so it is drained as a whole, by one process, and has no entries to look at one by one.
+The journal has its own path into the archive (`pltz.archive.eviction.worker.drain`), which removes an entry
+only when it is durable there. So one process drains it as a whole, and there are no single entries to look
+at.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JournalSource:
-    """``path``: the journal's folder; ``max_seconds``: to spend on it, 0 is no limit; ``wait``: for another worker to be done with it."""
+    """A journal at ``path``.
+
+    ``max_seconds``: time to spend on it, 0 for no limit. ``wait``: seconds to wait for another worker.
+    """
 
     name: str
     path: str
@@ -34,7 +38,7 @@ class JournalSource:
     kind = "journal"
 
     def shards(self, number: int) -> Iterator[Shard]:
-        """One, of all that is there. Raises UsageError where there is no such folder."""
+        """Yield one shard for the whole journal. Raises UsageError where there is no such folder."""
         if not os.path.isdir(self.path):
             raise UsageError(f"expected the folder of a journal, found none at {self.path}")
         yield Shard(number, self.path, ())
@@ -48,7 +52,7 @@ class JournalSource:
         threads: int | None = None,
         zstd_above: int | None = ZSTD_ABOVE,
     ) -> Tally:
-        """Archive what is in it. What was refused lies aside in the journal itself."""
+        """Archive its entries. Refused ones are laid aside in the journal itself."""
         from pltz.archive.eviction import worker
 
         limit = self.max_seconds or None
@@ -66,7 +70,7 @@ class JournalSource:
         return self._tally(done.as_fields())
 
     def _tally(self, done: Mapping[str, Any]) -> Tally:
-        """What a drain says, as counts of ours."""
+        """Return the result of a drain as a tally."""
         stored, unchanged = done["stored"], done["unchanged"]
         tally = Tally(seen=done["entries"], frozen=stored + unchanged, unchanged=unchanged)
         tally.by_model = stored - done["by_zstd"]

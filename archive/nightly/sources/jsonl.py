@@ -1,11 +1,14 @@
-"""Sessions in JSONL files: a file, or all such files below a folder; plain, .gz or .zst. One session a line.
+"""Sessions in JSONL files: a file, or all such files below a folder; plain, .gz or .zst.
 
-A session is called after its file and line (``logs/monday/17``), or by a key of its object (``name_key``). Of files that differ in their suffix alone the
-first is called so, the others with it (``logs/monday.jsonl.gz/17``). With ``name_key`` a name
-may come again with more turns, as in a log that is written after every turn: each such line is a version, in the order of the files.
+One session per line.
 
-Large plain files are split at ends of lines, so that several processes share one; a packed file is one piece. The end of the
-last piece is left open: what is appended meanwhile is taken along.
+A session is named by its file and line (``logs/monday/17``), or by a key of its object (``name_key``). If
+files differ only in their suffix, the first one has that name and the others include it
+(``logs/monday.jsonl.gz/17``). With ``name_key`` a name may come again with more turns, as in a log that is
+written after every turn. Each such line is a version, in the order of the files.
+
+Large plain files are split at line ends, so that several processes share one. A compressed file is one piece.
+The last piece has no end, so that lines appended during the run are included.
 """
 
 from __future__ import annotations
@@ -34,7 +37,10 @@ BOM = b"\xef\xbb\xbf"
 
 
 class Piece(NamedTuple):
-    """Lines of a file: from byte ``start``, which is line ``first`` (counted from 1), to byte ``end``, or to the end of the file."""
+    """Lines of a file: from byte ``start`` to byte ``end``, or to the end of the file.
+
+    ``first``: the number of its first line, counted from 1.
+    """
 
     path: str  # below the source's folder
     stem: str  # of the names of its sessions
@@ -45,8 +51,11 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class JsonlSource:
-    """See the head of this file. ``max_bytes``: of a line; ``ordered``: one process reads all, so that versions of a name that are
-    spread over files keep their order whatever the number of workers."""
+    """A JSONL file or a folder of them (see the top of this file).
+
+    ``max_bytes``: of a line. ``ordered``: one process reads everything. Versions of a name that are spread
+    over files then keep their order with any number of workers.
+    """
 
     name: str
     path: str
@@ -101,7 +110,7 @@ class JsonlSource:
         try:
             stream = path.open("rb")
         except FileNotFoundError:
-            return  # moved away since it was listed: the next run finds it where it is
+            return  # moved since it was listed: the next run finds it in its new place
         except OSError as exc:
             yield Bad(piece.path, f"cannot be read: {exc.strerror or exc}")
             return
@@ -159,14 +168,17 @@ class _Span:
 
 
 def _files(root: Path) -> Iterator[tuple[str, int]]:
-    """JSONL files below a folder, with their sizes, in the order of their paths; or the one file."""
+    """Yield the one file, or the JSONL files below a folder, each with its size in bytes.
+
+    Files of a folder come in the order of their paths.
+    """
     if root.is_file():
         yield root.name, root.stat().st_size
         return
     found: list[tuple[str, int]] = []
 
     def unreadable(exc: OSError) -> None:
-        """A folder below: whoever opens it finds out again, and names it."""
+        """Record a folder that cannot be read. Opening it fails again later and names it."""
         if Path(exc.filename) == root:
             raise UsageError(f"{root} cannot be read: {exc.strerror}") from exc
         found.append((Path(exc.filename).relative_to(root).as_posix(), 0))
@@ -180,7 +192,10 @@ def _files(root: Path) -> Iterator[tuple[str, int]]:
 
 
 def _size(path: Path) -> int | None:
-    """Bytes of a file, 0 where that cannot be told; None for what is no file, as a pipe, which would block for ever, or is gone again."""
+    """Return the bytes of a file, 0 where they are unknown, or None for a missing file.
+
+    None also stands for a special file such as a pipe, which would block for ever.
+    """
     try:
         return path.stat().st_size if path.is_file() else None
     except FileNotFoundError:
@@ -190,7 +205,10 @@ def _size(path: Path) -> int | None:
 
 
 def _pieces(root: Path, path: str, stem: str, size: int) -> Iterator[tuple[Piece, int]]:
-    """A file, cut at ends of lines where it is large and plain; with the bytes of each piece. One that cannot be read is one piece: who reads it says so."""
+    """Yield the pieces of a file and their bytes. Large plain files are cut at line ends.
+
+    A file that cannot be read is one piece, and reading it reports the error.
+    """
     if size <= 2 * SHARD_BYTES or path.lower().endswith(PACKED):
         yield Piece(path, stem, 0, None, 1), size
         return
@@ -211,7 +229,7 @@ def _pieces(root: Path, path: str, stem: str, size: int) -> Iterator[tuple[Piece
 
 
 def _stem(path: str) -> str:
-    """A file's path without the suffixes that say what it is.
+    """Return a file's path without the suffixes of its format.
 
     >>> _stem("logs/monday.v2.jsonl.zst")
     'logs/monday.v2'

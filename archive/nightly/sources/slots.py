@@ -1,7 +1,8 @@
-"""Sessions in slot files of llama.cpp's ``llama-server`` (``POST /slots/ID?action=save``): their token ids, read only.
+"""Sessions in slot files of llama.cpp's ``llama-server`` (``POST /slots/ID?action=save``).
 
-A session is called after its file, and each file holds one. The file does not say which tokenizer its ids belong to, so the
-configuration has to: ``tokenizer`` is a tokenizer.json (that of the model the server has), or "bundle" for ids of the bundle itself.
+Only their token ids are read. A session is named by its file, and each file holds one. The file does not name
+the tokenizer of its ids, so the configuration must. ``tokenizer`` is the tokenizer.json of the server's
+model, or "bundle" for ids of the bundle itself.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
     from pltz.models.bundle.bundle import Bundle
 
 BUNDLE = "bundle"
-COMMIT = 256  # sessions put at once
+COMMIT = 256  # sessions per put
 
 
 @dataclass(frozen=True)
 class SlotSource:
-    """See the head of this file. ``suffix``: of the files that are slots; "" is all."""
+    """A folder of slot files (see the top of this file). ``suffix``: of the slot files; "" for all files."""
 
     name: str
     path: str
@@ -74,7 +75,10 @@ class SlotSource:
         return self.naming.item(entry, Session("ids", np.frombuffer(entry.raw, "<i4")))
 
     def into(self, cold: SessionArchive, bundle: Bundle) -> Putter:
-        """Where the sessions go: the archive as it is for the bundle's own ids, else by way of the bridge. Raises UsageError, ModelError."""
+        """Return the destination: the archive itself for the bundle's own ids, else a bridge to it.
+
+        Raises UsageError and ModelError.
+        """
         if self.tokenizer == BUNDLE:
             return cold
         try:
@@ -86,7 +90,10 @@ class SlotSource:
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a file, or a link to one; a link that goes round is none, and no failure of the whole folder."""
+    """Return whether it is a file or a link to one.
+
+    A circular link is no file, and does not fail the whole folder.
+    """
     try:
         return entry.is_file()
     except OSError:
@@ -94,14 +101,17 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 class _Bridged:
-    """An archive that takes ids of another tokenizer (`pltz.archive.token_archive`)."""
+    """An archive that accepts ids of another tokenizer (`pltz.archive.token_archive`)."""
 
     def __init__(self, cold: SessionArchive, bundle: Bundle, tokenizer_json: bytes) -> None:
         self._archive = TokenArchive(cold.archive, bundle, zstd_above=cold.zstd_above)
         self._tokenizer = self._archive.add(tokenizer_json)
 
     def put(self, items: Iterable[Item], *, keep_opaque: bool = False) -> Iterator[Stored]:
-        """As `SessionArchive.put`: what is yielded is durable. ``keep_opaque``: ids have no images."""
+        """Put items as `SessionArchive.put` does: yielded ones are durable.
+
+        ``keep_opaque`` has no effect, as ids hold no images.
+        """
         rows = iter(items)
         while row := list(itertools.islice(rows, COMMIT)):
             tokens = [

@@ -1,11 +1,11 @@
-"""Shards, entries and sources: what the job asks of a place where sessions are.
+"""Shards, entries and sources: the interface between the job and a place of sessions.
 
-    source --shards--> Shard, Shard, ...      cheap: names and sizes are looked at, no session is read
-    shard  --entries--> Entry, Entry, Bad     raw bytes and where they stand; a Bad one does not stop the others
+    source --shards--> Shard, Shard, ...      cheap: looks at names and sizes, reads no session
+    shard  --entries--> Entry, Entry, Bad     raw bytes and their place; a Bad one does not stop the others
     entry  --item--> Item                     parsed; raises PltzError where it is no session
 
-A shard is work for one process of many. It is made anew each run and nothing remembers it: what is known of a session is
-kept by what it is (`receipt.py`), so files may be split, joined and moved.
+A shard is work for one process of many. It is made anew for each run and is not remembered. Sessions are
+known by their content (`receipt.py`), so files may be split, joined and moved.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from typing import Any, Protocol
 
 from pltz.archive.sessions import Item, Stored
 
-SHARD_BYTES = 16 << 20  # about
+SHARD_BYTES = 16 << 20  # approximate
 SHARD_SESSIONS = 4096  # files, or rows
 PERSON = b"pltz nightly"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """``source``: its number in the configuration; ``place``: for people; ``parts``: what the source makes of it, plain values."""
+    """A part of a source.
+
+    ``source``: its number in the configuration. ``place``: a description for people. ``parts``: plain values
+    for the source.
+    """
 
     source: int
     place: str
@@ -33,7 +37,11 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A session as it lies there. ``name``: where the place gives it, else None; ``since``: seconds since 1970 when it was last changed."""
+    """A session as it is stored in a source.
+
+    ``name``: where the source gives one, else None. ``since``: time of the last change, in seconds since
+    1970.
+    """
 
     where: str
     name: str | None
@@ -45,7 +53,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """What is not taken, and why. ``size``: bytes, where known."""
+    """A refused entry and the reason. ``size``: bytes, where known."""
 
     where: str
     reason: str
@@ -58,34 +66,40 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Return its name in reports."""
 
     @property
     def kind(self) -> str:
-        """As in the configuration."""
+        """Return its kind, as in the configuration."""
 
     @property
     def repeats(self) -> bool:
-        """Whether a name may come again, each time with more: then every entry that was not met before is put."""
+        """Return whether a name may come again, each time with more.
+
+        Then every entry not met before is put.
+        """
 
     def settings(self) -> list[Any]:
-        """What decides, beside an entry, what is stored of it; plain values."""
+        """Return the settings that decide, beside an entry, what is stored of it; plain values."""
 
     def shards(self, number: int) -> Iterator[Shard]:
-        """The work. Raises UsageError where the place is not there."""
+        """Yield the work. Raises UsageError where the place does not exist."""
 
     def entries(self, shard: Shard) -> Iterator[Entry | Bad]:
-        """What is in a shard now, in order. Raises UsageError, OSError where it can no longer be read."""
+        """Yield the entries of a shard as they are now, in order.
+
+        Raises UsageError and OSError where it cannot be read.
+        """
 
     def item(self, entry: Entry) -> Item:
-        """An entry as a session to put. Raises UsageError, ContentError, FormatError."""
+        """Return an entry as a session to put. Raises UsageError, ContentError and FormatError."""
 
 
 class Putter(Protocol):
-    """Where sessions go: what `SessionArchive.put` does."""
+    """A destination of sessions, such as `SessionArchive.put`."""
 
     def put(self, items: Iterable[Item], *, keep_opaque: bool = False) -> Iterator[Stored]:
-        """Freeze sessions; what is yielded is durable."""
+        """Freeze sessions. Yielded ones are durable."""
 
 
 class Namer:
@@ -97,7 +111,7 @@ class Namer:
         self._start.update(repr(source.settings()).encode())
 
     def row(self, entry: Entry) -> tuple[bytes, bytes]:
-        """(key, value), 16 bytes each."""
+        """Return key and value, 16 bytes each."""
         state = self._start.copy()
         for part in (entry.tenant, entry.name):
             data = b"" if part is None else part.encode("utf-8", "surrogatepass")
