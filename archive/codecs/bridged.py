@@ -1,9 +1,10 @@
-"""Segments of a target's own token ids, coded by way of a bundle (FORMAT.md, "Bitstrings").
+"""Bridged codec: segments of a target's own token ids, coded through a bundle (FORMAT.md, "Bitstrings").
 
     ids of the target --bridge--> bundle tokens, patch --frame after the text above--> bitstring
 
-Why: what a target is prefilled with again is its ids, to the last odd split; the bundle knows no vocabulary but its own. Each segment is
-bridged by itself, so segments may be cut anywhere, in the middle of a character too: what the cut changes costs patch bits and nothing else.
+A target must be prefilled again with exactly its ids, down to the last odd split, and the bundle knows only
+its own vocabulary. Each segment is bridged by itself, so segments may be cut anywhere, even within a
+character. Such a cut costs patch bits and nothing else.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
     from pltz.models.bundle.bridge import Bridge
     from pltz.models.bundle.bundle import Bundle
 
-DENSITY = 65536  # bundle tokens a byte of the frame, at most: as the archive's own limit
+DENSITY = 65536  # most bundle tokens per byte of the frame, as in the archive's own limit
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """A bitstring taken apart: the bridge's patch, and a frame of so many bundle tokens."""
+    """The parts of a bitstring: the bridge's patch, and a frame of ``tokens`` bundle tokens."""
 
     tokens: int
     patch: bytes
@@ -43,7 +44,7 @@ class _Parts:
 
     @classmethod
     def decode(cls, data: bytes) -> _Parts:
-        """Raises CorruptError."""
+        """Return the parts of a bitstring. Raises CorruptError."""
         head, at = read_varint(data, 0)
         size = 0
         if head & 1:
@@ -61,7 +62,8 @@ class _Parts:
 class BridgedCodec:
     """A decoder bundle's coder for the ids of another tokenizer.
 
-    bridge: from that tokenizer to the bundle's (`pltz.models.bundle.bridge.Bridge`). Raises UsageError where it is the bundle's own tokenizer.
+    ``bridge``: from that tokenizer to the bundle's (`pltz.models.bundle.bridge.Bridge`). Raises UsageError
+    where it is the bundle's own tokenizer.
     """
 
     mode = TOWER | FAST | TURN
@@ -85,7 +87,7 @@ class BridgedCodec:
         self._again = partial(BridgedCodec, bridge=bridge, device=device, threads=threads, layout=layout)
 
     def kin(self, bundle_id: bytes) -> BridgedCodec | None:
-        """As `codec.Kin` says."""
+        """Return the same codec with another bundle, as `codec.Kin` says."""
         bundle = embedded(bundle_id, self._vocabulary)
         return self._again(bundle) if bundle else None
 
@@ -122,7 +124,7 @@ class BridgedCodec:
         return ids.astype(np.int64)
 
     def _contexts(self, above: Sequence[Tokens]) -> list[Tokens]:
-        """Bundle tokens of what stands above each; of what many share, once."""
+        """Return the bundle tokens, (m,), of the ids above each segment; equal ones are computed once."""
         known: dict[bytes, Tokens] = {}
         out: list[Tokens] = []
         for ids in above:

@@ -1,12 +1,14 @@
-"""What an archive asks of a codec, and those that come with it.
+"""Segment codecs: the interface that an archive expects, and the codecs that come with it.
 
-The archive never sees a weight file: it hands a `SegmentCodec` token ids and gets bytes. `BundleCodec` is the decoder bundle of `models`; `BytesCodec`
-stores what has no tokens (opaque content) or repeats itself over hundreds of kilobytes: bytes as tokens 0 to 255, coded by zstd, with a tokenizer
-fingerprint of its own, so it needs nothing special in the format.
+The archive never sees a weight file: it gives a `SegmentCodec` token ids and gets bytes. `BundleCodec` is the
+decoder bundle of `models`. `BytesCodec` stores content without tokens (opaque content), or content that
+repeats itself over hundreds of kilobytes. It takes bytes as tokens 0 to 255 and codes them by zstd, with a
+tokenizer fingerprint of its own, so the format needs no special case.
 
-A codec's `mode` says what it may look at beside the segment: ALONE nothing, TOWER the tokens of the segments above, of which the last `reach`
-count. `BundleCodec` codes with the tower, so that a shared prompt is free bits for its children; `BytesCodec` codes alone. A codec of layout
-"fast" codes segments in more lanes (modes FAST and TURN): sooner decoded by a GPU, a few per cent longer.
+A codec's `mode` says which context it uses beside the segment. ALONE is none. TOWER is the tokens of the
+segments above, of which the last `reach` count. `BundleCodec` codes with the tower, so a shared prompt
+informs its children for free; `BytesCodec` codes alone. A codec of layout "fast" codes segments in more lanes
+(modes FAST and TURN): a GPU decodes them sooner, and they are a few per cent longer.
 """
 
 from __future__ import annotations
@@ -43,7 +45,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Plain:
-    """A segment to encode: its tokens (T,), and the last tokens of all segments above it, (m,), as many as the codec reaches."""
+    """A segment to encode.
+
+    Attributes:
+        tokens: its tokens, (T,).
+        above: the last tokens of all segments above it, (m,), as many as the codec reaches.
+    """
 
     tokens: Tokens
     above: Tokens
@@ -51,7 +58,14 @@ class Plain:
 
 @dataclass(slots=True)
 class Coded:
-    """A segment to decode: its bitstring, how many tokens, what stood above it when it was encoded, (m,), and in which ``mode`` it was, whose layout counts."""
+    """A segment to decode.
+
+    Attributes:
+        data: its bitstring.
+        count: its number of tokens.
+        above: the tokens above it when it was encoded, (m,).
+        mode: the mode in which it was encoded, which determines the layout.
+    """
 
     data: bytes
     count: int
@@ -60,51 +74,61 @@ class Coded:
 
 
 class SegmentCodec(Protocol):
-    """Tokens to bytes and back, many segments at once. Same input, same bytes, on every machine."""
+    """Encodes tokens to bytes and back, many segments at once. Same input, same bytes, on every machine."""
 
     @property
     def bundle_id(self) -> bytes:
-        """16 bytes: everything that decides a bit, but the contract."""
+        """Return the id of the bundle, 16 bytes: it determines every bit, except for the contract."""
 
     @property
     def contract(self) -> int:
-        """Version of the numeric contract."""
+        """Return the version of the numeric contract."""
 
     @property
     def tokenizer(self) -> bytes:
-        """16 bytes: fingerprint of the tokenizer whose ids it takes."""
+        """Return the fingerprint, 16 bytes, of the tokenizer whose ids it takes."""
 
     @property
     def mode(self) -> int:
-        """The modes it reads: bits. One of mode TOWER reads what was coded alone, too: with nothing above."""
+        """Return the modes it reads, as bits.
+
+        One of mode TOWER also reads segments coded alone, with nothing above.
+        """
 
     @property
     def fast(self) -> bool:
-        """Whether it codes segments in more lanes (`layout_mode`)."""
+        """Return whether it codes segments in more lanes (`layout_mode`)."""
 
     @property
     def reach(self) -> int:
-        """How many of the tokens above it looks at, at most; 0 with mode ALONE."""
+        """Return the most tokens above that it uses; 0 with mode ALONE."""
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
-        """A bitstring each. Raises ContentError for ids out of range."""
+        """Return a bitstring for each segment. Raises ContentError for ids out of range."""
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
-        """(count,) ids each. Raises CorruptError; never works more than the bytes that are there allow."""
+        """Return the ids of each segment, (count,). Raises CorruptError.
+
+        The work is bounded by the bytes that are present.
+        """
 
 
 @runtime_checkable
 class Kin(Protocol):
-    """A codec that may be had for another bundle of the same vocabulary."""
+    """A codec that can be made for another bundle of the same vocabulary."""
 
     def kin(self, bundle_id: bytes) -> SegmentCodec | None:
-        """The same with the embedded bundle of this id; None where there is none, or its vocabulary is another."""
+        """Return the same codec with the embedded bundle of this id.
+
+        None if there is none, or its vocabulary differs.
+        """
 
 
 def codec_of(codecs: list[SegmentCodec], context: Context) -> SegmentCodec | None:
-    """The codec that decodes the segments of a context.
+    """Return the codec that decodes the segments of a context; None if there is none.
 
-    Where none of those given does, one of an embedded bundle is added to them: what an earlier version of pltz froze with its bundle is read for ever.
+    If none of those given does, a codec of an embedded bundle is appended to them. So pltz reads forever what
+    an earlier version froze with its bundle.
     """
 
     def fits(codec: SegmentCodec) -> bool:
@@ -126,7 +150,7 @@ def codec_of(codecs: list[SegmentCodec], context: Context) -> SegmentCodec | Non
 
 
 def ids_codec(codecs: list[SegmentCodec], tokenizer: bytes) -> int:
-    """Return the number of the `IdsCodec` of a tokenizer; it is added where it is not there."""
+    """Return the number of the `IdsCodec` of a tokenizer, which is appended if absent."""
     for number, codec in enumerate(codecs):
         if isinstance(codec, IdsCodec) and codec.tokenizer == tokenizer:
             return number
@@ -135,7 +159,7 @@ def ids_codec(codecs: list[SegmentCodec], tokenizer: bytes) -> int:
 
 
 def embedded(bundle_id: bytes, vocabulary: bytes) -> Bundle | None:
-    """The embedded bundle of this id and this tokenizer."""
+    """Return the embedded bundle of this id and this tokenizer; None if there is none."""
     from pltz.models.bundle.bundle import Bundle
 
     try:
@@ -146,14 +170,14 @@ def embedded(bundle_id: bytes, vocabulary: bytes) -> Bundle | None:
 
 
 def layout_mode(codec: SegmentCodec, tokens: Tokens) -> int:
-    """The bit of the mode for the layout in which a codec codes a segment of these tokens: `prefix.FAST`, `prefix.TURN` or 0."""
+    """Return the mode bit of the layout for a segment of these tokens, (T,): `FAST`, `TURN` or 0."""
     if not codec.fast or len(tokens) <= TURN_ABOVE:
         return 0
     return FAST if len(tokens) > FAST_ABOVE else TURN
 
 
 def frame_layout(tokens: int, mode: int) -> Layout:
-    """The layout of a frame of so many tokens that was coded in a mode."""
+    """Return the layout of a frame of this many tokens that was coded in a mode."""
     return turn_layout(tokens) if mode & TURN else layout_of(tokens, bool(mode & FAST))
 
 
@@ -163,7 +187,10 @@ def encode_frames(
     contexts: Sequence[Tokens],
     modes: Sequence[int],
 ) -> list[bytes]:
-    """The frame of each sequence, (T,) ids, after its context, in the layout that its mode says."""
+    """Return the frame of each sequence of ids, (T,), after its context, (m,), in the layout of its mode.
+
+    Raises ContentError for ids out of range.
+    """
     out = [b""] * len(sequences)
     layouts = [frame_layout(len(s), mode) for s, mode in zip(sequences, modes, strict=True)]
     for layout, numbers in by_layout(layouts).items():
@@ -177,7 +204,7 @@ def encode_frames(
 
 
 def frame_item(data: bytes, count: int, above: Tokens, mode: int) -> FrameItem:
-    """What a coder decodes such a frame from."""
+    """Return the item from which a coder decodes a frame of ``count`` tokens after ``above``, (m,)."""
     from pltz.plt_codec.types import FrameItem
 
     layout = frame_layout(count, mode)
@@ -185,9 +212,9 @@ def frame_item(data: bytes, count: int, above: Tokens, mode: int) -> FrameItem:
 
 
 class BundleCodec:
-    """A decoder bundle's coder (`pltz.models.bundle.bundle.Bundle.coder`), after the last tokens of the tower (FORMAT.md, "Bitstrings").
+    """A decoder bundle's coder, after the last tokens of the tower (FORMAT.md, "Bitstrings").
 
-    layout: of the segments that it codes; it reads either.
+    ``layout``: layout of the segments that it codes; it reads both. The coder is `Bundle.coder`.
     """
 
     mode = TOWER | FAST | TURN
@@ -211,7 +238,7 @@ class BundleCodec:
         self._again = partial(BundleCodec, device=device, threads=threads, layout=layout)
 
     def kin(self, bundle_id: bytes) -> BundleCodec | None:
-        """As `Kin` says."""
+        """Return the same codec with another bundle, as `Kin` says."""
         bundle = embedded(bundle_id, self.tokenizer)
         return self._again(bundle) if bundle else None
 
@@ -221,7 +248,7 @@ class BundleCodec:
         return encode_frames(self._coder, tokens, [p.above for p in batch], modes)
 
     def expected(self, batch: Sequence[Plain]) -> float | None:
-        """Return the seconds to encode these segments and to decode them again; None where they are few."""
+        """Return the seconds to encode these segments and decode them again; None where they are few."""
         return expected_seconds(self._coder, [np.asarray(p.tokens, np.int64) for p in batch])
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
@@ -232,7 +259,7 @@ class BundleCodec:
 
 
 class BytesCodec:
-    """Bytes as tokens, by zstd without a dictionary (plt_codec/FORMAT.md, "Fallback bytes").
+    """Codes bytes as tokens, by zstd without a dictionary (plt_codec/FORMAT.md, "Fallback bytes").
 
     >>> codec = BytesCodec()
     >>> plain = Plain(np.frombuffer(b"again and " * 50, np.uint8), np.zeros(0))
@@ -264,7 +291,7 @@ class BytesCodec:
 
 
 class IdsCodec:
-    """Token ids of any tokenizer, by zstd: for sessions that are too large for the model. It needs no bundle.
+    """Codes token ids of any tokenizer by zstd, for sessions too large for the model. It needs no bundle.
 
     >>> codec = IdsCodec(bytes(16))
     >>> data = codec.encode([Plain(np.full(500, 70_000), np.zeros(0))])[0]

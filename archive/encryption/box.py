@@ -1,20 +1,24 @@
-"""Seal: authenticated encryption of a record's fields, under keys that can be destroyed one by one. Spec: FORMAT.md, "Encryption".
+"""Boxes: authenticated encryption of a record's fields, under keys that can be destroyed one by one.
+
+Spec: FORMAT.md, "Encryption".
 
     root --16 children--> ... --16 levels--> key of a unit (64 bits of an id) --AES-SIV--> box
 
-A unit is a segment or a session. Its key is a leaf of a tree in which each node gives its children by a hash, so the root alone stands
-for 2^64 keys and a put writes none. To destroy one key, the tree is *punctured*: the nodes on the path to it are replaced by the
-siblings beside the path, from which every other key can still be derived and this one never again (Goldreich, Goldwasser, Micali 1986;
-punctured as in Boneh and Waters 2013).
+A unit is a segment or a session. Its key is a leaf of a tree in which each node derives its children by a
+hash. The root alone stands for 2^64 keys, and a put writes none. To destroy one key, the tree is *punctured*:
+the nodes on the path to it are replaced by the siblings beside the path. Every other key can still be derived
+from these, and this one never again (Goldreich, Goldwasser, Micali 1986; punctured as in Boneh and Waters
+2013).
 
     >>> tree = Tree.root(bytes(32))
     >>> holed = tree.puncture(7)
     >>> holed.key(7) is None, holed.key(8) == tree.key(8)
     (True, True)
 
-AES-SIV (RFC 5297) is deterministic: there is no nonce to repeat, and the same fields under the same key give the same box, which tells
-nothing that the id beside it does not. So a box may be copied from pack to pack by a collector without a key. What a box
-belongs to is its associated data: moved to another record it does not open.
+AES-SIV (RFC 5297) is deterministic: there is no nonce to repeat. The same fields under the same key give the
+same box, which reveals nothing that the id beside it does not. So a collector may copy a box from pack to
+pack without a key. The identity of the record is the associated data: a box moved to another record does not
+open.
 """
 
 from __future__ import annotations
@@ -28,25 +32,28 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from pltz.plt_codec.errors import CorruptError
 
-TAG = 16  # bytes that a box is longer than what is in it
+TAG = 16  # bytes by which a box is longer than its content
 KEY = 32  # bytes
-UNIT = 8  # bytes of an id that name its unit
-LEVELS, BITS = 16, 4  # of the tree: levels below the root, bits of the unit a level
+UNIT = 8  # leading bytes of an id, which name its unit
+LEVELS, BITS = 16, 4  # levels of the tree below the root, and bits of the unit per level
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Nodes that are left, by (depth, the first ``depth`` * 4 bits of the units below). None are a tree that was destroyed."""
+    """The remaining nodes of a tree; none for a destroyed one.
+
+    ``nodes``: (depth, the first ``depth`` * 4 bits of the units below) -> key, 32 bytes.
+    """
 
     nodes: Mapping[tuple[int, int], bytes]
 
     @classmethod
     def root(cls, key: bytes) -> Tree:
-        """A whole tree from 32 random bytes."""
+        """Return a whole tree from 32 random bytes."""
         return cls({(0, 0): key})
 
     def key(self, unit: int) -> bytes | None:
-        """The key of a unit, 32 bytes; None: it was destroyed."""
+        """Return the key of a unit, 32 bytes; None if it was destroyed."""
         above = self._above(unit)
         if above is None:
             return None
@@ -57,7 +64,7 @@ class Tree:
         return key
 
     def puncture(self, unit: int) -> Tree:
-        """The tree without the key of a unit."""
+        """Return the tree without the key of a unit."""
         above = self._above(unit)
         if above is None:
             return self
@@ -75,7 +82,7 @@ class Tree:
         return Tree(nodes)
 
     def _above(self, unit: int) -> tuple[int, bytes] | None:
-        """The node that a unit's key comes from: depth and key."""
+        """Return depth and key of the node from which a unit's key is derived."""
         for depth in range(LEVELS + 1):
             if key := self.nodes.get((depth, unit >> BITS * (LEVELS - depth))):
                 return depth, key
@@ -83,7 +90,7 @@ class Tree:
 
 
 def unit_of(identity: bytes) -> int:
-    """The unit of a segment id or session key: its first 64 bits.
+    """Return the unit of a segment id or session key: its first 64 bits.
 
     >>> unit_of(bytes(7) + bytes([5]) + bytes(8))
     5
@@ -92,12 +99,18 @@ def unit_of(identity: bytes) -> int:
 
 
 def seal(key: bytes, plain: bytes, about: Sequence[bytes]) -> bytes:
-    """A box, 16 bytes longer than ``plain``. ``about``: what it belongs to, not in it; the pieces are kept apart."""
+    """Return a box, 16 bytes longer than ``plain``.
+
+    ``about``: associated data, authenticated but not contained; the pieces are kept apart.
+    """
     return AESSIV(_wide(key)).encrypt(plain, list(about))
 
 
 def unseal(key: bytes, box: bytes, about: Sequence[bytes], what: str) -> bytes:
-    """Undo `seal`. Raises CorruptError where box, key or ``about`` is another; ``what`` names it in the message."""
+    """Undo `seal`.
+
+    Raises CorruptError where box, key or ``about`` differs; ``what`` names it in the message.
+    """
     try:
         return AESSIV(_wide(key)).decrypt(box, list(about))
     except InvalidTag as exc:
@@ -105,12 +118,12 @@ def unseal(key: bytes, box: bytes, about: Sequence[bytes], what: str) -> bytes:
 
 
 def subkey(key: bytes, purpose: bytes) -> bytes:
-    """32 bytes for one purpose (at most 16 bytes)."""
+    """Return a key, 32 bytes, for one purpose (at most 16 bytes)."""
     return hashlib.blake2b(key=key, digest_size=KEY, person=purpose).digest()
 
 
 def keyed(key: bytes, person: bytes, parts: Iterable[bytes], size: int) -> bytes:
-    """A keyed hash: what it names cannot be guessed without the key."""
+    """Return a keyed hash of ``size`` bytes. Its input cannot be guessed without the key."""
     state = hashlib.blake2b(key=key, digest_size=size, person=person)
     for part in parts:
         state.update(part)
@@ -122,5 +135,5 @@ def _child(key: bytes, number: int) -> bytes:
 
 
 def _wide(key: bytes) -> bytes:
-    """AES-256-SIV takes two keys of 32 bytes."""
+    """Return the two keys of 32 bytes that AES-256-SIV takes."""
     return hashlib.blake2b(key=key, digest_size=2 * KEY, person=b"pltz box").digest()

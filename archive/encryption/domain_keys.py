@@ -1,6 +1,8 @@
-"""The keys of one domain: what its ids are made with, and one tree of unit keys a root (`box.Tree`). Spec: FORMAT.md, "Encryption".
+"""Domain keys: the key of a domain's ids, and one tree of unit keys per root (`box.Tree`).
 
-{root: Tree} + id key + name + units whose erasure has begun --encode--> what a key file wraps
+Spec: FORMAT.md, "Encryption".
+
+{root: Tree} + id key + name + units whose erasure has begun --encode--> content of a key file
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ MAX_ROOTS, MAX_NODES = 4096, 1 << 20
 
 
 class Unit(NamedTuple):
-    """A key of a domain: which tree, which leaf."""
+    """A key of a domain: its tree and its leaf."""
 
     root: bytes
     number: int
@@ -30,9 +32,11 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True)
 class DomainKeys:
-    """All keys of a domain, one generation. ``roots``: id -> tree, the last is the one that new records use; an empty tree was erased.
+    """All keys of a domain in one generation.
 
-    ``doomed``: units whose erasure has begun.
+    Attributes:
+        roots: root id -> tree. New records use the last. An empty tree was erased.
+        doomed: units whose erasure has begun.
     """
 
     domain: bytes
@@ -45,25 +49,25 @@ class DomainKeys:
 
     @property
     def erased(self) -> bool:
-        """Whether the whole domain was: nothing is left but the ids of its roots."""
+        """Return whether the whole domain was erased: only the ids of its roots are left."""
         return not any(tree.nodes for tree in self.roots.values())
 
     @property
     def older(self) -> frozenset[bytes]:
-        """Ids of the roots before the newest that are not empty."""
+        """Return the ids of the roots before the newest that are not empty."""
         return frozenset(root for root, tree in self.roots.items() if tree.nodes and root != self.newest)
 
     @property
     def newest(self) -> bytes:
-        """Id of the root that new records use."""
+        """Return the id of the root that new records use."""
         return list(self.roots)[-1]
 
     def following(self, **changes: object) -> DomainKeys:
-        """The next generation."""
+        """Return the next generation, with these fields changed."""
         return dataclasses.replace(self, generation=self.generation + 1, **changes)  # type: ignore[arg-type]
 
     def encode(self) -> bytes:
-        """Return what is wrapped. Raises ArchiveError where it is more than `decode` reads."""
+        """Return the bytes to wrap. Raises ArchiveError where they exceed the limits of `decode`."""
         most = max([len(self.doomed), *(len(tree.nodes) for tree in self.roots.values())])
         if len(self.roots) > MAX_ROOTS or most > MAX_NODES:
             raise ArchiveError(
@@ -101,37 +105,37 @@ class DomainKeys:
 
 
 class Reader:
-    """Fields one after the other, each checked against what is there."""
+    """Reads fields one after the other, each checked against the bytes left."""
 
     def __init__(self, data: bytes):
         self.data, self.at = data, 0
 
     def take(self, size: int) -> bytes:
-        """The next bytes. Raises CorruptError."""
+        """Return the next ``size`` bytes. Raises CorruptError."""
         if self.at + size > len(self.data):
             raise CorruptError("keys end before their fields do: damaged")
         self.at += size
         return self.data[self.at - size : self.at]
 
     def count(self, most: int) -> int:
-        """The next varint. Raises CorruptError."""
+        """Return the next varint, at most ``most``. Raises CorruptError."""
         value, self.at = read_varint(self.data, self.at)
         if value > most:
             raise CorruptError(f"a count of {value} where at most {most} are allowed: damaged")
         return value
 
     def name(self) -> str:
-        """A varint and so many bytes of UTF-8. Raises CorruptError."""
+        """Return UTF-8 text preceded by its size as a varint. Raises CorruptError."""
         try:
             return self.take(self.count(MAX_NAME)).decode()
         except UnicodeDecodeError as exc:
             raise CorruptError("a sealed name is not UTF-8: damaged") from exc
 
     def rest(self) -> bytes:
-        """What is left."""
+        """Return the remaining bytes."""
         return self.take(len(self.data) - self.at)
 
     def end(self) -> None:
-        """Raises CorruptError where anything is left."""
+        """Raise CorruptError where bytes remain."""
         if self.at != len(self.data):
             raise CorruptError("keys go on after their last field: damaged")

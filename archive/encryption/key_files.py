@@ -1,9 +1,12 @@
-"""Key files: wrapped keys in small files that can really be destroyed. Needs no key. Spec: FORMAT.md, "Encryption".
+"""Key files: wrapped keys in small files that can really be destroyed. Needs no key.
+
+Spec: FORMAT.md, "Encryption".
 
     keys/<domain id>-<generation>-<copy>          the archive key under the domain id of zeros
 
-A key file is never changed: a new generation is put beside it, in two copies, and then the older ones are overwritten and
-deleted. Generations are shredded oldest first, so whoever sees the one it knows, and not the next, is up to date.
+A key file is never changed. A new generation is put beside it, in two copies, and then the older ones are
+overwritten and deleted. Generations are shredded oldest first. So a process that still finds the generation
+it knows, and not the next, is up to date.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ MAX_SIZE = 64 << 20  # bytes of a key file
 
 @dataclass(frozen=True)
 class KeyFile:
-    """One generation of wrapped keys. ``head``: its plain part, which the box is bound to; ``cost`` and ``salt``: of the KDF."""
+    """One generation of wrapped keys. ``cost`` and ``salt`` are those of the KDF."""
 
     domain: bytes
     generation: int
@@ -46,18 +49,18 @@ class KeyFile:
 
     @property
     def head(self) -> bytes:
-        """The plain part."""
+        """Return the plain part, to which the box is bound."""
         head = HEAD.pack(MAGIC, VERSION, self.kdf, bytes(2), self.domain, self.generation)
         return head + KDF.pack(*self.cost, 0, self.salt)
 
     def encode(self) -> bytes:
-        """The file."""
+        """Return the bytes of the file."""
         data = self.head + self.box
         return data + digest(PERSON, data)
 
     @classmethod
     def decode(cls, data: bytes) -> KeyFile:
-        """Raises CorruptError, VersionError. Needs no key."""
+        """Return the key file in these bytes, without a key. Raises CorruptError, VersionError."""
         if len(data) < HEAD.size + KDF.size + SIZE or digest(PERSON, data[:-SIZE]) != data[-SIZE:]:
             raise CorruptError("a key file does not match its checksum: damaged")
         magic, version, kdf, reserved, domain, generation = HEAD.unpack_from(data)
@@ -78,7 +81,7 @@ class KeyFolder:
         self.store = store
 
     def generations(self) -> dict[bytes, list[int]]:
-        """Domain -> generations of which any copy is there, oldest first."""
+        """Return, by domain, the generations with any copy present, oldest first. Raises StoreError."""
         found: dict[bytes, set[int]] = {}
         for name in self.store.list("keys"):
             if match := NAME.fullmatch(name):
@@ -86,7 +89,10 @@ class KeyFolder:
         return {domain: sorted(numbers) for domain, numbers in found.items()}
 
     def read(self, domain: bytes, generation: int) -> KeyFile | None:
-        """From the first copy that is sound; None: none is there. Raises FormatError where all that are there are damaged."""
+        """Return a key file from its first sound copy; None if no copy exists.
+
+        Raises FormatError where all existing copies are damaged, StoreError.
+        """
         failure: FormatError | None = None
         for copy in range(COPIES):
             try:
@@ -103,7 +109,10 @@ class KeyFolder:
         return None
 
     def put(self, file: KeyFile) -> bool:
-        """Both copies, durable. False: somebody else was first."""
+        """Put both copies, durably. Return False if another process put this generation first.
+
+        Raises ArchiveError where the file is over the limit, StoreError, WriterFailed.
+        """
         data = file.encode()
         if len(data) > MAX_SIZE:
             raise ArchiveError(
@@ -116,13 +125,17 @@ class KeyFolder:
         return True
 
     def shred(self, domain: bytes, before: int) -> int:
-        """Destroy the generations of a domain below ``before``, oldest first, and what crashes left of it; how many files."""
+        """Destroy the generations of a domain below ``before``, oldest first, and left-overs of crashes.
+
+        Returns the number of files. Raises StoreError, WriterFailed.
+        """
         return self._shred(self._older({domain: before}).get(domain, []))
 
     def leftovers(self) -> dict[bytes, list[str]]:
-        """Return, by domain, the key files that an unfinished erase left, oldest first: those older than the newest generation.
+        """Return, by domain, the key files that an unfinished erase left, oldest first.
 
-        Domains whose newest generation is damaged in both copies are left out: an erase may be in it, and older keys would undo that.
+        These are the files older than the newest generation. Domains whose newest generation is damaged in
+        both copies are left out: an erase may be in it, and older keys would undo that.
         """
         newest = {domain: numbers[-1] for domain, numbers in self.generations().items()}
         return {
@@ -132,23 +145,29 @@ class KeyFolder:
         }
 
     def finish(self) -> dict[bytes, int]:
-        """Destroy what `leftovers` returns, after both copies of the newest generation were put; files by domain."""
+        """Destroy the files of `leftovers` and return them by domain.
+
+        Both copies of the newest generations are put before.
+        """
         for domain in self.leftovers():
             with suppress(FormatError):
                 if file := self.read(domain, self.generations()[domain][-1]):
                     self.put(file)
-        left = self.leftovers()  # again: what was just put may have been erased meanwhile
+        left = self.leftovers()  # listed again: a file just put may have been erased meanwhile
         return {domain: self._shred(files) for domain, files in left.items()}
 
     def sound(self, domain: bytes, generation: int) -> bool:
-        """Return whether a copy of a generation is there and sound."""
+        """Return whether a sound copy of a generation exists."""
         try:
             return self.read(domain, generation) is not None
         except FormatError:
             return False
 
     def outdated(self, name: str) -> bool:
-        """Return whether a file in ``keys/`` is older than a sound generation of its domain: if it is damaged, nothing is lost."""
+        """Return whether a file in ``keys/`` is older than a sound generation of its domain.
+
+        Damage to such a file loses nothing.
+        """
         match = NAME.fullmatch(name)
         if not match:
             return False
@@ -157,7 +176,7 @@ class KeyFolder:
         return int(match[2], 16) < newest and self.sound(domain, newest)
 
     def destroy(self, domain: bytes, generation: int) -> int:
-        """Shred one generation; how many files."""
+        """Shred one generation and return the number of files."""
         for copy in range(COPIES):
             self.store.shred(file_name(domain, generation, copy))
         return COPIES
@@ -168,7 +187,7 @@ class KeyFolder:
         return len(files)
 
     def _older(self, newest: Mapping[bytes, int]) -> dict[bytes, list[str]]:
-        """Return, by domain, the files of generations older than these, oldest first, then those in ``tmp/``."""
+        """Return, by domain, the files of older generations, oldest first, then those in ``tmp/``."""
         found: dict[bytes, list[str]] = {}
         matches = [match for name in self.store.list("keys") if (match := NAME.fullmatch(name))]
         for match in sorted(matches, key=lambda m: (int(m[2], 16), m[3])):
@@ -181,14 +200,16 @@ class KeyFolder:
         return found
 
     def _left_over(self, name: str, newest: Mapping[bytes, int]) -> bytes | None:
-        """Return whose keys a file holds that was never put in place, if they are older than the newest, or lost to it; else None.
+        """Return the domain of a temporary key file that is outdated; else None.
 
-        A newer one, or the same, is being put right now, and may be linked to its name already: that is not overwritten.
+        Outdated is a file older than the newest generation, or one of the same number that lost to it. Any
+        other file is being put right now and may already be linked to its name, so it must not be
+        overwritten.
         """
         try:
             head = self.store.read(name, 0, HEAD.size)
             if len(head) < HEAD.size or head[:4] != MAGIC:
-                return None  # keys stand behind the head
+                return None  # too short to hold keys, or no key file
             *_, whose, generation = HEAD.unpack(head)
             if whose not in newest or generation > newest[whose]:
                 return None
@@ -202,7 +223,7 @@ class KeyFolder:
 
 
 def file_name(domain: bytes, generation: int, copy: int) -> str:
-    """Of a key file.
+    """Return the path of a key file.
 
     >>> file_name(bytes(16), 1, 0)
     'keys/00000000000000000000000000000000-00000001-0'

@@ -1,9 +1,9 @@
-"""The keyring: all keys of a sealed archive, at hand. Spec: FORMAT.md, "Encryption".
+"""The keyring: all keys of a sealed archive, in memory. Spec: FORMAT.md, "Encryption".
 
     secret --opens--> archive key (keys/000...0) --wraps--> the keys of each domain (keys/<domain id>)
 
-It knows the generation of keys that it read, and looks whether that is still the newest: what was erased meanwhile is not read, and what a
-writer put under keys that changed is not acknowledged.
+It checks whether the generation that it read is still the newest. Content erased meanwhile is not read, and a
+put under keys that have changed is not acknowledged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MASTER = NONE
 
 
 class Keyring:
-    """The keys of a sealed archive, at hand. Raises KeyMismatch on opening with another secret."""
+    """The keys of a sealed archive, in memory. Raises KeyMismatch on opening with another secret."""
 
     cipher = SEALED
 
@@ -42,12 +42,12 @@ class Keyring:
         self._checked: set[bytes] = set()
         self._made: set[bytes] = (
             set()
-        )  # domains with their first keys from here, not compared with the list yet
+        )  # domains whose first keys this process made and has not yet compared with the listing
         # Read since the last refresh, to read records by, and the roots that were looked for
         self._newer: dict[bytes, DomainKeys | None] = {}
         self._sought: set[bytes] = set()
         self._listed: dict[bytes, list[int]] = {}
-        self._fresh = False  # whether it was listed since the last refresh
+        self._fresh = False  # whether keys were listed since the last refresh
 
     @classmethod
     def create(cls, store: Store, archive: bytes, secret: Secret) -> None:
@@ -56,7 +56,10 @@ class Keyring:
             raise UsageError("somebody else is making an archive here")
 
     def change(self, secret: Secret) -> None:
-        """Wrap the archive key by another secret and destroy what the old one opened. Raises Fenced, StoreError."""
+        """Wrap the archive key by another secret and destroy the file that the old one opened.
+
+        Raises Fenced, StoreError.
+        """
         generation = max(self.folder.generations()[MASTER])
         if not _put_master(self.folder, self.archive, secret, self._master, generation + 1):
             raise Fenced("somebody else changed the key at the same time: try again")
@@ -95,7 +98,7 @@ class Keyring:
 
     def session_key(self, domain: bytes, name: str) -> bytes:
         keys = self.of(domain)
-        key = keys.id_key if keys else self._names  # no session of an unknown domain is stored under any key
+        key = keys.id_key if keys else self._names  # an unknown domain has no stored sessions
         return keyed(key, b"pltz session", [domain, name.encode()], UNIT) + bytes(SIZE - UNIT)
 
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
@@ -157,7 +160,10 @@ class Keyring:
         return doomed_whole or Unit(context.root, unit_of(identity)) in keys.doomed
 
     def of(self, domain: bytes) -> DomainKeys | None:
-        """The keys of a domain as they are since the last refresh; None: it has none. Raises CorruptError where they are damaged."""
+        """Return the keys of a domain as of the last refresh; None if it has none.
+
+        Raises CorruptError where they are damaged, StoreError.
+        """
         if domain not in self._checked:
             known = self._domains.get(domain)
             if known is None or not self._current(known):
@@ -181,16 +187,19 @@ class Keyring:
         return self._newer.get(context.domain) or keys
 
     def publish(self, keys: DomainKeys) -> bool:
-        """Put the generation after one that was there. False: somebody else was first."""
+        """Put the generation after an existing one. Return False if another process was first.
+
+        Raises ArchiveError, StoreError, WriterFailed.
+        """
         if not self._there(keys.domain, keys.generation - 1) or not self._put(keys):
             return False
         self._list()
         return not self._overtaken(keys)
 
     def _overtaken(self, keys: DomainKeys) -> bool:
-        """Whether keys that were just put have a number that others went past, and destroyed, before.
+        """Return whether others put and destroyed later generations before these keys were put.
 
-        What they erased would be back by them: they are destroyed again.
+        Such keys would bring back erased content, so they are destroyed again.
         """
         if self._listed[keys.domain][-1] == keys.generation:
             return False
@@ -208,7 +217,7 @@ class Keyring:
         return True
 
     def _make(self, kind: int, name: str, domain: bytes, old: DomainKeys | None) -> DomainKeys:
-        """First keys of a domain, or of one that was erased."""
+        """Make the first keys of a domain, or new keys of an erased one."""
         fresh = {self.store.random(UNIT): Tree.root(self.store.random(KEY))}
         keys = DomainKeys(
             domain,
@@ -220,7 +229,7 @@ class Keyring:
         )
         if self._put(keys):
             self._made.add(domain)
-            if old:  # no secret is left in the older ones, but they would look like an unfinished erase
+            if old:  # older ones hold no secret, but would look like an unfinished erase
                 self.folder.shred(domain, keys.generation)
         else:
             self._list()
@@ -228,7 +237,7 @@ class Keyring:
         return self._domains[domain]
 
     def _key(self, context: Context, identity: bytes) -> bytes:
-        """Of a segment or session. Raises Erased, CorruptError."""
+        """Return the key of a segment or session, 32 bytes. Raises Erased, CorruptError."""
         keys = self._holding(context)
         if keys is None or context.root not in keys.roots:
             raise CorruptError(
@@ -240,7 +249,10 @@ class Keyring:
         return key
 
     def _current(self, keys: DomainKeys) -> bool:
-        """Whether these are the newest: the next is not there, then this one still is (see the head of this file)."""
+        """Return whether these are the newest keys.
+
+        They are if the next generation is absent and then this one is still present (see `key_files`).
+        """
         for generation, there in ((keys.generation + 1, False), (keys.generation, True)):
             if self._there(keys.domain, generation) != there:
                 return False
@@ -250,13 +262,14 @@ class Keyring:
         return any(is_there(self.store, file_name(domain, generation, copy)) for copy in range(COPIES))
 
     def _load(self, domain: bytes) -> None:
+        """Load the newest readable generation; an older one only where the newer was never whole."""
         self._domains.pop(domain, None)
         if keys := self._newest(domain):
             self._domains[domain] = keys
 
     def _newest(self, domain: bytes) -> DomainKeys | None:
         """Return the newest generation that can be read; an older one only where the newer was never whole."""
-        for _ in range(8):  # a generation may be shredded while it is read: then a newer one is there
+        for _ in range(8):  # a generation shredded while it is read has a successor
             if not self._there_listed(domain):
                 return None
             generation = self._listed[domain][-1]
@@ -274,7 +287,10 @@ class Keyring:
         raise CorruptError(f"the keys of domain {domain.hex()} keep changing: try again")
 
     def _there_listed(self, domain: bytes) -> bool:
-        """Whether a domain has keys. One that is not listed is looked for once a refresh: a put may have thousands of new ones."""
+        """Return whether a domain has keys.
+
+        An unlisted domain is looked up once per refresh, because a put may have thousands of new ones.
+        """
         newest = self._listed.get(domain, [-1])[-1]
         known = newest >= 0 and not self._there(domain, newest + 1) and self._there(domain, newest)
         if not known and not (newest < 0 and self._fresh):

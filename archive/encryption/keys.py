@@ -1,10 +1,12 @@
-"""Keys: what names and fields mean in an archive, and the secret that opens a sealed one. Spec: FORMAT.md, "Encryption".
+"""Keys: ids and fields of an archive with and without encryption, and the secret that opens a sealed one.
 
-    passphrase, key file or command --Secret--> wraps the archive key --> wraps the keys of each domain (`domain_keys.py`)
+Spec: FORMAT.md, "Encryption".
 
-`Clear` is what an archive without encryption has, `Locked` a sealed one opened without its key (records can be checked, copied and
-repaired, not read), `keyring.Keyring` a sealed one with it. All three say the same things: what a domain, a segment and a session are called,
-and what a record's fields are.
+    passphrase, key file or command --Secret--> wraps the archive key --> wraps each domain's keys (`domain_keys.py`)
+
+`Clear` serves an archive without encryption, `keyring.Keyring` a sealed one. `Locked` serves a sealed one
+opened without its key, whose records can be checked, copied and repaired, but not read. All three answer the
+same questions: the ids of domains, segments and sessions, and the fields of a record.
 """
 
 from __future__ import annotations
@@ -27,33 +29,39 @@ from pltz.archive.format.ids import NONE, Tokens
 from pltz.archive.format.record import Record
 from pltz.plt_codec.errors import UsageError
 
-LEAST_SECRET = 16  # bytes of a key file or a command's output
+LEAST_SECRET = 16  # least bytes of a key file or a command's output
 
 
 @dataclass(frozen=True)
 class Secret:
-    """What opens an archive. Make one with `passphrase`, `file` or `command`; it never shows what it holds."""
+    """The secret that opens an archive.
+
+    Make one with `passphrase`, `file` or `command`; its repr never shows it.
+    """
 
     material: bytes = field(repr=False)
     kdf: int
 
     @classmethod
     def passphrase(cls, words: str) -> Secret:
-        """Stretched by scrypt. Raises UsageError for an empty one."""
+        """Return the secret of a passphrase, stretched by scrypt. Raises UsageError for an empty one."""
         if not words:
             raise UsageError("expected a passphrase, got an empty one")
         return cls(words.encode(), SCRYPT)
 
     @classmethod
     def environment(cls, name: str) -> Secret:
-        """Read a passphrase from an environment variable. Raises UsageError where it is not set, or empty."""
+        """Return the secret of a passphrase in an environment variable.
+
+        Raises UsageError where it is unset or empty.
+        """
         if not os.environ.get(name):
             raise UsageError(f"expected a passphrase in the environment variable {name}, found none")
         return cls.passphrase(os.environ[name])
 
     @classmethod
     def file(cls, path: str | os.PathLike[str]) -> Secret:
-        """The bytes of a file, at least 16 and random. Raises UsageError."""
+        """Return the secret in a file of at least 16 random bytes. Raises UsageError."""
         try:
             data = Path(path).read_bytes()
         except OSError as exc:
@@ -62,7 +70,10 @@ class Secret:
 
     @classmethod
     def command(cls, line: str) -> Secret:
-        """What a shell command prints, at least 16 bytes. Raises UsageError where it fails."""
+        """Return the secret that a shell command prints, at least 16 bytes.
+
+        Raises UsageError where it fails.
+        """
         done = subprocess.run(line, shell=True, stdout=subprocess.PIPE, check=False)
         if done.returncode:
             raise UsageError(f"the key command ended with {done.returncode}")
@@ -77,7 +88,10 @@ class Secret:
         passphrase_env: str | None = None,
         passphrase: str | None = None,
     ) -> Secret | None:
-        """Make the secret of whichever one is given; None where none is. Raises UsageError where there are two, or as its maker."""
+        """Return the secret of whichever argument is given; None if none is.
+
+        Raises UsageError where two are given, and the errors of its maker.
+        """
         if sum(given is not None for given in (key_file, key_command, passphrase_env, passphrase)) > 1:
             raise UsageError("expected one of key_file, key_command, passphrase_env and passphrase, got more")
         if key_file is not None:
@@ -95,7 +109,7 @@ class Secret:
         return cls(data, RAW)
 
     def key(self, cost: tuple[int, int, int], salt: bytes) -> bytes:
-        """32 bytes. ``cost``: log2 of n, r, p of scrypt."""
+        """Return the wrapping key, 32 bytes. ``cost``: log2 of n, r, p of scrypt."""
         if self.kdf == RAW:
             return keyed(salt, b"pltz secret", [self.material], KEY)
         n, r, p = cost
@@ -103,52 +117,58 @@ class Secret:
 
 
 class Keys(Protocol):
-    """What names and fields mean in an archive."""
+    """The keys of an archive: ids of its objects and fields of its records."""
 
     cipher: int
 
     def refresh(self) -> None:
-        """See what others did, when it is next asked for."""
+        """Read the changes of others at the next use."""
 
     def check(self, domains: Iterable[bytes]) -> None:
-        """Raises Fenced where keys of these domains changed since the last refresh: something was erased meanwhile."""
+        """Raise Fenced where keys of these domains changed since the last refresh.
+
+        Something was erased meanwhile in that case.
+        """
 
     def domain(self, kind: int, name: str) -> bytes:
-        """What a domain is called. Raises KeyMismatch without the key."""
+        """Return the id of a domain, 16 bytes. Raises KeyMismatch without the key."""
 
     def domain_name(self, context: Context) -> str:
-        """What people call the domain of a stored record."""
+        """Return the user's name for the domain of a stored record."""
 
     def context(self, kind: int, name: str) -> Context:
-        """What records of a domain are written under, codec and target left open; makes its keys where it has none."""
+        """Return the context for records of a domain, with codec and target left open.
+
+        Makes the keys of a domain that has none. Raises KeyMismatch, StoreError.
+        """
 
     def session_key(self, domain: bytes, name: str) -> bytes:
-        """What a session is looked up by."""
+        """Return the key by which a session is looked up, 16 bytes."""
 
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
-        """32 bytes that begin with what a segment is called."""
+        """Return the digest of a segment, 32 bytes; the first 16 are its id. ``tokens``: (T,)."""
 
     def segment_head(self, domain: bytes, tokenizer: bytes, parent: bytes) -> identity.Head:
-        """What is hashed before the tokens, as little-endian u32."""
+        """Return the bytes hashed before the tokens, which follow as little-endian u32."""
 
     def seal(self, context: Context, record: Record) -> Record:
-        """The record as it is stored."""
+        """Return the record as it is stored. Raises Erased, CorruptError."""
 
     def bits(self, context: Context, record: Record) -> bytes:
-        """The bitstring of a stored record. Raises Erased, KeyMismatch, CorruptError."""
+        """Return the bitstring of a stored record. Raises Erased, KeyMismatch, CorruptError."""
 
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
-        """Tenant, name and labels of a stored session. Raises Erased, CorruptError."""
+        """Return tenant, name and labels of a stored session. Raises Erased, CorruptError."""
 
     def gone(self, context: Context, identity: bytes) -> bool:
-        """Whether the key of a segment or session was destroyed."""
+        """Return whether the key of a segment or session was destroyed."""
 
     def doomed(self, context: Context, identity: bytes) -> bool:
-        """Whether it is about to be: nothing new may rely on it."""
+        """Return whether the key is about to be destroyed, so that nothing new may rely on it."""
 
 
 class Clear:
-    """An archive without encryption."""
+    """The keys of an archive without encryption."""
 
     cipher = CLEAR
 
@@ -193,7 +213,7 @@ class Clear:
 
 
 class Locked(Clear):
-    """A sealed archive without its key: names are shown as the ids that stand for them."""
+    """The keys of a sealed archive opened without its key: names are shown as their ids."""
 
     cipher = SEALED
 

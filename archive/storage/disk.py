@@ -1,13 +1,14 @@
-"""The seam: every system call, clock reading and random byte of the archive goes through a `Disk`.
+"""The disk interface: every system call, clock reading and random byte of the archive goes through a `Disk`.
 
-What: `Disk` is the short list of calls that a directory store needs, each as small as the operating system's, so that a
-simulated disk can stop between any two of them and lose what was not synced (`simulated_disk.SimDisk`). `OsDisk` is the real one.
-Above it stands `store.py`, which makes whole objects of them; nothing else in the archive touches a file.
+`Disk` is the short list of calls that a directory store needs, each as small as the operating system's. So a
+simulated disk can stop between any two of them and lose unsynced data (`simulated_disk.SimDisk`). `OsDisk` is
+the real one. `store.py` builds whole objects on top; nothing else in the archive touches a file.
 
-Why calls and not objects: what a crash leaves is decided between write, sync, link and directory sync. A seam above them would hide the
-very order that has to be proved.
+The interface has calls rather than objects because the state after a crash is decided between write, sync,
+link and directory sync. A higher interface would hide the very order that has to be proved.
 
-Paths are relative to the root of the archive, with "/"; "" is the root itself. Calls raise OSError as the system does; `store.py` names it.
+Paths are relative to the root of the archive, with "/"; "" is the root itself. Calls raise OSError as the
+system does, and `store.py` turns it into named errors.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pltz.archive.format.byte_source import File
 
 
 class OsFile:
-    """The real thing. Raises OSError."""
+    """A file of the operating system. Raises OSError."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self._handle = -1
@@ -38,7 +39,7 @@ class OsFile:
 
     def read(self, offset: int, size: int) -> bytes:
         pieces: list[bytes] = []
-        size = min(size, self.size - offset)  # memory is asked for what is there
+        size = min(size, self.size - offset)  # allocate no more than exists
         while size > 0 and (piece := os.pread(self._handle, min(size, 1 << 30), offset)):
             pieces.append(piece)
             offset += len(piece)
@@ -64,19 +65,22 @@ class Disk(Protocol):
     """System calls under one root directory, a clock and a source of randomness."""
 
     def make_directory(self, path: str) -> None:
-        """Create a directory and missing parents; one that exists is fine. Durable after `sync_directory` of the parent, the root ("") after its own."""
+        """Create a directory and missing parents; an existing one is fine.
+
+        Durable after `sync_directory` of the parent; the root ("") after its own.
+        """
 
     def write_new(self, path: str, data: bytes) -> None:
         """Create a file that must not exist and write it. Nothing is durable yet."""
 
     def overwrite(self, path: str, data: bytes) -> None:
-        """Write over the bytes of a file that is there, in place. Nothing is durable yet."""
+        """Overwrite the bytes of an existing file in place. Nothing is durable yet."""
 
     def append(self, path: str, data: bytes) -> None:
-        """Write after the last byte of a file that is there. Nothing is durable yet."""
+        """Write after the last byte of an existing file. Nothing is durable yet."""
 
     def truncate(self, path: str, size: int) -> None:
-        """Cut a file off after ``size`` bytes, which frees room and needs none. Nothing is durable yet."""
+        """Truncate a file to ``size`` bytes, which frees space and needs none. Nothing is durable yet."""
 
     def sync_file(self, path: str) -> None:
         """Make a file's bytes durable."""
@@ -85,35 +89,38 @@ class Disk(Protocol):
         """Give a file a second name. Raises FileExistsError if the name is taken."""
 
     def unlink(self, path: str) -> None:
-        """Take a name away."""
+        """Remove a name."""
 
     def sync_directory(self, path: str) -> None:
         """Make a directory's names durable."""
 
     def names(self, path: str) -> list[tuple[str, int]]:
-        """Files in a directory with their sizes in bytes, in any order."""
+        """Return the files in a directory with their sizes in bytes, in any order."""
 
     def changed(self, path: str) -> int:
-        """When a file was written to last, in seconds since 1970 by the file system's clock."""
+        """Return the time of the last write to a file, in seconds since 1970 by the file system's clock."""
 
     def read(self, path: str, offset: int, size: int) -> bytes:
-        """At most ``size`` bytes at ``offset``; fewer at the end of the file."""
+        """Return at most ``size`` bytes at ``offset``; fewer at the end of the file."""
 
     def view(self, path: str) -> memoryview:
-        """The whole file. Stays valid after an unlink."""
+        """Return the whole file. Stays valid after an unlink."""
 
     def open(self, path: str) -> File:
-        """A file to read ranges of."""
+        """Return a file to read ranges of."""
 
     def now(self) -> int:
-        """Seconds since 1970. May go backwards; nothing but times shown to people depends on it."""
+        """Return the seconds since 1970.
+
+        The clock may go backwards; only times shown to people depend on it.
+        """
 
     def random(self, size: int) -> bytes:
-        """Unpredictable bytes."""
+        """Return unpredictable bytes."""
 
 
 class OsDisk:
-    """The real thing.
+    """The disk of the operating system, under one root.
 
     >>> OsDisk("/tmp").random(4) == OsDisk("/tmp").random(4)
     False
@@ -123,7 +130,7 @@ class OsDisk:
         self.root = Path(root)
         self._above: list[
             Path
-        ] = []  # folders that hold the root, or one above it, by a name that may not be durable
+        ] = []  # parent folders whose entry for the root, or for a folder above it, may not be durable
 
     def make_directory(self, path: str) -> None:
         new = [folder for folder in self.root.absolute().parents if not folder.exists()]

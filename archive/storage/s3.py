@@ -1,16 +1,19 @@
-"""An archive in a bucket: S3 and what speaks like it, through `obstore`. Spec: FORMAT.md, "Layout".
+"""S3 store: an archive in a bucket, through `obstore`. Spec: FORMAT.md, "Layout".
 
-    s3://bucket/some/prefix  ->  some/prefix/packs/<32 hex>, some/prefix/index/..., some/prefix/collect/..., some/prefix/archive.json
+    s3://bucket/some/prefix  ->  some/prefix/packs/<32 hex>, some/prefix/index/..., some/prefix/collect/...,
+                                 some/prefix/archive.json
 
-A put is one PUT with ``If-None-Match: *``: the object appears whole, or not at all, or somebody else's stands there. Such stores list
-strongly consistently and a PUT that was answered lasts, so there is nothing to sync. An answer that was lost is told from a name that
-was taken by reading the object: every name here is a digest, or the bytes hold a random number of their writer.
+A put is one PUT with ``If-None-Match: *``: the object appears whole or not at all, or another writer's is
+there. Such stores list strongly consistently, and an answered PUT is durable, so there is nothing to sync.
+When a name is taken, reading the object tells a lost answer from another writer: every name is a digest, or
+the bytes hold a random number of their writer.
 
-Indexes are looked up in all the time, so they are kept in a folder of this machine, mapped, each checked against its name when
-opened. That folder may be deleted at any time. Records are read by range.
+Indexes are read very often. They are kept in a folder of this machine, mapped, each checked against its name
+when opened. That folder may be deleted at any time. Records are read by range.
 
-Credentials come from the environment as AWS tools have it (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION,
-AWS_ENDPOINT_URL; roles of a machine or pod) or from ``options``; they are in no message of ours.
+Credentials come from the environment as AWS tools expect them (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL; roles of a machine or pod) or from ``options``. They appear
+in no message of ours.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 SCHEME = "s3://"
-CONFLICTS = 10  # tries at a name that others are writing
+CONFLICTS = 10  # attempts at a name that others are writing
 STATUS = re.compile(r"status code: (\d{3})")
 CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 
@@ -47,19 +50,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Place:
-    """Where an archive is and how to speak to it. ``timeout``: seconds for one request; ``retries``: of one that failed on the way."""
+    """The place of an archive and the way to speak to it.
+
+    ``timeout``: seconds per request; ``retries``: attempts after a request that failed on the way.
+    """
 
     bucket: str
     prefix: str = ""
     options: Mapping[str, str] = field(
         default_factory=dict, repr=False
-    )  # obstore's names: endpoint, region, access_key_id, ...
+    )  # by obstore's names: endpoint, region, access_key_id, ...
     timeout: float = 60.0
     retries: int = 5
 
     @classmethod
     def of(cls, url: str, options: Mapping[str, str] | None = None, **how: float) -> Place:
-        """Raises UsageError where the URL is not s3://bucket or s3://bucket/prefix.
+        """Return the place of a URL. Raises UsageError where it is not s3://bucket or s3://bucket/prefix.
 
         >>> Place.of("s3://cold/team-a/").prefix
         'team-a'
@@ -73,6 +79,7 @@ class Place:
 
     @property
     def url(self) -> str:
+        """Return the URL, without credentials."""
         return f"{SCHEME}{self.bucket}/{self.prefix}".rstrip("/")
 
 
@@ -83,7 +90,7 @@ class ObjectStore:
         place: a URL (``s3://bucket/prefix``) or a `Place`.
         cache: folder for copies of index files; None is ``pltz`` in the user's cache folder.
 
-    Raises UsageError for a URL that is none, StoreError where `obstore` is missing.
+    Raises UsageError for an invalid URL, StoreError where `obstore` is missing.
     """
 
     def __init__(self, place: str | Place, cache: str | os.PathLike[str] | None = None):
@@ -95,7 +102,7 @@ class ObjectStore:
         )
 
     def make(self) -> None:
-        """There are no folders to make; what has to hold is checked instead: a name is given once. Raises StoreError."""
+        """Check that the store gives a name only once. There are no folders to make. Raises StoreError."""
         name = "tmp/" + self.random(16).hex()
         first, second = self._create(name, b"1"), self._create(name, b"2")
         self.delete(name)
@@ -109,9 +116,9 @@ class ObjectStore:
         for turn in range(CONFLICTS):
             if self._create(name, data):
                 return True
-            try:  # a lost answer and another try look like this too
+            try:  # a lost answer and a retry look like this too
                 return self.read(name, 0, len(data) + 1) == data
-            except FileNotFoundError:  # 409: another request on this name is not decided yet
+            except FileNotFoundError:  # 409: another request for this name is undecided
                 time.sleep(min(1.0, 0.02 * 2**turn))
         raise StoreError(
             f"cannot write {name} in {self.place.url}: others wrote it all the time; it was not acknowledged"
@@ -149,7 +156,7 @@ class ObjectStore:
         return names
 
     def shred(self, name: str) -> None:
-        """Deletes: a bucket has no bytes to write over. One that keeps versions keeps this one too."""
+        """Delete the object: a bucket cannot overwrite bytes, and one that keeps versions keeps this one."""
         self.delete(name)
 
     def delete(self, name: str) -> None:
@@ -159,11 +166,11 @@ class ObjectStore:
             self._called(f"delete {name}", lambda: obstore.delete(self._remote, name), missing=name)
 
     def left(self, before: int) -> Sequence[str]:
-        """None: what is put is put at once."""
+        """Return nothing: an object is put at once, so no temporary files are left."""
         return []
 
     def settle(self, folder: str) -> None:
-        """What such a store lists is durable."""
+        """Do nothing: listed objects are durable in such a store."""
 
     def using_reserve(self, parts: int) -> AbstractContextManager[None]:
         """Do nothing: a bucket is never full."""
@@ -176,7 +183,7 @@ class ObjectStore:
         return os.urandom(size)
 
     def _create(self, name: str, data: bytes) -> bool:
-        """PUT if absent; False where something stands there."""
+        """PUT if absent; return False where the name is taken."""
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
@@ -193,7 +200,7 @@ class ObjectStore:
         import obstore
 
         def get() -> memoryview:
-            found = obstore.get(self._remote, name)  # its bytes come when they are asked for
+            found = obstore.get(self._remote, name)  # its bytes are fetched on demand
             if found.meta["size"] > MOST_WHOLE and not name.startswith("index/"):
                 raise CorruptError(f"{name} has {found.meta['size']} bytes, more than any of ours: damaged")
             return memoryview(found.bytes())
@@ -201,7 +208,7 @@ class ObjectStore:
         return self._called(f"read {name}", get, missing=name)
 
     def _cached(self, name: str) -> File:
-        """An index, from this machine's copy; fetched where there is none that is whole."""
+        """Return an index from this machine's copy, fetched again where no sound copy exists."""
         path = self._cache / name.rpartition("/")[2]
         with suppress(OSError):
             found = Opened(OsFile(path), f"{path} (a copy that may be deleted)")
@@ -209,16 +216,16 @@ class ObjectStore:
                 return found
         data = Held(self._whole(name))
         if _is_index(data, path.name):
-            with suppress(OSError):  # a cache that cannot be written costs memory, nothing else
+            with suppress(OSError):  # an unwritable cache costs memory, nothing else
                 self._cache.mkdir(parents=True, exist_ok=True)
                 temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
                 temporary.write_bytes(data.map())
                 temporary.replace(path)
                 return Opened(OsFile(path), f"{path} (a copy that may be deleted)")
-        return data  # damaged in the store: who asked finds out
+        return data  # damaged in the store: the caller finds out
 
     def _tidy(self, names: Mapping[str, int]) -> None:
-        """Drop copies of indexes that are gone."""
+        """Delete copies of indexes that are gone."""
         with suppress(OSError):
             for path in self._cache.iterdir():
                 if path.name.partition(".")[0] not in names:
@@ -227,7 +234,10 @@ class ObjectStore:
     def _called(
         self, what: str, call: Callable[[], T], *, missing: str | None = None, past_end: T | None = None
     ) -> T:
-        """Call obstore and name what goes wrong. Raises StoreError; FileNotFoundError where ``missing`` names the object."""
+        """Call obstore and turn its errors into ours.
+
+        Raises FileNotFoundError where the object named ``missing`` does not exist, StoreError otherwise.
+        """
         from obstore.exceptions import BaseError
 
         try:
@@ -271,7 +281,7 @@ def _connect(place: Place) -> S3Store:
 
 
 def _endpoint(place: Place) -> str:
-    """URL of the server where it is not Amazon's own."""
+    """Return the URL of the server; empty for Amazon's own."""
     named = (
         place.options.get("endpoint")
         or place.options.get("endpoint_url")
@@ -281,7 +291,10 @@ def _endpoint(place: Place) -> str:
 
 
 def _why(exc: Exception, status: str, code: str, text: str) -> str:
-    """What to tell a person. Never the library's text, which is long and may name what is nobody's business."""
+    """Return the reason for the user.
+
+    The library's own text is never shown: it is long and may contain private details.
+    """
     if code == "NoSuchBucket":
         return "there is no such bucket"
     if status in ("401", "403") or type(exc).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
@@ -300,7 +313,7 @@ def _cache_folder() -> Path:
 
 
 def _is_index(file: File, name: str) -> bool:
-    """Whether these are all the bytes of the index of that name. False where they cannot be read."""
+    """Return whether these are all the bytes of the index of that name. False where they cannot be read."""
     try:
         return FileIndex.sealed(file).hex() == name
     except (StoreError, CorruptError):

@@ -1,19 +1,20 @@
-"""A disk in memory that forgets what was not synced: the seam's other side, for proving what a crash leaves.
+"""Simulated disk: a disk in memory that loses unsynced changes, to prove the state after a crash.
 
-`SimDisk` keeps, beside what a running process sees, what is durable and the list of changes that are not: bytes of files until
-`sync_file`, names until `sync_directory` of their folder. `crashes` gives every state a power cut may leave at this moment: every
-subset of the pending changes in every order that matters, with what is unsynced of each file absent, half written, of zeros, or whole. POSIX promises no more, and
-file systems have been seen to do each of these.
+`SimDisk` keeps the state that a running process sees, the durable state, and the list of changes between
+them. Bytes of files are pending until `sync_file`, names until `sync_directory` of their folder. `crashes`
+yields every state that a power cut may leave: every subset of the pending changes in every order that
+matters. The unsynced bytes of each file are absent, half written, zeros, or whole. POSIX promises no more,
+and file systems have been seen to do each of these.
 
     disk = SimDisk()
     disk.watch = lambda: check_all(disk.crashes())     # after every change
     TowerArchive.create(DirectoryStore(disk), [codec]).put(...)
 
-Two faults are no power cut: `vanish` takes an object away, durably, as a failing disk or a wrong command does; and names in `hidden` are left out of
-what is listed, though the files are there, as a store does that lists late.
+Two more faults are simulated. `vanish` removes an object durably, as a failing disk or a wrong command does.
+Names in `hidden` are omitted from listings although the files exist, as in a store with stale listings.
 
-The clock stands still unless `clock` is moved; random bytes come from a counter, so a run repeats exactly. `fail_at` makes a call fail.
-With a `capacity`, what is written beyond it is cut off there and fails with ENOSPC.
+The clock stands still unless `clock` is moved. Random bytes come from a counter, so a run repeats exactly.
+`fail_at` makes a call fail. With a `capacity`, a write beyond it is cut off there and fails with ENOSPC.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from dataclasses import dataclass, field
 
 from pltz.archive.format.byte_source import Held
 
-BLOCK = 4096  # bytes that a file takes at least, where a disk has a capacity
+BLOCK = 4096  # bytes; files take whole blocks of a disk with a capacity
 
 
 @dataclass(frozen=True)
 class Change:
-    """One unsynced change. ``what``: "bytes" (path is the inode's number), "name", "unname" or "directory"."""
+    """One unsynced change.
+
+    ``what``: "bytes" (path is the inode's number), "name", "unname" or "directory".
+    """
 
     what: str
     path: str
@@ -40,41 +44,42 @@ class Change:
 
 @dataclass
 class State:
-    """What a disk holds: names of files, their bytes, folders."""
+    """The content of a disk: names of files, their bytes, folders."""
 
     names: dict[str, int] = field(default_factory=dict)
     data: dict[int, bytes] = field(default_factory=dict)
     folders: set[str] = field(default_factory=lambda: {""})
 
     def copy(self) -> State:
+        """Return an independent copy."""
         return State(dict(self.names), dict(self.data), set(self.folders))
 
     def files(self) -> dict[str, bytes]:
-        """Path -> bytes of every file that can be reached."""
+        """Return path -> bytes of every reachable file."""
         reachable = {p: i for p, i in self.names.items() if _parents(p) <= self.folders}
         return {path: self.data.get(inode, b"") for path, inode in reachable.items()}
 
 
 class SimDisk:
-    """See the head of this file. Implements `disk.Disk`."""
+    """A simulated disk. Implements `disk.Disk`."""
 
     def __init__(self, state: State | None = None, seed: int = 0):
         self.seen = state.copy() if state else State()
-        for inode in self.seen.names.values():  # a name that is durable without its bytes keeps its inode
+        for inode in self.seen.names.values():  # a durable name without bytes keeps its inode
             self.seen.data.setdefault(inode, b"")
         self.durable = self.seen.copy()
         self.pending: list[Change] = []
         self.watch: Callable[[], None] = lambda: None
         self.clock = 1_000_000_000
-        self._written: dict[int, int] = {}  # inode -> when
+        self._written: dict[int, int] = {}  # inode -> time of the last write
         self.seed, self.drawn = seed, 0
-        self.calls = 0  # changes asked for
+        self.calls = 0  # number of changes requested so far
         self.hidden: set[str] = set()  # paths that `names` leaves out
-        self.fail_at: dict[int, OSError] = {}  # number of the call -> what it raises
-        self.capacity: int | None = None  # bytes that all files may take, in whole blocks
+        self.fail_at: dict[int, OSError] = {}  # number of the call -> error to raise
+        self.capacity: int | None = None  # most bytes of all files, in whole blocks
 
     def clone(self) -> SimDisk:
-        """A disk that goes its own way from here."""
+        """Return an independent copy of the disk."""
         twin = SimDisk(seed=self.seed)
         twin.seen, twin.durable, twin.pending = self.seen.copy(), self.durable.copy(), list(self.pending)
         twin.hidden = set(self.hidden)
@@ -83,7 +88,10 @@ class SimDisk:
         return twin
 
     def crashes(self, unread: str | None = None) -> Iterator[State]:
-        """Every state that a power cut now may leave. Names in the folder ``unread``, which nothing reads, are not varied."""
+        """Yield every state that a power cut may leave now.
+
+        Names in the folder ``unread``, which nothing reads, are not varied.
+        """
         choices = [_outcomes(change, unread) for change in self.pending]
         for chosen in itertools.product(*choices):
             state = self.durable.copy()
@@ -93,7 +101,7 @@ class SimDisk:
             yield state
 
     def vanish(self, path: str) -> None:
-        """Take a file's name away, whether it was synced or not; nothing where there is none."""
+        """Remove a file's name, synced or not; a missing one is fine."""
         for state in (self.seen, self.durable):
             state.names.pop(path, None)
         self.pending = [c for c in self.pending if c.what == "bytes" or c.path != path]
@@ -170,7 +178,7 @@ class SimDisk:
         return [(name, len(self.seen.data.get(i, b""))) for (folder, _, name), i in listed if folder == path]
 
     def changed(self, path: str) -> int:
-        """Now, where that was before this object was made."""
+        """Return the time of the last write; now for a file that is older than this object."""
         return self._written.get(self._inode(path), self.clock)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
@@ -191,11 +199,14 @@ class SimDisk:
 
     @property
     def used(self) -> int:
-        """Bytes that files take, in whole blocks. A file takes room until its last name is gone."""
+        """Return the bytes that files take, in whole blocks.
+
+        A file takes space until its last name is gone.
+        """
         return sum(_blocks(self.seen.data.get(inode, b"")) for inode in {*self.seen.names.values()})
 
     def _write(self, path: str, inode: int, data: bytes) -> None:
-        """Give a file these bytes; where they do not fit, as many as do. Raises OSError."""
+        """Set a file's bytes, as many as fit. Raises OSError where they do not all fit."""
         before = self.seen.data.get(inode, b"")
         self.seen.data[inode] = data
         if self.capacity is not None and len(data) > len(before) and self.used > self.capacity:
@@ -211,7 +222,7 @@ class SimDisk:
             raise error
 
     def _change(self, change: Change) -> None:
-        """Make a change seen; it is pending until it is synced."""
+        """Make a change visible; it is pending until it is synced."""
         if change.what != "bytes":
             self._apply(self.seen, change, "kept")
         self.pending.append(change)
@@ -228,10 +239,10 @@ class SimDisk:
         else:
             whole = self.seen.data[change.inode]
             safe = state.data.get(change.inode, b"")
-            if safe.startswith(whole):  # cut off: what is kept is not in danger
+            if safe.startswith(whole):  # truncated: the remaining bytes are safe
                 state.data[change.inode] = whole
                 return
-            safe = safe if whole.startswith(safe) else b""  # what was synced and appended to is not in danger
+            safe = safe if whole.startswith(safe) else b""  # synced bytes before an append are safe
             rest = whole[len(safe) :]
             kept = {"half": rest[: len(rest) // 2], "zeros": bytes(len(rest)), "kept": rest}
             state.data[change.inode] = safe + kept[outcome]
@@ -258,6 +269,6 @@ def _outcomes(change: Change, unread: str | None) -> list[str]:
 
 
 def _parents(path: str) -> set[str]:
-    """Folders above a path, the root included."""
+    """Return the folders above a path, the root included."""
     parts = path.split("/")[:-1]
     return {"/".join(parts[:n]) for n in range(len(parts) + 1)}

@@ -1,12 +1,15 @@
-"""Objects by name: put if absent, ranged read, list, size, delete. What an archive asks of a place to be.
+"""Stores: objects by name, with put-if-absent, ranged read, list, size and delete.
 
-`Store` is the interface; `open_store` finds the one for a path or URL. `s3.ObjectStore` is a bucket (PUT with ``If-None-Match: *``,
-ranged GET, LIST, DELETE). `DirectoryStore` is a local directory over the seam `disk.Disk`: an object is written under ``tmp/``, synced, linked to its name and
-the directory synced, in this order, so that a name never stands for bytes that are not durable.
+`Store` is the interface; `open_store` returns the one for a path or URL. `s3.ObjectStore` is a bucket (PUT
+with ``If-None-Match: *``, ranged GET, LIST, DELETE). `DirectoryStore` is a local directory over `disk.Disk`.
+It writes an object under ``tmp/``, syncs it, links it to its name and syncs the directory, in this order. So
+a name never stands for bytes that are not durable.
 
-A crash leaves: before the link, a file in ``tmp/``; after it, the object or not, whole in both cases.
+A crash before the link leaves a file in ``tmp/``. A crash after it leaves the object or not, whole in both
+cases.
 
-A directory keeps a reserve, so that a full disk can be emptied: see `Store.using_reserve` and FORMAT.md, "Reserve".
+A directory keeps a reserve, so that a full disk can be emptied: see `Store.using_reserve` and FORMAT.md,
+"Reserve".
 """
 
 from __future__ import annotations
@@ -33,16 +36,16 @@ from pltz.plt_codec.errors import CorruptError, UsageError
 
 MOST_SECRET = (
     64 << 20
-)  # bytes of a file with keys: what is behind was never ours, and may be a hole as large as one likes
+)  # bytes overwritten when shredding; a larger file is not one of ours and may be sparse
 MOST_WHOLE = 1 << 31  # bytes of a pack or its parity
-PACK_NAME, PLAN_NAME = 32, 16  # characters: of packs and their parity, of plans and their copies
-LEDGER_COPY = "ledger-"  # begins the copy of a ledger entry
+PACK_NAME, PLAN_NAME = 32, 16  # characters in names of packs and their parity, and of plans and their copies
+LEDGER_COPY = "ledger-"  # prefix of the copy of a ledger entry
 BAD_BYTES = (
     errno.EIO,
     errno.EBADMSG,
     errno.EUCLEAN,
-)  # what a disk or a file system says of bytes that it cannot give
-RESERVES = {  # bytes; the second part for what a collector notes before it deletes
+)  # errors of a disk or file system for unreadable bytes
+RESERVES = {  # bytes; the second part is for plans and ledger entries that precede deletions
     "reserve": 256 << 10,
     "reserve-collect": 64 << 10,
 }
@@ -50,57 +53,81 @@ FOLDERS = ("packs", "parity", "index", "collect", "ledger", "keys", "damaged", "
 
 
 class Store(Protocol):
-    """Whole, immutable objects. Listing is strongly consistent: what was put before is in it."""
+    """A store of whole, immutable objects.
+
+    Listing is strongly consistent: it contains everything put before.
+    """
 
     def make(self) -> None:
-        """Ready an empty place for an archive. Raises StoreError, WriterFailed."""
+        """Prepare an empty place for an archive. Raises StoreError, WriterFailed."""
 
     def put(self, name: str, data: bytes) -> bool:
-        """Durable when it returns. False if the name stands for other bytes: nothing changed.
+        """Put an object, durable on return. Return False, with nothing changed, if the name stands for other
+        bytes.
 
-        Raises StoreError (not acknowledged: absent, or there and whole where an answer was lost) or WriterFailed (a sync failed:
-        nothing may be trusted).
+        Raises:
+            StoreError: not acknowledged: absent, or there and whole where an answer was lost.
+            WriterFailed: a sync failed, so nothing may be trusted.
         """
 
     def read(self, name: str, offset: int, size: int) -> bytes:
-        """At most ``size`` bytes at ``offset``. Raises FileNotFoundError, StoreError, UnreadableError."""
+        """Return at most ``size`` bytes at ``offset``.
+
+        Raises FileNotFoundError, StoreError, UnreadableError.
+        """
 
     def view(self, name: str) -> memoryview:
-        """The whole object, in memory. Raises as `read`, and CorruptError for one larger than any of ours."""
+        """Return the whole object, in memory.
+
+        Raises the errors of `read`, and CorruptError for one larger than any of ours.
+        """
 
     def open(self, name: str) -> File:
-        """An object to read ranges of; stays valid after a delete. Raises as `view`; its ``read`` and ``map`` raise StoreError, UnreadableError."""
+        """Return an object to read ranges of; it stays valid after a delete.
+
+        Raises the errors of `view`. Its ``read`` and ``map`` raise StoreError, UnreadableError.
+        """
 
     def list(self, folder: str) -> dict[str, int]:
-        """Names in a folder (without it) and sizes in bytes. Raises StoreError, never an empty answer for a failure."""
+        """Return the names in a folder, without it, and sizes in bytes.
+
+        Raises StoreError; a failure never gives an empty answer.
+        """
 
     def delete(self, name: str) -> None:
-        """Gone when it returns; a missing one is fine. Raises StoreError, WriterFailed."""
+        """Delete an object, durably on return; a missing one is fine. Raises StoreError, WriterFailed."""
 
     def shred(self, name: str) -> None:
-        """Like delete, its bytes overwritten first where the store can. Raises StoreError, WriterFailed."""
+        """Delete an object after overwriting its bytes where the store can.
+
+        Raises StoreError, WriterFailed.
+        """
 
     def settle(self, folder: str) -> None:
-        """What is listed in a folder now is durable when this returns, whoever put it. Raises WriterFailed."""
+        """Make everything listed in a folder durable, whichever process put it. Raises WriterFailed."""
 
     def using_reserve(self, parts: int) -> AbstractContextManager[None]:
-        """Within it puts may use the first ``parts`` parts of the reserve where the disk is full; it is put back at the end.
+        """Return a context in which puts on a full disk may use the first ``parts`` parts of the reserve.
 
-        Where there is no room to put it back, the next one who has room does. Raises nothing of its own.
+        The reserve is restored at the end, or, without room for it, by the next writer that has room. Raises
+        nothing of its own.
         """
 
     def left(self, before: int) -> Sequence[str]:
-        """Names under ``tmp/`` that nobody has written to since ``before`` (seconds since 1970). Raises StoreError."""
+        """Return names under ``tmp/`` not written to since ``before`` (seconds since 1970).
+
+        Raises StoreError.
+        """
 
     def now(self) -> int:
-        """Seconds since 1970."""
+        """Return the seconds since 1970."""
 
     def random(self, size: int) -> bytes:
-        """Unpredictable bytes."""
+        """Return unpredictable bytes."""
 
 
 class Opened:
-    """A file of a `DirectoryStore`: what the disk says is named."""
+    """A file of a `DirectoryStore` whose errors name it."""
 
     def __init__(self, file: File, name: str):
         self._file, self._name, self.size = file, name, file.size
@@ -125,13 +152,13 @@ class Opened:
 
 
 class DirectoryStore:
-    """A local directory, through the seam."""
+    """A local directory over a `Disk`."""
 
     def __init__(self, disk: Disk, *, reserve: bool = True):
-        self.disk, self.reserve = disk, reserve  # whether it keeps one
-        self.failed: str | None = None  # why no more may be written
+        self.disk, self.reserve = disk, reserve  # reserve: whether to keep one
+        self.failed: str | None = None  # reason why no more may be written
         self._lasting: set[str] = set()  # folders whose own names are durable
-        self._parts = 0  # of the reserve that may be used now
+        self._parts = 0  # number of parts of the reserve that may be used now
 
     def make(self) -> None:
         """Create the folders, durably. Raises StoreError, WriterFailed."""
@@ -147,12 +174,12 @@ class DirectoryStore:
             raise _named(f"write {name}", exc, len(data)) from exc
         try:
             self.disk.sync_file(temporary)
-        except FileNotFoundError as exc:  # a writer that stood still for a day: a collector took it for dead
+        except FileNotFoundError as exc:  # a collector took a writer that stood still for a day for dead
             raise _named(f"write {name}", exc) from exc
         except OSError as exc:
             self._fail(f"{name}: {exc}", exc)
         if not self._parts and name not in RESERVES:
-            try:  # what was just written may stand where a collector made room for itself
+            try:  # the new file may occupy space that a collector freed for itself
                 self._keep_reserve()
             except StoreError:
                 self._drop(temporary)
@@ -161,7 +188,7 @@ class DirectoryStore:
             self._with_room(lambda: self._in_folder(name, lambda: self.disk.link(temporary, name)))
         except FileExistsError:
             self._drop(temporary)
-            self._sync_directory(_folder(name))  # who put it may not have come to this
+            self._sync_directory(_folder(name))  # its writer may not have synced it yet
             return self._same(name, data)
         except OSError as exc:
             self._drop(temporary)
@@ -169,7 +196,7 @@ class DirectoryStore:
         self._sync_directory(_folder(name))
         if (
             _folder(name) not in self._lasting
-        ):  # another writer may have made it again, and not come to its sync
+        ):  # another writer may have made it again without a sync yet
             self._sync_directory("")
             self._lasting.add(_folder(name))
         self._drop(temporary)
@@ -213,7 +240,7 @@ class DirectoryStore:
             raise _named(f"list {folder or 'the archive'}", exc) from exc
 
     def delete(self, name: str) -> None:
-        self._check()  # what would be left may not last
+        self._check()  # after a failed sync the remaining objects may not be durable
         try:
             self.disk.unlink(name)
         except FileNotFoundError:
@@ -234,7 +261,7 @@ class DirectoryStore:
         try:
             self.disk.sync_file(name)
         except FileNotFoundError:
-            return  # another process shredded it: zeros were synced before the name went
+            return  # another process shredded it, and synced zeros before it removed the name
         except OSError as exc:
             self._fail(f"{name}: {exc}", exc)
         self.delete(name)
@@ -246,7 +273,7 @@ class DirectoryStore:
         except OSError as exc:
             if not (
                 isinstance(exc, FileNotFoundError) and self._dropped(folder)
-            ):  # else nothing is listed there
+            ):  # an empty folder that was dropped lists nothing
                 self._fail(f"{folder or 'root'}: {exc}", exc)
 
     @contextmanager
@@ -257,7 +284,7 @@ class DirectoryStore:
         finally:
             self._parts = before
             if not before:
-                with suppress(ArchiveError):  # later, then; puts are refused until it is there
+                with suppress(ArchiveError):  # retried later; puts are refused until the reserve exists
                     self._keep_reserve()
 
     def left(self, before: int) -> Sequence[str]:
@@ -266,7 +293,7 @@ class DirectoryStore:
             try:
                 if self.disk.changed(f"tmp/{name}") < before:
                     found.append(f"tmp/{name}")
-            except FileNotFoundError:  # put in place since
+            except FileNotFoundError:  # linked to its name since
                 continue
             except OSError as exc:
                 raise _named(f"look at tmp/{name}", exc) from exc
@@ -279,7 +306,7 @@ class DirectoryStore:
         return self.disk.random(size)
 
     def _write(self, path: str, data: bytes) -> None:
-        """Create a file; nothing is left of it where that fails. Raises OSError, StoreError."""
+        """Create a file, and remove it again where that fails. Raises OSError, StoreError."""
         try:
             self._in_folder(path, lambda: self.disk.write_new(path, data))
         except OSError:
@@ -287,7 +314,10 @@ class DirectoryStore:
             raise
 
     def _with_room(self, work: Callable[[], None]) -> None:
-        """Work; where the disk is full, free a part of the reserve that may be used, and work again. Raises as ``work``."""
+        """Call ``work``; on a full disk free a usable part of the reserve and call it again.
+
+        Raises its errors.
+        """
         while True:
             try:
                 return work()
@@ -296,18 +326,21 @@ class DirectoryStore:
                     raise
 
     def _free_reserve(self) -> bool:
-        """Free the first part of the reserve that is there and may be used. Raises WriterFailed."""
+        """Free the first existing part of the reserve that may be used. Raises WriterFailed."""
         for name in [*RESERVES][: self._parts]:
             try:
                 self.disk.unlink(name)
-            except OSError:  # used up
+            except OSError:  # already used
                 continue
             self._sync_directory("")
             return True
         return False
 
     def _keep_reserve(self) -> None:
-        """Make what is missing of the reserve: of random bytes, which no file system compresses. Raises StoreError, WriterFailed."""
+        """Create missing parts of the reserve. Raises StoreError, WriterFailed.
+
+        They hold random bytes, which no file system compresses.
+        """
         for name, size in RESERVES.items() if self.reserve else ():
             try:
                 self.disk.changed(name)
@@ -326,7 +359,10 @@ class DirectoryStore:
         self._sync_directory("")
 
     def _in_folder(self, path: str, write: Callable[[], None]) -> None:
-        """Write a name into a folder, which is made where it was empty and dropped. Raises as ``write`` and `_make`."""
+        """Write a name into a folder, creating the folder again where it was empty and dropped.
+
+        Raises the errors of ``write`` and `_make`.
+        """
         try:
             write()
         except FileNotFoundError:
@@ -336,10 +372,11 @@ class DirectoryStore:
             write()
 
     def _dropped(self, folder: str) -> bool:
-        """Whether a folder that is not there was empty: tools that copy files drop such.
+        """Return whether a missing folder was empty: tools that copy files drop empty folders.
 
-        Where archive.json is not there either, the disk may not be, and where something else says that there were packs or plans, they
-        are lost: nothing may be taken for empty then, nor be made.
+        If archive.json is missing too, the disk may be missing. If other files show that there were packs or
+        plans, these are lost. In both cases the folder must not be taken for empty, nor be created. Raises
+        StoreError.
         """
         if folder not in FOLDERS or NAME not in self._names(""):
             return False
@@ -350,7 +387,7 @@ class DirectoryStore:
         return not {"packs": packs, "collect": plans, "ledger": entries}.get(folder)
 
     def _names(self, folder: str) -> set[str]:
-        """Of files; none where there is no such folder. Raises StoreError."""
+        """Return the names of files; none where there is no such folder. Raises StoreError."""
         try:
             return {name for name, _ in self.disk.names(folder)}
         except FileNotFoundError:
@@ -359,7 +396,7 @@ class DirectoryStore:
             raise _named(f"list {folder or 'the archive'}", exc) from exc
 
     def _check(self) -> None:
-        """Raises WriterFailed once a sync has failed: what is on the disk is not what is seen."""
+        """Raise WriterFailed once a sync has failed: the disk may then differ from the visible state."""
         if self.failed:
             raise WriterFailed(f"an earlier sync failed ({self.failed}): open the archive again and check it")
 
@@ -387,7 +424,7 @@ class DirectoryStore:
         ) from exc
 
     def _drop(self, temporary: str) -> None:
-        """Tidy up; what stays in tmp/ harms nobody, and a collector takes it away."""
+        """Remove a temporary file. One that stays in tmp/ does no harm, and a collector removes it."""
         try:
             self.disk.unlink(temporary)
         except OSError:
@@ -395,18 +432,18 @@ class DirectoryStore:
 
 
 def is_there(store: Store, name: str) -> bool:
-    """Whether there is an object of that name. Raises StoreError."""
+    """Return whether an object of that name exists. Raises StoreError."""
     try:
         store.read(name, 0, 1)
     except FileNotFoundError:
         return False
-    except UnreadableError:  # the name is there
+    except UnreadableError:  # unreadable, but it exists
         return True
     return True
 
 
 def open_store(place: str | os.PathLike[str]) -> Store:
-    """The store at a path, or at a URL ``s3://bucket/prefix``. Raises UsageError.
+    """Return the store at a path, or at a URL ``s3://bucket/prefix``. Raises UsageError.
 
     >>> open_store("/tmp/cold").now() > 0
     True
@@ -436,7 +473,7 @@ def _unread(name: str, exc: OSError) -> StoreError | UnreadableError:
 
 
 def _named(what: str, exc: OSError, size: int = 0) -> StoreError:
-    """Return what a call failed with. ``size``: bytes that were to be written."""
+    """Return the error of a failed call. ``size``: bytes that were to be written."""
     if is_full(exc):
         need = f" ({size} bytes)" if size else ""
         return FullError(
