@@ -190,9 +190,9 @@ def main() -> int:
         a.golden.write_text(json.dumps(golden, indent=1) + "\n")
     print(
         json.dumps(
-            {"device": a.device, "gpu": torch.cuda.get_device_name() if a.device.startswith("cuda") else None, "torch": torch.__version__,
-             "python": platform.python_version(), "threads": torch.get_num_threads(), "machine": platform.machine(),
-             "mismatches": bad, "seconds": round(time.time() - begin, 1)}
+            {"device": a.device, "gpu": torch.cuda.get_device_name() if a.device.startswith("cuda") else None,
+             "torch": torch.__version__, "python": platform.python_version(), "threads": torch.get_num_threads(),
+             "machine": platform.machine(), "mismatches": bad, "seconds": round(time.time() - begin, 1)}
         )
     )  # fmt: skip
     return 1 if bad else 0

@@ -66,7 +66,8 @@ class BundleFolder:
             raise ModelError(f"{place} is not a bundle description: {exc}") from exc
         if found[0] != FORMAT or found[1] not in CONTRACTS:
             raise VersionError(
-                f"bundle {name}: expected format {FORMAT} and a contract of {CONTRACTS}, found {found[0]} and {found[1]}: update pltz"
+                f"bundle {name}: expected format {FORMAT} and a contract of {CONTRACTS}, found {found[0]} "
+                f"and {found[1]}: update pltz"
             )
         for file in files:
             if file not in (TOKENIZER, DICTIONARY) and not WEIGHTS.fullmatch(file):
@@ -150,7 +151,8 @@ class BundleFolder:
         found = hashlib.blake2b(data, digest_size=16).hexdigest()
         if (len(data), found) != (size, digest):
             raise ModelError(
-                f"bundle file {name} is damaged: expected {size} bytes, {digest}; got {len(data)}, {found}: reinstall pltz"
+                f"bundle file {name} is damaged: expected {size} bytes, {digest}; got {len(data)}, {found}: "
+                "reinstall pltz"
             )
         return data
 

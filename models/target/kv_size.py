@@ -1,6 +1,6 @@
 """KV size: the bytes of keys and values per token in a model, from its config alone.
 
->>> kv_bytes_of(KNOWN_SHAPES["Llama-3.1-8B"])  # bytes a token in bf16: 2 x 32 layers x 8 heads x 128 x 2 bytes
+>>> kv_bytes_of(KNOWN_SHAPES["Llama-3.1-8B"])  # bytes per token in bf16: 2 x 32 layers x 8 heads x 128 x 2 bytes
 131072
 """
 

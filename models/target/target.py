@@ -235,7 +235,8 @@ class Target:
         if low < 0 or high >= self.vocab_size:
             bad = low if low < 0 else high
             raise ContentError(
-                f"expected token ids from 0 to {self.vocab_size - 1}, found {bad}: these ids belong to another tokenizer"
+                f"expected token ids from 0 to {self.vocab_size - 1}, found {bad}: these ids belong to "
+                "another tokenizer"
             )
         return array.astype(np.int64)
 

@@ -26,13 +26,16 @@ from pltz.plt_codec.zstd import Fallback
 
 
 class Assembly:
-    """Each method returns the folder of its stage."""
+    """The stages after training; each method returns the folder of its stage."""
 
     def __init__(self, context: Context) -> None:
         self.c, self.s, self.work, self.say = context, context.s, context.work, context.say
 
     def dictionary(self, split: Path, start: Origin | None) -> Path:
-        """A file `dictionary`, trained on training sessions; that of the bundle the student starts from, where validation says so."""
+        """Write a file `dictionary`, trained on training sessions.
+
+        If validation says that the dictionary of the student's starting bundle is better, that one is kept.
+        """
         d = self.s.dictionary
         old = start.bundle.zstd_dict if start and start.bundle else b""
 
@@ -46,7 +49,8 @@ class Assembly:
             sizes = [sum(len(Fallback(one).compress(data)) for data in held_out) for one in (found, old)]
             if old and sizes[1] < sizes[0]:
                 self.say(
-                    f"  keeps the dictionary of {self.s.student.start}: {sizes[1]:,} bytes on validation, {sizes[0]:,} with a new one"
+                    f"  keeps the dictionary of {self.s.student.start}: {sizes[1]:,} bytes on validation, "
+                    f"{sizes[0]:,} with a new one"
                 )
                 found = old
             (folder / "dictionary").write_bytes(found)
@@ -55,7 +59,7 @@ class Assembly:
         return self.work.stage("dictionary", key, build)
 
     def export(self, streams: Path, dictionary: Path, student: Path) -> Path:
-        """The bundle folder, uncalibrated."""
+        """Write the bundle folder, uncalibrated."""
 
         def build(folder: Path) -> None:
             weights = export(rounded.read(student))
@@ -67,7 +71,7 @@ class Assembly:
         return self.work.stage("export", [streams.name, dictionary.name, student.name, self.s.name], build)
 
     def calibrate(self, split: Path, exported: Path) -> Path:
-        """The bundle with temperatures fitted on validation sessions."""
+        """Write the bundle with temperatures fitted on validation sessions."""
         limit = self.s.calibrate.limit_bytes
 
         def build(folder: Path) -> None:
@@ -82,7 +86,7 @@ class Assembly:
         return self.work.stage("calibrate", [split.name, exported.name, limit], build)
 
     def evaluate(self, split: Path, bundle: Path) -> Path:
-        """figures.json: test sessions coded and decoded back."""
+        """Write figures.json: test sessions coded and decoded back."""
         limit = self.s.evaluate.limit_bytes
 
         def build(folder: Path) -> None:
@@ -95,7 +99,7 @@ class Assembly:
         return self.work.stage("evaluate", [split.name, bundle.name, limit], build)
 
     def card(self, split: Path, bundle: Path, figures: dict[str, Any], training: dict[str, Any]) -> Path:
-        """The bundle with its card, for programs and for people."""
+        """Write the bundle with its card, for programs and for people."""
         s = self.s
         facts = read_json(split / "facts.json")
         described = _described(s)
@@ -128,7 +132,7 @@ def _tokens(sessions: list[Session], tokenizer: BundleTokenizer) -> list[Any]:
 
 
 def _dictionary(samples: list[Any], size: int, say: Say) -> bytes:
-    """A zstd dictionary of at most `size` bytes."""
+    """Train a zstd dictionary of at most `size` bytes."""
     total = sum(map(len, samples))
     size = max(256, min(size, total // 4))  # zstd wants several times as much to learn from
     try:
@@ -142,7 +146,8 @@ def _dictionary(samples: list[Any], size: int, say: Say) -> bytes:
 
 
 def _described(s: Settings) -> dict[str, Any]:
-    """The settings as the card has them: files, target and bundles by name, without the folders they lie in on this machine."""
+    """Return the settings as the card has them: files, target and bundles by name, without their folders on this
+    machine."""
     out = dataclasses.asdict(s)
     for key in ("files", "validation", "test"):
         out["data"][key] = [Path(name).name for name in out["data"][key]]

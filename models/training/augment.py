@@ -1,7 +1,8 @@
 """Variations of training sessions, so that the bundle knows the forms its codec writes and not only plain chats.
 
-A few per cent of chats are rewritten: as a foreign target's chat template with its special tokens as escapes (models/bundle/bridge.py),
-in ShareGPT style, as a bare list, with session keys at the end, with message keys such as names and tool calls (models/session/transcript.py).
+A few per cent of chats are rewritten in one of five forms. The first is a foreign target's chat template,
+with its special tokens as escapes (models/bundle/bridge.py). The others are ShareGPT style, a bare list,
+session keys at the end, and message keys such as names and tool calls (models/session/transcript.py).
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ Ids = npt.NDArray[np.int64]
 
 
 class Augment:
-    """ids of a chat -> ids of the same chat in another form."""
+    """A function from the ids of a chat to the ids of the same chat in another form."""
 
     def __init__(self, tokenizer: Path, rng: np.random.Generator):
         self.tokenizer = BundleTokenizer(tokenizer.read_bytes())
         self.rng = rng
 
     def __call__(self, ids: Ids) -> Ids:
-        """ids must start with a role special."""
+        """Rewrite ids (T,), which must start with a role special, and return ids (n,)."""
         starts = np.flatnonzero(np.isin(ids, list(ROLES)))
         ends = [*starts[1:], len(ids)]
         messages = [
@@ -127,7 +128,7 @@ class Augment:
 
 
 def describe(ids: Ids, tokenizer: BundleTokenizer) -> str:
-    """Readable form, for a look at what the augmentation makes."""
+    """Return ids (T,) in readable form, for a look at the augmentation's output."""
     names = {v: k for k, v in tokenizer.specials.items()}
     return json.dumps(
         "".join(

@@ -1,11 +1,12 @@
-"""The average of bundles that were trained from one another: what each has learnt, in the arithmetic of one.
+"""The average of bundles that were trained from one another, in the arithmetic of one of them.
 
-    python -m pltz.models.training.average base=0.3 run/base=0.7 --out averaged       # shares of bundles, by name or folder
+    python -m pltz.models.training.average base=0.3 run/base=0.7 --out averaged   # bundle=share
 
-Weights of few steps cannot be averaged as floats: half of two neighbours is no step, and rounding a net anew moves all of its rows a little, which costs
-more than the average gains. So each weight keeps to the steps: where the bundles agree it stays, where they do not it becomes a neighbour of the mean, by
-chance and so that the mean is right over many. All else, scales of rows and multipliers, is averaged as it is. The tokenizer, the dictionary and
-the card are the last bundle's.
+Weights of few steps cannot be averaged as floats. Half of two neighbours is no step, and rounding a net anew
+moves all of its rows a little, which costs more than the average gains. So each weight keeps to the steps.
+Where the bundles agree it stays. Where they differ it becomes a neighbour of the mean, by chance, so that the
+mean is right over many. All else, scales of rows and multipliers, is averaged as it is. The tokenizer, the
+dictionary and the card are the last bundle's.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.weights import Weights
 
-AGREE = 1e-3  # steps: further apart than this two bundles differ, nearer it is the mean's own error
+AGREE = 1e-3  # steps: beyond this two bundles differ, below it is the mean's own error
 MOST = 127
 
 
 def average(nets: Sequence[Weights], shares: Sequence[float], seed: int = 0) -> Weights:
-    """The integers of the mean net.
+    """Return the integers of the mean net.
 
     Args:
-        nets: of one shape. shares: of each, together 1.
+        nets: of one shape.
+        shares: of each, together 1.
 
     Raises:
         UsageError: the shapes differ, or the shares do not sum to 1.
@@ -61,7 +63,7 @@ def _rows(
     shares: Sequence[float],
     random: np.random.Generator,
 ) -> npt.NDArray[np.int8]:
-    """A matrix (n, m) in steps of the mean scale of each row (n,)."""
+    """Return a matrix (n, m) in steps of the mean scale of each row (n,)."""
     weighted = [s * scale.astype(np.float32) for s, scale in zip(shares, scales, strict=True)]
     whole = np.maximum(np.sum(weighted, axis=0), 1e-9)[:, None]
     mean = np.sum([w[:, None] / whole * t for w, t in zip(weighted, found, strict=True)], axis=0)
@@ -80,7 +82,7 @@ def _part(text: str) -> tuple[Bundle, float]:
 
 
 def main() -> None:
-    """Command line: see the head of this file."""
+    """Run the command line described at the top of this file."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("parts", nargs="+", type=_part, metavar="BUNDLE=SHARE")
     p.add_argument("--seed", type=int, default=0)

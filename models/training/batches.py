@@ -1,9 +1,10 @@
-"""Rows for training: sessions laid out in lanes, packed side by side, with what each position may see.
+"""Rows for training: sessions laid out in lanes, packed side by side, with the positions that each position sees.
 
-A session of T tokens is cut into blocks; a block is a grid of L lanes and C steps (plt_codec/lanes.py). Position
-(lane k, step s) is fed the token before it in its lane (the marker <|lane|> at step 0; the real predecessor for lane 0
-of a later block) and predicts its own. It sees all lanes' inputs up to its own step, and the last `memory` positions
-of the block before. Rows hold several sessions in step-major order, which makes the mask nearly block-triangular.
+A session of T tokens is cut into blocks; a block is a grid of L lanes and C steps (plt_codec/lanes.py).
+Position (lane k, step s) predicts its own token. Its input is the token before it in its lane. At step 0 that
+is the marker <|lane|>, or the real predecessor for lane 0 of a later block. It sees all lanes' inputs up to
+its own step, and the last `memory` positions of the block before. Rows hold several sessions in step-major
+order, which makes the mask nearly block-triangular.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ LANE_MARK = 0
 
 
 class Grid(NamedTuple):
-    """Flat step-major grid of one block: index of the predicted token, -1 where a lane is one step short."""
+    """The flat step-major grid of one block: index of the predicted token, -1 where a lane is one step short."""
 
     target: np.ndarray  # (L * C,) int64 token index in the block, -1 = none
     start: np.ndarray  # (L * C,) position of the input (lane start + step)
@@ -27,7 +28,7 @@ class Grid(NamedTuple):
 
 
 def grid(tokens: int, lanes: int) -> Grid:
-    """The grid of a block of `tokens` tokens in `lanes` lanes; the first lanes are the longer ones."""
+    """Return the grid of a block of `tokens` tokens in `lanes` lanes; the first lanes are the longer ones."""
     steps = -(-tokens // lanes)
     full = tokens - lanes * (steps - 1)
     k = np.arange(lanes)
@@ -40,7 +41,7 @@ def grid(tokens: int, lanes: int) -> Grid:
 
 
 def default_lanes(tokens: int, max_steps: int = 512, many: int = 4096) -> int:
-    """Fewest lanes (a power of two) that keep a block within `max_steps` steps; 16 for a full block."""
+    """Return the fewest lanes (a power of two) that keep a block within `max_steps` steps; 16 for a full block."""
     if tokens >= many:
         return 16
     lanes = 1
@@ -50,7 +51,7 @@ def default_lanes(tokens: int, max_steps: int = 512, many: int = 4096) -> int:
 
 
 class Sampler:
-    """Draws packed rows from a prepared folder.
+    """A sampler that draws packed rows from a prepared folder.
 
     rows(n) -> dict of arrays (n, row): input, target (-1 = none), position, doc, time, block_start.
     """
@@ -98,14 +99,14 @@ class Sampler:
                 inside = capped(weight[part] / weight[part].sum(), mass[part] / mass[part].sum(), most)
                 weight[part] = share * inside * factor[part] / (inside * factor[part]).sum()
         self.members = [np.flatnonzero(source == i) for i in range(len(names))]
-        window = np.minimum(length, min(row, 2 * block))  # what `draw` takes of a session
+        window = np.minimum(length, min(row, 2 * block))  # the part of a session that `draw` takes
         mean = np.array([window[m].mean() if len(m) else 1.0 for m in self.members])
         chance = weight / mean  # `weight` is a share of tokens; draw sessions
         self.chance = chance / chance.sum()
         self.waiting: np.ndarray | None = None  # a session that did not fit into the row before
 
     def session(self) -> np.ndarray:
-        """Tokens of one random session."""
+        """Return the tokens (T,) of one random session."""
         src = self.rng.choice(len(self.members), p=self.chance)
         i = self.rng.choice(self.members[src])
         tokens = np.asarray(self.stream[self.offsets[i] : self.offsets[i + 1]], np.int64)
@@ -114,8 +115,11 @@ class Sampler:
         return tokens
 
     def draw(self, left: int) -> np.ndarray:
-        """Tokens of a session for a row that has `left` to fill. A session that does not fit waits for the next row, one at a time:
-        where it were cut instead, long sessions would lose half of their share, and their ends more than that."""
+        """Return the tokens (T,) of a session for a row that has `left` to fill.
+
+        A session that does not fit waits for the next row, one at a time. If it were cut instead, long
+        sessions would lose half of their share, and their ends more than that.
+        """
         if left == self.row and self.waiting is not None:
             tokens, self.waiting = self.waiting, None
             return tokens
@@ -131,27 +135,27 @@ class Sampler:
         return tokens
 
     def lanes(self, tokens: int) -> int:
-        """Mostly the default layout, else any power of two that leaves at least 16 steps."""
+        """Return a number of lanes: mostly the default layout, else any power of two that leaves at least 16 steps."""
         if self.rng.random() >= self.layouts:
             return default_lanes(tokens)
         top = max(0, min(4, int(np.log2(max(tokens // 16, 1)))))
         return int(2 ** self.rng.integers(0, top + 1))
 
     def head(self, tokens: int) -> int:
-        """Mostly 0, else the length of a context that stands as a block of one lane before the rest."""
+        """Return the length of a context: mostly 0, else tokens that stand as a block of one lane before the rest."""
         if tokens < 32 or self.rng.random() >= self.prefix:
             return 0
         return int(self.rng.integers(8, min(self.memory, tokens - 16) + 1))
 
     def rows(self, n: int) -> dict[str, np.ndarray]:
-        """n packed rows."""
+        """Return n packed rows, (n, row) int32 by key."""
         return {
             k: np.stack(v)
             for k, v in zip(KEYS, zip(*[self.one() for _ in range(n)], strict=True), strict=True)
         }
 
     def one(self) -> tuple[np.ndarray, ...]:
-        """One packed row, see KEYS."""
+        """Return one packed row, (row,) int32 for each of KEYS."""
         parts: list[np.ndarray] = []
         left, doc = self.row, 0
         while left > 0:
@@ -181,7 +185,10 @@ KEYS = ("input", "target", "position", "doc", "time", "block_start")
 
 
 def capped(weight: np.ndarray, share: np.ndarray, most: float) -> np.ndarray:
-    """`weight` (sums to 1) with none above `most` times its `share`, what is cut off spread over the rest."""
+    """Return `weight` (n,), which sums to 1, with none above `most` times its `share` (n,).
+
+    The excess is spread over the rest.
+    """
     for _ in range(50):
         weight = np.minimum(weight, most * share)
         free = weight < most * share
@@ -190,7 +197,10 @@ def capped(weight: np.ndarray, share: np.ndarray, most: float) -> np.ndarray:
 
 
 def lay(tokens: np.ndarray, block: int, lanes, doc: int, head: int = 0) -> np.ndarray:  # type: ignore[no-untyped-def]
-    """(6, n) rows of KEYS for one session, block after block; the first `head` tokens as a block of one lane."""
+    """Return rows of KEYS, (6, n), for one session of tokens (T,), block after block.
+
+    The first `head` tokens stand as a block of one lane.
+    """
     out = []
     begins = [0] * (head > 0) + list(range(head, max(len(tokens), 1), block))
     for b, begin in enumerate(begins):

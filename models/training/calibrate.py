@@ -2,9 +2,11 @@
 
     python -m pltz.models.training.calibrate --bundle DIR --data chat_validation.jsonl.zst --out DIR2
 
-Training leaves the model too sure of itself on data it has not seen. Four groups of multipliers get one factor each, one group after the
-other and then all again in finer steps, by the model's ideal code length (integer engine, real frames): both levels of the head, the inverse temperatures of
-attention, and the last layer's contribution to the residual. Nothing else changes, so speed and size stay. Prints what each value costs.
+Training leaves the model too sure of itself on data it has not seen. Four groups of multipliers get one
+factor each, chosen by the model's ideal code length (integer engine, real frames). The groups are fitted one
+after the other, and then all again in finer steps. They are both levels of the head, the inverse temperatures
+of attention, and the last layer's contribution to the residual. Nothing else changes, so speed and size stay.
+Prints the cost of each value.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ ROUNDS = ((0.85, 0.9, 0.93, 0.96, 1.04), (0.975, 1.025))  # factors, coarse and 
 
 
 def groups(layers: int) -> dict[str, list[str]]:
-    """Name -> tensors that share a factor."""
+    """Return the tensors that share a factor, by group name."""
     return {
         "class": ["class.m", "class.b"],
         "member": ["member.m", "member.b"],
@@ -36,20 +38,23 @@ def groups(layers: int) -> dict[str, list[str]]:
 
 
 def scaled(weights: Weights, names: list[str], factor: float) -> Weights:
-    """The same model with these tensors multiplied and rounded."""
+    """Return the same model with these tensors multiplied and rounded."""
     changed = {name: np.round(weights[name] * factor).astype(np.int32) for name in names}
     return Weights(weights.shape, {**weights.tensors, **changed})
 
 
 def cost(weights: Weights, tokens: list[Ids], device: str) -> float:
-    """Ideal code length in bits."""
+    """Return the ideal code length, in bits, of token sequences (T,)."""
     return sum(e.ideal_bits for e in coder_of(weights, device).encode(tokens))
 
 
 def calibrate(
     weights: Weights, tokens: list[Ids], say: Callable[[str], None] = print, device: str = "cpu"
 ) -> tuple[Weights, dict[str, dict[str, float]]]:
-    """The weights with the best factors for each group, and bits a token by group, round and factor."""
+    """Fit the factors on token sequences (T,).
+
+    Return the weights with the best factor for each group, and bits per token by group, round and factor.
+    """
     count, best = max(1, sum(map(len, tokens))), cost(weights, tokens, device)
     report: dict[str, dict[str, float]] = {"before": {"1.0": round(best / count, 4)}}
     for turn, factors in enumerate(ROUNDS):
@@ -66,7 +71,7 @@ def calibrate(
 
 
 def main() -> None:
-    """Command line: see the head of this file."""
+    """Run the command line described at the top of this file."""
     p = argparse.ArgumentParser()
     p.add_argument("--bundle", type=Path, required=True)
     p.add_argument("--data", required=True)

@@ -1,12 +1,14 @@
-"""Write the model card of a bundle from what was measured: card.json for programs, CARD.md for people.
+"""Write the model card of a bundle from measured figures: card.json for programs, CARD.md for people.
 
     pltz bench codec --data chat_test.jsonl.zst --limit-bytes 300000 --json > bench.json     # or: pltz bundle eval
     python -m pltz.models.training.card --bundle models/bundles/mini --bench bench.json --training training.json
 
-training.json records the runs: what train.py printed last of each, and what was done after. Every figure of the card comes from these two files and the bundle itself;
-sizes are of sessions that were decoded back and compared. The data's sources and licences are in sources.json.
+training.json records the runs: the last line that train.py printed for each, and the later steps. Every
+figure of the card comes from these two files and the bundle itself. Sizes are of sessions that were decoded
+back and compared. sources.json names the data's sources and licences.
 
-That is for the bundles that ship. `own_card` and `own_markdown` are for those of `pltz bundle train` (pipeline.py), from its settings and stages.
+That is for the bundles that ship. `own_card` and `own_markdown` are for those of `pltz bundle train`
+(pipeline.py), from its settings and stages.
 """
 
 from __future__ import annotations
@@ -35,7 +37,11 @@ CHOSEN = (
 
 
 def card(bundle: Bundle, bench: dict[str, Any], training: dict[str, Any]) -> dict[str, Any]:
-    """Everything the card says, as JSON."""
+    """Return the content of the card, as JSON.
+
+    Raises:
+        SystemExit: the figures are of another bundle.
+    """
     if bench["bundle"] != bundle.id.hex():
         raise SystemExit(
             f"bench.json is of bundle {bench['bundle']}, this one is {bundle.id.hex()}: run the benchmark again"
@@ -54,30 +60,37 @@ def card(bundle: Bundle, bench: dict[str, Any], training: dict[str, Any]) -> dic
 
 
 def as_markdown(c: dict[str, Any]) -> str:
-    """The card for people."""
+    """Return the card for people."""
     s, total, t = c["shape"], c["test"]["total"], c["training"]
     machine = c["test"]["machine"]
     lines = [
         f"# Bundle `{c['name']}`",
         "",
-        f"Id `{c['id']}`, numeric contract {c['contract']}. A decoder bundle of pltz: tokenizer, integer language model and fallback dictionary that",
+        f"Id `{c['id']}`, numeric contract {c['contract']}. A decoder bundle of pltz: tokenizer, integer "
+        "language model and fallback dictionary that",
         "turn LLM sessions into bits and back, exactly. It is not a chat model; use it with pltz only.",
         "",
         "## Model",
         "",
         (
-            f"Llama-style transformer in integers (`plt_codec/NUMERICS.md`): width {s['d']}, {s['layers']} layers, {s['heads']} query and {s['kv_heads']} key heads of "
-            f"{s['head_dim']}, hidden {s['hidden']}, vocabulary {s['vocab']:,} in {s['vocab'] // 128} classes, blocks of {s['block']} tokens, memory {s['memory']}. "
-            f"{c['multiply_adds_a_token'] / 1e6:.2f} M multiply-adds a token outside attention, head included. Weights int8{', few of the 255 values used: 4 bits each once packed' if s.get('gated') else ''}."
+            f"Llama-style transformer in integers (`plt_codec/NUMERICS.md`): width {s['d']}, {s['layers']} "
+            f"layers, {s['heads']} query and {s['kv_heads']} key heads of "
+            f"{s['head_dim']}, hidden {s['hidden']}, vocabulary {s['vocab']:,} in {s['vocab'] // 128} "
+            f"classes, blocks of {s['block']} tokens, memory {s['memory']}. "
+            f"{c['multiply_adds_a_token'] / 1e6:.2f} M multiply-adds a token outside attention, head "
+            "included. Weights "
+            f"int8{', few of the 255 values used: 4 bits each once packed' if s.get('gated') else ''}."
         ),
         "",
         "## Training",
         "",
         (
-            f"{t['tokens'] / 1e6:,.0f} M tokens, {t['seconds']:,.0f} seconds of an H200 in {len(t['runs'])} run{'s' * (len(t['runs']) > 1)}, rounding in the loop from the first step, "
+            f"{t['tokens'] / 1e6:,.0f} M tokens, {t['seconds']:,.0f} seconds of an H200 in {len(t['runs'])} "
+            f"run{'s' * (len(t['runs']) > 1)}, rounding in the loop from the first step, "
             "a mix of lane layouts (`models/training/`, `models/LOG.md`)."
             + (
-                f" Validation, ideal code length of the last run's float model: {t['validation_bits_per_byte']:.4f} bits a byte."
+                " Validation, ideal code length of the last run's float model: "
+                f"{t['validation_bits_per_byte']:.4f} bits a byte."
                 if "validation_bits_per_byte" in t
                 else ""
             )
@@ -97,34 +110,45 @@ def as_markdown(c: dict[str, Any]) -> str:
         "## Test",
         "",
         (
-            f"Chat test split, at most {c['test']['limit_bytes']:,} bytes of content a source, sessions it never saw, each decodable alone, default layout. Bytes are those of one real "
-            f".pltz file (header, index and checks included, shared out evenly), decoded back and compared. Measured with `pltz {'bundle eval' if c['test']['benchmark'] == 'bundle eval' else 'bench codec'}` on "
-            f"{machine['cpu'] if machine['device'] == 'cpu' else machine['device']}, engine {machine['engine']}; peers in the same run: {', '.join(total['peer_bytes'])}."
+            f"Chat test split, at most {c['test']['limit_bytes']:,} bytes of content a source, sessions it "
+            "never saw, each decodable alone, default layout. Bytes are those of one real "
+            ".pltz file (header, index and checks included, shared out evenly), decoded back and compared. "
+            "Measured with `pltz "
+            f"{'bundle eval' if c['test']['benchmark'] == 'bundle eval' else 'bench codec'}` on "
+            f"{machine['cpu'] if machine['device'] == 'cpu' else machine['device']}, engine "
+            f"{machine['engine']}; peers in the same run: {', '.join(total['peer_bytes'])}."
         ),
         "",
-        "| source | sessions | content bytes | pltz bytes | bits a byte | bits a token | zstd -19 + dictionary | best peer | pltz : best peer | by fallback |",
+        "| source | sessions | content bytes | pltz bytes | bits a byte | bits a token | zstd -19 + "
+        "dictionary | best peer | pltz : best peer | by fallback |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in [*c["test"]["sources"], total]:
         zstd = r["peer_bytes"]["zstd+dict"]
         best = r["peer_bytes"][r["best_peer"]]
         lines.append(
-            f"| {r['source']} | {r['sessions']:,} | {r['content_bytes']:,} | {r['pltz_bytes']:,.0f} | {r['bits_per_byte']:.3f} | {r['bits_per_token']:.2f} | "
-            f"{8 * zstd / r['content_bytes']:.3f} | {r['best_peer']} {8 * best / r['content_bytes']:.3f} | {r['pltz_bytes'] / best:.3f} | {r['fallback_sessions']} |"
+            f"| {r['source']} | {r['sessions']:,} | {r['content_bytes']:,} | {r['pltz_bytes']:,.0f} | "
+            f"{r['bits_per_byte']:.3f} | {r['bits_per_token']:.2f} | "
+            f"{8 * zstd / r['content_bytes']:.3f} | {r['best_peer']} {8 * best / r['content_bytes']:.3f} | "
+            f"{r['pltz_bytes'] / best:.3f} | {r['fallback_sessions']} |"
         )
     lines += [
         "",
-        (f"Over the model's own ideal code length the coder spends {100 * total['coder_overhead']:.3f} %; beside the frames a session costs "
+        (f"Over the model's own ideal code length the coder spends {100 * total['coder_overhead']:.3f} %; "
+        "beside the frames a session costs "
         f"{total['frame_overhead_bytes']:.2f} bytes."),
         "",
         "## Limits",
         "",
-        "Trained on English chats mostly, some code and documents, few other languages: on other text it degrades, and pltz falls back to zstd with the bundle's",
-        "dictionary where that is shorter. Part of the training data is offensive or wrong; the model writes nothing by itself.",
+        "Trained on English chats mostly, some code and documents, few other languages: on other text it "
+        "degrades, and pltz falls back to zstd with the bundle's",
+        "dictionary where that is shorter. Part of the training data is offensive or wrong; the model "
+        "writes nothing by itself.",
         "",
         "## Licence and data",
         "",
-        f"Weights, tokenizer and dictionary: {c['licence']}, because part of the data is under CC-BY-SA-4.0, and the dictionary holds short excerpts of the training data.",
+        f"Weights, tokenizer and dictionary: {c['licence']}, because part of the data is under "
+        "CC-BY-SA-4.0, and the dictionary holds short excerpts of the training data.",
         "Attribution, licences as stated in each repository:",
         "",
         "| source | kind | repository @ commit | licence |",
@@ -143,11 +167,15 @@ def own_card(
     training: dict[str, Any],
     figures: dict[str, Any],
 ) -> dict[str, Any]:
-    """The card of a bundle that `pltz bundle train` made, as JSON.
+    """Return the card of a bundle that `pltz bundle train` made, as JSON.
 
     Args:
-        head: its bundle.json. settings: the whole configuration. facts: sessions and licences by source.
-        training: what each training stage reported. figures: of the test sessions.
+        head: its bundle.json.
+        weights: its weights.
+        settings: the whole configuration.
+        facts: sessions and licences by source.
+        training: the report of each training stage.
+        figures: of the test sessions.
     """
     told = settings["card"]["sources"]
     sources = [
@@ -174,15 +202,17 @@ def own_card(
 
 
 def own_markdown(c: dict[str, Any]) -> str:
-    """That card for people."""
+    """Return the card of `own_card` for people."""
     s, test = c["shape"], c["test"]
     rows = [
-        f"| {r['source']} | {r['sessions']:,} | {r['content_bytes']:,} | {r['pltz_bytes']:,.0f} | {r['bits_per_byte']} | {r['bits_per_token']} | "
+        f"| {r['source']} | {r['sessions']:,} | {r['content_bytes']:,} | {r['pltz_bytes']:,.0f} | "
+        f"{r['bits_per_byte']} | {r['bits_per_token']} | "
         f"{_rate(r, 'zstd+dict')} | {r['fallback_sessions']} |"
         for r in [*test["sources"], test["total"]]
     ]
     runs = [
-        f"- {name}: {r['steps']:,} steps, {r['tokens']:,} tokens, {r['seconds']:,.0f} seconds, {r['parameters'] / 1e6:.2f} M parameters, "
+        f"- {name}: {r['steps']:,} steps, {r['tokens']:,} tokens, {r['seconds']:,.0f} seconds, "
+        f"{r['parameters'] / 1e6:.2f} M parameters, "
         f"{r['bits_per_token']} bits a token at the end (training data, float model)"
         for name, r in c["training"].items()
         if "steps" in r
@@ -201,8 +231,10 @@ def own_markdown(c: dict[str, Any]) -> str:
         "",
         "## Model",
         "",
-        f"Width {s['d']}, {s['layers']} layers, {s['heads']} query and {s['kv_heads']} key heads of {s['head_dim']}, hidden {s['hidden']}, vocabulary {s['vocab']:,}, blocks of",
-        f"{s['block']} tokens, memory {s['memory']}; {c['multiply_adds_a_token'] / 1e6:.2f} M multiply-adds a token outside attention. Weights int8.",
+        f"Width {s['d']}, {s['layers']} layers, {s['heads']} query and {s['kv_heads']} key heads of "
+        f"{s['head_dim']}, hidden {s['hidden']}, vocabulary {s['vocab']:,}, blocks of",
+        f"{s['block']} tokens, memory {s['memory']}; {c['multiply_adds_a_token'] / 1e6:.2f} M multiply-adds "
+        "a token outside attention. Weights int8.",
         "",
         "## Training",
         "",
@@ -212,9 +244,11 @@ def own_markdown(c: dict[str, Any]) -> str:
         "",
         "## Test",
         "",
-        f"Held-out sessions, at most {test['limit_bytes']:,} bytes of content a source, each decodable alone, all bytes of a .pltz file counted, decoded back and compared.",
+        f"Held-out sessions, at most {test['limit_bytes']:,} bytes of content a source, each decodable "
+        "alone, all bytes of a .pltz file counted, decoded back and compared.",
         "",
-        "| source | sessions | content bytes | pltz bytes | bits a byte | bits a token | zstd -19 + dictionary | by fallback |",
+        "| source | sessions | content bytes | pltz bytes | bits a byte | bits a token | zstd -19 + "
+        "dictionary | by fallback |",
         "|---|---|---|---|---|---|---|---|",
         *rows,
         "",
@@ -223,7 +257,9 @@ def own_markdown(c: dict[str, Any]) -> str:
         "| source | sessions (train, validation, test) | licence |",
         "|---|---|---|",
         *(
-            f"| {d['source']} | {', '.join(str(d['sessions'].get(part, 0)) for part in ('train', 'validation', 'test'))} | {d['licence']} |"
+            f"| {d['source']} | "
+            f"{', '.join(str(d['sessions'].get(part, 0)) for part in ('train', 'validation', 'test'))} | "
+            f"{d['licence']} |"
             for d in c["data"]
         ),
         "",
@@ -231,13 +267,13 @@ def own_markdown(c: dict[str, Any]) -> str:
 
 
 def _rate(r: dict[str, Any], peer: str) -> str:
-    """Bits a byte of a peer, - where it was not measured."""
+    """Return the bits per byte of a peer, - where it was not measured."""
     size = r["peer_bytes"].get(peer)
     return f"{8 * size / r['content_bytes']:.3f}" if size is not None and r["content_bytes"] else "-"
 
 
 def main() -> None:
-    """Command line: see the head of this file."""
+    """Run the command line described at the top of this file."""
     p = argparse.ArgumentParser()
     p.add_argument("--bundle", type=Path, required=True)
     p.add_argument("--bench", type=Path, required=True)

@@ -1,4 +1,7 @@
-"""What all stages of a training run have in hand: settings, the work folder, ways to read and measure, and the target, loaded once."""
+"""The shared context of all stages of a training run.
+
+It holds settings, the work folder, ways to read and measure, and the target, loaded once.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +24,21 @@ from pltz.plt_codec.errors import ModelError, UsageError
 Read = Callable[[str], Iterator[Session]]  # a file or folder -> its sessions
 Measure = Callable[
     [Path, list[Record], int], dict[str, Any]
-]  # bundle folder, records, content bytes a source -> figures
+]  # bundle folder, records, content bytes per source -> figures
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run needs beside its settings.
+    """The inputs of a run beside its settings.
 
     Args:
         output: bundle folder; appears whole.
         work: folder of the stages.
         read, measure: see `Read` and `Measure`.
         device: of torch.
-        processes: so many train together, on GPUs one each.
+        processes: number of processes that train together; on GPUs one each.
         force: replace `output`.
-        tell: gets every line of the log.
+        tell: called with every line of the log.
     """
 
     output: Path
@@ -49,32 +52,40 @@ class Run:
 
 
 class Context:
-    """Settings, run and work folder; the stages (corpus.py, learning.py, assembly.py) are built on it."""
+    """Settings, run and work folder, on which the stages (corpus.py, learning.py, assembly.py) are built."""
 
     def __init__(self, settings: Settings, run: Run, work: Work) -> None:
         self.s, self.run, self.work, self.say = settings, run, work, work.say
 
     @property
     def teacher(self) -> Teacher:
-        """[teacher]. Raises UsageError where there is none."""
+        """Return the settings of [teacher].
+
+        Raises:
+            UsageError: there are none.
+        """
         if self.s.teacher is None:
             raise UsageError("there is no [teacher]")
         return self.s.teacher
 
     @cached_property
     def target(self) -> Target:
-        """The target that teaches."""
+        """Return the target that teaches."""
         self.say(f"  loads the target {self.teacher.target}")
         return Target.load(self.teacher.target, device=self.run.device)
 
     @cached_property
     def target_json(self) -> bytes:
-        """The target's tokenizer, without loading its weights."""
+        """Return the target's tokenizer, without loading its weights."""
         return tokenizer_json_of(resolve(self.teacher.target))
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file of a stage. Raises ModelError."""
+    """Read a JSON file of a stage.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
     try:
         return json.loads(path.read_text("utf8"))
     except (OSError, ValueError) as exc:
@@ -82,7 +93,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """The same, whole or not at all."""
+    """Write a JSON file of a stage, whole or not at all."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf8")
     os.replace(part, path)

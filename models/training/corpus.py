@@ -1,4 +1,7 @@
-"""The data stages of a training run: sessions read and split, a tokenizer, turns a target writes, token streams, ids in classes."""
+"""The data stages of a training run, from sessions to token streams.
+
+Sessions are read and split, a tokenizer is made, a target writes turns, ids are put into classes.
+"""
 
 from __future__ import annotations
 
@@ -27,24 +30,29 @@ PARTS = ("train", "validation", "test")
 
 
 class Corpus:
-    """Each method returns the folder of its stage."""
+    """The data stages; a method named after a stage returns the stage's folder."""
 
     def __init__(self, context: Context, learning: Learning) -> None:
         self.c, self.learning = context, learning
         self.s, self.work, self.say = context.s, context.work, context.say
 
     def all(self, split: Path) -> Path:
-        """The streams that nets are trained from."""
+        """Make the streams that nets are trained from."""
         tokenizer = self.tokenizer(split)
         written = self.write(split) if self.s.teacher and self.s.teacher.write else None
         return self.order(self.streams(split, tokenizer, written))
 
     def split(self) -> Path:
-        """train, validation and test records; facts.json says how many, by source, with their licences."""
+        """Write train, validation and test records; facts.json counts them by source, with their licences.
+
+        Raises:
+            UsageError: a part has no session.
+        """
         d = self.s.data
         key = [d.held_out, *(digest_files(list(names)) for names in (d.files, d.validation, d.test))]
 
         def build(folder: Path) -> None:
+            """Write the records."""
             facts: dict[str, dict[str, Any]] = {}
             with contextlib.ExitStack() as stack:
                 keep = {part: stack.enter_context(records.keeper(folder / f"{part}.zst")) for part in PARTS}
@@ -61,7 +69,10 @@ class Corpus:
         return self.work.stage("split", key, build)
 
     def _parts(self) -> Iterator[tuple[str, Record]]:
-        """Every record and the part it belongs to; what stands in a file of its own for validation or test is not trained on."""
+        """Yield every record and the part it belongs to.
+
+        Sessions of a separate validation or test file are not trained on.
+        """
         d = self.s.data
         given = {"validation": d.validation, "test": d.test}
         apart: set[bytes] = set()
@@ -77,7 +88,7 @@ class Corpus:
                     yield "train" if given.get(part) else part, records.record(session, name)
 
     def tokenizer(self, split: Path) -> Path:
-        """tokenizer.json in the bundle's form."""
+        """Write tokenizer.json in the bundle's form."""
         t = self.s.tokenizer
         key: list[Any] = [t.kind]
         if t.kind == "train":
@@ -104,7 +115,10 @@ class Corpus:
         return str(prepare.train_tokenizer(words, t.vocabulary).to_str()).encode()
 
     def write(self, split: Path) -> Path:
-        """written.jsonl: training chats up to a random assistant's turn, that turn by the target. Goes on line by line."""
+        """Write written.jsonl: training chats up to a random assistant's turn, that turn by the target.
+
+        Resumes line by line.
+        """
         teacher = self.c.teacher
         key = [split.name, teacher.write, teacher.write_tokens, self.s.seed, self.c.target.fingerprint.hex()]
 
@@ -125,7 +139,11 @@ class Corpus:
         return self.work.stage("write", key, build, resumes=True)
 
     def streams(self, split: Path, tokenizer: Path, written: Path | None) -> Path:
-        """Token streams of train and validation sessions."""
+        """Write the token streams of train and validation sessions.
+
+        Raises:
+            UsageError: no session of a part has tokens.
+        """
         named = bool(self.s.teacher and self.s.teacher.target)
         key = [split.name, tokenizer.name, written.name if written else None]
         key.append(digest(self.c.target_json.hex()) if named else None)
@@ -158,7 +176,10 @@ class Corpus:
                 yield Record("written", Session.from_json_line(line))
 
     def order(self, streams: Path) -> Path:
-        """Streams whose ids are in classes: by a target's embeddings, or by those of a quick model. A bundle's are already."""
+        """Write streams whose ids are in classes: by a target's embeddings, or by a quick model's.
+
+        A bundle's already are.
+        """
         t = self.s.tokenizer
         if t.kind == "bundle" or (t.kind == "train" and not t.order_steps):
             return streams
@@ -177,7 +198,7 @@ class Corpus:
         return self.work.stage("order", key, build, resumes=True)
 
     def _target_vectors(self, raw: bytes) -> np.ndarray:
-        """The target's output embeddings (V, d) for the ids of a bundle tokenizer; zeros where it has none."""
+        """Return the target's output embeddings (V, d) for the ids of a bundle tokenizer; zeros where it has none."""
         target = self.c.target
         known = counterparts(BundleTokenizer(raw), target.tokenizer_json)
         head = target.model.get_output_embeddings() or target.model.get_input_embeddings()
@@ -187,7 +208,7 @@ class Corpus:
 
 
 def _count(facts: dict[str, dict[str, Any]], part: str, record: Record) -> None:
-    """Note a record: sessions by part and licences, by source."""
+    """Add a record to the facts: sessions by part, and licences, by source."""
     of = facts.setdefault(record.source, {"sessions": {}, "licences": []})
     of["sessions"][part] = of["sessions"].get(part, 0) + 1
     if record.licence and record.licence not in of["licences"]:

@@ -1,14 +1,20 @@
-"""Teachers: what a larger model says of the student's batches, and the student's loss against it.
+"""Teachers: a larger model's probabilities on the student's batches, and the student's loss against them.
 
-Two kinds. `NetTeacher` is a net of our own with more parameters, on the same tokens in the same lanes. `TargetTeacher` is a Hugging Face
-causal LM whose vocabulary has the student's pieces: each session of a batch is put together again in its own order, spelt for the target (roles as its
-chat template spells them), run through it, and the probabilities of each token go to where the student predicts that token.
+There are two kinds. `NetTeacher` is a net of our own with more parameters, on the same tokens in the same
+lanes. `TargetTeacher` is a Hugging Face causal LM whose vocabulary has the student's pieces. Each session of
+a batch is put together again in its own order, spelt for the target (roles as its chat template spells them),
+and run through it. The probabilities of each token go to the position where the student predicts that token.
 
-The loss is the cross-entropy against the teacher's probabilities, which differs from the Kullback-Leibler divergence by a constant. The head has two levels, so
+The loss is the cross-entropy against the teacher's probabilities. It differs from the Kullback-Leibler
+divergence by a constant. The head has two levels, so
+
     KL = KL(classes) + sum over classes of p(class) KL(members | class),
-and the sum is estimated, without bias, by one class drawn from the teacher's classes: 128 probabilities a token go on instead of the whole vocabulary's.
 
-What a target cannot say is left to the data: roles and other specials of the bundle, and first tokens with nothing before them.
+and the sum is estimated, without bias, by one class drawn from the teacher's classes. So 128 probabilities
+per token are passed on instead of the whole vocabulary's.
+
+Where a target has no probabilities, the data alone teaches: roles and other specials of the bundle, and first
+tokens with nothing before them.
 """
 
 from __future__ import annotations
@@ -41,20 +47,29 @@ FIRST_ESCAPE = SPECIALS.index("x0")
 
 
 class Teaching(Protocol):
-    """What a teacher says of a batch."""
+    """The interface of a teacher."""
 
     def losses(
         self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the student's positions, (T,) each, in one order: nats of the data, nats against the teacher, and where it has a say.
+        """Return, for the student's positions in one order, three tensors (T,).
+
+        They are the nats of the data, the nats against the teacher, and whether the teacher knows the
+        position.
 
         Args:
-            x, table: the student's residual (T, d) and table. mask: what each position of the batch sees.
+            x, table: the student's residual (T, d) and its table (V, d).
+            batch: tensors (rows, row) by key.
+            mask: the attention mask of the batch.
         """
 
 
 def teacher_of(job: Job, device: str) -> Teaching | None:
-    """The teacher of a job. Raises ModelError where it cannot teach."""
+    """Return the teacher of a job, or None.
+
+    Raises:
+        ModelError: it cannot teach.
+    """
     if job.share <= 0:
         return None
     if job.target:
@@ -66,7 +81,10 @@ def teacher_of(job: Job, device: str) -> Teaching | None:
 
 
 def member_logits(net: Net, x: Tensor, table: Tensor, classes: Tensor) -> Tensor:
-    """(T, 128) nats of the members of a class for each row of x (T, d), classes (T,)."""
+    """Return the logits (T, 128), in nats, of the members of a class (T,) for each row of x (T, d).
+
+    ``table``: (V, d).
+    """
     order = torch.argsort(classes)
     ends = torch.bincount(classes, minlength=net.cfg.vocab // CLASS).cumsum(0).to(torch.int32)
     rows = table.view(-1, CLASS, net.cfg.d).bfloat16()
@@ -77,7 +95,10 @@ def member_logits(net: Net, x: Tensor, table: Tensor, classes: Tensor) -> Tensor
 
 
 def against(net: Net, x: Tensor, table: Tensor, first: Tensor, classes: Tensor, second: Tensor) -> Tensor:
-    """Cross-entropy in nats (T,) against p(class) `first` (T, C) and p(member | classes) `second` (T, 128)."""
+    """Return the cross-entropy in nats (T,) against p(class) `first` (T, C) and p(member | classes) `second` (T, 128).
+
+    ``x``: (T, d), ``table``: (V, d), ``classes``: (T,).
+    """
     upper = -(first * F.log_softmax(net.class_logits(x), -1)).sum(-1)
     lower = -(second * F.log_softmax(member_logits(net, x, table, classes), -1)).sum(-1)
     return upper + lower
@@ -86,7 +107,8 @@ def against(net: Net, x: Tensor, table: Tensor, first: Tensor, classes: Tensor, 
 class NetTeacher:
     """A trained net of the same vocabulary, block and memory.
 
-    Its members are learnt where the token's own class says, not where a class drawn from it would: the student's second level is then computed once.
+    Members are learnt in the token's own class, not in a class drawn from the teacher's. So the student's
+    second level is computed only once.
     """
 
     def __init__(self, net: Net, device: str) -> None:
@@ -100,7 +122,7 @@ class NetTeacher:
     def losses(
         self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Teaching`; in the order of the classes."""
+        """Return the losses as `Teaching` says, (T,) each, in the order of the classes."""
         target = batch["target"].flatten()
         cls, order = torch.sort(target.clamp(min=0).long() // CLASS)
         member, known = (target.clamp(min=0).long() % CLASS)[order], (target >= 0)[order]
@@ -113,13 +135,19 @@ class NetTeacher:
 
 
 class TargetTeacher:
-    """A Hugging Face causal LM. Raises ModelError where its vocabulary lacks pieces of the student's."""
+    """A Hugging Face causal LM as a teacher.
+
+    Raises:
+        ModelError: its vocabulary lacks pieces of the student's.
+    """
 
     def __init__(self, target: Target, tokenizer: BundleTokenizer, temperature: float = 1.0) -> None:
         if not covered(tokenizer, target.tokenizer_json):
             raise ModelError(
-                "the target's vocabulary lacks pieces of the bundle's tokenizer, so its probabilities cannot be taken over: "
-                'use the target\'s tokenizer ([tokenizer] kind = "target"), or let the target write text (share = 0, write = N)'
+                "the target's vocabulary lacks pieces of the bundle's tokenizer, so its probabilities "
+                "cannot be taken over: "
+                'use the target\'s tokenizer ([tokenizer] kind = "target"), '
+                "or let the target write text (share = 0, write = N)"
             )
         self.target, self.temperature = target, temperature
         self.spelling = Spelling(target, tokenizer)
@@ -129,14 +157,17 @@ class TargetTeacher:
     def losses(
         self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Teaching`."""
+        """Return the losses as `Teaching` says, (T,) each."""
         with torch.no_grad():
             first, classes, second, known = self._said(batch, net.cfg.vocab)
         upper, lower = net.losses(x, table, batch["target"].flatten())
         return upper + lower, against(net, x, table, first, classes, second), known
 
     def _said(self, batch: Batch, vocab: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """p(class), a class drawn from it, p(member | class), and where there are any, for each flat position of a batch."""
+        """Return p(class), a class drawn from it, p(member | class), and where there are any.
+
+        They stand for each flat position of a batch.
+        """
         device = batch["target"].device
         count = batch["target"].numel()
         first = torch.zeros(count, vocab // CLASS, device=device)
@@ -167,7 +198,7 @@ class TargetTeacher:
         return first, classes, second, known
 
     def _passes(self, batch: Batch) -> list[tuple[Ints, Ints, Ints]]:
-        """Passes of the target: ids (B, L), flat positions of the student, flat rows of the target's logits."""
+        """Return passes of the target: ids (B, L), flat positions of the student, flat rows of the target's logits."""
         found = sorted(self._sessions(batch), key=lambda one: len(one[0]))
         passes, group = [], list[tuple[Ints, Ints, Ints]]()
         for one in found:
@@ -178,7 +209,10 @@ class TargetTeacher:
         return [*passes, _padded(group)] if group else passes
 
     def _sessions(self, batch: Batch) -> list[tuple[Ints, Ints, Ints]]:
-        """Each session of a batch: the target's ids, flat positions, and for each the row of logits that predicts its token."""
+        """Return, for each session of a batch, the target's ids, flat positions, and a row of logits for each.
+
+        That row of logits predicts the position's token.
+        """
         target, position, doc = (
             batch[k].cpu().numpy().astype(np.int64) for k in ("target", "position", "doc")
         )
@@ -211,7 +245,7 @@ def _padded(group: list[tuple[Ints, Ints, Ints]]) -> tuple[Ints, Ints, Ints]:
 
 
 class Spelling:
-    """Bundle tokens as a target reads them: pieces one by one, escapes as its marks, roles as its chat template has them.
+    """A speller of bundle tokens for a target: pieces one by one, escapes as its marks, roles as in its chat template.
 
     `single` (bundle ids,): the target's id of a bundle token that stands for one, else -1.
     """
@@ -230,7 +264,10 @@ class Spelling:
         }
 
     def spell(self, tokens: Ints) -> tuple[Ints, Ints]:
-        """The target's ids of bundle tokens (n,), and where each one with a single id stands in them, -1 for the others."""
+        """Return the target's ids (m,) of bundle tokens (n,), and the place in them of each token, (n,).
+
+        The place is -1 for a token without a single id.
+        """
         roles = np.flatnonzero(np.isin(tokens, list(self.turning)))
         heads = [self.opening[int(tokens[i])] if i == 0 else self.turning[int(tokens[i])] for i in roles]
         length = (self.single[tokens] >= 0).astype(np.int64)
@@ -247,9 +284,10 @@ class Spelling:
 
 
 def head(target: Target, role: str, after: str | None) -> list[int]:
-    """What the target's chat template writes before a message of a role: the first one, or one after a message of `after`.
+    """Return the target's ids of the text that its chat template writes before a message of a role.
 
-    Where the template refuses such a chat, or the target has none: a line that names the role.
+    ``after`` None means the first message, else one after a message of role ``after``. If the template
+    refuses such a chat, or the target has none, the text is a line that names the role.
     """
     text, other = "\u0394content\u0394", "\u0394before\u0394"
     messages = [*([{"role": after, "content": other}] if after else []), {"role": role, "content": text}]

@@ -1,6 +1,6 @@
 """A rounded net to the integers of the numeric contract, and back.
 
-Each row of a matrix has its own scale; scales, units and constants go into integer multipliers.
+Each row of a matrix has its own scale. Scales, units and constants go into integer multipliers.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ from pltz.models.training.shape import NetConfig
 from pltz.plt_codec.errors import ModelError
 from pltz.plt_codec.weights import Shape, Weights, act_table, gains, gated_gains, tables
 
-OCTAVE = 64 / math.log(2)  # logit units a nat
+OCTAVE = 64 / math.log(2)  # logit units per nat
 RESIDUAL = (
     256.0  # residual units of 1.0: trained residuals grow to a few thousand, the contract holds 2^22 units
 )
 GATED_RESIDUAL = 128.0  # the same for contract 2, at most: nets there are clamped to 2^15
 SIZES = ("vocab", "d", "layers", "heads", "kv_heads", "head_dim", "hidden", "block", "memory")
 ROPE_BASES = (10000.0, 100000.0, 500000.0, 1000000.0)  # that `restore` knows
-Units = dict[str, float | Floats]  # of a matrix: what its multipliers are in, by part of the name
+Units = dict[str, float | Floats]  # the unit of a matrix's multipliers, by part of its name
 
 
 def integer(x: Floats, bits: int) -> npt.NDArray[np.int32]:
-    """round(x * 2^bits) as int32; refuses what does not fit."""
+    """Return round(x * 2^bits) as int32, for x of any shape (...,).
+
+    Raises:
+        ModelError: a value does not fit.
+    """
     y = np.round(np.asarray(x, np.float64) * 2.0**bits)
     if not np.abs(y).max() < 2**31:  # no number at all does not fit either
         raise ModelError(f"a multiplier of {np.abs(x).max():.3g} does not fit 31 bits at 2^-{bits}")
@@ -37,11 +41,16 @@ def integer(x: Floats, bits: int) -> npt.NDArray[np.int32]:
 
 
 def export(net: Rounded) -> Weights:
-    """Checked integer weights. Raises ModelError where there are no such integers."""
+    """Return checked integer weights.
+
+    Raises:
+        ModelError: the net has biases or no roundings, or a multiplier does not fit.
+    """
     c = net.config
     if c.bias or not c.quant:
         raise ModelError(
-            "a net trained without the roundings, or with biases, can teach but has no integers: leave quant and bias out"
+            "a net trained without the roundings, or with biases, can teach but has no integers: leave "
+            "quant and bias out"
         )
     shape = Shape(**{k: getattr(c, k) for k in SIZES}, **_gains(c), gated=c.gated)
     out: dict[str, npt.NDArray[Any]] = dict(tables(c.head_dim, c.rope_base))
@@ -66,9 +75,10 @@ def export(net: Rounded) -> Weights:
 
 
 def restore(weights: Weights) -> Rounded:
-    """The net of integer weights, to train on from a bundle: `export(restore(w))` gives w again, up to rounding of multipliers.
+    """Return the net of integer weights, to train on from a bundle.
 
-    Its `step` is what the integers show of one, so that training rounds to the steps that the weights have.
+    `export(restore(w))` gives w again, up to rounding of multipliers. The net's `step` is estimated from the
+    integers, so that training rounds to the steps that the weights have.
 
     Raises:
         ModelError: positions turn at rates that no known base gives.
@@ -100,7 +110,10 @@ def restore(weights: Weights) -> Rounded:
 
 
 def _step(matrices: dict[str, Rows]) -> float:
-    """The smallest step that weights of blocks had, in root mean squares of their rows: of rows that it kept from reaching 127; 0 where none is such."""
+    """Return the smallest step of the blocks' weights, in root mean squares of their rows.
+
+    It is estimated from rows that the step kept from reaching 127; 0 if there are none.
+    """
     found: list[npt.NDArray[np.floating[Any]]] = []
     for name, matrix in matrices.items():
         if name.startswith("blocks."):
@@ -111,10 +124,10 @@ def _step(matrices: dict[str, Rows]) -> float:
 
 
 def _places(c: NetConfig, residual: float) -> dict[str, tuple[str, float | Floats, int]]:
-    """Matrix of a net -> its tensors in the integers, the unit of its multipliers and their bits."""
+    """Return, by matrix of a net, its tensors in the integers, the unit of its multipliers and their bits."""
     inside = (
         1.0 if c.gated else A_SCALE
-    )  # units of what the products are fed; a gated net's are in its weights
+    )  # units of the products' inputs; a gated net's are in its weights
     values = np.arange((c.heads + 2 * c.kv_heads) * c.head_dim) < (c.heads + c.kv_heads) * c.head_dim
     out: dict[str, tuple[str, float | Floats, int]] = {
         "embed": ("embed", residual, 16),
@@ -145,7 +158,10 @@ def _gains(c: NetConfig) -> dict[str, int]:
 
 
 def _residual(net: Rounded) -> float:
-    """Residual units of 1.0; gated: so many that no multiplier of what is written to it leaves 31 bits."""
+    """Return the residual units of 1.0.
+
+    For a gated net there are so many that no multiplier of a matrix that writes to it leaves 31 bits.
+    """
     if not net.config.gated:
         return RESIDUAL
     reach = max(
@@ -155,7 +171,7 @@ def _residual(net: Rounded) -> float:
 
 
 def _member_unit(c: NetConfig, gain: float) -> float:
-    """Logit units of a product of the table's integers of scale 1, with what the head is fed."""
+    """Return the logit units of a product of the table's integers of scale 1 with the head's input."""
     return math.exp(gain) / math.sqrt(c.d) * OCTAVE / (1.0 if c.gated else A_SCALE)
 
 

@@ -1,4 +1,4 @@
-"""Batches for a training process: worker processes draw and lay out the rows where there is a GPU to be kept busy, else this one does."""
+"""Batches for a training process, drawn and laid out by worker processes for a GPU, else by the process itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORKERS = 12  # at most; they make 1.7 M tokens a second
 
 
 class _Rows(IterableDataset[Tensor]):
-    """Endless batches, (KEYS, rows, row) int32, other ones in each process and worker."""
+    """An endless stream of batches, (KEYS, rows, row) int32, different in each process and worker."""
 
     def __init__(self, folder: Path, options: dict[str, Any], rows: int, seed: list[int]) -> None:
         self.folder, self.options, self.rows, self.seed = folder, options, rows, seed
@@ -34,7 +34,10 @@ class _Rows(IterableDataset[Tensor]):
 
 
 def feed(folder: Path, options: dict[str, Any], rows: int, seed: int, rank: Ranks) -> Iterator[Batch]:
-    """Batches of `rows` rows on the rank's device, each by key (rows, row) int32; `options` of `Sampler`."""
+    """Yield batches of `rows` rows on the rank's device, each by key (rows, row) int32.
+
+    `options`: those of `Sampler`.
+    """
     gpu = rank.device.startswith("cuda")
     workers = max(1, min(WORKERS, (os.cpu_count() or 2) // rank.count - 2)) if gpu else 0
     loader = DataLoader(

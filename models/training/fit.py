@@ -1,13 +1,16 @@
-"""Train a net: one loop, on a CPU, one GPU or several, for so many steps or seconds, from checkpoint to checkpoint and from call to call.
+"""Train a net: one loop on a CPU, one GPU or several, for a number of steps or seconds.
 
-What: `fit` takes a job (job.py) and leaves a rounded net (rounded.py) and fit.json in a folder. How: the optimisers of optimisers.py from rates that the
-plan scales; on GPUs blocks and head are compiled, worker processes make the batches, and with several GPUs each has a process of its own with its own
-batches, gradients averaged. On a CPU attention is the plain product with a dense mask (FlexAttention has no backward there).
+`fit` takes a job (job.py) and leaves a rounded net (rounded.py) and fit.json in a folder. It uses the
+optimisers of optimisers.py, with rates that the plan scales. On GPUs, blocks and head are compiled, and
+worker processes make the batches. With several GPUs, each has its own process with its own batches, and
+gradients are averaged. On a CPU, attention is the plain product with a dense mask (FlexAttention has no
+backward there).
 
-A call may end before the budget does (`Place.until`): what it leaves is whole all the same, and the next call goes on, in this folder from its checkpoint
-(with the optimisers' memory; also after a kill, from the last one), or on another machine from the rounded net and fit.json alone, warming up anew.
-A later call may have another budget.
-The data order after a checkpoint is drawn anew from (seed, step), so a resumed run sees other batches than an unbroken one would have.
+A call may end before the budget does (`Place.until`). Its files are whole all the same, and the next call
+goes on. In this folder it goes on from the last checkpoint, with the optimisers' memory, also after a kill.
+On another machine it goes on from the rounded net and fit.json alone, warming up anew. A later call may have
+another budget. The data order after a checkpoint is drawn anew from (seed, step), so a resumed run sees other
+batches than an unbroken one.
 """
 
 from __future__ import annotations
@@ -41,20 +44,20 @@ CHECKPOINT = "resume.pt"
 REPORT = "fit.json"
 NET, CONFIG = rounded.NET, rounded.CONFIG
 CHECKPOINT_EVERY = 5.0  # seconds, at least,
-CHECKPOINT_SHARE = 50  # and at least so many times what the last one took
+CHECKPOINT_SHARE = 50  # and at least so many times the time of the last one
 REPORT_EVERY = 5.0  # seconds
-UNTIMED = 12  # first steps of a process on a GPU, in which it compiles
+UNTIMED = 12  # first steps of a process on a GPU, during which it compiles
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job is done, and until when.
+    """The machine for a job, and its deadline.
 
     Args:
         device: "cuda" or "cpu".
-        processes: so many; on GPUs one each.
+        processes: their number; on GPUs one each.
         until: `time.monotonic()` at which this call stops, its state saved.
-        say: gets the lines of the log.
+        say: called with the lines of the log.
     """
 
     device: str
@@ -67,10 +70,11 @@ def fit(job: Job, folder: Path, place: Place) -> dict[str, Any]:
     """Do a job, or go on with it, in `folder`.
 
     Returns:
-        fit.json: steps, tokens, seconds, bits_per_token of the last steps, and whether the whole budget is used.
+        fit.json: steps, tokens, seconds, bits_per_token of the last steps, and whether the whole budget is
+            used.
 
     Raises:
-        UsageError: the loss is no number any more, or there are fewer GPUs.
+        UsageError: the loss is no longer a number, or there are fewer GPUs.
         ModelError: a damaged checkpoint, one of another net, or a teacher that cannot teach.
     """
     before = report_of(folder)
@@ -83,7 +87,11 @@ def fit(job: Job, folder: Path, place: Place) -> dict[str, Any]:
 
 
 def report_of(folder: Path) -> dict[str, Any] | None:
-    """The fit.json of a folder, None where there is none. Raises ModelError."""
+    """Return the fit.json of a folder, None where there is none.
+
+    Raises:
+        ModelError: the file is damaged.
+    """
     path = folder / REPORT
     if not path.is_file():
         return None
@@ -95,7 +103,7 @@ def report_of(folder: Path) -> dict[str, Any] | None:
 
 
 def _beside(rank: Ranks, job: Job, folder: Path) -> None:
-    """What a process beside the first does: the same, without a word or a file."""
+    """Run a process beside the first: it does the same, but writes no line and no file."""
     _fit(job, folder, Place(rank.device, lambda line: None), rank)
 
 
@@ -118,13 +126,16 @@ def _fit(job: Job, folder: Path, place: Place, rank: Ranks) -> dict[str, Any]:
 
 
 class Objective:
-    """What is minimised: the data's nats, and with a teacher a share of the nats against its probabilities."""
+    """The loss to minimise: the data's nats, and with a teacher a share of the nats against its probabilities."""
 
     def __init__(self, net: Net, teacher: Teaching | None, share: float) -> None:
         self.net, self.teacher, self.share = net, teacher, share
 
     def losses(self, batch: Batch, mask: Any) -> tuple[Tensor, Tensor]:
-        """Loss, and mean nats a token of the data."""
+        """Return the loss, and the mean nats per token of the data; both scalars.
+
+        ``batch``: tensors (rows, row) by key.
+        """
         x, table = self.net.body(batch["input"], batch["position"], mask)
         x, target = x.flatten(0, 1), batch["target"].flatten()
         count = (target >= 0).sum()
@@ -173,7 +184,10 @@ class _Trainer:
         )
 
     def _saved(self, folder: Path) -> list[Any]:
-        """Load what an earlier call left, else the start; the optimisers' state, where there is one."""
+        """Load the state of an earlier call, else the start.
+
+        Return the optimisers' state, where there is one.
+        """
         try:
             if self.path.is_file():
                 saved = torch.load(self.path, map_location=self.rank.device, weights_only=True)
@@ -201,11 +215,11 @@ class _Trainer:
         return []
 
     def share(self) -> float:
-        """Share of the budget used."""
+        """Return the share of the budget used."""
         return self.job.plan.done(self.step, self.elapsed)
 
     def run(self, batches: Iterator[Batch]) -> None:
-        """Steps until the budget is used or the time of this call is over."""
+        """Run steps until the budget is used or the time of this call is over."""
         first, before = self.step, self.elapsed
         begin = saved = told = time.monotonic()
         told_tokens, cost = self.tokens, 0.0
@@ -229,23 +243,28 @@ class _Trainer:
                 cost = saved - now
 
     def _agreed(self, goes_on: bool) -> bool:
-        """What the first process says; it alone has a clock that ends."""
+        """Return the decision of the first process, which alone has a deadline."""
         return self.rank.agree(float(goes_on)) > 0
 
     def _tell(self, sums: list[Tensor], speed: float) -> None:
-        """A line of progress. Raises UsageError where the loss is no number any more."""
+        """Write a line of progress.
+
+        Raises:
+            UsageError: the loss is no longer a number.
+        """
         self.bits = float(torch.stack(sums).mean()) / math.log(2)
         done = self.share()
         left = self.elapsed * (1 - done) / done if done else 0.0
         self.say(
-            f"  step {self.step}, {100 * done:.0f} %, {self.bits:.3f} bits a token, {speed:,.0f} tokens/s, about {left:.0f} s left"
+            f"  step {self.step}, {100 * done:.0f} %, {self.bits:.3f} bits a token, {speed:,.0f} tokens/s, "
+            f"about {left:.0f} s left"
         )
         if not math.isfinite(self.bits):
             self.path.unlink(missing_ok=True)  # it may be as bad
             raise UsageError(f"training left the numbers after {self.step} steps: lower its rates")
 
     def _one(self, batch: Batch) -> Tensor:
-        """One step; mean nats a token of the data, on the device."""
+        """Run one step; return the mean nats per token of the data, on the device."""
         plan = self.job.plan
         factor = plan.factor(self.step, self.elapsed, self.first)
         for optimiser in self.optimisers:
@@ -263,7 +282,7 @@ class _Trainer:
         return nats
 
     def report(self) -> dict[str, Any]:
-        """How far it is."""
+        """Return how far training is."""
         return {
             "steps": self.step,
             "tokens": self.tokens,
@@ -273,7 +292,7 @@ class _Trainer:
         }
 
     def save(self) -> None:
-        """A checkpoint, whole or not at all."""
+        """Write a checkpoint, whole or not at all."""
         part = self.path.with_suffix(".part")
         saved = {
             "net": state(self.net),

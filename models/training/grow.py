@@ -1,11 +1,14 @@
-"""A net made larger without changing what it computes: more layers, wider hidden layers. What a trained net knows is kept, the rest is room to learn.
+"""A net made larger without changing its function: more layers, wider hidden layers.
+
+The trained net's knowledge is kept; the rest is room to learn.
 
     a layer more     the layer before it once more, but it adds nothing: its `out` and `down` are 0
     a hidden unit    a row of `up` (and `gate`) like those of a net that has learnt nothing, a column of `down` of 0
 
-Why zeros there and nowhere else: what is 0 on the way out has a gradient from the first step, what is 0 on both sides never has one. The rows that were
-there keep their int8 steps (net.weight_scale looks at the largest weight of a row), so the grown net's integers, too, compute what the old ones did;
-only where a gated net has a `step`, which looks at the mean square too, more hidden units round `down` anew.
+Zeros stand only on the way out: they have a gradient from the first step, while a path with zeros on both
+sides never has one. The old rows keep their int8 steps (net.weight_scale looks at the largest weight of a
+row). So the grown net's integers, too, compute what the old ones did. The exception is a gated net with a
+`step`, which looks at the mean square too: more hidden units round `down` anew.
 """
 
 from __future__ import annotations
@@ -30,10 +33,10 @@ FREE = (
 
 
 def grown(state: dict[str, Floats], old: NetConfig, new: NetConfig, seed: int = 0) -> dict[str, Floats]:
-    """The tensors of a net of shape `new` that computes what `state`, of shape `old`, does.
+    """Return the tensors of a net of shape `new` that computes the same as `state`, of shape `old`.
 
     Args:
-        state: by name as in `Net.state_dict`, float32.
+        state: by name as in `Net.state_dict`, float32 (shapes: `NetConfig.tensors`).
 
     Raises:
         UsageError: the shapes differ in more than layers and hidden units, or `new` is smaller.
@@ -52,7 +55,7 @@ def grown(state: dict[str, Floats], old: NetConfig, new: NetConfig, seed: int = 
 
 
 def misfits(old: NetConfig, new: NetConfig) -> list[str]:
-    """The settings of `new`, as they stand in a configuration, with which it could be grown from `old`; none where it can."""
+    """Return the settings that `new` would need to be grown from `old`, as in a configuration; none where it can."""
     found = []
     for name, theirs in dataclasses.asdict(old).items():
         ours = getattr(new, name)
@@ -64,7 +67,8 @@ def misfits(old: NetConfig, new: NetConfig) -> list[str]:
 
 
 def _order(old: int, new: int) -> list[tuple[int, bool]]:
-    """For each layer of the new net, the old one it comes from and whether it is one more; spread evenly."""
+    """Return, for each layer of the new net, the old layer it comes from and whether it is additional, spread
+    evenly."""
     copies = [1 + (i + 1) * (new - old) // old - i * (new - old) // old for i in range(old)]
     return [(i, copy > 0) for i, count in enumerate(copies) for copy in range(count)]
 
@@ -75,7 +79,7 @@ def _names(state: dict[str, Floats], layer: int) -> list[str]:
 
 
 def _wider(layer: dict[str, Floats], more: int, random: np.random.Generator) -> dict[str, Floats]:
-    """The layer with `more` hidden units that change nothing."""
+    """Return the layer with `more` hidden units that change nothing."""
     if not more:
         return layer
     out = dict(layer)

@@ -1,4 +1,6 @@
-"""A training job: all that a net is trained from, as plain values and folders, so that every process of a run can be handed it."""
+"""A training job: everything a net is trained from, as plain values and folders, so that any process can be
+handed it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from pltz.plt_codec.errors import UsageError
 
 @dataclass(frozen=True)
 class Job:
-    """What to train, on what, how.
+    """A net to train, its data and its plan.
 
     Args:
         sampling: arguments of `batches.Sampler` beside row and seed.
@@ -40,7 +42,7 @@ class Job:
 
 
 def student(s: Settings, streams: Path, vocab: int, start: Path | None, teacher: Path | None) -> Job:
-    """The job of a configuration's student."""
+    """Return the job of a configuration's student."""
     t = s.teacher
     return Job(
         config=NetConfig.of(s.student, s.student, vocab),
@@ -57,12 +59,12 @@ def student(s: Settings, streams: Path, vocab: int, start: Path | None, teacher:
 
 
 def plan(s: Settings) -> Plan:
-    """How the student is trained, without its shape."""
+    """Return the student's plan, without its shape."""
     return Plan(**{f.name: getattr(s.student, f.name) for f in dataclasses.fields(Plan)})
 
 
 def teacher(s: Settings, streams: Path, vocab: int, start: Path | None) -> Job:
-    """The job of a configuration's own teacher: its rate falls all the time."""
+    """Return the job of a configuration's own teacher, whose rate falls all the time."""
     t = s.teacher
     assert t is not None
     its = plan(s)
@@ -85,7 +87,13 @@ def teacher(s: Settings, streams: Path, vocab: int, start: Path | None) -> Job:
 
 
 def sampling(d: Data, block: int, memory: int, streams: Path) -> dict[str, Any]:
-    """How rows are drawn; texts have all of them, or none, where there is nothing else. Raises UsageError."""
+    """Return the arguments for drawing rows.
+
+    Texts get all of the tokens if there are no chats, and none if there are no texts.
+
+    Raises:
+        UsageError: [data.weights] names an unknown source.
+    """
     names = list(json.loads((streams / "sources.json").read_text("utf8")))
     if unknown := sorted(set(d.weights) - set(names)):
         raise UsageError(f"[data.weights] {unknown[0]}: no such source, expected some of {', '.join(names)}")

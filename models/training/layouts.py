@@ -1,9 +1,10 @@
-"""What layouts and memories cost: coded bytes of held-out sessions under several, with one bundle.
+"""The cost of layouts and memories: coded bytes of held-out sessions under several, with one bundle.
 
     python -m pltz.models.training.layouts --data chat_validation.jsonl.zst --limit 100000
 
-Coded bytes are those of frames the coder really writes. Sessions are grouped by length, since a layout that suits a long session
-costs a short one dearly. Prints a table and one JSON line: how the default rule of NUMERICS.md was chosen.
+Coded bytes are those of frames that the coder really writes. Sessions are grouped by length, since a layout
+that suits a long session is expensive for a short one. Prints a table and one JSON line. The default rule of
+NUMERICS.md was chosen this way.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MEMORIES = (1, 512, 1024, 2048, 4096)  # positions of the block before that a bl
 
 
 def sessions(path: str, limit: int) -> list[Session]:
-    """Sessions of a records file, at most `limit` content bytes a source."""
+    """Return sessions of a records file, at most `limit` content bytes per source."""
     used: dict[str, int] = defaultdict(int)
     out = []
     for record in read_lines(path):
@@ -51,7 +52,7 @@ def sessions(path: str, limit: int) -> list[Session]:
 
 
 def main() -> None:
-    """Command line: see the head of this file."""
+    """Run the command line described at the top of this file."""
     p = argparse.ArgumentParser()
     p.add_argument("--data", required=True)
     p.add_argument("--limit", type=int, default=100_000)
@@ -63,6 +64,7 @@ def main() -> None:
     result: dict[str, Any] = {"tokens": [sum(map(len, g)) for g in groups], "layouts": {}, "memories": {}}
 
     def measure(title: str, weights: Weights, options: dict[str, int], chosen: list[int]) -> list[int]:
+        """Code the chosen groups, print a row of the table, and return the coded bytes of each."""
         coder = NativeCoder(weights)
         lanes, steps = options.get("lanes"), options.get("steps")
         coded = [coder.encode(groups[i], lanes=lanes, steps=steps) for i in chosen]

@@ -1,4 +1,7 @@
-"""The training stages of a run: teacher and student, each a rounded net (rounded.py) beside the report of its training (fit.py)."""
+"""The training stages of a run: teacher and student.
+
+Each is a rounded net (rounded.py) beside the report of its training (fit.py).
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,17 @@ from pltz.plt_codec.errors import UsageError
 
 
 class Learning:
-    """Each method returns the folder of its stage."""
+    """The training stages; a method named after a stage returns the stage's folder."""
 
     def __init__(self, context: Context) -> None:
         self.c, self.s, self.work, self.say = context, context.s, context.work, context.say
 
     def check(self) -> None:
-        """Refuse what cannot be trained or exported, before anything is made. Raises UsageError."""
+        """Refuse a net that cannot be trained or exported, before anything is made.
+
+        Raises:
+            UsageError: the settings do not fit, or the start is of another shape or tokenizer.
+        """
         if self.s.student.bias or not self.s.student.quant:
             raise UsageError(
                 "[student] bias, quant: what ships is integers, which have no biases; only a [teacher] may set them"
@@ -38,7 +45,8 @@ class Learning:
             kind = self.s.tokenizer.kind
             if kind == "train":
                 raise UsageError(
-                    f'{origin.place}: a tokenizer that is learnt anew fits no net that is there: use [tokenizer] kind = "bundle"'
+                    f"{origin.place}: a tokenizer that is learnt anew fits no net that is there: "
+                    'use [tokenizer] kind = "bundle"'
                 )
             if kind == "bundle":
                 origin.check_tokenizer(Bundle.load(self.s.tokenizer.bundle).tokenizer.json)
@@ -47,24 +55,27 @@ class Learning:
 
     @cached_property
     def start(self) -> Origin | None:
-        """What the student starts from."""
+        """Return the student's start."""
         name = self.s.student.start
         return Origin(name, "[student] start") if name else None
 
     @cached_property
     def taught_by(self) -> Origin | None:
-        """The bundle that teaches."""
+        """Return the bundle that teaches."""
         name = self.s.teacher.bundle if self.s.teacher else ""
         return Origin(name, "[teacher] bundle") if name else None
 
     @cached_property
     def teacher_start(self) -> Origin | None:
-        """What a teacher of our own starts from."""
+        """Return the start of a teacher of our own."""
         name = self.s.teacher.start if self.s.teacher else ""
         return Origin(name, "[teacher] start") if name else None
 
     def teacher(self, streams: Path) -> Path | None:
-        """The net that teaches: a bundle's, or a larger one of our own; None where a target does, or nobody."""
+        """Return the net that teaches: a bundle's, or a larger one of our own.
+
+        Return None if a target teaches, or if there is no teacher.
+        """
         t = self.s.teacher
         if t is None or t.target:
             return None
@@ -83,7 +94,7 @@ class Learning:
         return self.work.stage("teacher", key, lambda folder: self._fit(what, folder), resumes=True)
 
     def student(self, streams: Path, teacher: Path | None) -> Path:
-        """The net that ships."""
+        """Train the net that ships."""
         start = self._started(self.start, self._config(_vocab(streams)), streams)
         what = job.student(self.s, streams, _vocab(streams), start, teacher)
         key: list[Any] = [streams.name, dataclasses.asdict(self.s.student), what.sampling, self.s.seed]
@@ -94,7 +105,7 @@ class Learning:
         return self.work.stage("student", key, lambda folder: self._fit(what, folder), resumes=True)
 
     def quick(self, folder: Path, streams: Path) -> np.ndarray:
-        """Embeddings (V, d) of the student's shape after a few steps."""
+        """Return embeddings (V, d) of the student's shape after a few steps."""
         plan = dataclasses.replace(
             job.plan(self.s), steps=self.s.tokenizer.order_steps, seconds=0.0, decay=0.0
         )
@@ -112,11 +123,15 @@ class Learning:
         return job.sampling(self.s.data, self.s.student.block, self.s.student.memory, streams)
 
     def _config(self, vocab: int) -> NetConfig:
-        """The student's net."""
+        """Return the student's configuration."""
         return NetConfig.of(self.s.student, self.s.student, vocab)
 
     def _started(self, origin: Origin | None, config: NetConfig, streams: Path) -> Path | None:
-        """The net that training starts from, if any. Raises UsageError where it does not fit."""
+        """Return the net that training starts from, if any.
+
+        Raises:
+            UsageError: it does not fit.
+        """
         if origin is None:
             return None
         origin.check_tokenizer(_tokenizer(streams))
@@ -124,7 +139,7 @@ class Learning:
         return self._placed("start", origin)
 
     def _placed(self, stage: str, origin: Origin) -> Path:
-        """An origin's net, in a folder of its own."""
+        """Write an origin's net into a folder of its own."""
         return self.work.stage(stage, origin.key, origin.write)
 
 

@@ -1,10 +1,12 @@
 """The float model that is trained: the integer model of NUMERICS.md with rounding in the loop.
 
-Every place where the integer contract rounds or clamps has its twin here, with a straight-through gradient, so the
-exported integers behave as the trained floats did. Without `quant` the roundings are left out (to compare, and to equalise a pretrained net).
+Every place where the integer contract rounds or clamps has its twin here, with a straight-through gradient.
+So the exported integers behave as the trained floats did. Without `quant` the roundings are left out (to
+compare, and to equalise a pretrained net).
 
-Llama in shape: pre-norm decoder blocks, rotary positions, grouped queries; norms without gain, queries and keys
-normalised, squared ReLU instead of SwiGLU (one product and one table fewer in integers), a two-level head.
+The shape is a Llama's: pre-norm decoder blocks, rotary positions, grouped queries. Norms have no gain,
+queries and keys are normalised, and the head has two levels. Squared ReLU replaces SwiGLU (one product and
+one table fewer in integers).
 """
 
 from __future__ import annotations
@@ -32,51 +34,57 @@ LINEAR_SCALE = 32.0  # gated: units of the linear half of the hidden layer, int1
 
 
 def ste_round(x: Tensor) -> Tensor:
-    """round() with the gradient of the identity."""
+    """Round a tensor (...,) with the gradient of the identity."""
     return x + (x.round() - x).detach()
 
 
 def weight_scale(w: Tensor, step: float) -> Tensor:
-    """Step of each row (output channel): the largest weight is at most 127, and a step is at least `step` root mean squares."""
+    """Return the step of each row (output channel) of w (n, m), (n, 1).
+
+    The largest weight is at most 127 steps, and a step is at least `step` root mean squares.
+    """
     scale = w.abs().amax(1, keepdim=True).clamp(min=1e-8) / 127
     return torch.maximum(scale, step * w.square().mean(1, keepdim=True).sqrt()) if step else scale
 
 
 def fake_weight(w: Tensor, step: float = 0.0) -> Tensor:
-    """int8 a row (output channel), symmetric, in float."""
+    """Round w (n, m) to int8 per row (output channel), symmetric, and return it as floats."""
     scale = weight_scale(w.detach().float(), step)
     return w + ((w / scale).round() * scale - w).detach()
 
 
 def fake_act(x: Tensor, scale: float, quant: bool) -> Tensor:
-    """int8 with a fixed scale; float32 inside."""
+    """Round x (...,) to int8 with a fixed scale; float32 inside."""
     if not quant:
         return x
     return (ste_round((x.float() * scale).clamp(-127, 127)) / scale).to(x.dtype)
 
 
 def unit(x: Tensor) -> Tensor:
-    """Divide by the root mean square of the last axis."""
+    """Divide x (..., n) by the root mean square of the last axis."""
     x = x.float()
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-12)
 
 
 def rope_phases(cfg: NetConfig) -> Tensor:
-    """Frequencies as integer fractions of a turn: (head_dim / 2,) multiples of 2^-20 turns a position."""
+    """Return frequencies as integer fractions of a turn: (head_dim / 2,) multiples of 2^-20 turns per position."""
     half = cfg.head_dim // 2
     turns = cfg.rope_base ** (-torch.arange(half, dtype=torch.float64) / half) / (2 * math.pi)
     return (turns * 2**20).round().long().clamp(min=1)
 
 
 def rope_tables(position: Tensor, phases: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin (B, 1, N, head_dim / 2), of the phase cut to 1/1024 turn as the integer contract has it."""
+    """Return cos and sin (B, 1, N, head_dim / 2) of positions (B, N) and phases (head_dim / 2,).
+
+    The phase is cut to 1/1024 turn as in the integer contract.
+    """
     index = ((position.long()[..., None] * phases.to(position.device)) >> 10) & 1023
     angle = index.float() * (2 * math.pi / 1024)
     return angle.cos()[:, None], angle.sin()[:, None]
 
 
 class Linear(nn.Module):
-    """Product with int8 rows; a bias only where a teacher has one."""
+    """A product with int8 rows; it has a bias only in a teacher."""
 
     def __init__(self, n_in: int, n_out: int, gain: float = 1.0, *, bias: bool = False):
         super().__init__()
@@ -84,18 +92,22 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(n_out)) if bias else None
 
     def forward(self, x: Tensor, quant: bool, step: float = 0.0) -> Tensor:
+        """Multiply x (..., in) and return (..., out)."""
         w = fake_weight(self.weight, step) if quant else self.weight
         y = F.linear(x, w.to(x.dtype))
         return y if self.bias is None else y.float() + self.bias
 
 
 def dropped(x: Tensor, share: float) -> Tensor:
-    """What a layer adds to the residual, with a share of it left out at random: for training on data that is seen many times."""
+    """Return a layer's addition to the residual (...,), with a share of it left out at random.
+
+    This is for training on data that is seen many times.
+    """
     return F.dropout(x, share) if share else x
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-    """Attention (B, H, N, D) of q (B, H, N, D) to k, v (B, K, N, D); `mask` as `mask_of` makes it."""
+    """Return attention (B, H, N, D) of q (B, H, N, D) to k, v (B, K, N, D); `mask` as `mask_of` makes it."""
     if isinstance(mask, Tensor):  # on a CPU, where FlexAttention has no backward
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0, enable_gqa=True)
     o: Tensor = flex_attention(q, k, v, block_mask=mask, scale=1.0, enable_gqa=True)
@@ -103,7 +115,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention and squared-ReLU network, each on the normalised residual."""
+    """A layer: attention and squared-ReLU network, each on the normalised residual."""
 
     def __init__(self, cfg: NetConfig):
         super().__init__()
@@ -116,7 +128,7 @@ class Block(nn.Module):
         self.log_temperature = nn.Parameter(torch.full((cfg.heads,), math.log(1.2 / math.sqrt(cfg.head_dim))))
 
     def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q (B, H, N, D), k, v (B, K, N, D); q already carries the temperature."""
+        """Return q (B, H, N, D) and k, v (B, K, N, D) of x (B, N, d); q already carries the temperature."""
         c = self.cfg
         a = fake_act(unit(x), A_SCALE, c.quant).bfloat16()
         y = self.qkv(a, c.quant).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
@@ -131,7 +143,7 @@ class Block(nn.Module):
         return (turn(q) * t).bfloat16(), turn(k).bfloat16(), fake_act(v, V_SCALE, c.quant).bfloat16()
 
     def join(self, x: Tensor, o: Tensor) -> Tensor:
-        """Add attention output and the hidden layer to the residual."""
+        """Add attention output o (B, H, N, D) and the hidden layer to the residual x (B, N, d)."""
         c = self.cfg
         o = fake_act(o.transpose(1, 2).flatten(2), O_SCALE, c.quant)
         x = x + dropped(self.out(o, c.quant).float(), self.dropout)
@@ -146,16 +158,20 @@ class Block(nn.Module):
         return out
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
+        """Run the layer on the residual x (B, N, d), with cos and sin (B, 1, N, head_dim / 2); return (B, N, d)."""
         return self.join(x, attend(*self.heads(x, cos, sin), mask))
 
 
 def whole(x: Tensor, limit: float, quant: bool) -> Tensor:
-    """Round to whole numbers within the limit; float32 inside."""
+    """Round x (...,) to whole numbers within the limit; float32 inside."""
     return ste_round(x.float().clamp(-limit, limit)) if quant else x.float()
 
 
 class GatedBlock(nn.Module):
-    """A Llama block in the integers of contract 2. Activations are in units of the integers: gains and weights carry the scales."""
+    """A Llama block in the integers of contract 2.
+
+    Activations are in units of the integers: gains and weights carry the scales.
+    """
 
     def __init__(self, cfg: NetConfig):
         super().__init__()
@@ -171,7 +187,7 @@ class GatedBlock(nn.Module):
         self.log_temperature = nn.Parameter(torch.full((cfg.heads,), math.log(1 / math.sqrt(cfg.head_dim))))
 
     def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q (B, H, N, D), k, v (B, K, N, D); q already carries the temperature."""
+        """Return q (B, H, N, D) and k, v (B, K, N, D) of x (B, N, d); q already carries the temperature."""
         c = self.cfg
         a = whole(unit(x) * self.norm_in, 127, c.quant).bfloat16()
         y = self.qkv(a, c.quant, c.step).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
@@ -185,7 +201,7 @@ class GatedBlock(nn.Module):
         return (turn(q) * t).bfloat16(), turn(k).bfloat16(), whole(v, 127, c.quant).bfloat16()
 
     def hidden(self, x: Tensor) -> Tensor:
-        """The hidden layer's activations (B, N, F)."""
+        """Return the hidden layer's activations (B, N, F) of x (B, N, d)."""
         c = self.cfg
         a = whole(unit(x) * self.norm_mid, 127, c.quant).bfloat16()
         gate = whole(self.gate(a, c.quant, c.step), 511, c.quant) / GATE_SCALE
@@ -194,7 +210,7 @@ class GatedBlock(nn.Module):
         return whole(act * linear, 127, c.quant)
 
     def join(self, x: Tensor, o: Tensor) -> Tensor:
-        """Add attention output and the hidden layer to the residual."""
+        """Add attention output o (B, H, N, D) and the hidden layer to the residual x (B, N, d)."""
         c = self.cfg
         o = whole(2 * o.transpose(1, 2).flatten(2), 127, c.quant).bfloat16()
         x = self.bounded(x + dropped(self.out(o, c.quant, c.step).float(), self.dropout))
@@ -203,15 +219,16 @@ class GatedBlock(nn.Module):
         )
 
     def bounded(self, x: Tensor) -> Tensor:
-        """The residual within what the integers hold."""
+        """Clamp the residual (B, N, d) to the bounds of the integers."""
         return x.clamp(-self.cfg.residual_max, self.cfg.residual_max) if self.cfg.quant else x
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
+        """Run the layer on the residual x (B, N, d), with cos and sin (B, 1, N, head_dim / 2); return (B, N, d)."""
         return self.join(x, attend(*self.heads(x, cos, sin), mask))
 
 
 class Net(nn.Module):
-    """Token ids to the two levels' logits, in nats."""
+    """A net from token ids to the two levels' logits, in nats."""
 
     def __init__(self, cfg: NetConfig):
         super().__init__()
@@ -230,19 +247,20 @@ class Net(nn.Module):
         self.register_buffer("phases", rope_phases(cfg), persistent=False)
 
     def drop(self, share: float) -> None:
-        """Leave out a share of what each layer adds (`dropped`), from now on; 0 at first."""
+        """Leave out a share of each layer's addition (`dropped`), from now on; 0 at first."""
         for block in self.blocks:
             cast(Block, block).dropout = share
 
     def table(self) -> Tensor:
-        """The embedding as the integers have it, unit rows: (V, d) float32."""
+        """Return the embedding as the integers have it, unit rows: (V, d) float32."""
         if self.cfg.gated:
             return fake_weight(self.embed, self.cfg.step / 2) if self.cfg.quant else self.embed
         e = self.embed * torch.rsqrt(self.embed.square().mean(1, keepdim=True) + 1e-12)
         return fake_weight(e) if self.cfg.quant else e
 
     def body(self, tokens: Tensor, position: Tensor, mask: Any) -> tuple[Tensor, Tensor]:
-        """Residual after the last block (B, N, d) float32, and the table."""
+        """Return the residual after the last block (B, N, d) float32, and the table (V, d), for tokens and
+        positions (B, N)."""
         table = self.table()
         x = F.embedding(tokens.long(), table)
         cos, sin = rope_tables(position, self.phases)
@@ -251,29 +269,32 @@ class Net(nn.Module):
         return x, table
 
     def last_norm(self, x: Tensor) -> Tensor:
-        """What the head's products are fed, (T, d) bfloat16."""
+        """Return the input of the head's products, (T, d) bfloat16, of residuals x (T, d)."""
         if self.norm_out is not None:
             return whole(unit(x) * self.norm_out, 127, self.cfg.quant).bfloat16()
         return fake_act(unit(x), A_SCALE, self.cfg.quant).bfloat16()
 
     def class_logits(self, x: Tensor) -> Tensor:
-        """(T, classes) nats."""
+        """Return logits (T, classes), in nats, of residuals x (T, d)."""
         h = self.last_norm(x)
         w = fake_weight(self.classes) if self.cfg.quant else self.classes
         return (h @ w.t().bfloat16()).float() + self.class_bias
 
     def member_hidden(self, x: Tensor, cls: Tensor) -> Tensor:
-        """(T, d) normalised residual that knows the class."""
+        """Return the normalised residual with the class added, (T, d), of x (T, d) and classes (T,)."""
         shift = fake_weight(self.class_shift) if self.cfg.quant else self.class_shift
         return self.last_norm(x + F.embedding(cls, shift))
 
     def member_logits(self, raw: Tensor, cls: Tensor) -> Tensor:
-        """(T, 128) nats, from the plain products raw (T, 128)."""
+        """Return logits (T, 128), in nats, from the plain products raw (T, 128) and classes (T,)."""
         scale = self.member_gain.exp() / math.sqrt(self.cfg.d)
         return raw.float() * scale + F.embedding(cls, self.member_bias.view(-1, 128))
 
     def levels(self, x: Tensor, table: Tensor, order: Tensor, cls: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of class and of member, (T, classes) and (T, 128), for the rows of x (T, d) in `order`, whose classes `cls` ascend."""
+        """Return logits of class and of member, (T, classes) and (T, 128), for the rows of x (T, d) in `order` (T,).
+
+        ``table``: (V, d). The classes `cls` (T,) of the rows in that order ascend.
+        """
         x = x[order]
         ends = torch.bincount(cls, minlength=self.cfg.vocab // 128).cumsum(0).to(torch.int32)
         rows = table.view(-1, 128, self.cfg.d).bfloat16()
@@ -281,7 +302,10 @@ class Net(nn.Module):
         return self.class_logits(x), self.member_logits(raw, cls)
 
     def losses(self, x: Tensor, table: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Nats of class and of member for each row of x (T, d), target (T,); rows whose target is -1 cost nothing."""
+        """Return nats of class and of member, (T,) each, for the rows of x (T, d) and their targets (T,).
+
+        ``table``: (V, d). Rows whose target is -1 cost nothing.
+        """
         keep = target >= 0
         target = target.clamp(min=0).long()
         cls, order = torch.sort(target >> 7)
@@ -292,34 +316,41 @@ class Net(nn.Module):
 
 
 def built(found: Rounded) -> Net:
-    """The float net of a rounded one. Raises RuntimeError where tensors are missing or of another shape."""
+    """Return the float net of a rounded one.
+
+    Raises:
+        RuntimeError: tensors are missing or of another shape.
+    """
     net = Net(found.config)
     net.load_state_dict({k: torch.from_numpy(v) for k, v in found.floats().items()})
     return net
 
 
 def state(net: Net) -> dict[str, Tensor]:
-    """A net's tensors on the CPU, under their names before compiling."""
+    """Return a net's tensors on the CPU, under their names before compiling."""
     return {k.replace("_orig_mod.", ""): v.detach().cpu() for k, v in net.state_dict().items()}
 
 
 def rounded_net(net: Net) -> Rounded:
-    """A net as its integers will be."""
+    """Return a net as its integers will be."""
     return rounded.rounded({k: v.numpy() for k, v in state(net).items()}, net.cfg)
 
 
 def nats(logits: Tensor, target: Tensor) -> Tensor:
-    """Cross entropy of each row, (T,)."""
+    """Return the cross entropy of each row, (T,) nats, of logits (T, n) and targets (T,)."""
     return F.cross_entropy(logits, target, reduction="none")
 
 
 def divergence(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Cross entropy of each row against the teacher's probabilities, (T,) nats."""
+    """Return the cross entropy of each row of logits (T, n) against the teacher's logits (T, n), (T,) nats."""
     return -(F.softmax(teacher, -1) * F.log_softmax(logits, -1)).sum(-1)
 
 
 def visible(batch: dict[str, Tensor], memory: int) -> Any:
-    """mask_mod: the same session, and the same block not later, or the last positions of the block before."""
+    """Return a mask_mod: the same session, and the same block not later, or the last positions of the block before.
+
+    ``batch``: tensors (rows, row) by key.
+    """
     doc, time, position, begin = batch["doc"], batch["time"], batch["position"], batch["block_start"]
 
     def mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -332,13 +363,16 @@ def visible(batch: dict[str, Tensor], memory: int) -> Any:
 
 
 def block_mask(batch: dict[str, Tensor], memory: int, compiled: Any = create_block_mask) -> Any:
-    """FlexAttention mask of a batch."""
+    """Return the FlexAttention mask of a batch of tensors (rows, row)."""
     b, n = batch["doc"].shape
     return compiled(visible(batch, memory), b, None, n, n, device=batch["doc"].device)
 
 
 def mask_of(batch: dict[str, Tensor], memory: int, compiled: Any = create_block_mask) -> Any:
-    """What each position sees: FlexAttention's mask on a GPU, (rows, 1, n, n) bool on a CPU."""
+    """Return the mask of a batch of tensors (rows, row).
+
+    It is FlexAttention's on a GPU, (rows, 1, row, row) bool on a CPU.
+    """
     if batch["doc"].device.type == "cuda":
         return block_mask(batch, memory, compiled)
     rows, n = batch["doc"].shape
@@ -346,7 +380,7 @@ def mask_of(batch: dict[str, Tensor], memory: int, compiled: Any = create_block_
 
 
 def compile_net(net: Net) -> None:
-    """Compile what takes the time, in place; FlexAttention would hold all scores at once without."""
+    """Compile the slow parts in place. Without that, FlexAttention would hold all scores at once."""
     torch._dynamo.config.cache_size_limit = 64
     for i, block in enumerate(net.blocks):
         net.blocks[i] = cast(nn.Module, torch.compile(block, dynamic=False))

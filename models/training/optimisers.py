@@ -14,7 +14,7 @@ CLASS_RATE, SHIFT_RATE, OTHER_RATE = 1e-4, 0.02, 2e-3  # gated: classes, class_s
 
 
 def optimisers(net: Net, plan: Plan, *, fused: bool) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices and AdamW for the rest; for a gated net AdamW alone, see `_gentle`."""
+    """Return Muon for the matrices and AdamW for the rest; for a gated net AdamW alone, see `_gentle`."""
     if net.cfg.gated:
         made: list[torch.optim.Optimizer] = [_gentle(net, plan.relative_rate, fused=fused)]
     else:
@@ -34,7 +34,10 @@ def optimisers(net: Net, plan: Plan, *, fused: bool) -> list[torch.optim.Optimiz
 
 
 def clipped(net: Net) -> list[nn.Parameter]:
-    """The parameters whose gradient's norm is bounded: Muon needs no bound, it takes the direction alone."""
+    """Return the parameters whose gradient norm is bounded.
+
+    Muon needs no bound, since it takes the direction alone.
+    """
     return list(net.parameters()) if net.cfg.gated else _rest(net)
 
 
@@ -47,7 +50,10 @@ def _rest(net: Net) -> list[nn.Parameter]:
 
 
 def _gentle(net: Net, rate: float, *, fused: bool) -> torch.optim.Optimizer:
-    """AdamW for pretrained weights: each matrix moves in proportion to its own size, gains stay as they were equalised."""
+    """Return AdamW for pretrained weights.
+
+    Each matrix moves in proportion to its own size; gains stay as they were equalised.
+    """
     groups: list[dict[str, Any]] = []
     for name, p in net.named_parameters():
         size = float(p.detach().float().square().mean().sqrt())

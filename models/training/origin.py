@@ -1,8 +1,10 @@
-"""Where a net comes from that training goes on from, or learns from: a bundle, by name or folder, or an earlier run, by the folder of its net.
+"""The origin of a net that training goes on from or learns from: a bundle, or the net of an earlier run.
 
-A bundle holds integers. The net whose rounding they are is known up to what rounding lost (export.restore): before its first step it codes as the
-bundle does, within 1 % (tests/models/test_origin.py). It speaks the bundle's tokenizer and has the bundle's shape, so streams must have the same, and
-settings that one or a larger (grow.py); both are looked at before anything is trained.
+A bundle is given by name or folder, a run by the folder of its net. A bundle holds integers. The net whose
+rounding they are is known up to the rounding error (export.restore). Before its first step it codes as the
+bundle does, within 1 % (tests/models/test_origin.py). It has the bundle's tokenizer and shape. So streams
+must have the same tokenizer, and settings the same shape or a larger one (grow.py). Both are checked before
+anything is trained.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Origin:
         place: the setting that named it, for messages.
 
     Raises:
-        UsageError: there is no such thing.
+        UsageError: there is no such bundle or folder.
     """
 
     def __init__(self, name: str, place: str) -> None:
@@ -40,34 +42,48 @@ class Origin:
 
     @cached_property
     def net(self) -> Rounded:
-        """The net. Raises ModelError."""
+        """Return the net.
+
+        Raises:
+            ModelError: it cannot be read, or has no floats.
+        """
         return rounded.read(Path(self.name)) if self.bundle is None else restore(self.bundle.weights)
 
     @property
     def key(self) -> str:
-        """Hexadecimal digits that name its content."""
+        """Return hexadecimal digits that name its content."""
         if self.bundle is not None:
             return self.bundle.id.hex()
         return digest(digest_files([str(Path(self.name) / part) for part in (rounded.NET, rounded.CONFIG)]))
 
     def shape(self) -> dict[str, Any]:
-        """The keys of its shape."""
+        """Return the keys of its shape."""
         return {f.name: getattr(self.net.config, f.name) for f in dataclasses.fields(NetShape)}
 
     def write(self, folder: Path) -> None:
-        """The net as a folder."""
+        """Write the net into a folder."""
         rounded.write(self.net, folder)
 
     def check_tokenizer(self, found: bytes) -> None:
-        """Raises UsageError where a tokenizer is another than the bundle's; of a net only the number of ids is known."""
+        """Refuse a tokenizer other than the bundle's. Of a net only the number of ids is known.
+
+        Raises:
+            UsageError: the tokenizer is another one.
+        """
         if self.bundle is not None and self.bundle.tokenizer.json != found:
             raise UsageError(
-                f'{self.place}: bundle {self.name} has another tokenizer: use [tokenizer] kind = "bundle", bundle = "{self.name}"'
+                f"{self.place}: bundle {self.name} has another tokenizer: "
+                f'use [tokenizer] kind = "bundle", bundle = "{self.name}"'
             )
 
     def check_shape(self, wanted: NetConfig) -> None:
-        """Raises UsageError where a net of this configuration cannot go on from it; it may be larger (grow.py)."""
+        """Refuse a configuration whose net cannot go on from this one. It may be larger (grow.py).
+
+        Raises:
+            UsageError: the shape does not fit.
+        """
         if other := misfits(self.net.config, wanted):
             raise UsageError(
-                f"{self.place}: {self.name} has another shape: leave the keys of its shape out, or set {', '.join(other)}"
+                f"{self.place}: {self.name} has another shape: leave the keys of its shape out, or set "
+                f"{', '.join(other)}"
             )

@@ -1,4 +1,4 @@
-"""Files as pieces that travel: where only files of some size, and not many, can be carried from one machine to another.
+"""Files in pieces, for machines between which only a few files of limited size can be carried.
 
     NAME.000, NAME.001, ...   a tar archive, compressed by zstd, cut into pieces
     NAME.json                 size and BLAKE2b of each piece, and the archive's size; written last
@@ -28,26 +28,29 @@ from pltz.models.training.stages import Say, publish
 from pltz.plt_codec.errors import ModelError, UsageError
 
 PIECE = 15_000_000  # bytes
-WINDOW_LOG = 27  # of texts: far repeats are what makes them small
+WINDOW_LOG = 27  # for texts, which get small by far repeats
 
 
 class _Cutter(io.RawIOBase):
-    """Writes what it gets to pieces."""
+    """A stream that writes its input to pieces."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name, self.rest = folder, name, bytearray()
         self.pieces: list[list[Any]] = []
 
     def writable(self) -> bool:
+        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
+        """Take bytes, and write a piece whenever there are enough."""
         self.rest += data
         while len(self.rest) >= PIECE:
             self._piece(PIECE)
         return len(data)
 
     def finish(self) -> None:
+        """Write the last piece."""
         if self.rest:
             self._piece(len(self.rest))
 
@@ -59,7 +62,10 @@ class _Cutter(io.RawIOBase):
 
 
 def pack(sources: list[Path], folder: Path, name: str, *, text: bool = False) -> int:
-    """Pack files; the bytes that travel. `text`: repeats are looked for; weights have none, Huffman codes alone do best."""
+    """Pack files, and return the bytes of the pieces.
+
+    `text`: look for repeats. Weights have none: Huffman codes alone do best.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob(f"{name}.*"):
         old.unlink()
@@ -85,14 +91,14 @@ def pack(sources: list[Path], folder: Path, name: str, *, text: bool = False) ->
 
 
 def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Nothing of this machine: no owner, no time."""
+    """Remove this machine's traces: owner and time."""
     info.uid = info.gid = info.mtime = 0
     info.uname = info.gname = ""
     return info
 
 
 def opened(folder: Path, name: str, into: Path, say: Say) -> Path:
-    """The folder `into` with a parcel's files; unpacked once, whole or not at all.
+    """Return the folder `into` with a parcel's files; they are unpacked once, whole or not at all.
 
     Raises:
         UsageError: no such parcel, or pieces are missing.
@@ -127,7 +133,7 @@ def _head(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _check(folder: Path, name: str, pieces: list[list[Any]]) -> None:
-    """Every piece is here and is what it was."""
+    """Check that every piece is here and unchanged."""
     for number, (size, digest) in enumerate(pieces):
         path = _path(folder, name, number)
         if not path.is_file():
@@ -144,15 +150,17 @@ def _read(folder: Path, name: str, pieces: list[list[Any]]) -> Iterator[bytes]:
 
 
 class _Joined(io.RawIOBase):
-    """Reads pieces one after the other."""
+    """A stream that reads pieces one after the other."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self.pieces, self.rest = pieces, b""
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """Fill a buffer from the pieces; return the bytes read."""
         while not self.rest:
             following = next(self.pieces, None)
             if following is None:
@@ -164,7 +172,7 @@ class _Joined(io.RawIOBase):
 
 
 def _unpack(pieces: Iterator[bytes], into: Path, limit: int) -> None:
-    """Plain files of at most `limit` bytes in all."""
+    """Unpack plain files of at most `limit` bytes in all."""
     packed = io.BufferedReader(_Joined(pieces), 1 << 20)
     reader = zstandard.ZstdDecompressor(max_window_size=1 << WINDOW_LOG).stream_reader(packed)
     try:
@@ -187,7 +195,7 @@ def _digest(data: bytes) -> str:
 
 
 def main() -> None:
-    """Command line: see the head of this file."""
+    """Run the command line described at the top of this file."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("verb", choices=["pack", "unpack"])
     p.add_argument("places", nargs=3, metavar="PLACE")

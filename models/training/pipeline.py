@@ -8,9 +8,9 @@
     teacher     a bundle's net, or a larger one of our own      card        what was done and measured
                 (if asked for)
 
-The left column is in corpus.py, training in learning.py, what follows it in assembly.py; what they share in prefix.py.
-What a stage is and how a killed run goes on: stages.py. Settings: settings.py. Reading files and measuring are handed in, because they belong to
-packages above this one.
+The left column is in corpus.py, training in learning.py, and the stages after it in assembly.py. They share
+context.py. stages.py defines a stage and how a killed run goes on; settings.py defines the settings. Reading
+files and measuring are handed in, because they belong to packages above this one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Run", "can_teach", "train"]
 
 
 def train(settings: Settings, run: Run) -> dict[str, Any]:
-    """Make a bundle; its card.
+    """Make a bundle, and return its card.
 
     Raises:
         UsageError: settings or files that cannot be used, or an output that is there.
@@ -53,7 +53,7 @@ def _ours(folder: Path) -> bool:
 
 
 def _made(c: Context) -> Path:
-    """Every stage; the folder of the finished bundle."""
+    """Run every stage, and return the folder of the finished bundle."""
     learning, assembly = Learning(c), Assembly(c)
     learning.check()
     corpus = Corpus(c, learning)
@@ -73,7 +73,7 @@ def _made(c: Context) -> Path:
 
 
 def _deliver(final: Path, run: Run, say: Say) -> dict[str, Any]:
-    """Copy the finished bundle to the output folder, whole or not at all; the card."""
+    """Copy the finished bundle to the output folder, whole or not at all, and return its card."""
     output = run.output
     card: dict[str, Any] = read_json(final / "card.json")
     if _ours(output) and not run.force:
@@ -93,11 +93,12 @@ def _deliver(final: Path, run: Run, say: Say) -> dict[str, Any]:
         os.rename(output, old)
     publish(part, output)
     shutil.rmtree(old, ignore_errors=True)
-    Bundle.load(output)  # as everyone will load it: files, shape and identity hold
+    Bundle.load(output)  # as every user will load it: files, shape and identity hold
     say(f"{output}: bundle {card['name']} {card['id']}")
     return card
 
 
 def can_teach(target: str, bundle: str) -> bool:
-    """Whether a target has every piece of a bundle's tokenizer, so that its probabilities can be learnt in it."""
+    """Return whether a target has every piece of a bundle's tokenizer, so that its probabilities can be learnt
+    in it."""
     return covered(Bundle.load(bundle).tokenizer, tokenizer_json_of(resolve(target)))

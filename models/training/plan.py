@@ -1,4 +1,4 @@
-"""How long and how fast to train: budget, batch, rates and their schedule. Needs no torch."""
+"""The length and rates of training: budget, batch, rates and their schedule. Needs no torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 class Plan:
     """Budget, batch and rates of a training run.
 
-    A net of contract 1 is trained by Muon on the matrices and AdamW on the rest. A gated one, which starts from pretrained weights, by
-    AdamW alone: each matrix moves in proportion to its own size.
+    A net of contract 1 is trained by Muon on the matrices and AdamW on the rest. A gated one, which starts
+    from pretrained weights, is trained by AdamW alone: each matrix moves in proportion to its own size.
     """
 
     steps: int = 0  # how long: either steps
     seconds: float = 0.0  # or seconds, compiling not counted
-    rows: int = 16  # rows a batch, on each GPU
-    row: int = 8192  # tokens a row
+    rows: int = 16  # rows per batch, on each GPU
+    row: int = 8192  # tokens per row
     warm: int = 40  # steps until the full rate, at most a tenth of `steps`
     decay: float = 0.5  # share of the budget, the last, over which the rate falls to zero
     muon_rate: float = 0.02
@@ -26,11 +26,11 @@ class Plan:
     dropout: float = 0.0  # share of what each layer adds to the residual that is left out at random
 
     def done(self, step: int, elapsed: float) -> float:
-        """Share of the budget used."""
+        """Return the share of the budget used."""
         return min(1.0, step / self.steps if self.steps else elapsed / self.seconds)
 
     def factor(self, step: int, elapsed: float, first: int = 0) -> float:
-        """What the rates are scaled by; `first`: the step at which the optimisers began with nothing."""
+        """Return the factor on the rates. `first`: the step at which the optimisers began with empty state."""
         warm = min(self.warm, self.steps // 10) if self.steps else self.warm
         up = min(1.0, (step - first + 1) / max(warm, 1))
         return up * min(1.0, (1.0 - self.done(step, elapsed)) / max(self.decay, 1e-9))

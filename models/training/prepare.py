@@ -1,7 +1,7 @@
 """Prepare training data: train the bundle tokenizer, turn sessions into one token stream, order the vocabulary.
 
-Input: chat files ({"messages": [{"role", "content"}], "id"} a line, .jsonl or .jsonl.zst) and text files
-([source, text] or {"id", "text"} a line). Output folder:
+Input: chat files ({"messages": [{"role", "content"}], "id"} per line, .jsonl or .jsonl.zst) and text files
+([source, text] or {"id", "text"} per line). Output folder:
 
     tokenizer.json   byte-level BPE; ids 0..31 are specials, class of id i is i >> 7
     NAME.bin         uint16 token stream of all sessions, back to back
@@ -9,9 +9,9 @@ Input: chat files ({"messages": [{"role", "content"}], "id"} a line, .jsonl or .
     NAME.source.npy  uint8 source number of each session;  NAME.bytes.npy int64 content bytes of each session
     sources.json     names of the source numbers
 
-Why the vocabulary is ordered: the head codes a token in two levels, class then member (NUMERICS.md), so
-tokens that stand in the same contexts should share a class. `python -m ...prepare order` permutes the ids
-by balanced bisection of the output embeddings of a first, quickly trained model.
+The head codes a token in two levels, class then member (NUMERICS.md). So tokens that stand in the same
+contexts should share a class. `python -m ...prepare order` permutes the ids by balanced bisection of the
+output embeddings of a first, quickly trained model.
 
     python prepare.py tokenize --chat train.jsonl.zst --text text.jsonl.zst --out data --vocab 16384
 """
@@ -38,7 +38,7 @@ SPECIALS = (
     + [f"x{i}" for i in range(16)]
 )
 ROLE_ID = {"system": 1, "user": 2, "assistant": 3, "tool": 4, "developer": 10, "function": 11}
-CLASS = 128  # tokens a class
+CLASS = 128  # tokens per class
 SPLIT = (
     r"'(?:[sdmtSDMT]|ll|ve|re|LL|VE|RE)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -46,7 +46,7 @@ SPLIT = (
 
 
 def read_lines(path: str) -> Iterator[Any]:
-    """JSON values of a .jsonl or .jsonl.zst file."""
+    """Yield the JSON values of a .jsonl or .jsonl.zst file."""
     with open(path, "rb") as f:
         raw: Any = f
         if path.endswith(".zst"):
@@ -58,7 +58,7 @@ def read_lines(path: str) -> Iterator[Any]:
 
 
 def read_sessions(chats: list[str], texts: list[str]) -> Iterator[tuple[str, list[tuple[int, str]]]]:
-    """(source, [(role id or -1 for plain text, content)])."""
+    """Yield (source, [(role id or -1 for plain text, content)])."""
     for path in chats:
         for r in read_lines(path):
             yield r["id"].rsplit("-", 1)[0], [(ROLE_ID[m["role"]], m["content"]) for m in r["messages"]]
@@ -69,7 +69,11 @@ def read_sessions(chats: list[str], texts: list[str]) -> Iterator[tuple[str, lis
 
 
 def train_tokenizer(texts: list[str], vocab: int) -> Any:
-    """A byte-level BPE of `vocab` ids, specials first, in the shape models/bundle/tokenizer.py expects."""
+    """Train a byte-level BPE of `vocab` ids, specials first, in the shape models/bundle/tokenizer.py expects.
+
+    Raises:
+        UsageError: there is too little text for so many ids.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tok = Tokenizer(models.BPE())
@@ -109,6 +113,7 @@ def tokenize(
     with open(out / f"{name}.bin", "wb") as f:
 
         def flush(batch: list[tuple[str, list[tuple[int, str]]]]) -> None:
+            """Write a batch of sessions."""
             nonlocal total
             encoded = iter(
                 tok.encode_batch_fast([c for _, ms in batch for _, c in ms], add_special_tokens=False)
@@ -142,12 +147,13 @@ def tokenize(
 
 
 def bisect_order(vectors: np.ndarray, leaf: int) -> np.ndarray:
-    """Order rows so that consecutive groups of `leaf` rows are close: recursive balanced 2-means.
+    """Order rows so that consecutive groups of `leaf` rows are close, by recursive balanced 2-means.
 
     vectors: (n, d) float32, n a multiple of `leaf` times a power of two or close. Returns a permutation (n,).
     """
 
     def split(rows: np.ndarray) -> list[np.ndarray]:
+        """Return the rows in groups, by bisection."""
         if len(rows) <= leaf:
             return [rows]
         x = vectors[rows]
@@ -168,7 +174,10 @@ def bisect_order(vectors: np.ndarray, leaf: int) -> np.ndarray:
 
 
 def order_vocabulary(folder: Path, vectors: np.ndarray, counts: np.ndarray, out: Path) -> None:
-    """Permute token ids of a prepared folder into classes; class 0 holds the specials and the rarest tokens."""
+    """Permute the token ids of a prepared folder into classes; class 0 holds the specials and the rarest tokens.
+
+    ``vectors``: (V, d). ``counts``: (V,) occurrences of each id.
+    """
     size, n_special = len(vectors), len(SPECIALS)
     normal = np.arange(n_special, size)
     rarest = normal[np.argsort(counts[normal], kind="stable")[: CLASS - n_special]]
@@ -190,7 +199,7 @@ def order_vocabulary(folder: Path, vectors: np.ndarray, counts: np.ndarray, out:
 
 
 def main() -> None:
-    """Command line: see the head of this file."""
+    """Run the command line described at the top of this file."""
     p = argparse.ArgumentParser()
     p.add_argument("command", choices=["tokenize", "order"])
     p.add_argument("--chat", nargs="*", default=[])
@@ -217,7 +226,7 @@ def main() -> None:
         budget: dict[str, int] = {}
         for src, messages in read_sessions(
             a.chat, a.text
-        ):  # at most 4 MB a source, so that none drowns the others
+        ):  # at most 4 MB per source, so that none drowns the others
             for _, c in messages:
                 if budget.get(src, 0) < 4_000_000:
                     budget[src] = budget.get(src, 0) + len(c)
@@ -227,7 +236,7 @@ def main() -> None:
     given = Path(a.tokenizer).read_bytes() if a.tokenizer else tok.to_str().encode()
     (a.out / "tokenizer.json").write_bytes(
         given
-    )  # a bundle's, byte for byte: training looks whether it is that one
+    )  # a bundle's, byte for byte: training checks that it is that one
     print(f"tokenizer ready, {time.time() - t0:.0f} s", flush=True)
     sources: dict[str, int] = {}
     tokenize(tok, read_sessions(a.chat, a.text), a.out, "train", sources)

@@ -1,6 +1,7 @@
-"""The processes of one training run, one a GPU: who they are, and what they agree on.
+"""The processes of one training run, one per GPU: their numbers, and the values they agree on.
 
-The first is the process that asked; it alone speaks, saves and has a clock. The others are started beside it and end with it. All are on one host.
+The first is the process that called; it alone writes lines, saves and has a deadline. The others are started
+beside it and end with it. All are on one host.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.multiprocessing.spawn import start_processes
 
 PATIENCE = timedelta(
     seconds=300
-)  # a process that says nothing for so long is dead; it may be compiling, the first writing a checkpoint
+)  # a process silent for so long is dead; it may be compiling, the first writing a checkpoint
 
 ENDING = 20  # seconds that a process has to end by itself, when all is done
 
@@ -38,19 +39,23 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that asked."""
+        """Return whether this is the process that called."""
         return self.number == 0
 
     def agree(self, value: float) -> float:
-        """The first process's value, in all of them. Over the CPU: no GPU is waited for."""
+        """Return the first process's value, in all of them. It goes over the CPU, so no GPU is waited for."""
         if self.count == 1:
             return value
         shared = torch.tensor([value if self.first else 0.0], dtype=torch.float64)
-        dist.all_reduce(shared)  # not a broadcast: all notice at once where one is gone
+        dist.all_reduce(shared)  # not a broadcast: all notice at once if one is gone
         return float(shared)
 
     def average(self, tensors: list[Tensor]) -> None:
-        """The mean over all processes, in place. In one piece: no overlap with what makes them, which would save a hundredth of a step here."""
+        """Replace tensors (...,) by their mean over all processes, in place.
+
+        They are sent in one piece. Overlapping this with the backward pass would save a hundredth of a step
+        here.
+        """
         if self.count == 1:
             return
         flat = torch.cat([t.flatten() for t in tensors])
@@ -60,7 +65,7 @@ class Ranks:
             tensor.copy_(part.view_as(tensor))
 
     def part(self) -> None:
-        """The end of what is done together; all come here."""
+        """End the joint work; all processes come here."""
         if self.count > 1:
             if self.device.startswith("cuda"):
                 torch.cuda.synchronize()
@@ -69,13 +74,13 @@ class Ranks:
 
 
 def alone(device: str) -> Ranks:
-    """The only process."""
+    """Return the only process."""
     return Ranks(0, 1, device)
 
 
 @contextmanager
 def together(count: int, kind: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> Iterator[Ranks]:
-    """`work(rank, *arguments)` in `count` - 1 processes beside this one, while this one is first among them.
+    """Run `work(rank, *arguments)` in `count` - 1 processes beside this one, and yield this one's rank, the first.
 
     Args:
         kind: "cuda", one GPU each, or "cpu".
@@ -104,8 +109,11 @@ def together(count: int, kind: str, work: Callable[..., None], arguments: tuple[
 def _start(
     index: int, count: int, kind: str, meeting: str, work: Callable[..., None], arguments: Any
 ) -> None:
-    """A process beside the first. It has nothing to keep, and ends at once: where the interpreter is taken down
-    while a thread of gloo lets go of the last tensor, the process aborts (seen once, under load)."""
+    """Run a process beside the first.
+
+    It has nothing to keep, and ends at once. Otherwise the process can abort when the interpreter is taken
+    down while a thread of gloo releases the last tensor (seen once, under load).
+    """
     work(_join(index + 1, count, kind, meeting), *arguments)
     sys.stdout.flush()
     sys.stderr.flush()

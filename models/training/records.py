@@ -1,8 +1,9 @@
-"""Sessions on their way into training: who they are, which are held out, and the token streams the trainer reads.
+"""Sessions for training: their sources, which are held out, and the token streams that the trainer reads.
 
-A session is held out by a hash of its content, so copies of one session never stand on both sides, and a run that is repeated, or given
-more files, holds out the same ones. Streams are those of prepare.py (NAME.bin, NAME.offsets.npy, NAME.source.npy, NAME.bytes.npy, sources.json).
-Sessions pass through the transcript the codec uses, so every form it writes is learnt as it will stand in a frame.
+A session is held out by a hash of its content. So copies of one session never stand on both sides. A run that
+is repeated, or given more files, holds out the same ones. Streams have the form of prepare.py (NAME.bin,
+NAME.offsets.npy, NAME.source.npy, NAME.bytes.npy, sources.json). Sessions pass through the transcript that
+the codec uses, so every form is learnt as it will stand in a frame.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pltz.models.session.transcript import to_tokens, to_tokens_many
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch
 
 TEXT = "text:"  # sources that begin so are plain texts
-MAX_SOURCES = 256  # the stream keeps a byte for each session's source
+MAX_SOURCES = 256  # the stream keeps one byte per session for its source
 OTHER = "other"  # the sources beyond
 GROUP = 1024  # sessions tokenised in one call
 
@@ -33,7 +34,7 @@ Spell = Callable[[Ids], Ids]
 
 
 class Record(NamedTuple):
-    """One session, where it is from, and the licence its record states."""
+    """One session, its source, and the licence that its record states."""
 
     source: str
     session: Session
@@ -41,7 +42,10 @@ class Record(NamedTuple):
 
 
 def record(session: Session, file: str) -> Record:
-    """A record of a loaded session: the source is the id up to its last "-", or the name of its file."""
+    """Return the record of a loaded session.
+
+    The source is the id up to its last "-", or the name of its file.
+    """
     value = session.value if session.kind == "chat" and isinstance(session.value, dict) else {}
     stem = Path(file).name.split(".")[0] or "stdin"
     source = value["id"].rsplit("-", 1)[0] if isinstance(value.get("id"), str) else stem
@@ -52,7 +56,7 @@ def record(session: Session, file: str) -> Record:
 
 
 def plain(session: Session) -> Session:
-    """A record's chat or text without what is about the record (id, licence, ...): the messages alone, as they are served."""
+    """Return a record's chat or text as it is served: the messages alone, without id, licence and the like."""
     value = session.value
     if session.kind == "chat" and isinstance(value, dict):
         if isinstance(value.get("messages"), list):
@@ -63,21 +67,22 @@ def plain(session: Session) -> Session:
 
 
 def fingerprint(session: Session) -> bytes:
-    """16 bytes of a session's content, whatever its record says of it."""
+    """Return 16 bytes that name a session's content, whatever else its record holds."""
     return hashlib.blake2b(plain(session).to_bytes(), digest_size=16, person=b"pltz split").digest()
 
 
 def part_of(session: Session, held_out: float) -> str:
-    """train, validation or test, by the content."""
+    """Return train, validation or test, by the content."""
     share = int.from_bytes(fingerprint(session)[:8], "little") / 2**64
     return "train" if share >= held_out else "validation" if share < held_out / 2 else "test"
 
 
 @contextmanager
 def keeper(path: Path) -> Iterator[Callable[[Record], None]]:
-    """A function that keeps a record in a file."""
+    """Open a file for writing, and yield a function that writes a record to it."""
 
     def keep(one: Record) -> None:
+        """Write one record."""
         content = base64.b64encode(one.session.to_bytes()).decode()
         packed.write(json.dumps([one.source, one.session.kind, one.licence, content]).encode() + b"\n")
 
@@ -86,7 +91,7 @@ def keeper(path: Path) -> Iterator[Callable[[Record], None]]:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """The records of a file."""
+    """Yield the records of a file."""
     with path.open("rb") as f, zstandard.ZstdDecompressor().stream_reader(f) as packed:
         rest = b""
         while piece := packed.read(1 << 20):
@@ -98,7 +103,7 @@ def read(path: Path) -> Iterator[Record]:
 
 
 def texts(session: Session) -> list[str]:
-    """The texts of a session, for a tokenizer to learn from."""
+    """Return the texts of a session, for a tokenizer to learn from."""
     session = plain(session)
     if session.kind == "text":
         return [session.value.decode("utf8", "ignore")]
@@ -113,7 +118,7 @@ def texts(session: Session) -> list[str]:
 
 
 def sample(records: Iterable[Record], limit: int) -> Iterator[Session]:
-    """Sessions in order, each source up to `limit` content bytes."""
+    """Yield sessions in order, each source up to `limit` content bytes."""
     used: dict[str, int] = {}
     for source, session, _ in records:
         size = content_bytes(plain(session))
@@ -123,7 +128,7 @@ def sample(records: Iterable[Record], limit: int) -> Iterator[Session]:
 
 
 class Streams:
-    """Writes token streams into a folder, all with one numbering of sources."""
+    """A writer of token streams into a folder, all with one numbering of sources."""
 
     def __init__(self, folder: Path, tokenizer: BundleTokenizer, spell: Spell | None = None) -> None:
         self.folder, self.tokenizer, self.spell = folder, tokenizer, spell
@@ -131,7 +136,7 @@ class Streams:
         self.skipped = 0
 
     def add(self, name: str, records: Iterable[Record]) -> tuple[int, int]:
-        """Write NAME.bin and its companions; sessions and tokens in it."""
+        """Write NAME.bin and its companions; return the number of sessions and tokens in it."""
         offsets, source, sizes = [0], [], []
         remaining = iter(records)
         with (self.folder / f"{name}.bin").open("wb") as f:
@@ -159,7 +164,7 @@ class Streams:
         return self.sources.setdefault(label, len(self.sources))
 
     def _tokens(self, group: list[Record]) -> list[Ids | None]:
-        """Tokens of each; None for one that no bundle tokens spell (opaque parts)."""
+        """Return the tokens of each record; None for one that no bundle tokens spell (opaque parts)."""
         sessions = [plain(session) for _, session, _ in group]
         if all(session.kind != "ids" for session in sessions):
             try:

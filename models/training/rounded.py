@@ -1,10 +1,13 @@
-"""A net as its integers will be: int8 rows with a scale each, the rest in floats. What training leaves, what travels, what export takes.
+"""A net rounded as its integers will be: int8 rows with a scale each, the rest in floats.
 
-    net.safetensors   for each matrix NAME (int8) and NAME.scale (float32, one a row); every other tensor float32
+Training leaves it, it travels, and export takes it.
+
+    net.safetensors   for each matrix NAME (int8) and NAME.scale (float32, one per row); every other tensor float32
     config.json       the NetConfig
 
-The rounding is the one that training has in its loop (net.weight_scale), so the rounded net computes what the trained one did. Training can go on
-from it: what is lost is how far each weight was from its next step, and the optimisers' memory.
+The rounding is the one that training has in its loop (net.weight_scale), so the rounded net computes what the
+trained one did. Training can go on from it. Two things are lost: how far each weight was from its next step,
+and the optimisers' memory.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ class Rounded(NamedTuple):
     rest: dict[str, Floats]
 
     def floats(self) -> dict[str, Floats]:
-        """The state to train on from, float32."""
+        """Return the state to train on from, float32."""
         out: dict[str, Floats] = {
             k: r.weights.astype(np.float32) * r.scale[:, None].astype(np.float32)
             for k, r in self.matrices.items()
@@ -58,7 +61,10 @@ class Rounded(NamedTuple):
 
 
 def rows(w: Floats, step: float = 0.0) -> Rows:
-    """int8 weights and the scale of each row; the same rounding as in training (net.weight_scale)."""
+    """Return int8 weights (n, m) and the scale of each row (n,) of a float matrix (n, m).
+
+    The rounding is the one in training (net.weight_scale).
+    """
     w32 = w.astype(np.float32)
     scale = np.maximum(np.abs(w32).max(1, keepdims=True), np.float32(1e-8)) / np.float32(127)
     if step:
@@ -67,7 +73,7 @@ def rows(w: Floats, step: float = 0.0) -> Rows:
 
 
 def rounded(state: Mapping[str, Floats], config: NetConfig) -> Rounded:
-    """The rounded net of a float state."""
+    """Return the rounded net of a float state (shapes: `NetConfig.tensors`)."""
     matrices: dict[str, Rows] = {}
     for name, value in state.items():
         if value.ndim == 2:
@@ -78,13 +84,16 @@ def rounded(state: Mapping[str, Floats], config: NetConfig) -> Rounded:
 
 
 def _unit(table: Floats) -> Floats:
-    """Rows of root mean square 1: of a table of contract 1 only the direction of a row counts (net.Net.table)."""
+    """Scale rows to root mean square 1: in contract 1 only the direction of a table's row counts (net.Net.table)."""
     out: Floats = table / np.sqrt((table.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-12)
     return out
 
 
 def _step(name: str, config: NetConfig) -> float:
-    """Smallest step of a matrix in root mean squares of its row (net.py: blocks, table; the classes have none)."""
+    """Return the smallest step of a matrix in root mean squares of its row.
+
+    As in net.py, blocks and table have one, the classes have none.
+    """
     if not config.gated or name in ("classes", "class_shift"):
         return 0.0
     return config.step / 2 if name == "embed" else config.step
@@ -103,7 +112,11 @@ def write(net: Rounded, folder: Path) -> None:
 
 
 def read(folder: Path) -> Rounded:
-    """Read both files; the tensors are those of the configuration, and nothing larger is read. Raises ModelError."""
+    """Read both files. The tensors must be those of the configuration, and nothing larger is read.
+
+    Raises:
+        ModelError: a file is missing or damaged, or the tensors are not those of config.json.
+    """
     try:
         config = NetConfig.read(json.loads(_bounded(folder / CONFIG, MAX_HEAD).read_bytes()))
         tensors = safetensors.numpy.load_file(_bounded(folder / NET, config.size() + MAX_HEAD))
@@ -116,7 +129,8 @@ def read(folder: Path) -> Rounded:
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise ModelError(
-                f"the net in {folder} is damaged: its tensor {name} is not what config.json says: remove its folder and run again"
+                f"the net in {folder} is damaged: its tensor {name} is not what config.json says: remove "
+                "its folder and run again"
             )
     matrices = {
         k: Rows(tensors[k], tensors[k + SCALE].astype(np.float64))
@@ -127,7 +141,7 @@ def read(folder: Path) -> Rounded:
 
 
 def _layout(config: NetConfig) -> Iterator[tuple[str, tuple[type, tuple[int, ...]]]]:
-    """Name, type and shape of every tensor of the file."""
+    """Yield name, type and shape of every tensor of the file."""
     for name, shape in config.tensors().items():
         matrix = len(shape) == 2
         yield name, (np.int8 if matrix else np.float32, shape)
@@ -136,7 +150,7 @@ def _layout(config: NetConfig) -> Iterator[tuple[str, tuple[type, tuple[int, ...
 
 
 def _bounded(path: Path, limit: int) -> Path:
-    """The path of a file of at most `limit` bytes."""
+    """Return the path of a file of at most `limit` bytes."""
     if (size := path.stat().st_size) > limit:
         raise ModelError(
             f"{path} has {size} bytes, its net has at most {limit}: remove its folder and run again"

@@ -1,7 +1,8 @@
 """One configuration file for a whole training run: TOML to checked settings.
 
-Every table is a dataclass here; its fields are the keys, their defaults what a key left out means. A key that is not known, or a value
-of the wrong kind, is refused by name. Paths are taken from the folder of the file. `EXAMPLE` is a complete file with a word on each key.
+Every table is a dataclass here. Its fields are the keys, and their defaults apply to keys left out. An
+unknown key, or a value of the wrong kind, is refused by name. Paths are relative to the folder of the file.
+`EXAMPLE` is a complete file with a comment on each key.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ class Data:
     test: tuple[str, ...] = ()  # likewise
     held_out: float = 0.1  # share of the sessions in `files` kept for validation and test, half each
     text_share: float = 0.2  # share of the tokens that plain texts get, where there are chats too
-    power: float = 0.85  # a source of size n is drawn as n^power
+    power: float = 0.85  # a source of size n is drawn in proportion to n^power
     most: float = 2.0  # but at most so many times its share
     augment: float = 0.05  # share of chats rewritten (augment.py)
     prefix: float = 0.1  # share of sessions whose beginning is a context
     layouts: float = 0.35  # share of blocks in any layout rather than the default one
-    weights: dict[str, float] = field(default_factory=dict)  # source -> it is drawn so many times as often
+    weights: dict[str, float] = field(default_factory=dict)  # source -> factor on how often it is drawn
 
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """`[tokenizer]`: where the vocabulary comes from."""
+    """`[tokenizer]`: the source of the vocabulary."""
 
     kind: str = "train"  # train; bundle: that of `bundle`; target: that of the teacher's target
     vocabulary: int = 16384  # train: ids, a multiple of 128
     bundle: str = "mini"  # bundle: a name or a folder
-    sample_bytes: int = 4_000_000  # train: at most so many bytes a source
+    sample_bytes: int = 4_000_000  # train: at most so many bytes per source
     order_steps: int = (
         300  # train: steps of the quick model whose embeddings put ids into classes; 0: no order
     )
@@ -54,7 +55,10 @@ class TokenizerSettings:
 
 @dataclass(frozen=True)
 class Teacher(NetSize):
-    """`[teacher]`: whose probabilities the student learns beside the data. Without the table there is none."""
+    """`[teacher]`: the model whose probabilities the student learns beside the data.
+
+    Without the table there is none.
+    """
 
     target: str = ""  # a Hugging Face causal LM (folder, name, hub name)
     bundle: str = ""  # a bundle of the same tokenizer; neither: a larger net of our own
@@ -67,8 +71,8 @@ class Teacher(NetSize):
     heads: int = 8
     kv_heads: int = 4
     hidden: int = 2048
-    start: str = ""  # own net: a net to start from (origin.py), whose shape it has; empty: random weights
-    rows: int = 0  # own net: a batch; 0: as the student's
+    start: str = ""  # own net: a net to start from (origin.py), whose shape it takes; empty: random weights
+    rows: int = 0  # own net: rows per batch; 0: as the student's
     relative_rate: float = 0.0  # own net, gated: 0: as the student's
     steps: int = 0
     seconds: float = 0.0
@@ -78,14 +82,14 @@ class Teacher(NetSize):
 class Student(NetShape, Plan):
     """`[student]`: shape (shape.py) and training (plan.py) of the model that ships."""
 
-    start: str = ""  # a bundle of the same tokenizer to start from, or a net (origin.py), whose shape it has; empty: random weights
+    start: str = ""  # a bundle of the same tokenizer, or a net (origin.py), whose shape it takes; empty: random weights
 
 
 @dataclass(frozen=True)
 class Calibrate:
     """`[calibrate]`: temperatures fitted on validation sessions with the integer engine."""
 
-    limit_bytes: int = 20_000  # content bytes a source; 0: no calibration
+    limit_bytes: int = 20_000  # content bytes per source; 0: no calibration
 
 
 @dataclass(frozen=True)
@@ -93,19 +97,19 @@ class Dictionary:
     """`[dictionary]`: the zstd dictionary of the fallback coder."""
 
     bytes: int = 1 << 20
-    sample_bytes: int = 10_000_000  # at most so many bytes a source
+    sample_bytes: int = 10_000_000  # at most so many bytes per source
 
 
 @dataclass(frozen=True)
 class Evaluate:
     """`[evaluate]`: held-out figures by real decoding, for the card."""
 
-    limit_bytes: int = 300_000  # content bytes a source
+    limit_bytes: int = 300_000  # content bytes per source
 
 
 @dataclass(frozen=True)
 class Card:
-    """`[card]`: what people are told of the bundle."""
+    """`[card]`: the description of the bundle for people."""
 
     licence: str = "not stated"
     about: str = ""  # a sentence or two
@@ -114,7 +118,11 @@ class Card:
 
 @dataclass(frozen=True)
 class Settings:
-    """The whole file."""
+    """The whole file.
+
+    Raises:
+        UsageError: the settings contradict each other, or a value is out of range.
+    """
 
     name: str = "bundle"
     seed: int = 1
@@ -128,7 +136,11 @@ class Settings:
     card: Card = field(default_factory=Card)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be done. Raises UsageError."""
+        """Refuse settings that cannot be carried out.
+
+        Raises:
+            UsageError: the settings contradict each other, or a value is out of range.
+        """
         kinds = ("train", "bundle", "target")
         if self.tokenizer.kind not in kinds:
             raise UsageError(
@@ -152,7 +164,8 @@ class Settings:
             _one_budget("teacher", self.teacher)
         if self.tokenizer.vocabulary % 128 or not 384 <= self.tokenizer.vocabulary <= 1 << 16:
             raise UsageError(
-                f"[tokenizer] vocabulary: expected a multiple of 128 from 384 to 65,536, found {self.tokenizer.vocabulary}"
+                "[tokenizer] vocabulary: expected a multiple of 128 from 384 to 65,536, found "
+                f"{self.tokenizer.vocabulary}"
             )
         if not (self.name and Path(self.name).name == self.name):
             raise UsageError(f"name: expected a plain name, found {self.name!r}")
@@ -166,7 +179,12 @@ def _one_budget(table: str, part: Student | Teacher) -> None:
 
 
 def load(path: Path) -> Settings:
-    """The settings of a file, paths made absolute. Raises UsageError."""
+    """Return the settings of a file, paths made absolute.
+
+    Raises:
+        UsageError: the file cannot be read, is no TOML, or has unknown keys or values of the wrong kind.
+        ModelError: a net that it names cannot be read.
+    """
     try:
         tree = tomllib.loads(path.read_text("utf8"))
     except (OSError, UnicodeDecodeError) as exc:
@@ -199,14 +217,22 @@ def load(path: Path) -> Settings:
 
 
 def _near(base: Path, name: str) -> str:
-    """A folder beside the configuration file by its path; any other name (of a bundle that ships, a hub name) as it is."""
+    """Return a folder beside the configuration file by its path.
+
+    Any other name (of a bundle that ships, a hub name) is returned as it is.
+    """
     return (
         str(base / name) if name and name not in bundles.Bundle.names() and (base / name).is_dir() else name
     )
 
 
 def _inherited(start: str, given: dict[str, Any], place: str) -> dict[str, Any]:
-    """The keys of the shape that a net has from what it starts from, where the file says nothing else. Raises UsageError, ModelError."""
+    """Return the keys of the shape that a net takes from its start, unless the file sets them.
+
+    Raises:
+        UsageError: there is no such start.
+        ModelError: it cannot be read.
+    """
     if not start:
         return {}
     from pltz.models.training.origin import Origin
@@ -215,7 +241,7 @@ def _inherited(start: str, given: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _made(kind: type[T], tree: dict[str, Any], table: str) -> T:
-    """A dataclass from a TOML table."""
+    """Return a dataclass from a TOML table."""
     hints = typing.get_type_hints(kind)
     unknown = sorted(set(tree) - set(hints))
     if unknown:
@@ -228,7 +254,7 @@ def _place(table: str, key: str) -> str:
 
 
 def _value(hint: Any, value: Any, place: str) -> Any:
-    """One value as its field wants it."""
+    """Return one value in the type of its field."""
     if isinstance(hint, types.UnionType):
         hint = typing.get_args(hint)[0]
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):

@@ -1,6 +1,6 @@
-"""Shape of a net: the sizes that a configuration file sets, and what the tokenizer adds. Needs no torch.
+"""The shape of a net: sizes that a configuration file sets, and those that the tokenizer adds. Needs no torch.
 
-The integers' own shape is `plt_codec.weights.Shape`; that one holds what decoding needs, this one what training needs.
+The integers have a shape of their own, `plt_codec.weights.Shape`, for decoding; this one is for training.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from pltz.plt_codec.errors import ModelError
 from pltz.plt_codec.weights import CLASS
 
-LIMITS = {  # of what is read from a file; what the integers can be is narrower
+LIMITS = {  # on values read from a file; the limits of the integers are narrower
     "d": 1 << 13,
     "layers": 256,
     "heads": 256,
@@ -27,7 +27,11 @@ LIMITS = {  # of what is read from a file; what the integers can be is narrower
 
 @dataclass(frozen=True)
 class NetSize:
-    """Sizes that a net has of its own. MACs a token outside attention: layers * (2 d^2 + 2 d kv + 2 d hidden) + 2 * 128 d; gated: 3 d hidden."""
+    """The sizes of a net of its own.
+
+    Multiply-adds per token outside attention: layers * (2 d^2 + 2 d kv + 2 d hidden) + 2 * 128 d; gated: 3 d
+    hidden.
+    """
 
     d: int = 384
     layers: int = 7
@@ -37,14 +41,15 @@ class NetSize:
     hidden: int = 1664
     rope_base: float = 10000.0
     gated: bool = False  # numeric contract 2: norms with gains, SiLU gate, queries and keys not normalised
-    step: float = 0.0  # gated: smallest step of a weight, in root mean squares of its row; what entropy coding of the weights saves
-    bias: bool = False  # gated: queries, keys and values have one, as Qwen's; the integers have none, so only a teacher may
+    step: float = 0.0  # gated: smallest step of a weight, in root mean squares of its row; larger ones compress better
+    bias: bool = False  # gated: queries, keys and values have one, as in Qwen; teachers only: the integers have none
     quant: bool = True  # the integers' roundings in the loop; a teacher needs none
 
 
 @dataclass(frozen=True)
 class NetShape(NetSize):
-    """And what it shares with its teacher: how sessions are cut, and what a position sees of the block before."""
+    """The sizes of a net, and those it shares with its teacher: how sessions are cut, and the memory of the
+    block before."""
 
     block: int = 4096
     memory: int = 1024
@@ -52,24 +57,28 @@ class NetShape(NetSize):
 
 @dataclass(frozen=True)
 class NetConfig(NetShape):
-    """A net as it is built."""
+    """The configuration of a net as it is built."""
 
     vocab: int = 16384
     residual_max: float = 32768.0  # gated: the residual is clamped to it
 
     @classmethod
     def of(cls, size: NetSize, within: NetShape, vocab: int) -> NetConfig:
-        """The net of a size, or of settings that hold one, with the block and memory of `within`."""
+        """Return the net of a size, or of settings that hold one, with the block and memory of `within`."""
         sizes = {f.name: getattr(size, f.name) for f in fields(NetSize)}
         return cls(**sizes, block=within.block, memory=within.memory, vocab=vocab)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dict for JSON."""
+        """Return a plain dict for JSON."""
         return asdict(self)
 
     @staticmethod
     def read(tree: dict[str, Any]) -> NetConfig:
-        """The configuration that a file holds. Raises ModelError where no net can have it."""
+        """Return the configuration that a file holds.
+
+        Raises:
+            ModelError: no net can have it.
+        """
         try:
             config = NetConfig(**tree)
         except TypeError as exc:
@@ -88,12 +97,13 @@ class NetConfig(NetShape):
             raise ModelError("the shape of a net: gated, quant and bias must be true or false")
         if config.vocab % CLASS or config.heads % config.kv_heads or config.head_dim % 2:
             raise ModelError(
-                f"the shape of a net: {config.vocab} ids, {config.heads} heads on {config.kv_heads} of {config.head_dim} do not divide"
+                f"the shape of a net: {config.vocab} ids, {config.heads} heads on {config.kv_heads} of "
+                f"{config.head_dim} do not divide"
             )
         return config
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every tensor of the net, by name in `Net.state_dict`."""
+        """Return the shape of every tensor of the net, by name in `Net.state_dict`."""
         d, hidden, width, classes = self.d, self.hidden, self.heads * self.head_dim, self.vocab // CLASS
         qkv = width + 2 * self.kv_heads * self.head_dim
         layer: dict[str, tuple[int, ...]] = {
@@ -117,7 +127,8 @@ class NetConfig(NetShape):
         return out | {f"blocks.{i}.{k}": shape for i in range(self.layers) for k, shape in layer.items()}
 
     def size(self) -> int:
-        """Bytes of the rounded net's tensors (rounded.py): an int8 a weight, a float32 a row and for all else."""
+        """Return the bytes of the rounded net's tensors (rounded.py): an int8 per weight, a float32 per row and
+        for all else."""
         return sum(
             math.prod(s) + 4 * s[0] if len(s) == 2 else 4 * math.prod(s) for s in self.tensors().values()
         )

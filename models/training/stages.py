@@ -6,9 +6,10 @@
         NAME-HASH/               a finished stage: appears whole, by a rename
         NAME-HASH.part/          a stage at work, or cut off
 
-HASH is of the stage's settings and of what goes into it: the hashes of earlier stages, digests of files. So a run that was killed goes on
-where it was, a run after a change repeats what the change touches and nothing else, and a stage never reads what another setting made.
-A stage that was cut off begins anew, unless it says that it can go on from what lies in its folder (training does, from checkpoints).
+HASH covers the stage's settings and its inputs: the hashes of earlier stages, digests of files. So a killed
+run goes on where it was. A run after a change repeats only what the change touches, and a stage never reads
+another setting's output. A stage that was cut off begins anew, unless it can go on from its folder (training
+does, from checkpoints).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import IO, Any, Self
 
 from pltz.plt_codec.errors import UsageError
 
-VERSION = 1  # of what the stages do: another one repeats all of them
+VERSION = 1  # of the stages' behaviour: a new version repeats all of them
 Say = Callable[[str], None]
 
 
@@ -35,7 +36,7 @@ class Work:
 
     Args:
         root: made if it does not exist.
-        tell: gets every line that goes to the log too.
+        tell: called with every line that goes to the log too.
 
     Raises:
         UsageError: another run holds the folder.
@@ -65,17 +66,17 @@ class Work:
         self._lock.close()
 
     def say(self, line: str) -> None:
-        """One line for the log and for whoever looks on."""
+        """Write one line to the log and to the caller's `tell`."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         print(f"{stamp} {line}", file=self._log, flush=True)
         self._tell(f"{time.monotonic() - self._start:7.1f} s  {line}")
 
     def stage(self, name: str, key: Any, build: Callable[[Path], None], *, resumes: bool = False) -> Path:
-        """The folder of a stage, built by `build(folder)` unless it is there.
+        """Return the folder of a stage, built by `build(folder)` unless it is there.
 
         Args:
-            key: JSON of all that decides what is built.
-            resumes: `build` can go on from what an earlier run left in the folder.
+            key: JSON of everything that decides the content.
+            resumes: `build` can go on from the files that an earlier run left in the folder.
         """
         final = self.root / f"{name}-{digest([VERSION, name, key])}"
         if final.is_dir():
@@ -94,7 +95,7 @@ class Work:
 
 
 def publish(part: Path, final: Path) -> None:
-    """Give a finished folder its name, all of it on disk before."""
+    """Give a finished folder its name, after an fsync of all of it."""
     for path in part.rglob("*"):
         if path.is_file():
             sync(path)
@@ -104,7 +105,7 @@ def publish(part: Path, final: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file or folder to disk."""
+    """Fsync a file or folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -113,13 +114,17 @@ def sync(path: Path) -> None:
 
 
 def digest(key: Any) -> str:
-    """16 hexadecimal digits of any JSON value."""
+    """Return 16 hexadecimal digits of any JSON value."""
     text = json.dumps(key, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def digest_files(paths: list[str]) -> list[list[Any]]:
-    """[name, digest] of every file, folders with all that is in them. Raises UsageError where one is missing."""
+    """Return [name, digest] of every file; a folder counts with all files in it.
+
+    Raises:
+        UsageError: a file is missing.
+    """
     found: list[list[Any]] = []
     for name in paths:
         path = Path(name)

@@ -1,11 +1,13 @@
-"""Train the student of a configuration, or its teacher, from streams that are there already, in calls that may end before the training does.
+"""Train a configuration's student or teacher from existing streams, in calls that may end before the training does.
 
     python -m pltz.models.training.train base.toml --streams data --out teacher --start before --teach --gpus 4
-    python -m pltz.models.training.train base.toml --streams data --out run --start base --teacher teacher --gpus 4 --call 580
+    python -m pltz.models.training.train base.toml --streams data --out run --start base --teacher teacher \\
+        --gpus 4 --call 580
 
-For machines that have the streams (prepare.py) and the nets but not the sessions; `pltz bundle train` does this as one of its stages, by the same
-loop (fit.py). Nets are those of bundles, by name or folder, or folders as rounded.py writes them; `--parcel` leaves the trained one in pieces that travel (parcel.py). Called again with the same
-`--out` it goes on. Ends with one line of JSON, the report.
+This is for machines that have the streams (prepare.py) and the nets but not the sessions. `pltz bundle train`
+does the same as one of its stages, by the same loop (fit.py). Nets are those of bundles, by name or folder,
+or folders as rounded.py writes them. `--parcel` leaves the trained one in pieces that travel (parcel.py).
+Called again with the same `--out` it goes on. It ends with one line of JSON, the report.
 """
 
 from __future__ import annotations
@@ -25,11 +27,16 @@ from pltz.models.training.fit import CONFIG, NET, REPORT, Place, fit
 from pltz.models.training.origin import Origin
 from pltz.models.training.stages import publish
 
-ENDING = 25.0  # seconds that saving, packing and ending take at most
+ENDING = 25.0  # most seconds for saving, packing and ending
 
 
 def placed(origin: Origin, tokenizer: bytes, out: Path) -> Path:
-    """The folder of an origin's net; a bundle's is made once, in `out`. Raises UsageError, ModelError."""
+    """Return the folder of an origin's net; a bundle's is made once, in `out`.
+
+    Raises:
+        UsageError: the tokenizer does not fit.
+        ModelError: the net cannot be read.
+    """
     origin.check_tokenizer(tokenizer)
     if origin.bundle is None:
         return Path(origin.name)
@@ -44,7 +51,7 @@ def placed(origin: Origin, tokenizer: bytes, out: Path) -> Path:
 
 
 def main() -> None:
-    """Command line: see the head of this file."""
+    """Run the command line described at the top of this file."""
     begin = time.monotonic()
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument(

@@ -1,24 +1,24 @@
 """Train the embedded target: a small Llama in Hugging Face format, from a token file, in a given time.
 
-The target exists to make demo and tests real: a chat model with KV, chat template and weights of its own, small
-enough to ship (7.3 M parameters, 14.7 MB in bf16). It reads the same ids as the decoder bundle: its tokenizer is the
-bundle's, with the 32 specials turned into added special tokens of the same ids, and its chat template writes what
-models/session/transcript.py writes: a role token, then the content, nothing between.
+The target exists to make demo and tests real: a chat model with KV, chat template and weights of its own,
+small enough to ship (7.3 M parameters, 14.7 MB in bf16). It reads the same ids as the decoder bundle. Its
+tokenizer is the bundle's, with the 32 specials turned into added special tokens of the same ids. Its chat
+template writes the same as models/session/transcript.py: a role token, then the content, nothing between.
 
-How. The token stream lies on the device as a whole (2 bytes a token). A batch is random windows of it, half of them
-from the start of a session, because that is where a served chat starts. Most are --length tokens long; from 60 % of
-the time on, every second batch holds windows of --long-length, so that late positions are not foreign. AdamW; the
-learning rate warms up, then falls linearly to zero, both by the clock: the run ends when --seconds are over, on any
-machine. Compiling comes before the clock starts.
+The whole token stream lies on the device (2 bytes per token). A batch is random windows of it, half of them
+from the start of a session, because a served chat starts there. Most are --length tokens long. From 60 % of
+the time on, every second batch holds windows of --long-length, so that late positions are not foreign.
+AdamW's learning rate warms up, then falls linearly to zero. Both go by the clock: the run ends when --seconds
+are over, on any machine. Compiling comes before the clock starts.
 
 Usage, on one GPU (a CPU does for a smoke test):
 
     python -m pltz.models.training.train_target DATA --out models/targets/mini-llama \\
         --tokenizer bundle_tokenizer.json --seconds 150
 
-DATA holds train.bin (uint16 little-endian, sessions one after another), train.offsets.npy (int64, the start of each
-session and the end of the last) and, if there is one, val.bin. This file imports nothing of pltz, so it can also be
-copied to a bare training machine and run as a script.
+DATA holds train.bin (uint16 little-endian, sessions one after another) and train.offsets.npy (int64, the
+start of each session and the end of the last). It may hold val.bin. This file imports nothing of pltz, so it
+can also be copied to a bare training machine and run as a script.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 SPECIALS = 32  # ids 0..31 of the bundle's vocabulary
-END_IDS = list(range(12))  # every structural special ends an assistant's turn; 12..31 are reserved or escapes
+END_IDS = list(range(12))  # every structural special ends an assistant's turn; ids 12..31 are reserved or escapes
 WARMUP = 0.02  # share of the time
 LONG_FROM = 0.6  # share of the time after which every second batch is of long windows
 EVAL_EVERY = 30.0  # seconds
 
-# What models/session/transcript.py writes for the messages of a chat in the plain style: a role token and the text; then, if
-# the message has other keys or another order of keys, <|message|> and a list of the message without role and text; and
-# for a message without a text or with another role, <|message|> and the message. Two things are not transcript.py's:
-# it writes other roles as <|user|> with a note, and transformers hides a null content (and doubles a reasoning) before
-# a template sees them.
+# The template writes the messages of a chat in the plain style of models/session/transcript.py: a role token and the
+# text. If the message has other keys or another order of keys, <|message|> and a list of the message without role and
+# text follow. A message without a text or with another role is <|message|> and the message. In two cases it differs:
+# transcript.py writes other roles as <|user|> with a note, and transformers hides a null content (and doubles a
+# reasoning) before a template sees them.
 CHAT_TEMPLATE = """
 {%- for m in messages -%}
 {%- set c = m['content'] -%}
@@ -74,7 +74,11 @@ CHAT_TEMPLATE = """
 
 
 class Stream:
-    """A token stream on the device, and windows of it."""
+    """A token stream on the device, and windows of it.
+
+    Raises:
+        SystemExit: a token is outside the vocabulary, or there are none.
+    """
 
     def __init__(self, path: Path, offsets: Path | None, vocab: int, device: torch.device) -> None:
         tokens = np.memmap(path, dtype="<u2", mode="r")
@@ -88,7 +92,7 @@ class Stream:
         self.starts = torch.from_numpy(starts.astype(np.int64)).to(device)
 
     def windows(self, count: int, length: int, rng: torch.Generator) -> torch.Tensor:
-        """(count, length + 1) ids: the first half from starts of sessions, the others from anywhere."""
+        """Return ids (count, length + 1): the first half from starts of sessions, the others from anywhere."""
         device, last = self.tokens.device, len(self.tokens) - length - 1
         anywhere = torch.randint(0, last + 1, (count,), generator=rng, device=device)
         session = self.starts[torch.randint(0, len(self.starts), (count,), generator=rng, device=device)]
@@ -106,15 +110,17 @@ def causal_attention(
     scaling: float | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attention for training: always causal, never a mask.
+    """Compute attention (B, T, heads, D) for training: always causal, never a mask.
 
-    transformers hands its sdpa attention a T x T mask while torch.compile traces, which rules out the flash kernel.
+    transformers hands its sdpa attention a T x T mask while torch.compile traces, which rules out the flash
+    kernel.
     """
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
     return out.transpose(1, 2).contiguous(), None
 
 
 def build_model(args: argparse.Namespace) -> LlamaForCausalLM:
+    """Return a model of random weights in the shape of the arguments."""
     AttentionInterface.register("pltz_causal", causal_attention)
     config_class: Any = LlamaConfig  # its hints leave out what every config takes
     config = config_class(
@@ -134,6 +140,7 @@ def build_model(args: argparse.Namespace) -> LlamaForCausalLM:
 
 
 def optimizer_of(model: torch.nn.Module, rate: float, fused: bool) -> torch.optim.AdamW:
+    """Return AdamW with weight decay on the matrices alone."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -141,7 +148,7 @@ def optimizer_of(model: torch.nn.Module, rate: float, fused: bool) -> torch.opti
 
 
 def rate_at(share: float) -> float:
-    """Learning rate as a share of its peak, when this share of the time has passed."""
+    """Return the learning rate as a share of its peak, when this share of the time has passed."""
     return min(share / WARMUP, 1.0) * max(0.0, 1.0 - max(share - WARMUP, 0.0) / (1.0 - WARMUP))
 
 
@@ -166,15 +173,16 @@ class Trainer:
         self.lengths = [args.length, *([args.long_length] if args.long_length else [])]
 
     def plain_loss(self, ids: torch.Tensor) -> torch.Tensor:
-        """Mean nats a token of ids (B, T + 1)."""
+        """Return the mean nats per token of ids (B, T + 1)."""
         logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits  # (B, T, V)
         return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
 
     def batch(self, length: int) -> torch.Tensor:
+        """Return a batch of windows, (B, length + 1)."""
         return self.train.windows(max(1, self.args.batch_tokens // length), length, self.rng)
 
     def forward(self, length: int) -> torch.Tensor:
-        """The loss of a fresh batch; matrix products in bf16 on a GPU, the weights stay float32."""
+        """Return the loss of a fresh batch; matrix products in bf16 on a GPU, the weights stay float32."""
         batch = self.batch(length)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.gpu):
             return self.loss_of(batch)
@@ -182,7 +190,7 @@ class Trainer:
     def compile(self) -> None:
         """Compile for both lengths; go on without, if this machine cannot."""
         started = time.monotonic()
-        # One graph a length: a graph of dynamic shape, which a second length would bring, is slower.
+        # One graph per length: a graph of dynamic shape, which a second length would bring, is slower.
         self.loss_of = torch.compile(self.plain_loss, dynamic=False)
         try:
             for length in self.lengths:
@@ -194,6 +202,7 @@ class Trainer:
         print(f"compiled in {time.monotonic() - started:.0f} s", flush=True)
 
     def step(self, length: int, rate: float) -> torch.Tensor:
+        """Run one step on a batch of windows of this length, and return its loss."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss = self.forward(length)
@@ -205,7 +214,8 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> float | None:
-        """Mean nats a token on at most 64 windows of the validation stream, always the same; None without one."""
+        """Return mean nats per token on at most 64 windows of the validation stream, always the same; None
+        without one."""
         length = self.args.length
         if self.val is None or len(self.val.tokens) <= length:
             return None
@@ -218,7 +228,11 @@ class Trainer:
         return sum(losses) / len(losses)
 
     def run(self) -> dict[str, Any]:
-        """Train until the time is over; returns the record of the run."""
+        """Train until the time is over, and return the record of the run.
+
+        Raises:
+            SystemExit: the loss is not finite.
+        """
         args, steps, tokens = self.args, 0, 0
         started = logged = evaluated = time.monotonic()
         mean, logged_tokens = torch.zeros((), device=self.device), 0
@@ -250,7 +264,7 @@ class Trainer:
 
 
 def target_tokenizer(bundle: dict[str, Any]) -> dict[str, Any]:
-    """The bundle's tokenizer.json with its specials as added special tokens of the same ids.
+    """Return the bundle's tokenizer.json with its specials as added special tokens of the same ids.
 
     The bundle keeps them out of text's reach; a target needs them in reach of its chat template.
     """
@@ -261,7 +275,7 @@ def target_tokenizer(bundle: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_tokenizer(bundle_json: Path, out: Path, positions: int) -> None:
-    """tokenizer.json and tokenizer_config.json of the target, from the bundle's tokenizer."""
+    """Write tokenizer.json and tokenizer_config.json of the target, from the bundle's tokenizer."""
     tokenizer = target_tokenizer(json.loads(bundle_json.read_bytes()))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -289,6 +303,7 @@ def _write_json(path: Path, value: dict[str, Any], indent: int | None = 2) -> No
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse and check the arguments."""
     parser = argparse.ArgumentParser(description="Train a small Llama from a token file, in a given time.")
     parser.add_argument(
         "data", type=Path, help="folder with train.bin, train.offsets.npy and perhaps val.bin"
@@ -332,6 +347,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line described at the top of this file."""
     args = parse(argv)
     trainer = Trainer(args)
     count = sum(p.numel() for p in trainer.model.parameters())

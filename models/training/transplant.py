@@ -1,12 +1,15 @@
-"""Start a gated net from the weights of a pretrained Llama: its layers, and its embeddings carried over to the bundle's tokens.
+"""Start a gated net from a pretrained Llama: its layers, and its embeddings carried over to the bundle's tokens.
 
     python -m pltz.models.training.transplant --gguf SmolLM2-135M-Instruct.Q4_1.gguf --data data --out runs/init
-    python -m pltz.models.training.transplant --gguf qwen2.5-coder-1.5b-instruct-q4_k_m.gguf --data data --out runs/teacher --teacher
+    python -m pltz.models.training.transplant --gguf qwen2.5-coder-1.5b-instruct-q4_k_m.gguf --data data \\
+        --out runs/teacher --teacher
 
-Three steps. `read` takes the layers out of a GGUF file (llama.cpp's order of rotary rows undone). `embeddings` gives each token of the bundle the mean
-of the pretrained vectors of the pieces that spell it: most are single pieces there too. `equalise` then runs the float net on training rows and moves
-factors between neighbouring matrices, without changing the function, until every activation that becomes an int8 fills its range: pretrained
-networks have a few channels a hundred times larger than the rest, which a common scale would spoil. A teacher is never in integers: it is not equalised.
+There are three steps. `read` takes the layers out of a GGUF file (llama.cpp's order of rotary rows undone).
+`embeddings` gives each token of the bundle the mean of the pretrained vectors of the pieces that spell it;
+most are single pieces there too. `equalise` then runs the float net on training rows and moves factors
+between neighbouring matrices, without changing the function. It goes on until every activation that becomes
+an int8 fills its range. Pretrained networks have a few channels a hundred times larger than the rest, which a
+common scale would spoil. A teacher is never in integers, so it is not equalised.
 """
 
 from __future__ import annotations
@@ -43,7 +46,11 @@ RANGE = 127.0
 
 
 def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], list[str]]:
-    """Tensors by GGUF name in float32, the shape, and the pieces of the vocabulary. Raises SystemExit where it is no Llama and no Qwen 2."""
+    """Return tensors by GGUF name in float32, the shape, and the pieces of the vocabulary.
+
+    Raises:
+        SystemExit: the file is neither a Llama nor a Qwen 2.
+    """
     from gguf import GGUFReader, dequantize
 
     reader = GGUFReader(str(path))
@@ -73,7 +80,10 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], list[str]]:
 
 
 def embeddings(tokens: list[str], pieces: list[str], vectors: np.ndarray) -> tuple[np.ndarray, float]:
-    """(len(tokens), d) start vectors, and the share of tokens that are one piece. Both vocabularies spell bytes the GPT-2 way."""
+    """Return start vectors, (len(tokens), d), and the share of tokens that are one piece.
+
+    `vectors`: (pieces, d). Both vocabularies spell bytes as GPT-2 does.
+    """
     number = {piece: i for i, piece in enumerate(pieces)}
     longest = max(map(len, pieces))
     out, single = np.empty((len(tokens), vectors.shape[1]), np.float32), 0
@@ -93,7 +103,7 @@ def embeddings(tokens: list[str], pieces: list[str], vectors: np.ndarray) -> tup
 
 
 def transplant(path: Path, tokens: list[str], options: dict[str, Any]) -> Net:
-    """A float net with the pretrained layers; `options` as NetConfig."""
+    """Return a float net with the pretrained layers; `options` as NetConfig."""
     tensors, shape, pieces = read(path)
     cfg = NetConfig(**{**options, **shape, "vocab": len(tokens), "gated": True, "quant": False})
     net = Net(cfg)
@@ -131,7 +141,10 @@ EMBED, HEAD = 0.134, 2264.0  # root mean square of the table, and of what the he
 
 @torch.no_grad()
 def like_base(net: Net) -> None:
-    """Residual and head in the units that `base` has them in, for which the rates of optimisers.py are; the function stays the same."""
+    """Bring residual and head to the units of `base`, for which the rates of optimisers.py are made.
+
+    The function stays the same.
+    """
     more = EMBED / net.embed.square().mean().sqrt()
     net.embed.mul_(more)
     for block in net.blocks:
@@ -146,7 +159,7 @@ def like_base(net: Net) -> None:
 
 
 class Observer:
-    """Largest and mean square value of each channel at every rounding, in the order of `net.whole` calls."""
+    """The largest and mean square value of each channel at every rounding, in the order of `net.whole` calls."""
 
     def __init__(self) -> None:
         self.peak: list[Tensor] = []
@@ -170,7 +183,10 @@ class Observer:
         return x.float()
 
     def limits(self, batches: int, most: float) -> list[Tensor]:
-        """What should become the largest integer, for each rounding and channel: the peak, at most `most` root mean squares."""
+        """Return the value that should become the largest integer, for each rounding and channel: (channels,) each.
+
+        It is the peak, at most `most` root mean squares.
+        """
         pairs = zip(self.peak, self.square, strict=True)
         return [torch.minimum(p, most * (s / batches).sqrt()).clamp(min=1e-6) for p, s in pairs]
 
@@ -180,7 +196,10 @@ CALLS = 10  # roundings of a block: norm_in, q, k, v, o, norm_mid, gate, linear,
 
 @torch.no_grad()
 def equalise(net: Net, batches: list[dict[str, Tensor]], most: float = 16.0) -> None:
-    """Fill the int8 ranges on these batches; the function stays the same (`net.cfg.quant` is off)."""
+    """Fill the int8 ranges on these batches, tensors (rows, row) by key.
+
+    The function stays the same (`net.cfg.quant` is off).
+    """
     observer, rounding = Observer(), nets.whole
     nets.whole = observer
     try:
@@ -212,7 +231,7 @@ def _equalise_block(block: GatedBlock, limits: list[Tensor]) -> None:
         norm.mul_(RANGE / limit)
         for reader in readers:
             reader.weight.mul_(limit / RANGE)
-    # rotated pairs keep one factor; keys are shared by a group of query heads; query times key changes by a constant a head
+    # Rotated pairs keep one factor. A group of query heads shares its keys. Query times key changes by a constant per head.
     q_pair = q.view(c.kv_heads, group, 2, half).amax((1, 2))
     k_pair = k.view(c.kv_heads, 2, half).amax(1)
     times = RANGE**2 / (q_pair * k_pair).amax(1, keepdim=True)  # (kv_heads, 1)
@@ -231,7 +250,7 @@ def _equalise_block(block: GatedBlock, limits: list[Tensor]) -> None:
 
 
 def main() -> None:
-    """Command line: see the head of this file."""
+    """Run the command line described at the top of this file."""
     p = argparse.ArgumentParser()
     p.add_argument("--gguf", type=Path, required=True)
     p.add_argument(
@@ -274,7 +293,7 @@ def main() -> None:
 
 @torch.no_grad()
 def report(net: Net, batches: list[dict[str, Tensor]], title: str) -> None:
-    """Print bits a token of both levels."""
+    """Print bits per token of both levels, for batches of tensors (rows, row) by key."""
     for batch in batches:
         x, table = net.body(batch["input"], batch["position"], block_mask(batch, net.cfg.memory))
         target = batch["target"].flatten()

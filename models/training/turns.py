@@ -1,4 +1,4 @@
-"""Turns that a target writes: training chats up to a random assistant's turn, that turn in the target's words."""
+"""Turns written by a target: training chats up to a random assistant's turn, then that turn in the target's words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from pltz.plt_codec.errors import ContentError, UsageError
 
 
 def written(c: Context, split: Path, done: int) -> Iterator[bytes]:
-    """The sessions that are still to be written, one line of JSON each; chats that the target's template refuses are passed over."""
+    """Yield the sessions still to be written, one line of JSON each.
+
+    Chats that the target's template refuses are skipped. `done`: sessions that were written before.
+
+    Raises:
+        ContentError: the template refuses every chat.
+        UsageError: no chat has an assistant's turn.
+    """
     teacher, target = c.teacher, c.target
     prompts = _prompts(split, c.s.seed)
     made = refused = 0
@@ -39,7 +46,7 @@ def written(c: Context, split: Path, done: int) -> Iterator[bytes]:
 
 
 def _prompts(split: Path, seed: int) -> list[list[Any]]:
-    """The messages before a random assistant's turn of each training chat that has one, in random order."""
+    """Return the messages before a random assistant's turn of each training chat that has one, in random order."""
     rng = random.Random(seed)
     found: list[list[Any]] = []
     for record in records.read(split / "train.zst"):
@@ -55,7 +62,7 @@ def _prompts(split: Path, seed: int) -> list[list[Any]]:
 
 
 def _reply(target: Target, ids: list[int], most: int) -> str:
-    """What a target says after some ids, drawn from its probabilities."""
+    """Return the target's text after some ids, drawn from its probabilities."""
     if target.max_positions is not None:
         ids = ids[-max(1, target.max_positions - most) :]
     given = torch.tensor([ids], device=target.device)

@@ -1,8 +1,9 @@
-"""What a float net would make of the validation sessions: ideal code lengths in the default layout, without the integer engine.
+"""The ideal code length of the validation sessions under a float net, in the default layout.
 
-Far quicker than coding; the two agree within a fraction of a per cent (tests/models/test_training.py).
+The integer engine is not used, so this is far quicker than coding. The two agree within a fraction of a per
+cent (tests/models/test_training.py).
 
-    python -m pltz.models.training.validation run --streams data        # the rounded net of the folder `run`; ends with a line of JSON
+    python -m pltz.models.training.validation run --streams data    # the net of `run`; ends with a line of JSON
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from pltz.models.training import rounded
 from pltz.models.training.batches import KEYS, default_lanes, lay
 from pltz.models.training.net import Net, built, compile_net, mask_of
 
-TOGETHER = 8  # rows at once
-LANES = 16  # at most, so that a grid is at most so many positions longer than its tokens
+TOGETHER = 8  # rows per pass
+LANES = 16  # at most; a grid is at most so many positions longer than its tokens
 
 
 def rows(folder: Path, block: int, row: int, limit: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Rows (n, row) of whole sessions in the default layout, cut at two blocks and at a row, and the content bytes in them by source.
+    """Return rows (n, row) of whole sessions in the default layout, and their content bytes by source.
 
-    Each source up to `limit` content bytes. Beside KEYS there is `source`, the number of each position's.
+    Sessions are cut at two blocks and at a row. Each source gets up to `limit` content bytes. Beside KEYS
+    there is `source`, the source number of each position.
     """
     stream = np.memmap(folder / "val.bin", np.uint16, "r")
     offsets, source, size = (np.load(folder / f"val.{part}.npy") for part in ("offsets", "source", "bytes"))
@@ -56,7 +58,7 @@ def rows(folder: Path, block: int, row: int, limit: int) -> tuple[dict[str, np.n
 
 
 def _padded(parts: list[np.ndarray], row: int) -> np.ndarray:
-    """One row of several sessions; what is left has no target and sees nobody."""
+    """Return one row of several sessions. The padding has no target and sees nothing."""
     whole = np.concatenate(parts, 1)
     pad = np.zeros((len(KEYS) + 1, row - whole.shape[1]), np.int64)
     pad[KEYS.index("target")] = pad[KEYS.index("doc")] = -1
@@ -65,7 +67,10 @@ def _padded(parts: list[np.ndarray], row: int) -> np.ndarray:
 
 @torch.no_grad()
 def bits_per_byte(net: Net, folder: Path, row: int, limit: int, device: str) -> dict[str, float]:
-    """Bits a content byte by source, and over all as ALL. The net is moved to the device, and compiled where that is a GPU."""
+    """Return bits per content byte by source, and over all as ALL.
+
+    The net is moved to the device, and compiled on a GPU.
+    """
     found, sizes = rows(folder, net.cfg.block, row, limit)
     names = {v: k for k, v in json.loads((folder / "sources.json").read_text()).items()}
     net, mask = net.to(device), create_block_mask
@@ -85,7 +90,7 @@ def bits_per_byte(net: Net, folder: Path, row: int, limit: int, device: str) -> 
 
 
 def main() -> None:
-    """Command line: see the head of this file."""
+    """Run the command line described at the top of this file."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("net", type=Path, help="folder of a rounded net")
     p.add_argument("--streams", type=Path, required=True, help="folder of token streams")

@@ -1,12 +1,14 @@
-"""A bundle tokenizer out of a target's: the same pieces and merges, in the form models/bundle/tokenizer.py holds bundles to.
+"""A bundle tokenizer made from a target's: the same pieces and merges, in the form of models/bundle/tokenizer.py.
 
-Why: a student that shares its target's vocabulary can learn the target's probabilities token by token, and ids frozen for that target need no
-patch. What changes: the bundle's 32 specials come first; the target's own specials go (the bridge's escapes stand for them); pieces
-that nothing can spell (`<|fill-N|>`) round the size up to a multiple of 128, for the two-level head; what would lose bytes (a normaliser, a prefix
-space) goes, and where the target has one, ids of such texts cost a patch.
+A student that shares its target's vocabulary can learn the target's probabilities token by token, and ids
+frozen for that target need no patch. Four things change. The bundle's 32 specials come first. The target's
+own specials go, since the bridge's escapes stand for them. Pieces that nothing can spell (`<|fill-N|>`) round
+the size up to a multiple of 128, for the two-level head. Settings that would lose bytes (a normaliser, a
+prefix space) go. If the target has one, ids of texts that it changes cost a patch.
 
-Only byte-level BPE can do this (GPT-2, Llama 3, Qwen, SmolLM, ...). SentencePiece and WordPiece tokenizers cannot spell every byte
-string in pieces of bytes and are refused, as are vocabularies over 65,536 ids: the bundle's own tokenizer and the bridge serve those.
+Only byte-level BPE can do this (GPT-2, Llama 3, Qwen, SmolLM, ...). SentencePiece and WordPiece tokenizers
+cannot spell every byte string in pieces of bytes and are refused, as are vocabularies over 65,536 ids. The
+bundle's own tokenizer and the bridge serve those.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ _NAMES = [f"<|{name}|>" for name in SPECIALS]
 
 
 def from_target(tokenizer_json: bytes) -> bytes:
-    """The JSON of a bundle tokenizer with the pieces of a target's tokenizer.json.
+    """Return the JSON of a bundle tokenizer with the pieces of a target's tokenizer.json.
 
-    Raises ModelError where the target's tokenizer cannot be one.
+    Raises:
+        ModelError: the target's tokenizer cannot become one.
     """
     try:
         tree: dict[str, Any] = json.loads(tokenizer_json)
@@ -93,7 +96,7 @@ def from_target(tokenizer_json: bytes) -> bytes:
 
 
 def _filled(pieces: list[str]) -> list[str]:
-    """The pieces and as many that no text produces as make a multiple of 128."""
+    """Return the pieces, filled up to a multiple of 128 with pieces that no text produces."""
     known, number = set(pieces), 0
     while len(pieces) % CLASS:
         name, number = f"<|fill-{number}|>", number + 1
@@ -103,7 +106,7 @@ def _filled(pieces: list[str]) -> list[str]:
 
 
 def _without_prefix_space(node: Any) -> Any:
-    """A pre-tokenizer that adds nothing to a text."""
+    """Return a pre-tokenizer that adds nothing to a text."""
     if isinstance(node, dict):
         changed = {key: _without_prefix_space(value) for key, value in node.items()}
         return changed | ({"add_prefix_space": False} if "add_prefix_space" in node else {})
@@ -111,7 +114,7 @@ def _without_prefix_space(node: Any) -> Any:
 
 
 def counterparts(bundle: BundleTokenizer, tokenizer_json: bytes) -> npt.NDArray[np.int64]:
-    """(bundle ids,): the target's id of the same piece, -1 where it has none (specials, fillers)."""
+    """Return the target's id of each bundle piece, (bundle ids,); -1 where it has none (specials, fillers)."""
     theirs = json.loads(tokenizer_json)["model"]["vocab"]
     mine = json.loads(bundle.json)["model"]["vocab"]
     theirs = theirs if isinstance(theirs, dict) else {}
@@ -123,7 +126,10 @@ def counterparts(bundle: BundleTokenizer, tokenizer_json: bytes) -> npt.NDArray[
 
 
 def covered(bundle: BundleTokenizer, tokenizer_json: bytes) -> bool:
-    """Whether the target has every piece that the bundle's tokenizer can produce: then probabilities can be taken over."""
+    """Return whether the target has every piece that the bundle's tokenizer can produce.
+
+    Only then can its probabilities be taken over.
+    """
     pieces = json.loads(bundle.json)["model"]["vocab"]
     known = counterparts(bundle, tokenizer_json)
     return all(

@@ -269,7 +269,8 @@ class Reader:
             digest.update(self._read(offset, min(PIECE, end - offset)))
         if digest.digest() != self.digest:
             raise CorruptError(
-                f"expected file digest {self.digest.hex()}, found {digest.hexdigest()}: some byte of the file is damaged"
+                f"expected file digest {self.digest.hex()}, found {digest.hexdigest()}: some byte of the "
+                "file is damaged"
             )
 
     def _open(self) -> None:

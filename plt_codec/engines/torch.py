@@ -160,7 +160,8 @@ class TorchEngine:
         self.shift = rs(wide("shift.w") * wide("shift.m")[:, None], 16)
         self.classes, self.class_b = product("class", 127), wide("class.b")
         self.layers = [
-            (product(f"layer.{i}.qkv", 127), product(f"layer.{i}.out", 127), product(f"layer.{i}.up", 127), product(f"layer.{i}.down", 127 if s.gated else 254))
+            (product(f"layer.{i}.qkv", 127), product(f"layer.{i}.out", 127), product(f"layer.{i}.up", 127),
+             product(f"layer.{i}.down", 127 if s.gated else 254))
             for i in range(s.layers)
         ]  # fmt: skip
         self.gates = [product(f"layer.{i}.gate", 127) for i in range(s.layers)] if s.gated else []
