@@ -66,8 +66,8 @@ def as_markdown(c: dict[str, Any]) -> str:
     lines = [
         f"# Bundle `{c['name']}`",
         "",
-        f"Id `{c['id']}`, numeric contract {c['contract']}. A decoder bundle of pltz: tokenizer, integer "
-        "language model and fallback dictionary that",
+        (f"Id `{c['id']}`, numeric contract {c['contract']}. A decoder bundle of pltz: tokenizer, integer "
+        "language model and fallback dictionary that"),
         "turn LLM sessions into bits and back, exactly. It is not a chat model; use it with pltz only.",
         "",
         "## Model",
@@ -119,8 +119,8 @@ def as_markdown(c: dict[str, Any]) -> str:
             f"{machine['engine']}; peers in the same run: {', '.join(total['peer_bytes'])}."
         ),
         "",
-        "| source | sessions | content bytes | pltz bytes | bits a byte | bits a token | zstd -19 + "
-        "dictionary | best peer | pltz : best peer | by fallback |",
+        ("| source | sessions | content bytes | pltz bytes | bits a byte | bits a token | zstd -19 + "
+        "dictionary | best peer | pltz : best peer | by fallback |"),
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in [*c["test"]["sources"], total]:
@@ -140,15 +140,15 @@ def as_markdown(c: dict[str, Any]) -> str:
         "",
         "## Limits",
         "",
-        "Trained on English chats mostly, some code and documents, few other languages: on other text it "
-        "degrades, and pltz falls back to zstd with the bundle's",
-        "dictionary where that is shorter. Part of the training data is offensive or wrong; the model "
-        "writes nothing by itself.",
+        ("Trained on English chats mostly, some code and documents, few other languages: on other text it "
+        "degrades, and pltz falls back to zstd with the bundle's"),
+        ("dictionary where that is shorter. Part of the training data is offensive or wrong; the model "
+        "writes nothing by itself."),
         "",
         "## Licence and data",
         "",
-        f"Weights, tokenizer and dictionary: {c['licence']}, because part of the data is under "
-        "CC-BY-SA-4.0, and the dictionary holds short excerpts of the training data.",
+        (f"Weights, tokenizer and dictionary: {c['licence']}, because part of the data is under "
+        "CC-BY-SA-4.0, and the dictionary holds short excerpts of the training data."),
         "Attribution, licences as stated in each repository:",
         "",
         "| source | kind | repository @ commit | licence |",
@@ -231,10 +231,10 @@ def own_markdown(c: dict[str, Any]) -> str:
         "",
         "## Model",
         "",
-        f"Width {s['d']}, {s['layers']} layers, {s['heads']} query and {s['kv_heads']} key heads of "
-        f"{s['head_dim']}, hidden {s['hidden']}, vocabulary {s['vocab']:,}, blocks of",
-        f"{s['block']} tokens, memory {s['memory']}; {c['multiply_adds_a_token'] / 1e6:.2f} M multiply-adds "
-        "a token outside attention. Weights int8.",
+        (f"Width {s['d']}, {s['layers']} layers, {s['heads']} query and {s['kv_heads']} key heads of "
+        f"{s['head_dim']}, hidden {s['hidden']}, vocabulary {s['vocab']:,}, blocks of"),
+        (f"{s['block']} tokens, memory {s['memory']}; {c['multiply_adds_a_token'] / 1e6:.2f} M multiply-adds "
+        "a token outside attention. Weights int8."),
         "",
         "## Training",
         "",
@@ -244,11 +244,11 @@ def own_markdown(c: dict[str, Any]) -> str:
         "",
         "## Test",
         "",
-        f"Held-out sessions, at most {test['limit_bytes']:,} bytes of content a source, each decodable "
-        "alone, all bytes of a .pltz file counted, decoded back and compared.",
+        (f"Held-out sessions, at most {test['limit_bytes']:,} bytes of content a source, each decodable "
+        "alone, all bytes of a .pltz file counted, decoded back and compared."),
         "",
-        "| source | sessions | content bytes | pltz bytes | bits a byte | bits a token | zstd -19 + "
-        "dictionary | by fallback |",
+        ("| source | sessions | content bytes | pltz bytes | bits a byte | bits a token | zstd -19 + "
+        "dictionary | by fallback |"),
         "|---|---|---|---|---|---|---|---|",
         *rows,
         "",
