@@ -1,15 +1,16 @@
-"""Child Python: a process of the same Python and the same pltz that imports nothing from the current directory.
+"""Child Python: a process of the same Python and pltz, with nothing imported from the current directory.
 
     subprocess.Popen(command("from pltz.archive.eviction.background import main; main()"), env=environment())
     with safe_path():
         multiprocessing.get_context("spawn").Process(...).start()
 
-``python -m`` and ``python -c`` put the current directory before everything else, so a ``zstandard.py`` that lies there is executed. A child of
-`command` is started with ``-P``, which leaves it out, and finds its modules by:
+``python -m`` and ``python -c`` put the current directory before everything else, so a ``zstandard.py`` there
+would be executed. A child of `command` starts with ``-P``, which leaves it out, and finds its modules in this
+order:
 
-- pltz: exactly the folder this process has it from, whatever the path says; so a checkout that is the current directory works, too
-- the environment's PYTHONPATH, but for empty entries: they mean the current directory, and nobody writes them on purpose
-- the rest of this process's path, as it may have been changed by its program, but for the current directory
+- pltz: exactly the folder from which this process has it, so a checkout that is the current directory works too
+- the environment's PYTHONPATH without empty entries, which mean the current directory and are never intended
+- the rest of this process's path, as its program may have changed it, without the current directory
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ exec(compile(code, "<pltz>", "exec"))
 SAFE, OURS = (
     "PYTHONSAFEPATH",
     "pltz",
-)  # the variable that does what -P does, and its value where it was set here
+)  # the variable that acts like -P, and the value that marks it as set here
 
 
 def command(code: str, *arguments: object) -> list[str]:
@@ -51,7 +52,11 @@ def environment() -> dict[str, str]:
 
 
 def search_path(path: Sequence[str], named: Sequence[str]) -> list[str]:
-    """Return where a child looks for modules: ``path`` without the current directory, unless it is among those ``named`` on purpose."""
+    """Return the folders in which a child looks for modules.
+
+    They are ``path`` without the current directory, unless it is in ``named``, the entries that the user
+    chose.
+    """
     here = _current()
     wanted = {os.path.realpath(entry) for entry in named if entry}
     found = [os.path.abspath(entry) for entry in path if isinstance(entry, str) and entry]
@@ -60,9 +65,10 @@ def search_path(path: Sequence[str], named: Sequence[str]) -> list[str]:
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Have processes that are started within leave the current directory out of their path: multiprocessing takes no option for it.
+    """Keep the current directory out of the path of processes started in this context.
 
-    Each of them calls `leave_safe_path`, so that what it starts itself is not concerned.
+    An environment variable does it, because multiprocessing takes no option. Each process calls
+    `leave_safe_path`, so that its own children are not affected.
     """
     if os.environ.get(SAFE):
         yield
@@ -75,13 +81,13 @@ def safe_path() -> Iterator[None]:
 
 
 def leave_safe_path() -> None:
-    """Take the variable that `safe_path` set out of the environment: a key command in Python may need its neighbours."""
+    """Remove the variable that `safe_path` set: a key command written in Python may need its neighbours."""
     if os.environ.get(SAFE) == OURS:
         del os.environ[SAFE]
 
 
 def _current() -> str | None:
-    """Return the current directory; None where it was removed."""
+    """Return the current directory; None if it was removed."""
     try:
         return os.path.realpath(os.getcwd())
     except OSError:

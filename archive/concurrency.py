@@ -1,11 +1,12 @@
-"""Meanwhile: a thread that does one thing while this one does another.
+"""Concurrency: run work in a thread beside the calling thread.
 
     with meanwhile(work) as result:
-        ...                       # what needs the interpreter, or the disk
-    result()                      # what the work gave, or raised
+        ...                       # work that needs the GIL, or the disk
+    result()                      # the result of the work, or its error
 
-It pays where one of the two needs no interpreter for long: a hash of many bytes, a wait for the disk. Where no thread can be begun (a process
-that ends, or that has too many) the work is done when its result is asked for.
+This pays where one of the two releases the GIL for long: a hash of many bytes, a wait for the disk. If no
+thread can be started (at interpreter shutdown, or with too many threads), the work runs when its result is
+requested.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ T = TypeVar("T")
 
 @contextmanager
 def meanwhile(work: Callable[[], T], *, worth: bool = True) -> Iterator[Callable[[], T]]:
-    """See the head of this file. The work is over when the block is left; what is not ``worth`` a thread is done when it is asked for."""
+    """Run ``work`` in a thread during the block; yield a function that returns its result or raises.
+
+    The work is over when the block is left. Work not ``worth`` a thread runs when its result is requested.
+    """
     if not worth:
         yield work
         return

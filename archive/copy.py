@@ -1,14 +1,17 @@
 """Copy sessions from one archive to another: towers, names, tags, times, targets and histories.
 
-Versions go over oldest first, so a session keeps the order of its versions (their numbers are counted anew). A segment keeps its place in
-the tower and its domain, so what was shared stays shared, and with the same tokenizer it keeps its id. The other archive codes
-with its own codecs: copying is also how an archive moves to another bundle of the same tokenizer.
+Versions are copied oldest first, so a session keeps the order of its versions; their numbers are assigned
+anew. A segment keeps its place in the tower and its domain, so shared segments stay shared. With the same
+tokenizer it also keeps its id. The other archive codes with its own codecs, so a copy also moves an archive
+to another bundle of the same tokenizer.
 
-A version is copied when the other archive has none with the same leaf, time, tags, kind and target; where one of them is sealed, whose names of
-segments are its own, the leaf is named again by what it decodes to. So a copy that was killed is simply run again, and running it twice adds nothing. Each commit is read back from the other archive and compared token by token
-before it is reported.
+A version is copied when the other archive has none with the same leaf, time, tags, kind and target. A sealed
+archive has segment ids of its own; there the leaf's id is computed from the decoded tokens. So a killed copy
+is simply run again, and running it twice adds nothing. Each commit is read back from the other archive and
+compared token by token before it is reported.
 
-Where a collector moves what is copied, it is looked for again. A version that was erased since it was listed is passed over, and told of.
+A version that a collector moves is looked up again. A version erased since it was listed is skipped and
+reported.
 """
 
 from __future__ import annotations
@@ -32,15 +35,18 @@ from pltz.archive.tower_archive import Tower, TowerArchive
 from pltz.archive.writing.new_session import KINDS, NewSession, Receipt
 from pltz.plt_codec.errors import BundleMismatch, FormatError, PltzError
 
-AT_ONCE = 64  # versions decoded side by side
+AT_ONCE = 64  # versions decoded together
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Copied:
-    """A version and what the other archive made of it. ``receipt``: None where it was there (or would be copied, in a dry run), or was
-    ``erased`` here since it was listed, or forgotten and collected."""
+    """A version and its result in the other archive.
+
+    ``receipt``: None where the version was there, or would be copied in a dry run, or was ``erased`` here
+    since it was listed, or was forgotten and collected.
+    """
 
     version: Version
     there: bool
@@ -51,24 +57,26 @@ class Copied:
 def copy(
     source: TowerArchive, versions: Iterable[Version], to: TowerArchive, *, dry_run: bool = False
 ) -> Iterator[Copied]:
-    """Copy versions (`TowerArchive.ls` or `find` lists them, histories oldest first); what is yielded is durable and was compared.
+    """Copy versions and yield each one's result; yielded versions are durable and were compared.
+
+    ``versions``: as `TowerArchive.ls` or `find` lists them, histories oldest first.
 
     Raises:
         LostError: a version is damaged here; those before it were copied.
         BundleMismatch: an archive was not opened with a codec of the version's tokenizer.
         StoreError, WriterFailed, Fenced: as `TowerArchive.put`.
-        ArchiveError: what was copied does not read back.
+        ArchiveError: a copy does not read back.
     """
-    to.view.refresh()  # once: what another writer puts there meanwhile, `put` finds
+    to.view.refresh()  # once: `put` finds versions put there meanwhile
     batch: list[tuple[Tower, NewSession]] = []
     names: set[tuple[str, str]] = set()
     tokens = 0
     rest = iter(versions)
     while some := list(itertools.islice(rest, AT_ONCE)):
-        source.keys.refresh()  # what was erased meanwhile is not copied
+        source.keys.refresh()  # do not copy content erased meanwhile
         there = _there(source, some, to)
         if there:
-            to.store.settle("packs")  # who put it may stand between its link and its sync
+            to.store.settle("packs")  # its writer may be between link and fsync
         yield from (Copied(v, v.id in there, None) for v in some if dry_run or v.id in there)
         wanted = [v for v in some if not dry_run and v.id not in there]
         for version, found in zip(wanted, _sessions(source, wanted, to.codecs), strict=True):
@@ -91,13 +99,16 @@ def copy(
 def _sessions(
     source: TowerArchive, versions: Sequence[Version], codecs: Sequence[SegmentCodec]
 ) -> Iterator[tuple[Tower, NewSession] | None]:
-    """Yield each version's tower and the session to put, in their order; None where it was erased. Raises as `copy`."""
+    """Yield each version's tower and the session to put, in order; None where it was erased.
+
+    Raises the errors of `copy`.
+    """
     for version, tower in zip(versions, _all_towers(source, versions), strict=True):
         yield _again(source, version, partial(_session, source, version, tower, codecs))
 
 
 def _all_towers(source: TowerArchive, versions: Sequence[Version]) -> Sequence[Tower | None]:
-    """Return all towers, decoded side by side; None for each where one of them cannot be read as it was listed."""
+    """Return all towers, decoded together; None for each where any of them cannot be read as listed."""
     try:
         return source.towers(versions)
     except PltzError:
@@ -112,7 +123,10 @@ def _session(
 
 
 def _again(source: TowerArchive, version: Version, work: Callable[[], T]) -> T | None:
-    """Work; look again where a collector moved what is needed. None: the version was erased. Raises as ``work``."""
+    """Call ``work``, and again where a collector moved its records.
+
+    None: the version was erased. Raises its errors.
+    """
     for _ in range(LOOKS):
         try:
             return work()
@@ -121,15 +135,16 @@ def _again(source: TowerArchive, version: Version, work: Callable[[], T]) -> T |
             source.view.refresh()
             if _erased(source, version):
                 return None
-            if set(source.view.packs) == before:  # nothing was moved: it is lost
+            if set(source.view.packs) == before:  # no pack changed, so it is lost
                 break
     raise failure
 
 
 def _erased(source: TowerArchive, version: Version) -> bool:
-    """Return whether a version that was listed was erased since, or forgotten and collected.
+    """Return whether a listed version was erased since, or forgotten and collected.
 
-    There is proof of it: its record is there and its key is not; or no record of it is left, and a collector deleted the pack.
+    The proof is that its record is there and its key is not, or that no record is left and a collector
+    deleted the pack.
     """
     view, pack = source.view, version.location.pack
     if pack in view.packs:
@@ -146,7 +161,7 @@ def _erased(source: TowerArchive, version: Version) -> bool:
 
 
 def _towers(source: TowerArchive, versions: Sequence[Version]) -> Iterator[Tower]:
-    """Decoded side by side; where one is lost, those before it come all the same."""
+    """Yield towers decoded together; if one is lost, those before it are still yielded."""
     try:
         yield from source.towers(versions)
     except PltzError:
@@ -154,13 +169,13 @@ def _towers(source: TowerArchive, versions: Sequence[Version]) -> Iterator[Tower
 
 
 def _there(source: TowerArchive, versions: Sequence[Version], to: TowerArchive) -> set[bytes]:
-    """Ids of the versions that the other archive has."""
+    """Return the ids of the versions that the other archive has."""
     leaves = {v.id: found for v in versions if (found := _leaves_alike(v, to))}
     named_alike = not (source.settings.sealed or to.settings.sealed)
     if named_alike or not leaves:
         return {v.id for v in versions if v.leaf in leaves.get(v.id, ())}
     there = set()
-    with suppress(PltzError):  # of one that is lost who copies it is told
+    with suppress(PltzError):  # copying a lost version reports the loss
         for tower in _towers(source, [v for v in versions if v.id in leaves]):
             if _leaf_in(tower, source, to) in leaves[tower.version.id]:
                 there.add(tower.version.id)
@@ -168,7 +183,7 @@ def _there(source: TowerArchive, versions: Sequence[Version], to: TowerArchive) 
 
 
 def _leaves_alike(version: Version, to: TowerArchive) -> set[bytes]:
-    """Leaves of the versions of the same name, time, tags, kind and target in the other archive."""
+    """Return the leaves of equal versions in the other archive: same name, time, tags, kind and target."""
     known = to.view.versions(to.keys.domain(TENANT, version.tenant), version.name)
     return {v.leaf for v in known if _facts(v) == _facts(version)}
 
@@ -178,7 +193,10 @@ def _facts(version: Version) -> tuple[int, dict[str, str], int, bytes, bytes]:
 
 
 def _leaf_in(tower: Tower, source: TowerArchive, to: TowerArchive) -> bytes:
-    """What the other archive would call the leaf of a tower. Raises CorruptError where it has no keys of its domains."""
+    """Return the id of a tower's leaf in the other archive.
+
+    Raises CorruptError where it has no keys of its domains.
+    """
     shared, base = base_of(source, tower)
     own = to.keys.domain(TENANT, tower.version.tenant)
     above = to.keys.domain(BASE, base or "base") if shared else own
@@ -190,7 +208,7 @@ def _leaf_in(tower: Tower, source: TowerArchive, to: TowerArchive) -> bytes:
 
 
 def _commit(batch: Sequence[tuple[Tower, NewSession]], to: TowerArchive) -> Iterator[Copied]:
-    """Put a batch, read it back, compare. Raises as `copy`."""
+    """Put a batch, read it back and compare it. Raises the errors of `copy`."""
     receipts = to.put([session for _, session in batch])
     for begin in range(0, len(batch), AT_ONCE):
         part = list(zip((tower for tower, _ in batch), receipts, strict=True))[begin : begin + AT_ONCE]
@@ -205,7 +223,7 @@ def _commit(batch: Sequence[tuple[Tower, NewSession]], to: TowerArchive) -> Iter
 
 
 def _put(version: Version, receipt: Receipt, to: TowerArchive) -> Version:
-    """What a receipt stands for, as the other archive lists it."""
+    """Return the version of a receipt, as the other archive lists it. Raises ArchiveError."""
     known = to.view.versions(to.keys.domain(TENANT, version.tenant), version.name)
     found = next((v for v in known if v.id == receipt.version), None)
     if found is None:
@@ -233,7 +251,7 @@ def _new_session(source: TowerArchive, tower: Tower, codecs: Sequence[SegmentCod
 
 
 def _codec(version: Version, codecs: Sequence[SegmentCodec]) -> int:
-    """Number of the first codec that takes a version's tokens. Raises BundleMismatch."""
+    """Return the number of the first codec that takes a version's tokens. Raises BundleMismatch."""
     for number, codec in enumerate(codecs):
         if codec.tokenizer == version.tokenizer:
             return number

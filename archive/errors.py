@@ -1,19 +1,16 @@
-"""What only an archive can have to say. The tree, below the classes of `pltz.plt_codec.errors`:
+"""Errors of an archive. They extend the tree of `pltz.plt_codec.errors`, with these exit codes:
 
-PltzError
-├── ArchiveError           7   something the archive cannot do now
-│   ├── StoreError         7   the disk or object store failed, is full or refuses; the archive is as it was
-│   │   └── FullError      7   the disk is full, or the quota used up: the one StoreError that freeing space cures
-│   ├── WriterFailed       7   an earlier sync failed, so this writer stops; open the archive again
-│   └── Fenced             7   a collector went on without this writer; nothing was acknowledged, put again
-├── NotFound               8   no such session, version or segment
-│   └── Erased             8   it was here: its key was destroyed
-├── MismatchError (plt_codec)
-│   └── KeyMismatch        4   the archive is sealed, and this is not its key
-└── CorruptError (plt_codec)
+PltzError ├── ArchiveError           7   the archive cannot do this now │   ├── StoreError         7   the
+disk or object store failed, is full or refuses; the archive is as it was │   │   └── FullError      7   the
+disk is full or the quota used up; freeing space cures it │   ├── WriterFailed       7   an earlier sync
+failed, so this writer stops; open the archive again │   └── Fenced             7   a collector went on
+without this writer; nothing was acknowledged, put again ├── NotFound               8   no such session,
+version or segment │   └── Erased             8   it was here: its key was destroyed ├── MismatchError
+(plt_codec) │   └── KeyMismatch        4   the archive is sealed, and this is not its key └── CorruptError
+(plt_codec)
     ├── LostError          3   it was here: its record is damaged or gone
     │   └── MissingPack    7   the pack that holds it is missing: run repair, then ask again
-    ├── ForeignPack        3   a pack of another archive lies in this one: nothing of it is read
+    ├── ForeignPack        3   a pack of another archive is in this one: nothing of it is read
     └── UnreadableError    3   the disk cannot read these bytes of a file: as good as damaged
 """
 
@@ -25,7 +22,7 @@ from pltz.plt_codec.errors import CorruptError, MismatchError, PltzError
 
 
 class ArchiveError(PltzError):
-    """Something the archive cannot do now."""
+    """The archive cannot do this now."""
 
     exit_code = 7
 
@@ -35,15 +32,15 @@ class StoreError(ArchiveError):
 
 
 class FullError(StoreError):
-    """The disk is full, or the quota used up."""
+    """The disk is full, or the quota is used up."""
 
 
 class WriterFailed(ArchiveError):
-    """A sync failed, so nothing this writer wrote since can be trusted to last."""
+    """A sync failed, so nothing that this writer wrote since is sure to last."""
 
 
 class Fenced(ArchiveError):
-    """The plan that says what was condemned since this writer looked is gone; nothing was acknowledged."""
+    """Plans or keys changed while this writer worked, so nothing was acknowledged."""
 
 
 class NotFound(PltzError):
@@ -53,7 +50,7 @@ class NotFound(PltzError):
 
 
 class Erased(NotFound):
-    """What was here was erased: its key was destroyed, so its bytes mean nothing any more."""
+    """The content was erased: its key was destroyed, so its bytes are meaningless."""
 
 
 class KeyMismatch(MismatchError):
@@ -71,15 +68,15 @@ class MissingPack(LostError):
 
 
 class ForeignPack(CorruptError):
-    """A pack of another archive lies in this one."""
+    """A pack of another archive is in this one."""
 
 
 class UnreadableError(CorruptError):
-    """The disk cannot read some bytes of a file: as good as damaged, and what parity is for."""
+    """The disk cannot read some bytes of a file. They count as damaged, and parity may restore them."""
 
 
 def is_full(exc: OSError) -> bool:
-    """Tell whether the system refused a write for want of room: a full disk, or a quota that is used up."""
+    """Return whether the system refused a write for lack of space: a full disk or a used-up quota."""
     return exc.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

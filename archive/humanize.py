@@ -1,4 +1,4 @@
-"""Numbers in words: what the command line, the page of a night and errors say to people.
+"""Numbers in words, for the command line, the nightly report and error messages.
 
 >>> counted(1, "session"), counted(1200, "session"), size(1923)
 ('1 session', '1,200 sessions', '1.9 kB')
@@ -8,12 +8,12 @@ import time
 
 
 def counted(count: int, noun: str) -> str:
-    """``0 packs``, ``1 pack``, ``2,000 packs``: a number, and the noun in the form that goes with it."""
+    """Return a number with its noun in the right form: ``0 packs``, ``1 pack``, ``2,000 packs``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def size(count: float) -> str:
-    """Bytes for people: ``96 B``, ``1.9 kB``, ``4.1 MB``, ``12.5 GB``; powers of 1000."""
+    """Return bytes in a readable unit: ``96 B``, ``1.9 kB``, ``4.1 MB``, ``12.5 GB``; powers of 1000."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:,.1f} {unit}"
@@ -21,7 +21,7 @@ def size(count: float) -> str:
 
 
 def moment(seconds: int) -> str:
-    """Seconds since 1970 as UTC.
+    """Return seconds since 1970 as a UTC time.
 
     >>> moment(0)
     '1970-01-01T00:00:00Z'

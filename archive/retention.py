@@ -1,11 +1,11 @@
-"""Retention: which versions a policy lets go. Pure: versions and a time in, versions out.
+"""Retention: the versions that a policy lets expire. Pure: versions and a time in, versions out.
 
-A version stays if any rule keeps it (the union of the rules), and the newest of every session stays unless ``drop_last`` says
-otherwise, so that a policy never loses a session by accident. Rules count all versions of a session; ``labels`` only narrows which
-versions may go. Forgotten versions are neither counted nor returned.
+A version stays if any rule keeps it. The newest version of every session stays too unless ``drop_last`` is
+set, so a policy never loses a session by accident. Rules count all versions of a session; ``labels`` only
+narrows which versions may expire. Forgotten versions are neither counted nor returned.
 
     Policy(keep_last=2)                       the two newest versions of each session
-    Policy(keep_within=seconds("30d"))        what is younger than 30 days, and the newest of each session
+    Policy(keep_within=seconds("30d"))        versions younger than 30 days, and the newest of each session
     Policy(keep_last=2, keep_within=86400)    both kinds
 """
 
@@ -26,9 +26,10 @@ _PART = re.compile(r"([0-9]{1,12})(min|[shdwy])")
 
 @dataclass(frozen=True)
 class Policy:
-    """What is kept. ``keep_within``: seconds before now; ``drop_last``: let the newest version of a session go too.
+    """The rules that keep versions.
 
-    Raises UsageError where no rule keeps anything, or a number makes no sense.
+    ``keep_within``: seconds before now; ``drop_last``: let the newest version of a session expire too. Raises
+    UsageError where no rule keeps anything, or a number makes no sense.
     """
 
     keep_last: int | None = None
@@ -44,7 +45,7 @@ class Policy:
 
 
 def expired(versions: Iterable[Version], policy: Policy, now: int) -> list[Version]:
-    """The versions that no rule keeps, oldest first within a session. ``now``: seconds since 1970."""
+    """Return the versions that no rule keeps, oldest first within a session. ``now``: seconds since 1970."""
     staying = sorted((v for v in versions if not v.forgotten), key=lambda v: (v.tenant, v.name, v.order))
     gone: list[Version] = []
     for _, rows in itertools.groupby(staying, key=lambda v: (v.tenant, v.name)):
@@ -56,7 +57,7 @@ def expired(versions: Iterable[Version], policy: Policy, now: int) -> list[Versi
 
 
 def _kept(version: Version, age: int, policy: Policy, now: int) -> bool:
-    """Whether a rule keeps a version that ``age`` newer ones of its session follow."""
+    """Return whether a rule keeps a version that ``age`` newer versions of its session follow."""
     return (
         (age == 0 and not policy.drop_last)
         or (policy.keep_last is not None and age < policy.keep_last)
@@ -66,9 +67,9 @@ def _kept(version: Version, age: int, policy: Policy, now: int) -> bool:
 
 
 def seconds(duration: str) -> int:
-    """A duration such as ``90s``, ``15min``, ``12h``, ``30d``, ``2w``, ``1y`` (365 days) or ``1d12h``, in seconds.
+    """Return the seconds of a duration such as ``90s``, ``15min``, ``12h``, ``30d``, ``2w`` or ``1d12h``.
 
-    Raises UsageError for anything else.
+    ``1y`` is 365 days. Raises UsageError for anything else.
 
     >>> seconds("1d12h")
     129600

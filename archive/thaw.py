@@ -2,19 +2,20 @@
 
     frame bytes --read--> payload --decode--> token ids --check, prefill--> DynamicCache + logits
 
-The caller reads and decodes (and times it); ``thaw`` checks that ids and target belong together and runs one
-prefill. What comes out is what the target itself would hold after reading the same ids:
+The caller reads and decodes, and times both. ``thaw`` checks that ids and target belong together and runs one
+prefill. The result is the state that the target itself would hold after reading the same ids:
 
 * It continues greedily exactly as ``model.generate`` does from the full ids: the same operations, in the same
   shapes, on the same tensors.
-* Its KV differs from a KV that was built in another cut (a chat's turns one by one, chunks, token by token) by float
-  noise: a matrix product sums in another order for another shape. The bound, on ``kv_difference``, is ``KV_NOISE``:
-  1e-4 for float32 (measured: below 1e-5), 6e-2 for bfloat16, 1e-2 for float16. Two thaws of the same ids in the same
-  cut, on the same machine, give the same bits.
+* Its KV differs by float noise from a KV built in other cuts (a chat's turns one by one, chunks, token by
+token).
+  A matrix product sums in another order for another shape. The bound, on ``kv_difference``, is ``KV_NOISE``: 1e-4 for
+  float32 (measured: below 1e-5), 6e-2 for bfloat16, 1e-2 for float16. Two thaws of the same ids in the same cut, on
+  the same machine, give the same bits.
 
-A KV must never be served to other weights. A frame may carry the fingerprint of the target it was frozen for; a target
-with another one is refused unless ``any_target`` is given (``--any-target``), which is safe only in the sense that the
-prefill is then honest work of the *new* weights on the old tokens.
+A KV must never be served to other weights. A frame may carry the fingerprint of the target it was frozen for.
+A target with another fingerprint is refused unless ``any_target`` is given (``--any-target``). That is safe
+only in the sense that the prefill is then honest work of the *new* weights on the old tokens.
 
 A session of an archive is thawed by `pltz.archive.kv_store.thawer.Thawer`, which looks for hot KV first.
 """
@@ -45,9 +46,12 @@ KV_NOISE = {"float32": 1e-4, "bfloat16": 6e-2, "float16": 1e-2}
 class Thawed:
     """A session that is hot again.
 
-    ``cache``: the target's KV of all ids; ``token_ids``: (T,) int64; ``logits``: (vocab_size,), of the last id, which
-    is what ``Target.generate`` starts from; ``timings``: milliseconds by stage, in order, the caller's first, then
-    ``check`` (fingerprint and ids), ``prefill`` and ``total``, their sum.
+    Attributes:
+        cache: the target's KV of all ids.
+        token_ids: (T,) int64.
+        logits: (vocab_size,), of the last id, from which ``Target.generate`` starts.
+        timings: milliseconds by stage, in order: the caller's stages, then ``check`` (fingerprint and ids),
+            ``prefill`` and ``total``, their sum.
     """
 
     cache: DynamicCache
@@ -57,9 +61,10 @@ class Thawed:
 
 
 def check_target(frozen_for: bytes | None, fingerprint: bytes, *, any_target: bool = False) -> None:
-    """Refuse a target that is not the one a session was frozen for (None: it was frozen for no one in particular).
+    """Refuse a target other than the one that a session was frozen for.
 
-    Raises TargetMismatch, with both fingerprints and the way out.
+    ``frozen_for``: None if it was frozen for no target in particular. Raises TargetMismatch with both
+    fingerprints and the remedy.
     """
     if frozen_for is None or any_target or bytes(frozen_for) == fingerprint:
         return
@@ -80,13 +85,18 @@ def thaw(
 ) -> Thawed:
     """Fill the target's KV cache with a session's tokens, in one prefill.
 
-    ``frozen_for``: the target fingerprint in the session's frame, None if it has none; ``chunk``: prefill at most so
-    many tokens at a time (bounds memory); ``timings``: the caller's own stages in milliseconds (read, decode), which
-    are taken into the result's timings and its total.
+    Args:
+        token_ids: (T,) ids of the target's vocabulary.
+        frozen_for: the target fingerprint in the session's frame, None if it has none.
+        chunk: most tokens per prefill step, which bounds memory.
+        timings: the caller's own stages in milliseconds (read, decode), added to the result's timings and total.
 
-    Raises TargetMismatch if the session was frozen for other weights and ``any_target`` is not given; ContentError if
-    there are no ids, an id is not in the target's vocabulary, or there are more than the target has positions for;
-    ModelError if the prefill fails.
+    Raises:
+        TargetMismatch: the session was frozen for other weights and ``any_target`` is not given.
+        ContentError: there are no ids, an id is not in the target's vocabulary, or there are more than the target
+            has positions for.
+        ModelError: the prefill failed.
+        UsageError: ``timings`` has a stage that thaw measures.
     """
     stages = dict(timings or {})
     if taken := stages.keys() & {"check", "prefill", "total"}:
@@ -94,7 +104,7 @@ def thaw(
             f"expected the caller's own stages in timings, found {sorted(taken)}, which thaw measures"
         )
     start = time.perf_counter()
-    if frozen_for is not None and not any_target:  # a fingerprint reads every weight: not for nothing
+    if frozen_for is not None and not any_target:  # the fingerprint reads every weight, so compute it only if needed
         check_target(frozen_for, target.fingerprint)
     ids = target.check_ids(token_ids)
     checked = time.perf_counter()
@@ -107,9 +117,9 @@ def thaw(
 
 
 def kv_difference(a: DynamicCache, b: DynamicCache) -> float:
-    """How far two KVs of the same ids are apart: the largest, over layers and over K and V, of max|a - b| / max|a|.
+    """Return the largest max|a - b| / max|a| of two KVs of the same ids, over layers and over K and V.
 
-    Infinite if their shapes differ or a NaN is among them. Compare with KV_NOISE.
+    Infinite if their shapes differ or they contain a NaN. Compare with KV_NOISE.
     """
     if len(a.layers) != len(b.layers):
         return float("inf")
@@ -122,7 +132,7 @@ def kv_difference(a: DynamicCache, b: DynamicCache) -> float:
 
 
 def _difference(x: torch.Tensor | None, y: torch.Tensor | None) -> float:
-    """max|x - y| / max|x|; infinite if the shapes differ or a number is none."""
+    """Return max|x - y| / max|x|; infinite if the shapes differ or a value is not finite."""
     if x is None or y is None or x.shape != y.shape:
         return float("inf")
     far, scale = float((x.float() - y.float()).abs().max()), float(x.float().abs().max())
@@ -130,7 +140,7 @@ def _difference(x: torch.Tensor | None, y: torch.Tensor | None) -> float:
 
 
 def _synchronize(tensor: torch.Tensor) -> None:
-    """Wait until a GPU has done what it was told: its clock is not ours."""
+    """Wait until the GPU has finished, since it works asynchronously."""
     if tensor.is_cuda:
         import torch
 

@@ -4,8 +4,9 @@
     receipts = archive.put([NewSession("chat-7", [prompt_ids, turn_ids], tenant="acme", shared=1)])
     tower = archive.get("chat-7", tenant="acme")     # tower.tokens == prompt_ids + turn_ids
 
-What is here: opening, reading, the catalogue, forgetting. Writing is `writer.Writer`, cleaning `collect.Collector`, checking
-`verify.Verifier`; they share one `view.View`. Several processes may do all of it at once; one `TowerArchive` belongs to one thread.
+This module opens archives, reads them, lists the catalogue and forgets versions. Writing is `writer.Writer`,
+garbage collection `collect.Collector`, checking `verify.Verifier`; they share one `view.View`. Several
+processes may do all of it at once. One `TowerArchive` belongs to one thread.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from pltz.archive.maintenance.erase import Erasure
     from pltz.archive.maintenance.verify import Report
 
-# without an index before one is written; an archive that is opened scans them, at most for some tens of milliseconds
+# packs, entries and bytes without an index before one is written; opening scans them, for some tens of milliseconds
 INDEX_PACKS, INDEX_ENTRIES, INDEX_BYTES = 32, 1024, 8 << 20
 
 T = TypeVar("T")
@@ -59,14 +60,19 @@ class Tower:
 
     @property
     def tokens(self) -> Tokens:
-        """(T,) all of them."""
+        """Return all tokens, (T,)."""
         return np.concatenate([np.zeros(0, np.int64), *(tokens for _, tokens in self.segments)])
 
 
 @dataclass(frozen=True)
 class Stat:
-    """Counts and bytes of an archive. ``tail``: packs that no index covers; ``missing``: packs that are gone and that no collector deleted;
-    ``losses``: packs that repair gave up, and nobody acknowledged."""
+    """Counts and bytes of an archive.
+
+    Attributes:
+        tail: packs that no index covers.
+        missing: packs that are gone although no collector deleted them.
+        losses: packs that repair gave up and whose loss is not acknowledged.
+    """
 
     archive: bytes
     packs: int
@@ -88,8 +94,8 @@ class TowerArchive:
     """An open archive. Make one with `create` or `open`.
 
     Args:
-        store: where it lives.
-        codecs: the first is what new sessions are coded with where they name no other; all are used for reading.
+        store: store of the archive.
+        codecs: the first codes new sessions that name no other; all are used for reading.
     """
 
     def __init__(
@@ -111,13 +117,15 @@ class TowerArchive:
         """Make an archive where there is none: in a directory, at ``s3://bucket/prefix``, or in a store.
 
         Args:
-            key: encrypt everything, so that sessions and tenants can be erased; this opens it.
-            parity: thousandths of parity for packs, and for segments on which many sessions depend; 0 is none.
+            codecs: as in the constructor.
+            key: encrypts everything, so that sessions and tenants can be erased, and opens the archive.
+            parity: thousandths of parity for packs, and for segments that many sessions depend on; 0 is none.
 
-        Of several who do this at once one wins, and nothing of it is touched by the others; what a crash cut off before a sealed
-        archive had its key, the next one finishes.
+        If several processes do this at once, one wins and the others leave its archive untouched. If a crash
+        cut an init off before a sealed archive had its key, the next init finishes it.
 
-        Raises UsageError where there is one, or somebody else makes one, StoreError where the directory cannot be written.
+        Raises UsageError where there is one or another process makes one, StoreError where the place cannot
+        be written.
         """
         store = open_store(place) if isinstance(place, str | os.PathLike) else place
         store.make()
@@ -141,9 +149,14 @@ class TowerArchive:
     ) -> TowerArchive:
         """Open an archive. Packs that no index covers are scanned now.
 
-        A sealed one opened without ``key`` can be checked, collected and repaired, not read or written.
-        Raises UsageError where there is none, CorruptError or VersionError where archive.json is not sound, KeyMismatch
-        where ``key`` is not the one.
+        A sealed archive opened without ``key`` can be checked, collected and repaired, but not read or
+        written.
+
+        Raises:
+            UsageError: there is no archive, or a key was given for one that is not sealed.
+            CorruptError, VersionError: archive.json is damaged or newer.
+            KeyMismatch: ``key`` is not its key.
+            ArchiveError, StoreError: a plan is damaged, or the store failed.
         """
         store = open_store(place) if isinstance(place, str | os.PathLike) else place
         try:
@@ -156,15 +169,19 @@ class TowerArchive:
 
     @property
     def problems(self) -> list[Problem]:
-        """What was found damaged so far; `verify` looks at everything."""
+        """Return the problems met so far; `verify` reads everything."""
         return list(self.view.problems)
 
     def want_whole(self, what: str) -> None:
-        """Raises ArchiveError where what was listed of the catalogue may lack sessions: packs are damaged, or gone. ``what``: that was done."""
+        """Raise ArchiveError where a listing may lack sessions because packs are damaged or gone.
+
+        ``what``: the completed work, for the message.
+        """
         losses = {loss.pack for loss in self.losses()}
         if hiding := self.view.hiding() - losses:
             raise ArchiveError(
-                f"{what}, but sessions may be missing: {counted(len(hiding), 'pack')} damaged or gone, see pltz archive repair"
+                f"{what}, but sessions may be missing: {counted(len(hiding), 'pack')} damaged or gone, "
+                "see pltz archive repair"
             )
         if losses:
             raise ArchiveError(
@@ -173,13 +190,13 @@ class TowerArchive:
             )
 
     def put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
-        """Freeze sessions in one commit; when this returns they are durable and were decoded and compared.
+        """Freeze sessions in one commit; on return they are durable and were decoded and compared.
 
         Raises:
             ContentError, UsageError: a session cannot be stored; nothing was written.
             StoreError: the disk is full or refuses; the archive is as it was.
             WriterFailed: a sync failed; nothing was acknowledged, and this archive object writes no more.
-            Fenced: see there.
+            Fenced: plans or keys changed meanwhile; nothing was acknowledged, put again.
         """
         self.view.refresh()
         receipts = self._writer.put(sessions)
@@ -187,17 +204,24 @@ class TowerArchive:
         return receipts
 
     def get(self, name: str, tenant: str = "default", number: int | None = None) -> Tower:
-        """A session's tokens: of the last version that is not forgotten, or of version ``number``.
+        """Return a session's tokens: of the last version that is not forgotten, or of version ``number``.
 
-        Raises NotFound, LostError (it was damaged), ArchiveError (it may be in what is damaged), BundleMismatch (none of the codecs coded it).
+        Raises:
+            NotFound: there is no such session or version.
+            LostError: it was damaged.
+            ArchiveError: it may be in a damaged pack.
+            BundleMismatch: none of the codecs coded it.
         """
         return self.tower(self.version(name, tenant, number))
 
     def version(self, name: str, tenant: str = "default", number: int | None = None) -> Version:
-        """The catalogue's entry that `get` would read.
+        """Return the version that `get` would read.
 
-        Raises NotFound; LostError where damage took it, or took what may be the last version (MissingPack where a pack is
-        gone that repair may restore); ArchiveError where it may lie in damage.
+        Raises:
+            NotFound: there is no such session or version.
+            LostError: damage took it, or what may be the last version.
+            MissingPack: it is in a missing pack that repair may restore.
+            ArchiveError: it may be in a damaged pack.
         """
         known = self.history(name, tenant)
         wanted = [v for v in known if (not v.forgotten if number is None else v.number == number)]
@@ -214,11 +238,11 @@ class TowerArchive:
         return wanted[-1]
 
     def losses(self) -> list[Loss]:
-        """Return the packs that repair gave up and whose loss nobody acknowledged. Raises StoreError."""
+        """Return the packs that repair gave up and whose loss is not acknowledged. Raises StoreError."""
         return self.view.losses()
 
     def acknowledge(self, losses: Sequence[Loss] | None = None) -> list[Loss]:
-        """Record that somebody knows of losses (None: of all), so that nothing reports them any more; returns these.
+        """Record that a person knows of losses (None: all) and return them; they are not reported any more.
 
         `get` of a session that an acknowledged loss names still says so. Raises StoreError, WriterFailed.
         """
@@ -229,7 +253,7 @@ class TowerArchive:
         return chosen
 
     def _told_of_loss(self, key: bytes) -> str | None:
-        """Return what is to be said of a session that an acknowledged loss names."""
+        """Return the message about a session that an acknowledged loss names; None where none does."""
         for loss in self.view.ledger.losses():
             if loss.acknowledged is not None and index_file.key_of(key) in loss.entry.sessions:
                 lost, told = moment(loss.entry.time), moment(loss.acknowledged)
@@ -239,7 +263,7 @@ class TowerArchive:
     def _want_sight(
         self, section: int, identity: bytes, what: str, found: Sequence[int] = (), since: int = 0
     ) -> None:
-        """That no more than these versions were ``found`` says something only where no damage is in the way.
+        """Check that no damage can hide more versions than those ``found``.
 
         ``since``: time of the last of them, in seconds since 1970. Raises LostError, ArchiveError.
         """
@@ -249,12 +273,16 @@ class TowerArchive:
             raise error(f"a record of {what} is damaged or gone: see pltz archive repair{left}")
         if not found and (blind := self.view.blind()):
             raise ArchiveError(
-                f"found no {what}, and {counted(len(blind), 'pack')} damaged or gone may have had it: see pltz archive repair, then ask again"
+                f"found no {what}, and {counted(len(blind), 'pack')} damaged or gone may have had it: "
+                "see pltz archive repair, then ask again"
             )
 
     def history(self, name: str, tenant: str = "default") -> list[Version]:
-        """All versions of a session, oldest first, forgotten ones too."""
-        self.keys.refresh()  # what was erased meanwhile is not read
+        """Return all versions of a session, oldest first, forgotten ones included.
+
+        Raises CorruptError where none of them is sound, ArchiveError, StoreError.
+        """
+        self.keys.refresh()  # do not read content erased meanwhile
         domain = self.keys.domain(TENANT, tenant)
         found = self.view.versions(domain, name)
         if not found:
@@ -263,27 +291,34 @@ class TowerArchive:
         return found
 
     def tower(self, version: Version) -> Tower:
-        """The tokens of a version. Raises LostError, BundleMismatch."""
+        """Return the tokens of a version.
+
+        Raises LostError, CorruptError, BundleMismatch, KeyMismatch, Erased.
+        """
         return self.towers([version])[0]
 
     def before(self, version: Version) -> Tower:
-        """`tower`, of a version that a put is to go on from: that it decodes is proved by this, and not by the put once more."""
+        """Return the tower of a version that a put will extend.
+
+        This proves that it decodes, so the put need not prove it again. Raises the errors of `tower`.
+        """
         return self._twice(lambda: self._towers([version], heard=self._writer.proved.heard))[0]
 
     def towers(self, versions: Sequence[Version], known: Mapping[bytes, Known] | None = None) -> list[Tower]:
-        """The tokens of versions, decoded side by side, what they share once; raises as `tower`, for the first that is lost.
+        """Return the tokens of versions, decoded together, shared segments once.
 
-        All of them are in memory at once: ask for some hundred at a time. ``known``: segments that the caller has from
-        elsewhere, which are neither read nor decoded.
+        All of them are in memory at once: ask for some hundred at a time. ``known``: segments that the caller
+        already has; they are neither read nor decoded. Raises the errors of `tower` for the first that is
+        lost.
         """
         return self._twice(lambda: self._towers(versions, known))
 
     def parent(self, segment: bytes) -> bytes:
-        """The segment above one, NONE for a root. Raises LostError where its record is not to be had."""
+        """Return the segment above one, NONE for a root. Raises LostError where its record cannot be read."""
         return self.record(segment).record.parent
 
     def record(self, segment: bytes) -> Found:
-        """A segment's record and where it is. Raises LostError."""
+        """Return a segment's record with its location. Raises LostError."""
         return self._twice(lambda: self._record(segment))
 
     def _record(self, segment: bytes) -> Found:
@@ -293,7 +328,7 @@ class TowerArchive:
         return found[0]
 
     def segment(self, segment: bytes) -> list[tuple[bytes, Tokens]]:
-        """The tower that ends in a segment, by its id. Raises as `version`."""
+        """Return the tower that ends in a segment, by its id. Raises the errors of `version` and `tower`."""
         if not self._twice(lambda: self.view.find(SEGMENTS, segment)):
             self._want_sight(SEGMENTS, segment, f"segment {segment.hex()}")
             raise NotFound(f"no segment {segment.hex()} in this archive")
@@ -302,7 +337,10 @@ class TowerArchive:
     def ls(
         self, tenant: str | None = None, *, forgotten: bool = False, history: bool = False
     ) -> Iterator[Version]:
-        """Sessions by tenant and name: their last versions, or all with ``history``; forgotten ones only if asked for."""
+        """Yield the last version of each session, or all versions with ``history``, by tenant and name.
+
+        Forgotten versions come only on request. Raises ArchiveError, StoreError.
+        """
         self.view.refresh()
         chosen = [
             v
@@ -323,7 +361,11 @@ class TowerArchive:
         since: int | None = None,
         until: int | None = None,
     ) -> Iterator[Version]:
-        """Sessions whose name contains ``name``, with all these labels, ``since`` <= time < ``until`` (seconds)."""
+        """Yield last versions whose name contains ``name`` and that have all these labels.
+
+        ``since``, ``until``: seconds since 1970; ``since`` <= time < ``until``. Raises ArchiveError,
+        StoreError.
+        """
         wanted = (labels or {}).items()
         for v in self.ls(tenant):
             in_time = (since is None or v.time >= since) and (until is None or v.time < until)
@@ -331,7 +373,10 @@ class TowerArchive:
                 yield v
 
     def stat(self) -> Stat:
-        """Counts and bytes. Segments stored twice (by two writers at once) count twice."""
+        """Return counts and bytes.
+
+        Segments stored twice (by two writers at once) count twice. Raises StoreError.
+        """
         self.view.refresh()
         view = self.view
         lookups: list[Lookup] = [*view.indexes.values(), view.tail]
@@ -358,14 +403,18 @@ class TowerArchive:
         )
 
     def forget(self, versions: Sequence[Version]) -> int:
-        """Forget versions: `ls` and `get` no longer see them; `restore` brings them back until `collect` ran twice.
+        """Forget versions and return how many were not forgotten yet.
 
-        Returns how many were not forgotten yet. Raises NotFound where one was collected, else like `put`.
+        `ls` and `get` no longer return them. `restore` brings them back until `collect` ran twice. Raises
+        NotFound where one was collected, else the errors of `put`.
         """
         return self._twice(lambda: self._mark(versions, FORGET))
 
     def restore(self, versions: Sequence[Version]) -> int:
-        """Undelete: bring forgotten versions back. Raises NotFound, ArchiveError where they or what they need was collected."""
+        """Bring forgotten versions back (undelete) and return how many were forgotten.
+
+        Raises NotFound, ArchiveError where they or their segments were collected, else the errors of `put`.
+        """
         return self._twice(lambda: self._mark(versions, RESTORE))
 
     def verify(
@@ -379,7 +428,10 @@ class TowerArchive:
         expect: str | None = None,
         progress: Callable[[Report], None] | None = None,
     ) -> Report:
-        """Read everything, change nothing; what is wrong is in the report. See `verify.Verifier.run`."""
+        """Read everything and change nothing; problems are in the report. See `verify.Verifier.run`.
+
+        Raises UsageError for an invalid ``expect``, StoreError.
+        """
         from pltz.archive.maintenance.verify import Verifier
 
         verifier = Verifier(View(self.store, self.keys), self.codecs, self.settings, resume)
@@ -393,18 +445,27 @@ class TowerArchive:
         )
 
     def token(self) -> str:
-        """Return the freshness token of what is there now, to be kept elsewhere for ``verify(expect=...)``. Raises StoreError."""
+        """Return the freshness token of the present state, to be kept elsewhere for ``verify(expect=...)``.
+
+        Raises StoreError.
+        """
         return str(token_of(self.view))
 
     def erase(
         self, tenant: str, name: str | None = None, *, bases: bool = False, dry_run: bool = False
     ) -> Erasure:
-        """Destroy the keys of a session, or of a whole tenant, and prove from the raw files that nothing opens.
+        """Destroy the keys of a session, or of a whole tenant, and prove that nothing opens.
 
-        Cannot be undone. What other sessions of the tenant share stays, and so do base domains: the receipt names them. With ``bases``, which
-        needs no ``name``, those on which only this tenant's sessions stand are erased too. See `erase.Eraser`.
-        Raises UsageError where the archive is not sealed or was opened without its key, NotFound, Fenced, StoreError, ArchiveError where
-        damage hides what other sessions share.
+        The proof reads the raw files. This cannot be undone. Segments that other sessions of the tenant share
+        stay, and so do base domains; the receipt names them. With ``bases``, which needs no ``name``, base
+        domains on which only this tenant's sessions stand are erased too. See `erase.Eraser`.
+
+        Raises:
+            UsageError: the archive is not sealed or was opened without its key, or ``bases`` is given with a ``name``.
+            NotFound: there is no such session or tenant, or it was erased.
+            Fenced: another erase ran at the same time.
+            ArchiveError: damage hides which segments other sessions share.
+            StoreError: the store failed.
         """
         from pltz.archive.maintenance.erase import Eraser
 
@@ -417,9 +478,10 @@ class TowerArchive:
             return eraser.session(tenant, name, dry_run=dry_run)
 
     def erase_base(self, name: str, *, dry_run: bool = False) -> Erasure:
-        """Destroy the keys of a base domain, the prompts that sessions share, and prove that nothing of it opens.
+        """Destroy the keys of a base domain, whose prompts sessions share, and prove it.
 
-        Cannot be undone. Raises as `erase`, and ArchiveError where any session stands on it, a forgotten one too.
+        This cannot be undone. Raises the errors of `erase`, and ArchiveError where any session stands on it,
+        forgotten ones included.
         """
         from pltz.archive.maintenance.erase import Eraser
 
@@ -429,11 +491,16 @@ class TowerArchive:
     def collect(
         self, *, dead_share: float = DEAD_SHARE, small: int = SMALL, grace: int = 0, dry_run: bool = False
     ) -> Collected:
-        """Free what was condemned by an earlier run, then condemn what holds nothing any session needs, and small packs.
+        """Free packs condemned by an earlier run, then condemn small packs and packs with many dead bytes.
 
-        ``dead_share``: of a pack's bytes, before the rest is worth copying; ``small``: packs of fewer bytes are merged; ``grace``:
-        seconds between condemning and deleting, in which `restore` works.
-        Raises ArchiveError where anything in the archive is damaged or missing: nothing is deleted then.
+        Args:
+            dead_share: share of dead bytes from which the rest of a pack is copied.
+            small: packs of fewer bytes are merged.
+            grace: seconds between condemning and deleting, in which `restore` works.
+            dry_run: only report the work to do.
+
+        Raises ArchiveError where anything in the archive is damaged or missing: then nothing is deleted.
+        Raises StoreError.
         """
         run = Collector(self.view, self._writer).run
         if dry_run:
@@ -443,12 +510,15 @@ class TowerArchive:
         if done.copied or done.deleted:
             try:
                 self.write_index()
-            except StoreError as exc:  # what was collected stays collected; an index is a matter of time
+            except StoreError as exc:  # the collection stands; an index can be written later
                 self.view.problem("index", "", str(exc))
         return done
 
     def rebuild(self) -> None:
-        """Make one index from the packs alone, then delete all others. Raises StoreError; the old indexes are all there then."""
+        """Make one index from the packs alone, then delete all others.
+
+        Raises StoreError; the old indexes are all there then.
+        """
         old = set(self.store.list("index"))
         self._look(unused=old)
         made = self._write_index(everything=True)
@@ -457,11 +527,14 @@ class TowerArchive:
         self._look()
 
     def write_index(self, *, everything: bool = True) -> None:
-        """Put an index over the packs that have none, taking in smaller indexes (or all of them). Raises StoreError."""
+        """Put an index over the packs that have none, merging smaller indexes into it (or all of them).
+
+        Raises StoreError.
+        """
         self._write_index(everything)
 
     def _write_index(self, everything: bool) -> set[str]:
-        """Do what `write_index` says. Return the names of the index files that were put."""
+        """Do the work of `write_index` and return the names of the index files put."""
         view = self.view
         absorbed: dict[str, index_file.FileIndex] = {}
         entries, packs = view.tail.count, len(view.tail.packs)
@@ -473,13 +546,13 @@ class TowerArchive:
                 packs += len(known.packs)
         sources: list[Lookup] = [view.tail, *absorbed.values()]
         covered = {p for source in sources for p in source.packs if p in view.packs}
-        sizes = {p: view.packs[p] for p in covered - view.unreadable}  # damaged ones are scanned when opened
+        sizes = {p: view.packs[p] for p in covered - view.unreadable}  # damaged packs are scanned on opening
         made = set()
         for part in index_file.parts(sizes):
             data = index_file.build(sources, part)
             name = data[-identity.SIZE :].hex()
             if not self.store.put(f"index/{name}", data):
-                self.store.delete(f"index/{name}")  # its bytes are not those of its name: it is damaged
+                self.store.delete(f"index/{name}")  # its digest is not its name: it is damaged
                 if not self.store.put(f"index/{name}", data):
                     raise StoreError(f"index/{name} holds other bytes than its name says: rebuild or repair")
             made.add(name)
@@ -490,7 +563,7 @@ class TowerArchive:
         return made
 
     def _look(self, unused: Iterable[str] = ()) -> None:
-        """Look at the files, with nothing known. ``unused``: names of index files that are not to be read."""
+        """Read the files afresh. ``unused``: names of index files to skip."""
         self.view = View(self.store, self.keys, unused)
         self.view.refresh()
         self._writer = Writer(self.view, self.codecs, self.settings.parity)
@@ -504,11 +577,11 @@ class TowerArchive:
                 self._writer.mark(fresh, verb)
             self._index_now_and_then()
         else:
-            self.store.settle("packs")  # who made these marks may stand between a link and its sync
+            self.store.settle("packs")  # the writer of these marks may be between link and fsync
         return len(fresh)
 
     def _again(self, version: Version) -> Version:
-        """The same version where it is now. Raises NotFound."""
+        """Return the same version at its present place. Raises NotFound."""
         known = self.view.versions(self.keys.domain(TENANT, version.tenant), version.name)
         found = next((v for v in known if v.id == version.id), None)
         if found is None:
@@ -516,9 +589,12 @@ class TowerArchive:
         return found
 
     def _index_now_and_then(self) -> None:
-        """What was put is durable: that there is no room for an index costs time, nothing else."""
+        """Write an index when enough packs lack one.
+
+        The put is durable already, so a full disk costs only time.
+        """
         tail = self.view.tail
-        waiting = self._uncovered() - self.view.unreadable  # those never get one
+        waiting = self._uncovered() - self.view.unreadable  # unreadable packs never get an index
         entries = sum(tail.counts.get(pack, 0) for pack in waiting)
         size = sum(self.view.packs[pack] for pack in waiting)
         if len(waiting) >= INDEX_PACKS or entries >= INDEX_ENTRIES or size >= INDEX_BYTES:
@@ -542,7 +618,9 @@ class TowerArchive:
         return [Tower(v, chains.tower(v.leaf)) for v in versions]
 
     def _twice(self, work: Callable[[], T]) -> T:
-        """Work; where packs vanished meanwhile (a collector merged them), look again and work once more."""
+        """Call ``work``, and once more after a refresh where packs vanished meanwhile (a collector merged
+        them).
+        """
         try:
             return work()
         except (FileNotFoundError, LostError):
@@ -554,19 +632,21 @@ class TowerArchive:
 
 
 def _want_nothing(store: Store) -> None:
-    """Raises UsageError where an archive was, and lost its archive.json: a new one would be the end of it."""
+    """Raise UsageError where an archive lost its archive.json: a new one would destroy it."""
     for folder in ("packs", "keys", "collect", "parity", "ledger"):
         if store.list(folder) and not is_there(store, NAME):
             raise UsageError(
-                f"{NAME} is missing and {folder}/ is not empty: an archive is here; pltz archive repair may bring it back. "
+                f"{NAME} is missing and {folder}/ is not empty: an archive is here; "
+                f"pltz archive repair may bring it back. "
                 f"Where it was never used (an init was cut off), delete it"
             )
 
 
 def _cut_off(store: Store, wanted: Settings) -> Settings:
-    """The settings of a sealed archive that has no key yet: its init was cut off, or goes on; whose key comes first has it.
+    """Return the settings of a sealed archive that has no key yet.
 
-    Raises UsageError for any other archive.
+    Its init was cut off or is still running. The init whose key comes first owns the archive. Raises
+    UsageError for any other archive.
     """
     settings = Settings.decode(store.read(NAME, 0, MAX_SIZE))
     used = [n for folder in ("keys", "packs", "collect", "parity", "ledger") for n in store.list(folder)]
@@ -576,7 +656,7 @@ def _cut_off(store: Store, wanted: Settings) -> Settings:
 
 
 def open_keys(store: Store, settings: Settings, key: Secret | None) -> Keys:
-    """What names and fields mean in an archive. Raises KeyMismatch, CorruptError, UsageError."""
+    """Return the keys of an archive. Raises KeyMismatch, CorruptError, UsageError."""
     if key and not settings.sealed:
         raise UsageError("this archive is not sealed: leave the key out")
     if not settings.sealed:

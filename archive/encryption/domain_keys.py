@@ -71,7 +71,8 @@ class DomainKeys:
         most = max([len(self.doomed), *(len(tree.nodes) for tree in self.roots.values())])
         if len(self.roots) > MAX_ROOTS or most > MAX_NODES:
             raise ArchiveError(
-                f"this domain's keys have {len(self.roots):,} roots and {most:,} nodes; at most {MAX_ROOTS:,} and {MAX_NODES:,} "
+                f"this domain's keys have {len(self.roots):,} roots and {most:,} nodes; "
+                f"at most {MAX_ROOTS:,} and {MAX_NODES:,} "
                 "are allowed: copy what is left to a new archive"
             )
         name = self.name.encode()

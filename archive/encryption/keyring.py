@@ -172,10 +172,11 @@ class Keyring:
         return self._domains.get(domain)
 
     def _holding(self, context: Context) -> DomainKeys | None:
-        """Return the keys to read a stored record by: those of the last refresh, or newer ones if they lack its root.
+        """Return the keys to read a stored record by.
 
-        A reader that lists packs again meets records under keys that were made since. The keys that a writer goes by stay
-        as of its last refresh, because `check` must find that keys changed.
+        They are those of the last refresh, or newer ones if these lack the record's root. A reader that lists
+        packs again meets records under keys made since. A writer's keys stay as of its last refresh, because
+        `check` must find that keys changed.
         """
         keys = self.of(context.domain)
         if keys and context.root in keys.roots:

@@ -62,8 +62,9 @@ class Store(Protocol):
         """Prepare an empty place for an archive. Raises StoreError, WriterFailed."""
 
     def put(self, name: str, data: bytes) -> bool:
-        """Put an object, durable on return. Return False, with nothing changed, if the name stands for other
-        bytes.
+        """Put an object, durable on return. Return False if the name stands for other bytes.
+
+        Nothing has changed in that case.
 
         Raises:
             StoreError: not acknowledged: absent, or there and whole where an answer was lost.
