@@ -6,8 +6,8 @@ Lifetimes of sessions are heavy-tailed. A segment in use for a week is likelier 
 that came a minute ago (Towers of Segments, 8.3: "promotion priority among similarly-recent sessions"). Idle
 times are grouped in bands, each twice as wide as the one before. Within a band, age decides.
 
+    idle     0 .. 1 min | 1 .. 3 min | 3 .. 7 min | 7 .. 15 min | ...
     band        0            1            2             3
-
 
 Recomputing a segment costs a prefill, which grows with its tokens, as its bytes do. The cost per byte is
 therefore equal for all, and size does not enter. A session uses all segments of its tower at once, so a

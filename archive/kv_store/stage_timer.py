@@ -31,8 +31,9 @@ class Laps:
         self._last = now
 
     def split(self, first: str, second: str, first_ms: float) -> None:
-        """Divide the time of two overlapping stages: ``first_ms`` for the first, the rest of both for the
-        second.
+        """Divide the time of two overlapping stages.
+
+        The first gets ``first_ms``, the second the rest of both.
         """
         both = self._laps[first] + self._laps[second]
         self._laps[first] = min(first_ms, both)
