@@ -1,25 +1,30 @@
-"""Sessions in an archive: what a user freezes, as towers of segments, and back value for value.
+"""Sessions in an archive: a user's sessions as towers of segments, and back value for value.
 
     cold = SessionArchive.open("/data/cold")
     for stored in cold.put([Item("support/7", Session("chat", {"messages": [...]}), tenant="acme")]):
         print(stored.receipt.number, stored.receipt.size)
     cold.get("support/7", tenant="acme")              # the same Session
 
-How a session is cut into segments, each stored once whatever the number of sessions that have it:
+A session is cut into segments, each stored once however many sessions have it:
 
     <|system|>You are ...  |  <|user|>Hi<|assistant|>Hello  |  <|user|>And ...  |  <|meta|>{...}
-    base                      the last version's turns         what is new         the rest of the object
+    base                      the last version's turns         new turns           the rest of the object
 
-* base: all before the first user message, of a chat, where that is BASE_TOKENS or more. It belongs to the tenant, or to a domain of
-  its own where ``Item.base`` names one: then all tenants that name it share it.
-* the last version: as many of its segments as the new tokens begin with. So a longer version of a session adds its new
-  turns and nothing else. A tower of more than MAX_TOWER segments is cut anew.
-* <|meta|>, a chat's other keys, comes last, and after META_AFTER tokens by itself, so that it is not in the way of new turns.
+* base: the part of a chat before the first user message, where it has BASE_TOKENS or more. It belongs to the
+tenant,
+  or to a domain of its own where ``Item.base`` names one: then all tenants that name it share it.
+* the last version: as many of its segments as the new tokens begin with. So a longer version of a session
+adds only
+  its new turns. A tower of more than MAX_TOWER segments is cut anew.
+* <|meta|>, a chat's other keys, comes last. After META_AFTER tokens it is a segment of its own, so that new
+turns can
+  follow the old ones.
 
-A session is coded by the bundle, or as plain bytes under zstd (`codec.BytesCodec`, with the bundle's dictionary) where that takes fewer
-bytes or there are no tokens (opaque parts, ``keep_opaque``). Ids of a target with another tokenizer (``Item.tokenizer``) are coded by the bundle
-through a bridge (`bridged.BridgedCodec`). Which it was says the tokenizer fingerprint of its version, chat, text or ids its kind: nothing
-else is recorded, and `get` gives the session that was put.
+A session is coded by the bundle. It is stored as plain bytes under zstd (`codec.BytesCodec`, with the
+bundle's dictionary) where that takes fewer bytes or there are no tokens (opaque parts, ``keep_opaque``). Ids
+of a target with another tokenizer (``Item.tokenizer``) are coded by the bundle through a bridge
+(`bridged.BridgedCodec`). The tokenizer fingerprint of a version shows which codec it was, and its kind
+whether it is chat, text or ids. Nothing else is recorded, and `get` returns the session that was put.
 """
 
 from __future__ import annotations
@@ -69,20 +74,26 @@ if TYPE_CHECKING:
     from pltz.models.session.expected_time import Expect
 
 BASE_TOKENS = 64  # a shorter base is not worth a record of its own
-META_AFTER = 512  # tokens before a chat's other keys, from where they stand by themselves: turns added later do not store less again
-MAX_TOWER = 1024  # segments, before a session is cut anew
-COMMIT_TOKENS = 1 << 20  # of the sessions of one commit
+META_AFTER = 512  # tokens before a chat's other keys from which these get a segment of their own, so turns can follow
+MAX_TOWER = 1024  # segments above which a session is cut anew
+COMMIT_TOKENS = 1 << 20  # tokens of the sessions of one commit
 COMMIT_SESSIONS = 4096
 TOKENS_A_BYTE = 65536  # FORMAT.md, "Limits"
-MAX_BYTES = 1 << 62  # of a way that no record holds
+MAX_BYTES = 1 << 62  # stands for the size of segments that no record holds
 USER, META = SPECIALS.index("user"), SPECIALS.index("meta")
 
 
 @dataclass(frozen=True)
 class Item:
-    """A session to put. ``base``: share its base under this name with all tenants; None: as its last version did, else with its tenant
-    alone. ``target``: 16 bytes, fingerprint of the weights it belongs to. ``time``: seconds since 1970, None is now. ``tokenizer``: 16 bytes,
-    fingerprint of the tokenizer that the ids of a session of ids belong to; None: the bundle's."""
+    """A session to put.
+
+    Attributes:
+        base: share its base under this name with all tenants. None: as its last version did, else with its tenant
+            alone.
+        target: fingerprint of the weights it belongs to, 16 bytes.
+        time: seconds since 1970, None is now.
+        tokenizer: fingerprint, 16 bytes, of the tokenizer of a session of ids; None: the bundle's.
+    """
 
     name: str
     session: Session
@@ -96,7 +107,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Stored:
-    """What became of an item. ``receipt``: None in a dry run; ``known``: segments that its last version had; ``size``: bytes of the new ones."""
+    """The result for an item.
+
+    Attributes:
+        tokens, segments: numbers of its tokens and segments.
+        known: number of segments that its last version had.
+        size: bytes of the new segments.
+        receipt: None in a dry run.
+    """
 
     item: Item
     by_model: bool
@@ -108,7 +126,10 @@ class Stored:
 
 
 class DictionaryCodec(BytesCodec):
-    """Bytes by zstd with a bundle's dictionary, which makes short ones smaller; its own bundle id says which."""
+    """Codes bytes by zstd with a bundle's dictionary, which makes short sessions smaller.
+
+    Its bundle id identifies the dictionary.
+    """
 
     def __init__(self, dictionary: bytes) -> None:
         self._fallback = Fallback(dictionary)
@@ -120,10 +141,10 @@ class SessionArchive:
 
     Args:
         archive: opened with `codecs_of` the bundles.
-        bundles: the first one codes what is put; all are read.
+        bundles: the first one codes new sessions; all are read.
         zstd_above: sessions of more bytes (`Session.to_bytes`) are put by zstd and not by the model; None: none.
 
-    ``expect``: told of the expected seconds before a commit of many tokens is coded; None by default.
+    ``expect`` is called with the expected seconds before a commit of many tokens is coded; None by default.
     """
 
     def __init__(
@@ -136,13 +157,16 @@ class SessionArchive:
         self._tokenizers = {b.tokenizer.fingerprint: b.tokenizer for b in bundles}
         self._memos = [
             codec for codec in archive.codecs if isinstance(codec, Memo)
-        ]  # the model, plain bytes, bridges
+        ]  # of the model, plain bytes and bridges
 
     @classmethod
     def create(
         cls, place: str | os.PathLike[str], bundles: Sequence[Bundle] = (), *, key: Secret | None = None
     ) -> SessionArchive:
-        """A new archive in a directory or bucket, sealed where a ``key`` is given. Raises UsageError where there is one, StoreError."""
+        """Make an archive in a directory or bucket, sealed where a ``key`` is given.
+
+        Raises UsageError where there is one, StoreError.
+        """
         found = list(bundles) or [_default()]
         return cls(TowerArchive.create(place, codecs_of(found), key=key), found)
 
@@ -159,12 +183,17 @@ class SessionArchive:
         layout: LayoutName = "default",
         zstd_above: int | None = ZSTD_ABOVE,
     ) -> SessionArchive:
-        """An archive, with the bundle that ships with pltz where none is given.
+        """Open an archive, with the bundle that ships with pltz where none is given.
 
-        ``tokenizers``: tokenizer.json of targets whose own ids are put or read (`Item.tokenizer`), where they are not the bundle's. ``layout``: of
-        long segments that are put; "fast" ones thaw sooner on a GPU and are a few per cent longer (FORMAT.md, "Bitstrings"). Either is read.
-        ``zstd_above``: as in the constructor.
-        Raises UsageError, FormatError, KeyMismatch, ModelError for a tokenizer that cannot be used.
+        Args:
+            tokenizers: tokenizer.json of targets whose own ids are put or read (`Item.tokenizer`), where they are not
+                the bundle's.
+            layout: layout of long segments that are put. "fast" ones thaw sooner on a GPU and are a few per cent longer
+                (FORMAT.md, "Bitstrings"). Both are read.
+            zstd_above: as in the constructor.
+
+        Raises UsageError, FormatError, KeyMismatch, StoreError, ModelError for a tokenizer that cannot be
+        used.
         """
         found = list(bundles) or [_default()]
         codecs = codecs_of(found, tokenizers, device=device, threads=threads, layout=layout)
@@ -175,16 +204,19 @@ class SessionArchive:
     def put(
         self, items: Iterable[Item], *, keep_opaque: bool = False, dry_run: bool = False
     ) -> Iterator[Stored]:
-        """Freeze sessions, a commit for every COMMIT_TOKENS tokens or so. What is yielded is durable and was decoded and compared.
+        """Freeze sessions, in commits of about COMMIT_TOKENS tokens.
+
+        Yielded results are durable and were decoded and compared.
 
         Args:
             keep_opaque: keep sessions with images or audio as plain bytes, instead of refusing them.
-            dry_run: say what would be stored, and store nothing.
+            dry_run: report what would be stored, and store nothing.
 
         Raises:
-            ContentError: a session cannot be coded (OpaqueContentError: an image, audio or file part); its commit was not begun.
+            ContentError: a session cannot be coded (OpaqueContentError: an image, audio or file part); its commit was
+                not begun.
             TokenizerMismatch: ids that are not ids of the bundle.
-            StoreError, WriterFailed, Fenced: as `TowerArchive.put`; what was yielded before stays.
+            StoreError, WriterFailed, Fenced: as `TowerArchive.put`; sessions yielded before stay.
         """
         self.archive.view.refresh()
         for batch in self._batches(items, keep_opaque):
@@ -198,7 +230,10 @@ class SessionArchive:
                 yield draft.stored(receipt)
 
     def _batches(self, items: Iterable[Item], keep_opaque: bool) -> Iterator[list[_Draft]]:
-        """Drafts of one commit each; a name comes once in a commit, for its second version builds on the first."""
+        """Yield drafts commit by commit.
+
+        A name comes once per commit, because its second version builds on the first.
+        """
         batch: list[_Draft] = []
         names: set[tuple[str, str]] = set()
         tokens = 0
@@ -214,11 +249,11 @@ class SessionArchive:
             yield batch
 
     def _draft(self, item: Item, keep_opaque: bool) -> _Draft:
-        """A session cut for the model and cut as plain bytes. Raises as `put`."""
+        """Return a session cut for the model and cut as plain bytes. Raises the errors of `put`."""
         try:
             content = (
                 item.session.to_bytes()
-            )  # raises for what is over a limit, before anything is made of it
+            )  # checks limits before any other work
         except ContentError as exc:
             raise type(exc)(f"session {item.name!r}: {exc}") from exc
         by_zstd = self.zstd_above is not None and len(content) > self.zstd_above
@@ -232,7 +267,7 @@ class SessionArchive:
                 if tokens is not None:
                     ways.append(self._way(0, item, tokens, before))
             elif item.session.kind == "ids":
-                transcript.to_tokens(item.session, self.tokenizer)  # raises for ids of another tokenizer
+                transcript.to_tokens(item.session, self.tokenizer)  # raises TokenizerMismatch for ids of another tokenizer
             elif not keep_opaque:
                 transcript.refuse_opaque(item.session)
         except OpaqueContentError:
@@ -245,14 +280,15 @@ class SessionArchive:
         return _Draft(item, ways)
 
     def _bridged(self, item: Item, before: _Before | None, by_zstd: bool) -> _Way:
-        """Ids of another tokenizer, by way of the bundle: never as plain bytes, which would not say whose ids they are.
+        """Return the way for ids of another tokenizer, through the bundle.
 
-        ``by_zstd``: they are too many for it.
+        Plain bytes would not record whose ids they are. ``by_zstd``: they are too many for the model.
         """
         numbers = [n for n, memo in enumerate(self._memos) if memo.tokenizer == item.tokenizer]
         if item.session.kind != "ids" or not numbers:
             raise TokenizerMismatch(
-                f"session {item.name!r} is of tokenizer {(item.tokenizer or b'').hex()}: open the archive with it (--tokenizer)"
+                f"session {item.name!r} is of tokenizer {(item.tokenizer or b'').hex()}: "
+                "open the archive with it (--tokenizer)"
             )
         codec = numbers[0]
         if by_zstd:
@@ -260,7 +296,7 @@ class SessionArchive:
         return self._way(codec, item, np.asarray(item.session.value), before)
 
     def _tokens(self, item: Item) -> Tokens | None:
-        """The bundle tokens of a session; None where they would not give the same text back."""
+        """Return the bundle tokens of a session, (T,); None where they would not give the same text back."""
         session = item.session
         tokens = transcript.to_tokens(session, self.tokenizer)
         if session.kind == "text" and self.tokenizer.decode(tokens) != session.value:
@@ -268,7 +304,7 @@ class SessionArchive:
         return tokens.astype(np.int64)
 
     def _way(self, codec: int, item: Item, tokens: Tokens, before: _Before | None) -> _Way:
-        """Cut tokens at the segments of the last version, the base and the rest of the object."""
+        """Cut tokens, (T,), where the last version, the base and the rest of the object begin or end."""
         chat = codec == 0 and item.session.kind == "chat"
         start, end = _ends(tokens) if chat else (0, len(tokens))
         base = item.base if item.base is not None or before is None else before.base
@@ -276,7 +312,7 @@ class SessionArchive:
         known: list[int] = []
         if before and before.tower.version.tokenizer == self.archive.codecs[codec].tokenizer:
             same = base == before.base or not (shared or before.shared)
-            known = common(before.tower, tokens) if same else []  # else a base moves, and all ids above it
+            known = common(before.tower, tokens) if same else []  # else the base's domain changes, and with it all ids below it
             if len(known) < before.shared:
                 known = []
             elif before.shared:
@@ -285,7 +321,10 @@ class SessionArchive:
         return _Way(codec, tokens, sorted({*cuts, len(tokens)} - {0}), len(known), shared, base)
 
     def _last(self, item: Item) -> _Before | None:
-        """The last version of a session that can be built on. A new name is looked up and nothing more."""
+        """Return the last version of a session if a new one can build on it.
+
+        A new name costs one look-up only.
+        """
         domain = self.archive.keys.domain(TENANT, item.tenant)
         versions = [v for v in self.archive.view.versions(domain, item.name) if not v.forgotten]
         if not versions:
@@ -299,8 +338,10 @@ class SessionArchive:
         return _Before(tower, *base_of(self.archive, tower))
 
     def _choose(self, batch: list[_Draft]) -> None:
-        """Take the way of the fewest new bytes for each session; the model's where both are equal. One that adds nothing is not coded to
-        be compared, nor is the other."""
+        """Choose for each session the way with the fewest new bytes; of equal ones that of the model.
+
+        A way that adds nothing is chosen without coding any.
+        """
         for draft in batch:
             draft.ways = [way for way in draft.ways if way.known == len(way.cuts)][:1] or draft.ways
         for number, memo in enumerate(self._memos):
@@ -324,18 +365,25 @@ class SessionArchive:
     # ---- out
 
     def get(self, name: str, tenant: str = "default", number: int | None = None) -> Session:
-        """A session as it was put: its last version that is not forgotten, or version ``number``.
+        """Return a session as it was put: the last version that is not forgotten, or version ``number``.
 
-        Raises NotFound, LostError (it is damaged), ArchiveError (it may be in what is damaged), BundleMismatch (its bundle is not among those given).
+        Raises:
+            NotFound: there is no such session or version.
+            LostError: it is damaged.
+            ArchiveError: it may be in a damaged pack.
+            BundleMismatch: its bundle is not among those given.
         """
         return self.session(self.archive.get(name, tenant, number))
 
     def read(self, version: Version) -> Session:
-        """The session of a version, as `TowerArchive.ls` lists it. Raises LostError, BundleMismatch."""
+        """Return the session of a version, as `TowerArchive.ls` lists it.
+
+        Raises LostError, BundleMismatch.
+        """
         return self.session(self.archive.tower(version))
 
     def session(self, tower: Tower) -> Session:
-        """The session behind a tower's tokens. Raises BundleMismatch, CorruptError."""
+        """Return the session of a tower's tokens. Raises BundleMismatch, CorruptError."""
         version, kind = tower.version, KINDS[tower.version.kind]
         if version.tokenizer == BytesCodec.tokenizer:
             return Session.from_bytes(kind, tower.tokens.astype(np.uint8).tobytes())  # type: ignore[arg-type]
@@ -344,10 +392,11 @@ class SessionArchive:
         return transcript.from_tokens(kind, tower.tokens, self.tokenizer_of(version))  # type: ignore[arg-type]
 
     def tokenizer_of(self, version: Version) -> BundleTokenizer:
-        """The tokenizer of a version's tokens. Raises BundleMismatch."""
+        """Return the tokenizer of a version's tokens. Raises BundleMismatch."""
         if version.tokenizer not in self._tokenizers:
             raise BundleMismatch(
-                f"frozen under tokenizer {version.tokenizer.hex()}, which no bundle given has: name its bundle (--bundle)"
+                f"frozen under tokenizer {version.tokenizer.hex()}, which no bundle given has: "
+                "name its bundle (--bundle)"
             )
         return self._tokenizers[version.tokenizer]
 
@@ -360,8 +409,11 @@ def codecs_of(
     threads: int | None = None,
     layout: LayoutName = "default",
 ) -> list[SegmentCodec]:
-    """What an archive of sessions is opened with: the first bundle, its plain bytes, its bridges to other tokenizers (their tokenizer.json);
-    all else for reading."""
+    """Return the codecs for an archive of sessions.
+
+    They are the first bundle, its plain bytes and its bridges to other tokenizers (given as tokenizer.json),
+    then all others for reading. Raises ModelError for a tokenizer that cannot be used.
+    """
     models = [BundleCodec(bundle, device=device, threads=threads, layout=layout) for bundle in bundles]
     plain = [DictionaryCodec(bundle.zstd_dict) for bundle in bundles]
     bridged = [_bridged(bundle, tokenizers, device, threads, layout) for bundle in bundles]
@@ -373,7 +425,7 @@ def codecs_of(
 def _bridged(
     bundle: Bundle, tokenizers: Sequence[bytes], device: str, threads: int | None, layout: LayoutName
 ) -> list[SegmentCodec]:
-    """Codecs for the ids of other tokenizers; those of which all ids are the bundle's need none."""
+    """Return codecs for the ids of other tokenizers. A tokenizer with the bundle's ids needs none."""
     if not tokenizers:
         return []
     from pltz.archive.codecs.bridged import BridgedCodec
@@ -384,7 +436,10 @@ def _bridged(
 
 
 def base_of(archive: TowerArchive, tower: Tower) -> tuple[int, str | None]:
-    """How many segments of a tower lie in a domain of base prompts, and its name; (0, None) where none does. Raises LostError."""
+    """Return how many segments of a tower are in a base domain, and its name; (0, None) if none.
+
+    Raises LostError.
+    """
     shared, name = 0, None
     for segment, _ in tower.segments:
         context = archive.record(segment).context
@@ -396,7 +451,10 @@ def base_of(archive: TowerArchive, tower: Tower) -> tuple[int, str | None]:
 
 @dataclass(frozen=True)
 class _Before:
-    """The last version of a session, how many of its segments are shared with all tenants, and under which name."""
+    """The last version of a session.
+
+    ``shared``: number of its segments shared with all tenants; ``base``: name under which they are.
+    """
 
     tower: Tower
     shared: int
@@ -405,7 +463,13 @@ class _Before:
 
 @dataclass
 class _Way:
-    """One way to store a session. ``cuts``: where its segments end; the first ``known`` are there; ``size``: bytes of the others."""
+    """One way to store a session.
+
+    Attributes:
+        cuts: ends of its segments, in tokens.
+        known: number of leading segments that are stored already.
+        size: bytes of the others.
+    """
 
     codec: int
     tokens: Tokens
@@ -421,19 +485,19 @@ class _Way:
         return [self.tokens[a:b] for a, b in itertools.pairwise([0, *self.cuts])]
 
     def fits(self, sizes: list[int]) -> bool:
-        """Whether a record may hold the new segments, coded in so many bytes."""
+        """Return whether a record may hold the new segments, coded in these numbers of bytes."""
         new = self.segments[self.known :]
         return all(len(t) <= TOKENS_A_BYTE * (size + 1) for t, size in zip(new, sizes, strict=True))
 
     def new(self, reach: int) -> list[Plain]:
-        """The segments that are not known, as a codec of that reach takes them, and as a put will ask it again."""
+        """Return the new segments as a codec of that reach takes them, and as the put will ask again."""
         spans = list(itertools.pairwise([0, *self.cuts]))[self.known :]
         return [Plain(self.tokens[a:b], self.tokens[max(0, a - reach) : a]) for a, b in spans]
 
 
 @dataclass
 class _Draft:
-    """An item and the ways to store it, the best one first."""
+    """An item and the ways to store it, the best first."""
 
     item: Item
     ways: list[_Way]
@@ -460,7 +524,7 @@ class _Draft:
 
 
 class Memo:
-    """A codec that remembers what it encoded until `clear`: choosing a way and putting it is one encoding."""
+    """A codec that remembers its encodings until `clear`: choosing a way and putting it encode once."""
 
     def __init__(self, codec: SegmentCodec) -> None:
         self.codec = codec
@@ -469,7 +533,7 @@ class Memo:
         self._known: dict[bytes, bytes] = {}
 
     def kin(self, bundle_id: bytes) -> SegmentCodec | None:
-        """As `codec.Kin` says."""
+        """Return the codec for another bundle, as `codec.Kin` says."""
         return self.codec.kin(bundle_id) if isinstance(self.codec, Kin) else None
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
@@ -493,7 +557,7 @@ def _content(plain: Plain) -> bytes:
 
 
 def common(tower: Tower, tokens: Tokens) -> list[int]:
-    """Where the segments of a tower end, as far as the tokens begin with them."""
+    """Return the ends, in tokens, of the segments of a tower with which ``tokens``, (T,), begin."""
     cuts: list[int] = []
     at = 0
     for _, segment in tower.segments:
@@ -505,7 +569,9 @@ def common(tower: Tower, tokens: Tokens) -> list[int]:
 
 
 def _ends(tokens: Tokens) -> tuple[int, int]:
-    """Where a chat's base and its turns end; 0 and all where it has no base and nothing else.
+    """Return the ends of a chat's base and of its turns, in tokens.
+
+    The base ends at 0 where there is none, the turns at T where nothing follows them.
 
     >>> _ends(np.array([1, *[99] * 70, USER, *[50] * 500, 3, 51, META, 40]))
     (71, 574)

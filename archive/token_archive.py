@@ -1,15 +1,17 @@
-"""Sessions as the token ids a served model saw, in an archive: put by id, back id for id.
+"""Token archive: sessions as the token ids that a served model saw, put by id and returned id for id.
 
     cold = TokenArchive.open("/data/cold", tokenizers=[tokenizer_json])
     cold.put([TokenItem("chat-7", ids, tenant="acme", target=target.fingerprint, prefixes=(len(system_ids),))])
     cold.get("chat-7", tenant="acme").ids            # the same ids, for one prefill
 
-Where `sessions.SessionArchive` keeps what people wrote, this keeps what a KV cache was computed from. Ids of the bundle's own vocabulary are coded as they
-are, others by way of the bridge (`bridged.BridgedCodec`).
+`sessions.SessionArchive` keeps what people wrote; this keeps the ids from which a KV cache was computed. Ids
+of the bundle's own vocabulary are coded directly, others through the bridge (`bridged.BridgedCodec`).
 
-A session is cut where its last version (or that of its parent) was cut, as far as it begins with the same ids; then at its prefixes; so a session that
-grew adds what is new, and sessions with one system prompt store it once. One that is in the archive already, the same ids, labels and
-target, is not put again: neither after its last version nor after a version of the same second, which is how a journal's replay after a crash does no harm.
+A session is cut where its last version (or that of its parent) was cut, as far as it begins with the same
+ids, and then at its prefixes. So a session that grew adds only its new ids, and sessions with one system
+prompt store it once. A session that is already stored with the same ids, labels and target is not put again.
+This holds for its last version and for any version of the same second, so replaying a journal after a crash
+does no harm.
 """
 
 from __future__ import annotations
@@ -47,10 +49,10 @@ if TYPE_CHECKING:
     from pltz.archive.encryption.keys import Secret
     from pltz.models.bundle.bundle import Bundle
 
-MAX_SEGMENT = 65536  # tokens: any number of them may be one byte (FORMAT.md, "Limits")
-ZSTD_SEGMENT = 1 << 20  # tokens: zstd finds repeats within a segment alone
-ID_BYTES = 4  # an id counts for, as in `Session.to_bytes`
-RECENT = 1 << 22  # tokens of sessions put last, kept in memory
+MAX_SEGMENT = 65536  # tokens per segment: so many may take one byte (FORMAT.md, "Limits")
+ZSTD_SEGMENT = 1 << 20  # tokens per segment under zstd, which finds repeats only within a segment
+ID_BYTES = 4  # bytes per id, as in `Session.to_bytes`
+RECENT = 1 << 22  # tokens of recently put sessions kept in memory
 SALT_SIZE = 16  # bytes of the digest that stands for a salt
 SALTED = "#salt="  # between a tenant and the digest of a salt
 
@@ -59,9 +61,18 @@ Segments = list[tuple[bytes, Tokens]]
 
 @dataclass(frozen=True, eq=False)
 class TokenItem:
-    """A session to put. ``ids``: (T,) of ``tokenizer`` (fingerprint, 16 bytes; zeros: the bundle's own); ``tenant``: see `tenant_of`; ``target``: fingerprint of the weights, see
-    `target_of`; ``prefixes``: token counts at which shared beginnings end; ``base``: name under which the first of them is shared
-    with all tenants; ``parent``: session it was forked from; ``time``: seconds since 1970, None is now."""
+    """A session to put.
+
+    Attributes:
+        ids: (T,) ids of ``tokenizer``.
+        tenant: see `tenant_of`.
+        tokenizer: fingerprint, 16 bytes; zeros: the bundle's own.
+        target: fingerprint of the weights, see `target_of`.
+        time: seconds since 1970, None is now.
+        prefixes: token counts at which shared beginnings end.
+        base: name under which the first of them is shared with all tenants.
+        parent: session that it was forked from.
+    """
 
     name: str
     ids: Tokens
@@ -77,8 +88,10 @@ class TokenItem:
 
 @dataclass(frozen=True)
 class Put:
-    """What became of an item. ``receipt``: None where the archive had it already; ``size``: bytes of its new segments;
-    ``by_zstd``: it was too large for the model."""
+    """The result for an item.
+
+    ``receipt``: None where the archive had it already; ``by_zstd``: it was too large for the model.
+    """
 
     item: TokenItem
     receipt: Receipt | None
@@ -86,17 +99,21 @@ class Put:
 
     @property
     def size(self) -> int:
+        """Return the bytes of its new segments."""
         return self.receipt.size if self.receipt else 0
 
     @property
     def unchanged(self) -> bool:
+        """Return whether no version was added."""
         return self.receipt is None or self.receipt.unchanged
 
 
 @dataclass(frozen=True)
 class TokenSession:
-    """A session as it was put. ``ids``: (T,) int64; ``target``: fingerprint it was served with, None where it was not said;
-    ``segments``: (id, ids) from the root to the leaf."""
+    """A session as it was put.
+
+    ``ids``: (T,) int64; ``segments``: (id, ids of shape (t,)) from the root to the leaf.
+    """
 
     ids: Tokens
     version: Version
@@ -104,11 +121,12 @@ class TokenSession:
 
     @property
     def target(self) -> bytes | None:
+        """Return the fingerprint it was served with, 16 bytes; None where none was given."""
         return self.version.target if any(self.version.target) else None
 
 
 class _Options(TypedDict):
-    """How codecs are made."""
+    """Options with which codecs are made."""
 
     device: str
     threads: int | None
@@ -120,7 +138,7 @@ class TokenArchive:
 
     Args:
         archive: opened with the bundle's codec first.
-        bundle: what codes.
+        bundle: the bundle that codes.
     """
 
     def __init__(
@@ -152,16 +170,19 @@ class TokenArchive:
         layout: LayoutName = "default",
         zstd_above: int | None = ZSTD_ABOVE,
     ) -> TokenArchive:
-        """An archive in a directory or bucket.
+        """Open an archive in a directory or bucket.
 
         Args:
             tokenizers: tokenizer.json of the targets, as bytes; the bundle's own needs none.
             create: make the archive if there is none.
-            layout: of long segments that are put: "fast" ones thaw sooner on a GPU and are a few per cent longer. Either is read.
+            layout: layout of long segments that are put. "fast" ones thaw sooner on a GPU and are a few per cent longer.
+                Both are read.
             zstd_above: put sessions of more bytes, 4 per id, by zstd and not by the model; None: none.
 
-        Raises UsageError where there is none, KeyMismatch where it is sealed and ``key`` is not its key or is left out, FormatError,
-        ModelError, StoreError.
+        Raises:
+            UsageError: there is no archive.
+            KeyMismatch: the archive is sealed, and ``key`` is missing or not its key.
+            FormatError, ModelError, StoreError: see `TowerArchive.open` and `add`.
         """
         from pltz.models.bundle.bundle import Bundle
 
@@ -184,7 +205,7 @@ class TokenArchive:
         return made
 
     def add(self, tokenizer: bytes) -> bytes:
-        """Know another tokenizer, by its tokenizer.json; its fingerprint. Raises ModelError."""
+        """Add another tokenizer, by its tokenizer.json, and return its fingerprint. Raises ModelError."""
         from pltz.archive.codecs.bridged import BridgedCodec
         from pltz.models.bundle.bridge import Bridge
 
@@ -198,29 +219,35 @@ class TokenArchive:
         return bridge.fingerprint
 
     def knows(self, tokenizer: bytes) -> bool:
-        """Whether ids of a tokenizer can be put."""
+        """Return whether ids of a tokenizer can be put."""
         return tokenizer in self._numbers
 
     # ---- in
 
     def put(self, items: Sequence[TokenItem]) -> list[Put]:
-        """Freeze sessions; each is durable, and was decoded and compared, when this returns. One commit for each time a name comes again.
+        """Freeze sessions; on return each is durable and was decoded and compared.
+
+        A name that comes again starts a new commit.
 
         Raises:
-            ContentError: ids that are not its tokenizer's, or what the archive does not take; nothing of that commit was stored.
+            ContentError: ids that are not its tokenizer's, or that the archive refuses; nothing of that commit was
+                stored.
             TokenizerMismatch: a tokenizer that was not given.
             StoreError, WriterFailed, Fenced: as `TowerArchive.put`.
         """
         return list(self.put_each(items))
 
     def put_each(self, items: Sequence[TokenItem]) -> Iterator[Put]:
-        """`put`, one after the other: what was yielded is durable, whatever is raised after it."""
+        """Freeze sessions as `put` does, one after the other.
+
+        Yielded results are durable whatever is raised later.
+        """
         for batch in _batches(items):
             self.archive.view.refresh()
             drafts = [self._draft(item) for item in batch]
             receipts = iter(self.archive.put([draft for draft in drafts if draft]))
             if not all(drafts):
-                self.archive.store.settle("packs")  # who put it may stand between its link and its sync
+                self.archive.store.settle("packs")  # its writer may be between link and fsync
             for item, draft in zip(batch, drafts, strict=True):
                 receipt = next(receipts) if draft else None
                 if draft and receipt:
@@ -228,7 +255,7 @@ class TokenArchive:
                 yield Put(item, receipt, self.by_zstd(item))
 
     def _remember(self, draft: NewSession, receipt: Receipt) -> None:
-        """The segments of what was just put, so that the session's next version is not compared with a decoding of all of it."""
+        """Remember the segments of a put, so that the session's next version need not decode it."""
         keys = self.archive.keys
         own, base = (
             keys.domain(TENANT, draft.tenant),
@@ -246,7 +273,7 @@ class TokenArchive:
             self._recent.add(receipt.version, segments)
 
     def _draft(self, item: TokenItem) -> NewSession | None:
-        """An item cut into segments; None where the archive has it."""
+        """Return an item cut into segments; None where the archive has it."""
         if item.tokenizer not in self._numbers:
             raise TokenizerMismatch(
                 f"session {item.name!r} has ids of tokenizer {item.tokenizer.hex()}, whose tokenizer.json was not given"
@@ -266,7 +293,7 @@ class TokenArchive:
         return self.zstd_above is not None and ID_BYTES * len(item.ids) > self.zstd_above
 
     def _repeated(self, item: TokenItem, codec: int, last: Tower | None) -> Iterator[Tower]:
-        """Versions that an item may repeat: the last one, and those of the item's second."""
+        """Yield versions that an item may repeat: the last one, and those of the item's second."""
         if last:
             yield last
         for version in self._versions(item.tenant, item.name):
@@ -280,7 +307,7 @@ class TokenArchive:
         return same and np.array_equal(tower.tokens, ids)
 
     def _cut(self, item: TokenItem, codec: int, ids: Tokens, before: Tower | None) -> NewSession:
-        """The segments: those of ``before`` that the ids begin with, then up to each prefix, then the rest."""
+        """Cut ids, (T,), into the segments of ``before`` that they begin with, then at each prefix."""
         shared, base = (0, item.base or None)
         known: list[int] = []
         if before and len(before.segments) <= MAX_TOWER:
@@ -300,7 +327,7 @@ class TokenArchive:
         return NewSession(item.name, rows, item.tenant, *options)
 
     def _last(self, tenant: str, name: str, codec: int) -> Tower | None:
-        """The last version of a session that can be built on."""
+        """Return the last version of a session if a new one can build on it."""
         versions = [v for v in self._versions(tenant, name) if not v.forgotten] if name else []
         return self._tower(versions[-1], codec) if versions else None
 
@@ -327,12 +354,17 @@ class TokenArchive:
         *,
         salt: str | bytes | None = None,
     ) -> TokenSession:
-        """A session: its last version that is not forgotten, or version ``number``, whoever put it until now.
+        """Return a session: its last version that is not forgotten, or version ``number``.
 
-        Raises NotFound, LostError (it is damaged), BundleMismatch (its bundle or tokenizer is not among those given), ContentError (it
-        is not one of token ids).
+        Versions that other processes have put by now are included.
+
+        Raises:
+            NotFound: there is no such session or version.
+            LostError: it is damaged.
+            BundleMismatch: its bundle or tokenizer is not among those given.
+            ContentError: it is not one of token ids.
         """
-        self.archive.view.refresh()  # a worker puts new versions all the time
+        self.archive.view.refresh()  # a worker may have put new versions
         tower = self.archive.get(name, tenant_of(tenant, salt), number)
         if KINDS[tower.version.kind] != "ids":
             raise ContentError(
@@ -342,7 +374,7 @@ class TokenArchive:
 
 
 class Recent:
-    """Segments of versions, the last ones used, of at most so many tokens."""
+    """Segments of the most recently used versions, with at most a given number of tokens in total."""
 
     def __init__(self, tokens: int) -> None:
         self._room = tokens
@@ -358,16 +390,17 @@ class Recent:
             self._room += _tokens(oldest)
 
     def get(self, version: bytes) -> Segments | None:
-        """The segments, None where they are not remembered."""
+        """Return the segments of a version; None where they are not remembered."""
         if version in self._known:
             self._known.move_to_end(version)
         return self._known.get(version)
 
 
 def tenant_of(tenant: str, salt: str | bytes | None = None) -> str:
-    """The archive's tenant for a tenant's sessions under a salt: nothing is shared between salts, and none is found without its own.
+    """Return the archive's tenant for a tenant's sessions under a salt.
 
-    A salt is meant not to be guessed, so only its digest is kept.
+    Nothing is shared between salts, and a session is found only with its own salt. A salt must not be
+    guessable, so only its digest is kept. Raises UsageError.
 
     >>> tenant_of("acme"), tenant_of("acme", "s3cret")[:10]
     ('acme', 'acme#salt=')
@@ -382,7 +415,9 @@ def tenant_of(tenant: str, salt: str | bytes | None = None) -> str:
 
 
 def target_of(target: bytes | None, adapter: str | bytes | None = None) -> bytes:
-    """The fingerprint to keep for a target with an adapter (its name, or 16 bytes of its own): the KV is that of both. Zeros: not said.
+    """Return the fingerprint, 16 bytes, to keep for a target with an adapter: the KV depends on both.
+
+    ``adapter``: its name, or 16 bytes of its own. Zeros stand for an unknown target. Raises UsageError.
 
     >>> target_of(None).hex() == "00" * 16, target_of(bytes(16), "lora-1") == target_of(bytes(16), "lora-2")
     (True, False)
@@ -394,7 +429,7 @@ def target_of(target: bytes | None, adapter: str | bytes | None = None) -> bytes
 
 
 def _data(name: str | bytes, what: str) -> bytes:
-    """Raises UsageError."""
+    """Return a name as bytes. Raises UsageError."""
     if not isinstance(name, str | bytes):
         raise UsageError(f"expected a {what} as str or bytes, got {type(name).__name__}")
     return name.encode("utf-8", "surrogatepass") if isinstance(name, str) else name
@@ -405,7 +440,10 @@ def _tokens(segments: Segments) -> int:
 
 
 def _batches(items: Sequence[TokenItem]) -> Iterator[list[TokenItem]]:
-    """Commits: a name comes once in each, for its second version builds on the first; so does a session's parent."""
+    """Yield commits.
+
+    A name comes once in each, because its second version builds on the first, as on a parent.
+    """
     batch: list[TokenItem] = []
     names: set[tuple[str, str]] = set()
     for item in items:
@@ -419,7 +457,10 @@ def _batches(items: Sequence[TokenItem]) -> Iterator[list[TokenItem]]:
 
 
 def _short(ids: Tokens, cuts: Sequence[int], exact: int, step: int = MAX_SEGMENT) -> list[Tokens]:
-    """The segments that end at the cuts; those after the first ``exact`` in pieces of ``step`` at most."""
+    """Return the segments, (t,) each, that end at the cuts.
+
+    Those after the first ``exact`` are in pieces of at most ``step`` tokens.
+    """
     rows: list[Tokens] = []
     for number, (start, end) in enumerate(itertools.pairwise([0, *cuts])):
         most = end - start if number < exact else step
@@ -428,6 +469,6 @@ def _short(ids: Tokens, cuts: Sequence[int], exact: int, step: int = MAX_SEGMENT
 
 
 def _count(rows: Sequence[Tokens], end: int) -> int:
-    """How many segments, from the root, reach to token ``end``."""
+    """Return the number of segments, from the root, up to token ``end``."""
     ends = list(itertools.accumulate(len(row) for row in rows))
     return ends.index(end) + 1

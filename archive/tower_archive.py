@@ -618,9 +618,7 @@ class TowerArchive:
         return [Tower(v, chains.tower(v.leaf)) for v in versions]
 
     def _twice(self, work: Callable[[], T]) -> T:
-        """Call ``work``, and once more after a refresh where packs vanished meanwhile (a collector merged
-        them).
-        """
+        """Call ``work``, and again after a refresh where packs vanished because a collector merged them."""
         try:
             return work()
         except (FileNotFoundError, LostError):
