@@ -109,7 +109,7 @@ class LlamaServer:
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
-    # ---- what it serves
+    # ---- the served model
 
     @cached_property
     def properties(self) -> dict[str, Any]:

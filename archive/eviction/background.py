@@ -136,9 +136,11 @@ class Thread:
 
     @property
     def done(self) -> Mapping[str, Any]:
+        """Return its results so far, as `Background.done`."""
         return _fields(self._worker.done) | {"alive": self._thread.is_alive()}
 
     def close(self, timeout: float) -> None:
+        """End it after its commit, or stop waiting for it after ``timeout`` seconds."""
         self._stop.set()
         self._thread.join(timeout)
 
@@ -163,6 +165,7 @@ class Process:
 
     @property
     def done(self) -> Mapping[str, Any]:
+        """Return its results so far, as `Background.done`, and the number of ``restarts``."""
         return self._last | {"alive": self._child.poll() is None, "restarts": self._restarts}
 
     @property
@@ -171,6 +174,7 @@ class Process:
         return self._child.pid
 
     def close(self, timeout: float) -> None:
+        """End it after its commit. It is killed after ``timeout`` seconds."""
         self._closing.set()
         self._end(timeout)
         self._listener.join(timeout)

@@ -77,6 +77,7 @@ class Drained:
 
     @property
     def entries(self) -> int:
+        """Return the number of entries that left the journal."""
         return self.stored + self.unchanged + self.rejected
 
     def as_fields(self) -> dict[str, Any]:

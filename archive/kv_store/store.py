@@ -77,6 +77,7 @@ class Node:
 
     @property
     def key(self) -> bytes:
+        """Return the key of the node in its store, 32 bytes."""
         return self.space + self.segment
 
 

@@ -53,7 +53,7 @@ class State:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock, so that this is the only run. Raises Busy."""
+        """Hold the lock, so that this is the only run. Raises Busy and StoreError."""
         try:
             handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as exc:
@@ -154,8 +154,8 @@ class State:
 def check_place(root: str, archive: str) -> None:
     """Check that a folder can serve as state folder. Raises UsageError.
 
-    It must be a folder, and neither the archive's nor one that the archive keeps, nor contain the archive in
-    a folder of its own: each empties its ``tmp``.
+    It must be a folder, not a URL, and not the archive's own. Neither may it be inside a folder that the archive
+    keeps, nor the archive inside one that the state keeps: each empties its ``tmp``.
     """
     if "://" not in archive:
         ours, theirs = Path(root).resolve(), Path(archive).resolve()

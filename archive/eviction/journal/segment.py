@@ -60,10 +60,12 @@ class Name:
 
     @property
     def journal(self) -> str:
+        """Return the name of the segment's file."""
         return f"{self}.journal"
 
     @property
     def done(self) -> str:
+        """Return the name of the file that says how far it is archived."""
         return f"{self}.done"
 
     def aside(self, offset: int, why: str) -> str:

@@ -66,9 +66,12 @@ class DatabaseSource(ABC):
     kind = "database"
 
     def settings(self) -> list[Any]:
+        """Return the settings that decide how rows are stored. See `Source.settings`."""
         return ["rows", *self.naming.settings()]
 
     def shards(self, number: int) -> Iterator[Shard]:
+        """Yield ranges of names. Raises UsageError where the database cannot be read or the columns are
+        wrong."""
         for low, high in itertools.pairwise([None, *self._cuts(), None]):
             place = "all" if low is None else f"names from {str(low)[:SHOWN]!r}"
             yield Shard(number, place, (low, high))
@@ -85,6 +88,7 @@ class DatabaseSource(ABC):
         return cuts
 
     def entries(self, shard: Shard) -> Iterator[Entry | Bad]:
+        """Yield the rows of a range. Raises UsageError where the database cannot be read."""
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as kept:
             count = 0
             for group in _groups(self._asked(shard)):
@@ -140,6 +144,7 @@ class DatabaseSource(ABC):
         return Entry(where, str(name), raw, None if tenant is None else str(tenant), time, time)
 
     def item(self, entry: Entry) -> Item:
+        """Return a row as a session to put. Raises UsageError, ContentError and FormatError."""
         return self.naming.item(entry, Session.from_json_line(entry.raw))
 
     @property

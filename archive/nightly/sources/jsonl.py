@@ -66,12 +66,16 @@ class JsonlSource:
 
     @property
     def repeats(self) -> bool:
+        """Return whether sessions are named by a key, so that a name may come again."""
         return self.naming.name_key is not None
 
     def settings(self) -> list[Any]:
+        """Return the settings that decide how lines are stored. See `Source.settings`."""
         return [self.kind, *self.naming.settings()]
 
     def shards(self, number: int) -> Iterator[Shard]:
+        """Yield groups of files and of pieces of large files. Raises UsageError where the path does not
+        exist."""
         root = Path(self.path)
         if not root.exists():
             raise UsageError(f"expected a JSONL file or a folder of them, found nothing at {self.path}")
@@ -101,6 +105,7 @@ class JsonlSource:
         return f"{row[0].path}:{row[0].first}{more}"
 
     def entries(self, shard: Shard) -> Iterator[Entry | Bad]:
+        """Yield the lines of a shard that are not blank. Lines that cannot be read are `Bad`."""
         for part in shard.parts:
             yield from self._read(Piece(*part))
 
@@ -149,6 +154,7 @@ class JsonlSource:
                 yield Entry(where, None if self.repeats else f"{piece.stem}/{number}", raw, since=since)
 
     def item(self, entry: Entry) -> Item:
+        """Return a line as a session to put. Raises UsageError, ContentError and FormatError."""
         return self.naming.item(entry, Session.from_json_line(entry.raw))
 
 

@@ -44,9 +44,11 @@ class SlotSource:
     repeats = False
 
     def settings(self) -> list[Any]:
+        """Return the settings that decide how ids are stored. See `Source.settings`."""
         return [self.kind, self.tokenizer, *self.naming.settings()]
 
     def shards(self, number: int) -> Iterator[Shard]:
+        """Yield groups of files. Raises UsageError where there is no such folder."""
         root = Path(self.path)
         if not root.is_dir():
             raise UsageError(f"expected a folder of slot files, found none at {self.path}")
@@ -57,6 +59,8 @@ class SlotSource:
             yield Shard(number, row[0] + (f" and {len(row) - 1} more" if len(row) > 1 else ""), tuple(row))
 
     def entries(self, shard: Shard) -> Iterator[Entry | Bad]:
+        """Yield the ids of each file, as 4-byte little-endian integers. Files that cannot be read are
+        `Bad`."""
         from pltz.archive.engines.llama_slots import read_slot_ids
 
         for name in shard.parts:
@@ -72,6 +76,7 @@ class SlotSource:
             yield Entry(name, name.removesuffix(self.suffix), ids.astype("<i4").tobytes(), since=since)
 
     def item(self, entry: Entry) -> Item:
+        """Return a file's ids as a session to put. Raises ContentError."""
         return self.naming.item(entry, Session("ids", np.frombuffer(entry.raw, "<i4")))
 
     def into(self, cold: SessionArchive, bundle: Bundle) -> Putter:
