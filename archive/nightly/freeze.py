@@ -60,7 +60,7 @@ class Row:
 
 
 class Freezer:
-    """Freezes shards, one after the other. One per process.
+    """A freezer of shards, one after the other; one per process.
 
     It loads the bundle once and opens the archive anew for each shard, so that memory does not grow with the
     number of shards.
