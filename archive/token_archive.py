@@ -31,7 +31,7 @@ from pltz.archive.codecs.codec import BundleCodec, ids_codec
 from pltz.archive.errors import KeyMismatch, NotFound
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import BASE, NONE, SIZE, TENANT, Tokens
-from pltz.archive.sessions import MAX_TOWER, base_of, common
+from pltz.archive.sessions import MAX_TOWER, Memo, base_of, common
 from pltz.archive.tower_archive import Tower, TowerArchive
 from pltz.archive.writing.new_session import KINDS, NewSession, Receipt
 from pltz.plt_codec.errors import (
@@ -90,12 +90,14 @@ class TokenItem:
 class Put:
     """The result for an item.
 
-    ``receipt``: None where the archive had it already; ``by_zstd``: it was too large for the model.
+    ``receipt``: None where the archive had it already, as version ``known``; ``by_zstd``: it was too large for
+    the model.
     """
 
     item: TokenItem
     receipt: Receipt | None
     by_zstd: bool = False
+    known: Version | None = None
 
     @property
     def size(self) -> int:
@@ -125,7 +127,7 @@ class TokenSession:
         return self.version.target if any(self.version.target) else None
 
 
-class _Options(TypedDict):
+class EngineOptions(TypedDict):
     """Options with which codecs are made."""
 
     device: str
@@ -152,7 +154,7 @@ class TokenArchive:
         zstd_above: int | None = ZSTD_ABOVE,
     ):
         self.archive, self.bundle, self.zstd_above = archive, bundle, zstd_above
-        self._options: _Options = {"device": device, "threads": threads, "layout": layout}
+        self._options: EngineOptions = {"device": device, "threads": threads, "layout": layout}
         self._recent = Recent(RECENT)
         self._numbers = {NONE: 0, bundle.tokenizer.fingerprint: 0}  # tokenizer -> codec
 
@@ -245,13 +247,19 @@ class TokenArchive:
         for batch in _batches(items):
             self.archive.view.refresh()
             drafts = [self._draft(item) for item in batch]
-            receipts = iter(self.archive.put([draft for draft in drafts if draft]))
-            if not all(drafts):
+            fresh = [draft for draft in drafts if isinstance(draft, NewSession)]
+            receipts = iter(self.archive.put(fresh))
+            for codec in self.archive.codecs:
+                if isinstance(codec, Memo):
+                    codec.clear()
+            if len(fresh) < len(drafts):
                 self.archive.store.settle("packs")  # its writer may be between link and fsync
             for item, draft in zip(batch, drafts, strict=True):
-                receipt = next(receipts) if draft else None
-                if draft and receipt:
-                    self._remember(draft, receipt)
+                if isinstance(draft, Version):
+                    yield Put(item, None, self.by_zstd(item), draft)
+                    continue
+                receipt = next(receipts)
+                self._remember(draft, receipt)
                 yield Put(item, receipt, self.by_zstd(item))
 
     def _remember(self, draft: NewSession, receipt: Receipt) -> None:
@@ -272,8 +280,8 @@ class TokenArchive:
         if parent == receipt.leaf:
             self._recent.add(receipt.version, segments)
 
-    def _draft(self, item: TokenItem) -> NewSession | None:
-        """Return an item cut into segments; None where the archive has it."""
+    def _draft(self, item: TokenItem) -> NewSession | Version:
+        """Return an item cut into segments, or the version that is it where the archive has it."""
         if item.tokenizer not in self._numbers:
             raise TokenizerMismatch(
                 f"session {item.name!r} has ids of tokenizer {item.tokenizer.hex()}, whose tokenizer.json was not given"
@@ -282,8 +290,9 @@ class TokenArchive:
         codec = self._numbers[item.tokenizer]
         ids = identity.checked(item.ids)
         last = self._last(item.tenant, item.name, codec)
-        if any(self._has(tower, item, ids) for tower in self._repeated(item, codec, last)):
-            return None
+        for tower in self._repeated(item, codec, last):
+            if self._has(tower, item, ids):
+                return tower.version
         if self.by_zstd(item):
             codec = ids_codec(self.archive.codecs, self.archive.codecs[codec].tokenizer)
         return self._cut(item, codec, ids, last or self._last(item.tenant, item.parent, codec))
@@ -368,7 +377,7 @@ class TokenArchive:
         tower = self.archive.get(name, tenant_of(tenant, salt), number)
         if KINDS[tower.version.kind] != "ids":
             raise ContentError(
-                f"session {name!r} is a {KINDS[tower.version.kind]}, not token ids: get it with SessionArchive"
+                f"session {name!r} is a {KINDS[tower.version.kind]}, not token ids: get it with pltz.Archive"
             )
         return TokenSession(tower.tokens, tower.version, tower.segments)
 

@@ -18,6 +18,7 @@ from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import Output, write_text
 from pltz.cli.ui.progress import wanted
 from pltz.cli.ui.table import pairs
+from pltz.models.partners import DEFAULT_TARGET
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def demo(
     kept = Output(output, force=force) if output is not None else None
     records = list(corpus.read(None))[:count]
     codec = options.load_codec(bundle, device, threads)
-    model = Target.load(api.DEFAULT_TARGET, device=device)
+    model = Target.load(DEFAULT_TARGET, device=device)
     run = measure.run(codec, [record.session for record in records], shown=wanted(progress))
     if kept is not None:
         kept.write([run.data])
@@ -101,7 +102,7 @@ def fitting(run: "Run", model: "Target") -> list[int]:
     room = (model.max_positions or 1 << 30) - 2 * ANSWER
     found = [i for i, cost in enumerate(run.costs) if 0 < cost.tokens <= room]
     if not found:
-        raise UsageError(f"none of these sessions fits {api.DEFAULT_TARGET}: raise --sessions")
+        raise UsageError(f"none of these sessions fits {DEFAULT_TARGET}: raise --sessions")
     return found
 
 
@@ -134,7 +135,7 @@ class Talk:
         lines += [turn(role, content) for role, content in turns]
         lines += [
             "",
-            f"goes on from the thawed cache ({self.answer_ms:.0f} ms; {api.DEFAULT_TARGET} is a toy):",
+            f"goes on from the thawed cache ({self.answer_ms:.0f} ms; {DEFAULT_TARGET} is a toy):",
             "",
         ]
         lines += [turn("user", self.question), turn("assistant", self.answer)]
@@ -181,7 +182,7 @@ def figures(
     frozen, tokens = len(run.data), run.tokens
     stages = {stage: sum(t.timings[stage] for t in thawed) / len(thawed) for stage in thawed[0].timings}
     kv = {
-        api.DEFAULT_TARGET: model.kv_bytes(tokens),
+        DEFAULT_TARGET: model.kv_bytes(tokens),
         REFERENCE: kv_bytes_of(KNOWN_SHAPES[REFERENCE], tokens),
     }
     return {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive.humanize import counted, moment, size
-from pltz.cli.archive.shared import open_archive
+from pltz.cli.archive.shared import open_towers
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command, Group
 from pltz.cli.ui.key_options import key_options, secret
@@ -120,7 +120,7 @@ def drain(
     from pltz.archive.eviction.worker import drain as run
 
     if Path(journal).is_dir():
-        open_archive(place, None)  # report a missing archive even where the journal is empty
+        open_towers(place, None)  # report a missing archive even where the journal is empty
     with Progress("drain", unit="sessions", shown=wanted(progress)) as bar:
         shown = 0
 

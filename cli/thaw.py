@@ -9,13 +9,14 @@ import click
 
 from pltz import api
 from pltz.archive.humanize import counted, size
-from pltz.cli.archive.shared import VERSION, open_sessions
+from pltz.cli.archive.shared import VERSION, open_plain
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import pairs
+from pltz.models.partners import DEFAULT_TARGET
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,20 +95,19 @@ def thaw(
     With --hot DIR the KV of an archive's session is kept in files, segment by segment, so that the next session on the same
     prompt, or the same one again, is prefilled only where it is new. The files hold KV and tokens in the clear.
     """
+    from pltz.archive.archive import Archive
     from pltz.models.target.target import Target
 
     if place is not None:
         if index is not None:
             raise UsageError("--session numbers the sessions of a file: leave it out with --archive")
         start = time.perf_counter()
-        named = target or api.DEFAULT_TARGET
-        cold = open_sessions(place, [bundle] if bundle else [], device, threads, tokenizers=[named])
-        model = Target.load(named, device=device)
+        cold = Archive(open_plain(place), bundle=bundle, device=device, threads=threads)
+        model = Target.load(target or DEFAULT_TARGET, device=device)
         hot = hot_store(folder, hot_budget, model)
+        thawer = cold.thawer(model, hot, any_target=any_target)
         load_ms = 1e3 * (time.perf_counter() - start)
-        thawed = api.thaw_archived(
-            cold, file, model, tenant or "default", number, hot=hot, any_target=any_target
-        )
+        thawed = thawer.thaw(file, tenant or "default", number)
         result = Result.of(thawed, model, more, load_ms, None if hot is None else hot.stats().hit_tokens)
         write_text(json.dumps(result.as_json()) if as_json else result.text())
         return
@@ -118,7 +118,7 @@ def thaw(
     with options.open_reader(file) as reader:
         start = time.perf_counter()
         codec = options.load_codec_for(reader, bundle, device, threads)
-        model = Target.load(target or api.DEFAULT_TARGET, device=device)
+        model = Target.load(target or DEFAULT_TARGET, device=device)
         load_ms = 1e3 * (time.perf_counter() - start)
         thawed = api.thaw(reader, model, index, bundle=codec, any_target=any_target)
     result = Result.of(thawed, model, more, load_ms)

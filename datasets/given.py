@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
 
 from pltz.datasets.loaders import load
+from pltz.datasets.source import Readable
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import UsageError
+
+# One session: a `Session`, a chat (an object or its messages), a text, or token ids, (T,).
+SessionLike = Session | dict[str, Any] | list[dict[str, Any]] | str | bytes | Sequence[int] | NDArray[Any]
+# Many: a path, the bytes of a file, a binary file object, one session, or any iterable of sessions.
+SessionsLike = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable | SessionLike | Iterable[SessionLike]
 
 
 def as_sessions(source: object, format: str = "auto") -> Iterable[Session]:

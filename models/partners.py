@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pltz.models.target.target import Target
 
 Path_ = str | os.PathLike[str]
+DEFAULT_TARGET = "mini-llama"  # the target that ships with pltz
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class Partners:
         return None if self.tokenizer is None else bridge_between(tokenizer_json(self.tokenizer), codec)
 
 
-def as_target(target: Path_ | Target) -> Target:
-    """Return a target by name or path, or loaded.
+def as_target(target: Path_ | Target | None) -> Target:
+    """Return a target by name or path, or loaded. None: the one that ships with pltz.
 
     Raises:
         UsageError: device or dtype cannot be used.
@@ -81,6 +82,8 @@ def as_target(target: Path_ | Target) -> Target:
     """
     from pltz.models.target.target import Target
 
+    if target is None:
+        target = DEFAULT_TARGET
     return Target.load(target) if isinstance(target, str | os.PathLike) else target
 
 

@@ -8,6 +8,10 @@
         print(len(file), file[7].value)
     thawed = pltz.thaw("chats.pltz", "mini-llama", 7)   # the target's KV cache, after one prefill
 
+    cold = pltz.Archive.open("/data/cold", create=True)
+    cold.put("chat-7", {"messages": [...]}, tenant="acme")
+    cold.get("chat-7", tenant="acme").value
+
 Names are loaded when they are first used: ``import pltz`` costs no torch and no numpy.
 """
 
@@ -25,10 +29,35 @@ if TYPE_CHECKING:
         open,
         thaw,
     )
+    from pltz.archive.archive import Archive, ArchivedSession, PutReceipt, PutRequest, SessionVersion
+    from pltz.archive.engines.llama_server import LlamaServer
+    from pltz.archive.engines.vllm_request import vllm_prompt
+    from pltz.archive.errors import (
+        ArchiveError,
+        Erased,
+        Fenced,
+        ForeignPack,
+        FullError,
+        KeyMismatch,
+        LostError,
+        MissingPack,
+        NotFound,
+        StoreError,
+        UnreadableError,
+        WriterFailed,
+    )
+    from pltz.archive.eviction.hook import EvictionHook
+    from pltz.archive.eviction.worker import drain
+    from pltz.archive.kv_store.store import HotStore
+    from pltz.archive.kv_store.thawer import Thawer, Wanted
+    from pltz.archive.thaw import Thawed
+    from pltz.datasets.loaders import sample_sessions
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.session.codec import Codec
     from pltz.models.session.session import Session
     from pltz.models.session_file import SessionFile
+    from pltz.models.target.checkpoint import fingerprint_of
+    from pltz.models.target.target import Target
     from pltz.plt_codec.errors import (
         BundleMismatch,
         ContentError,
@@ -47,19 +76,38 @@ if TYPE_CHECKING:
 
     __version__: str
 
+# Where each public name lives. `__all__` below says the same to type checkers, which read no dictionaries.
 _HOMES = {
-    "pltz.api": (
-        "compress",
-        "compress_many",
-        "decompress",
-        "decompress_many",
-        "open",
-        "thaw",
+    "pltz.api": ("compress", "compress_many", "decompress", "decompress_many", "open", "thaw"),
+    "pltz.archive.archive": ("Archive", "ArchivedSession", "PutReceipt", "PutRequest", "SessionVersion"),
+    "pltz.archive.engines.llama_server": ("LlamaServer",),
+    "pltz.archive.engines.vllm_request": ("vllm_prompt",),
+    "pltz.archive.errors": (
+        "ArchiveError",
+        "Erased",
+        "Fenced",
+        "ForeignPack",
+        "FullError",
+        "KeyMismatch",
+        "LostError",
+        "MissingPack",
+        "NotFound",
+        "StoreError",
+        "UnreadableError",
+        "WriterFailed",
     ),
+    "pltz.archive.eviction.hook": ("EvictionHook",),
+    "pltz.archive.eviction.worker": ("drain",),
+    "pltz.archive.kv_store.store": ("HotStore",),
+    "pltz.archive.kv_store.thawer": ("Thawer", "Wanted"),
+    "pltz.archive.thaw": ("Thawed",),
+    "pltz.datasets.loaders": ("sample_sessions",),
     "pltz.models.bundle.bundle": ("Bundle",),
     "pltz.models.session.codec": ("Codec",),
     "pltz.models.session.session": ("Session",),
     "pltz.models.session_file": ("SessionFile",),
+    "pltz.models.target.checkpoint": ("fingerprint_of",),
+    "pltz.models.target.target": ("Target",),
     "pltz.plt_codec.errors": (
         "BundleMismatch",
         "ContentError",
@@ -78,30 +126,58 @@ _HOMES = {
 }
 
 __all__ = [
+    "Archive",
+    "ArchiveError",
+    "ArchivedSession",
     "Bundle",
     "BundleMismatch",
     "Codec",
     "ContentError",
     "CorruptError",
+    "Erased",
+    "EvictionHook",
+    "Fenced",
+    "ForeignPack",
     "FormatError",
+    "FullError",
+    "HotStore",
+    "KeyMismatch",
     "LimitError",
+    "LlamaServer",
+    "LostError",
     "MismatchError",
+    "MissingPack",
     "ModelError",
+    "NotFound",
     "OpaqueContentError",
     "PltzError",
+    "PutReceipt",
+    "PutRequest",
     "Session",
     "SessionFile",
+    "SessionVersion",
+    "StoreError",
+    "Target",
     "TargetMismatch",
+    "Thawed",
+    "Thawer",
     "TokenizerMismatch",
+    "UnreadableError",
     "UsageError",
     "VersionError",
+    "Wanted",
+    "WriterFailed",
     "__version__",
     "compress",
     "compress_many",
     "decompress",
     "decompress_many",
+    "drain",
+    "fingerprint_of",
     "open",
+    "sample_sessions",
     "thaw",
+    "vllm_prompt",
 ]
 
 
@@ -121,4 +197,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Return the public names, and nothing else."""
+    return list(__all__)

@@ -18,13 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pltz.plt_codec.errors import PltzError, UsageError
-from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from pltz.archive.kv_store.store import HotStore
-    from pltz.archive.sessions import Item, SessionArchive
     from pltz.archive.thaw import Thawed
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.partners import Partners, Path_
@@ -34,9 +31,6 @@ if TYPE_CHECKING:
     from pltz.models.session_file import SessionFile
     from pltz.models.target.target import Target
     from pltz.plt_codec.container.file import Reader
-    from pltz.plt_codec.lanes import LayoutName
-
-DEFAULT_TARGET = "mini-llama"  # the target that ships with pltz
 
 
 def compress(
@@ -307,7 +301,7 @@ def thaw(
     from pltz.archive.thaw import thaw as prefill
     from pltz.models.partners import as_target
 
-    model = as_target(target if target is not None else DEFAULT_TARGET)
+    model = as_target(target)
     start = time.perf_counter()
     with open(data, bundle=bundle, target=model, device=device, threads=threads) as file:
         frozen_for = file.reader.header.target_fingerprint
@@ -319,106 +313,6 @@ def thaw(
     decoded = time.perf_counter()
     timings = {"read": 1e3 * (read - start), "decode": 1e3 * (decoded - read)}
     return prefill(ids, model, frozen_for=frozen_for, any_target=any_target, chunk=chunk, timings=timings)
-
-
-def open_archive(
-    path: Path_,
-    *,
-    create: bool = False,
-    bundle: Path_ | Bundle | None = None,
-    tokenizers: Iterable[Path_ | bytes] = (),
-    device: str = "cpu",
-    threads: int | None = None,
-    layout: LayoutName = "default",
-    zstd_above: int | None = ZSTD_ABOVE,
-    key_file: Path_ | None = None,
-    key_command: str | None = None,
-    passphrase: str | None = None,
-) -> SessionArchive:
-    """Open an archive of sessions, or make one: put sessions, get them back, list, verify, forget, copy.
-
-    Args:
-        path: its directory, or ``s3://bucket/prefix``.
-        create: make it if there is none; False: it must be there. With a key it is made sealed.
-        bundle: what codes new sessions; None: the one that ships with pltz.
-        tokenizers: tokenizer.json (path or bytes) of targets whose own ids are put or read, where they are not the bundle's.
-        device, threads: as in `compress`.
-        layout: "fast": sessions over 2048 tokens thaw sooner on a GPU and take a few per cent more bytes.
-        zstd_above: put sessions of more bytes by zstd and not by the model; None: none.
-        key_file, key_command, passphrase: the key of a sealed archive, one of them: a file that holds it, a shell
-            command that prints it, or a passphrase. They are the command line's options of these names.
-
-    Raises:
-        UsageError: there is no archive, a key is given and the archive is not sealed, or more than one key is given;
-            KeyMismatch: the archive is sealed, and this is not its key (without any, putting and getting raise it);
-            FormatError: the archive is damaged or newer; ModelError: the bundle cannot be used.
-
-    >>> import pltz.api, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     cold = pltz.api.open_archive(folder, create=True)
-    ...     [stored] = cold.put([pltz.api.item("greeting", "hello")])
-    ...     cold.get("greeting").value
-    b'hello'
-    """
-    from pltz.archive.encryption.keys import Secret
-    from pltz.archive.format.settings import NAME
-    from pltz.archive.sessions import SessionArchive
-    from pltz.archive.storage.store import is_there, open_store
-    from pltz.archive.tower_archive import TowerArchive
-    from pltz.models.bundle.bundle import Bundle
-    from pltz.models.partners import tokenizer_json
-
-    key = Secret.chosen(key_file=key_file, key_command=key_command, passphrase=passphrase)
-    if create and not is_there(open_store(path), NAME):
-        TowerArchive.create(path, [], key=key)
-    loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
-    known = [tokenizer_json(tokenizer) for tokenizer in tokenizers]
-    return SessionArchive.open(
-        path,
-        [loaded],
-        key=key,
-        tokenizers=known,
-        device=device,
-        threads=threads,
-        layout=layout,
-        zstd_above=zstd_above,
-    )
-
-
-def item(name: str, session: object, **options: Any) -> Item:
-    """A session to put into an archive under a name; ``session`` as in `compress`, options as `Item` has them (tenant, labels, ...)."""
-    from pltz.archive.sessions import Item
-    from pltz.datasets.given import as_session
-
-    return Item(name, as_session(session), **options)
-
-
-def thaw_archived(
-    cold: SessionArchive,
-    name: str,
-    target: Path_ | Target | None = None,
-    tenant: str = "default",
-    number: int | None = None,
-    *,
-    hot: HotStore | None = None,
-    any_target: bool = False,
-    chunk: int | None = None,
-) -> Thawed:
-    """Make a session of an archive hot again, as `thaw` does with one of a file.
-
-    One session, nothing kept: to thaw many, and to keep what is shared in a `HotStore`, make a `pltz.archive.kv_store.Thawer` once.
-
-    Args:
-        hot: a store to look in first and to keep the KV in.
-
-    Raises:
-        NotFound: no such session or version; LostError: it is damaged; and what `thaw` raises.
-    """
-    from pltz.archive.kv_store.thawer import Thawer
-    from pltz.models.partners import as_target
-
-    model = as_target(target if target is not None else DEFAULT_TARGET)
-    return Thawer(cold, model, hot, any_target=any_target, chunk=chunk).thaw(name, tenant, number)
 
 
 def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, Any]:

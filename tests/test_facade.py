@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, assert_type
 
 import numpy as np
 import pytest
 
 import pltz
+from pltz.archive import errors as archive_errors
 from pltz.datasets.given import as_session
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.codec import Codec
@@ -96,18 +97,25 @@ def test_every_public_name_resolves_and_is_listed() -> None:
     assert sorted(pltz.__all__) == list(pltz.__all__)
     for name in pltz.__all__:
         assert getattr(pltz, name) is not None
-    assert set(pltz.__all__) <= set(dir(pltz))
+    assert {name for names in pltz._HOMES.values() for name in names} | {"__version__"} == set(pltz.__all__)
     assert pltz.__version__.count(".") == 2
 
 
-def test_the_whole_error_tree_is_exported() -> None:
+def test_dir_shows_what_is_public_and_nothing_else() -> None:
+    """Neither the rooms, nor what the module imports for itself, nor what was loaded since."""
+    pltz.compress  # noqa: B018
+    assert dir(pltz) == pltz.__all__
+
+
+@pytest.mark.parametrize("module", [errors, archive_errors])
+def test_the_whole_error_tree_is_exported(module: ModuleType) -> None:
     tree = {
         name
-        for name, value in vars(errors).items()
+        for name, value in vars(module).items()
         if isinstance(value, type) and issubclass(value, errors.PltzError)
     }
     assert tree <= set(pltz.__all__)
-    assert all(getattr(pltz, name) is getattr(errors, name) for name in tree)
+    assert all(getattr(pltz, name) is getattr(module, name) for name in tree)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -41,6 +41,7 @@ WINGS = {
         "sessions",
         "token_archive thaw copy",
         "kv_store",
+        "archive",
         "eviction",
         "engines",
         "nightly",

@@ -7,7 +7,7 @@
 It acts when a request finishes and not at eviction. vLLM tells a connector nothing of evictions, and its
 events name full blocks only, so the tail of a session would be lost. When a request finishes, the scheduler
 has every id, and the hook takes them in microseconds. A session returns as a request with these ids as prompt
-(`vllm_request.prompt`). vLLM's own prefill and prefix cache do the rest.
+(`vllm_request.vllm_prompt`). vLLM's own prefill and prefix cache do the rest.
 
 Settings (kv_connector_extra_config): `vllm_settings.VllmSettings`. An unknown setting, a wrong type or a bad
 value keeps vLLM from starting. A request that cannot be archived is counted by reason, and logged with its

@@ -102,7 +102,7 @@ def named(request: Any, tenant: str = "default") -> tuple[Any, Any]:
         return getattr(request, "request_id", None), tenant
 
 
-def prompt(
+def vllm_prompt(
     ids: Tokens,
     *,
     salt: str | None = None,

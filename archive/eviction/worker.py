@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pltz.archive.archive import Archive
 from pltz.archive.errors import ArchiveError, StoreError, reason
 from pltz.archive.eviction.journal.entry import Entry
 from pltz.archive.eviction.journal.lock import FileLocks, Lock
@@ -275,7 +276,7 @@ def as_item(entry: Entry) -> TokenItem:
 
 def drain(
     journal: str | os.PathLike[str] | Disk,
-    archive: str | os.PathLike[str] | TokenArchive,
+    archive: str | os.PathLike[str] | Archive | TokenArchive,
     *,
     bundle: Bundle | str | os.PathLike[str] | None = None,
     key: Secret | None = None,
@@ -294,7 +295,7 @@ def drain(
     It may be killed anywhere and run again. Two at once do no harm.
 
     Args:
-        archive: the destination; a path or URL is opened when there is something to put.
+        archive: the destination: an open `pltz.Archive`, or a path or URL, opened when there is something to put.
         layout, zstd_above: as for `TokenArchive.open`.
         max_seconds: stop after the commit during which this time passes.
         wait: seconds to wait for the worker of a serving process to end its pass; then ``busy``.
@@ -312,6 +313,8 @@ def drain(
     def open_archive() -> TokenArchive:
         if isinstance(archive, TokenArchive):
             return archive
+        if isinstance(archive, Archive):
+            return archive.tokens
         return TokenArchive.open(
             archive, bundle=bundle, key=key, threads=threads, layout=layout, zstd_above=zstd_above
         )

@@ -76,7 +76,7 @@ def open_plain(place: str) -> "TowerArchive":
     A sealed archive is opened with the key that the command's options name.
     Raises UsageError, FormatError, KeyMismatch.
     """
-    return open_archive(place, secret())
+    return open_towers(place, secret())
 
 
 def open_sessions(
@@ -98,7 +98,7 @@ def open_sessions(
     from pltz.archive.sessions import SessionArchive
     from pltz.models.bundle.bundle import Bundle
 
-    found = open_archive(place, None)  # refuse a missing archive before a bundle is loaded
+    found = open_towers(place, None)  # refuse a missing archive before a bundle is loaded
     key = secret() if found.settings.sealed or not perhaps_sealed else None
     loaded = [Bundle.load(b) for b in bundles]
     known = [tokenizer_json(name) for name in tokenizers]
@@ -119,7 +119,7 @@ def tokenizer_json(name: str) -> bytes:
         raise UsageError(f"cannot read {name}: {exc.strerror or exc}") from exc
 
 
-def open_archive(place: str, key: "Secret | None") -> "TowerArchive":
+def open_towers(place: str, key: "Secret | None") -> "TowerArchive":
     """Open the archive at ``place`` without a bundle. Raises UsageError, FormatError, KeyMismatch."""
     from pltz.archive.tower_archive import TowerArchive
 

@@ -67,7 +67,7 @@ def main(sizes: tuple[float, ...], only: str | None) -> None:
 
 def _coded(size: int, way: str, model: float | None) -> Row:
     """Code a chat of about ``size`` bytes and decode it again."""
-    from pltz import api
+    from pltz.archive.archive import Archive
     from pltz.datasets.loaders import load
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.session.codec import Codec
@@ -85,11 +85,11 @@ def _coded(size: int, way: str, model: float | None) -> Row:
         middle, frozen = time.process_time(), len(data)
         found = codec.decompress(data)[0]
     else:
-        cold = api.open_archive(folder / "cold", create=True, bundle=bundle, zstd_above=above)
+        cold = Archive.open(folder / "cold", create=True, bundle=bundle, zstd_above=above)
         start = time.process_time()
-        [stored] = cold.put(api.item("big", one) for one in load(folder / "big.jsonl", "jsonl"))
-        middle, frozen = time.process_time(), stored.size
-        found = cold.get("big")
+        frozen = cold.put("big", next(load(folder / "big.jsonl", "jsonl"))).size
+        middle = time.process_time()
+        found = cold.get("big").session
     return _row(len(found.to_bytes()), frozen, start, middle)
 
 

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz import api
 from pltz.archive.humanize import size
 from pltz.benchmarks import machine
 from pltz.cli.bench import shared
@@ -38,6 +37,7 @@ from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.progress import Progress, wanted
 from pltz.cli.ui.table import render
+from pltz.models.partners import DEFAULT_TARGET
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.lanes import LAYOUTS, LayoutName
 
@@ -296,7 +296,7 @@ def target_of(shape: str, folder: Path, tokenizer_json: bytes, device: str) -> "
     from pltz.models.target.target import Target
 
     if shape == EMBEDDED:
-        return Target.load(api.DEFAULT_TARGET, device)
+        return Target.load(DEFAULT_TARGET, device)
     place = folder / "target"
     place.mkdir()
     return RandomTarget.make(shape, tokenizer_json, place, device)

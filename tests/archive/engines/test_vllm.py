@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.engines.vllm_request import evicted, prompt
+from pltz.archive.engines.vllm_request import evicted, vllm_prompt
 from pltz.archive.errors import NotFound
 from pltz.archive.eviction.hook import EvictionHook
 from pltz.archive.eviction.journal.entry import MAX_PREFIXES
@@ -153,10 +153,10 @@ def test_odd_hints_of_a_client_lose_no_session_and_stop_nothing(tmp_path: Path, 
 
 def test_a_prompt_is_the_ids_and_the_salt() -> None:
     ids = np.array(IDS)
-    assert prompt(ids, any_target=True) == {"prompt_token_ids": IDS}
-    assert prompt(ids, salt="s3cret", any_target=True) == {"prompt_token_ids": IDS, "cache_salt": "s3cret"}
+    assert vllm_prompt(ids, any_target=True) == {"prompt_token_ids": IDS}
+    assert vllm_prompt(ids, salt="s3cret", any_target=True) == {"prompt_token_ids": IDS, "cache_salt": "s3cret"}
     assert all(
-        type(i) is int for i in prompt(ids, any_target=True)["prompt_token_ids"]
+        type(i) is int for i in vllm_prompt(ids, any_target=True)["prompt_token_ids"]
     )  # JSON takes no numpy
 
 
@@ -164,18 +164,18 @@ def test_a_prompt_for_other_weights_or_adapters_is_refused() -> None:
     ids, weights = np.array(IDS), b"w" * 16
     frozen: dict[str | None, bytes] = {None: target_of(weights), "style": target_of(weights, "style")}
     for lora, frozen_for in frozen.items():
-        assert prompt(ids, frozen_for=frozen_for, target=weights, lora=lora)
+        assert vllm_prompt(ids, frozen_for=frozen_for, target=weights, lora=lora)
         with pytest.raises(UsageError, match="name the model"):
-            prompt(ids, frozen_for=frozen_for, lora=lora)
+            vllm_prompt(ids, frozen_for=frozen_for, lora=lora)
         with pytest.raises(TargetMismatch, match=weights.hex()):
-            prompt(ids, frozen_for=frozen_for, target=weights, lora="other")
+            vllm_prompt(ids, frozen_for=frozen_for, target=weights, lora="other")
         with pytest.raises(TargetMismatch):
-            prompt(ids, frozen_for=frozen_for, target=b"v" * 16, lora=lora)
-        assert prompt(ids, frozen_for=frozen_for, target=b"v" * 16, any_target=True)
+            vllm_prompt(ids, frozen_for=frozen_for, target=b"v" * 16, lora=lora)
+        assert vllm_prompt(ids, frozen_for=frozen_for, target=b"v" * 16, any_target=True)
     with pytest.raises(TargetMismatch, match="expected no adapter"):
-        prompt(ids, lora="style")
+        vllm_prompt(ids, lora="style")
     with pytest.raises(UsageError, match=r"not known.*any_target"):
-        prompt(ids, target=weights)
+        vllm_prompt(ids, target=weights)
 
 
 @pytest.mark.vllm

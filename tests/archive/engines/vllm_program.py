@@ -16,7 +16,7 @@ from vllm.inputs import EmbedsPrompt, TokensPrompt
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request, RequestStatus
 
-from pltz.archive.engines.vllm_request import evicted, prompt
+from pltz.archive.engines.vllm_request import evicted, vllm_prompt
 from pltz.archive.eviction.worker import drain
 from pltz.archive.token_archive import TokenArchive
 from pltz.datasets import sample_sessions
@@ -119,9 +119,9 @@ def main(model: str, lora: str, journal: str, place: str, result: str) -> None:
     out["other salt"] = refusal(lambda: cold.get("chat", "acme", salt="of beta"))
     out["no salt"] = refusal(lambda: cold.get("chat", "acme"))
     out["adapter left out"] = refusal(
-        lambda: prompt(found.ids, frozen_for=cold.get("styled", "acme").target, target=target)
+        lambda: vllm_prompt(found.ids, frozen_for=cold.get("styled", "acme").target, target=target)
     )
-    asked = prompt(found.ids, salt="of acme", frozen_for=found.target, target=target)
+    asked = vllm_prompt(found.ids, salt="of acme", frozen_for=found.target, target=target)
     start = time.perf_counter()
     [reply] = llm.generate([TokensPrompt(**asked)], sampling(1), use_tqdm=False)  # the thaw
     out["thaw_ms"] = 1e3 * (time.perf_counter() - start)

@@ -1,0 +1,651 @@
+"""Archive: one object for an archive of sessions, in the words of the command line. `pltz.Archive` is this class.
+
+    cold = Archive.open("/data/cold", create=True)
+    cold.put("support/7", {"messages": [...]}, tenant="acme", tags={"channel": "web"})
+    cold.get("support/7", tenant="acme").value        # the same chat
+    cold.thaw("support/7", target, tenant="acme")     # the target's KV cache, after one prefill
+
+Chats, texts and ids of the bundle go through `sessions.SessionArchive`; ids of another tokenizer, and ids with shared prefixes,
+through `token_archive.TokenArchive`. Both stand on one `tower_archive.TowerArchive`, which lists, forgets, erases and verifies.
+The bundle is loaded when something is first coded: listing or forgetting does not wait for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pltz.archive.encryption.keys import Secret
+from pltz.archive.errors import NotFound
+from pltz.archive.format.settings import NAME
+from pltz.archive.sessions import COMMIT_SESSIONS, COMMIT_TOKENS, Item, SessionArchive, Stored, codecs_of
+from pltz.archive.storage.store import is_there, open_store
+from pltz.archive.token_archive import EngineOptions, Put, TokenArchive, TokenItem, tenant_of
+from pltz.archive.tower_archive import Stat, TowerArchive
+from pltz.archive.writing.new_session import KINDS
+from pltz.datasets.given import as_session
+from pltz.models.partners import as_target, tokenizer_json
+from pltz.models.session.session import Session
+from pltz.plt_codec.errors import ContentError, UsageError
+from pltz.plt_codec.limits import ZSTD_ABOVE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pltz.archive.catalog.view import Version
+    from pltz.archive.kv_store.store import HotStore
+    from pltz.archive.kv_store.thawer import Thawer
+    from pltz.archive.maintenance.erase import Erasure
+    from pltz.archive.maintenance.verify import Report
+    from pltz.archive.thaw import Thawed
+    from pltz.datasets.given import SessionLike
+    from pltz.models.bundle.bundle import Bundle
+    from pltz.models.partners import Path_
+    from pltz.models.target.target import Target
+    from pltz.plt_codec.lanes import LayoutName
+
+
+@dataclass(frozen=True, eq=False)
+class PutRequest:
+    """A session to put into an archive. The fields are the arguments of `Archive.put`."""
+
+    name: str
+    session: SessionLike
+    tenant: str = "default"
+    tags: Mapping[str, str] = field(default_factory=dict)
+    base: str | None = None
+    target: Path_ | Target | bytes | None = None
+    tokenizer: Path_ | bytes | None = None
+    time: int | None = None
+    prefixes: Sequence[int] = ()
+    parent: str | None = None
+    salt: str | bytes | None = None
+
+
+@dataclass(frozen=True)
+class PutReceipt:
+    """What became of a session that was put.
+
+    ``version``: its number, from 1; ``id``: 16 bytes that name this version for ever; ``segments``: how many were new; ``size``: their bytes;
+    ``by_model``: coded by the bundle, not by zstd; ``unchanged``: the archive had it already, and nothing was added.
+    """
+
+    tenant: str
+    name: str
+    version: int
+    id: bytes
+    segments: int
+    size: int
+    by_model: bool
+    unchanged: bool
+
+
+@dataclass(frozen=True)
+class SessionVersion:
+    """One version of a session, as an archive lists it.
+
+    ``version``: its number, from 1; ``time``: seconds since 1970; ``kind``: chat, text or ids; ``target``: 16 bytes, fingerprint of the weights
+    it was frozen for, None for any; ``id``: 16 bytes that name this version for ever.
+    """
+
+    tenant: str
+    name: str
+    version: int
+    time: int
+    kind: str
+    tags: dict[str, str]
+    target: bytes | None
+    forgotten: bool
+    id: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class ArchivedSession(SessionVersion):
+    """A version of a session with its content. ``session``: as it was put."""
+
+    session: Session
+
+    @property
+    def value(self) -> Any:
+        """The chat, the bytes of the text, or the ids, (T,) int32."""
+        return self.session.value
+
+    @property
+    def ids(self) -> NDArray[Any]:
+        """The token ids, (T,) int32. Raises ContentError where it is a chat or a text."""
+        if self.kind != "ids":
+            raise ContentError(f"session {self.name!r} is a {self.kind}, not token ids: take its value")
+        return self.session.value  # type: ignore[no-any-return]
+
+
+class Archive:
+    """An open archive of sessions. Make one with `open`.
+
+    Several processes may use one archive at once, each with an object of its own. One object belongs to one thread.
+    """
+
+    def __init__(
+        self,
+        tower: TowerArchive,
+        *,
+        bundle: Path_ | Bundle | Sequence[Path_ | Bundle] | None = None,
+        tokenizers: Iterable[Path_ | bytes] = (),
+        device: str = "cpu",
+        threads: int | None = None,
+        layout: LayoutName = "default",
+        zstd_above: int | None = ZSTD_ABOVE,
+    ) -> None:
+        """Take an archive of towers that was opened without codecs; the other arguments are those of `open`."""
+        self.tower = tower
+        self._named = bundle
+        self._tokenizers = [tokenizer_json(tokenizer) for tokenizer in tokenizers]
+        self._engine: EngineOptions = {"device": device, "threads": threads, "layout": layout}
+        self._zstd_above = zstd_above
+        self._fingerprints: dict[bytes, bytes] = {}  # of tokenizers, by their tokenizer.json
+        self._thawer: tuple[tuple[bool, int | None], Thawer] | None = None  # the last one, with its options
+
+    @classmethod
+    def open(
+        cls,
+        place: Path_,
+        *,
+        create: bool = False,
+        key_file: Path_ | None = None,
+        key_command: str | None = None,
+        passphrase: str | None = None,
+        passphrase_env: str | None = None,
+        bundle: Path_ | Bundle | Sequence[Path_ | Bundle] | None = None,
+        tokenizers: Iterable[Path_ | bytes] = (),
+        device: str = "cpu",
+        threads: int | None = None,
+        layout: LayoutName = "default",
+        zstd_above: int | None = ZSTD_ABOVE,
+    ) -> Archive:
+        """Open an archive, or make one.
+
+        Args:
+            place: its folder, or ``s3://bucket/prefix``.
+            create: make it where there is none; with a key it is made sealed.
+            key_file, key_command, passphrase, passphrase_env: the key of a sealed archive, one of them: a file that holds it, a shell
+                command that prints it, a passphrase, or the environment variable with the passphrase.
+            bundle: by name or folder, or loaded. Of several the first codes what is put, the others are for reading.
+                None: the one that ships with pltz.
+            tokenizers: tokenizer.json (path or bytes) of targets whose ids are read. Those that a put names need not stand here.
+            device, threads: where the bundle runs, and on how many cores.
+            layout: "fast": sessions over 2048 tokens thaw sooner on a GPU and take a few per cent more bytes.
+            zstd_above: put sessions of more bytes by zstd and not by the model; None: none.
+
+        Raises:
+            UsageError: there is no archive, the archive is not sealed and a key is given, or more than one key is given.
+            KeyMismatch: the archive is sealed with another key. Without a key it opens, and put and get raise this.
+            CorruptError, VersionError: archive.json is damaged or newer; StoreError: the folder cannot be written.
+
+        >>> import pltz, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cold = pltz.Archive.open(folder, create=True, passphrase="correct horse")
+        ...     _ = cold.put("greeting", "hello")
+        ...     pltz.Archive.open(folder, passphrase="correct horse").get("greeting").value
+        b'hello'
+        """
+        key = Secret.chosen(
+            key_file=key_file, key_command=key_command, passphrase=passphrase, passphrase_env=passphrase_env
+        )
+        tower = _make(place, key) if create and not is_there(open_store(place), NAME) else None
+        return cls(
+            tower or TowerArchive.open(place, [], key=key),
+            bundle=bundle,
+            tokenizers=tokenizers,
+            device=device,
+            threads=threads,
+            layout=layout,
+            zstd_above=zstd_above,
+        )
+
+    # ---- in
+
+    def put(
+        self,
+        name: str,
+        session: SessionLike,
+        *,
+        tenant: str = "default",
+        tags: Mapping[str, str] | None = None,
+        base: str | None = None,
+        target: Path_ | Target | bytes | None = None,
+        tokenizer: Path_ | bytes | None = None,
+        time: int | None = None,
+        prefixes: Sequence[int] = (),
+        parent: str | None = None,
+        salt: str | bytes | None = None,
+        keep_opaque: bool = False,
+    ) -> PutReceipt:
+        """Freeze a session under a name. When this returns it is durable, and was decoded back and compared.
+
+        A name that is there already gets a new version, which adds only what is new.
+
+        Args:
+            session: a `Session`, a chat as a dict or a list of messages, a text as str or bytes, or token ids.
+            tags: keys and values to find it by.
+            base: share its system prompt (of ids: the first prefix) under this name with all tenants. None: within the tenant.
+            target: a model, by name or folder or loaded: keep the ids that it would see, for a thaw into that model alone.
+                As 16 bytes, only the fingerprint to keep with the session.
+            tokenizer: tokenizer.json (path or bytes) that the ids belong to, where it is not the bundle's or the target's.
+            time: when the session was, in seconds since 1970; None: now.
+            prefixes: of ids: token counts at which beginnings end that other sessions share.
+            parent: of ids: name of the session that it was forked from.
+            salt: put it apart from all that has another salt; only `get` and `thaw` with the same salt find it.
+            keep_opaque: keep a session with images or audio, as plain bytes, instead of refusing it.
+
+        Raises:
+            ContentError: the session cannot be coded (OpaqueContentError: it has image, audio or file parts); nothing was stored.
+            TokenizerMismatch: ids that are not ids of their tokenizer.
+            UsageError, ModelError: an argument makes no sense, or the bundle or target cannot be used.
+            KeyMismatch: the archive is sealed and was opened without its key.
+            StoreError: the disk is full or fails; WriterFailed, Fenced: see there. Nothing was acknowledged.
+
+        >>> import pltz, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cold = pltz.Archive.open(folder, create=True)
+        ...     cold.put("greeting", "hello").version, cold.put("greeting", "hello again").version
+        (1, 2)
+        """
+        request = PutRequest(
+            name, session, tenant, tags or {}, base, target, tokenizer, time, prefixes, parent, salt
+        )
+        [receipt] = self.put_many([request], keep_opaque=keep_opaque)
+        return receipt
+
+    def put_many(self, requests: Iterable[PutRequest], *, keep_opaque: bool = False) -> Iterator[PutReceipt]:
+        """Freeze many sessions, a commit for about a million tokens. What is yielded is durable, whatever is raised after it.
+
+        ``keep_opaque``, and what it raises: as `put`. Nothing is put before the first receipt is asked for.
+        """
+        items = map(self._item, requests)
+        for kind, group in itertools.groupby(items, type):
+            if kind is TokenItem:
+                yield from map(_token_receipt, self._put_ids(group))  # type: ignore[arg-type]
+            else:
+                yield from map(_receipt, self.sessions.put(group, keep_opaque=keep_opaque))  # type: ignore[arg-type]
+
+    def _put_ids(self, items: Iterator[TokenItem]) -> Iterator[Put]:
+        """Put token ids in commits as large as those of `SessionArchive`."""
+        batch: list[TokenItem] = []
+        tokens = 0
+        for item in items:
+            batch.append(item)
+            tokens += len(item.ids)
+            if tokens >= COMMIT_TOKENS or len(batch) >= COMMIT_SESSIONS:
+                yield from self.tokens.put_each(batch)
+                batch, tokens = [], 0
+        yield from self.tokens.put_each(batch)
+
+    def _item(self, request: PutRequest) -> Item | TokenItem:
+        """Return a request as the archive below takes it."""
+        session = as_session(request.session)
+        target, tokenizer = request.target, request.tokenizer
+        if target is not None and not isinstance(target, bytes):
+            from pltz.models.target.target import as_seen_by
+
+            if tokenizer is not None:
+                raise UsageError("a target brings its own tokenizer: leave tokenizer out")
+            model = as_target(target)
+            session, target, tokenizer = as_seen_by(model, session), model.fingerprint, model.tokenizer_json
+        if request.salt and request.base is not None:
+            raise UsageError("a base is shared with all tenants, and a salt with none: leave one of them out")
+        tenant = tenant_of(request.tenant, request.salt)
+        if session.kind != "ids" and (request.prefixes or request.parent is not None):
+            raise UsageError(
+                f"prefixes and parent belong to token ids, and session {request.name!r} is a {session.kind}"
+            )
+        if session.kind != "ids" or (tokenizer is None and not request.prefixes and request.parent is None):
+            return Item(request.name, session, tenant, request.tags, request.base, target, request.time)
+        return TokenItem(
+            request.name,
+            session.value,
+            tenant,
+            labels=request.tags,
+            target=target,
+            time=request.time,
+            prefixes=tuple(request.prefixes),
+            base=request.base or "",
+            parent=request.parent or "",
+            **({} if tokenizer is None else {"tokenizer": self._fingerprint(tokenizer_json(tokenizer))}),
+        )
+
+    # ---- out
+
+    def get(
+        self,
+        name: str,
+        *,
+        tenant: str = "default",
+        version: int | None = None,
+        salt: str | bytes | None = None,
+    ) -> ArchivedSession:
+        """Return a session as it was put.
+
+        Args:
+            version: its number, from 1; None: the last one that is not forgotten, whoever put it until now.
+            salt: with which it was put.
+
+        Raises:
+            NotFound: no such session or version (Erased: its key was destroyed).
+            LostError: it is damaged (MissingPack: repair may bring it back); ArchiveError: damage may hide it.
+            BundleMismatch: its bundle or tokenizer is not at hand; KeyMismatch: the archive was opened without its key.
+
+        >>> import pltz, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cold = pltz.Archive.open(folder, create=True)
+        ...     _ = cold.put("ids", [33, 99, 101], tags={"model": "m"})
+        ...     found = cold.get("ids")
+        ...     found.ids.tolist(), found.version, found.tags
+        ([33, 99, 101], 1, {'model': 'm'})
+        """
+        self.tokens  # noqa: B018  (its tokenizers are known to the archive from now on)
+        self.tower.view.refresh()
+        found = self.tower.get(name, tenant_of(tenant, salt), version)
+        return ArchivedSession(**vars(_listed(found.version)), session=self.sessions.session(found))
+
+    def thaw(
+        self,
+        name: str,
+        target: Path_ | Target | None = None,
+        *,
+        tenant: str = "default",
+        version: int | None = None,
+        salt: str | bytes | None = None,
+        hot: HotStore | None = None,
+        any_target: bool = False,
+        chunk: int | None = None,
+    ) -> Thawed:
+        """Make a session hot again: decode its tokens and prefill the target with them, once.
+
+        Args:
+            target: the model, by name or folder, or loaded (once, where there is more to thaw); None: the one that ships with pltz.
+            version, salt: as in `get`.
+            hot: a store of KV, to look in first and to keep it in.
+            any_target: take a session that was frozen for other weights.
+            chunk: prefill at most so many tokens at a time.
+
+        Returns:
+            Thawed: cache, token_ids, logits of the last position, timings in milliseconds.
+
+        Raises:
+            TargetMismatch: frozen for other weights; ContentError: the target cannot take these tokens; ModelError: the target
+            cannot be used; and what `get` raises.
+        """
+        self.tower.view.refresh()
+        thawer = self.thawer(target, hot, any_target=any_target, chunk=chunk)
+        return thawer.thaw(name, tenant_of(tenant, salt), version)
+
+    def thawer(
+        self,
+        target: Path_ | Target | None = None,
+        hot: HotStore | None = None,
+        *,
+        any_target: bool = False,
+        chunk: int | None = None,
+    ) -> Thawer:
+        """Return what thaws many sessions at once, from any thread; the arguments are those of `thaw`.
+
+        While it is in use, use this archive from no other thread. Raises UsageError, ModelError.
+        """
+        from pltz.archive.kv_store.thawer import Thawer
+
+        model, options = as_target(target), (any_target, chunk)
+        if self._thawer is not None and self._thawer[0] == options:
+            last = self._thawer[1]
+            if last.target is model and last.hot is hot:
+                return last
+        made = Thawer(self.sessions, model, hot, any_target=any_target, chunk=chunk)
+        self._thawer = options, made
+        return made
+
+    # ---- what is there
+
+    def list(
+        self,
+        tenant: str | None = None,
+        *,
+        tags: Mapping[str, str] | None = None,
+        history: bool = False,
+        forgotten: bool = False,
+        partial: bool = False,
+    ) -> Iterator[SessionVersion]:
+        """Yield the last version of each session, by tenant and name. Nothing is decoded.
+
+        Args:
+            tenant: only sessions of this one; None: of all.
+            tags: only versions with all of these.
+            history: all versions, not only the last ones.
+            forgotten: forgotten versions too.
+            partial: raise nothing where sessions may be missing.
+
+        Raises:
+            ArchiveError: after all that could be listed, where damage may hide sessions.
+
+        >>> import pltz, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cold = pltz.Archive.open(folder, create=True)
+        ...     _ = cold.put("a", "one"), cold.put("b", "two", tags={"channel": "web"})
+        ...     [found.name for found in cold.list()], [found.name for found in cold.list(tags={"channel": "web"})]
+        (['a', 'b'], ['b'])
+        """
+        wanted = (tags or {}).items()
+        for version in self.tower.ls(tenant, forgotten=forgotten, history=history):
+            if wanted <= version.labels.items():
+                yield _listed(version)
+        if not partial:
+            self.tower.want_whole("listed what is there")
+
+    def find(
+        self,
+        text: str = "",
+        *,
+        tenant: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        since: int | None = None,
+        until: int | None = None,
+        partial: bool = False,
+    ) -> Iterator[SessionVersion]:
+        """Yield the last versions of sessions whose name contains a text.
+
+        Args:
+            since, until: only sessions with ``since <= time < until``, in seconds since 1970.
+            the others: as in `list`. Raises as `list`.
+        """
+        found = self.tower.find(dict(tags or {}), tenant=tenant, name=text, since=since, until=until)
+        yield from map(_listed, found)
+        if not partial:
+            self.tower.want_whole("listed what is there")
+
+    def history(self, name: str, *, tenant: str = "default") -> tuple[SessionVersion, ...]:
+        """Return all versions of a session, oldest first, forgotten ones too.
+
+        Raises NotFound where there is none, ArchiveError where damage may hide it.
+        """
+        return tuple(map(_listed, self._versions(name, tenant)))
+
+    def stat(self) -> Stat:
+        """Return counts and bytes of the archive."""
+        return self.tower.stat()
+
+    def verify(
+        self,
+        *,
+        decode: bool = False,
+        fraction: float = 1.0,
+        max_seconds: int | None = None,
+        expect: str | None = None,
+        progress: Callable[[Report], None] | None = None,
+    ) -> Report:
+        """Read the archive and report exactly what is damaged and which sessions it costs. Change nothing.
+
+        Args:
+            decode: decode every segment too, and prove that it is what its id says.
+            fraction: of the packs, chosen at random, 0 to 1.
+            max_seconds: stop after about so many.
+            expect: the ``token`` of an earlier report: an archive that is older than it is not sound.
+            progress: called with the report so far, from time to time.
+
+        Raises StoreError; damage is in the report, whose ``sound`` says whether there is none.
+        """
+        if decode:
+            self.tokens  # noqa: B018  (loads the bundle)
+        return self.tower.verify(
+            decode=decode, fraction=fraction, max_seconds=max_seconds, expect=expect, progress=progress
+        )
+
+    # ---- away
+
+    def forget(
+        self, name: str, *, tenant: str = "default", version: int | None = None
+    ) -> tuple[SessionVersion, ...]:
+        """Forget all versions of a session, or one. `undelete` brings them back until ``pltz archive collect`` has freed them.
+
+        Returns the versions that this call forgot.
+        Raises NotFound: no such session or version; ArchiveError: damage may hide it; StoreError, WriterFailed, Fenced: as `put`.
+
+        >>> import pltz, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cold = pltz.Archive.open(folder, create=True)
+        ...     _ = cold.put("a", "one")
+        ...     forgotten = cold.forget("a")
+        ...     len(forgotten), len(list(cold.list())), len(cold.undelete("a")), len(list(cold.list()))
+        (1, 0, 1, 1)
+        """
+        chosen = _numbered(self._versions(name, tenant), version)
+        fresh = [v for v in chosen if not v.forgotten]
+        self.tower.forget(fresh)
+        return self._now(name, tenant, fresh)
+
+    def undelete(
+        self, name: str, *, tenant: str = "default", version: int | None = None
+    ) -> tuple[SessionVersion, ...]:
+        """Bring back all forgotten versions of a session, or one. Returns the versions that this call brought back.
+
+        Raises NotFound: none is forgotten, or they were freed; ArchiveError: damage may hide them; else as `forget`.
+        """
+        gone = [v for v in self._versions(name, tenant) if v.forgotten]
+        if not gone:
+            raise NotFound(f"session {name!r} of tenant {tenant!r} has no forgotten versions in this archive")
+        chosen = _numbered(gone, version)
+        self.tower.restore(chosen)
+        return self._now(name, tenant, chosen)
+
+    def erase(
+        self,
+        name: str | None = None,
+        *,
+        tenant: str | None = None,
+        everything: bool = False,
+        bases: bool = False,
+        base: str | None = None,
+        dry_run: bool = False,
+    ) -> Erasure:
+        """Destroy the keys of a session, of all a tenant has, or of a base, and prove that nothing of it opens. It cannot be undone.
+
+        Args:
+            name, tenant: the session, with all its versions.
+            everything: instead of a name: everything of the tenant but base domains.
+            bases: with ``everything``: also the base domains that no other tenant's session uses.
+            base: instead of all these: a base domain that no session uses any more.
+            dry_run: only report what would be erased.
+
+        Raises UsageError: the archive is not sealed, was opened without its key, or the arguments name nothing or two things;
+        NotFound; Fenced, StoreError; ArchiveError: sessions stand on the base, or damage hides what other sessions share.
+        """
+        if base is not None:
+            if name is not None or tenant is not None or everything or bases:
+                raise UsageError("a base is erased alone: leave name, tenant, everything and bases out")
+            return self.tower.erase_base(base, dry_run=dry_run)
+        if tenant is None or (name is None) != everything:
+            raise UsageError("expected a tenant with either a name or everything=True, or a base")
+        return self.tower.erase(tenant, name, bases=bases, dry_run=dry_run)
+
+    # ---- below
+
+    @cached_property
+    def sessions(self) -> SessionArchive:
+        """The archive of chats, texts and ids of the bundle; loads the bundle."""
+        from pltz.models.bundle.bundle import Bundle
+
+        named = self._named
+        given = [named] if named is None or isinstance(named, str | os.PathLike | Bundle) else [*named]
+        bundles = [one if isinstance(one, Bundle) else Bundle.load(one) for one in given or [None]]
+        self.tower.codecs[:] = codecs_of(bundles, **self._engine)
+        return SessionArchive(self.tower, bundles, zstd_above=self._zstd_above)
+
+    @cached_property
+    def tokens(self) -> TokenArchive:
+        """The archive of ids, over the same towers."""
+        bundle = self.sessions.bundle
+        made = TokenArchive(self.tower, bundle, zstd_above=self._zstd_above, **self._engine)
+        self._fingerprints |= {data: made.add(data) for data in self._tokenizers}
+        return made
+
+    def _fingerprint(self, tokenizer: bytes) -> bytes:
+        """Return a tokenizer's fingerprint, and let the archive code its ids."""
+        if tokenizer not in self._fingerprints:
+            self._fingerprints[tokenizer] = self.tokens.add(tokenizer)
+        return self._fingerprints[tokenizer]
+
+    def _versions(self, name: str, tenant: str) -> Sequence[Version]:
+        """Return all versions of a session. Raises NotFound where there is none, ArchiveError where damage may hide it."""
+        self.tower.view.refresh()
+        found = self.tower.history(name, tenant)
+        if not found:
+            self.tower.want_whole(f"found no session {name!r} of tenant {tenant!r}")
+            raise NotFound(f"no session {name!r} of tenant {tenant!r} in this archive")
+        return found
+
+    def _now(self, name: str, tenant: str, chosen: Sequence[Version]) -> tuple[SessionVersion, ...]:
+        """Return versions as they are listed now."""
+        ids = {version.id for version in chosen}
+        return tuple(_listed(v) for v in self.tower.history(name, tenant) if v.id in ids)
+
+
+def _make(place: Path_, key: Secret | None) -> TowerArchive | None:
+    """Make an archive; None where another process made one just now. Raises UsageError, StoreError."""
+    try:
+        return TowerArchive.create(place, [], key=key)
+    except UsageError:
+        if not is_there(open_store(place), NAME):
+            raise
+        return None
+
+
+def _listed(version: Version) -> SessionVersion:
+    target = version.target if any(version.target) else None
+    facts = version.time, KINDS[version.kind], version.labels, target, version.forgotten, version.id
+    return SessionVersion(version.tenant, version.name, version.number, *facts)
+
+
+def _receipt(stored: Stored) -> PutReceipt:
+    receipt = stored.receipt
+    assert receipt is not None  # of a dry run alone
+    facts = receipt.version, receipt.new, receipt.size, stored.by_model, receipt.unchanged
+    return PutReceipt(receipt.tenant, receipt.name, receipt.number, *facts)
+
+
+def _token_receipt(put: Put) -> PutReceipt:
+    if put.receipt is None:
+        known = put.known
+        assert known is not None  # else it would have been put
+        return PutReceipt(known.tenant, known.name, known.number, known.id, 0, 0, not put.by_zstd, True)
+    receipt = put.receipt
+    facts = receipt.version, receipt.new, receipt.size, not put.by_zstd, receipt.unchanged
+    return PutReceipt(receipt.tenant, receipt.name, receipt.number, *facts)
+
+
+def _numbered(versions: Sequence[Version], number: int | None) -> Sequence[Version]:
+    """Return all versions, or the one of a number. Raises NotFound where none has it."""
+    found = [v for v in versions if number is None or v.number == number]
+    if not found:
+        there = ", ".join(str(v.number) for v in versions)
+        raise NotFound(f"expected a version among {there} of session {versions[0].name!r}, found {number}")
+    return found
