@@ -267,7 +267,7 @@ class SessionArchive:
                 if tokens is not None:
                     ways.append(self._way(0, item, tokens, before))
             elif item.session.kind == "ids":
-                transcript.to_tokens(item.session, self.tokenizer)  # raises TokenizerMismatch for ids of another tokenizer
+                transcript.to_tokens(item.session, self.tokenizer)  # raises TokenizerMismatch for foreign ids
             elif not keep_opaque:
                 transcript.refuse_opaque(item.session)
         except OpaqueContentError:
@@ -312,7 +312,7 @@ class SessionArchive:
         known: list[int] = []
         if before and before.tower.version.tokenizer == self.archive.codecs[codec].tokenizer:
             same = base == before.base or not (shared or before.shared)
-            known = common(before.tower, tokens) if same else []  # else the base's domain changes, and with it all ids below it
+            known = common(before.tower, tokens) if same else []  # else the base's domain and all ids change
             if len(known) < before.shared:
                 known = []
             elif before.shared:

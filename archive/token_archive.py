@@ -177,8 +177,8 @@ class TokenArchive:
         Args:
             tokenizers: tokenizer.json of the targets, as bytes; the bundle's own needs none.
             create: make the archive if there is none.
-            layout: layout of long segments that are put. "fast" ones thaw sooner on a GPU and are a few per cent longer.
-                Both are read.
+            layout: layout of long segments that are put. "fast" ones thaw sooner on a GPU and are a few per cent
+                longer. Both are read.
             zstd_above: put sessions of more bytes, 4 per id, by zstd and not by the model; None: none.
 
         Raises:

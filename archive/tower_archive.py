@@ -664,7 +664,10 @@ def open_keys(store: Store, settings: Settings, key: Secret | None) -> Keys:
 
 def _not_found(name: str, tenant: str, number: int | None, known: list[Version]) -> str:
     if number is not None and known:
-        return f"session {name!r} of tenant {tenant!r} has versions {', '.join(str(v.number) for v in known)}, not {number}"
+        return (
+            f"session {name!r} of tenant {tenant!r} has versions "
+            f"{', '.join(str(v.number) for v in known)}, not {number}"
+        )
     if known:
         return f"session {name!r} of tenant {tenant!r} is forgotten: restore it, or name a version"
     return f"no session {name!r} of tenant {tenant!r} in this archive"
