@@ -13,6 +13,7 @@ from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import pairs, render
 
 if TYPE_CHECKING:
+    from pltz.models.bundle.folder import BundleFolder
     from pltz.plt_codec.container.file import Reader
     from pltz.plt_codec.container.frame import Frame, Kind
 
@@ -37,34 +38,21 @@ def inspect(file: str, each: bool, as_json: bool) -> None:
     """
     with options.open_reader(file) as reader:
         reader.verify()
-        block = block_sizes().get(reader.header.bundle_id.hex())
+        bundle = bundle_at_hand(reader.header.bundle_id)
+        block = bundle.shape.block if bundle else None
         sessions = [entry(i, frame, reader.info(i).size, block) for i, frame in enumerate(reader)]
-        result = overview(reader, sessions)
+        result = overview(reader, sessions, bundle.name if bundle else None)
     if each:
         result["each"] = sessions
     write_text(json.dumps(result) if as_json else as_text(result))
 
 
-def block_sizes() -> dict[str, int]:
-    """Return the tokens per block of every bundle that ships with pltz, by bundle id in hex."""
-    return {found["id"]: int(found["shape"]["block"]) for found in bundle_heads().values()}
+def bundle_at_hand(bundle_id: bytes) -> "BundleFolder | None":
+    """Return bundle.json of the bundle that the file names; None where it is not here, or damaged."""
+    from pltz.models.bundle.locations import by_id
 
-
-def bundle_heads() -> dict[str, dict[str, Any]]:
-    """Return id and block size of every bundle that ships with pltz, by name.
-
-    Damaged bundles are left out: ``bundle verify`` reports them.
-    """
-    from pltz.models.bundle.bundle import EMBEDDED, Bundle
-
-    heads: dict[str, dict[str, Any]] = {}
-    for name in Bundle.names():
-        try:
-            head = json.loads((EMBEDDED / name / "bundle.json").read_bytes())
-            heads[name] = {"id": head["id"], "shape": {"block": head["shape"]["block"]}}
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return heads
+    location = by_id(bundle_id)
+    return location.open() if location else None
 
 
 def entry(number: int, frame: "Frame", length: int, block: int | None) -> dict[str, Any]:
@@ -93,18 +81,17 @@ def label(kind: "Kind") -> str:
     return kind.session if kind.by_model else f"{kind.session} (plain)"
 
 
-def overview(reader: "Reader", sessions: list[dict[str, Any]]) -> dict[str, Any]:
+def overview(reader: "Reader", sessions: list[dict[str, Any]], bundle: str | None) -> dict[str, Any]:
     """Return header and totals. Sizes are in bytes; steps are sequential model steps."""
     from pltz.plt_codec.container.header import FORMAT_VERSION
 
     header = reader.header
-    names = {found["id"]: name for name, found in bundle_heads().items()}
     tokenizer, target = header.tokenizer_fingerprint, header.target_fingerprint
     return {
         "format": FORMAT_VERSION,
         "contract": header.contract,
         "bundle": header.bundle_id.hex(),
-        "bundle_name": names.get(header.bundle_id.hex()),
+        "bundle_name": bundle,
         "tokenizer": tokenizer.hex() if tokenizer else None,
         "target": target.hex() if target else None,
         "sessions": len(reader),

@@ -11,40 +11,51 @@ from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command, LazyGroup
 from pltz.cli.ui.output import write_text
 from pltz.cli.ui.table import pairs, render
+from pltz.plt_codec.errors import PltzError
 
 if TYPE_CHECKING:
-    from pltz.models.bundle.bundle import Bundle
+    from pltz.models.bundle.folder import BundleFolder
+    from pltz.models.bundle.locations import Location
 
 NAME = click.argument("name", metavar="[NAME|DIR]", required=False)
 
+FOLDER = {"source": "folder"}
 
 COMMANDS = {
     "list": "pltz.cli.bundle.group:list_",
     "show": "pltz.cli.bundle.group:show",
     "verify": "pltz.cli.bundle.group:verify",
+    "add": "pltz.cli.bundle.add:add",
+    "remove": "pltz.cli.bundle.remove:remove",
     "eval": "pltz.cli.bundle.eval:evaluate",
     "train": "pltz.cli.bundle.train:train",
     "distill": "pltz.cli.bundle.distill:distill",
 }
 
 
-@click.group(cls=LazyGroup, lazy=COMMANDS, short_help="List, show, verify, measure and train bundles.")
+@click.group(cls=LazyGroup, lazy=COMMANDS, short_help="List, show, verify, add, measure and train bundles.")
 def bundle() -> None:
-    """List, show, verify and measure decoder bundles; train one on your own sessions."""
+    """List, show, verify, add and measure decoder bundles; train one on your own sessions."""
 
 
 @click.command("list", cls=Command, examples=["pltz bundle list", "pltz bundle list --json"])
 @options.JSON
 def list_(as_json: bool) -> None:
-    """List the bundles that ship with pltz."""
-    from pltz.models.bundle.bundle import Bundle
+    """List the bundles at hand, and where each is from."""
+    from pltz.models.bundle.locations import locations
 
-    found = [facts(Bundle.load(name)) for name in Bundle.names()]
+    listed = [entry(location) for location in locations()]
     if as_json:
-        write_text(json.dumps(found))
+        write_text(json.dumps(listed))
         return
-    rows = [[b["name"], b["id"], str(b["contract"]), f"{b['vocabulary']:,}", size(b["bytes"])] for b in found]
-    write_text(render(["bundle", "id", "contract", "vocabulary", "size"], rows))
+    sound = [each for each in listed if "problem" not in each]
+    rows = [
+        [b["name"], b["id"], str(b["contract"]), f"{b['vocabulary']:,}", size(b["bytes"]), b["source"]]
+        for b in sound
+    ]
+    table = render(["bundle", "id", "contract", "vocabulary", "size", "from"], rows)
+    damaged = [f"{b['name']} ({b['source']}, {b['path']}): {b['problem']}" for b in listed if "problem" in b]
+    write_text("\n".join([table, *damaged]))
 
 
 @click.command(
@@ -55,11 +66,19 @@ def list_(as_json: bool) -> None:
 @NAME
 @options.JSON
 def show(name: str | None, as_json: bool) -> None:
-    """Show identity, shape and card of a bundle that ships, by its name, or of a folder; without either of the default one, mini."""
-    from pltz.models.bundle.bundle import Bundle
+    """Show identity, shape and card of a bundle at hand, by its name, or of a folder; without either of the default one, mini."""
+    from pltz.models.bundle.bundle import DEFAULT, Bundle
+    from pltz.models.bundle.folder import BundleFolder
+    from pltz.models.bundle.locations import by_name
 
     loaded = Bundle.load(name)
-    found = facts(loaded) | {"shape": loaded.weights.shape.to_dict(), "card": loaded.card}
+    location = by_name(name or DEFAULT)
+    place = entry(location) if location else facts(BundleFolder.open(loaded.path)) | FOLDER
+    found = place | {
+        "path": str(loaded.path),
+        "shape": loaded.weights.shape.to_dict(),
+        "card": loaded.card,
+    }
     write_text(json.dumps(found, ensure_ascii=False) if as_json else as_text(found, loaded.path))
 
 
@@ -81,14 +100,23 @@ def verify(name: str | None, as_json: bool) -> None:
     write_text(json.dumps(result) if as_json else sentence)
 
 
-def facts(loaded: "Bundle") -> dict[str, Any]:
+def entry(location: "Location") -> dict[str, Any]:
+    """Return identity, size and place of a bundle at hand; `problem` in place of the first two where it cannot be read."""
+    place = {"name": location.name, "source": location.source, "path": str(location.folder)}
+    try:
+        return facts(location.open()) | place
+    except PltzError as exc:
+        return place | {"problem": str(exc)}
+
+
+def facts(folder: "BundleFolder") -> dict[str, Any]:
     """Return the identity of a bundle, and its size in bytes."""
     return {
-        "name": loaded.name,
-        "id": loaded.id.hex(),
-        "contract": loaded.contract,
-        "vocabulary": loaded.tokenizer.size,
-        "bytes": loaded.size(),
+        "name": folder.name,
+        "id": folder.id,
+        "contract": folder.shape.contract,
+        "vocabulary": folder.shape.vocab,
+        "bytes": folder.size(),
     }
 
 
@@ -99,6 +127,7 @@ def as_text(found: dict[str, Any], folder: Path) -> str:
         ("id", found["id"]),
         ("contract", str(found["contract"])),
         ("size", f"{found['bytes']:,} bytes"),
+        ("from", f"{found['source']}, {found['path']}"),
         ("shape", ", ".join(f"{key} {value:,}" for key, value in found["shape"].items())),
     ]
     card = folder / "CARD.md"

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zstandard
 
+from pltz.models.bundle import locations
 from pltz.models.bundle.folder import (
     CARD,
     DICTIONARY,
@@ -29,7 +31,7 @@ from pltz.models.bundle.folder import (
     BundleFolder,
 )
 from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.plt_codec.errors import BundleMismatch, ModelError, UsageError
+from pltz.plt_codec.errors import BundleMismatch, ModelError, PltzError, UsageError
 from pltz.plt_codec.weights import Weights
 
 if TYPE_CHECKING:
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from pltz.plt_codec.engines.torch import TorchEngine
 
 DEFAULT = "mini"
-EMBEDDED = Path(__file__).resolve().parent.parent / "bundles"
 ENGINE_VARIABLE = "PLTZ_ENGINE"
 PART = 15_500_000  # bytes of weights in one file of a bundle, before compression
 
@@ -67,12 +68,12 @@ class Bundle:
 
     @staticmethod
     def names() -> list[str]:
-        """Return the names of the embedded bundles."""
-        return sorted(p.parent.name for p in EMBEDDED.glob("*/bundle.json"))
+        """Return the names of the bundles at hand: embedded, installed and added ones."""
+        return sorted(location.name for location in locations.locations())
 
     @staticmethod
     def load(name_or_path: str | os.PathLike[str] | None = None) -> Bundle:
-        """Load an embedded bundle by name, or any bundle folder.
+        """Load a bundle at hand by its name, or any bundle folder.
 
         Raises:
             UsageError: there is no such bundle.
@@ -80,28 +81,29 @@ class Bundle:
             VersionError: its format or contract is unknown.
         """
         wanted = os.fspath(name_or_path or DEFAULT)
-        folder = EMBEDDED / wanted if wanted in Bundle.names() else Path(wanted)
+        location = locations.by_name(wanted)
+        folder = location.folder if location else Path(wanted)
         if not (folder / HEAD).is_file():
             raise UsageError(
-                f"no bundle {wanted!r}: expected one of {', '.join(Bundle.names())} or a folder with bundle.json"
+                f"no bundle {wanted!r}: expected one of {', '.join(Bundle.names())} or a folder with bundle.json; "
+                "`pltz bundle add` adds one"
             )
-        return _load(folder.resolve())
+        return _load(folder.resolve(), BundleFolder.open(folder).id)
 
     @staticmethod
     def find(bundle_id: bytes) -> Bundle:
-        """Load the embedded bundle with this id.
+        """Load the bundle at hand with this id.
 
         Raises:
             BundleMismatch: there is none.
             ModelError: its files are missing or damaged.
         """
-        known = {name: BundleFolder.open(EMBEDDED / name).id for name in Bundle.names()}
-        for name, identity in known.items():
-            if identity == bundle_id.hex():
-                return Bundle.load(name)  # none but the one wanted
-        have = ", ".join(f"{name} {identity}" for name, identity in known.items())
+        if location := locations.by_id(bundle_id):
+            return Bundle.load(location.folder)
+        have = ", ".join(_identities())
         raise BundleMismatch(
-            f"frozen with bundle {bundle_id.hex()}, which is not here (have {have}): pass its folder with --bundle"
+            f"frozen with bundle {bundle_id.hex()}, which is not here (have {have}): "
+            "pass its folder with --bundle, or add it with `pltz bundle add`"
         )
 
     def engine(self, device: str = "cpu", threads: int | None = None) -> TorchEngine:
@@ -116,7 +118,7 @@ class Bundle:
 
     def size(self) -> int:
         """Return the bytes of the bundle's files."""
-        return sum(p.stat().st_size for p in self.path.iterdir() if p.is_file())
+        return BundleFolder.open(self.path).size()
 
     def verify(self) -> list[str]:
         """Check every file against bundle.json again, and return the names checked.
@@ -166,6 +168,15 @@ def _warn_once(why: str) -> None:
     warnings.warn(f"pltz: {why}, torch codes the same bits slowly", stacklevel=3)
 
 
+def _identities() -> Iterator[str]:
+    """Yield name and id of the bundles at hand, and which of them cannot be read."""
+    for location in locations.locations():
+        try:
+            yield f"{location.name} {location.open().id}"
+        except PltzError:
+            yield f"{location.name}, which cannot be read"
+
+
 def read_weights(folder: Path) -> Weights:
     """Read the integer weights of a bundle folder alone, even if it lacks other files.
 
@@ -177,7 +188,8 @@ def read_weights(folder: Path) -> Weights:
 
 
 @functools.lru_cache(maxsize=4)
-def _load(path: Path) -> Bundle:
+def _load(path: Path, identity: str) -> Bundle:
+    """Load a folder; `identity`, the id it states, keeps another bundle of the same place out of the cache."""
     folder = BundleFolder.open(path)
     tokenizer, dictionary, weights = (
         BundleTokenizer(folder.tokenizer()),
@@ -188,12 +200,12 @@ def _load(path: Path) -> Bundle:
         raise ModelError(
             f"bundle {folder.name}: the tokenizer has {tokenizer.size} ids, the model {weights.shape.vocab}"
         )
-    identity = bundle_id(weights, tokenizer.fingerprint, dictionary)
-    if identity.hex() != folder.id:
+    found = bundle_id(weights, tokenizer.fingerprint, dictionary)
+    if found.hex() != identity:
         raise ModelError(
-            f"bundle {folder.name}: content has the id {identity.hex()}, bundle.json says {folder.id}"
+            f"bundle {folder.name}: content has the id {found.hex()}, bundle.json says {identity}"
         )
-    return Bundle(folder.name, path, weights, tokenizer, dictionary, folder.card(), identity)
+    return Bundle(folder.name, path, weights, tokenizer, dictionary, folder.card(), found)
 
 
 def bundle_id(weights: Weights, tokenizer: bytes, dictionary: bytes) -> bytes:

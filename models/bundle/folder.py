@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from dataclasses import dataclass
 from math import prod
@@ -122,6 +123,10 @@ class BundleFolder:
         except (ValueError, TypeError, RecursionError) as exc:
             raise ModelError(f"{place} is not a card: {exc}") from exc
 
+    def size(self) -> int:
+        """Return the bytes of all files in the folder, cards included."""
+        return sum(file.stat().st_size for file in self.path.iterdir() if file.is_file())
+
     def check(self, name: str) -> None:
         """Check a file's size and digest."""
         self._read(name, MAX_WEIGHTS)
@@ -155,6 +160,25 @@ class BundleFolder:
                 "reinstall pltz"
             )
         return data
+
+
+def publish(part: Path, final: Path) -> None:
+    """Give a finished folder its name, after an fsync of all of it."""
+    for path in part.rglob("*"):
+        if path.is_file():
+            sync(path)
+    sync(part)
+    os.rename(part, final)
+    sync(final.parent)
+
+
+def sync(path: Path) -> None:
+    """Fsync a file or folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _bounded(place: Path, limit: int) -> bytes:

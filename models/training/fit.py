@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask
 
+from pltz.models.bundle.folder import sync
 from pltz.models.training import ranks, rounded
 from pltz.models.training.distil import Teaching, teacher_of
 from pltz.models.training.feed import Batch, feed
@@ -37,7 +38,7 @@ from pltz.models.training.job import Job
 from pltz.models.training.net import Net, compile_net, mask_of, rounded_net, state
 from pltz.models.training.optimisers import clipped, optimisers
 from pltz.models.training.ranks import Ranks
-from pltz.models.training.stages import Say, sync
+from pltz.models.training.stages import Say
 from pltz.plt_codec.errors import ModelError, UsageError
 
 CHECKPOINT = "resume.pt"

@@ -24,7 +24,8 @@ from typing import IO, Any, cast
 
 import zstandard
 
-from pltz.models.training.stages import Say, publish
+from pltz.models.bundle.folder import publish
+from pltz.models.training.stages import Say
 from pltz.plt_codec.errors import ModelError, UsageError
 
 PIECE = 15_000_000  # bytes

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pltz.models.bundle.bundle import Bundle
+from pltz.models.bundle.folder import publish
 from pltz.models.target.checkpoint import resolve, tokenizer_json_of
 from pltz.models.training.assembly import Assembly
 from pltz.models.training.context import Context, Run, read_json
@@ -28,7 +29,7 @@ from pltz.models.training.corpus import Corpus
 from pltz.models.training.fit import REPORT
 from pltz.models.training.learning import Learning
 from pltz.models.training.settings import Settings
-from pltz.models.training.stages import Say, Work, publish
+from pltz.models.training.stages import Say, Work
 from pltz.models.training.vocabulary import covered
 from pltz.plt_codec.errors import UsageError
 

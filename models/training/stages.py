@@ -17,7 +17,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from pltz.models.bundle.folder import publish
 from pltz.plt_codec.errors import UsageError
 
 VERSION = 1  # of the stages' behaviour: a new version repeats all of them
@@ -92,25 +92,6 @@ class Work:
         publish(part, final)
         self.say(f"{name}: done in {time.monotonic() - began:.1f} s")
         return final
-
-
-def publish(part: Path, final: Path) -> None:
-    """Give a finished folder its name, after an fsync of all of it."""
-    for path in part.rglob("*"):
-        if path.is_file():
-            sync(path)
-    sync(part)
-    os.rename(part, final)
-    sync(final.parent)
-
-
-def sync(path: Path) -> None:
-    """Fsync a file or folder."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def digest(key: Any) -> str:

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import torch
 
+from pltz.models.bundle.folder import publish
 from pltz.models.training import job, parcel, settings
 from pltz.models.training.fit import CONFIG, NET, REPORT, Place, fit
 from pltz.models.training.origin import Origin
-from pltz.models.training.stages import publish
 
 ENDING = 25.0  # most seconds for saving, packing and ending
 

@@ -11,7 +11,7 @@ import pytest
 from pltz.archive import sessions
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.token_archive import TokenArchive, TokenItem
-from pltz.models.bundle import bundle as bundles
+from pltz.models.bundle import locations
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
@@ -32,7 +32,7 @@ def shipped(
     for name, seed, vocabulary in (("mini", 1, 1024), ("older", 2, 1024), ("strange", 3, 512)):
         weights = random_weights(seed, vocab=vocabulary, block=128, memory=32)
         write_bundle(root / name, name, weights, tiny_tokenizer_json(vocabulary), b"", {})
-    monkeypatch.setattr(bundles, "EMBEDDED", root)
+    monkeypatch.setattr(locations, "EMBEDDED", root)
     monkeypatch.setattr(
         sessions._Way, "fits", lambda way, sizes: way.codec == 0
     )  # untrained, it would lose to zstd

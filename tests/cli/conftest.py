@@ -71,9 +71,11 @@ def make_target(folder: Path, tokenizer_json: bytes) -> None:
 
 
 @pytest.fixture
-def tiny(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tiny(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let the tiny bundle and target stand in for those that ship with pltz."""
-    monkeypatch.setattr("pltz.models.bundle.bundle.EMBEDDED", shipped / "bundles")
+    monkeypatch.setattr("pltz.models.bundle.locations.EMBEDDED", shipped / "bundles")
+    monkeypatch.setattr("pltz.models.bundle.locations.GROUP", "pltz.bundles.of.the.tests")
+    monkeypatch.setenv("PLTZ_BUNDLES", str(tmp_path / "user-bundles"))
     monkeypatch.setattr("pltz.models.target.checkpoint.TARGETS", shipped / "targets")
     return shipped
 

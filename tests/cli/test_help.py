@@ -41,6 +41,8 @@ def test_the_commands_are_the_documented_ones() -> None:
         "bundle list",
         "bundle show",
         "bundle verify",
+        "bundle add",
+        "bundle remove",
         "bundle eval",
         "bundle train",
         "bundle distill",
