@@ -1,5 +1,6 @@
 # make demo   install into .venv, freeze and thaw the sample sessions
 # make test   the same .venv with the test tools: ruff, mypy --strict, every test
+# make wheels dist/: the wheel of pltz, and pltz-base, the bundle base as a distribution of its own
 #
 # PYTHON=python3.12 picks the interpreter (3.11 or newer), JOBS=8 the test processes.
 
@@ -7,12 +8,13 @@ PYTHON ?= python3
 JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+BASE := distributions/base
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint wheels base clean
 
 help:
-	@sed -n '1,4s/^# \{0,1\}//p' Makefile
+	@sed -n '1,5s/^# \{0,1\}//p' Makefile
 
 demo: $(VENV)/.runtime
 	$(BIN)/pltz demo
@@ -23,6 +25,17 @@ test: lint
 lint: $(VENV)/.tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+wheels: base
+	rm -rf build
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	rm -rf build
+
+# A build folder that was left would put files into the wheel that are no longer there.
+base: $(VENV)/.runtime
+	rm -rf $(BASE)/build
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist ./$(BASE)
+	rm -rf $(BASE)/build $(BASE)/*.egg-info
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info plt_codec/engines/native/_native*.so archive/format/_batch*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
