@@ -15,8 +15,8 @@ from pltz.plt_codec.errors import UsageError
 
 # One session: a `Session`, a chat (an object or its messages), a text, or token ids, (T,).
 SessionLike = Session | dict[str, Any] | list[dict[str, Any]] | str | bytes | Sequence[int] | NDArray[Any]
-# Many: a path, the bytes of a file, a binary file object, one session, or any iterable of sessions.
-SessionsLike = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable | SessionLike | Iterable[SessionLike]
+# Many: a path, the bytes of a file, a binary file object, one session, or any iterable of sessions, mixed as they may be.
+SessionsLike = str | os.PathLike[str] | Readable | Session | Iterable[object]
 
 
 def as_sessions(source: object, format: str = "auto") -> Iterable[Session]:

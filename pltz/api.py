@@ -1,8 +1,8 @@
 """The functions behind the names of `pltz`: compress, decompress, open, thaw, and compress and decompress for many.
 
 Each takes what a user has at hand (values, paths, bytes) and leaves the work to `pltz.models.session.codec` and
-`pltz.archive.thaw`. A bundle, a target or a tokenizer may be named or given loaded; loading one takes longer than coding
-a session with it, so who calls often makes a `Codec` once:
+`pltz.archive.thaw`. Loading a bundle, a target or a tokenizer takes longer than coding a session with it. A caller with many
+calls makes a `Codec` once:
 
     codec = pltz.Codec.load()
     for path in paths:
@@ -15,35 +15,29 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from pltz.plt_codec.errors import PltzError, UsageError
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     import numpy as np
 
     from pltz.archive.thaw import Thawed
-    from pltz.models.bundle.bundle import Bundle
+    from pltz.datasets.given import SessionsLike
+    from pltz.models.bundle.bridge import Bridge
     from pltz.models.partners import Partners, Path_
     from pltz.models.session.codec import Codec
     from pltz.models.session.decoder import OnError
     from pltz.models.session.session import Session
     from pltz.models.session_file import SessionFile
     from pltz.models.target.target import Target
+    from pltz.options import BundleKeywords, CompressKeywords, DecompressKeywords
     from pltz.plt_codec.container.file import Reader
 
 
-def compress(
-    sessions: object,
-    *,
-    bundle: Path_ | Bundle | Codec | None = None,
-    target: Path_ | Target | None = None,
-    tokenizer: Path_ | bytes | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
-    format: str = "auto",
-    **options: Any,
-) -> bytes:
+def compress(sessions: SessionsLike, **options: Unpack[CompressKeywords]) -> bytes:
     """Freeze sessions into the bytes of a .pltz file. Every session is decoded back and compared first.
 
     Args:
@@ -53,13 +47,19 @@ def compress(
         bundle: decoder bundle by name or folder, or loaded, or a `Codec`; None: the one that ships with pltz.
         target: keep the token ids that this model would see instead of the chat, for a thaw into that model alone.
         tokenizer: tokenizer.json (path or bytes) that sessions of ids belong to, where it is not the bundle's.
-        device, threads: where the engine runs, and on how many cores.
-        format: of a path or of bytes, as `pltz.datasets.load` takes it.
-        options: lanes, steps, layout, verify, keep_opaque, zstd_above, progress, as `Codec.compress` takes them.
+        device, threads: where the engine runs ("cpu", "cuda"), and on how many cores.
+        format: of a path or of bytes: "auto", "openai", "sharegpt", "jsonl", "text" or "ids".
+        lanes, steps: layout of the blocks; None is the default rule, which costs no bytes.
+        layout: "fast": a GPU decodes sessions over 2048 tokens sooner, and they take a few per cent more bytes.
+        verify: False leaves the decoding and comparing out.
+        keep_opaque: keep sessions with images or audio, as plain bytes, instead of refusing them.
+        zstd_above: code sessions of more bytes by zstd and not by the model; None: none.
+        progress: called with a number of tokens, whenever so many more are done.
 
     Raises:
-        UsageError: the call makes no sense; ContentError: a session cannot be coded; ModelError: the bundle or
-            target cannot be used.
+        UsageError: the call makes no sense.
+        ContentError: a session cannot be coded.
+        ModelError: the bundle or target cannot be used.
 
     >>> import pltz
     >>> data = pltz.compress([{"messages": [{"role": "user", "content": "Hello"}]}])
@@ -67,63 +67,36 @@ def compress(
     {'messages': [{'role': 'user', 'content': 'Hello'}]}
     """
     from pltz.datasets.given import as_sessions
-    from pltz.models.partners import Partners
     from pltz.models.target.target import as_seen_by
+    from pltz.options import CompressOptions
 
-    partners = Partners(bundle, target, tokenizer, device, threads)
-    codec = partners.codec()
-    model, partner = _freezing_for(partners, codec)
-    found = as_sessions(sessions, format)
+    chosen = CompressOptions(**options)
+    codec = chosen.codec()
+    model, partner = _freezing_for(chosen, codec)
+    found = as_sessions(sessions, chosen.format)
     if model is not None:
         found = (as_seen_by(model, session) for session in found)
-    return codec.compress(found, **partner, **options)
+    return codec.compress(found, **partner, **chosen.coding)
 
 
 @overload
 def compress_many(
-    sessions: object,
-    *,
-    bundle: Path_ | Bundle | Codec | None = None,
-    target: Path_ | Target | None = None,
-    tokenizer: Path_ | bytes | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
-    format: str = "auto",
-    errors: Literal["raise"] = "raise",
-    **options: Any,
+    sessions: SessionsLike, *, errors: Literal["raise"] = "raise", **options: Unpack[CompressKeywords]
 ) -> Iterator[bytes]: ...
 
 
 @overload
 def compress_many(
-    sessions: object,
-    *,
-    bundle: Path_ | Bundle | Codec | None = None,
-    target: Path_ | Target | None = None,
-    tokenizer: Path_ | bytes | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
-    format: str = "auto",
-    errors: OnError,
-    **options: Any,
+    sessions: SessionsLike, *, errors: OnError, **options: Unpack[CompressKeywords]
 ) -> Iterator[bytes | PltzError]: ...
 
 
 def compress_many(
-    sessions: object,
-    *,
-    bundle: Path_ | Bundle | Codec | None = None,
-    target: Path_ | Target | None = None,
-    tokenizer: Path_ | bytes | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
-    format: str = "auto",
-    errors: OnError = "raise",
-    **options: Any,
+    sessions: SessionsLike, *, errors: OnError = "raise", **options: Unpack[CompressKeywords]
 ) -> Iterator[bytes | PltzError]:
     """Freeze each session into a .pltz file of its own: the files, in the order of the sessions.
 
-    One by one they would leave the engine mostly idle: here some hundred are coded side by side, long ones first, and
+    One by one they would leave the engine mostly idle. Here some hundred are coded side by side, long ones first, and
     where one ends the next goes in. Memory stays bounded however many there are (a batch of about a million tokens and
     the largest session), so ``sessions`` may be an endless generator. `compress` makes one file of all.
 
@@ -142,54 +115,36 @@ def compress_many(
     [b'one', b'two']
     """
     from pltz.datasets.given import as_items
-    from pltz.models.partners import Partners
+    from pltz.options import CompressOptions
 
-    partners = Partners(bundle, target, tokenizer, device, threads)
-    codec = partners.codec()
-    model, partner = _freezing_for(partners, codec)
-    found = (_attempt(item, model) for item in as_items(sessions, format))
-    return codec.compress_many(found, **partner, errors=errors, **options)
+    chosen = CompressOptions(**options)
+    codec = chosen.codec()
+    model, partner = _freezing_for(chosen, codec)
+    found = (_attempt(item, model) for item in as_items(sessions, chosen.format))
+    return codec.compress_many(found, **partner, errors=errors, **chosen.coding)
 
 
 @overload
 def decompress_many(
     files: Iterable[Path_ | bytes],
     *,
-    bundle: Path_ | Bundle | Codec | None = None,
-    target: Path_ | Target | None = None,
-    tokenizer: Path_ | bytes | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
     errors: Literal["raise"] = "raise",
+    **options: Unpack[DecompressKeywords],
 ) -> Iterator[list[Session]]: ...
 
 
 @overload
 def decompress_many(
-    files: Iterable[Path_ | bytes],
-    *,
-    bundle: Path_ | Bundle | Codec | None = None,
-    target: Path_ | Target | None = None,
-    tokenizer: Path_ | bytes | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
-    errors: OnError,
+    files: Iterable[Path_ | bytes], *, errors: OnError, **options: Unpack[DecompressKeywords]
 ) -> Iterator[list[Session] | PltzError]: ...
 
 
 def decompress_many(
-    files: Iterable[Path_ | bytes],
-    *,
-    bundle: Path_ | Bundle | Codec | None = None,
-    target: Path_ | Target | None = None,
-    tokenizer: Path_ | bytes | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
-    errors: OnError = "raise",
+    files: Iterable[Path_ | bytes], *, errors: OnError = "raise", **options: Unpack[DecompressKeywords]
 ) -> Iterator[list[Session] | PltzError]:
-    """The sessions of many .pltz files: a list for each file, in their order, decoded side by side.
+    """Yield the sessions of many .pltz files: a list for each file, in their order, decoded side by side.
 
-    Memory stays bounded however many there are, by a batch of about a million tokens and the largest file; to read
+    Memory stays bounded however many there are, by a batch of about a million tokens and the largest file. To read
     single sessions of a large file, `open` it.
 
     Args:
@@ -203,7 +158,7 @@ def decompress_many(
     """
     from pltz.models.partners import Partners
 
-    partners = Partners(bundle, target, tokenizer, device, threads)
+    partners = Partners(**options)
     codec = partners.codec()
     return codec.decompress_many(map(_file_bytes, files), bridge=partners.bridge(codec), errors=errors)
 
@@ -212,13 +167,9 @@ def decompress(
     data: Path_ | bytes | Reader,
     *,
     indices: Iterable[int] | None = None,
-    bundle: Path_ | Bundle | Codec | None = None,
-    target: Path_ | Target | None = None,
-    tokenizer: Path_ | bytes | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
+    **options: Unpack[DecompressKeywords],
 ) -> list[Session]:
-    """The sessions of a .pltz file, as they were frozen.
+    """Return the sessions of a .pltz file, as they were frozen.
 
     Args:
         data: path or bytes of the file, or a `Reader` of it.
@@ -227,31 +178,25 @@ def decompress(
         target, tokenizer: whose ids the file holds, where it is not the bundle's tokenizer (one of them).
 
     Raises:
-        FormatError: not a sound .pltz file; MismatchError: not for this bundle or tokenizer; UsageError: no
-            such file or session.
+        FormatError: not a sound .pltz file.
+        MismatchError: not for this bundle or tokenizer.
+        UsageError: no such file or session.
 
     >>> import pltz
     >>> pltz.decompress(pltz.compress(["one", "two"]), indices=[1])[0].value
     b'two'
     """
-    with open(
-        data, bundle=bundle, target=target, tokenizer=tokenizer, device=device, threads=threads
-    ) as file:
+    with open(data, **options) as file:
         return file.read(indices)
 
 
-def open(
-    path: Path_ | bytes | Reader,
-    *,
-    bundle: Path_ | Bundle | Codec | None = None,
-    target: Path_ | Target | None = None,
-    tokenizer: Path_ | bytes | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
-) -> SessionFile:
+def open(path: Path_ | bytes | Reader, **options: Unpack[DecompressKeywords]) -> SessionFile:
     """Open a .pltz file to read single sessions; the arguments are those of `decompress`.
 
     The bundle is loaded when the first session is decoded: ``len`` and ``info`` do without.
+
+    Raises:
+        FormatError: not a .pltz file; UsageError: no such file.
 
     >>> import pltz
     >>> with pltz.open(pltz.compress(["one", "two"])) as file:
@@ -262,7 +207,7 @@ def open(
     from pltz.models.session_file import SessionFile
     from pltz.plt_codec.container.file import Reader
 
-    partners = Partners(bundle, target, tokenizer, device, threads)
+    partners = Partners(**options)
     if isinstance(path, Reader):
         return SessionFile(path, partners, owned=False)
     reader = Reader(path) if isinstance(path, bytes) else Reader.open(path)
@@ -274,13 +219,13 @@ def thaw(
     target: Path_ | Target | None = None,
     index: int = 0,
     *,
-    bundle: Path_ | Bundle | Codec | None = None,
     any_target: bool = False,
     chunk: int | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
+    **options: Unpack[BundleKeywords],
 ) -> Thawed:
-    """Make a session hot again: decode its tokens and prefill the target with them, once.
+    """Make a session of a .pltz file hot again: decode its tokens and prefill the target with them, once.
+
+    A session of an archive is thawed by `Archive.thaw`.
 
     Args:
         data: path or bytes of a .pltz file, or a `Reader` of it.
@@ -303,7 +248,7 @@ def thaw(
 
     model = as_target(target)
     start = time.perf_counter()
-    with open(data, bundle=bundle, target=model, device=device, threads=threads) as file:
+    with open(data, target=model, **options) as file:
         frozen_for = file.reader.header.target_fingerprint
         if frozen_for is not None:  # before any decoding: a fingerprint of other weights makes all of it vain
             check_target(frozen_for, model.fingerprint, any_target=any_target)
@@ -353,8 +298,13 @@ def _file_bytes(file: Path_ | bytes) -> bytes | PltzError:
         return UsageError(f"cannot read {os.fspath(file)}: {exc.strerror or exc}")
 
 
-def _freezing_for(partners: Partners, codec: Codec) -> tuple[Target | None, dict[str, Any]]:
-    """The target, and what a codec is told of it, or of the tokenizer."""
+class _Partner(TypedDict, total=False):
+    bridge: Bridge | None
+    target_fingerprint: bytes
+
+
+def _freezing_for(partners: Partners, codec: Codec) -> tuple[Target | None, _Partner]:
+    """Return the target, and what a codec is told of it or of the tokenizer."""
     from pltz.models.partners import as_target, bridge_between
 
     if partners.target is None:

@@ -1,5 +1,7 @@
 """What `import pltz` gives: the public names, lazily, over the inputs that users have."""
 
+import dataclasses
+import inspect
 import json
 import subprocess
 import sys
@@ -16,8 +18,10 @@ import pltz
 from pltz.archive import errors as archive_errors
 from pltz.datasets.given import as_session
 from pltz.models.bundle.tokenizer import BundleTokenizer
+from pltz.models.partners import Partners
 from pltz.models.session.codec import Codec
 from pltz.models.session.session import Session
+from pltz.options import CompressKeywords, CompressOptions, DecompressKeywords
 from pltz.plt_codec import errors
 from pltz.plt_codec.container.file import Reader
 from pltz.plt_codec.container.frame import Kind
@@ -310,7 +314,7 @@ def test_one_session_is_one_of_many(codec: Codec) -> None:
     assert len(list(pltz.compress_many(CHAT, bundle=codec))) == 1
     assert len(list(pltz.compress_many(CHAT["messages"], bundle=codec))) == 1
     with pytest.raises(errors.UsageError, match="expected sessions"):
-        list(pltz.compress_many(7, bundle=codec))
+        list(pltz.compress_many(7, bundle=codec))  # type: ignore[call-overload]
 
 
 def test_many_for_a_target(codec: Codec, kin: Any) -> None:
@@ -320,3 +324,40 @@ def test_many_for_a_target(codec: Codec, kin: Any) -> None:
     assert session.value.tolist() == kin.render(CHAT)
     with pytest.raises(errors.UsageError, match="own tokenizer"):
         pltz.decompress_many([file], bundle=codec, target=kin, tokenizer=b"{}")
+
+
+# ---- keywords
+
+
+def test_what_is_no_session_and_no_keyword_is_refused_by_mypy_too(codec: Codec) -> None:
+    """mypy (strict) reports an ignore that is not needed, so each of these lines proves what it catches."""
+    with pytest.raises(pltz.UsageError, match="expected sessions"):
+        pltz.compress(3.5, bundle=codec)  # type: ignore[arg-type]
+    for call in (
+        lambda: pltz.compress("text", bundel=codec),  # type: ignore[call-arg]
+        lambda: pltz.compress_many("text", bundel=codec),  # type: ignore[call-overload]
+        lambda: pltz.decompress(b"", bundel=codec),  # type: ignore[call-arg]
+        lambda: pltz.decompress_many([b""], bundel=codec),  # type: ignore[call-overload]
+        lambda: pltz.open(b"", bundel=codec),  # type: ignore[call-arg]
+        lambda: pltz.thaw(b"", None, bundel=codec),  # type: ignore[call-arg]
+    ):
+        with pytest.raises(TypeError, match="bundel"):
+            call()
+    with pytest.raises(TypeError, match="lanes"):
+        pltz.decompress(b"", lanes=8)  # type: ignore[call-arg]
+    with pytest.raises(pltz.UsageError, match="layout"):
+        pltz.compress(["text"], bundle=codec, layout="slow")  # type: ignore[arg-type]
+
+
+def test_the_options_are_written_down_once() -> None:
+    """What a caller may say and what the frozen object holds are the same, and the codec takes all that is for it."""
+    said = set(CompressKeywords.__annotations__)
+    assert said == {field.name for field in dataclasses.fields(CompressOptions)}
+    assert set(DecompressKeywords.__annotations__) == {field.name for field in dataclasses.fields(Partners)}
+    taken = inspect.signature(Codec.compress).parameters
+    chosen = CompressOptions(lanes=3, keep_opaque=True)
+    assert set(chosen.coding) == said - set(DecompressKeywords.__annotations__) - {"format"}
+    assert all(CompressOptions().coding[name] == taken[name].default for name in chosen.coding)  # type: ignore[literal-required]
+    assert chosen.coding["lanes"] == 3 and chosen.coding["keep_opaque"]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        chosen.lanes = 4  # type: ignore[misc]
