@@ -1,22 +1,23 @@
 /* Attention in 16 bits, for heads of 64 dimensions: the same integers as attend() in kernel_body.h in half the time.
  *
- * Three passes over the keys, for up to 32 queries at once: scores, weights, shares times values. Keys have a sign here, so that
- * scores are q . k itself, and they are packed to 16 bits, which saturates: where that may change a weight (too_low), or a heat is
- * larger than 16 bits, nothing is done. A difference of two scores fits 16 bits without sign.
+ * There are three passes over the keys, for up to 32 queries at once: scores, weights, shares times values. Keys have
+ * a sign here, so that scores are q . k itself. Scores are packed to 16 bits, which saturates. Nothing is done where
+ * that may change a weight (too_low), or where a heat is larger than 16 bits. A difference of two scores fits 16 bits
+ * without sign.
  *
- * Packing leaves the numbers of 32 keys as 0 1 2 3 16 17 18 19 4 ...: KEY_OF. Bytes come back in the order of the keys, by one
- * permutation of 64, just before the product with the values.
+ * Packing leaves the numbers of 32 keys as 0 1 2 3 16 17 18 19 4 ...: KEY_OF. One permutation of 64 brings the bytes
+ * back to the order of the keys, just before the product with the values.
  *
- * Keys and values of a few long sessions do not fit the second cache. The passes that compute most ask for what comes next,
- * the second for the values, the third for the keys of the next share: a line at a time, which hides most of the wait
+ * Keys and values of a few long sessions do not fit the second cache. So the passes that compute most prefetch: the
+ * second the values, the third the keys of the next share. They fetch one line at a time, which hides most of the wait
  * (64 keys of 32 queries, 4096 keys of 84 heads: 1.28 us without, 0.76 us with, 0.52 us where all is near).
  */
 enum {
     STRIP = 64, /* keys whose scores stay in the first cache */
-    SPAN = 384, /* keys whose shares do, of 16 queries: within Scratch.shares */
+    SPAN = 384, /* keys whose shares stay there, for 16 queries: within Scratch.shares */
 };
 
-/* Which key of 32 a number of a vector belongs to; where the bytes of 64 keys are (see part_bytes). */
+/* The key of 32 that each number of a vector belongs to, and the place of the bytes of 64 keys (see part_bytes). */
 static const uint16_t KEY_OF[32] = {0, 1, 2,  3,  16, 17, 18, 19, 4,  5,  6,  7,  20, 21, 22, 23,
                                     8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31};
 static const uint8_t PLACES[64] = {
@@ -24,12 +25,12 @@ static const uint8_t PLACES[64] = {
     1, 3, 5, 7, 17, 19, 21, 23, 33, 35, 37, 39, 49, 51, 53, 55, 9, 11, 13, 15, 25, 27, 29, 31, 41, 43, 45, 47, 57, 59, 61, 63,
 };
 
-/* Which of the 32 numbers of a vector belong to the first n keys. */
+/* Return a mask of the 32 numbers of a vector that belong to the first n keys. */
 INLINE __mmask32 first_keys(int n) {
     return _mm512_cmplt_epi16_mask(_mm512_loadu_si512(KEY_OF), _mm512_set1_epi16((short)(n < 32 ? n : 32)));
 }
 
-/* score[query][key], a query every STRIP, of those in tiles 4 and 5 */
+/* Compute score[query][key] of the queries in tiles 4 and 5, one query per STRIP. */
 TARGET static void strip_scores(const int8_t *keys, int two, int32_t *score) {
     for (int k = 0; k < STRIP; k += 32, keys += 2048, score += 32) {
         _tile_zero(0);
@@ -50,7 +51,7 @@ TARGET static void strip_scores(const int8_t *keys, int two, int32_t *score) {
     }
 }
 
-/* 64 scores in 16 bits, of which `seen` count for the highest. */
+/* Keep 64 scores in 16 bits, of which `seen` count for the highest. */
 INLINE __m512i keep(const int32_t *score, int seen, int16_t *low, __m512i most) {
     const __m512i x = _mm512_packs_epi32(_mm512_load_si512(score), _mm512_load_si512(score + 16));
     const __m512i y = _mm512_packs_epi32(_mm512_load_si512(score + 32), _mm512_load_si512(score + 48));
@@ -66,8 +67,8 @@ INLINE int highest16(__m512i v) {
     return (int16_t)_mm512_reduce_max_epi32(_mm512_srai_epi32(v, 16));
 }
 
-/* Whether a score that saturated at the lower end might still weigh something: not where the last step of the table is reached from
- * the highest score before that end, or where none did. */
+/* Return whether a score that saturated at the lower end might still weigh something. It cannot if no score
+ * saturated, or if the last step of the table is reached from the highest score before that end. */
 INLINE int too_low(const int16_t *low, int n, int highest, uint32_t heat) {
     if ((uint32_t)(highest - INT16_MIN) * heat >> 16 >= KEY_STEPS - 1) return 0;
     __mmask32 found = 0;
@@ -76,7 +77,8 @@ INLINE int too_low(const int16_t *low, int n, int highest, uint32_t heat) {
     return found != 0;
 }
 
-/* Scores -> weights in their place, zeros from n on; their sum. See weigh_as: past step 1023, too, a weight is 0. */
+/* Turn scores into weights in place, zeros from n on, and return their sum. See weigh_as: past step 1023, too, a
+ * weight is 0. */
 INLINE uint32_t weigh_low(uint16_t *low, int n, int padded, int32_t highest, uint32_t heat, const uint16_t *weight, const int8_t *soon) {
     const __m512i first = _mm512_loadu_si512(weight), second = _mm512_loadu_si512(weight + 32);
     const __m512i most = _mm512_set1_epi16((short)highest), scale = _mm512_set1_epi16((short)heat);
@@ -103,15 +105,16 @@ INLINE uint32_t weigh_low(uint16_t *low, int n, int padded, int32_t highest, uin
     return (uint32_t)_mm512_reduce_add_epi32(_mm512_add_epi32(sum, other)) + ((uint32_t)k << 15);
 }
 
-/* p = rs(w t, 24) of 32 keys for t < 2^24: with t = 2^8 a + b, b < 2^8, p = (w a + (w b >> 8) + 2^15) >> 16, where w b >> 8 = (w (2^8 b)) >> 16
- * is below 2^15: the high half of w a, and 1 more where the low half passes 2^15 - (w b >> 8). */
+/* Return p = rs(w t, 24) of 32 keys for t < 2^24. With t = 2^8 a + b, b < 2^8, p = (w a + (w b >> 8) + 2^15) >> 16.
+ * There w b >> 8 = (w (2^8 b)) >> 16 is below 2^15. So p is the high half of w a, and 1 more where the low half
+ * passes 2^15 - (w b >> 8). */
 INLINE __m512i shares_of(__m512i w, __m512i a, __m512i b) {
     const __m512i rest = _mm512_sub_epi16(_mm512_set1_epi16(0x7fff), _mm512_mulhi_epu16(w, b)), top = _mm512_mulhi_epu16(w, a);
     const __mmask32 more = _mm512_cmpgt_epu16_mask(_mm512_mullo_epi16(w, a), rest);
     return _mm512_mask_sub_epi16(top, more, top, _mm512_set1_epi16(-1));
 }
 
-/* For t >= 2^24, where one key has most of the weight: as attend() says. */
+/* Return the shares for t >= 2^24, where one key has most of the weight: as attend() says. */
 INLINE __m512i large_shares_of(__m512i w, __m512i a, __m512i b) {
     const __m512i half = _mm512_set1_epi16((1 << 14) - 1);
     const __m512i c = _mm512_add_epi16(_mm512_mulhi_epu16(w, b), half);
@@ -119,7 +122,7 @@ INLINE __m512i large_shares_of(__m512i w, __m512i a, __m512i b) {
     return _mm512_add_epi16(_mm512_add_epi16(top, top), _mm512_srli_epi16(rest, 14));
 }
 
-/* High and low bytes of 64 shares, in the order of the keys again. */
+/* Split 64 shares into high and low bytes, in the order of the keys again. */
 INLINE void part_bytes(__m512i x, __m512i y, uint8_t *high, uint8_t *low) {
     const __mmask64 odd = UINT64_C(0xaaaaaaaaaaaaaaaa);
     const __m512i order = _mm512_loadu_si512(PLACES);
@@ -128,7 +131,7 @@ INLINE void part_bytes(__m512i x, __m512i y, uint8_t *high, uint8_t *low) {
     _mm512_storeu_si512(low, _mm512_permutexvar_epi8(order, bottoms));
 }
 
-/* Shares of a query in n keys, as bytes: the low ones 16 queries behind the high ones. */
+/* Compute the shares of a query in n keys, as bytes: the low ones 16 queries behind the high ones. */
 INLINE void share_low(const uint16_t *w, int n, uint32_t t, uint8_t *high, const uint8_t *soon) {
     uint8_t *low = high + 16 * SPAN;
     const int large = t >> 24 != 0;
@@ -142,7 +145,7 @@ INLINE void share_low(const uint16_t *w, int n, uint32_t t, uint8_t *high, const
     }
 }
 
-/* Sums of the shares of 16 queries times values so far, in tiles: [dimensions / 16][high, low]. */
+/* Add the shares of 16 queries times values to the sums so far, in tiles: [dimensions / 16][high, low]. */
 TARGET static void mix_low(const int8_t *values, int n, const uint8_t *shares, int more, int32_t *sums) {
     const uint8_t *low = shares + 16 * SPAN;
     for (int i = 0; i < 64; i += 32, sums += 4 * 256) {
@@ -175,7 +178,7 @@ TARGET static void mix_low(const int8_t *values, int n, const uint8_t *shares, i
     }
 }
 
-/* Sums of one query -> d bytes, rs(sum, 15) + 128. */
+/* Turn the sums of one query into d bytes, rs(sum, 15) + 128. */
 INLINE void put_low(const int32_t *sums, int d, uint8_t *out) {
     for (int i = 0; i < d; i += 16, sums += 512) {
         __m512i o = _mm512_add_epi32(_mm512_slli_epi32(_mm512_loadu_si512(sums), 8), _mm512_loadu_si512(sums + 256));
@@ -185,7 +188,7 @@ INLINE void put_low(const int32_t *sums, int d, uint8_t *out) {
     }
 }
 
-/* Scores of all keys in 16 bits; 0: some do not fit. */
+/* Compute the scores of all keys in 16 bits; return 0 if some do not fit. */
 TARGET static int all_scores(const Attention *a, Scratch *s, int padded, int32_t *highest) {
     const int queries = a->queries, two = queries > 16;
     int16_t *low = (int16_t *)s->weight;
@@ -204,7 +207,7 @@ TARGET static int all_scores(const Attention *a, Scratch *s, int padded, int32_t
     return 1;
 }
 
-/* Attention as in attend(); 0: nothing done, this one needs more bits. */
+/* Attend as attend() does; return 0, with nothing done, if this one needs more bits. */
 TARGET static int attend_low(const Attention *a, Scratch *s) {
     const int queries = a->queries;
     int32_t highest[QUERIES];

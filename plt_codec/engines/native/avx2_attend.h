@@ -1,10 +1,11 @@
-/* Attention of kernel_avx2.c, part of it. */
+/* A part of kernel_avx2.c: its attention. */
 
 enum { STRIP = 32 }; /* keys whose scores for two queries fit the registers */
 
 INLINE __m256i widen(const int8_t *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
 
-/* Squares of a query's bytes at k % 4 in 0, 1 and in 2, 3: the larger sum. What 16 bytes at a time reach past the query only makes it larger. */
+/* Return the larger of two sums: squares of a query's bytes at k % 4 in 0, 1 and in 2, 3. 16 bytes at a time may
+ * reach past the query, which only makes the sum larger. */
 TARGET static int32_t larger_half(const int8_t *q, int dp) {
     __m256i sum = _mm256_setzero_si256();
     for (int i = 0; i < dp; i += 16) sum = _mm256_add_epi32(sum, _mm256_madd_epi16(widen(q + i), widen(q + i)));
@@ -13,14 +14,15 @@ TARGET static int32_t larger_half(const int8_t *q, int dp) {
     return _mm_cvtsi128_si32(_mm_max_epi32(halves, _mm_srli_epi64(halves, 32)));
 }
 
-/* The largest sum of squares of a strip's keys. */
+/* Return the largest sum of squares of a strip's keys. */
 TARGET static int32_t largest_key(const int8_t *keys, int dp) {
     __m256i most = _mm256_setzero_si256();
     for (int k = 0; k < STRIP; k += 8) {
         const int8_t *at = keys + k / 16 * 16 * dp + k % 16 * 4;
         __m256i sum = _mm256_setzero_si256();
         for (int i = 0; i < dp / 4; i++) {
-            const __m256i size = _mm256_min_epu8(_mm256_abs_epi8(load(at + i * 64)), _mm256_set1_epi8(127)); /* -128 past the head's width */
+            /* -128 past the head's width */
+            const __m256i size = _mm256_min_epu8(_mm256_abs_epi8(load(at + i * 64)), _mm256_set1_epi8(127));
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(size, size), _mm256_set1_epi16(1)));
         }
         most = _mm256_max_epi32(most, sum);
@@ -31,7 +33,7 @@ TARGET static int32_t largest_key(const int8_t *keys, int dp) {
     return largest;
 }
 
-/* Queries as dense() takes rows: `near`, what is left, and a bit for each four dimensions where that is not 0. */
+/* Queries as dense() takes rows: `near`, the rest, and a bit per four dimensions where the rest is not 0. */
 typedef struct {
     uint8_t near[QUERIES * HEAD_WIDTH + 32];
     int8_t rest[QUERIES * HEAD_WIDTH + 32];
@@ -44,9 +46,10 @@ TARGET static void split_queries(const int8_t *q, int dp, int queries, Queries *
     for (int r = 0; r < queries; r++) {
         to->far[r] = 0;
         to->half[r] = larger_half(q + r * dp, dp);
-        for (int i = 0; i < dp; i += 32) { /* what it writes past a query is written again for the next */
+        for (int i = 0; i < dp; i += 32) { /* bytes written past a query are written again for the next */
             const __m256i v = load(q + r * dp + i);
-            const __m256i near = _mm256_max_epi8(_mm256_adds_epi8(v, middle), _mm256_setzero_si256()); /* value + 64 in 0..127 */
+            /* value + 64 in 0..127 */
+            const __m256i near = _mm256_max_epi8(_mm256_adds_epi8(v, middle), _mm256_setzero_si256());
             const __m256i rest = _mm256_sub_epi8(_mm256_add_epi8(v, middle), near), none = _mm256_cmpeq_epi32(rest, _mm256_setzero_si256());
             store(to->near + r * dp + i, near);
             store(to->rest + r * dp + i, rest);
@@ -56,7 +59,7 @@ TARGET static void split_queries(const int8_t *q, int dp, int queries, Queries *
     }
 }
 
-/* -64 times the sums of the keys' halves, at k % 4 in 0, 1 and in 2, 3, modulo 2^16. */
+/* Compute -64 times the sums of the keys' halves, at k % 4 in 0, 1 and in 2, 3, modulo 2^16. */
 INLINE void start_strip(const int8_t *keys, int dp, __m256i *start) {
 #pragma GCC unroll 4
     for (int c = 0; c < STRIP / 8; c++) {
@@ -68,7 +71,8 @@ INLINE void start_strip(const int8_t *keys, int dp, __m256i *start) {
     }
 }
 
-/* R queries times a strip of keys, where each half of a score fits 16 bits: sums may wrap on the way. R is a constant. */
+/* Multiply R queries and a strip of keys, where each half of a score fits 16 bits: sums may wrap on the way. R is a
+ * constant. */
 INLINE void score_strip(const int R, const int8_t *keys, int dp, const Queries *q, int query, const __m256i *start, int32_t *score, size_t pitch) {
     __m256i sums[2][STRIP / 8];
 #pragma GCC unroll 2
@@ -101,7 +105,7 @@ INLINE void score_strip(const int R, const int8_t *keys, int dp, const Queries *
     }
 }
 
-/* A query times a strip of keys in 32 bits. */
+/* Multiply a query and a strip of keys in 32 bits. */
 TARGET static void score_wide(const int8_t *keys, int dp, const int8_t *q, int32_t *score) {
     for (int c = 0; c < STRIP / 8; c++) {
         __m256i sum = _mm256_setzero_si256();
@@ -113,7 +117,8 @@ TARGET static void score_wide(const int8_t *keys, int dp, const int8_t *q, int32
     }
 }
 
-/* |a . b| <= |a| |b|: a half of a score fits 16 bits where the product of the query's half and the whole key does. */
+/* Compute scores. |a . b| <= |a| |b|: a half of a score fits 16 bits where the product of the query's half and the
+ * whole key does. */
 TARGET static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
     Queries split;
     split_queries(q, dp, queries, &split);
@@ -138,19 +143,21 @@ TARGET static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, i
     }
 }
 
-/* the highest of most and n scores */
+/* Return the highest of most and n scores. */
 TARGET static int32_t maximum(const int32_t *score, int n, int32_t most) {
     for (int k = 0; k < n; k++) most = score[k] > most ? score[k] : most;
     return most;
 }
 
 INLINE __m256i steps_wide(const int32_t *score, __m256i most, __m256i far, __m256i heat) {
-    const __m256i e = _mm256_min_epu32(_mm256_sub_epi32(most, load(score)), far); /* far_enough in kernel_plain.c: products stay below 2^32 */
+    /* far_enough in kernel_plain.c: products stay below 2^32 */
+    const __m256i e = _mm256_min_epu32(_mm256_sub_epi32(most, load(score)), far);
     return _mm256_srli_epi32(_mm256_mullo_epi32(e, heat), 16);
 }
 
-/* Steps down the table for 16 keys, 0 to 3 and 8 to 11 before 4 to 7 and 12 to 15. `narrow`: 1024 <= heat < 2^16, so that a difference above
- * 2^16 - 1, which is cut to that, gives step 1023 all the same (65535 * 1024 >> 16 = 1023), and a high half of a 16-bit product is the step. */
+/* Return the steps down the table for 16 keys, 0 to 3 and 8 to 11 before 4 to 7 and 12 to 15. `narrow` means 1024 <=
+ * heat < 2^16. A difference above 2^16 - 1 is cut to that and still gives step 1023 (65535 * 1024 >> 16 = 1023). The
+ * high half of a 16-bit product is the step. */
 INLINE __m256i steps_down(const int narrow, const int32_t *score, __m256i most, __m256i far, __m256i heat) {
     __m256i e;
     if (narrow) e = _mm256_mulhi_epu16(_mm256_packus_epi32(_mm256_sub_epi32(most, load(score)), _mm256_sub_epi32(most, load(score + 8))), heat);
@@ -158,14 +165,14 @@ INLINE __m256i steps_down(const int narrow, const int32_t *score, __m256i most, 
     return _mm256_min_epu16(e, _mm256_set1_epi16(1023));
 }
 
-/* 32 bytes out of a table of 64; `a`, `b`: bits 4 and 5 of their places, in the top bits. */
+/* Look up 32 bytes in a table of 64; `a`, `b`: bits 4 and 5 of their places, in the top bits. */
 INLINE __m256i look_up(const __m256i *table, __m256i place, __m256i a, __m256i b) {
     const __m256i low = _mm256_blendv_epi8(_mm256_shuffle_epi8(table[0], place), _mm256_shuffle_epi8(table[1], place), a);
     const __m256i high = _mm256_blendv_epi8(_mm256_shuffle_epi8(table[2], place), _mm256_shuffle_epi8(table[3], place), a);
     return _mm256_blendv_epi8(low, high, b);
 }
 
-/* w >> s for a factor of 2^(16 - s), which is 0 for s = 0; in the order of the keys */
+/* Return w >> s for a factor of 2^(16 - s), which is 0 for s = 0; in the order of the keys. */
 INLINE __m256i shifted(__m256i w, __m256i factor) {
     w = _mm256_blendv_epi8(_mm256_mulhi_epu16(w, factor), w, _mm256_cmpeq_epi16(factor, _mm256_setzero_si256()));
     return _mm256_permute4x64_epi64(w, 0xd8);
@@ -216,7 +223,7 @@ TARGET static uint32_t weigh(const int32_t *score, int n, int32_t high, uint32_t
     return weigh_as(0, score, n, high, heat, weight, out);
 }
 
-/* p = rs(w * t, 24), see attend(), in digits for add_row(). */
+/* Compute p = rs(w * t, 24), see attend(), in digits for add_row(). */
 INLINE void share_sixteen(const uint16_t *w, __m256i a, __m256i b, __m256i *first, __m256i *second) {
     const __m256i half = _mm256_set1_epi16((1 << 14) - 1), low_bits = _mm256_set1_epi16(63), top_bits = _mm256_set1_epi16(192), v = load(w);
     const __m256i c = _mm256_add_epi16(_mm256_mulhi_epu16(v, b), half);
@@ -226,7 +233,7 @@ INLINE void share_sixteen(const uint16_t *w, __m256i a, __m256i b, __m256i *firs
     *second = _mm256_or_si256(_mm256_and_si256(q, low_bits), _mm256_and_si256(_mm256_srli_epi16(p, 8), top_bits));
 }
 
-/* The first bytes of all queries, then the second ones. */
+/* Write the first bytes of all queries, then the second ones. */
 TARGET static void share(const uint16_t *w, int n, uint32_t t, void *shares, int query) {
     uint8_t *first = (uint8_t *)shares + query * CHUNK, *second = first + QUERIES * CHUNK;
     const __m256i a = _mm256_set1_epi16((int16_t)(t >> 9)), b = _mm256_set1_epi16((int16_t)((t & 511) << 7));

@@ -1,4 +1,5 @@
-/* What the kernels with AVX-512 share: the VNNI products and the arithmetic between products. Define TARGET and SIGNED_KEYS (0 or 1) first. */
+/* The part shared by the kernels with AVX-512: the VNNI products and the arithmetic between products. Define TARGET
+ * and SIGNED_KEYS (0 or 1) first. */
 #ifndef PLTZ_AVX512_H
 #define PLTZ_AVX512_H
 
@@ -14,20 +15,21 @@ INLINE int32_t load_quad(const void *p) {
     return v;
 }
 
-/* Blocks of 16 channels: where they are, how far a block and how far a step of 4 inputs is from the next, the steps. */
+/* Blocks of 16 channels: their place, the distance from one block and from one step of 4 inputs to the next, the
+ * steps. */
 typedef struct {
     const void *at;
     size_t block, quad;
     int quads;
-    const char *next; /* likely wanted next: a line of it is fetched in each step */
+    const char *next; /* wanted next, probably: one line of it is fetched in each step */
 } Blocks;
 
-/* Lines of what is wanted next that a step of so many rows fetches: 16 rows are to fetch as many as they read. */
+/* Lines of the next data that a step of so many rows fetches: 16 rows are to fetch as many as they read. */
 #define LINES(rows) ((rows) == 6 ? 1 : (rows) > 1 ? 2 : 4)
 
-/* R rows times B blocks in registers: acc[r][16 b + c] = sum over k of row[r][k] * block[b][k / 4][c][k % 4].
- * The unsigned side is the rows (activations) or, when swapped, the blocks (keys, made so where they have a sign). `more`: added to what acc holds.
- * R, B, swapped and more are constants. */
+/* Multiply R rows and B blocks in registers: acc[r][16 b + c] = sum over k of row[r][k] * block[b][k / 4][c][k % 4].
+ * The unsigned side is the rows (activations) or, when swapped, the blocks (keys, made so where they have a sign).
+ * `more`: add to the content of acc. R, B, swapped and more are constants. */
 INLINE void micro(const int R, const int B, const int swapped, const int more, const void *rows, size_t stride, Blocks blocks, int32_t *acc,
                   size_t pitch) {
     __m512i sum[6][4];
@@ -61,7 +63,7 @@ INLINE void micro(const int R, const int B, const int swapped, const int more, c
     }
 }
 
-/* Rows past the last six go in fours, twos and ones. */
+/* Multiply rows: those past the last six go in fours, twos and ones. */
 INLINE void micro_rows(const int B, const int swapped, const int more, const void *rows, size_t stride, int count, Blocks blocks, int32_t *acc,
                        size_t pitch) {
     const char *row = rows;
@@ -102,11 +104,12 @@ TARGET static void vnni_scores(const uint8_t *keys, int n, const int8_t *q, int 
     }
 }
 
-/* The high bytes of a query's weights times values. All but a few in a hundred are 0, since a byte is not while its key has less than 1/256
- * of the weight, so only fours of keys that have one are multiplied. B (constant): dimensions / 16. */
+/* Multiply the high bytes of a query's weights and values. All but a few in a hundred are 0: a byte is 0 while its
+ * key has less than 1/256 of the weight. So only fours of keys that have one are multiplied. B (constant):
+ * dimensions / 16. */
 INLINE void mix_high(const int B, const int8_t *values, int n, const uint8_t *high, int32_t *mixed) {
     __m512i sum[HEAD_WIDTH / 16];
-    uint64_t some = 0; /* a bit for each four of the CHUNK keys */
+    uint64_t some = 0; /* one bit per four of the CHUNK keys */
     for (int k = 0; k < n; k += 64) {
         const __m512i bytes = _mm512_loadu_si512(high + k);
         some |= (uint64_t)_mm512_test_epi32_mask(bytes, bytes) << k / 4;
@@ -127,7 +130,7 @@ INLINE void mix_high(const int B, const int8_t *values, int n, const uint8_t *hi
     }
 }
 
-/* Both bytes of the weights times the values; a block is 16 dimensions. */
+/* Multiply both bytes of the weights and the values; a block is 16 dimensions. */
 TARGET static void vnni_mix(const int8_t *values, int n, int dv, const void *shares, int queries, int32_t *mixed) {
     const uint8_t *high = shares, *low = high + QUERIES * CHUNK;
     const Blocks blocks = {values, 64, (size_t)dv * 4, n / 4, (const char *)values + (size_t)n * dv};
@@ -142,7 +145,8 @@ TARGET static void vnni_mix(const int8_t *values, int n, int dv, const void *sha
     }
 }
 
-/* 16 sums, scaled: rs((acc + offset) * m, 24). See kernel_plain.c for the clamp; `odd`: m of the odd channels, in even places. */
+/* Scale 16 sums: rs((acc + offset) * m, 24). See kernel_plain.c for the clamp; `odd`: m of the odd channels, in even
+ * places. */
 INLINE __m512i rescale(const int narrow, __m512i acc, __m512i offset, __m512i m, __m512i odd) {
     const __m512i half = _mm512_set1_epi64(1 << 23), most = _mm512_set1_epi64(1 << 30), least = _mm512_set1_epi64(-(1 << 30));
     const __m512i dot = _mm512_add_epi32(acc, offset);
@@ -158,7 +162,7 @@ INLINE __m512i between(__m512i a, int low, int high) {
     return _mm512_max_epi32(_mm512_min_epi32(a, _mm512_set1_epi32(high)), _mm512_set1_epi32(low));
 }
 
-/* One output of 16 channels; `at`: how far from the product's first one. */
+/* Write one output of 16 channels; `at`: its distance from the product's first one. */
 INLINE void put(const Output kind, const Product *p, size_t at, __m512i y, __m512i bias) {
     if (kind == TO_QKV) {
         const __m256i halves = _mm512_cvtsepi32_epi16(y);
@@ -176,7 +180,7 @@ INLINE void put(const Output kind, const Product *p, size_t at, __m512i y, __m51
 }
 
 INLINE void finish_as(const int narrow, const Output kind, const Product *given, const int32_t *sums) {
-    const Product copy = *given, *p = &copy; /* no store can change it, as far as the compiler sees */
+    const Product copy = *given, *p = &copy; /* as far as the compiler sees, no store can change it */
     for (int b = 0; b < p->blocks * 16; b += 16) {
         const int channel = p->block * 16 + b;
         const __m512i offset = _mm512_loadu_si512(p->matrix->offset + channel), m = _mm512_loadu_si512(p->matrix->m + channel);
@@ -191,7 +195,7 @@ INLINE void finish_as(const int narrow, const Output kind, const Product *given,
 #include "finish.h"
 
 #define OWN_MULTIPLY 1
-enum { NEAR = 104 }; /* steps of 4 inputs at a time: their weights for 4 blocks stay in the first cache while all rows are multiplied */
+enum { NEAR = 104 }; /* steps of 4 inputs at a time: their weights for 4 blocks stay in the first cache for all rows */
 
 TARGET static void multiply(const Product *p, Scratch *s) {
     const size_t stride = (size_t)p->matrix->stride, pitch = (size_t)p->blocks * 16;
@@ -219,12 +223,12 @@ TARGET static uint64_t squares(const int32_t *x, int n) {
     return (uint64_t)_mm512_reduce_add_epi64(total);
 }
 
-/* rs(x t, 40) of 8 numbers: exact, fused or not; see kernel_body.h. */
+/* Compute rs(x t, 40) of 8 numbers: exact, fused or not; see kernel_body.h. */
 INLINE __m256i scaled(__m256i x, __m512d scale) {
     return _mm512_cvttpd_epi32(_mm512_fmadd_pd(_mm512_cvtepi32_pd(x), scale, _mm512_set1_pd(4096.5)));
 }
 
-/* scale_for of TURNED = 8 sums below 2^53; the root may have been rounded up. */
+/* Compute scale_for of TURNED = 8 sums below 2^53; the root may have been rounded up. */
 TARGET static void scales_for(const uint64_t *totals, uint32_t gain, double *t) {
     const __m512d total = _mm512_cvtepi64_pd(_mm512_loadu_si512(totals)), one = _mm512_set1_pd(1);
     __m512d root = _mm512_roundscale_pd(_mm512_sqrt_pd(total), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
@@ -245,7 +249,7 @@ TARGET static void scale_to_bytes(const int32_t *x, int n, double t, uint8_t *ou
     }
 }
 
-/* Pairs (a, b) of 16 bits in 32 times (cos, -sin) and (sin, cos). */
+/* Multiply pairs (a, b) of 16 bits in 32 by (cos, -sin) and (sin, cos). */
 TARGET static void rotate(const int16_t *y, const int16_t *cos, const int16_t *sin, int half, int32_t *z) {
     const __m512i round = _mm512_set1_epi32(8192);
     for (int i = 0; i < half; i += 16) {
@@ -263,8 +267,9 @@ TARGET static void rotate(const int16_t *y, const int16_t *cos, const int16_t *s
     }
 }
 
-/* Steps down the table for 32 keys, in 16 bits. `narrow`: 1024 <= heat < 2^16, so that a difference above 2^16 - 1, which is
- * cut to that, gives step 1023 all the same (65535 * 1024 >> 16 = 1023), and a high half of a 16-bit product is the step. */
+/* Return the steps down the table for 32 keys, in 16 bits. `narrow` means 1024 <= heat < 2^16. A difference above
+ * 2^16 - 1 is cut to that and still gives step 1023 (65535 * 1024 >> 16 = 1023). The high half of a 16-bit product
+ * is the step. */
 INLINE __m512i steps_down(const int narrow, const int32_t *score, __m512i most, __m512i far, __m512i heat) {
     __m512i a = _mm512_sub_epi32(most, _mm512_loadu_si512(score));
     __m512i b = _mm512_sub_epi32(most, _mm512_loadu_si512(score + 16));
@@ -278,7 +283,7 @@ INLINE __m512i steps_down(const int narrow, const int32_t *score, __m512i most, 
     return _mm512_min_epu16(e, _mm512_set1_epi16(1023));
 }
 
-/* the highest of most and n scores */
+/* Return the highest of most and n scores. */
 TARGET static int32_t maximum(const int32_t *score, int n, int32_t most) {
     __m512i all = _mm512_set1_epi32(most);
     int k = 0;
@@ -313,7 +318,7 @@ TARGET static uint32_t weigh(const int32_t *score, int n, int32_t most, uint32_t
     return weigh_as(0, score, n, most, heat, weight, out);
 }
 
-/* p = rs(w * t, 24) as two bytes: the high ones of all queries, then the low ones. See attend(). */
+/* Compute p = rs(w * t, 24) as two bytes: the high ones of all queries, then the low ones. See attend(). */
 TARGET static void share(const uint16_t *w, int n, uint32_t t, void *shares, int query) {
     uint8_t *high = (uint8_t *)shares + query * CHUNK, *low = high + QUERIES * CHUNK;
     const __m512i a = _mm512_set1_epi16((int16_t)(t >> 9)), b = _mm512_set1_epi16((int16_t)((t & 511) << 7));

@@ -1,4 +1,4 @@
-/* A batch opened and closed, its memory and its clock: see batch.h. */
+/* Opening and closing a batch, its memory and its clock: see batch.h. */
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -25,9 +25,9 @@ void batch_lap(Batch *b, int stage) {
     b->spent[stage] += b->mark - then;
 }
 
-/* Memory for the keys and values of a session: what one that ended left, if that is large enough (long sessions go first, so
- * it mostly is), since fresh pages cost some 2 % of the time. What was in it is never read as a key: a
- * query sees what was written after. */
+/* Take memory for the keys and values of a session: that of an ended one if it is large enough. It mostly is, since
+ * long sessions go first. Fresh pages cost some 2 % of the time. Its old content is never read as a key: a query
+ * sees only later writes. */
 static void take_cache(Batch *b, Session *s) {
     for (int i = 0; i < b->spares; i++) {
         if (b->spare[i].bytes < s->cache_bytes) continue;
@@ -112,10 +112,11 @@ typedef struct {
     int64_t length;
     int32_t lanes, steps; /* 0, 0: the default layout */
     int32_t first;        /* tokens of the context at the front of `tokens`, at most the memory: known, not coded */
-    int32_t context;      /* the request before this one that holds them alone (first = total = steps, one lane), or -1 */
+    int32_t context;      /* the earlier request that holds them alone (first = total = steps, one lane), or -1 */
 } Request;
 
-/* Opens a batch of `count` sessions; NULL: no memory. What the requests point at stays alive until pltz_close. */
+/* Open a batch of `count` sessions; NULL: no memory. The memory that the requests point at stays alive until
+ * pltz_close. */
 EXPORT Batch *pltz_open(const Model *m, const Request *requests, int count, int decoding, int threads) {
     Batch *b = grab(sizeof *b);
     if (!b) return 0;

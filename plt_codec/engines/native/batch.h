@@ -1,4 +1,4 @@
-/* A batch of sessions and the iteration it is in: its rows, whose they are, and what is computed of them. */
+/* A batch of sessions and its current iteration: its rows, their sessions, and the values computed for them. */
 #ifndef PLTZ_BATCH_H
 #define PLTZ_BATCH_H
 
@@ -29,7 +29,7 @@ typedef struct { /* memory of a session that ended */
     size_t bytes;
 } Spare;
 
-/* What time is counted for; native.STAGES names them in this order. */
+/* The stages whose time is counted; native.STAGES names them in this order. */
 enum { IN_LAYERS, IN_ATTENTION, IN_HEAD, IN_FREQUENCIES, IN_CODER, IN_REST, STAGES };
 
 typedef struct Batch {
@@ -65,11 +65,11 @@ typedef struct Batch {
     Pool pool;
 } Batch;
 
-/* Time counts from here on; that since then, or since the last lap, is a stage's. */
+/* Start the clock. The time since then, or since the last lap, is counted for a stage. */
 void batch_mark(Batch *b);
 void batch_lap(Batch *b, int stage);
 
-/* Memory for a session that begins, 0 or NO_MEMORY; a session that ended gives it back. */
+/* Take memory for a session that begins; return 0 or NO_MEMORY. A session that ended gives it back. */
 int batch_begin(Batch *b, Session *s);
 void batch_end(Batch *b, Session *s);
 
@@ -82,7 +82,7 @@ static inline int last_row(const Batch *b, int item, int size) {
     return end < b->rows ? end : b->rows;
 }
 
-/* The norm of a residual, with these gains in contract 2. */
+/* Compute the norm of a residual, with these gains in contract 2. */
 static inline void norm_row(Batch *b, const int32_t *x, const int32_t *gains, int row) {
     const Model *m = b->m;
     uint8_t *a = b->a + (size_t)row * m->class.stride;
@@ -90,16 +90,17 @@ static inline void norm_row(Batch *b, const int32_t *x, const int32_t *gains, in
     else m->kernel->norm(x, m->d, m->norm_gain, a);
 }
 
-/* All layers for the rows of the iteration: their residuals end up in b->x, their keys and values in the caches. */
+/* Run all layers for the rows of the iteration: residuals end up in b->x, keys and values in the caches. */
 void layers_run(Batch *b);
 
-/* Frequencies of the next symbol of every row: its class (level 0) or, that known, its member (1). */
+/* Compute the frequencies of the next symbol of every row: its class (level 0) or, once that is known, its member
+ * (1). */
 void head_predict(Batch *b, int level);
 
-/* Symbol of a row at a place of 0 .. 2^24 - 1, of n. */
+/* Return the symbol, of n, of a row at a place of 0 .. 2^24 - 1. */
 int head_find(const Batch *b, int row, int n, uint32_t place);
 
-/* Its share of 0 .. 2^24. */
+/* Return a symbol's share of 0 .. 2^24. */
 Interval head_interval(const Batch *b, int row, int n, int symbol);
 
 #endif

@@ -27,8 +27,8 @@ int coder_put(Coder *c, uint32_t cumulative, uint32_t frequency) {
     return 0;
 }
 
-/* The first cut at which the next multiple, `value`, stays
- * below lower + range. Only the last byte before the state can be cut too (`total` - 9 bytes), as in RangeEncoder.finish. */
+/* Write the first cut at which the next multiple, `value`, stays below lower + range. Only the last byte before the
+ * state can be cut too (`total` - 9 bytes), as in RangeEncoder.finish. */
 int coder_finish(Coder *c) {
     const size_t total = c->size + 8;
     uint8_t *all = malloc(total);

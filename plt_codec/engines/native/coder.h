@@ -13,19 +13,19 @@ typedef struct {
     size_t length, place;
 } Coder;
 
-/* Adds a symbol; 0 or NO_MEMORY. */
+/* Add a symbol; return 0 or NO_MEMORY. */
 int coder_put(Coder *c, uint32_t cumulative, uint32_t frequency);
 
-/* The shortest bytes that decode to what was put, zeros appended; 0 or NO_MEMORY. */
+/* Write the shortest bytes that, with zeros appended, decode to the symbols put; return 0 or NO_MEMORY. */
 int coder_finish(Coder *c);
 
-/* The next word of a stream; 0 past its end. */
+/* Return the next word of a stream; 0 past its end. */
 uint32_t coder_word(Coder *c);
 
-/* Where in 0 .. 2^24 - 1 the stream points, or DAMAGED. */
+/* Return the place in 0 .. 2^24 - 1 at which the stream points, or DAMAGED. */
 int32_t coder_peek(const Coder *c);
 
-/* Takes the symbol that was found there. */
+/* Take the symbol that was found there. */
 void coder_take(Coder *c, uint32_t cumulative, uint32_t frequency);
 
 #endif

@@ -1,15 +1,16 @@
-/* The numeric contract (NUMERICS.md), the layout and the range coder, compiled: tokens to bytes and back without Python.
+/* The numeric contract (NUMERICS.md), the layout and the range coder, compiled: tokens to bytes and back without
+ * Python.
  *
- * Encoding and decoding are one loop. An iteration collects rows (positions) of the sessions under way, runs them through
- * the layers together, and codes their tokens. A decoder gives one step of each session at a time, an encoder, which knows
- * its tokens, as many steps of a block as fit: a row sees a prefix of its session's keys, so both run the same code.
- * Memory is bounded by the rows of an iteration and by the sessions under way, not by what is waiting.
+ * Encoding and decoding are one loop. An iteration collects rows (positions) of the active sessions, runs them through
+ * the layers together, and codes their tokens. A decoder gives one step of each session at a time. An encoder knows
+ * its tokens, so it gives as many steps of a block as fit. A row sees a prefix of its session's keys, so both run the
+ * same code. Memory is bounded by the rows of an iteration and by the active sessions, not by the waiting ones.
  *
- * A context is a session of its own that codes nothing: as many steps at once as fit. The sessions after it wait for its keys
- * and values, take a copy and go on behind it, so it runs once whatever their number.
+ * A context is a session of its own that codes nothing: as many steps at once as fit. The sessions after it wait for
+ * its keys and values, take a copy and go on behind it. So it runs once whatever their number.
  *
- * Nothing here trusts a stream: symbols come out of a search within the alphabet, and every index follows from counts that
- * were fixed when the batch was opened.
+ * Nothing here trusts a stream. Symbols come out of a search within the alphabet, and every index follows from counts
+ * that were fixed when the batch was opened.
  */
 #include "engine.h"
 
@@ -19,14 +20,15 @@
 #include "batch.h"
 #include "memory.h"
 
-enum { INTERFACE = 4 }; /* of the exported functions: raised together with native.INTERFACE, so that a stale build is seen */
+/* version of the exported functions: raised together with native.INTERFACE, so that a stale build is noticed */
+enum { INTERFACE = 4 };
 
 EXPORT int pltz_interface(void) { return INTERFACE; }
 
 static const double SLACK = 128; /* bits: coder.SLACK */
-static const size_t CACHE_LIMIT = (size_t)1 << 29; /* bytes of keys and values of sessions under way */
+static const size_t CACHE_LIMIT = (size_t)1 << 29; /* bytes of keys and values of active sessions */
 
-/* Copies the keys and values of its context to the front of a session's own; 0 while the context is under way. */
+/* Copy the keys and values of a session's context to the front of its own; return 0 while the context is not done. */
 static int take_context(Batch *b, Session *s) {
     const Model *m = b->m;
     Session *c = &b->sessions[s->context];
@@ -43,7 +45,7 @@ static int take_context(Batch *b, Session *s) {
     return 1;
 }
 
-/* Appends the next rows of a session, as many whole steps as fit; 0 if none does. */
+/* Append the next rows of a session, as many whole steps as fit; return 0 if none does. */
 static int collect(Batch *b, Session *s) {
     if (s->waits && !take_context(b, s)) return 0;
     int steps = (ROWS - b->rows) / s->L;
@@ -67,8 +69,8 @@ static int collect(Batch *b, Session *s) {
     return 1;
 }
 
-/* Cuts attention into work items: as many queries of a key head together as a kernel takes, since they share the way of keys
- * and values through the caches, but fewer where threads would stay without work. */
+/* Cut attention into work items. One item takes as many queries of a key head together as a kernel can, since they
+ * share the transfer of keys and values through the caches. It takes fewer where threads would be left without work. */
 static void cut_shares(Batch *b) {
     const Model *m = b->m;
     const int whole = b->rows * m->group / QUERIES * m->kv_heads;
@@ -163,7 +165,7 @@ static int encode_rows(Batch *b) {
     return 0;
 }
 
-/* Moves the sessions on past the rows just coded; returns their tokens or an error. */
+/* Move the sessions on past the rows just coded; return their tokens or an error. */
 static int64_t advance(Batch *b) {
     int64_t tokens = 0;
     for (int r = 0; r < b->rows; r++) tokens += b->class[r] >= 0;
@@ -195,8 +197,8 @@ static void pool_thread(void *context, int on) {
     if (!on && k->end) k->end();
 }
 
-/* Codes until about `budget` tokens are done or nothing is left. Returns the tokens done, 0 at the end, or an error, after
- * which the batch can only be closed. */
+/* Code until about `budget` tokens are done or nothing is left. Return the tokens done, 0 at the end, or an error.
+ * After an error the batch can only be closed. */
 EXPORT int64_t pltz_run(Batch *b, int64_t budget) {
     int64_t done = 0, got = 0;
     pool_start(&b->pool, b->threads, pool_thread, b);
@@ -214,13 +216,13 @@ EXPORT int64_t pltz_run(Batch *b, int64_t budget) {
     return got < 0 ? got : done;
 }
 
-/* Where the time went so far: ns of STAGES. */
+/* Write the time of each of STAGES so far, in ns. */
 EXPORT void pltz_spent(const Batch *b, int64_t *out) { memcpy(out, b->spent, sizeof b->spent); }
 
-/* Which session an error SPENT is about. */
+/* Return the session that an error SPENT is about. */
 EXPORT int pltz_failed(const Batch *b) { return b->failed; }
 
-/* A finished encoder's frame: its bytes stay with the batch; `bits` is the model's ideal length. */
+/* Return a finished encoder's frame: its bytes stay with the batch; `bits` is the model's ideal length. */
 EXPORT const uint8_t *pltz_frame(const Batch *b, int i, int64_t *length, double *bits) {
     const Session *s = &b->sessions[i];
     *length = (int64_t)s->coder.size;

@@ -1,4 +1,4 @@
-/* What coder.py calls, and the errors it is told. */
+/* The functions that coder.py calls, and the errors they return. */
 #ifndef PLTZ_ENGINE_H
 #define PLTZ_ENGINE_H
 

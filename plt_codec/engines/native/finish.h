@@ -1,4 +1,5 @@
-/* finish(): sums -> outputs by the kernel's finish_as(), each way of it compiled for itself. Included by kernels that have one, behind it. */
+/* finish(): sums to outputs by the kernel's finish_as(), each variant compiled for itself. Included by the kernels
+ * that have one, behind it. */
 
 TARGET static void finish(const Product *p, const int32_t *sums) {
     const int narrow = p->matrix->narrow;

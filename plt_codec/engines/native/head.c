@@ -3,7 +3,7 @@
 
 enum { HEAD_ROWS = 8 }; /* rows whose classes are multiplied together */
 
-/* NUMERICS.md, "frequencies": sums[i] = C_i for i <= n; returns R. */
+/* Compute NUMERICS.md, "frequencies": sums[i] = C_i for i <= n; return R. */
 static uint32_t frequencies(const Model *m, const int32_t *logits, int n, uint32_t *sums) {
     int32_t most = logits[0];
     uint32_t sum = 0;
@@ -29,7 +29,7 @@ Interval head_interval(const Batch *b, int row, int n, int symbol) {
     return (Interval){from, cumulative(sums, ratio, n, symbol + 1) - from};
 }
 
-/* Logits of the classes of some rows. */
+/* Compute the logits of the classes of some rows. */
 static void stage_class(void *context, int item, int thread) {
     Batch *b = context;
     const Model *m = b->m;
@@ -49,7 +49,8 @@ static void stage_class(void *context, int item, int thread) {
     }
 }
 
-/* Frequencies of the classes (b->level 0) or members (1) of some rows. An encoder knows what a row predicts, b->token by now. */
+/* Compute frequencies of the classes (b->level 0) or members (1) of some rows. An encoder knows the token of a row,
+ * b->token, by now. */
 static void stage_frequencies(void *context, int item, int thread) {
     Batch *b = context;
     const Model *m = b->m;
@@ -63,7 +64,7 @@ static void stage_frequencies(void *context, int item, int thread) {
     }
 }
 
-/* Logits of the members of one row, its class known. */
+/* Compute the logits of the members of one row, its class known. */
 static void stage_member(void *context, int item, int thread) {
     Batch *b = context;
     const Model *m = b->m;
@@ -72,7 +73,8 @@ static void stage_member(void *context, int item, int thread) {
     const int32_t *x = b->x + (size_t)item * m->width;
     int32_t *z = b->z + (size_t)item * m->width, *logits = b->logits + (size_t)item * b->symbols;
     const int64_t scale = m->shift_m[c];
-    const int after = item + b->pool.threads < b->rows ? b->class[item + b->pool.threads] : -1; /* of this thread, likely */
+    /* probably of this thread */
+    const int after = item + b->pool.threads < b->rows ? b->class[item + b->pool.threads] : -1;
     for (int i = 0; i < m->d; i++) {
         z[i] = clamp_residual(x[i] + ((m->shift_w[(size_t)c * m->d + i] * scale + (1 << 15)) >> 16));
     }

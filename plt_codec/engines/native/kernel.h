@@ -1,15 +1,15 @@
-/* What the engine (layers.c, head.c) asks of a kernel, and the layouts both share.
+/* The interface of a kernel to the engine (layers.c, head.c), and the layouts both share.
  *
  * Every kernel computes the same integers (NUMERICS.md); they differ in instructions only. Common layouts:
  *
- *   activations  u8, value + 128 (or 0..254 for the hidden layer), rows padded to a multiple of 64
- *   Matrix.w     s8, channels in blocks of 16: [channel / 16][k / 4][channel % 16][k % 4], padding is 0
- *   keys         u8, value + 128, or s8 where Kernel.signed_keys: [key / 16][i / 4][key % 16][i % 4]
- *   values       s8: [key / 4][i][key % 4], i padded to a multiple of 16
+ *     activations  u8, value + 128 (or 0..254 for the hidden layer), rows padded to a multiple of 64
+ *     Matrix.w     s8, channels in blocks of 16: [channel / 16][k / 4][channel % 16][k % 4], padding is 0
+ *     keys         u8, value + 128, or s8 where Kernel.signed_keys: [key / 16][i / 4][key % 16][i % 4]
+ *     values       s8: [key / 4][i][key % 4], i padded to a multiple of 16
  *
- * With a = u - 128, sum(w a) = sum(w u) - 128 sum(w): Matrix.offset holds the second term. Sums wrap modulo 2^32 on the
- * way, the result fits an int32, so wrapping is harmless. Scores may be q . (k + 128) = q . k + 128 sum(q): the second term
- * is the same for all keys of a query and only max s - s is used.
+ * With a = u - 128, sum(w a) = sum(w u) - 128 sum(w): Matrix.offset holds the second term. Sums wrap modulo 2^32 on
+ * the way. The result fits an int32, so wrapping is harmless. Scores may be q . (k + 128) = q . k + 128 sum(q). The
+ * second term is the same for all keys of a query, and only max s - s is used.
  */
 #ifndef PLTZ_KERNEL_H
 #define PLTZ_KERNEL_H
@@ -26,8 +26,8 @@ enum {
     QUERIES = 32,          /* queries that attend together */
     KEY_PAD = 64,          /* room for keys is a multiple of this */
     CHUNK = 256,           /* keys whose weights are spread over values at once */
-    GROUP = 4,             /* channel blocks a work item multiplies */
-    TILE = 128,            /* rows a work item multiplies */
+    GROUP = 4,             /* channel blocks that one work item multiplies */
+    TILE = 128,            /* rows that one work item multiplies */
     ROW_PAD = 16,          /* rows that a kernel may read past the last one */
     HEAD_WIDTH = 64,       /* most dimensions of a head */
     TURNED = 8,            /* heads that are turned together */
@@ -36,11 +36,12 @@ enum {
 
 typedef struct {
     int n, k;            /* channels, inputs */
-    int blocks, stride;  /* channels / 16 and bytes a row of inputs, both rounded up */
+    int blocks, stride;  /* channels / 16 and bytes per row of inputs, both rounded up */
     int8_t *w;
     int32_t *offset, *m; /* (blocks * 16): see above; multiplier */
     int32_t *sum;        /* (blocks * 16): sum of w, for kernels that multiply u - 128 */
-    uint8_t *wide;       /* (blocks, stride / 64): a bit for each 8 inputs, see mark_wide(); NULL where the kernel does not read it */
+    /* (blocks, stride / 64): one bit per 8 inputs, see mark_wide(); NULL if the kernel does not read it */
+    uint8_t *wide;
     int centred;         /* inputs are value + 128, not 0..254; for AVX2 */
     int narrow;          /* no input makes a scaled sum 2^30 or more: it needs no clamp in 64 bits */
 } Matrix;
@@ -58,8 +59,8 @@ typedef struct {
     int32_t *x;               /* TO_RESIDUAL: added to and clamped; TO_LOGITS: written, bias added */
     uint8_t *hidden;          /* TO_HIDDEN: rs(u * u, 8), u clamped to 0..255 */
     const int32_t *bias;      /* TO_LOGITS: of the first channel on */
-    size_t out_stride;        /* elements a row of the output; output pointers stand at the first channel */
-    const int8_t *next;       /* weights likely wanted next */
+    size_t out_stride;        /* elements per row of the output; output pointers stand at the first channel */
+    const int8_t *next;       /* weights probably wanted next */
 } Product;
 
 typedef struct {
@@ -72,7 +73,7 @@ typedef struct {
     uint8_t *out[QUERIES];      /* d bytes each, value + 128 */
     const uint16_t *weight;     /* (64) rs(table.exp, 5) */
     const uint32_t *weights;    /* (KEY_STEPS) the whole table */
-    const uint8_t *next;        /* keys likely wanted next */
+    const uint8_t *next;        /* keys probably wanted next */
 } Attention;
 
 typedef struct {
@@ -91,7 +92,8 @@ typedef struct {
     void (*end)(void);
     void (*multiply)(const Product *, Scratch *);
     void (*norm)(const int32_t *x, int n, uint32_t gain, uint8_t *out);
-    /* Up to TURNED heads of a row, each a pair of half heads, turned and normed: y (heads, d) -> out (heads, d) value + 128. */
+    /* Turn and norm up to TURNED heads of a row, each a pair of half heads: y (heads, d) -> out (heads, d) value +
+     * 128. */
     void (*turn)(const int16_t *y, int heads, const int16_t *cos, const int16_t *sin, int d, uint32_t gain, uint8_t *out);
     void (*attend)(const Attention *, Scratch *);
     /* Contract 2. Norm with gains; heads turned, not normed; gate and linear half -> hidden layer, value + 128. */

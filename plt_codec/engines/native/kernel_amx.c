@@ -1,7 +1,8 @@
 /* The kernel for processors with AMX: tiles of 16 x 64 bytes do the products, AVX-512 the rest.
  *
- * A block of 16 channels by 64 inputs of a Matrix is one tile as it lies in memory, and so are 16 keys of 64 dimensions and
- * 64 keys by 16 dimensions of the values (rows dv * 4 bytes apart). Rows past the last one are multiplied too and ignored.
+ * A block of 16 channels by 64 inputs of a Matrix is one tile as it lies in memory. So are 16 keys of 64 dimensions,
+ * and 64 keys by 16 dimensions of the values (rows dv * 4 bytes apart). Rows past the last one are multiplied too and
+ * ignored.
  */
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
@@ -46,11 +47,11 @@ TARGET static void attend_here(const Attention *a, Scratch *s) {
 
 enum {
     PIECE = 32 * 32, /* sums of a piece of a product: 32 rows times 2 blocks */
-    SLICE = 8,       /* outputs of 16 channels finished between two steps of the next piece, at least */
+    SLICE = 8,       /* least outputs of 16 channels finished between two steps of the next piece */
 };
 
 typedef struct {
-    int row, rows, block, blocks; /* of the product: which it has */
+    int row, rows, block, blocks; /* its part of the product */
 } Patch;
 
 INLINE Patch patch_of(const Product *p, int number) {
@@ -58,7 +59,7 @@ INLINE Patch patch_of(const Product *p, int number) {
     return (Patch){row, p->rows - row < 32 ? p->rows - row : 32, block, p->blocks - block < 2 ? 1 : 2};
 }
 
-/* A step of 64 inputs: tiles 0..3 hold sums, 4 and 5 rows, 6 and 7 blocks. */
+/* Multiply a step of 64 inputs: tiles 0..3 hold sums, 4 and 5 rows, 6 and 7 blocks. */
 INLINE void step_piece(const Product *p, Patch piece, int k) {
     const size_t stride = (size_t)p->matrix->stride;
     const uint8_t *a = p->a + piece.row * stride + k * 64;
@@ -83,7 +84,7 @@ INLINE void store_piece(int32_t *sums) {
     STORE(3, sums + 16 * 32 + 16, 128);
 }
 
-/* Outputs `from` to `to` of a piece, all rows of a block first. */
+/* Write outputs `from` to `to` of a piece, all rows of a block first. */
 INLINE void finish_some(const int narrow, const Output kind, const Product *p, Patch piece, const int32_t *sums, int from, int to) {
     while (from < to) {
         const int b = from / piece.rows, at = (piece.block + b) * 16, channel = p->block * 16 + at;
@@ -99,9 +100,10 @@ INLINE void finish_some(const int narrow, const Output kind, const Product *p, P
     }
 }
 
-/* A product in pieces: a piece's sums are finished while the next piece is multiplied, which tiles and vectors do at the same time. */
+/* Multiply in pieces. A piece's sums are finished while the next piece is multiplied, since tiles and vectors work
+ * at the same time. */
 INLINE void multiply_as(const int narrow, const Output kind, const Product *given, Scratch *s) {
-    const Product copy = *given, *p = &copy; /* no store can change it, as far as the compiler sees */
+    const Product copy = *given, *p = &copy; /* as far as the compiler sees, no store can change it */
     const int steps = p->matrix->stride / 64, pieces = (p->rows + 31) / 32 * ((p->blocks + 1) / 2);
     Patch before = {0};
     for (int n = 0; n <= pieces; n++) {
@@ -142,7 +144,7 @@ TARGET static void multiply_here(const Product *p, Scratch *s) {
     }
 }
 
-/* The processor has it and the kernel of the system grants the state of its tiles to this process. */
+/* Return whether the processor has AMX and the operating system grants this process the state of its tiles. */
 static int supported(void) {
 #if defined(__linux__) && defined(SYS_arch_prctl)
     __builtin_cpu_init();
@@ -162,7 +164,7 @@ static int supported(void) {
 #endif
 }
 
-/* All eight tiles: 16 rows of 64 bytes. */
+/* Set up all eight tiles: 16 rows of 64 bytes. */
 TARGET static void begin(void) {
     struct {
         uint8_t palette, start, reserved[14];

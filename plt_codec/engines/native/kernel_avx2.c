@@ -1,11 +1,15 @@
-/* The kernel for processors with AVX2. vpmaddubsw adds two products of bytes, one side unsigned, in 16 bits and saturates, unless the unsigned
- * side is below 2^7 (2 * 127 * 127 < 2^15). So what is multiplied by weights, keys and values is taken apart into such digits:
+/* The kernel for processors with AVX2.
  *
- *   inputs and queries   value + 64 in 0..127; the few that do not fit have a rest, whose size multiplies weights with its sign
- *   the hidden layer     digits of 6 bits; fours of them that are 0 are skipped
- *   shares of values     the same
+ * vpmaddubsw adds two products of bytes, one side unsigned, in 16 bits. It saturates unless the unsigned side is below
+ * 2^7 (2 * 127 * 127 < 2^15). So the factors of weights, keys and values are split into such digits:
  *
- * Where two such sums fit 16 bits, they are added there: widening them (vpmaddwd by ones) costs as much as multiplying. */
+ *     inputs and queries   value + 64 in 0..127; the few that do not fit have a rest, multiplied by size with its sign
+ *     the hidden layer     digits of 6 bits; fours of them that are 0 are skipped
+ *     shares of values     the same
+ *
+ * Where two such sums fit 16 bits, they are added there: widening them (vpmaddwd by ones) costs as much as
+ * multiplying.
+ */
 #include "kernel.h"
 
 #if defined(PLTZ_X86)
@@ -16,7 +20,7 @@
 
 enum { WIDEST = 8192 }; /* most inputs */
 
-/* sum += v, in its register: sums that a loop carries are copied by gcc, and spilled. */
+/* sum += v, in its register: gcc copies and spills sums that a loop carries. */
 #define ADD(words, sum, v) __asm__("vpadd" words " %1, %0, %0" : "+x"(sum) : "x"(v))
 
 INLINE __m256i load(const void *p) { return _mm256_loadu_si256(p); }
@@ -31,7 +35,7 @@ INLINE __m256i load_quad(const void *p) { /* 4 bytes, eight times */
 
 INLINE void fetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
 
-/* One step of 8 inputs. `narrow`: two fours of them add up in 16 bits. R, B and narrow are constants. */
+/* Multiply one step of 8 inputs. `narrow`: two fours of them add up in 16 bits. R, B and narrow are constants. */
 INLINE void step(const int R, const int B, const int narrow, const uint8_t *rows, int stride, const int8_t *w, __m256i sums[2][4]) {
     const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 2
@@ -51,8 +55,8 @@ INLINE void step(const int R, const int B, const int narrow, const uint8_t *rows
     }
 }
 
-/* Rows of inputs of value + 128 as bytes `near` 0..127, value + 64 where that fits, and what is left, `rest` in -64..64; `far` has a bit for
- * each four inputs with a rest that is not 0, an element for each 256. */
+/* Rows of inputs of value + 128 as bytes: `near` 0..127 is value + 64 where that fits, `rest` in -64..64 is the
+ * difference. `far` has one bit per four inputs with a rest that is not 0, one element per 256 inputs. */
 typedef struct {
     uint8_t near[2 * WIDEST];
     int8_t rest[2 * WIDEST];
@@ -62,7 +66,8 @@ typedef struct {
 INLINE void split_rows(const uint8_t *a, int stride, int count, Rows *rows) {
     for (int r = 0; r < count; r++) {
         for (int k = 0; k < stride; k += 32) {
-            const __m256i u = _mm256_sub_epi8(load(a + r * stride + k), _mm256_set1_epi8(64)); /* value + 64, modulo 2^8 */
+            /* value + 64, modulo 2^8 */
+            const __m256i u = _mm256_sub_epi8(load(a + r * stride + k), _mm256_set1_epi8(64));
             const __m256i near = _mm256_min_epu8(_mm256_subs_epu8(load(a + r * stride + k), _mm256_set1_epi8(64)), _mm256_set1_epi8(127));
             const __m256i none = _mm256_cmpeq_epi32(u, near);
             uint64_t *far = &rows->far[r][k / 256];
@@ -73,8 +78,9 @@ INLINE void split_rows(const uint8_t *a, int stride, int count, Rows *rows) {
     }
 }
 
-/* R rows times B blocks in registers: acc[r][c] = sum over k of (value + 128) * block[k / 4][c][k % 4], where the blocks' weights add up to `sum`.
- * `wide`: see Matrix. Each step fetches a line of what is wanted next. R (1 or 2) and B are constants. */
+/* Multiply R rows and B blocks in registers: acc[r][c] = sum over k of (value + 128) * block[k / 4][c][k % 4]. The
+ * weights of the blocks add up to `sum`. `wide`: see Matrix. Each step fetches one line of the next data. R (1 or 2)
+ * and B are constants. */
 INLINE void micro(const int R, const int B, const Rows *rows, int stride, const int8_t *w, const uint8_t *wide, const int32_t *sum, int32_t *acc,
                   size_t pitch, const int8_t *next) {
     const __m256i ones = _mm256_set1_epi16(1);
@@ -118,7 +124,7 @@ TARGET static void dense(const Matrix *m, int first, int blocks, const uint8_t *
         split_rows(a, stride, count, &split);
         for (int b = 0; b < blocks; b += 2) {
             const int8_t *w = m->w + (size_t)(first + b) * 16 * stride;
-            const int8_t *then = next + (size_t)b * 16 * stride; /* the first 8 rows fetch it, a quarter each two */
+            const int8_t *then = next + (size_t)b * 16 * stride; /* the first 8 rows fetch it, a quarter per two rows */
             const int8_t *later = rows > all - 8 ? then + (size_t)(all - rows) * stride * 4 : w;
             const uint8_t *wide = m->wide + (size_t)(first + b) * stride / 64;
             const int32_t *sum = m->sum + (first + b) * 16;
@@ -133,17 +139,20 @@ TARGET static void dense(const Matrix *m, int first, int blocks, const uint8_t *
     }
 }
 
-/* Blocks of 16 channels or dimensions: where they are, how far a block and how far a step of 4 inputs is from the next. */
+/* Blocks of 16 channels or dimensions: their place, the distance from one block and from one step of 4 inputs to the
+ * next. */
 typedef struct {
     const int8_t *at;
     size_t block, quad;
 } Blocks;
 
-/* sums[2 b ..] += sum of digit * block[b][k / 4][c][k % 4] over the fours of inputs whose bit in `some` is set. The digits, below 64, are a row's
- * bytes & 63 or, with `top`, >> 6: two fours add up in 16 bits, 4 * 63 * 127 < 2^15. B (1 to 4) and top are constants. */
+/* Add sums[2 b ..] += sum of digit * block[b][k / 4][c][k % 4] over the fours of inputs whose bit in `some` is set.
+ * The digits, below 64, are a row's bytes & 63 or, with `top`, >> 6. Two fours add up in 16 bits, 4 * 63 * 127 <
+ * 2^15. B (1 to 4) and top are constants. */
 INLINE void add_digits(const int B, const int top, const uint8_t *row, uint64_t some, Blocks blocks, __m256i *sums) {
     const __m256i ones = _mm256_set1_epi16(1), mask = _mm256_set1_epi8(top ? 3 : 63);
-    if (__builtin_parityll(some)) some |= ~some & (some + 1); /* one more whose digits are 0: their number is even */
+    /* one more whose digits are 0, so that their number is even */
+    if (__builtin_parityll(some)) some |= ~some & (some + 1);
     for (; some; some &= some - 1) {
         const int k = __builtin_ctzll(some);
         some &= some - 1;
@@ -160,7 +169,7 @@ INLINE void add_digits(const int B, const int top, const uint8_t *row, uint64_t 
     }
 }
 
-/* A bit for each four of up to 256 bytes: one of them has a bit of `mask`. */
+/* Return one bit per four of up to 256 bytes: set if one of them has a bit of `mask`. */
 INLINE uint64_t fours(const uint8_t *row, int n, __m256i mask) {
     uint64_t none = 0;
     for (int k = n - 32; k >= 0; k -= 32) {
@@ -175,8 +184,9 @@ INLINE void times_64(const int B, __m256i *sums) {
     for (int i = 0; i < 2 * B; i++) sums[i] = _mm256_slli_epi32(sums[i], 6);
 }
 
-/* acc[16 b + c] += sum over k < n of u[k] * block[b][k / 4][c][k % 4], n <= 256. u is a byte of the row or, with a second row, a share() of 16 bits:
- * bits 0 to 5 and 12, 13 in the first byte, 6 to 11 and 14, 15 in the second. Most digits are 0. B is a constant. */
+/* Add acc[16 b + c] += sum over k < n of u[k] * block[b][k / 4][c][k % 4], n <= 256. u is a byte of the row or, with
+ * a second row, a share() of 16 bits. The first byte has bits 0 to 5 and 12, 13; the second has 6 to 11 and 14, 15.
+ * Most digits are 0. B is a constant. */
 INLINE void add_row(const int B, const uint8_t *row, const uint8_t *second, int n, Blocks blocks, int32_t *acc) {
     const __m256i low = _mm256_set1_epi8(63), high = _mm256_set1_epi8(-64);
     const uint64_t lows = fours(row, n, low), middles = second ? fours(second, n, low) : 0, tops = fours(row, n, high);
@@ -203,7 +213,7 @@ INLINE void add_row(const int B, const uint8_t *row, const uint8_t *second, int 
     for (int i = 0; i < 2 * B; i++) store(acc + i * 8, _mm256_add_epi32(load(acc + i * 8), sums[i]));
 }
 
-/* The same for any number of blocks up to 4. */
+/* Do the same for any number of blocks up to 4. */
 TARGET static void add_sparse(int number, const uint8_t *row, const uint8_t *second, int n, Blocks blocks, int32_t *acc) {
     switch (number) {
     case 1: add_row(1, row, second, n, blocks, acc); break;
@@ -213,7 +223,7 @@ TARGET static void add_sparse(int number, const uint8_t *row, const uint8_t *sec
     }
 }
 
-/* Inputs of the hidden layer: a piece of them at a time, whose weights stay in the first cache. */
+/* Multiply inputs of the hidden layer, one piece of them at a time, whose weights stay in the first cache. */
 TARGET static void sparse(const int8_t *w, int blocks, const uint8_t *a, int stride, int rows, int32_t *acc, const int8_t *next) {
     const size_t pitch = (size_t)blocks * 16;
     __builtin_memset(acc, 0, rows * pitch * sizeof *acc);
@@ -231,8 +241,8 @@ TARGET static void sparse(const int8_t *w, int blocks, const uint8_t *a, int str
     }
 }
 
-/* 8 sums, scaled: rs((acc + offset) * m, 24). See kernel_plain.c for what the clamp may do. AVX2 has no arithmetic shift of 64 bits: |y| < 2^60,
- * so 2^60 is added before a logical one and 2^36 taken away after it. */
+/* Scale 8 sums: rs((acc + offset) * m, 24). See kernel_plain.c for the effect of the clamp. AVX2 has no arithmetic
+ * shift of 64 bits. |y| < 2^60, so 2^60 is added before a logical one and 2^36 subtracted after it. */
 INLINE __m256i scale_four(__m256i dot, __m256i m) {
     const __m256i bias = _mm256_set1_epi64x((1ll << 60) + (1 << 23)), back = _mm256_set1_epi64x(1ll << 36);
     const __m256i most = _mm256_set1_epi64x(1 << 30), least = _mm256_set1_epi64x(-(1 << 30));
@@ -256,10 +266,10 @@ INLINE __m256i between(__m256i a, int low, int high) {
     return _mm256_max_epi32(_mm256_min_epi32(a, _mm256_set1_epi32(high)), _mm256_set1_epi32(low));
 }
 
-/* 16 outputs in order from two times 8 */
+/* Return 16 outputs in order from two times 8. */
 INLINE __m256i pack(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8); }
 
-/* One output of 16 channels, of channel b on; `at`: how far from the product's first one. */
+/* Write one output of 16 channels, of channel b on; `at`: its distance from the product's first one. */
 INLINE void put(const Output kind, const Product *p, size_t at, int b, __m256i y, __m256i z) {
     if (kind == TO_QKV) {
         store(p->qkv + at, _mm256_max_epi16(pack(y, z), _mm256_set1_epi16(-32767)));
@@ -277,7 +287,7 @@ INLINE void put(const Output kind, const Product *p, size_t at, int b, __m256i y
 }
 
 INLINE void finish_as(const int narrow, const Output kind, const Product *given, const int32_t *sums) {
-    const Product copy = *given, *p = &copy; /* no store can change it, as far as the compiler sees */
+    const Product copy = *given, *p = &copy; /* as far as the compiler sees, no store can change it */
     for (int b = 0; b < p->blocks * 16; b += 16) {
         const int32_t *offset = p->matrix->offset + p->block * 16 + b, *m = p->matrix->m + p->block * 16 + b;
         const __m256i offset_0 = load(offset), offset_1 = load(offset + 8), m_0 = load(m), m_1 = load(m + 8);

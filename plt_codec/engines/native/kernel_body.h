@@ -9,7 +9,7 @@ TARGET static inline int32_t clamp32(int32_t a, int32_t low, int32_t high) {
 }
 
 #if !defined(OWN_MULTIPLY)
-/* Sums -> outputs. */
+/* Turn sums into outputs. */
 TARGET static void finish(const Product *p, int32_t *sums) {
     const Matrix *w = p->matrix;
     const int n = p->blocks * 16, first = p->block * 16;
@@ -52,8 +52,9 @@ TARGET static void multiply(const Product *p, Scratch *s) {
 }
 #endif
 
-/* NUMERICS.md, "norm": t for a sum of squares. The quotient is cut in double and exact: with x < 2^50, r < 2^27 and q = x // r the
- * true one is at most q + 1 - 1 / r, which is not rounded up to q + 1, since r (q + 1) < 2^53. */
+/* Return NUMERICS.md, "norm": t for a sum of squares. The quotient is cut in double and exact. With x < 2^50, r <
+ * 2^27 and q = x // r the true one is at most q + 1 - 1 / r. That is not rounded up to q + 1, since r (q + 1) <
+ * 2^53. */
 TARGET static double scale_for(uint64_t total, uint32_t gain) {
     uint64_t root = (uint64_t)sqrt((double)total);
     while (root * root > total) root--;
@@ -62,16 +63,16 @@ TARGET static double scale_for(uint64_t total, uint32_t gain) {
 }
 
 #if !defined(OWN_NORM)
-/* sum of squares of n integers */
+/* Return the sum of squares of n integers. */
 TARGET static uint64_t squares(const int32_t *restrict x, int n) {
     uint64_t total = 0;
     for (int i = 0; i < n; i++) total += (uint64_t)((int64_t)x[i] * x[i]);
     return total;
 }
 
-/* NUMERICS.md, "norm", with y + 128 in a byte. The products run in doubles and are exact: x t and its sum with 2^39 are
- * integers below 2^53 (|x t| <= gain << 32 < 2^50), 2^-40 is a power of two, and 4096 * 2^40 = 2^52 more keeps the sum
- * below 2^53; so (int) cuts the exact value, which is positive, and floors it. */
+/* Compute NUMERICS.md, "norm", with y + 128 in a byte. The products run in doubles and are exact. x t and its sum
+ * with 2^39 are integers below 2^53 (|x t| <= gain << 32 < 2^50). 2^-40 is a power of two, and 4096 * 2^40 = 2^52
+ * more keeps the sum below 2^53. So (int) cuts the exact value, which is positive, and floors it. */
 TARGET static void scale_to_bytes(const int32_t *restrict x, int n, double t, uint8_t *restrict out) {
     const double scale = t * 0x1p-40;
     for (int i = 0; i < n; i++) {
@@ -80,7 +81,7 @@ TARGET static void scale_to_bytes(const int32_t *restrict x, int n, double t, ui
     }
 }
 
-/* |y| < 2^15 and |cos|, |sin| <= 2^14: the sums stay below 2^30 + 2^13. */
+/* Rotate pairs. |y| < 2^15 and |cos|, |sin| <= 2^14: the sums stay below 2^30 + 2^13. */
 TARGET static void rotate(const int16_t *restrict y, const int16_t *restrict cos, const int16_t *restrict sin, int half,
                           int32_t *restrict z) {
     for (int i = 0; i < half; i++) {
@@ -90,7 +91,7 @@ TARGET static void rotate(const int16_t *restrict y, const int16_t *restrict cos
     }
 }
 
-/* scale_for of TURNED sums */
+/* Compute scale_for of TURNED sums. */
 TARGET static void scales_for(const uint64_t *totals, uint32_t gain, double *t) {
     for (int h = 0; h < TURNED; h++) t[h] = scale_for(totals[h], gain);
 }
@@ -113,17 +114,19 @@ TARGET static void turn(const int16_t *restrict y, int heads, const int16_t *res
     for (int h = 0; h < heads; h++) scale_to_bytes(z + h * HEAD_WIDTH, d, t[h], out + h * d);
 }
 
-/* Attention of up to QUERIES queries over one cache of keys and values.
+/* Return t for attention of up to QUERIES queries over one cache of keys and values.
  *
- * A weight p is at most 2^16, and 2^16 exactly when the sum of w is 2^15, that is when all other keys weigh nothing: it
- * needs 2^15 t >= 2^40 - 2^23, so t >= 2^25 - 2^8 and the sum is below 2^15 + 1. Then p = 2^16 - 1 gives the same
+ * A weight p is at most 2^16, and 2^16 exactly when the sum of w is 2^15, that is when all other keys weigh nothing.
+ * It needs 2^15 t >= 2^40 - 2^23, so t >= 2^25 - 2^8 and the sum is below 2^15 + 1. Then p = 2^16 - 1 gives the same
  * output, rs((2^16 - 1) v, 15) = 2 v + floor((2^14 - v) / 2^15) = 2 v, and fits two bytes. t = 2^25 - 257 makes it so:
  * 2^15 t + 2^23 = 2^40 - 2^15. So t < 2^25 always.
  *
- * Where there are 16-bit products only, p comes out of them. With t = 2^9 a + b, b < 2^9 (a < 2^16), and as 2^23 = 2^9 2^14,
+ * Where there are 16-bit products only, p comes out of them. With t = 2^9 a + b, b < 2^9 (a < 2^16), and as 2^23 = 2^9
+ * 2^14,
  *     p = (w t + 2^23) >> 24 = (w a + c) >> 15,  c = (w b >> 9) + 2^14 = (w (2^7 b) >> 16) + 2^14 < 2^16,
- * and with w a = 2^16 h + l:  p = 2 h + ((l + c) >> 15), where (l + c) >> 1 is an average of 16-bit numbers,
- * (l + (c - 1) + 1) >> 1, which machines compute without overflow. */
+ * and with w a = 2^16 h + l:  p = 2 h + ((l + c) >> 15). There (l + c) >> 1 is an average of 16-bit numbers, (l + (c -
+ * 1) + 1) >> 1, which machines compute without overflow.
+ */
 static inline uint32_t share_scale(uint32_t sum) {
     return sum == 1u << 15 ? (1u << 25) - 257 : (uint32_t)((UINT64_C(1) << 40) / sum);
 }
@@ -165,8 +168,9 @@ TARGET static void attend(const Attention *a, Scratch *s) {
     }
 }
 
-/* Contract 2, "norm with gains". Both products run in doubles and are exact, as above: z = rs(x t, 32) with |x t| < 2^50, offset to be
- * positive by 2^20 2^32; then |z g| < 2^49, offset by 2^30 2^20. Cutting a positive number floors it. */
+/* Compute contract 2, "norm with gains". Both products run in doubles and are exact, as above. z = rs(x t, 32) with
+ * |x t| < 2^50 is offset to be positive by 2^20 2^32. Then |z g| < 2^49 is offset by 2^30 2^20. Cutting a positive
+ * number floors it. */
 TARGET static void gained(const int32_t *restrict x, int n, uint32_t gain, const int32_t *restrict gains, uint8_t *restrict out) {
     uint64_t total = 0;
     for (int i = 0; i < n; i++) total += (uint64_t)((int64_t)x[i] * x[i]);
@@ -178,7 +182,7 @@ TARGET static void gained(const int32_t *restrict x, int n, uint32_t gain, const
     }
 }
 
-/* As rotate(), the sums divided by 2^7 once more and clamped to a byte. */
+/* Rotate as rotate(), the sums divided by 2^7 once more and clamped to a byte. */
 TARGET static void turn_only(const int16_t *restrict y, int heads, const int16_t *restrict cos, const int16_t *restrict sin, int d,
                              uint8_t *restrict out) {
     const int half = d / 2;
@@ -192,7 +196,7 @@ TARGET static void turn_only(const int16_t *restrict y, int heads, const int16_t
     }
 }
 
-/* |act| < 2^15, |linear| < 2^15 once clamped: products fit 32 bits. */
+/* Apply the gate. |act| < 2^15, |linear| < 2^15 once clamped: products fit 32 bits. */
 TARGET static void gate(const int32_t *restrict gates, const int32_t *restrict linear, int n, const int16_t *restrict act,
                         uint8_t *restrict out) {
     for (int i = 0; i < n; i++) {

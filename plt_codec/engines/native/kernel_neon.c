@@ -1,5 +1,6 @@
-/* The kernel for 64-bit ARM processors with the dot product instructions (all since about 2018). They multiply signed bytes,
- * so unsigned sides are taken less 128: activations with the sums of the weights added back, keys without (see kernel.h). */
+/* The kernel for 64-bit ARM processors with the dot product instructions (all since about 2018). They multiply
+ * signed bytes, so 128 is subtracted from unsigned sides. Activations get the sums of the weights added back, keys
+ * do not (see kernel.h). */
 #include "kernel.h"
 
 #if defined(PLTZ_ARM)
@@ -24,7 +25,8 @@ INLINE int8x16_t load_quad(const int8_t *p) {
     return vreinterpretq_s8_s32(vdupq_n_s32(v));
 }
 
-/* sums[r][j]: channels 4 j .. 4 j + 3 of a block of 16; `flip` takes 128 from the block's bytes. R and flip are constants. */
+/* Compute sums[r][j]: channels 4 j .. 4 j + 3 of a block of 16; `flip` takes 128 from the block's bytes. R and flip
+ * are constants. */
 INLINE void micro(const int R, const int flip, const int8_t *rows, size_t stride, const void *block, int quads, size_t step,
                   int32x4_t sums[TOGETHER][4]) {
     const int8_t *b = block;
@@ -90,7 +92,7 @@ TARGET static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, i
     }
 }
 
-/* See kernel_plain.c for what the clamp may do. */
+/* Scale sums. See kernel_plain.c for the effect of the clamp. */
 TARGET static void rescale(int32_t *acc, const int32_t *offset, const int32_t *m, int n) {
     const int32x4_t most = vdupq_n_s32(1 << 30), least = vdupq_n_s32(-(1 << 30));
     for (int i = 0; i < n; i += 4) {
@@ -102,13 +104,13 @@ TARGET static void rescale(int32_t *acc, const int32_t *offset, const int32_t *m
     }
 }
 
-/* the highest of most and n scores */
+/* Return the highest of most and n scores. */
 TARGET static int32_t maximum(const int32_t *score, int n, int32_t most) {
     for (int k = 0; k < n; k++) most = score[k] > most ? score[k] : most;
     return most;
 }
 
-/* As in kernel_plain.c. */
+/* Compute weights as in kernel_plain.c. */
 TARGET static uint32_t weigh(const int32_t *score, int n, int32_t most, uint32_t heat, const uint16_t *weight, const uint32_t *weights,
                              uint16_t *out) {
     const uint32_t far = heat ? (1023u * 65536u + heat - 1) / heat : 0;
@@ -123,7 +125,7 @@ TARGET static uint32_t weigh(const int32_t *score, int n, int32_t most, uint32_t
     return sum;
 }
 
-/* p = rs(w * t, 24) = 256 h + l + 32896 with signed bytes h, l: those of all queries, then these */
+/* Compute p = rs(w * t, 24) = 256 h + l + 32896 with signed bytes h, l: those of all queries, then these. */
 TARGET static void share(const uint16_t *restrict w, int n, uint32_t t, void *shares, int query) {
     int8_t *restrict high = (int8_t *)shares + query * CHUNK, *restrict low = high + QUERIES * CHUNK;
     for (int k = 0; k < n; k++) {

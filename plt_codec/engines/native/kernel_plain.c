@@ -1,4 +1,4 @@
-/* The kernel in plain C, for any machine: slow beside the others, and their reference in the tests. */
+/* The kernel in plain C, for any machine: slower than the others, and their reference in the tests. */
 #include <string.h>
 
 #include "kernel.h"
@@ -15,8 +15,9 @@ static inline Halves load_halves(const int8_t *p) {
     return __builtin_convertvector(v, Halves);
 }
 
-/* lanes[4 c + j] = sum over quads of block[quad][c][j] * row[quad][j], for a block of 16 channels. Two products of 8-bit
- * values (at most 2 * 128 * 127) fit 16 bits; their sums go on in 32. Vectors of GNU C: they become what the machine has. */
+/* Compute lanes[4 c + j] = sum over quads of block[quad][c][j] * row[quad][j], for a block of 16 channels. Two
+ * products of 8-bit values (at most 2 * 128 * 127) fit 16 bits; their sums go on in 32. Vectors are those of GNU C,
+ * which become the machine's own. */
 static void dot_quads(const int8_t *block, const int8_t *row, int quads, int32_t *lanes) {
     Words sums[8] = {0};
     for (int k = 0; k < quads; k += 2, block += 128, row += 8) {
@@ -33,7 +34,7 @@ static void dot_quads(const int8_t *block, const int8_t *row, int quads, int32_t
     memcpy(lanes, sums, sizeof sums);
 }
 
-/* acc[row][channel] = sum over k of a[row][k] * w[channel][k] */
+/* Compute acc[row][channel] = sum over k of a[row][k] * w[channel][k]. */
 static void tile(const int8_t *w, const int32_t *sum, int blocks, int quads, const uint8_t *a, int stride, int rows, int32_t *acc) {
     int8_t row[8192];
     for (int r = 0; r < rows; r++) {
@@ -49,8 +50,8 @@ static void tile(const int8_t *w, const int32_t *sum, int blocks, int quads, con
     }
 }
 
-/* acc = rs((acc + offset) * m, 24), clamped to 2^30 where the contract clamps below it anyway. Sums of d <= 512 products,
- * which alone become logits and are not clamped, stay below 512 * 127 * 127 * 2^31 / 2^24 < 2^30. */
+/* Compute acc = rs((acc + offset) * m, 24), clamped to 2^30 where the contract clamps below it anyway. Sums of d <=
+ * 512 products alone become logits and are not clamped. They stay below 512 * 127 * 127 * 2^31 / 2^24 < 2^30. */
 static void rescale(int32_t *acc, const int32_t *offset, const int32_t *m, int n) {
     for (int i = 0; i < n; i++) {
         const int32_t dot = (int32_t)((uint32_t)acc[i] + (uint32_t)offset[i]);
@@ -61,7 +62,7 @@ static void rescale(int32_t *acc, const int32_t *offset, const int32_t *m, int n
     }
 }
 
-/* score[query][key] = q . k */
+/* Compute score[query][key] = q . k. */
 static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int queries, int32_t *score, size_t pitch) {
     int8_t block[16 * HEAD_WIDTH];
     for (int k = 0; k < n; k += 16, keys += 16 * dp) {
@@ -74,19 +75,20 @@ static void scores(const uint8_t *keys, int n, const int8_t *q, int dp, int quer
     }
 }
 
-/* Steps down the table a difference of 1 makes are heat / 2^16. From `far` on, the product is 1023 * 2^16 or more and the
- * step is the last one; up to there it is below 1023 * 2^16 + 2^31 and fits 32 bits. */
+/* Return the difference from which on a step is the last one. A difference of 1 makes heat / 2^16 steps down the
+ * table. From `far` on, the product is 1023 * 2^16 or more. Up to there it is below 1023 * 2^16 + 2^31 and fits 32
+ * bits. */
 static uint32_t far_enough(uint32_t heat) {
     return heat ? (1023u * 65536u + heat - 1) / heat : 0;
 }
 
-/* the highest of most and n scores */
+/* Return the highest of most and n scores. */
 static int32_t maximum(const int32_t *score, int n, int32_t most) {
     for (int k = 0; k < n; k++) most = score[k] > most ? score[k] : most;
     return most;
 }
 
-/* score (n), the highest -> weights (n), their sum */
+/* Turn scores (n) and the highest into weights (n), and return their sum. */
 static uint32_t weigh(const int32_t *score, int n, int32_t most, uint32_t heat, const uint16_t *weight, const uint32_t *weights,
                       uint16_t *out) {
     const uint32_t far = far_enough(heat);
@@ -101,13 +103,13 @@ static uint32_t weigh(const int32_t *score, int n, int32_t most, uint32_t heat, 
     return sum;
 }
 
-/* p = rs(w * t, 24), a query after the other */
+/* Compute p = rs(w * t, 24), one query after the other. */
 static void share(const uint16_t *restrict w, int n, uint32_t t, void *shares, int query) {
     uint16_t *restrict p = (uint16_t *)shares + query * CHUNK;
     for (int k = 0; k < n; k++) p[k] = (uint16_t)(((uint64_t)w[k] * t + (1 << 23)) >> 24);
 }
 
-/* mixed[query][i] += sum over keys of p[query][key] * v[key][i] */
+/* Add mixed[query][i] += sum over keys of p[query][key] * v[key][i]. */
 static void mix(const int8_t *values, int n, int dv, const void *shares, int queries, int32_t *mixed) {
     for (int r = 0; r < queries; r++, mixed += dv) {
         const uint16_t *p = (const uint16_t *)shares + r * CHUNK;

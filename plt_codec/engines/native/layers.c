@@ -1,9 +1,10 @@
-/* The layers: embedding, products, heads, attention and hidden layer of the rows of an iteration, in stages of work items. */
+/* The layers: embedding, products, heads, attention and hidden layer of the rows of an iteration, in stages of work
+ * items. */
 #include <string.h>
 
 #include "batch.h"
 
-/* Embedding and rotary angles. p * phase is needed modulo 2^20 only. */
+/* Compute embedding and rotary angles. p * phase is needed modulo 2^20 only. */
 static void stage_enter(void *context, int item, int thread) {
     Batch *b = context;
     const Model *m = b->m;
@@ -40,7 +41,7 @@ static void stage_multiply(void *context, int item, int thread) {
     if (p.kind == TO_RESIDUAL) p.x += out;
     if (p.kind == TO_HIDDEN) p.hidden += out;
     if (p.kind == TO_LOGITS) p.x += out; /* the bias is 0 for all channels */
-    const int later = (item + b->pool.threads) / b->tiles * GROUP; /* of this thread, likely */
+    const int later = (item + b->pool.threads) / b->tiles * GROUP; /* probably of this thread */
     p.next = p.matrix->w + (size_t)(later < p.matrix->blocks ? later : block) * 16 * p.matrix->stride;
     b->m->kernel->multiply(&p, &b->scratch[thread]);
 }
@@ -50,13 +51,13 @@ static void multiply_all(Batch *b, Product p) {
     pool_for(&b->pool, stage_multiply, b, b->tiles * ((p.matrix->blocks + GROUP - 1) / GROUP));
 }
 
-/* Value + 128 (d, padded to dp) -> value (dp), 0 in the padding. */
+/* Write a query: value + 128 (d, padded to dp) -> value (dp), 0 in the padding. */
 static void put_query(const uint8_t *restrict turned, int d, int dp, int8_t *restrict q) {
     for (int i = 0; i < d; i++) q[i] = (int8_t)(turned[i] - 128);
     for (int i = d; i < dp; i++) q[i] = 0;
 }
 
-/* Past the head's width any byte may stand: queries are 0 there. */
+/* Write a key. Past the head's width any byte may stand: queries are 0 there. */
 static void put_key(const uint8_t *restrict turned, int dp, int with_sign, uint8_t *restrict key) {
     const uint32_t flip = with_sign ? 0x80808080u : 0;
     for (int i = 0; i < dp / 4; i++) {
@@ -71,7 +72,7 @@ static void put_value(const int16_t *restrict y, int d, int8_t *restrict value) 
     for (int i = 0; i < d; i++) value[i * 4] = (int8_t)(y[i] > 127 ? 127 : y[i] < -127 ? -127 : y[i]);
 }
 
-/* Queries and keys of a row turned and normed, y (heads + key heads, head_dim). */
+/* Turn and norm queries and keys of a row, y (heads + key heads, head_dim). */
 static void put_turned(Batch *b, const Session *s, int row, int slot, const int16_t *y) {
     const Model *m = b->m;
     const int d = m->head_dim, heads = m->heads + m->kv_heads;
@@ -89,7 +90,7 @@ static void put_turned(Batch *b, const Session *s, int row, int slot, const int1
     }
 }
 
-/* Queries, keys and values of some rows: turned, normed, put where attention finds them. */
+/* Put queries, keys and values of some rows, turned and normed, where attention finds them. */
 static void stage_heads(void *context, int item, int thread) {
     Batch *b = context;
     const Model *m = b->m;
@@ -124,7 +125,8 @@ static void stage_attend(void *context, int item, int thread) {
         a.heat[n] = (uint32_t)m->layer[b->layer].heat[head];
         a.out[n] = b->o + (size_t)(piece->row + row) * m->layer[0].out.stride + head * m->head_dim;
     }
-    const Share *next = item + b->pool.threads < b->shares ? share + b->pool.threads : share; /* of this thread, likely */
+    /* probably of this thread */
+    const Share *next = item + b->pool.threads < b->shares ? share + b->pool.threads : share;
     a.next = keys_of(m, b->piece[next->piece].session, b->layer, next->head);
     m->kernel->attend(&a, &b->scratch[thread]);
 }
@@ -144,7 +146,7 @@ static void norm_all(Batch *b, const int32_t *gains) {
     pool_for(&b->pool, stage_norm, b, (b->rows + FEW - 1) / FEW);
 }
 
-/* The hidden layer's activations of all rows, b->a to b->h. */
+/* Compute the hidden layer's activations of all rows, b->a to b->h. */
 static void hidden_all(Batch *b, const Layer *l) {
     if (!b->m->gated) {
         multiply_all(b, (Product){.matrix = &l->up, .a = b->a, .kind = TO_HIDDEN, .hidden = b->h, .out_stride = (size_t)l->down.stride});

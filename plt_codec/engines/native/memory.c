@@ -17,7 +17,7 @@ void *grab(size_t bytes) {
     const size_t align = bytes >= huge ? huge : 64;
     if (bytes > (size_t)1 << 40 || posix_memalign(&p, align, (bytes + 64 + align - 1) / align * align)) return 0;
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-    if (align == huge) madvise(p, bytes, MADV_HUGEPAGE); /* fewer misses on the way through the weights */
+    if (align == huge) madvise(p, bytes, MADV_HUGEPAGE); /* fewer TLB misses while the weights are read */
 #endif
     memset(p, 0, bytes + 64);
     return p;

@@ -4,7 +4,8 @@
 
 #include <stddef.h>
 
-/* Zeroed, on a line or a huge page of its own, and a little longer than asked for, as kernels read past ends; NULL: there is none. */
+/* Return zeroed memory on a line or a huge page of its own; NULL: there is none. It is a little longer than asked
+ * for, as kernels read past ends. */
 void *grab(size_t bytes);
 
 static inline int round_up(int n, int to) { return (n + to - 1) / to * to; }

@@ -1,4 +1,4 @@
-/* A model out of the tensors of a bundle (weights.py), and the kernel that is to compute with it. */
+/* A model made of the tensors of a bundle (weights.py), and the kernel that will compute with it. */
 #include "model.h"
 
 #include <stdlib.h>
@@ -9,16 +9,17 @@
 
 static size_t packed(int n, int k) { return (size_t)round_up(n, 16) * (size_t)round_up(k, 64); }
 
-/* Bytes of all matrices. They lie in one piece, which huge pages serve: a step of a few rows reads all of it, and of each small page
- * only 64 lines. */
+/* Return the bytes of all matrices. They lie in one piece, which huge pages serve. A step of a few rows reads all of
+ * it, and only 64 lines of each small page. */
 static size_t packed_model(const Model *m) {
     const int inner = m->heads * m->head_dim, qkv = (m->heads + 2 * m->kv_heads) * m->head_dim;
     const size_t layer = packed(qkv, m->d) + packed(m->d, inner) + (m->gated ? 2 : 1) * packed(m->hidden, m->d) + packed(m->d, m->hidden);
     return packed(m->classes, m->d) + packed(m->vocab, m->d) + (size_t)m->layers * layer;
 }
 
-/* Bits of the eights of inputs of a block of channels where, of a channel, the inputs at k % 4 in 0, 1 or those in 2, 3 have positive weights above
- * 258 in sum, or negative ones: times 127 they do not fit 16 bits. */
+/* Mark the eights of inputs of a block of channels that do not fit 16 bits. One does not if, in some channel, its
+ * inputs at k % 4 in 0, 1 or those in 2, 3 have positive weights above 258 in sum, or negative ones. Times 127 that
+ * is too much. */
 static void mark_wide(Matrix *m) {
     for (int i = 0; i < m->blocks * m->stride / 8; i++) {
         const int8_t *w = m->w + (size_t)i * 128;
@@ -31,7 +32,7 @@ static void mark_wide(Matrix *m) {
     }
 }
 
-/* The next matrix of the model. */
+/* Pack the next matrix of the model. */
 static int pack(Model *model, Matrix *out, const int8_t *w, const int32_t *m, int n, int k, int centre) {
     out->n = n;
     out->centred = centre != 0;
@@ -101,7 +102,7 @@ static const Kernel *const KERNELS[] = { /* best first */
 };
 enum { KERNEL_COUNT = sizeof KERNELS / sizeof KERNELS[0] };
 
-/* Name of the n-th kernel this machine can run, best first; NULL after the last. */
+/* Return the name of the n-th kernel this machine can run, best first; NULL after the last. */
 EXPORT const char *pltz_kernel(int n) {
     for (int i = 0; i < KERNEL_COUNT; i++) {
         if (KERNELS[i]->supported() && n-- == 0) return KERNELS[i]->name;
@@ -128,7 +129,7 @@ static void fill_tables(Model *m, const int32_t *exp) {
     for (int e = 0; e < SYMBOL_STEPS; e++) m->symbol_weights[e] = (uint32_t)exp[e & 63] >> (e >> 6);
 }
 
-/* What contract 2 has more of: the norm before the head and the gate's function, then gate and two norms a layer. */
+/* Read the additional tensors of contract 2: norm before the head, gate function, then gate and two norms per layer. */
 static int read_gated(Model *m, const void *const *tensors) {
     m->norm_out = tensors[0];
     m->act = tensors[1];
@@ -144,8 +145,9 @@ static int read_gated(Model *m, const void *const *tensors) {
     return bad;
 }
 
-/* shape: the 12 numbers of weights.Shape, in its order. tensors: the 13 of the whole model, then 9 a layer, in the order
- * read here, and for contract 2 behind them 2 of the model and 4 a layer; they were checked by weights.Weights and stay alive as long as the model. NULL: no memory or no such kernel. */
+/* Make a model. shape: the 12 numbers of weights.Shape, in its order. tensors: the 13 of the whole model, then 9 per
+ * layer, in the order read here. For contract 2, 2 of the model and 4 per layer follow. weights.Weights has checked
+ * them, and they stay alive as long as the model. NULL: no memory or no such kernel. */
 EXPORT Model *pltz_model_new(const int32_t *shape, const void *const *tensors, const char *kernel) {
     Model *m = calloc(1, sizeof *m);
     if (!m) return 0;

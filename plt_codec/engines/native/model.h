@@ -1,4 +1,5 @@
-/* A model as the engine computes with it: its shape, its matrices in the order of the kernels, its tables. Read only once made. */
+/* A model as the engine computes with it: its shape, its matrices in the order of the kernels, its tables. It is
+ * read only once made. */
 #ifndef PLTZ_MODEL_H
 #define PLTZ_MODEL_H
 
@@ -12,11 +13,11 @@ typedef struct {
 typedef struct {
     int vocab, d, layers, heads, kv_heads, head_dim, hidden, block, memory, gated;
     uint32_t norm_gain, head_gain;
-    int classes, group, dp, dv, width; /* width: residuals a row, rounded up */
+    int classes, group, dp, dv, width; /* width: residuals per row, rounded up */
     const Kernel *kernel;
     Layer *layer;
     Matrix class, member;
-    int8_t *weights;                   /* all matrices in a row */
+    int8_t *weights;                   /* all matrices, one after the other */
     size_t packed;                     /* bytes of them so far */
     const int8_t *embed_w, *shift_w;
     const int32_t *embed_m, *shift_m, *phase;

@@ -1,5 +1,5 @@
-/* An empty Python module: it makes this a build product that pip knows and import finds; coder.py calls the exported C
- * functions through ctypes, which releases the interpreter lock. */
+/* An empty Python module, which makes this a build product that pip knows and import finds. coder.py calls the
+ * exported C functions through ctypes, which releases the GIL. */
 #include <Python.h>
 
 static struct PyModuleDef definition = {

@@ -72,7 +72,7 @@ static inline void *pool_help(void *argument) {
     return 0;
 }
 
-/* Starts up to threads - 1 helpers; fewer if the system refuses. */
+/* Start up to threads - 1 helpers; fewer if the system refuses. */
 static inline void pool_start(Pool *p, int threads, void (*begin)(void *, int), void *begin_context) {
     atomic_init(&p->ticket, 0);
     atomic_init(&p->done, 0);

@@ -1,4 +1,4 @@
-/* The blocks of a session and what one leaves to the next: see session.h. */
+/* The blocks of a session and their memory for the next block: see session.h. */
 #include "session.h"
 
 #include <string.h>
@@ -30,7 +30,7 @@ void session_block(const Model *m, Session *s, int64_t start) {
     s->step = 0;
 }
 
-/* Step from which on lane k is remembered by the next block. */
+/* Return the step from which on lane k is remembered by the next block. */
 static int first_kept(const Model *m, const Session *s, int k) {
     const int at = s->size - m->memory - s->lane_start[k];
     return at < 0 ? 0 : at > s->C ? s->C : at;
@@ -57,7 +57,7 @@ int session_room(const Model *m, const Session *given) {
     return round_up(room, KEY_PAD);
 }
 
-/* Slots only move down, so in place. */
+/* Slots only move down, so this works in place. */
 void session_remember(const Model *m, Session *s) {
     for (int layer = 0; layer < m->layers; layer++) {
         for (int head = 0; head < m->kv_heads; head++) {

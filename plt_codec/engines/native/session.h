@@ -1,6 +1,7 @@
-/* A session under way: its tokens and coder, the block it is in (lanes.py), and its cache of keys and values.
+/* A session under way: its tokens and coder, its current block (lanes.py), and its cache of keys and values.
  *
- * A cache holds, for each layer and key head, room for a number of keys and as many values, in the layouts of kernel.h.
+ * A cache holds, for each layer and key head, room for a number of keys and as many values, in the layouts of
+ * kernel.h.
  */
 #ifndef PLTZ_SESSION_H
 #define PLTZ_SESSION_H
@@ -29,13 +30,14 @@ typedef struct {
     size_t cache_bytes;
 } Session;
 
-/* Sets the block that starts at `start` (layout.Block). */
+/* Set the block that starts at `start` (layout.Block). */
 void session_block(const Model *m, Session *s, int64_t start);
 
-/* Keys the session ever holds: context and first block, or a full one's memory and the larger of a full and the last block. */
+/* Return the most keys the session ever holds: context and first block, or a full one's memory and the larger of a
+ * full and the last block. */
 int session_room(const Model *m, const Session *s);
 
-/* Keeps what the next block may see, in step-major order, at the front. */
+/* Keep the part that the next block may see, in step-major order, at the front. */
 void session_remember(const Model *m, Session *s);
 
 static inline size_t cache_size(const Model *m, int room) {

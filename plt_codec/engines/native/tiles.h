@@ -1,5 +1,6 @@
-/* The eight tiles of AMX in plain C: what kernel_amx.c is built with under -DPLTZ_TILES_IN_C, so that it is tested where there is AVX-512 and no AMX.
- * All tiles are 16 rows of 64 bytes, as begin() sets them. Slow; never in what is installed. */
+/* The eight tiles of AMX in plain C. kernel_amx.c is built with them under -DPLTZ_TILES_IN_C, so that it is tested
+ * on machines with AVX-512 and no AMX. All tiles are 16 rows of 64 bytes, as begin() sets them. They are slow and
+ * never in an installed build. */
 #include <string.h>
 
 static _Thread_local uint8_t tiles[8][16][64];
@@ -12,7 +13,7 @@ static void store_tile(int n, void *at, size_t stride) {
     for (size_t i = 0; i < 16; i++) memcpy((uint8_t *)at + i * stride, tiles[n][i], 64);
 }
 
-/* sums += rows @ weights, four bytes of a row with the four that lie together in a column. */
+/* Add sums += rows @ weights, four bytes of a row with the four that lie together in a column. */
 static void multiply_tiles(int sums, int rows, int weights, int with_sign) {
     for (int i = 0; i < 16; i++) {
         for (int j = 0; j < 16; j++) {
