@@ -1,13 +1,14 @@
-"""Archive: one object for an archive of sessions, in the words of the command line. `pltz.Archive` is this class.
+"""Archive: one object for an archive of sessions, in the words of the command line. It is `pltz.Archive`.
 
     cold = Archive.open("/data/cold", create=True)
     cold.put("support/7", {"messages": [...]}, tenant="acme", tags={"channel": "web"})
     cold.get("support/7", tenant="acme").value        # the same chat
     cold.thaw("support/7", target, tenant="acme")     # the target's KV cache, after one prefill
 
-Chats, texts and ids of the bundle go through `sessions.SessionArchive`; ids of another tokenizer, and ids with shared prefixes,
-through `token_archive.TokenArchive`. Both stand on one `tower_archive.TowerArchive`, which lists, forgets, erases and verifies.
-The bundle is loaded when something is first coded: listing or forgetting does not wait for it.
+Chats, texts and ids of the bundle go through `sessions.SessionArchive`. Ids of another tokenizer, and ids
+with shared prefixes, go through `token_archive.TokenArchive`. Both use one `tower_archive.TowerArchive`,
+which lists, forgets, erases and verifies. The bundle is loaded at the first coding, so listing and forgetting
+do not wait for it.
 """
 
 from __future__ import annotations
@@ -68,10 +69,15 @@ class PutRequest:
 
 @dataclass(frozen=True)
 class PutReceipt:
-    """What became of a session that was put.
+    """The result of a put.
 
-    ``version``: its number, from 1; ``id``: 16 bytes that name this version for ever; ``segments``: how many were new; ``size``: their bytes;
-    ``by_model``: coded by the bundle, not by zstd; ``unchanged``: the archive had it already, and nothing was added.
+    Attributes:
+        version: number of the version, from 1.
+        id: 16 bytes that name this version for ever.
+        segments: number of new segments.
+        size: bytes of the new segments.
+        by_model: coded by the bundle, not by zstd.
+        unchanged: the archive had it already, and nothing was added.
     """
 
     tenant: str
@@ -88,8 +94,12 @@ class PutReceipt:
 class SessionVersion:
     """One version of a session, as an archive lists it.
 
-    ``version``: its number, from 1; ``time``: seconds since 1970; ``kind``: chat, text or ids; ``target``: 16 bytes, fingerprint of the weights
-    it was frozen for, None for any; ``id``: 16 bytes that name this version for ever.
+    Attributes:
+        version: number of the version, from 1.
+        time: seconds since 1970.
+        kind: chat, text or ids.
+        target: fingerprint, 16 bytes, of the weights it was frozen for; None for any.
+        id: 16 bytes that name this version for ever.
     """
 
     tenant: str
@@ -111,12 +121,12 @@ class ArchivedSession(SessionVersion):
 
     @property
     def value(self) -> Any:
-        """The chat, the bytes of the text, or the ids, (T,) int32."""
+        """Return the chat, the bytes of the text, or the ids, (T,) int32."""
         return self.session.value
 
     @property
     def ids(self) -> NDArray[Any]:
-        """The token ids, (T,) int32. Raises ContentError where it is a chat or a text."""
+        """Return the token ids, (T,) int32. Raises ContentError where it is a chat or a text."""
         if self.kind != "ids":
             raise ContentError(f"session {self.name!r} is a {self.kind}, not token ids: take its value")
         return self.session.value  # type: ignore[no-any-return]
@@ -139,14 +149,17 @@ class Archive:
         layout: LayoutName = "default",
         zstd_above: int | None = ZSTD_ABOVE,
     ) -> None:
-        """Take an archive of towers that was opened without codecs; the other arguments are those of `open`."""
+        """Wrap an archive of towers that was opened without codecs.
+
+        The other arguments are those of `open`.
+        """
         self.tower = tower
         self._named = bundle
         self._tokenizers = [tokenizer_json(tokenizer) for tokenizer in tokenizers]
         self._engine: EngineOptions = {"device": device, "threads": threads, "layout": layout}
         self._zstd_above = zstd_above
-        self._fingerprints: dict[bytes, bytes] = {}  # of tokenizers, by their tokenizer.json
-        self._thawer: tuple[tuple[bool, int | None], Thawer] | None = None  # the last one, with its options
+        self._fingerprints: dict[bytes, bytes] = {}  # fingerprints of tokenizers, by their tokenizer.json
+        self._thawer: tuple[tuple[bool, int | None], Thawer] | None = None  # the last thawer, with its options
 
     @classmethod
     def open(
@@ -170,19 +183,20 @@ class Archive:
         Args:
             place: its folder, or ``s3://bucket/prefix``.
             create: make it where there is none; with a key it is made sealed.
-            key_file, key_command, passphrase, passphrase_env: the key of a sealed archive, one of them: a file that holds it, a shell
-                command that prints it, a passphrase, or the environment variable with the passphrase.
-            bundle: by name or folder, or loaded. Of several the first codes what is put, the others are for reading.
+            key_file, key_command, passphrase, passphrase_env: the key of a sealed archive, at most one of them: a file,
+                a shell command that prints it, a passphrase, or the environment variable with the passphrase.
+            bundle: by name or folder, or loaded. The first of several codes new sessions, the others are for reading.
                 None: the one that ships with pltz.
-            tokenizers: tokenizer.json (path or bytes) of targets whose ids are read. Those that a put names need not stand here.
-            device, threads: where the bundle runs, and on how many cores.
+            tokenizers: tokenizer.json (path or bytes) of targets whose ids are read. Those named by a put are added.
+            device, threads: device of the bundle and number of cores.
             layout: "fast": sessions over 2048 tokens thaw sooner on a GPU and take a few per cent more bytes.
             zstd_above: put sessions of more bytes by zstd and not by the model; None: none.
 
         Raises:
-            UsageError: there is no archive, the archive is not sealed and a key is given, or more than one key is given.
+            UsageError: there is no archive, a key is given for one that is not sealed, or more than one key is given.
             KeyMismatch: the archive is sealed with another key. Without a key it opens, and put and get raise this.
-            CorruptError, VersionError: archive.json is damaged or newer; StoreError: the folder cannot be written.
+            CorruptError, VersionError: archive.json is damaged or newer.
+            StoreError: the folder cannot be written.
 
         >>> import pltz, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -223,29 +237,32 @@ class Archive:
         salt: str | bytes | None = None,
         keep_opaque: bool = False,
     ) -> PutReceipt:
-        """Freeze a session under a name. When this returns it is durable, and was decoded back and compared.
+        """Freeze a session under a name. On return it is durable, and was decoded back and compared.
 
-        A name that is there already gets a new version, which adds only what is new.
+        A name that exists already gets a new version, which adds only its new content.
 
         Args:
-            session: a `Session`, a chat as a dict or a list of messages, a text as str or bytes, or token ids.
+            session: a `Session`, a chat as a dict or a list of messages, a text as str or bytes, or token ids, (T,).
             tags: keys and values to find it by.
-            base: share its system prompt (of ids: the first prefix) under this name with all tenants. None: within the tenant.
-            target: a model, by name or folder or loaded: keep the ids that it would see, for a thaw into that model alone.
-                As 16 bytes, only the fingerprint to keep with the session.
-            tokenizer: tokenizer.json (path or bytes) that the ids belong to, where it is not the bundle's or the target's.
-            time: when the session was, in seconds since 1970; None: now.
+            base: share its system prompt (of ids: the first prefix) under this name with all tenants. None: within the
+                tenant.
+            target: a model, by name or folder or loaded: keep the ids that it would see, for a thaw into that model
+                alone. As 16 bytes: only the fingerprint to keep with the session.
+            tokenizer: tokenizer.json (path or bytes) of the ids, where it is not the bundle's or the target's.
+            time: time of the session, in seconds since 1970; None: now.
             prefixes: of ids: token counts at which beginnings end that other sessions share.
             parent: of ids: name of the session that it was forked from.
-            salt: put it apart from all that has another salt; only `get` and `thaw` with the same salt find it.
+            salt: separate it from everything under another salt; only `get` and `thaw` with the same salt find it.
             keep_opaque: keep a session with images or audio, as plain bytes, instead of refusing it.
 
         Raises:
-            ContentError: the session cannot be coded (OpaqueContentError: it has image, audio or file parts); nothing was stored.
+            ContentError: the session cannot be coded (OpaqueContentError: it has image, audio or file parts); nothing
+                was stored.
             TokenizerMismatch: ids that are not ids of their tokenizer.
-            UsageError, ModelError: an argument makes no sense, or the bundle or target cannot be used.
+            UsageError, ModelError: an argument is invalid, or the bundle or target cannot be used.
             KeyMismatch: the archive is sealed and was opened without its key.
-            StoreError: the disk is full or fails; WriterFailed, Fenced: see there. Nothing was acknowledged.
+            StoreError: the disk is full or fails; nothing was acknowledged.
+            WriterFailed, Fenced: see `TowerArchive.put`; nothing was acknowledged.
 
         >>> import pltz, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -260,9 +277,10 @@ class Archive:
         return receipt
 
     def put_many(self, requests: Iterable[PutRequest], *, keep_opaque: bool = False) -> Iterator[PutReceipt]:
-        """Freeze many sessions, a commit for about a million tokens. What is yielded is durable, whatever is raised after it.
+        """Freeze many sessions, in commits of about a million tokens, and yield a receipt for each.
 
-        ``keep_opaque``, and what it raises: as `put`. Nothing is put before the first receipt is asked for.
+        Yielded receipts are durable whatever is raised later. Nothing is put before the first receipt is
+        requested. ``keep_opaque`` and errors: as `put`.
         """
         items = map(self._item, requests)
         for kind, group in itertools.groupby(items, type):
@@ -284,7 +302,7 @@ class Archive:
         yield from self.tokens.put_each(batch)
 
     def _item(self, request: PutRequest) -> Item | TokenItem:
-        """Return a request as the archive below takes it."""
+        """Return a request in the form that the archive below takes."""
         session = as_session(request.session)
         target, tokenizer = request.target, request.tokenizer
         if target is not None and not isinstance(target, bytes):
@@ -329,13 +347,16 @@ class Archive:
         """Return a session as it was put.
 
         Args:
-            version: its number, from 1; None: the last one that is not forgotten, whoever put it until now.
-            salt: with which it was put.
+            version: its number, from 1. None: the last one that is not forgotten, including those that other processes
+                have put by now.
+            salt: the salt with which it was put.
 
         Raises:
-            NotFound: no such session or version (Erased: its key was destroyed).
-            LostError: it is damaged (MissingPack: repair may bring it back); ArchiveError: damage may hide it.
-            BundleMismatch: its bundle or tokenizer is not at hand; KeyMismatch: the archive was opened without its key.
+            NotFound: there is no such session or version (Erased: its key was destroyed).
+            LostError: it is damaged (MissingPack: repair may bring it back).
+            ArchiveError: damage may hide it.
+            BundleMismatch: its bundle or tokenizer is not at hand.
+            KeyMismatch: the archive is sealed and was opened without its key.
 
         >>> import pltz, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -365,18 +386,21 @@ class Archive:
         """Make a session hot again: decode its tokens and prefill the target with them, once.
 
         Args:
-            target: the model, by name or folder, or loaded (once, where there is more to thaw); None: the one that ships with pltz.
+            target: the model, by name or folder, or loaded (load it once to thaw several sessions). None: the one that
+                ships with pltz.
             version, salt: as in `get`.
-            hot: a store of KV, to look in first and to keep it in.
-            any_target: take a session that was frozen for other weights.
-            chunk: prefill at most so many tokens at a time.
+            hot: a store of KV to look in first and to keep the new KV in.
+            any_target: accept a session that was frozen for other weights.
+            chunk: most tokens per prefill step.
 
         Returns:
-            Thawed: cache, token_ids, logits of the last position, timings in milliseconds.
+            Thawed: cache, token_ids (T,), logits of the last position (vocab_size,), timings in milliseconds.
 
         Raises:
-            TargetMismatch: frozen for other weights; ContentError: the target cannot take these tokens; ModelError: the target
-            cannot be used; and what `get` raises.
+            TargetMismatch: the session was frozen for other weights.
+            ContentError: the target cannot take these tokens.
+            ModelError: the target cannot be used.
+            Also the errors of `get`.
         """
         self.tower.view.refresh()
         thawer = self.thawer(target, hot, any_target=any_target, chunk=chunk)
@@ -390,7 +414,7 @@ class Archive:
         any_target: bool = False,
         chunk: int | None = None,
     ) -> Thawer:
-        """Return what thaws many sessions at once, from any thread; the arguments are those of `thaw`.
+        """Return an object that thaws many sessions at once, from any thread. Arguments are those of `thaw`.
 
         While it is in use, use this archive from no other thread. Raises UsageError, ModelError.
         """
@@ -419,7 +443,7 @@ class Archive:
         """Yield the last version of each session, by tenant and name. Nothing is decoded.
 
         Args:
-            tenant: only sessions of this one; None: of all.
+            tenant: only sessions of this tenant; None: of all.
             tags: only versions with all of these.
             history: all versions, not only the last ones.
             forgotten: forgotten versions too.
@@ -427,6 +451,7 @@ class Archive:
 
         Raises:
             ArchiveError: after all that could be listed, where damage may hide sessions.
+            StoreError: the store failed.
 
         >>> import pltz, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -455,8 +480,11 @@ class Archive:
         """Yield the last versions of sessions whose name contains a text.
 
         Args:
+            text: part of the name; empty for all.
             since, until: only sessions with ``since <= time < until``, in seconds since 1970.
-            the others: as in `list`. Raises as `list`.
+            tenant, tags, partial: as in `list`.
+
+        Raises the errors of `list`.
         """
         found = self.tower.find(dict(tags or {}), tenant=tenant, name=text, since=since, until=until)
         yield from map(_listed, found)
@@ -464,14 +492,14 @@ class Archive:
             self.tower.want_whole("listed what is there")
 
     def history(self, name: str, *, tenant: str = "default") -> tuple[SessionVersion, ...]:
-        """Return all versions of a session, oldest first, forgotten ones too.
+        """Return all versions of a session, oldest first, forgotten ones included.
 
         Raises NotFound where there is none, ArchiveError where damage may hide it.
         """
         return tuple(map(_listed, self._versions(name, tenant)))
 
     def stat(self) -> Stat:
-        """Return counts and bytes of the archive."""
+        """Return counts and bytes of the archive. Raises StoreError."""
         return self.tower.stat()
 
     def verify(
@@ -483,16 +511,17 @@ class Archive:
         expect: str | None = None,
         progress: Callable[[Report], None] | None = None,
     ) -> Report:
-        """Read the archive and report exactly what is damaged and which sessions it costs. Change nothing.
+        """Read the archive and report all damage and the sessions it costs. Change nothing.
 
         Args:
-            decode: decode every segment too, and prove that it is what its id says.
-            fraction: of the packs, chosen at random, 0 to 1.
-            max_seconds: stop after about so many.
-            expect: the ``token`` of an earlier report: an archive that is older than it is not sound.
+            decode: also decode every segment, and prove it by its id.
+            fraction: share of the packs to check, chosen at random, 0 to 1.
+            max_seconds: stop after about this many seconds.
+            expect: the ``token`` of an earlier report. An archive older than that is not sound.
             progress: called with the report so far, from time to time.
 
-        Raises StoreError; damage is in the report, whose ``sound`` says whether there is none.
+        Raises UsageError for an invalid ``expect``, StoreError. Damage is in the report, whose ``sound`` is
+        False then.
         """
         if decode:
             self.tokens  # noqa: B018  (loads the bundle)
@@ -505,10 +534,14 @@ class Archive:
     def forget(
         self, name: str, *, tenant: str = "default", version: int | None = None
     ) -> tuple[SessionVersion, ...]:
-        """Forget all versions of a session, or one. `undelete` brings them back until ``pltz archive collect`` has freed them.
+        """Forget all versions of a session, or one, and return the versions forgotten by this call.
 
-        Returns the versions that this call forgot.
-        Raises NotFound: no such session or version; ArchiveError: damage may hide it; StoreError, WriterFailed, Fenced: as `put`.
+        `undelete` brings them back until ``pltz archive collect`` has freed them.
+
+        Raises:
+            NotFound: there is no such session or version.
+            ArchiveError: damage may hide it.
+            StoreError, WriterFailed, Fenced: as `put`.
 
         >>> import pltz, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -526,9 +559,12 @@ class Archive:
     def undelete(
         self, name: str, *, tenant: str = "default", version: int | None = None
     ) -> tuple[SessionVersion, ...]:
-        """Bring back all forgotten versions of a session, or one. Returns the versions that this call brought back.
+        """Bring back all forgotten versions of a session, or one, and return the versions brought back.
 
-        Raises NotFound: none is forgotten, or they were freed; ArchiveError: damage may hide them; else as `forget`.
+        Raises:
+            NotFound: none is forgotten, or they were freed.
+            ArchiveError: damage may hide them.
+            StoreError, WriterFailed, Fenced: as `put`.
         """
         gone = [v for v in self._versions(name, tenant) if v.forgotten]
         if not gone:
@@ -547,17 +583,23 @@ class Archive:
         base: str | None = None,
         dry_run: bool = False,
     ) -> Erasure:
-        """Destroy the keys of a session, of all a tenant has, or of a base, and prove that nothing of it opens. It cannot be undone.
+        """Destroy the keys of a session, a tenant or a base, and prove that nothing of it opens.
+
+        This cannot be undone.
 
         Args:
             name, tenant: the session, with all its versions.
-            everything: instead of a name: everything of the tenant but base domains.
+            everything: instead of a name: everything of the tenant except base domains.
             bases: with ``everything``: also the base domains that no other tenant's session uses.
             base: instead of all these: a base domain that no session uses any more.
-            dry_run: only report what would be erased.
+            dry_run: only report the content to erase.
 
-        Raises UsageError: the archive is not sealed, was opened without its key, or the arguments name nothing or two things;
-        NotFound; Fenced, StoreError; ArchiveError: sessions stand on the base, or damage hides what other sessions share.
+        Raises:
+            UsageError: the archive is not sealed, was opened without its key, or the arguments name nothing or two
+                things.
+            NotFound: there is no such session, tenant or base, or it was erased.
+            ArchiveError: sessions stand on the base, or damage hides which segments other sessions share.
+            Fenced, StoreError: another erase ran at the same time, or the store failed.
         """
         if base is not None:
             if name is not None or tenant is not None or everything or bases:
@@ -571,7 +613,7 @@ class Archive:
 
     @cached_property
     def sessions(self) -> SessionArchive:
-        """The archive of chats, texts and ids of the bundle; loads the bundle."""
+        """Return the archive of chats, texts and ids of the bundle. Loads the bundle. Raises ModelError."""
         from pltz.models.bundle.bundle import Bundle
 
         named = self._named
@@ -582,7 +624,7 @@ class Archive:
 
     @cached_property
     def tokens(self) -> TokenArchive:
-        """The archive of ids, over the same towers."""
+        """Return the archive of ids, over the same towers. Loads the bundle. Raises ModelError."""
         bundle = self.sessions.bundle
         made = TokenArchive(self.tower, bundle, zstd_above=self._zstd_above, **self._engine)
         self._fingerprints |= {data: made.add(data) for data in self._tokenizers}
@@ -595,7 +637,10 @@ class Archive:
         return self._fingerprints[tokenizer]
 
     def _versions(self, name: str, tenant: str) -> Sequence[Version]:
-        """Return all versions of a session. Raises NotFound where there is none, ArchiveError where damage may hide it."""
+        """Return all versions of a session.
+
+        Raises NotFound where there is none, ArchiveError where damage may hide it.
+        """
         self.tower.view.refresh()
         found = self.tower.history(name, tenant)
         if not found:
@@ -627,7 +672,7 @@ def _listed(version: Version) -> SessionVersion:
 
 def _receipt(stored: Stored) -> PutReceipt:
     receipt = stored.receipt
-    assert receipt is not None  # of a dry run alone
+    assert receipt is not None  # None only in a dry run
     facts = receipt.version, receipt.new, receipt.size, stored.by_model, receipt.unchanged
     return PutReceipt(receipt.tenant, receipt.name, receipt.number, *facts)
 
@@ -635,7 +680,7 @@ def _receipt(stored: Stored) -> PutReceipt:
 def _token_receipt(put: Put) -> PutReceipt:
     if put.receipt is None:
         known = put.known
-        assert known is not None  # else it would have been put
+        assert known is not None  # None only if the session was put
         return PutReceipt(known.tenant, known.name, known.number, known.id, 0, 0, not put.by_zstd, True)
     receipt = put.receipt
     facts = receipt.version, receipt.new, receipt.size, not put.by_zstd, receipt.unchanged

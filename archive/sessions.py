@@ -482,6 +482,7 @@ class _Way:
 
     @property
     def segments(self) -> list[Tokens]:
+        """Return the tokens of each segment, (t,)."""
         return [self.tokens[a:b] for a, b in itertools.pairwise([0, *self.cuts])]
 
     def fits(self, sizes: list[int]) -> bool:
@@ -503,6 +504,7 @@ class _Draft:
     ways: list[_Way]
 
     def new_session(self) -> NewSession:
+        """Return the session to put, by its best way."""
         item, way = self.item, self.ways[0]
         return NewSession(
             item.name,
@@ -518,6 +520,7 @@ class _Draft:
         )
 
     def stored(self, receipt: Receipt | None) -> Stored:
+        """Return the result for the item."""
         way = self.ways[0]
         size = way.size if receipt is None else receipt.size
         return Stored(self.item, way.by_model, len(way.tokens), len(way.cuts), way.known, size, receipt)
@@ -537,15 +540,18 @@ class Memo:
         return self.codec.kin(bundle_id) if isinstance(self.codec, Kin) else None
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        """Return a bitstring for each segment, and remember it. Raises ContentError."""
         names = [_content(plain) for plain in batch]
         fresh = {n: p for n, p in zip(names, batch, strict=True) if n not in self._known}
         self._known.update(zip(fresh, self.codec.encode(list(fresh.values())), strict=True))
         return [self._known[name] for name in names]
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        """Return the ids of each segment, (count,). Raises CorruptError."""
         return self.codec.decode(batch)
 
     def clear(self) -> None:
+        """Forget all encodings."""
         self._known.clear()
 
 

@@ -39,6 +39,7 @@ class _Parts:
     frame: bytes
 
     def encode(self) -> bytes:
+        """Return the bitstring."""
         head = write_varint(self.tokens << 1 | bool(self.patch))
         return head + (write_varint(len(self.patch)) + self.patch if self.patch else b"") + self.frame
 
@@ -92,6 +93,7 @@ class BridgedCodec:
         return self._again(bundle) if bundle else None
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        """Return a bitstring for each segment. Raises ContentError for ids that are not of the tokenizer."""
         bridged = [self._bridge.to_bundle(p.tokens) for p in batch]
         frames = encode_frames(
             self._coder,
@@ -105,6 +107,7 @@ class BridgedCodec:
         ]
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        """Return the ids of each segment, (count,). Raises CorruptError."""
         parts = [_Parts.decode(c.data) if c.count else _empty(c) for c in batch]
         try:
             contexts = self._contexts([c.above for c in batch])

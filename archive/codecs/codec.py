@@ -243,6 +243,7 @@ class BundleCodec:
         return self._again(bundle) if bundle else None
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        """Return a frame for each segment. Raises ContentError for ids out of range."""
         tokens = [np.asarray(p.tokens, np.int64) for p in batch]
         modes = [layout_mode(self, t) for t in tokens]
         return encode_frames(self._coder, tokens, [p.above for p in batch], modes)
@@ -252,6 +253,7 @@ class BundleCodec:
         return expected_seconds(self._coder, [np.asarray(p.tokens, np.int64) for p in batch])
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        """Return the ids of each segment, (count,). Raises CorruptError."""
         try:
             return list(self._coder.decode([frame_item(c.data, c.count, c.above, c.mode) for c in batch]))
         except ContentError as exc:
@@ -279,9 +281,11 @@ class BytesCodec:
         self._fallback = Fallback()
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        """Return the bytes of each segment under zstd. Raises ContentError for an id over 255."""
         return [self._fallback.compress(_as_bytes(p.tokens)) for p in batch]
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        """Return the bytes of each segment as ids, (count,). Raises CorruptError."""
         return [np.frombuffer(self._plain(c), np.uint8).astype("<u4") for c in batch]
 
     def _plain(self, coded: Coded) -> bytes:
@@ -315,9 +319,11 @@ class IdsCodec:
         return (context.bundle, context.contract, context.mode) == (cls.bundle_id, cls.contract, cls.mode)
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        """Return the ids of each segment, as u32, under zstd."""
         return [self._fallback.compress(np.asarray(p.tokens, "<u4").tobytes()) for p in batch]
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        """Return the ids of each segment, (count,). Raises CorruptError."""
         return [np.frombuffer(self._fallback.decompress(c.data, 4 * c.count), "<u4") for c in batch]
 
 

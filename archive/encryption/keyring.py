@@ -66,12 +66,14 @@ class Keyring:
         self.folder.shred(MASTER, generation + 1)
 
     def refresh(self) -> None:
+        """Read the changes of others at the next use."""
         self._checked.clear()
         self._newer.clear()
         self._sought.clear()
         self._fresh = False
 
     def check(self, domains: Iterable[bytes]) -> None:
+        """Raise Fenced where keys of these domains changed since the last refresh."""
         made, self._made = self._made, set()
         if made:
             self._list()
@@ -83,6 +85,7 @@ class Keyring:
                 )
 
     def domain(self, kind: int, name: str) -> bytes:
+        """Return the id of a domain, 16 bytes."""
         return keyed(self._names, b"pltz domain", [bytes([kind]), name.encode()], SIZE)
 
     def domain_name(self, context: Context) -> str:
@@ -90,6 +93,10 @@ class Keyring:
         return keys.name if keys else ""
 
     def context(self, kind: int, name: str) -> Context:
+        """Return the context for records of a domain, and make its keys where it has none.
+
+        Raises CorruptError, StoreError, WriterFailed.
+        """
         domain = self.domain(kind, name)
         keys = self.of(domain)
         if keys is None or keys.erased:
@@ -97,14 +104,23 @@ class Keyring:
         return Context(kind, domain, "", NONE, NONE, 0, cipher=SEALED, root=keys.newest)
 
     def session_key(self, domain: bytes, name: str) -> bytes:
+        """Return the key by which a session is looked up: 8 bytes and 8 zeros."""
         keys = self.of(domain)
         key = keys.id_key if keys else self._names  # an unknown domain has no stored sessions
         return keyed(key, b"pltz session", [domain, name.encode()], UNIT) + bytes(SIZE - UNIT)
 
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
+        """Return the digest of a segment, 32 bytes.
+
+        ``tokens``: (T,). Raises CorruptError where keys are missing.
+        """
         return self.segment_head(domain, tokenizer, parent).digest(tokens)
 
     def segment_head(self, domain: bytes, tokenizer: bytes, parent: bytes) -> Head:
+        """Return the bytes and the key hashed before the tokens.
+
+        Raises CorruptError where keys are missing.
+        """
         keys = self.of(domain)
         if keys is None or keys.erased:  # what is read may have been put under new keys since
             keys = self._newer.get(domain) or keys
@@ -113,6 +129,7 @@ class Keyring:
         return Head(domain + tokenizer + parent, keys.id_key)
 
     def seal(self, context: Context, record: Record) -> Record:
+        """Return the record with its fields in boxes. Raises Erased, CorruptError."""
         bitstring, veil = record.bitstring, b""
         if record.id is not None:
             bitstring = seal(self._key(context, record.id), bitstring, _about_segment(context, record))
@@ -127,6 +144,7 @@ class Keyring:
         return record._replace(bitstring=bitstring, name=name, labels=b"", veil=veil)
 
     def bits(self, context: Context, record: Record) -> bytes:
+        """Return the bitstring of a stored record. Raises Erased, CorruptError."""
         if context.cipher != SEALED or record.id is None:
             raise CorruptError("a record without encryption in a sealed archive: refused")
         return unseal(
@@ -134,6 +152,7 @@ class Keyring:
         )
 
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
+        """Return tenant, name and labels of a stored session. Raises Erased, CorruptError."""
         if context.cipher != SEALED:
             raise CorruptError("a record without encryption in a sealed archive: refused")
         unit, box = record.veil[:UNIT], record.veil[UNIT:]

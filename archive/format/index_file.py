@@ -209,6 +209,7 @@ class MemoryIndex:
                 runs[-2:] = [_merged(runs[-2], runs[-1])]
 
     def find(self, section: int, identity: bytes) -> list[Location]:
+        """Return places that may hold an identity."""
         key, found = np.uint64(key_of(identity)), []
         for run in self._runs[section]:
             first, last = np.searchsorted(run.keys, key), np.searchsorted(run.keys, key, "right")
@@ -217,6 +218,7 @@ class MemoryIndex:
         return found
 
     def has(self, section: int, keys: U64) -> npt.NDArray[np.bool_]:
+        """Return (N,) whether each of (N,) keys may be present."""
         hit = np.zeros(len(keys), bool)
         for run in self._runs[section]:
             at = np.minimum(np.searchsorted(run.keys, keys), len(run.keys) - 1)
@@ -224,6 +226,7 @@ class MemoryIndex:
         return hit
 
     def holds(self, section: int) -> bool:
+        """Return whether it has any entry of a section."""
         return bool(self._runs[section])
 
     @property
@@ -231,15 +234,18 @@ class MemoryIndex:
         return range(0, (len(self.names) + 1) * MAX_SIZE, MAX_SIZE)
 
     def addressed(self, section: int) -> tuple[U64, U64]:
+        """Return all entries of a section: keys (N,) and addresses (N,)."""
         keys, numbers, offsets = self.columns(section)
         return keys, numbers * np.uint64(MAX_SIZE) + offsets
 
     def columns(self, section: int) -> tuple[U64, U64, U64]:
+        """Return all entries of a section: keys, numbers of packs, and byte offsets in them, (N,) each."""
         runs = self._runs[section] or [_Run(*(np.zeros(0, np.uint64) for _ in range(3)))]
         keys, numbers, offsets = (np.concatenate(column) for column in zip(*runs, strict=True))
         return keys, numbers, offsets
 
     def entries(self, section: int) -> Iterator[tuple[int, Location]]:
+        """Yield all entries of a section as (key, place)."""
         return _entries(self, section)
 
 
@@ -325,6 +331,7 @@ class FileIndex:
         return found
 
     def holds(self, section: int) -> bool:
+        """Return whether it has any entry of a section."""
         return self._counts[section] > 0
 
     def has(self, section: int, keys: U64) -> npt.NDArray[np.bool_]:
@@ -359,12 +366,17 @@ class FileIndex:
         return hit
 
     def columns(self, section: int) -> tuple[U64, U64, U64]:
+        """Return all entries of a section: keys, numbers of packs, and byte offsets, (N,) each.
+
+        Raises CorruptError.
+        """
         keys, places = self.addressed(section)
         starts = np.array(self.starts, np.uint64)
         numbers = np.searchsorted(starts, places, side="right").astype(np.uint64) - np.uint64(1)
         return keys, numbers, places - starts[numbers]
 
     def addressed(self, section: int) -> tuple[U64, U64]:
+        """Return all entries of a section: keys (N,) and addresses (N,). Raises CorruptError."""
         n = self._counts[section]
         fan_at, keys_at, places_at = self._columns[section]
         b, width = self._shapes[section]
@@ -382,6 +394,7 @@ class FileIndex:
         return keys, places
 
     def entries(self, section: int) -> Iterator[tuple[int, Location]]:
+        """Yield all entries of a section as (key, place). Raises CorruptError."""
         return _entries(self, section)
 
     def verify(self) -> bytes:

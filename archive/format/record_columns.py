@@ -198,7 +198,8 @@ def decode(data: bytes | memoryview, begins: Ints, end: int, place: Place) -> Co
     pen.want(~mark | (pen.byte() <= FORGET))
     pen.close()
     return Columns(
-        flags, context, how, reference, parent, identity, tokens, tag, tag_size, number, delta, labels, labels_size, bits, ends
+        flags, context, how, reference, parent, identity, tokens,
+        tag, tag_size, number, delta, labels, labels_size, bits, ends,
     )  # fmt: skip
 
 

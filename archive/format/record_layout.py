@@ -121,8 +121,9 @@ def _limit(sizes: Ints, most: int, what: str) -> None:
 def _references(
     parents: Sequence[bytes], ids: Sequence[bytes | None], table: Mapping[bytes, int]
 ) -> tuple[Ints, Ints]:
-    """Return the kind of each parent's reference, (N,), and its number, (N,), in the table or among the
-    records.
+    """Return the kind of each parent's reference, (N,), and its number, (N,).
+
+    The number is that in the table, or that of the parent's record.
     """
     first = dict(zip(reversed(ids), range(len(ids) - 1, -1, -1), strict=True))
     known = {p: PARENT_BACK << HOW | first[p] if p in first else PARENT_INLINE << HOW for p in {*parents}}
