@@ -147,7 +147,7 @@ def expand(rest: Tokens, copies: Sequence[Copy]) -> Tokens:
         out[end : end + gap] = rest[taken : taken + gap]
         taken, end = taken + gap, end + gap
         done = 0
-        while done < length:  # a copy that overlaps itself doubles what it has
+        while done < length:  # a copy that overlaps itself doubles its finished part
             part = min(length - done, distance + done)
             out[end + done : end + done + part] = out[end - distance : end - distance + part]
             done += part

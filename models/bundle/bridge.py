@@ -65,7 +65,7 @@ SLOT_NAMES = [
         "<|end_of_text|> </s> <eos> <|endoftext|> <|return|> <\uff5cend\u2581of\u2581sentence\uff5c>",
     )
 ]
-SPARE_NAMES = ("reserved", "unused", "placeholder", "extra_id")  # marks a session hardly uses
+SPARE_NAMES = ("reserved", "unused", "placeholder", "extra_id")  # marks that sessions hardly use
 
 
 # ---- the target: ids <-> text ----

@@ -41,7 +41,7 @@ BATCH = 1 << 19  # bytes given to the library in one call: an encoding takes som
 SPAN = 1 << 18  # ids decoded in one piece: one Python int takes 40 bytes
 RUNS = 512  # runs of valid UTF-8 in one job: binary data has a run every 4 bytes
 
-_ESCAPES = re.compile("[\udc80-\udcff]+")  # what the surrogateescape handler leaves for invalid bytes
+_ESCAPES = re.compile("[\udc80-\udcff]+")  # characters that the surrogateescape handler leaves for invalid bytes
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -154,7 +154,7 @@ class BundleTokenizer:
         return np.insert(ids, np.searchsorted(ends, before), values)
 
     def _probe(self) -> None:
-        """Refuse settings that lose text (a prefix space, a pre-tokenizer that drops what it splits on)."""
+        """Refuse settings that lose text (a prefix space, a pre-tokenizer that drops its separators)."""
         names = "".join(f"<|{name}|>" for name in SPECIALS)
         text = (
             "a b  c\n\n d\r\n\t 12345 don't \u6f22\u5b57 \U0001f600 "

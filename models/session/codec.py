@@ -208,7 +208,7 @@ class Codec(SessionDecoder):
             UsageError: the layout is unknown, or combined with lanes or steps.
             ContentError: a session cannot be coded; OpaqueContentError for an image, audio or file part.
             TokenizerMismatch: ids without a bridge that are not ids of the bundle.
-            ModelError: a frame did not decode to what was encoded.
+            ModelError: a frame did not decode to its session.
         """
         code = self._code(lanes, steps, layout)
         writer = Writer(sink, self._header(bridge, target_fingerprint))

@@ -396,7 +396,7 @@ class Target:
             text = self.tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
             )
-        except Exception as exc:  # a template raises what its author and jinja please
+        except Exception as exc:  # a template can raise any error of its author or of jinja
             raise ContentError(f"the target's chat template refuses this chat ({reason(exc)})") from exc
         return self.tokenize(str(text))
 
@@ -412,7 +412,7 @@ class Target:
             RuntimeError,
             ValueError,
             NotImplementedError,
-        ) as exc:  # a full sliding window forgot what was before
+        ) as exc:  # a full sliding window has dropped the tokens before
             raise UsageError(
                 f"this cache cannot go back one token ({reason(exc)}): pass the logits too"
             ) from exc

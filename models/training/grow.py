@@ -29,7 +29,7 @@ FREE = (
     "memory",
     "quant",
     "residual_max",
-)  # how weights are rounded and what a position sees: training may change it
+)  # rounding of weights and memory of a position: training may change them
 
 
 def grown(state: dict[str, Floats], old: NetConfig, new: NetConfig, seed: int = 0) -> dict[str, Floats]:

@@ -23,7 +23,7 @@ class Plan:
     adam_rate: float = 0.004
     relative_rate: float = 0.003  # gated: of a matrix, in root mean squares of it
     weight_decay: float = 0.03  # of the matrices; gated: none
-    dropout: float = 0.0  # share of what each layer adds to the residual that is left out at random
+    dropout: float = 0.0  # share of each layer's addition to the residual that is left out at random
 
     def done(self, step: int, elapsed: float) -> float:
         """Return the share of the budget used."""

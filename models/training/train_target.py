@@ -122,7 +122,7 @@ def causal_attention(
 def build_model(args: argparse.Namespace) -> LlamaForCausalLM:
     """Return a model of random weights in the shape of the arguments."""
     AttentionInterface.register("pltz_causal", causal_attention)
-    config_class: Any = LlamaConfig  # its hints leave out what every config takes
+    config_class: Any = LlamaConfig  # its hints leave out arguments that every config takes
     config = config_class(
         vocab_size=args.vocab,
         hidden_size=args.hidden,

@@ -69,7 +69,7 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], list[str]]:
             w = tensors[f"blk.{i}.{name}.weight"]
             halves = w.reshape(n, -1, 2, w.shape[1]).swapaxes(
                 1, 2
-            )  # llama.cpp interleaves what a rotation turns together
+            )  # llama.cpp interleaves the rows that one rotation turns
             tensors[f"blk.{i}.{name}.weight"] = halves.reshape(w.shape)
     shape = {
         "d": d, "layers": layers, "heads": heads, "kv_heads": kv, "head_dim": d // heads,
@@ -136,7 +136,7 @@ def transplant(path: Path, tokens: list[str], options: dict[str, Any]) -> Net:
     return net
 
 
-EMBED, HEAD = 0.134, 2264.0  # root mean square of the table, and of what the head is fed times d, in `base`
+EMBED, HEAD = 0.134, 2264.0  # root mean square of the table, and of the head's input times d, in `base`
 
 
 @torch.no_grad()
@@ -231,7 +231,8 @@ def _equalise_block(block: GatedBlock, limits: list[Tensor]) -> None:
         norm.mul_(RANGE / limit)
         for reader in readers:
             reader.weight.mul_(limit / RANGE)
-    # Rotated pairs keep one factor. A group of query heads shares its keys. Query times key changes by a constant per head.
+    # Rotated pairs keep one factor. A group of query heads shares its keys.
+    # Query times key changes by a constant per head.
     q_pair = q.view(c.kv_heads, group, 2, half).amax((1, 2))
     k_pair = k.view(c.kv_heads, 2, half).amax(1)
     times = RANGE**2 / (q_pair * k_pair).amax(1, keepdim=True)  # (kv_heads, 1)

@@ -25,12 +25,12 @@ from pltz.plt_codec.limits import MAX_TOKENS
 from pltz.plt_codec.repeats import Copy, unpack
 from pltz.plt_codec.varint import read_varint, write_varint
 
-KIND_EXTENDED = 7  # the low bits of an extended frame's first byte are its kind, those above say what follows
+KIND_EXTENDED = 7  # an extended frame's first byte: the low bits are its kind, those above name the fields that follow
 EXTENDED_LAYOUT = 1 << 3
 EXTENDED_PATCH = 1 << 4
 EXTENDED_COPIES = 1 << 6
 
-MAX_COUNT = MAX_TOKENS  # tokens or bytes of a session
+MAX_COUNT = MAX_TOKENS  # tokens or bytes per session
 MAX_TOKENS_PER_BYTE = 256  # of a model frame, plus one byte
 
 

@@ -95,7 +95,7 @@ class TokenCoder:
         CorruptError. Which of the two is up to chance, so the caller must check the content.
 
         Raises:
-            CorruptError: a stream cannot be what it says.
+            CorruptError: a stream does not hold its number of tokens, or damaged data.
             ContentError: a context is not one row of ids of the vocabulary.
         """
         shape = self.engine.shape
@@ -147,7 +147,7 @@ class TokenCoder:
 
 
 class _Side:
-    """One sequence in either direction: where it stands and what it remembers.
+    """One sequence in either direction: its position and its memory.
 
     `tokens` holds the context's `first` tokens, then its own. `waits`: the memory of its context is still to
     come.

@@ -5,8 +5,8 @@ sum stays below 2^24. The bound is proved per matrix at load from its row sums, 
 cut into column pieces. A self-check multiplies extreme values. Everything else is int64. There are two ways
 through the same layers:
 
-    parallel(jobs)   all positions of given blocks at once, under the lane mask: what encoding uses
-    Stepper(jobs)    one step of all lanes of all jobs at a time, keys and values kept: what decoding uses
+    parallel(jobs)   all positions of given blocks at once, under the lane mask: for encoding
+    Stepper(jobs)    one step of all lanes of all jobs at a time, keys and values kept: for decoding
 
 Both call `_enter`, `_heads`, `_weigh`, `_join` and `_head_*`, so their formulas cannot disagree. The tests
 compare them bit for bit.
@@ -261,7 +261,7 @@ class TorchEngine:
         return down(hidden.float()).add_(x).clamp_(-RESIDUAL_MAX, RESIDUAL_MAX)
 
     def _bounded(self, logits: Tensor) -> Tensor:
-        """Clamp logits in contract 2. Contract 1 needs no bound here: what follows bounds them further."""
+        """Clamp logits in contract 2. Contract 1 needs no bound here, since later steps bound them further."""
         return logits.clamp_(-(1 << 30), 1 << 30) if self.shape.gated else logits
 
     def _frequencies(self, logits: Tensor) -> Tensor:
@@ -467,7 +467,7 @@ class Stepper:
         return torch.cat(out)
 
     def memories(self) -> list[Memory]:
-        """Return what the next block may see of each job, in `order`."""
+        """Return the memory that the next block may see of each job, in `order`."""
         out = []
         for g in self.groups:
             for n, job in enumerate(g.jobs):

@@ -193,7 +193,7 @@ class NativeCoder:
         """Decode frames into their ids, each (tokens,).
 
         Raises:
-            CorruptError: a stream cannot be what it says.
+            CorruptError: a stream does not hold its number of tokens, or damaged data.
             ContentError: a context is not one row of ids of the vocabulary.
             ModelError: memory does not suffice.
         """
