@@ -64,7 +64,7 @@ class Problem:
     """
 
     kind: str
-    name: str  # of the file, or of the session's version
+    name: str  # name of the file, or of the session's version
     what: str
 
 

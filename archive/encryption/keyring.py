@@ -43,7 +43,7 @@ class Keyring:
         self._made: set[bytes] = (
             set()
         )  # domains whose first keys this process made and has not yet compared with the listing
-        # Read since the last refresh, to read records by, and the roots that were looked for
+        # Newer keys loaded since the last refresh, for reading records only, and the roots searched for
         self._newer: dict[bytes, DomainKeys | None] = {}
         self._sought: set[bytes] = set()
         self._listed: dict[bytes, list[int]] = {}
@@ -122,7 +122,7 @@ class Keyring:
         Raises CorruptError where keys are missing.
         """
         keys = self.of(domain)
-        if keys is None or keys.erased:  # what is read may have been put under new keys since
+        if keys is None or keys.erased:  # a stored record may have been put under new keys since
             keys = self._newer.get(domain) or keys
         if keys is None:
             raise CorruptError(f"the keys of domain {domain.hex()} are missing: see pltz archive verify")

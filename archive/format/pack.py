@@ -96,7 +96,7 @@ class Builder:
         self.epoch, self.time, self.salt, self.archive = epoch, time, salt, archive
         self.size = 0  # approximate bytes
         self._contexts: dict[Context, int] = {}
-        self.records: list[Record] = []  # what was added, in order
+        self.records: list[Record] = []  # records added so far, in order
 
     def context(self, context: Context) -> int:
         """Return the number of a context in the table. Raises ContentError where the table is full."""

@@ -175,7 +175,7 @@ class DirectoryStore:
             raise _named(f"write {name}", exc, len(data)) from exc
         try:
             self.disk.sync_file(temporary)
-        except FileNotFoundError as exc:  # a collector took a writer that stood still for a day for dead
+        except FileNotFoundError as exc:  # a collector deleted the file of a writer that stalled for a day
             raise _named(f"write {name}", exc) from exc
         except OSError as exc:
             self._fail(f"{name}: {exc}", exc)

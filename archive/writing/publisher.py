@@ -134,7 +134,7 @@ class Publisher:
             store.put(f"parity/{name.hex()}", parity)
             if not is_there(store, f"packs/{name.hex()}"):
                 self.view.ledger.refresh()
-                if name in self.view.ledger.deleted:  # collected while this writer stood still
+                if name in self.view.ledger.deleted:  # collected while this writer was stalled
                     store.delete(f"parity/{name.hex()}")
         except StoreError as exc:
             self.view.problem("parity", name.hex(), f"{exc}: this pack has no parity until repair writes it")
