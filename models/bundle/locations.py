@@ -1,7 +1,8 @@
-"""Find bundle folders: embedded in pltz, brought by an installed distribution, or added by the user (docs/bundles.md).
+"""Find bundle folders: embedded in pltz, brought by an installed distribution, or added by the user
+(docs/bundles.md).
 
-They are looked at in this order, and a later place is only looked at when the earlier ones lack the name or id: listing the
-installed distributions takes milliseconds that most runs need not pay.
+They are searched in this order. A later place is searched only if the earlier ones lack the name or id,
+because listing the installed distributions takes milliseconds that most runs need not pay.
 """
 
 from __future__ import annotations

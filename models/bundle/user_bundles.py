@@ -1,8 +1,9 @@
 """Add bundles to the user's folder and remove them from it (docs/bundles.md).
 
-A bundle comes as a folder, as a zip or tar file of one, or from the hub. Its bundle.json is read first and names the files
-that are taken, by their exact names and sizes, so nothing else in the source is unpacked or fetched. The copy is loaded,
-which computes its fingerprint, and only then gets its name, by a rename: it is there whole or not at all.
+A bundle comes as a folder, as a zip or tar file of one, or from the hub. Its bundle.json is read first. It
+names the files by their exact names and sizes, so nothing else in the source is unpacked or fetched. The copy
+is loaded, which computes its fingerprint. Only then does a rename give it its name, so it is there whole or
+not at all.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ Take = Callable[[str, Path, int], bool]
 
 
 def add(source: str, *, name: str | None = None, bundle_id: str | None = None) -> Location:
-    """Add a bundle to the user's folder and return where it is. Adding one that is there already changes nothing.
+    """Add a bundle to the user's folder and return its location. Adding an existing one again changes nothing.
 
     Args:
         source: a bundle folder, a zip or tar file of one, or a hub name: OWNER/NAME or OWNER/NAME@REVISION.
@@ -62,7 +63,8 @@ def add(source: str, *, name: str | None = None, bundle_id: str | None = None) -
     Raises:
         UsageError: no such source; a bad name, or one that another bundle has.
         BundleMismatch: the bundle is sound but has another fingerprint.
-        ModelError, VersionError: the bundle is damaged, incomplete, too large or too new, or cannot be fetched.
+        ModelError, VersionError: the bundle is damaged, incomplete, too large or too new, or cannot be
+            fetched.
     """
     if bundle_id is not None and not re.fullmatch(r"[0-9a-fA-F]{32}", bundle_id):
         raise UsageError(f"expected a fingerprint of 32 hexadecimal digits, found {bundle_id!r}")
@@ -96,7 +98,11 @@ def add(source: str, *, name: str | None = None, bundle_id: str | None = None) -
 
 
 def added(name: str) -> Location:
-    """Return where an added bundle is. Raises UsageError where there is none, or where it was not added."""
+    """Return the location of an added bundle.
+
+    Raises:
+        UsageError: there is none, or it was not added.
+    """
     found = locations.by_name(name)
     if found is None:
         raise UsageError(f"no bundle {name!r}: expected one that `pltz bundle list` shows")
@@ -110,7 +116,11 @@ def added(name: str) -> Location:
 
 
 def remove(name: str) -> Location:
-    """Remove an added bundle and return where it was. Raises UsageError where there is none, or where it was not added."""
+    """Remove an added bundle and return its former location.
+
+    Raises:
+        UsageError: there is none, or it was not added.
+    """
     with _held() as root:
         location = added(name)
         os.rename(location.folder, Path(tempfile.mkdtemp(prefix=REMOVED, dir=root)) / name)
