@@ -390,7 +390,7 @@ class Recent:
         self._known: OrderedDict[bytes, Segments] = OrderedDict()
 
     def add(self, version: bytes, segments: Segments) -> None:
-        """Remember a version's segments."""
+        """Remember a version's segments: (id, ids of shape (t,)) each."""
         self._room += _tokens(self._known.pop(version, []))
         self._known[version] = segments
         self._room -= _tokens(segments)
@@ -399,7 +399,9 @@ class Recent:
             self._room += _tokens(oldest)
 
     def get(self, version: bytes) -> Segments | None:
-        """Return the segments of a version; None where they are not remembered."""
+        """Return the segments of a version, (id, ids of shape (t,)) each; None where they are not
+        remembered.
+        """
         if version in self._known:
             self._known.move_to_end(version)
         return self._known.get(version)

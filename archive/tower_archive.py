@@ -328,7 +328,10 @@ class TowerArchive:
         return found[0]
 
     def segment(self, segment: bytes) -> list[tuple[bytes, Tokens]]:
-        """Return the tower that ends in a segment, by its id. Raises the errors of `version` and `tower`."""
+        """Return the tower that ends in a segment: (id, tokens of shape (T,)) from the root.
+
+        Raises NotFound, and the errors of `version` and `tower`.
+        """
         if not self._twice(lambda: self.view.find(SEGMENTS, segment)):
             self._want_sight(SEGMENTS, segment, f"segment {segment.hex()}")
             raise NotFound(f"no segment {segment.hex()} in this archive")

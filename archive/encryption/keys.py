@@ -179,6 +179,7 @@ class Clear:
         return
 
     def domain(self, kind: int, name: str) -> bytes:
+        """Return the id of a domain, 16 bytes."""
         return identity.domain_id(kind, name)
 
     def domain_name(self, context: Context) -> str:
@@ -188,9 +189,11 @@ class Clear:
         return Context(kind, self.domain(kind, name), name, NONE, NONE, 0)
 
     def session_key(self, domain: bytes, name: str) -> bytes:
+        """Return the key by which a session is looked up, 16 bytes."""
         return identity.session_key(domain, name)
 
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
+        """Return the digest of a segment, 32 bytes. ``tokens``: (T,)."""
         return identity.segment_digest(domain, tokenizer, parent, tokens)
 
     def segment_head(self, domain: bytes, tokenizer: bytes, parent: bytes) -> identity.Head:
@@ -218,21 +221,27 @@ class Locked(Clear):
     cipher = SEALED
 
     def domain(self, kind: int, name: str) -> bytes:
+        """Raise KeyMismatch: ids of domains need the key."""
         raise _locked()
 
     def domain_name(self, context: Context) -> str:
+        """Return a name made from the domain's id."""
         return f"sealed {context.domain.hex()}"
 
     def segment_digest(self, domain: bytes, tokenizer: bytes, parent: bytes, tokens: Tokens) -> bytes:
+        """Raise KeyMismatch: ids of segments need the key."""
         raise _locked()
 
     def segment_head(self, domain: bytes, tokenizer: bytes, parent: bytes) -> identity.Head:
+        """Raise KeyMismatch: ids of segments need the key."""
         raise _locked()
 
     def bits(self, context: Context, record: Record) -> bytes:
+        """Raise KeyMismatch: bitstrings need the key."""
         raise _locked()
 
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
+        """Return tenant and name made from their ids, and no labels."""
         return self.domain_name(context), f"sealed {record.veil[:UNIT].hex()}", b""
 
 

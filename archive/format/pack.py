@@ -140,7 +140,10 @@ class Builder:
         return sealed(out, digest_before(out))
 
     def lay_out(self) -> BytesIO:
-        """Return the pack without its digest, which `sealed` adds. Raises the errors of `finish`."""
+        """Return the pack without its digest, which `sealed` adds.
+
+        Raises ContentError, UsageError as `finish`.
+        """
         outside = self._parents_in_table()
         table = self._table(list(outside))
         header = HEADER.pack(

@@ -38,6 +38,7 @@ class OsFile:
             os.close(self._handle)
 
     def read(self, offset: int, size: int) -> bytes:
+        """Return at most ``size`` bytes at ``offset``. Raises OSError."""
         pieces: list[bytes] = []
         size = min(size, self.size - offset)  # allocate no more than exists
         while size > 0 and (piece := os.pread(self._handle, min(size, 1 << 30), offset)):
@@ -47,12 +48,14 @@ class OsFile:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def fill(self, room: memoryview, offset: int) -> int:
+        """Read into ``room`` and return the bytes read. Raises OSError."""
         at = 0
         while at < len(room) and (size := os.preadv(self._handle, [room[at : at + (1 << 30)]], offset + at)):
             at += size
         return at
 
     def map(self) -> memoryview:
+        """Return all bytes, mapped. Raises OSError."""
         if not self.size:
             return memoryview(b"")
         try:

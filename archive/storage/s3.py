@@ -113,6 +113,7 @@ class ObjectStore:
             )
 
     def put(self, name: str, data: bytes) -> bool:
+        """Put an object as `Store.put` says. Raises StoreError."""
         for turn in range(CONFLICTS):
             if self._create(name, data):
                 return True
@@ -125,6 +126,7 @@ class ObjectStore:
         )
 
     def read(self, name: str, offset: int, size: int) -> bytes:
+        """Return at most ``size`` bytes at ``offset``. Raises FileNotFoundError, StoreError."""
         import obstore
 
         if not size:
@@ -136,14 +138,23 @@ class ObjectStore:
         return self._called(f"read {name}", get, missing=name, past_end=b"")
 
     def view(self, name: str) -> memoryview:
+        """Return the whole object, in memory. Raises FileNotFoundError, StoreError, CorruptError."""
         return self._whole(name)
 
     def open(self, name: str) -> File:
+        """Return an object to read ranges of; an index from this machine's cache.
+
+        Raises the errors of `view`.
+        """
         if name.startswith("index/"):
             return self._cached(name)
         return Held(self._whole(name))
 
     def list(self, folder: str) -> dict[str, int]:
+        """Return names and sizes in a folder, and tidy the cache where it lists indexes.
+
+        Raises StoreError.
+        """
         import obstore
 
         def ask() -> dict[str, int]:
@@ -160,6 +171,7 @@ class ObjectStore:
         self.delete(name)
 
     def delete(self, name: str) -> None:
+        """Delete an object; a missing one is fine. Raises StoreError."""
         import obstore
 
         with suppress(FileNotFoundError):

@@ -113,6 +113,7 @@ class SimDisk:
                 self._change(Change("directory", folder))
 
     def write_new(self, path: str, data: bytes) -> None:
+        """Create a file and write it. Raises FileExistsError, FileNotFoundError, OSError."""
         self._need_folder(path)
         if path in self.seen.names:
             raise FileExistsError(17, "exists", path)
@@ -146,6 +147,7 @@ class SimDisk:
         self.watch()
 
     def link(self, source: str, target: str) -> None:
+        """Give a file a second name. Raises FileExistsError, FileNotFoundError."""
         inode = self._inode(source)
         self._need_folder(target)
         if target in self.seen.names:
@@ -159,6 +161,7 @@ class SimDisk:
         self._change(Change("unname", path, inode))
 
     def sync_directory(self, path: str) -> None:
+        """Make a directory's names durable. Raises FileNotFoundError."""
         if path not in self.seen.folders:
             raise FileNotFoundError(2, "no such folder", path)
         self._count()
@@ -172,6 +175,10 @@ class SimDisk:
         self.watch()
 
     def names(self, path: str) -> list[tuple[str, int]]:
+        """Return the files in a directory with their sizes in bytes, without `hidden` ones.
+
+        Raises FileNotFoundError.
+        """
         if path not in self.seen.folders:
             raise FileNotFoundError(2, "no such folder", path)
         listed = [(p.rpartition("/"), i) for p, i in self.seen.names.items() if p not in self.hidden]

@@ -134,18 +134,21 @@ class Opened:
         self._file, self._name, self.size = file, name, file.size
 
     def read(self, offset: int, size: int) -> bytes | memoryview:
+        """Return at most ``size`` bytes at ``offset``. Raises StoreError, UnreadableError."""
         try:
             return self._file.read(offset, size)
         except OSError as exc:
             raise _unread(self._name, exc) from exc
 
     def fill(self, room: memoryview, offset: int) -> int:
+        """Read into ``room`` and return the bytes read. Raises StoreError, UnreadableError."""
         try:
             return self._file.fill(room, offset)
         except OSError as exc:
             raise _unread(self._name, exc) from exc
 
     def map(self) -> memoryview:
+        """Return all bytes, mapped. Raises StoreError, UnreadableError."""
         try:
             return self._file.map()
         except OSError as exc:
@@ -167,6 +170,7 @@ class DirectoryStore:
         self._keep_reserve()
 
     def put(self, name: str, data: bytes) -> bool:
+        """Put an object as `Store.put` says. Raises StoreError, FullError, WriterFailed."""
         self._check()
         temporary = "tmp/" + self.disk.random(16).hex()
         try:
@@ -204,6 +208,10 @@ class DirectoryStore:
         return True
 
     def read(self, name: str, offset: int, size: int) -> bytes:
+        """Return at most ``size`` bytes at ``offset``.
+
+        Raises FileNotFoundError, StoreError, UnreadableError.
+        """
         try:
             return self.disk.read(name, offset, size)
         except FileNotFoundError:
@@ -212,12 +220,17 @@ class DirectoryStore:
             raise _unread(name, exc) from exc
 
     def view(self, name: str) -> memoryview:
+        """Return the whole object, in memory.
+
+        Raises the errors of `read`, and CorruptError for one too large.
+        """
         file = self.open(name)
         if file.size > MOST_WHOLE:
             raise CorruptError(f"{name} has {file.size} bytes, more than any of ours: damaged")
         return memoryview(file.read(0, file.size))
 
     def open(self, name: str) -> Opened:
+        """Return an object to read ranges of. Raises FileNotFoundError, StoreError, UnreadableError."""
         try:
             return Opened(self.disk.open(name), name)
         except FileNotFoundError:
@@ -226,6 +239,10 @@ class DirectoryStore:
             raise _unread(name, exc) from exc
 
     def list(self, folder: str) -> dict[str, int]:
+        """Return names and sizes in a folder.
+
+        Raises StoreError where it is missing although it was not empty.
+        """
         try:
             return dict(self.disk.names(folder))
         except FileNotFoundError as exc:
@@ -241,6 +258,7 @@ class DirectoryStore:
             raise _named(f"list {folder or 'the archive'}", exc) from exc
 
     def delete(self, name: str) -> None:
+        """Delete an object, durably on return. Raises StoreError, WriterFailed."""
         self._check()  # after a failed sync the remaining objects may not be durable
         try:
             self.disk.unlink(name)
@@ -251,6 +269,7 @@ class DirectoryStore:
         self._sync_directory(_folder(name))
 
     def shred(self, name: str) -> None:
+        """Overwrite an object with zeros, sync it and delete it. Raises StoreError, WriterFailed."""
         self._check()
         try:
             zeros = bytes(min(self.disk.open(name).size, MOST_SECRET))
@@ -268,6 +287,7 @@ class DirectoryStore:
         self.delete(name)
 
     def settle(self, folder: str) -> None:
+        """Sync a folder. Raises WriterFailed."""
         self._check()
         try:
             self.disk.sync_directory(folder)
@@ -289,6 +309,10 @@ class DirectoryStore:
                     self._keep_reserve()
 
     def left(self, before: int) -> Sequence[str]:
+        """Return names under ``tmp/`` not written to since ``before`` (seconds since 1970).
+
+        Raises StoreError.
+        """
         found = []
         for name in sorted(self.list("tmp")):
             try:
