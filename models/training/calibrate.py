@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,8 +21,9 @@ import numpy as np
 
 from pltz.models.bundle.bundle import Bundle, coder_of, write_bundle
 from pltz.models.bundle.tokenizer import Ids
+from pltz.models.session.session import Session
 from pltz.models.session.transcript import to_tokens_many
-from pltz.models.training.layouts import sessions
+from pltz.models.training.prepare import read_lines
 from pltz.plt_codec.weights import Weights
 
 ROUNDS = ((0.85, 0.9, 0.93, 0.96, 1.04), (0.975, 1.025))  # factors, coarse and then fine
@@ -68,6 +70,19 @@ def calibrate(
             say(f"{title} {report[title]} now {best / count:.4f} bits a token")
     report["after"] = {"1.0": round(best / count, 4)}
     return weights, report
+
+
+def sessions(path: str, limit: int) -> list[Session]:
+    """Return sessions of a records file, at most `limit` content bytes per source."""
+    used: dict[str, int] = defaultdict(int)
+    out = []
+    for record in read_lines(path):
+        source = record["id"].rsplit("-", 1)[0]
+        size = sum(len(m["content"].encode()) for m in record["messages"])
+        if used[source] + size <= limit:
+            used[source] += size
+            out.append(Session("chat", {"messages": record["messages"]}))
+    return out
 
 
 def main() -> None:

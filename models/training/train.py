@@ -6,7 +6,7 @@
 
 This is for machines that have the streams (prepare.py) and the nets but not the sessions. `pltz bundle train`
 does the same as one of its stages, by the same loop (fit.py). Nets are those of bundles, by name or folder,
-or folders as rounded.py writes them. `--parcel` leaves the trained one in pieces that travel (parcel.py).
+or folders as rounded.py writes them.
 Called again with the same `--out` it goes on. It ends with one line of JSON, the report.
 """
 
@@ -23,11 +23,11 @@ from pathlib import Path
 import torch
 
 from pltz.models.bundle.folder import publish
-from pltz.models.training import job, parcel, settings
-from pltz.models.training.fit import CONFIG, NET, REPORT, Place, fit
+from pltz.models.training import job, settings
+from pltz.models.training.fit import Place, fit
 from pltz.models.training.origin import Origin
 
-ENDING = 25.0  # most seconds for saving, packing and ending
+ENDING = 25.0  # most seconds for saving and ending
 
 
 def placed(origin: Origin, tokenizer: bytes, out: Path) -> Path:
@@ -67,7 +67,6 @@ def main() -> None:
     p.add_argument("--gpus", type=int, default=torch.cuda.device_count(), help="how many; 0: the CPU")
     p.add_argument("--seconds", type=float, help="of training in all, instead of the configuration's")
     p.add_argument("--call", type=float, default=math.inf, help="seconds after which this call ends, all in")
-    p.add_argument("--parcel", type=Path, help="folder for the trained net in pieces")
     a = p.parse_args()
     s = settings.load(a.config)
     taught_by = a.teacher or (s.teacher.bundle if s.teacher else "")
@@ -102,9 +101,6 @@ def main() -> None:
 
         place = Place("cuda" if a.gpus else "cpu", say, max(1, a.gpus), begin + a.call - ENDING)
         report = fit(what, a.out, place)
-    if a.parcel:
-        size = parcel.pack([a.out / name for name in (NET, CONFIG, REPORT, "log.txt")], a.parcel, "net")
-        print(f"{a.parcel}: {size / 1e6:.1f} MB", flush=True)
     print(json.dumps(report), flush=True)
 
 
