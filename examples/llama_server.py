@@ -14,39 +14,37 @@ import tempfile
 import time
 from pathlib import Path
 
-from pltz.archive.engines.llama_server import LlamaServer
-from pltz.archive.eviction.hook import EvictionHook
-from pltz.archive.eviction.worker import drain
-from pltz.archive.token_archive import TokenArchive
-from pltz.datasets import sample_sessions
+import pltz
 
 GREEDY = {"temperature": 0, "ignore_eos": True}  # so that two runs can be compared
 
 
-def prompt(server: LlamaServer, tokens: int) -> list[int]:
+def prompt(server: pltz.LlamaServer, tokens: int) -> list[int]:
     """A chat of about so many tokens, from the sessions that ship with pltz, in the model's own template."""
-    texts = [message["content"] for session in sample_sessions() for message in session.value["messages"]]
+    texts = [
+        message["content"] for session in pltz.sample_sessions() for message in session.value["messages"]
+    ]
     ids = server.render([{"role": "user", "content": "\n".join(texts)[: 6 * tokens]}])
     return [int(i) for i in [*ids[: tokens - 8], *ids[-8:]]]
 
 
 def main(url: str, tokenizer: Path, slots: Path | None, tokens: int, folder: Path) -> None:
-    server = LlamaServer(url)
+    server = pltz.LlamaServer(url)
     ids = prompt(server, tokens)
     whole = server.complete(ids, slot=1, n_predict=64, **GREEDY)  # what it would have said, for comparison
     half = server.complete(ids, slot=0, n_predict=32, **GREEDY)
 
     # The session goes cold: its ids to the hook, from there to the archive, and the slot is free for others.
-    with EvictionHook.open(folder / "journal", worker="none", tokenizer=tokenizer) as hook:
+    with pltz.EvictionHook.open(folder / "journal", worker="none", tokenizer=tokenizer) as hook:
         hook.on_evict("chat-7", half.ids, tenant="acme", target=server.target, adapter=half.adapter)
-    cold = TokenArchive.open(folder / "archive", [tokenizer.read_bytes()], create=True)
-    frozen = drain(folder / "journal", cold)
+    cold = pltz.Archive.open(folder / "archive", create=True, tokenizers=[tokenizer])
+    frozen = pltz.drain(folder / "journal", cold)
     kv = slot_bytes(server, slots) if slots else None
     server.erase(0)
 
     # It is asked for again: decode, one prefill, and on it goes.
     start = time.perf_counter()
-    found = cold.get("chat-7", "acme")
+    found = cold.get("chat-7", tenant="acme")
     decoded = time.perf_counter()
     hot = server.thaw(found.ids, slot=0, frozen_for=found.target)
     rest = server.complete(found.ids, slot=0, n_predict=32, **GREEDY)
@@ -63,7 +61,7 @@ def main(url: str, tokenizer: Path, slots: Path | None, tokens: int, folder: Pat
     print(json.dumps(report))
 
 
-def slot_bytes(server: LlamaServer, folder: Path) -> int:
+def slot_bytes(server: pltz.LlamaServer, folder: Path) -> int:
     """What the server's own slot file of the same session takes."""
     server._call("/slots/0?action=save", {"filename": "example.bin"})
     size = (folder / "example.bin").stat().st_size

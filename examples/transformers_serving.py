@@ -18,10 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pltz.archive.eviction.hook import EvictionHook
-from pltz.archive.thaw import thaw
-from pltz.archive.token_archive import TokenArchive
-from pltz.models.target.target import Target
+import pltz
 
 SYSTEM = "You help people with their orders. Be short and friendly. " * 6
 QUESTIONS = (
@@ -44,9 +41,9 @@ class Hot:
 class Server:
     """Serves sessions; keeps the ``room`` caches used last. ``times``: seconds of each eviction and thaw."""
 
-    target: Target
-    hook: EvictionHook
-    cold: TokenArchive
+    target: pltz.Target
+    hook: pltz.EvictionHook
+    cold: pltz.Archive
     system: list[int]
     room: int
     hot: OrderedDict[str, Hot] = field(default_factory=OrderedDict)
@@ -89,8 +86,7 @@ class Server:
         start = time.perf_counter()
         if not self.hook.settle(PATIENCE):  # it may be on its way there
             raise RuntimeError(f"session {name} is not archived yet: {self.hook.status()}")
-        found = self.cold.get(name)
-        back = thaw(found.ids, self.target, frozen_for=found.target)
+        back = self.cold.thaw(name, self.target)
         self.times["thaw"].append(time.perf_counter() - start)
         return Hot(back.token_ids.tolist(), back.cache)
 
@@ -104,13 +100,15 @@ def serve(server: Server, sessions: int, turns: int, length: int) -> list[list[i
     ]
 
 
-def run(target: Target, folder: Path, hot: int, sessions: int, turns: int, length: int) -> dict[str, Any]:
+def run(
+    target: pltz.Target, folder: Path, hot: int, sessions: int, turns: int, length: int
+) -> dict[str, Any]:
     """Serve with few caches and with all; what was found."""
     tokenizer = target.tokenizer_json
-    cold = TokenArchive.open(folder / "cold", [tokenizer], create=True)
+    cold = pltz.Archive.open(folder / "cold", create=True)
     system = target.render([{"role": "system", "content": SYSTEM}])
     replies = []
-    with EvictionHook.open(
+    with pltz.EvictionHook.open(
         folder / "journal", folder / "cold", tokenizer=tokenizer, target=target.fingerprint
     ) as hook:
         few, all_ = (Server(target, hook, cold, system, room) for room in (hot, sessions))
@@ -153,7 +151,7 @@ def main() -> None:
         "--dtype", default="float32", help="of the target; in bfloat16 a near tie may go the other way"
     )
     chosen = parser.parse_args()
-    target = Target.load(chosen.target, dtype=chosen.dtype)
+    target = pltz.Target.load(chosen.target, dtype=chosen.dtype)
     with tempfile.TemporaryDirectory(prefix="pltz-serving-") as folder:
         found = run(target, Path(folder), chosen.hot, chosen.sessions, chosen.turns, chosen.length)
     print(json.dumps(found))

@@ -16,11 +16,7 @@ from pathlib import Path
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
-from pltz.archive.engines.vllm_request import prompt
-from pltz.archive.eviction.worker import drain
-from pltz.archive.token_archive import TokenArchive
-from pltz.datasets import sample_sessions
-from pltz.models.target.checkpoint import fingerprint_of
+import pltz
 
 SALT = "a secret of acme's"
 
@@ -50,19 +46,23 @@ def main(model: str, folder: Path) -> None:
         spent = 1e3 * (time.perf_counter() - start)
         return list(reply.outputs[0].token_ids), int(reply.num_cached_tokens or 0), spent
 
-    texts = [message["content"] for session in sample_sessions() for message in session.value["messages"]]
+    texts = [
+        message["content"] for session in pltz.sample_sessions() for message in session.value["messages"]
+    ]
     ids = llm.get_tokenizer().encode("\n".join(texts), add_special_tokens=False)[:1000]
     whole, _, _ = ask(ids, 64)  # what it would have said, for comparison
     ask(ids, 32, session="chat-7", tenant="acme")  # frozen at its finish
     llm.llm_engine.reset_prefix_cache()  # all goes cold
 
     time.sleep(0.5)  # the journal is durable within 0.05 s
-    cold = TokenArchive.open(folder / "archive", create=True)
-    frozen = drain(folder / "journal", cold)  # in service: the hook's worker, or `pltz hook drain`
+    cold = pltz.Archive.open(folder / "archive", create=True)
+    frozen = pltz.drain(folder / "journal", cold)  # in service: the hook's worker, or `pltz hook drain`
     start = time.perf_counter()
-    found = cold.get("chat-7", "acme", salt=SALT)
+    found = cold.get("chat-7", tenant="acme", salt=SALT)
     decode = 1e3 * (time.perf_counter() - start)
-    request = prompt(found.ids, salt=SALT, frozen_for=found.target, target=fingerprint_of(model))
+    request = pltz.vllm_prompt(
+        found.ids, salt=SALT, frozen_for=found.target, target=pltz.fingerprint_of(model)
+    )
     _, _, prefill = ask(request["prompt_token_ids"], 1)  # the thaw
     again, hot, _ = ask(request["prompt_token_ids"], 32)
     report = {

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         thaw,
     )
     from pltz.archive.archive import Archive, ArchivedSession, PutReceipt, PutRequest, SessionVersion
+    from pltz.archive.encryption.keys import Secret
     from pltz.archive.engines.llama_server import LlamaServer
     from pltz.archive.engines.vllm_request import vllm_prompt
     from pltz.archive.errors import (
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "pltz.api": ("compress", "compress_many", "decompress", "decompress_many", "open", "thaw"),
     "pltz.archive.archive": ("Archive", "ArchivedSession", "PutReceipt", "PutRequest", "SessionVersion"),
+    "pltz.archive.encryption.keys": ("Secret",),
     "pltz.archive.engines.llama_server": ("LlamaServer",),
     "pltz.archive.engines.vllm_request": ("vllm_prompt",),
     "pltz.archive.errors": (
@@ -153,6 +155,7 @@ __all__ = [
     "PltzError",
     "PutReceipt",
     "PutRequest",
+    "Secret",
     "Session",
     "SessionFile",
     "SessionVersion",
