@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--bundle", help="bundle, a name or a folder (default: random weights)")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="mini", help="of the random weights")
     parser.add_argument("--sessions", type=int, default=1024, help="sessions coded together")
-    parser.add_argument("--tokens", type=int, default=4096, help="tokens a session")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens per session")
     parser.add_argument("--repeats", type=int, default=2, help="runs, of which the fastest counts")
     parser.add_argument("--kernels", action="store_true", help="time each kernel too")
     options = parser.parse_args()

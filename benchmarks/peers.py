@@ -125,7 +125,7 @@ def build(names: Sequence[str], dictionary: bytes) -> tuple[list[Peer], list[str
     missing: list[str] = []
     for name in names:
         if name not in NAMES + SLOW:
-            raise UsageError(f"unknown peer {name!r}: expected some of {','.join(NAMES + SLOW)}")
+            raise UsageError(f"unknown peer {name!r}: choose from {','.join(NAMES + SLOW)}")
         peer = _build(name, dictionary)
         if peer is None:
             missing.append(name)

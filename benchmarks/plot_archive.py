@@ -19,7 +19,7 @@ def sharing(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
             linestyle="--" if kind is None else "-",
             label="flat" if kind is None else f"{kind} shared prompt{'s' * (kind > 1)}",
         )
-    axes.set(xscale="log", xlabel="sessions", ylabel="bytes a session, every file counted")
+    axes.set(xscale="log", xlabel="sessions", ylabel="bytes per session, every file counted")
     axes.set_ylim(bottom=0)
     axes.legend()
     return plot.drawn(figure, suffix)

@@ -34,7 +34,7 @@ def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
                 fontsize=8,
             )
         axes.set(
-            xscale="log", xlabel="bytes/s of the processor: encode hollow, decode full", ylabel="bits a byte"
+            xscale="log", xlabel="bytes per processor second: encode hollow, decode filled", ylabel="bits per byte"
         )
         axes.set_ylim(bottom=0)
         axes.margins(x=0.2)

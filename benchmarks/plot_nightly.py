@@ -24,7 +24,7 @@ def growth(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
         )
         speed.plot(counts, [row["per_s"] for row in mine], style, marker="o", label=label)
     memory.set(xscale="log", xlabel="sessions in the source", ylabel="peak memory, MB")
-    speed.set(xscale="log", yscale="log", xlabel="sessions in the source", ylabel="sessions a second")
+    speed.set(xscale="log", yscale="log", xlabel="sessions in the source", ylabel="sessions per second")
     memory.set_ylim(bottom=0)
     memory.legend()
     speed.legend()

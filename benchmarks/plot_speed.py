@@ -58,7 +58,7 @@ def stages(axes: Any, rows: list[dict[str, Any]]) -> None:
         height = [split[stage] for _, split in bars]
         axes.bar([name for name, _ in bars], height, bottom=floor, label=stage)
         floor = [a + b for a, b in zip(floor, height, strict=True)]
-    axes.set(ylabel="µs a token")
+    axes.set(ylabel="µs per token")
 
 
 def costs(axes: Any, lengths: list[dict[str, Any]]) -> None:
@@ -66,7 +66,7 @@ def costs(axes: Any, lengths: list[dict[str, Any]]) -> None:
     for way in WAYS:
         cost = [1e6 * one[f"{way}_processor_s"] / one["tokens"] for one in lengths]
         axes.plot([one["tokens"] for one in lengths], cost, "o-", label=way)
-    axes.set(xlabel="tokens of one session", ylabel="µs of the processor a token", xscale="log")
+    axes.set(xlabel="tokens of one session", ylabel="processor µs per token", xscale="log")
     axes.set_ylim(bottom=0)
 
 

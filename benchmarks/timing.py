@@ -36,4 +36,4 @@ def check(sessions: "Sequence[np.ndarray[Any, Any]]", decoded: Sequence[Any]) ->
     import numpy as np
 
     if not all(np.array_equal(a, b) for a, b in zip(sessions, decoded, strict=True)):
-        raise ModelError("a session does not come back from its frame: no speed counts")
+        raise ModelError("a session came back changed from its frame: no speed of this run is valid")

@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     "--archive",
     "place",
     metavar="DIR",
-    help="Put the sessions into this archive instead of a file; pltz archive put has names, tenants and tags.",
+    help="Put the sessions into this archive, not into a file. For names, tenants and tags use pltz archive put.",
 )
 @INPUT_FORMAT
 @options.BUNDLE
 @options.TARGET
 @options.TOKENIZER
-@click.option("--lanes", type=click.IntRange(min=1), metavar="N", help="Lanes a block.  [default: by length]")
-@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps a lane.  [default: by length]")
+@click.option("--lanes", type=click.IntRange(min=1), metavar="N", help="Lanes per block.  [default: by length]")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps per lane.  [default: by length]")
 @options.LAYOUT
 @options.ZSTD_ABOVE
 @click.option("--no-verify", is_flag=True, help="Do not decode back and compare before writing.")
@@ -84,19 +84,19 @@ def compress(
 ) -> None:
     """Freeze the sessions of INPUT... into one .pltz file, or with --archive into an archive.
 
-    INPUT is JSONL (one chat a line: {"messages": [...]}, ShareGPT, or any JSON), a JSON document, a text file (one
-    session), or token ids (a .npy file, or lists of numbers with --format ids); plain, .gz or .zst; a folder of these;
-    - is stdin. Every session is decoded back and compared before the file is written. The file appears whole or not at
-    all, and inputs are never modified.
+    INPUT is JSONL (one chat per line: {"messages": [...]}, ShareGPT, or any JSON), a JSON document, a text file (one
+    session), or token ids (a .npy file, or lists of numbers with --format ids). It may be plain, .gz or .zst, a folder
+    of these, or - for stdin. Every session is decoded back and compared before the file is written. The file appears
+    whole or not at all, and inputs are never modified.
 
-    With --target the token ids that model would see are kept instead of the chat: rendered by its chat
-    template, coded through a bridge, and thawed only into that model.
+    With --target the chat is rendered by that model's chat template, and its token ids are kept instead of the chat.
+    They are coded through a bridge and thaw only into that model.
     """
     options.one_tokenizer(target, tokenizer)
     if place is not None:
         if output is not None or tokenizer is not None or lanes or steps or no_verify or force:
             raise UsageError(
-                "--archive goes with no -o, --tokenizer, --lanes, --steps, --no-verify or --force"
+                "--archive excludes -o, --tokenizer, --lanes, --steps, --no-verify and --force: leave them out"
             )
         into_archive(
             place,

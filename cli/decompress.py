@@ -47,11 +47,11 @@ def decompress(
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """Write the sessions of FILE as they were frozen; - is stdin.
+    """Write the sessions of FILE as they were frozen. FILE may be - for stdin.
 
-    Chats come back as JSONL, value for value; a text byte for byte; token ids as JSON lists. Of several
-    texts, pick one with --session, or join them with --format text. Nothing is written unless every
-    session asked for passed its check.
+    Chats come back as JSONL with equal values, a text byte for byte, and token ids as JSON lists. Where there are
+    several texts, pick one with --session, or join them with --format text. Nothing is written unless every chosen
+    session passes its check.
 
     Ids of a foreign tokenizer need it again: --tokenizer FILE, or --target MODEL.
     """

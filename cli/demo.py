@@ -46,10 +46,10 @@ WIDTH = 96  # characters of a printed line
     default=200,
     show_default=True,
     metavar="N",
-    help="How many.",
+    help="Sessions to freeze.",
 )
 @click.option(
-    "--thaws", type=click.IntRange(min=1), default=8, show_default=True, metavar="N", help="How many to thaw."
+    "--thaws", type=click.IntRange(min=1), default=8, show_default=True, metavar="N", help="Sessions to thaw."
 )
 @click.option("-o", "--output", metavar="OUT", help="Keep the .pltz file.  [default: not kept]")
 @options.BUNDLE
@@ -69,11 +69,10 @@ def demo(
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """Freeze real chats, decode them back, thaw some into a model's KV cache and let it go on talking.
+    """Freeze real chats, decode them back, thaw some into a model's KV cache and let it continue one.
 
-    Uses only what ships with pltz: 200 sample sessions (each a bot's system prompt and a chat), the bundle
-    mini and the target mini-llama, a toy of a language model whose part is to show that a thawed cache
-    works.
+    The demo needs only parts that ship with pltz: 200 sample sessions (each a bot's system prompt and a chat), the
+    bundle mini and the target mini-llama. The target is a toy language model that shows that a thawed cache works.
     """
     from pltz.models.target.target import Target
 
@@ -135,7 +134,7 @@ class Talk:
         lines += [turn(role, content) for role, content in turns]
         lines += [
             "",
-            f"goes on from the thawed cache ({self.answer_ms:.0f} ms; {DEFAULT_TARGET} is a toy):",
+            f"continued from the thawed cache ({self.answer_ms:.0f} ms; {DEFAULT_TARGET} is a toy):",
             "",
         ]
         lines += [turn("user", self.question), turn("assistant", self.answer)]
@@ -215,7 +214,7 @@ def as_text(found: dict[str, Any], bundle: str) -> str:
         ),
         ("content", size(found["content_bytes"])),
         ("frozen", f"{size(found['frozen_bytes'])}, every byte of the file (bundle {bundle})"),
-        ("", f"{found['bits_per_byte']:.3f} bits a byte, {found['bits_per_token']:.2f} bits a token"),
+        ("", f"{found['bits_per_byte']:.3f} bits per byte, {found['bits_per_token']:.2f} bits per token"),
         ("content : frozen", f"{found['ratio']:.1f}"),
     ]
     for name, count in found["kv_bytes"].items():
@@ -227,7 +226,7 @@ def as_text(found: dict[str, Any], bundle: str) -> str:
         ("decode", f"{found['decode_tokens_per_s']:,.0f} tokens/s, all sessions side by side"),
         (
             "thaw",
-            f"{found['thaw_ms']['total']:,.1f} ms a session of {each:,.0f} tokens, one at a time ({stages})",
+            f"{found['thaw_ms']['total']:,.1f} ms per session of {each:,.0f} tokens, one at a time ({stages})",
         ),
     ]
     return pairs(rows, indent="")

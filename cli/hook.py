@@ -26,27 +26,28 @@ if TYPE_CHECKING:
 SHOWN = 20  # refusals printed
 
 
-@click.group(cls=Group, short_help="Look into, or empty, the journal of an eviction hook.")
+@click.group(cls=Group, short_help="Inspect or drain the journal of an eviction hook.")
 def hook() -> None:
-    """The journal that a serving process's eviction hook writes: what waits in it, and putting it into an archive.
+    """Inspect the journal that a serving process's eviction hook writes, and put it into an archive.
 
-    A serving process opens the hook from Python (docs/transformers.md) and has a worker of its own; these commands are for looking on, and for what a
-    process left behind that is not started again.
+    A serving process opens the hook from Python (docs/transformers.md) and has a worker of its own. Use these commands
+    to inspect its journal, or to archive the journal of a process that does not start again.
     """
 
 
 @hook.command(
     cls=Command,
-    short_help="Say what a journal holds.",
+    short_help="Show what a journal holds.",
     examples=["pltz hook status /run/journal", "pltz hook status /run/journal --json"],
 )
 @click.argument("journal", metavar="DIR")
 @options.JSON
 def status(journal: str, as_json: bool) -> None:
-    """Say what the journal in DIR holds: bytes not archived yet, processes that write to it, what was laid aside.
+    """Show what the journal in DIR holds: bytes not archived yet, processes that write to it, quarantined entries.
 
-    Evictions that the hook refused are counted by reason ("not taken"), and the last of them named, with session and tenant. A name is cut after 80
-    characters. They are in no archive and in no journal. The counts are those of all processes that wrote to DIR, until their .refusals files are removed.
+    Evictions that the hook refused are counted by reason ("not taken"), and the last of them are listed with session
+    and tenant. A name is cut after 80 characters. Refused evictions are in no archive and in no journal. All processes
+    that wrote to DIR are counted, until their .refusals files are removed.
     """
     from pltz.archive.eviction.journal.lock import FileLocks
     from pltz.archive.eviction.journal.reader import Backlog
@@ -74,12 +75,12 @@ def status(journal: str, as_json: bool) -> None:
     ],
 )
 @click.argument("journal", metavar="DIR")
-@click.option("--archive", "place", metavar="DIR", required=True, help="Archive to put it into.")
+@click.option("--archive", "place", metavar="DIR", required=True, help="The archive that takes the sessions.")
 @click.option(
     "--max-seconds",
     type=click.FloatRange(min=0),
     metavar="S",
-    help="Stop after the commit in which S seconds pass.",
+    help="Stop after the first commit that ends later than S seconds.",
 )
 @click.option(
     "--wait",
@@ -87,7 +88,7 @@ def status(journal: str, as_json: bool) -> None:
     default=60.0,
     show_default=True,
     metavar="S",
-    help="Seconds for the worker of a serving process to end its pass.",
+    help="Seconds to wait until the worker of a serving process ends its pass.",
 )
 @options.BUNDLE
 @options.LAYOUT
@@ -110,11 +111,11 @@ def drain(
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """Put what the journal in DIR holds into an archive: of dead processes all, of living ones what they have written so far.
+    """Put the sessions in the journal in DIR into an archive, also those that running processes have written so far.
 
-    An entry goes from the journal when it is durable in the archive, decoded back and compared. May be killed anywhere and run
-    again. Exits with 7 where another worker had the journal all the time, or something had to be left; with 5 where the archive cannot take an
-    entry, which is laid aside in DIR.
+    An entry is removed from the journal when it is durable in the archive, decoded back and compared. The command may
+    be killed at any point and run again. It exits with 7 where another worker held the journal all the time or entries
+    had to be left. It exits with 5 where the archive cannot take an entry, which is quarantined in DIR.
     """
     from pltz.archive.eviction.worker import Drained
     from pltz.archive.eviction.worker import drain as run

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     ],
 )
 @options.FILE
-@click.option("--sessions", "each", is_flag=True, help="Also one line a session.")
+@click.option("--sessions", "each", is_flag=True, help="Also print one line per session.")
 @options.JSON
 def inspect(file: str, each: bool, as_json: bool) -> None:
-    """Show header, sessions and sizes of FILE, and check its digest; - is stdin.
+    """Show header, sessions and sizes of FILE, and check its digest. FILE may be - for stdin.
 
-    Every byte of the file is checked against the digest in its footer, and every frame's head is read.
-    The content check of a session is compared when the session is decoded.
+    Every byte of the file is checked against the digest in its footer, and the head of every frame is read.
+    The content check of a session is compared only when the session is decoded.
     """
     with options.open_reader(file) as reader:
         reader.verify()
@@ -121,11 +121,14 @@ def as_text(result: dict[str, Any]) -> str:
         ("sessions", f"{result['sessions']:,}: {kinds}"),
         (
             "tokens",
-            f"{result['tokens'] - result['copied_tokens']:,} coded by the model, in {counted(result['blocks'], 'block')}; {result['copied_tokens']:,} copied",
+            (
+                f"{result['tokens'] - result['copied_tokens']:,} coded by the model, in "
+                f"{counted(result['blocks'], 'block')}; {result['copied_tokens']:,} copied"
+            ),
         ),
         (
             "layout",
-            f"at most {counted(result['most_lanes'], 'lane')} and {counted(result['most_steps'], 'step')} a session",
+            f"at most {counted(result['most_lanes'], 'lane')} and {counted(result['most_steps'], 'step')} per session",
         ),
         (
             "bytes",

@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 URL: Decorator = click.argument("url", metavar="URL")
 NAME: Decorator = click.argument("name", type=nonempty, metavar="NAME")
 TOKENIZER: Decorator = click.option(
-    "--tokenizer", metavar="FILE", required=True, help="tokenizer.json of the model that is served."
+    "--tokenizer", metavar="FILE", required=True, help="tokenizer.json of the served model."
 )
 MODEL: Decorator = click.option(
-    "--model", metavar="GGUF", help="The file that is served.  [default: where the server says it is]"
+    "--model", metavar="GGUF", help="The served model file.  [default: the path that the server reports]"
 )
 MADE_BY: Decorator = click.option(
     "--model",
     metavar="GGUF",
-    help="The model that made these slots; a thaw under other weights is refused.  [default: not known]",
+    help="The model that made these slots. A thaw under other weights is refused.  [default: unknown]",
 )
 ADAPTER: Decorator = click.option(
     "--adapter",
     metavar="FILE:SCALE",
-    help="LoRA adapters at work then, as style.gguf:0.5, separated by commas.  [default: none]",
+    help="LoRA adapters of these slots, such as style.gguf:0.5, separated by commas.  [default: none]",
 )
 API_KEY: Decorator = click.option(
     "--api-key",
     metavar="KEY",
     envvar="PLTZ_LLAMA_API_KEY",
     show_envvar=True,
-    help="What the server was started with.",
+    help="The API key that the server was started with.",
 )
 
 
@@ -64,22 +64,23 @@ def archive_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group(cls=Group, short_help="Freeze and thaw sessions of llama.cpp's llama-server.")
 def llama() -> None:
-    """Sessions of llama.cpp's llama-server: to an archive and back, by their token ids, over its HTTP API.
+    """Freeze sessions of llama.cpp's llama-server into an archive and thaw them, over its HTTP API.
 
-    URL is that of a running server, such as http://127.0.0.1:8080. From Python: docs/llama-server.md.
+    Sessions are kept as token ids. URL is that of a running server, such as http://127.0.0.1:8080. For use from Python
+    see docs/llama-server.md.
     """
 
 
 @llama.command(
     cls=Command,
-    short_help="Put what a slot of a server holds into an archive.",
+    short_help="Put the session in a slot of a server into an archive.",
     examples=[
         "pltz llama freeze http://127.0.0.1:8080 chat-7 --slot 0 --slots /tmp/slots --archive /data/cold --tokenizer tokenizer.json",
     ],
 )
 @URL
 @NAME
-@click.option("--slot", type=click.IntRange(min=0), required=True, metavar="N", help="Slot that holds it.")
+@click.option("--slot", type=click.IntRange(min=0), required=True, metavar="N", help="Slot that holds the session.")
 @click.option(
     "--slots", metavar="DIR", required=True, help="The server's --slot-save-path, as seen from here."
 )
@@ -101,11 +102,12 @@ def freeze(
     api_key: str | None,
     as_json: bool,
 ) -> None:
-    """Put what a slot holds into an archive, as session NAME.
+    """Put the session in a slot into an archive, under NAME.
 
-    The server saves the slot, its token ids are read, the file is removed; the slot stays as it is. The token sampled last is not in a slot
-    yet. Weights and LoRA adapters that are served now are kept with it, and asked for when it is thawed. Where the server's model file is not
-    on this machine, name it (--model): else the weights are not known, and a thaw needs --any-target.
+    The server saves the slot to a file, the token ids are read from it, and the file is removed. The slot stays
+    unchanged. The token sampled last is not in a slot yet. The identity of the served weights and LoRA adapters is kept
+    with the session and checked when it is thawed. Where the server's model file is not at the reported path, name it
+    with --model. Without it the weights are unknown, and a thaw needs --any-target.
     """
     from pltz.archive.token_archive import target_of
 
@@ -128,12 +130,12 @@ def freeze(
     "--slot",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Slot to fill; one that the server does not have is refused.  [default: the server's choice]",
+    help="Slot to fill. A slot that the server does not have is refused.  [default: the server's choice]",
 )
 @click.option(
     "--any-target",
     is_flag=True,
-    help="Whatever weights and adapters are served; needed where those of the session are not known.",
+    help="Allow any weights and adapters. Needed where those of the session are unknown.",
 )
 @archive_options
 @VERSION
@@ -155,9 +157,10 @@ def thaw(
     api_key: str | None,
     as_json: bool,
 ) -> None:
-    """Bring session NAME back into a slot: one prefill of its ids, nothing sampled. The next request that begins with them finds them hot.
+    """Bring session NAME back into a slot: one prefill of its ids, nothing sampled.
 
-    Weights and adapters other than those it was frozen under are refused, and so is a session of which they are not known.
+    The next request that begins with these ids finds them hot. A server with other weights or adapters than those of
+    the session is refused, and so is a session with unknown weights, unless --any-target is given.
     """
     server = _server(url, model, api_key)
     found = _open(place, tokenizer, bundle, threads).get(name, tenant, number)
@@ -170,7 +173,8 @@ def thaw(
         write_text(json.dumps(report | times))
     else:
         write_text(
-            f"slot {hot.slot}: {counted(hot.tokens, 'token')} hot, {hot.cached:,} of them before; prefill {hot.prefill_ms:,.0f} ms"
+            f"slot {hot.slot}: {counted(hot.tokens, 'token')} hot, {hot.cached:,} of them before; "
+            f"prefill {hot.prefill_ms:,.0f} ms"
         )
 
 
@@ -198,10 +202,12 @@ def import_(
     adapter: str | None,
     as_json: bool,
 ) -> None:
-    """Put the sessions in slot files of llama-server (its --slot-save-path) into an archive, each under the name of its file without the ending.
+    """Put the sessions in slot files of llama-server (its --slot-save-path) into an archive.
 
-    Only their token ids are read, and nothing is changed. A slot file does not say which weights it is of: name them (--model), and a thaw
-    under others is refused. Without --model they are not known, and a thaw is refused unless it says --any-target. A file that cannot be read is reported and the others go on; the exit code is then 3 or 5.
+    Each session is named after its file, without the suffix. Only the token ids are read, and no file is changed. A
+    slot file does not name its weights: name them with --model, and a thaw under others is refused. Without --model the
+    weights are unknown, and a thaw needs --any-target. A file that cannot be read is reported and the others are put.
+    The exit code is then 3 or 5.
     """
     from pltz.archive.engines.llama_server import fingerprint_gguf
     from pltz.archive.engines.llama_slots import read_slot_ids
@@ -273,7 +279,7 @@ def _report(puts: "list[Put]", failures: list[tuple[str, str]], as_json: bool) -
 def _line(put: "Put") -> str:
     tokens = counted(len(put.item.ids), "token")
     stored = f"{tokens}, in the archive already" if put.unchanged else f"{tokens} in {size(put.size)}"
-    return stored if _target(put) else f"{stored}; weights not known: a thaw needs --any-target"
+    return stored if _target(put) else f"{stored}; weights unknown: a thaw needs --any-target"
 
 
 def _target(put: "Put") -> str | None:

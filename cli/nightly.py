@@ -23,7 +23,7 @@ SHOWN = 20  # refused sessions printed
 
 @click.command(
     cls=Command,
-    short_help="Freeze what is new every night, and report.",
+    short_help="Freeze new sessions every night, and report.",
     examples=[
         "pltz nightly --example > nightly.toml",
         "pltz nightly --config nightly.toml --dry-run",
@@ -31,7 +31,7 @@ SHOWN = 20  # refused sessions printed
         "pltz nightly --config nightly.toml --engine ray --address auto --workers 32",
     ],
 )
-@click.option("--config", "path", metavar="FILE", help="What to do: a TOML file.")
+@click.option("--config", "path", metavar="FILE", help="The configuration, a TOML file.")
 @click.option("--example", is_flag=True, help="Print a configuration with comments.")
 @click.option(
     "--workers",
@@ -44,10 +44,10 @@ SHOWN = 20  # refused sessions printed
     type=click.Choice(["local", "ray"]),
     default="local",
     show_default=True,
-    help="Who works: processes of this machine, or a Ray cluster.",
+    help="Where the work runs: in processes of this machine, or on a Ray cluster.",
 )
 @click.option(
-    "--address", metavar="ADDRESS", help="Of the Ray cluster.  [default: RAY_ADDRESS, else this machine]"
+    "--address", metavar="ADDRESS", help="Address of the Ray cluster.  [default: RAY_ADDRESS, else this machine]"
 )
 @shared.DRY_RUN
 @options.PROGRESS
@@ -62,13 +62,14 @@ def nightly(
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """Take sessions from JSONL files, databases, slot files and the hook's journal into an archive; what is known already costs no coding.
+    """Put new sessions from JSONL files, databases, slot files and the hook's journal into an archive.
 
-    Then forget what the retention rules do not keep, collect, verify a sample, and write a report (JSON and HTML) into the
-    state folder. A run that was killed is simply run again; a second one at the same time does nothing and ends with 7.
+    Known sessions are not coded again. Then the job forgets the versions that the retention rules do not keep,
+    collects, verifies a sample, and writes a report (JSON and HTML) into the state folder. A run that was killed is
+    simply run again. A second run at the same time does nothing and exits with 7.
 
-    Ends with 5 where sessions were refused (all others are in), 3 where the sample was damaged, 7 where something could not
-    be done now.
+    The job exits with 5 where sessions were refused (all others are stored), with 3 where the sample was damaged, and
+    with 7 where a step could not be done now.
     """
     from pltz.archive.nightly import config, job
 
@@ -78,7 +79,7 @@ def nightly(
     if path is None:
         raise UsageError("expected --config FILE; --example prints one to begin with")
     if address is not None and engine != "ray":
-        raise UsageError("--address belongs to --engine ray")
+        raise UsageError("--address needs --engine ray")
     loaded = config.load(path)
     if workers is not None:
         loaded = dataclasses.replace(loaded, workers=workers)
@@ -99,10 +100,10 @@ def as_text(report: dict[str, Any]) -> str:
     frozen += (
         ")"
         if report["dry_run"]
-        else f", {size(total['frozen_bytes'])} new in the archive; {total['unchanged']:,} were in it)"
+        else f", {size(total['frozen_bytes'])} new in the archive; {total['unchanged']:,} unchanged)"
     )
     lines = [
-        ("sessions met", f"{total['seen']:,}"),
+        ("sessions seen", f"{total['seen']:,}"),
         ("known", f"{total['known']:,}"),
         (f"{would}frozen", frozen),
         (f"{would}refused", f"{total['refused']:,}"),
@@ -116,7 +117,7 @@ def as_text(report: dict[str, Any]) -> str:
             (f"{would}collected", f"{counted(done['deleted'], 'pack')}, {size(max(0, done['freed']))} freed")
         )
     if done := report["verify"]:
-        state = "sound" if done["sound"] else "DAMAGED: pltz archive verify says what it costs"
+        state = "sound" if done["sound"] else "DAMAGED: pltz archive verify lists the lost sessions"
         lines.append(
             (
                 "verified",

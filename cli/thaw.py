@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     ],
 )
 @click.argument("file", metavar="FILE|NAME")
-@click.option("--session", "index", type=click.IntRange(min=0), metavar="I", help="Which session of FILE.")
+@click.option("--session", "index", type=click.IntRange(min=0), metavar="I", help="Number of the session in FILE.")
 @click.option("--archive", "place", metavar="DIR", help="Thaw the session NAME of this archive instead.")
-@click.option("--tenant", type=nonempty, metavar="TENANT", help="Whose session NAME is.  [default: default]")
+@click.option("--tenant", type=nonempty, metavar="TENANT", help="Tenant of session NAME.  [default: default]")
 @VERSION
 @click.option(
     "--hot",
     "folder",
     type=click.Path(file_okay=False),
     metavar="DIR",
-    help="With --archive: keep KV in this folder, and take from it what it has.",
+    help="With --archive: keep KV in this folder, and reuse the KV that is there.",
 )
 @click.option(
     "--hot-budget",
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     default=20.0,
     show_default=True,
     metavar="GB",
-    help="Of the files in --hot DIR together.",
+    help="Total size of the files in --hot DIR.",
 )
 @options.TARGET
 @click.option("--any-target", is_flag=True, help="Allow a target the file was not frozen for.")
@@ -87,20 +87,21 @@ def thaw(
     device: str,
     as_json: bool,
 ) -> None:
-    """Rebuild the KV cache of one session of FILE, or of the session NAME of an archive: read, decode, one prefill of the target.
+    """Rebuild the KV cache of one session of FILE, or of the session NAME of an archive.
 
-    FILE may be - for stdin. Without --target the session is thawed into mini-llama, the small target that ships with pltz. A file
-    frozen for one target is refused to any other unless --any-target is given.
+    The session is read, decoded, and prefilled into the target in one pass. FILE may be - for stdin. Without --target
+    the session is thawed into mini-llama, the small target that ships with pltz. A file frozen for one target does not
+    thaw into another unless --any-target is given.
 
-    With --hot DIR the KV of an archive's session is kept in files, segment by segment, so that the next session on the same
-    prompt, or the same one again, is prefilled only where it is new. The files hold KV and tokens in the clear.
+    With --hot DIR the KV of an archive's session is kept in files, segment by segment. Later thaws of the same session,
+    or of one with the same prompt, prefill only the new part. The files hold KV and tokens unencrypted.
     """
     from pltz.archive.archive import Archive
     from pltz.models.target.target import Target
 
     if place is not None:
         if index is not None:
-            raise UsageError("--session numbers the sessions of a file: leave it out with --archive")
+            raise UsageError("--session is the number of a session in a file: leave it out with --archive")
         start = time.perf_counter()
         cold = Archive(open_plain(place), bundle=bundle, device=device, threads=threads)
         model = Target.load(target or DEFAULT_TARGET, device=device)
@@ -114,7 +115,7 @@ def thaw(
     if index is None:
         raise UsageError("name the session of FILE to thaw: --session I")
     if tenant is not None or number is not None or folder is not None:
-        raise UsageError("--tenant, --version and --hot belong to --archive DIR")
+        raise UsageError("--tenant, --version and --hot need --archive DIR")
     with options.open_reader(file) as reader:
         start = time.perf_counter()
         codec = options.load_codec_for(reader, bundle, device, threads)

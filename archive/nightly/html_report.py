@@ -161,7 +161,7 @@ def _plots(reports: Sequence[Report], environment: Environment) -> Any:
             counts = [total[name] for total in totals]
             sessions.bar(runs, counts, bottom=below, label=name, color=colour)
             below = [a + b for a, b in zip(below, counts, strict=True)]
-        sessions.set_title("sessions met")
+        sessions.set_title("sessions seen")
         sessions.legend()
         _line(content, runs, [total["bytes"] for total in totals], "content")
         _line(content, runs, [total["frozen_bytes"] for total in totals], "frozen to")
@@ -174,7 +174,7 @@ def _plots(reports: Sequence[Report], environment: Environment) -> Any:
             for r, t in zip(reports, totals, strict=True)
         ]
         _line(speed, runs, rates)
-        speed.set_title("sessions frozen a second")
+        speed.set_title("sessions frozen per second")
         failures.bar(
             runs,
             [total["refused"] + len(r["failures"]) for r, total in zip(reports, totals, strict=True)],

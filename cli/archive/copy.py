@@ -57,9 +57,9 @@ def copy(
 ) -> None:
     """Copy sessions of the archive in DIR to the archive in TO, with histories, tags, times and targets.
 
-    What is there already is passed over, so a copy that was stopped is simply run again. Every session is
-    read back from TO and compared before its line is printed. Make TO first, with init. Where all were asked for and parts of DIR are
-    damaged, the exit code is 7.
+    Make TO first, with init. Versions that are in TO already are skipped, so a copy that was stopped is simply run
+    again. Every session is read back from TO and compared before its line is printed. Without NAME all sessions are
+    copied, and the exit code is 7 where parts of DIR are damaged.
     """
     from pltz.archive.copy import copy as transfer
 

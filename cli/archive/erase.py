@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     ],
 )
 @shared.DIR
-@click.option("--tenant", type=nonempty, metavar="TENANT", help="Whose.")
+@click.option("--tenant", type=nonempty, metavar="TENANT", help="Tenant of the session.")
 @click.option(
-    "--name", type=nonempty, metavar="NAME", help="The session: all its versions, forgotten ones too."
+    "--name", type=nonempty, metavar="NAME", help="The session, with all its versions, forgotten ones too."
 )
-@click.option("--all", "everything", is_flag=True, help="Everything of the tenant but base domains.")
+@click.option("--all", "everything", is_flag=True, help="All sessions of the tenant. Base domains stay.")
 @click.option(
     "--bases", is_flag=True, help="With --all: also the base domains that no other tenant's session uses."
 )
@@ -59,13 +59,14 @@ def erase(
 ) -> None:
     """Destroy the keys of a session, of a tenant or of a base domain in the sealed archive in DIR.
 
-    Afterwards every record is read from the raw packs and its key asked for: the proof. Two things stay readable: segments
-    that other sessions of the tenant share, and base domains, in which prompts of many tenants stand. Each base that the
-    erased sessions used is named, with the sessions that still use it; forgotten ones count until they are collected.
+    As a proof, every record is then read from the raw packs and looked up among the keys that remain. Two things stay
+    readable: segments that other sessions of the tenant share, and base domains, which hold prompts of many tenants.
+    Each base that the erased sessions used is named, with the number of sessions that still use it. Forgotten sessions
+    count until they are collected.
 
-    Out of reach are copies of the folder keys/ in backups, snapshots, buckets with versions, and blocks that a
-    copy-on-write file system or a flash disk keeps; such copies open only with the archive's key. Every erase first
-    finishes what an erase that was cut off left. The bytes go with the next runs of collect.
+    Erase cannot reach copies of the folder keys/ in backups, snapshots and versioned buckets, or blocks that a
+    copy-on-write file system or a flash disk keeps. Such copies open only with the archive's key. Every erase first
+    finishes an earlier one that was cut off. The next runs of collect free the bytes.
     """
     from pltz.archive.tower_archive import TowerArchive
 
@@ -74,7 +75,7 @@ def erase(
     if base is None and (tenant is None or (name is None) != everything):
         raise UsageError("expected --tenant TENANT with either --name NAME or --all, or --base NAME")
     if bases and not everything:
-        raise UsageError("--bases belongs to --all")
+        raise UsageError("--bases needs --all")
     opened = TowerArchive.open(place, [], key=secret())
 
     def run(dry_run: bool) -> "Erasure":
@@ -107,7 +108,7 @@ def as_text(done: "Erasure", place: str, dry_run: bool) -> str:
     else:
         lines = [f"{counted(done.versions, 'version')} {verb}"]
     if done.name is not None:
-        lines.append(f"{segments} with them; shared with other sessions, to stay: {done.shared:,}")
+        lines.append(f"{segments} with them; kept, as other sessions share them: {done.shared:,}")
     lines += [use_of(use, place, dry_run) for use in done.bases]
     if not dry_run:
         lines.append(f"{counted(done.files, 'key file')} overwritten and deleted")
@@ -118,18 +119,18 @@ def as_text(done: "Erasure", place: str, dry_run: bool) -> str:
             f"finished an erase that was cut off before: {counted(done.finished, 'older key file')} {verb}"
         )
     if done.unread:
-        lines.append(f"damaged and not read whole: {counted(done.unread, 'pack')}; run pltz archive repair")
+        lines.append(f"damaged and not fully read: {counted(done.unread, 'pack')}; run pltz archive repair")
     return "\n".join(map(printable, lines))
 
 
 def use_of(use: "BaseUse", place: str, dry_run: bool) -> str:
     """Return whether a base stays, why, and how to erase it."""
     if use.erased:
-        return f"base {use.name!r} {'would be ' if dry_run else ''}erased: no other session stands on it"
+        return f"base {use.name!r} {'would be ' if dry_run else ''}erased: no other session uses it"
     if not (use.own or use.others):
         command = shlex.join(["pltz", "archive", "erase", place, "--base", use.name])
         return (
-            f"base {use.name!r} stays readable, though no other session stands on it; to erase it: {command}"
+            f"base {use.name!r} stays readable, though no other session uses it; to erase it: {command}"
         )
     whose = ", ".join(
         f"{counted(count, 'session')} of {of}"

@@ -54,12 +54,11 @@ def forget(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Forget sessions of the archive in DIR: NAME... with all their versions, or what a policy does not keep.
+    """Forget sessions of the archive in DIR: NAME... with all versions, or the versions that a policy does not keep.
 
-    A version stays if any rule keeps it, and every session keeps its last version unless --drop-last is
-    given. Of names without --tenant those of the tenant "default" are meant; a policy without NAME goes
-    over all sessions, or those of --tenant. Forgotten versions can be brought back with undelete until
-    collect has freed them.
+    A version stays if any rule keeps it, and every session keeps its last version unless --drop-last is given.
+    Without --tenant, NAME means a session of the tenant "default". A policy without NAME applies to all sessions, or to
+    those of --tenant. Forgotten versions can be brought back with undelete until collect has freed them.
     """
     policy = policy_of(keep_last, keep_within, tags, drop_last)
     if policy is None and not names:
@@ -91,7 +90,7 @@ def policy_of(
 
     if keep_last is None and keep_within is None:
         if drop_last:
-            raise UsageError("--drop-last belongs to a policy: --keep-within DURATION")
+            raise UsageError("--drop-last needs a policy: add --keep-within DURATION")
         return None
     within = None if keep_within is None else seconds(keep_within)
     return Policy(keep_last, within, tags_of(tags), drop_last)
@@ -125,7 +124,7 @@ def pick(versions: "list[Version]", number: int | None) -> "list[Version]":
 def undelete(
     place: str, names: tuple[str, ...], number: int | None, tenant: str, dry_run: bool, as_json: bool
 ) -> None:
-    """Bring back all forgotten versions of NAME..., or version N: whatever collect has not freed yet."""
+    """Bring back all forgotten versions of NAME..., or version N, unless collect has freed them."""
     archive = open_plain(place)
     versions: list[Version] = []
     for name in names:
@@ -152,7 +151,7 @@ def _forgotten(archive: "TowerArchive", name: str, tenant: str) -> "list[Version
 
 @click.command(
     cls=Command,
-    short_help="Free what nothing needs, in two steps.",
+    short_help="Free the space of forgotten sessions, in two steps.",
     examples=[
         "pltz archive collect /data/cold",
         "pltz archive collect /data/cold --grace 7d --dry-run --json",
@@ -164,7 +163,7 @@ def _forgotten(archive: "TowerArchive", name: str, tenant: str) -> "list[Version
     metavar="DURATION",
     default="1d",
     show_default=True,
-    help="How long what is condemned stays at least: 12h, 7d; 0s deletes at the next run.",
+    help="Least time that a condemned pack stays: 12h, 7d. 0s deletes it in the next run.",
 )
 @shared.DRY_RUN
 @shared.JSON_LINES
@@ -172,9 +171,9 @@ def _forgotten(archive: "TowerArchive", name: str, tenant: str) -> "list[Version
 def collect(place: str, grace: str, dry_run: bool, as_json: bool) -> None:
     """Free the space of forgotten sessions and merge small packs, in two steps of two runs.
 
-    A run first deletes the packs that a run before the grace period condemned, after it has moved what is
-    still needed; then it condemns packs with much that nothing needs. Until a pack is deleted, undelete
-    brings back what it holds. Safe beside readers, writers and other collectors.
+    A run first moves the records that are still needed out of packs that were condemned longer than the grace period
+    ago, and deletes these packs. Then it condemns packs that are mostly dead. Until a pack is deleted, undelete brings
+    back its sessions. Readers, writers and other collectors may work at the same time.
     """
     from pltz.archive.retention import seconds
 
@@ -183,8 +182,9 @@ def collect(place: str, grace: str, dry_run: bool, as_json: bool) -> None:
     done = dataclasses.asdict(archive.collect(grace=wait, dry_run=dry_run))
     may = "would be " if dry_run else ""
     text = (
-        f"{counted(done['deleted'], 'pack')} {may}deleted ({size(max(done['freed'], 0))} freed, {counted(done['copied'], 'record')} moved), "
-        f"{done['condemned']} {may}condemned; {counted(done['live_versions'], 'version')} in {counted(done['live_segments'], 'segment')} live"
+        f"{counted(done['deleted'], 'pack')} {may}deleted ({size(max(done['freed'], 0))} freed, "
+        f"{counted(done['copied'], 'record')} moved), {done['condemned']} {may}condemned; "
+        f"{counted(done['live_versions'], 'version')} in {counted(done['live_segments'], 'segment')} live"
     )
     show(done | {"dry_run": dry_run}, text, as_json)
 

@@ -61,8 +61,8 @@ def get(
 ) -> None:
     """Write the sessions NAME... of the archive in DIR: their last versions, or version N.
 
-    Chats come back as JSONL, value for value; a text byte for byte; token ids as JSON lists. Nothing is
-    written unless every session asked for decoded to what it was.
+    Chats come back as JSONL with equal values, a text byte for byte, and token ids as JSON lists. Nothing is written
+    unless every chosen session passes its check.
     """
     destination = Output(output, force=force, binary=False)
     cold = open_sessions(place, bundles, device, threads, tokenizers=tokenizers)
@@ -89,7 +89,7 @@ def get(
 @shared.ONLY_TAGS
 @click.option("--history", is_flag=True, help="All versions, not only the last of each session.")
 @click.option("-o", "--output", required=True, metavar="OUT", help="The file to write; - for stdout.")
-@options.form(("auto", "jsonl", "pltz"), "What to write; auto is pltz for a name that ends so.")
+@options.form(("auto", "jsonl", "pltz"), "Output format. auto is pltz for a name that ends in .pltz, else jsonl.")
 @click.option(
     "--with-names", is_flag=True, help='JSONL: {"name": ..., "session": ...} with tenant, tags and time.'
 )
@@ -120,9 +120,9 @@ def export(
 ) -> None:
     """Write sessions of the archive in DIR, by tenant and name, as JSONL or as one .pltz file.
 
-    The file appears whole or not at all. Where all were asked for and parts of the archive are damaged, it has the sessions that are still
-    listed, and the exit code is 7. A .pltz file keeps sessions without their names, tags and times;
-    it is frozen for a target only where all its sessions were frozen for that one.
+    The file appears whole or not at all. Without NAME all sessions are written. Where parts of the archive are damaged,
+    the file then has the sessions that are still listed, and the exit code is 7. A .pltz file keeps sessions without
+    their names, tags and times. It is frozen for a target only where all its sessions were frozen for that target.
     """
     if form == "auto":
         form = "pltz" if output.endswith(".pltz") else "jsonl"

@@ -22,10 +22,10 @@ COMMANDS = {
 }
 
 
-@click.group(cls=LazyGroup, lazy=COMMANDS, short_help="Keep sessions in an archive, every version of them.")
+@click.group(cls=LazyGroup, lazy=COMMANDS, short_help="Keep all versions of sessions in an archive.")
 def archive() -> None:
-    """Keep sessions in an archive: every version, shared prompts once, proved before it is acknowledged.
+    """Keep sessions in an archive: every version, shared prompts once, each decoded and compared before it counts.
 
-    An archive is a directory, or s3://bucket/prefix. Sessions have a name, a tenant, tags and a history; putting a longer
-    version of a session adds its new turns alone.
+    An archive is a directory, or s3://bucket/prefix. Sessions have a name, a tenant, tags and a history. Putting a
+    longer version of a session adds only its new turns.
     """

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 def ls(
     ctx: click.Context, place: str, tenant: str | None, history: bool, forgotten: bool, as_json: bool
 ) -> None:
-    """List sessions by tenant and name, their last versions.
+    """List the last versions of sessions, by tenant and name.
 
-    Where sessions may be missing, since packs are damaged, missing or lost, all others are listed and the exit code is 7.
+    Where packs are damaged, missing or lost, their sessions may not be listed, and the exit code is 7.
     """
     archive = open_plain(place)
     for version in archive.ls(tenant, forgotten=forgotten, history=history):
@@ -67,9 +67,9 @@ def find(
     until: str | None,
     as_json: bool,
 ) -> None:
-    """List sessions whose name contains TEXT, with all tags, by time; their last versions.
+    """List the last versions of sessions that have all the tags and TEXT in their name, by time.
 
-    Where sessions may be missing, since packs are damaged, missing or lost, all others are listed and the exit code is 7.
+    Where packs are damaged, missing or lost, their sessions may not be listed, and the exit code is 7.
     """
     archive = open_plain(place)
     labels, start, end = tags_of(tags), seconds_of(since), seconds_of(until)
@@ -106,7 +106,8 @@ def _warn(archive: "TowerArchive") -> int:
         return exc.exit_code
     if archive.problems:
         click.echo(
-            f"warning: {counted(len(archive.problems), 'damaged part')}; sessions may be missing here: pltz archive verify",
+            f"warning: {counted(len(archive.problems), 'damaged part')}, so sessions may be missing here: "
+            "run pltz archive verify",
             err=True,
         )
     return 0

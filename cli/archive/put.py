@@ -40,15 +40,16 @@ if TYPE_CHECKING:
     "--parity",
     type=click.FloatRange(0, 100),
     metavar="PERCENT",
-    help="Parity for repair; segments that many sessions need are kept twice beside it.  [default: 5]",
+    help="Parity for repair. Segments that many sessions need are also kept twice.  [default: 5]",
 )
 @shared.JSON_LINES
 @key_options
 def init(place: str, parity: float | None, as_json: bool) -> None:
-    """Make an empty archive in DIR, which may exist but holds no archive.
+    """Make an empty archive in DIR. DIR may exist, but must hold no archive.
 
-    With a key (--key-file, --key-command, --passphrase-env, --passphrase) it is sealed: everything in it is encrypted, and sessions,
-    tenants and shared base prompts can be erased for good. Without the key nothing in it can ever be read again: keep the key.
+    With a key (--key-file, --key-command, --passphrase-env, --passphrase) the archive is sealed: everything in it is
+    encrypted, and sessions, tenants and shared base prompts can be erased for good. Keep the key: without it nothing in
+    the archive can ever be read again.
     """
     from pltz.archive.format.parity import SHARE, SHARED
     from pltz.archive.tower_archive import TowerArchive
@@ -77,7 +78,7 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
 @shared.DIR
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
 @click.option(
-    "--name", type=nonempty, metavar="NAME", help="Name of the session, where INPUT holds just one."
+    "--name", type=nonempty, metavar="NAME", help="Name of the session, where INPUT holds only one."
 )
 @click.option("--name-key", type=nonempty, metavar="KEY", help="Name each chat by this key of its object.")
 @shared.TENANT
@@ -87,14 +88,14 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
     "base",
     type=nonempty,
     metavar="BASE",
-    help="Share system prompts, under this name, with all tenants; they are erased by that name, not with a session.  "
+    help="Share system prompts with all tenants under this name. They are erased by it, not with a session.  "
     "[default: within the tenant]",
 )
 @click.option(
     "--time",
     "when",
     metavar="DATE",
-    help="When the sessions were, such as 2026-01-31T12:00; UTC without a zone.  [default: now]",
+    help="Time of the sessions, such as 2026-01-31T12:00. UTC without a zone.  [default: now]",
 )
 @INPUT_FORMAT
 @click.option(
@@ -135,13 +136,12 @@ def put(
 ) -> None:
     """Freeze the sessions of INPUT... into the archive in DIR: session files as for compress, or .pltz files.
 
-    A session is called STEM/NUMBER after its file (stdin/NUMBER for -) unless --name or --name-key says
-    otherwise. One that is there already gets a new version, which stores only what is new; one that has
-    not changed adds nothing. Each line printed stands for a session that is durable and was decoded back
-    and compared, whatever happens after it.
+    A session is named STEM/NUMBER after its file (stdin/NUMBER for -) unless --name or --name-key says otherwise. A
+    session that is in the archive gets a new version, which stores only the new part; an unchanged one adds nothing. A
+    printed line means that the session is durable, decoded back and compared, whatever happens next.
 
     With --target the ids that model would see are kept instead of the chat, for a thaw into that model. Where its
-    tokenizer is not the bundle's, it is named again to read them (get --tokenizer MODEL); thaw names it anyway.
+    tokenizer is not the bundle's, get needs it again (get --tokenizer MODEL). thaw names it anyway.
     """
     names = Naming(name, name_key)
     labels, time = tags_of(tags), seconds_of(when)
@@ -217,7 +217,7 @@ class Naming:
         found = value.get(self.key) if row.session.kind == "chat" and isinstance(value, dict) else None
         if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
             raise ContentError(
-                f"session {row.default} has no name (a string or number) under the key --name-key names"
+                f"session {row.default} has no name: expected a string or number under the key of --name-key"
             )
         return str(found)
 
@@ -303,7 +303,7 @@ class Inputs:
             theirs = reader.header.tokenizer_fingerprint
             if theirs is not None and theirs != self._foreign:
                 raise TokenizerMismatch(
-                    f"the ids in {path} belong to another tokenizer than the bundle's: name it (--tokenizer)"
+                    f"the ids in {path} do not belong to the bundle's tokenizer: name theirs with --tokenizer"
                 )
             codec = options.load_codec_for(reader, None, self.device, self.threads)
             named = None if theirs is None else tokenizer_json(self.target or self.tokenizer or "")
@@ -334,8 +334,8 @@ def check_stems(paths: Sequence[str]) -> None:
     for path in paths:
         if (other := known.setdefault(stem_of(path), path)) != path or paths.count(path) > 1:
             raise UsageError(
-                f"the sessions of {other} and {path} would both be called {stem_of(path)}/0 and so on: "
-                "put them one after the other, or name them by a key of theirs (--name-key)"
+                f"the sessions of {other} and {path} would both be named {stem_of(path)}/0 and so on: "
+                "put them in two runs, or name them by a key of theirs (--name-key)"
             )
 
 
@@ -366,7 +366,9 @@ def sentence(stored: "Stored") -> str:
     """Return a stored session in one line."""
     head = f"{stored.item.tenant}  {stored.item.name}"
     if stored.receipt is None:
-        return f"{head}  would add {counted(stored.segments - stored.known, 'segment')}, at most {size(stored.size)}"
+        segments = counted(stored.segments - stored.known, "segment")
+        return f"{head}  would add {segments}, at most {size(stored.size)}"
+    head += f"  version {stored.receipt.number}"
     if stored.receipt.unchanged:
-        return f"{head}  version {stored.receipt.number}, unchanged"
-    return f"{head}  version {stored.receipt.number}, {counted(stored.receipt.new, 'new segment')}, {size(stored.size)}"
+        return f"{head}, unchanged"
+    return f"{head}, {counted(stored.receipt.new, 'new segment')}, {size(stored.size)}"

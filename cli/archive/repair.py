@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=Command,
-    short_help="Put back what is damaged, as far as parity can.",
+    short_help="Restore damaged parts from parity and second copies.",
     examples=[
         "pltz archive repair /data/cold --dry-run",
         "pltz archive repair /data/cold",
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--acknowledge",
     is_flag=True,
-    help="Repair nothing: record that you know of the losses that earlier runs recorded.",
+    help="Repair nothing. Record that you know of the losses that earlier runs found.",
 )
 @options.JSON
 @click.pass_context
@@ -44,15 +44,15 @@ def repair(
     acknowledge: bool,
     as_json: bool,
 ) -> None:
-    """Put back what is damaged in the archive in DIR, as far as parity and second copies can.
+    """Restore the damaged parts of the archive in DIR, as far as parity and second copies allow.
 
-    What cannot be put back is named: sessions that lost something, and sessions of which nothing is left. Damaged files
-    are moved to damaged/ in the archive, never deleted; only older keys that an erase would have destroyed, had it not been
-    cut off, are. A sealed archive needs no key for this; with it, lost sessions
-    are shown by their names. Exits with 3 where anything is lost.
+    Sessions that lost anything are named, also those of which nothing is left. Damaged files are moved to damaged/ in
+    the archive, never deleted. Only older keys are deleted, if an erase that was cut off would have destroyed them. A
+    sealed archive needs no key for this, but only with it lost sessions are shown by name. The exit code is 3 where
+    anything is lost.
 
-    A pack that cannot be put back is recorded in the archive as lost. get, ls, find, verify and stat report that until
-    --acknowledge says that you know of it. get of a session that was lost says so afterwards, too.
+    A pack that cannot be restored is recorded in the archive as lost. get, ls, find, verify and stat report that until
+    --acknowledge says that you know of it. get of a lost session reports it afterwards, too.
     """
     if acknowledge:
         _acknowledge(place, dry_run, as_json)
@@ -118,7 +118,7 @@ def as_text(done: "Repaired", dry_run: bool) -> str:
     lines = [f"{counted(done.checked, 'file')} checked"]
     for what, names in (
         (f"{verb}restored", done.restored),
-        (f"{verb}made anew", done.remade),
+        (f"{verb}remade", done.remade),
         ("moved aside", done.aside),
         ("beyond repair", done.broken),
         (f"unfinished erase: older keys {verb}overwritten and deleted", done.finished),
@@ -137,9 +137,9 @@ def as_text(done: "Repaired", dry_run: bool) -> str:
     if done.missing:
         lines.append(f"not read: {counted(done.missing, 'record')}, those above among them")
     if done.uncounted:
-        lines.append(f"gone, and nothing says how much was in it: {counted(done.uncounted, 'pack')}")
+        lines.append(f"gone, with an unknown number of records: {counted(done.uncounted, 'pack')}")
     lines += [f"recorded by an earlier run, and not acknowledged: pack {name}" for name in done.recorded]
     lines.append(
-        "nothing is lost" if done.whole else "something is lost; put those sessions again, or forget them"
+        "nothing is lost" if done.whole else "sessions are lost: put them again, or forget them"
     )
     return "\n".join(lines)

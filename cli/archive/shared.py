@@ -43,7 +43,7 @@ TOKENIZERS: Decorator = click.option(
     "tokenizers",
     metavar="FILE|MODEL",
     multiple=True,
-    help="tokenizer.json, or target model, that ids among the sessions belong to where it is not the bundle's (repeatable).",
+    help="tokenizer.json or target model of token ids, where they are not the bundle's (repeatable).",
 )
 TENANT: Decorator = click.option(
     "--tenant",
@@ -51,7 +51,7 @@ TENANT: Decorator = click.option(
     metavar="TENANT",
     default="default",
     show_default=True,
-    help="Whose session it is.",
+    help="Tenant of the session.",
 )
 ONLY_TENANT: Decorator = click.option(
     "--tenant", type=nonempty, metavar="TENANT", help="Only sessions of this tenant."
@@ -63,10 +63,10 @@ VERSION: Decorator = click.option(
     "--version", "number", type=click.IntRange(min=1), metavar="N", help="Version N.  [default: the last]"
 )
 DRY_RUN: Decorator = click.option(
-    "--dry-run", is_flag=True, help="Say what would be done and change nothing."
+    "--dry-run", is_flag=True, help="Show what would be done and change nothing."
 )
 JSON_LINES: Decorator = click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, one object a line, instead of text."
+    "--json", "as_json", is_flag=True, help="Print JSON, one object per line, instead of text."
 )
 
 

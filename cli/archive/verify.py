@@ -27,7 +27,7 @@ COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
 
 @click.command(
     cls=Command,
-    short_help="Say exactly what is damaged, and which sessions it costs.",
+    short_help="Report all damage, and the sessions that are lost.",
     examples=[
         "pltz archive verify /data/cold",
         "pltz archive verify /data/cold --expect 3f2a9c01d0e4b7a2-12-9b1c5e0f00aa7d31",
@@ -37,7 +37,7 @@ COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
 )
 @shared.DIR
 @click.option(
-    "--decode", is_flag=True, help="Decode every segment too, and prove that it is what its id says."
+    "--decode", is_flag=True, help="Also decode every segment and compare it with its id."
 )
 @click.option(
     "--fraction",
@@ -45,18 +45,18 @@ COUNTS = ("packs", "records", "decoded", "undecoded", "unreadable")
     default=1.0,
     show_default=True,
     metavar="X",
-    help="Check a random part of the packs.",
+    help="Check a random share X of the packs.",
 )
 @click.option("--max-seconds", type=click.IntRange(min=1), metavar="N", help="Stop after about N seconds.")
 @click.option(
     "--state",
     metavar="FILE",
-    help="Remember in FILE how far a run came, and go on there. It is removed when all is checked.",
+    help="Remember the progress in FILE and resume there. It is removed when all is checked.",
 )
 @click.option(
     "--expect",
     metavar="TOKEN",
-    help="A token that put or verify printed: an archive that is older than it is not sound.",
+    help="A token that put or verify printed. An archive older than it is reported as damaged.",
 )
 @shared.READ_BUNDLES
 @shared.TOKENIZERS
@@ -81,15 +81,14 @@ def verify(
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """Read the archive in DIR and say exactly what is damaged and which sessions it costs. Changes nothing.
+    """Read the archive in DIR and report exactly what is damaged and which sessions are lost. Changes nothing.
 
-    Each problem is a line, each lost session a line, and the last line is the sum. The exit code is 3
-    where anything is wrong, else 10 where an erase was cut off: nothing is damaged by it, and the line says how
-    it is finished; else 9 where redundant copies are missing (parity, second copies of small files): pltz archive repair
-    makes them again.
+    Each problem and each lost session is a line, and the last line is the summary. The exit code is 3 where anything is
+    damaged. It is else 10 where an erase was cut off, which damages nothing; its line says how to finish it. It is else
+    9 where redundant copies are missing (parity, second copies of small files), which pltz archive repair remakes.
     """
     if state is not None and fraction < 1:
-        raise UsageError("--state goes on through all packs: leave --fraction out")
+        raise UsageError("--state covers all packs: leave --fraction out")
     archive = (
         open_sessions(place, bundles, device, threads, tokenizers=tokenizers).archive
         if decode
@@ -135,7 +134,7 @@ class State:
 
     def __init__(self, path: str, archive: "TowerArchive", decode: bool) -> None:
         if path == "-":
-            raise UsageError("--state needs a file")
+            raise UsageError("expected a file for --state, found -: name a file")
         self.path = Path(path)
         self.mark = {"archive": archive.settings.archive.hex(), "decode": decode}
         self.load()
@@ -160,7 +159,7 @@ class State:
             raise CorruptError(f"{self.path} is not the state of a verify: remove it to start anew") from exc
         if mark != self.mark:
             raise UsageError(
-                f"{self.path} is of another archive, or of a run with another --decode: name another file"
+                f"{self.path} belongs to another archive, or to a run with another --decode: name another file"
             )
         report = Report(problems=problems, cursor=cursor, within=within, offset=offset, bad=bad)
         for key, value in counts.items():
@@ -220,6 +219,6 @@ def _print(report: "Report", as_json: bool) -> None:
         click.echo(f"token for --expect: {report.token}", err=True)
     if report.unreadable and not as_json:
         click.echo(
-            "sessions whose own records cannot be read are not among the lost: see pltz archive repair --dry-run",
+            "sessions with unreadable records of their own are not listed as lost: see pltz archive repair --dry-run",
             err=True,
         )

@@ -24,7 +24,7 @@ PROMPTS = 1, 50, 500
 
 @click.command(
     cls=Command,
-    short_help="The archive: put, look up, verify, bytes a session.",
+    short_help="The archive: put, look up, verify, bytes per session.",
     examples=[
         "pltz bench archive",
         "pltz bench archive --full --where /data --plot archive.png",
@@ -34,14 +34,15 @@ PROMPTS = 1, 50, 500
 @click.option(
     "--full",
     is_flag=True,
-    help="A million sessions, ten million index entries, sharing up to 500,000 sessions: minutes, and 4 GB of disk.",
+    help="Measure 1,000,000 sessions, 10,000,000 index entries, and sharing of up to 500,000 sessions. Takes minutes "
+    "and 4 GB of disk.",
 )
 @shared.WHERE
 @click.option(
     "--writers",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Processes that write at once, after one alone.  [default: all cores]",
+    help="Processes that write at once, after a run with one.  [default: all cores]",
 )
 @shared.plot("sharing")
 @shared.FORCE
@@ -49,11 +50,11 @@ PROMPTS = 1, 50, 500
 def archive(
     full: bool, where: str | None, writers: int | None, plot: str | None, force: bool, as_json: bool
 ) -> None:
-    """Measure the archive: putting, looking up, verifying, opening an index, bytes a session.
+    """Measure the archive: putting, looking up, verifying, opening an index, bytes per session.
 
-    Half of the sessions have 200 bytes, half 1,500. Their bitstrings are ready beforehand: the archive is
-    measured, not a model. All that the archive does is in the time: naming, lookups, layout, reading back,
-    decoding and comparing, syncing.
+    Half of the sessions have 200 bytes, half 1,500. Their bitstrings are made beforehand, so the archive is measured,
+    not a model. The time includes all work of the archive: naming, lookups, layout, reading back, decoding and
+    comparing, fsync.
     """
     shared.check_where(where)
     output = Output(plot, force=force) if plot else None
@@ -99,9 +100,12 @@ def as_text(result: dict[str, Any]) -> str:
     lines = [
         (
             "put",
-            f"{put['per_s']:,} sessions/s by one writer ({put['per_cpu_s']:,} a second of CPU), commits of {put['commit']:,}",
+            (
+                f"{put['per_s']:,} sessions/s by one writer ({put['per_cpu_s']:,} per CPU second), "
+                f"commits of {put['commit']:,}"
+            ),
         ),
-        ("plain appends", f"{put['plain_appends_per_s']:,} /s, the same bitstrings and syncs"),
+        ("plain appends", f"{put['plain_appends_per_s']:,} /s, the same bitstrings and fsyncs"),
     ]
     if at_once:
         lines.append(("put at once", f"{at_once['per_s']:,} sessions/s by {at_once['writers']} writers"))
@@ -109,13 +113,16 @@ def as_text(result: dict[str, Any]) -> str:
         (
             "overhead",
             (
-                f"{over['bytes_a_session']} bytes a session: packs {over['packs_bytes_a_session']}, index {over['index_bytes_a_session']}"
-                f" ({over['index_bytes_an_entry']} an entry)"
+                f"{over['bytes_a_session']} bytes per session: packs {over['packs_bytes_a_session']}, "
+                f"index {over['index_bytes_a_session']} ({over['index_bytes_an_entry']} per entry)"
             ),
         ),
         (
             "record by id",
-            f"{read['found_p50_us']} us, 99 % within {read['found_p99_us']} us; absent {read['absent_p99_us']} us",
+            (
+                f"{read['found_p50_us']} us at p50, {read['found_p99_us']} us at p99; "
+                f"absent {read['absent_p99_us']} us at p99"
+            ),
         ),
         (
             "verify",
@@ -124,14 +131,15 @@ def as_text(result: dict[str, Any]) -> str:
         (
             "index",
             (
-                f"{opened['entries']:,} entries opened in {opened['open_ms']} ms, {opened['resident_opened_mb']:.0f} MB resident"
-                f" ({opened['resident_before_mb']:.0f} before); lookup {opened['found_p50_us']} us, 99 % within {opened['found_p99_us']} us"
+                f"{opened['entries']:,} entries opened in {opened['open_ms']} ms, "
+                f"{opened['resident_opened_mb']:.0f} MB resident ({opened['resident_before_mb']:.0f} before); "
+                f"lookup {opened['found_p50_us']} us at p50, {opened['found_p99_us']} us at p99"
             ),
         ),
     ]
     counts = sorted({row["sessions"] for row in result["sharing"]})
     kinds = list(dict.fromkeys(row["prompts"] for row in result["sharing"]))
     cells = {(row["prompts"], row["sessions"]): f"{row['bytes_a_session']:,}" for row in result["sharing"]}
-    head = ["bytes a session", *("flat" if k is None else f"{k} prompts" for k in kinds)]
+    head = ["bytes per session", *("flat" if k is None else f"{k} prompts" for k in kinds)]
     table = render(head, [[f"{n:,} sessions", *(cells[k, n] for k in kinds)] for n in counts])
     return f"{pairs(lines, '')}\n\n{table}"

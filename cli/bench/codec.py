@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 @shared.DATA
 @shared.limit_bytes(300_000)
 @shared.peers(peers.NAMES)
-@click.option("--lanes", type=click.IntRange(min=1), metavar="N", help="Lanes a block.  [default: by length]")
-@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps a lane.  [default: by length]")
+@click.option("--lanes", type=click.IntRange(min=1), metavar="N", help="Lanes per block.  [default: by length]")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps per lane.  [default: by length]")
 @options.BUNDLE
 @options.THREADS
 @options.DEVICE
@@ -59,11 +59,11 @@ def codec(
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """Measure the codec on records {"id", "messages", ...}, a source being the id up to its last "-".
+    """Measure the codec on records {"id", "messages", ...}. The source of a record is its id up to the last "-".
 
-    All bytes of the .pltz file count. Peers code each session alone at their best settings, without magic
-    numbers, checksums or lengths, in the rendering that suits them better; every size, theirs and ours, is of
-    data that was decoded back and compared.
+    All bytes of the .pltz file count. Peers code each session alone at their best settings, without magic numbers,
+    checksums or lengths, in the rendering that suits them better. Every size, theirs and ours, is of data that was
+    decoded back and compared.
     """
     shown = wanted(progress)
     records = corpus.select(corpus.read(data), limit_bytes)
@@ -72,7 +72,7 @@ def codec(
     loaded = options.load_codec(bundle, device, threads)
     others, missing = peers.build([name for name in names.split(",") if name], loaded.bundle.zstd_dict)
     if missing:
-        click.echo(f"not measured, not installed (pip install 'pltz[bench]'): {', '.join(missing)}", err=True)
+        click.echo(f"not measured, as not installed (pip install 'pltz[bench]'): {', '.join(missing)}", err=True)
     result = {
         "benchmark": "codec",
         "data": data or "sample sessions",
@@ -202,8 +202,8 @@ def as_text(result: dict[str, Any]) -> str:
         f"tokens/s on {on['device']} ({on['cpu']}, {on['cores']} cores; engine: {on['engine']})"
     )
     legend = (
-        "bits/B: bits a byte of message content, all bytes of the file counted. coder+: coded bytes over the model's\n"
-        "ideal code length. frame B: bytes a session beside its frame. times: best peer's bytes over ours."
+        "bits/B: bits per byte of message content, all bytes of the file counted. coder+: coded bytes over the\n"
+        "model's ideal code length. frame B: bytes per session beside its frame. times: best peer's bytes over ours."
     )
     return f"{render(head, lines)}\n\n{speed}\n{legend}"
 

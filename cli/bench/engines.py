@@ -52,7 +52,7 @@ def measure(
             check([session], decoded)
             frames.add(encoded[0].data)
     if len(frames) != 1:
-        raise ModelError(f"engines give {len(frames)} frames for one session: no speed counts")
+        raise ModelError(f"engines give {len(frames)} frames for one session: expected equal ones, no speed is valid")
     return [
         {"engine": name}
         | {

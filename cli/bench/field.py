@@ -50,7 +50,7 @@ RULE = 1.02, 16  # a frame of any data takes at most this factor of zstd -19, pl
 
 @click.command(
     cls=Command,
-    short_help="Bytes, next to context mixing and llama.cpp too.",
+    short_help="Bytes and speed, also next to context mixing and llama.cpp.",
     examples=[
         "pltz bench field",
         "pltz bench field --data chats.jsonl.zst --limit-bytes 30000 --peers zstd+dict,brotli,ppmd",
@@ -58,15 +58,15 @@ RULE = 1.02, 16  # a frame of any data takes at most this factor of zstd -19, pl
     ],
 )
 @shared.DATA
-@shared.limit_bytes(3000, ": the slow peers take a second for some kB")
-@click.option("--file", "paths", multiple=True, metavar="FILE", help="A file to measure too (repeatable).")
+@shared.limit_bytes(3000, ": the slow peers code some kB per second")
+@click.option("--file", "paths", multiple=True, metavar="FILE", help="Also measure this file (repeatable).")
 @click.option(
     "--file-bytes",
     type=click.IntRange(min=1),
     default=30_000,
     show_default=True,
     metavar="N",
-    help="Of a file, the first bytes.",
+    help="Bytes of each file, from its start.",
 )
 @shared.peers(NAMES)
 @options.BUNDLE
@@ -86,8 +86,8 @@ def field(
 ) -> None:
     """Measure pltz next to zstd, brotli, xz, PPMd, context mixing and a float model in llama.cpp.
 
-    zpaq needs the package of that name, paq8px the command on the PATH, llama-zip's method pltz[llama]. They code some
-    thousand bytes a second, so the sessions are few by default: raise --limit-bytes, or name faster --peers.
+    zpaq needs the package zpaq, paq8px the command on the PATH, llama-zip's method pltz[llama]. They code a few
+    thousand bytes per second, so the sessions are few by default. For more raise --limit-bytes, or name faster --peers.
     """
     records = corpus.select(corpus.read(data), limit_bytes)
     if not records:
@@ -162,7 +162,7 @@ def read_file(path: str, limit: int) -> Group:
         with Path(path).open("rb") as file:
             data = file.read(limit)
     except OSError as exc:
-        raise UsageError(f"{path}: cannot be read: {exc.strerror}") from exc
+        raise UsageError(f"cannot read {path}: {exc.strerror}") from exc
     if not data:
         raise UsageError(f"{path} is empty: there is nothing to measure")
     return Group(Path(path).name, [Session("text", data)])
@@ -175,7 +175,7 @@ def field_of(names: Sequence[str], codec: "Codec", shown: bool) -> tuple[dict[st
         UsageError: an unknown name.
     """
     if unknown := [name for name in names if name not in NAMES]:
-        raise UsageError(f"unknown peer {unknown[0]!r}: expected some of {','.join(NAMES)}")
+        raise UsageError(f"unknown peer {unknown[0]!r}: choose from {','.join(NAMES)}")
     coders = {"pltz": Coder("one file, default layout", lambda group: by_pltz(group, codec, shown))}
     built, absent = peers.build([name for name in names if name != LLAMA], codec.bundle.zstd_dict)
     for peer in built:
@@ -258,7 +258,7 @@ def by_llama(group: Group, codec: "Codec", shown: bool) -> Spent:
         ]
         end = busy()
     if any(a.difference(b) for a, b in zip(group.sessions, back, strict=True)):
-        raise ModelError(f"{LLAMA}: a session came back changed: no figure of this run holds")
+        raise ModelError(f"{LLAMA}: a session came back changed: no figure of this run is valid")
     return Spent(group.content, sum(map(len, coded)), middle - start, end - middle)
 
 
@@ -329,7 +329,7 @@ def as_text(result: dict[str, Any]) -> str:
         head = ["file", "bytes", "frame", "coded by", "zstd -19", f"{RULE[0]} x zstd + {RULE[1]}"]
         parts.append(render(head, [rule_cells(file) for file in files]))
     on = result["machine"]
-    parts.append(f"bytes of content a second of the processor; {on['cpu']}, engine: {on['engine']}")
+    parts.append(f"speeds are bytes of content per processor second; {on['cpu']}, engine: {on['engine']}")
     return "\n\n".join(parts)
 
 

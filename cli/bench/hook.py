@@ -40,7 +40,7 @@ PATIENCE = 60.0  # seconds for a worker's first commit
 
 @click.command(
     cls=Command,
-    short_help="The eviction hook, beside a serving loop.",
+    short_help="The eviction hook in a serving loop.",
     examples=["pltz bench hook", "pltz bench hook --calls 2000 --where /data", "pltz bench hook --json"],
 )
 @click.option(
@@ -54,13 +54,16 @@ PATIENCE = 60.0  # seconds for a worker's first commit
 @shared.WHERE
 @shared.JSON
 def hook(calls: int, where: str | None, as_json: bool) -> None:
-    """Measure the eviction hook: time of on_evict, of the loop's own steps beside the worker, and until tokens are durable.
+    """Measure the eviction hook: the time of on_evict, of the loop's steps, and until tokens are durable.
 
-    A loop computes for 2 ms and evicts a session, over and over, while the worker is archiving. Sessions are the samples that come with pltz,
-    repeated to length, as a list of Python integers, a numpy array, a torch tensor and bytes. Beside each eviction a bare copy of the ids is timed (of
-    bytes, which nobody can change, there is none): on a busy machine its 99th percentile shows how busy. "kept" leaves out the evictions in whose midst
-    the system gave the core to another process, and "lost core" counts those. A step's time shows what the worker takes from the loop; with no
-    worker, it is the loop alone. On a machine that does other things, too, `chrt --fifo 1 pltz bench hook` gives the loop a core of its own.
+    A loop computes for 2 ms and evicts a session, again and again, while the worker archives. The sessions are the
+    samples that ship with pltz, repeated to length, as a list of Python integers, a numpy array, a torch tensor and
+    bytes. A bare copy of the ids is timed with each eviction, except for bytes, which are immutable and not copied. On
+    a busy machine its 99th percentile shows the load.
+
+    "kept" leaves out evictions during which the system gave the core to another process, and "lost core" counts these.
+    The time of a step shows what the worker takes from the loop. Without a worker it is the loop alone. On a machine
+    with other work `chrt --fifo 1 pltz bench hook` gives the loop a core of its own.
     """
     shared.check_where(where)
     rows = [row for kind in KINDS for row in measured(kind, calls, where)]

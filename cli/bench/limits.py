@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 @click.command()
-@click.option("--model", "sizes", type=float, multiple=True, metavar="MB", help="Code so much by the model.")
+@click.option("--model", "sizes", type=float, multiple=True, metavar="MB", help="Also code so much with the model.")
 @click.option("--only", metavar="WORD", help="Only rows with this word in their name.")
 def main(sizes: tuple[float, ...], only: str | None) -> None:
     """Print a table and one line of JSON."""

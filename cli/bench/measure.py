@@ -81,7 +81,7 @@ def run(
     end = _clocks()
     for number, (before, after) in enumerate(zip(sessions, back, strict=True)):
         if changed := before.difference(after):
-            raise ModelError(f"session {number} came back changed ({changed}): no figure of this run holds")
+            raise ModelError(f"session {number} came back changed ({changed}): no figure of this run is valid")
     encode, decode = (
         [b - a for a, b in zip(*ends, strict=True)] for ends in ((start, middle), (middle, end))
     )

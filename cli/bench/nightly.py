@@ -53,14 +53,14 @@ print(json.dumps({"per_s": round(count / (time.perf_counter() - start), 1), "per
 
 @click.command(
     cls=Command,
-    short_help="The nightly job, as sessions grow.",
+    short_help="The nightly job, as the sessions grow.",
     examples=[
         "pltz bench nightly",
         "pltz bench nightly --full --where /data --plot nightly.png",
         "pltz bench nightly --workers 4 --json",
     ],
 )
-@click.option("--full", is_flag=True, help="Up to 100,000 sessions instead of 2,000: minutes.")
+@click.option("--full", is_flag=True, help="Measure up to 100,000 sessions instead of 2,000. Takes minutes.")
 @shared.WHERE
 @click.option(
     "--workers",
@@ -68,7 +68,7 @@ print(json.dumps({"per_s": round(count / (time.perf_counter() - start), 1), "per
     default=1,
     show_default=True,
     metavar="N",
-    help="Processes of a night.",
+    help="Processes per night.",
 )
 @shared.plot("memory and speed")
 @shared.FORCE
@@ -78,8 +78,8 @@ def nightly(
 ) -> None:
     """Measure the nightly job on small sessions made from the sample sessions, no two alike.
 
-    They are coded by a tiny untrained bundle, so that the job is measured and not the model; a last row has the
-    bundle that ships. Putting the same sessions without the job, and reading and hashing the same files, are in the same run.
+    A tiny untrained bundle codes them, so that the job is measured and not the model. A last row has the bundle that
+    ships. The same run also measures putting the same sessions without the job, and reading and hashing the same files.
     """
     shared.check_where(where)
     output = Output(plot, force=force) if plot else None
@@ -176,7 +176,7 @@ def _row(kind: str, total: int, report: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of a night. Raises UsageError where its report is not as expected."""
     if report["exit_code"]:
         raise UsageError(
-            f"a night ended with {report['exit_code']}: {report['failures'] or report['refused']}"
+            f"a night exited with {report['exit_code']}: {report['failures'] or report['refused']}"
         )
     totals, steps = report["totals"], report["steps"]
     met = totals["frozen"] if kind == "new" else totals["known"]
@@ -244,7 +244,7 @@ def as_text(result: dict[str, Any]) -> str:
     rows += [_cells(row, "bundle mini: ") for row in result["with_the_bundle_that_ships"]]
     return (
         f"{render(head, rows)}\n\nput without the job: {result['put_without_the_job']['per_s']:,} sessions/s, "
-        f"{result['put_without_the_job']['per_cpu_s']:,} a CPU second; "
+        f"{result['put_without_the_job']['per_cpu_s']:,} per CPU second; "
         f"reading and hashing the lines: {result['read_and_hash_mb_per_s']:,} MB/s"
     )
 

@@ -27,7 +27,7 @@ def limit_bytes(default: int, note: str = "") -> Decorator:
         default=default,
         show_default=True,
         metavar="N",
-        help=f"Content bytes a source, at most{note}.",
+        help=f"Content bytes per source, at most{note}.",
     )
 
 

@@ -55,7 +55,7 @@ print("torch" in sys.modules, file=sys.stderr)"""
 
 @click.command(
     cls=Command,
-    short_help="Tokens a second, next to bare matrix products.",
+    short_help="Tokens per second, next to bare matrix products.",
     examples=[
         "pltz bench speed",
         "pltz bench speed --threads 1 --together 1,4,16 --json",
@@ -73,17 +73,17 @@ print("torch" in sys.modules, file=sys.stderr)"""
     help="Tokens a session.",
 )
 @click.option(
-    "--lanes", type=click.IntRange(min=1), default=16, show_default=True, metavar="N", help="Lanes a block."
+    "--lanes", type=click.IntRange(min=1), default=16, show_default=True, metavar="N", help="Lanes per block."
 )
 @click.option(
-    "--steps", type=click.IntRange(min=1), default=256, show_default=True, metavar="N", help="Steps a lane."
+    "--steps", type=click.IntRange(min=1), default=256, show_default=True, metavar="N", help="Steps per lane."
 )
 @click.option(
     "--together",
     default="1,4",
     show_default=True,
     metavar="N,...",
-    help="Sessions coded side by side, a row each.",
+    help="Sessions coded side by side, one row per number.",
 )
 @click.option(
     "--rounds",
@@ -91,7 +91,7 @@ print("torch" in sys.modules, file=sys.stderr)"""
     default=3,
     show_default=True,
     metavar="N",
-    help="Rounds; the best counts.",
+    help="Rounds. The best counts.",
 )
 @click.option(
     "--linear",
@@ -103,12 +103,12 @@ print("torch" in sys.modules, file=sys.stderr)"""
 @click.option(
     "--llama",
     is_flag=True,
-    help="Time llama.cpp too, token by token on a session of --tokens; needs pltz[llama].",
+    help="Also time llama.cpp, token by token on a session of --tokens. Needs pltz[llama].",
 )
 @click.option(
     "--engines",
     is_flag=True,
-    help="Time every CPU engine of this machine on one session; torch takes seconds.",
+    help="Time every CPU engine of this machine on one session. torch takes seconds.",
 )
 @click.option("--startup", is_flag=True, help="Time `pltz inspect` and `pltz decompress` as processes.")
 @options.BUNDLE
@@ -134,9 +134,9 @@ def speed(
 ) -> None:
     """Measure how fast tokens are coded, against the int8 matrix product of torch on the same shapes.
 
-    Sessions are cut from the sample sessions that ship with pltz. The ratio is our multiply-adds a second over
-    those of torch._int_mm with the same rows and threads, once without and once with those of attention. Where the
-    engine counts it, a second table says where the time goes, in microseconds a token.
+    Sessions are cut from the sample sessions that ship with pltz. The ratio is our multiply-adds per second over those
+    of torch._int_mm with the same rows and threads, once without and once with those of attention. Where the engine
+    counts its time, a second table shows it by stage, in microseconds per token.
     """
     counts = numbers(together)
     codec = options.load_codec(bundle, device, threads)
@@ -412,7 +412,7 @@ def as_text(result: dict[str, Any]) -> str:
     parts = [
         setting,
         render(["", "sessions", "rows", "tokens/s", "text", "Gmac/s", "_int_mm", "ratio", "all"], lines),
-        "rows: of the products the rate is held against. ratio: our multiply-adds over theirs; all: with attention's.",
+        "rows: those of the products. ratio: our multiply-adds over those of the products. all: attention included.",
         *stage_table(result["rows"]),
     ]
     if result["linear"]:
@@ -442,8 +442,9 @@ def llama_line(found: dict[str, Any], tokens: int) -> str:
     """Return a line with the rates of llama.cpp and of pltz."""
     return (
         f"llama.cpp (llama-cpp-python {found['version']}, Q8_0, {found['threads']} threads) passes a session of "
-        f"{tokens:,} tokens through the layers at {found['tokens_per_s']:,.0f} tokens/s one by one; decoded in the default layout at "
-        f"{found['our_tokens_per_s']:,.0f}, {found['ours_over_theirs']:.1f} times that"
+        f"{tokens:,} tokens through the layers at {found['tokens_per_s']:,.0f} tokens/s one by one; "
+        f"pltz decodes it in the default layout at {found['our_tokens_per_s']:,.0f}, "
+        f"{found['ours_over_theirs']:.1f} times that"
     )
 
 

@@ -73,24 +73,24 @@ TIMED = "thaw", "thaw, fast layout"  # the ways whose stages are reported
     help="Target: the one that ships with pltz, or random weights in bf16 in the shape of llama-8b or llama-1b.",
 )
 @click.option(
-    "--tokens", type=click.IntRange(min=2), default=4000, show_default=True, metavar="N", help="Of a session."
+    "--tokens", type=click.IntRange(min=2), default=4000, show_default=True, metavar="N", help="Tokens per session."
 )
 @click.option(
-    "--rounds", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="The best counts."
+    "--rounds", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="Rounds. The best counts."
 )
 @click.option(
     "--together",
     default="4",
     show_default=True,
     metavar="N,...",
-    help="Sessions thawed in one call, a row each.",
+    help="Sessions thawed in one call, one row per number.",
 )
 @click.option(
     "--turns",
     default="1,4,8,40",
     show_default=True,
     metavar="N,...",
-    help="Turns in which a session was archived, two rows each: one a layout.",
+    help="Turns in which a session was archived, two rows per number: one per layout.",
 )
 @shared.WHERE
 @options.BUNDLE
@@ -111,9 +111,10 @@ def thaw(
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """Measure a thaw against the bare prefill of the same tokens, and against loading the same KV from memory and disk.
+    """Measure a thaw against the bare prefill of the same tokens, and against loading their KV from memory and disk.
 
-    The session is cut from the sample sessions that ship with pltz. With --device cuda the bundle decodes and the target runs on the GPU.
+    The session is cut from the sample sessions that ship with pltz. With --device cuda the bundle decodes and the
+    target runs on the GPU.
     """
     shared.check_where(where)
     counts, grown, load = numbers(together), numbers(turns), round(os.getloadavg()[0], 2)
@@ -182,7 +183,8 @@ class Checked:
         """Check that all differences are float noise. Raises ModelError where one is not."""
         if max(self.kv, self.logits) > self.bound:
             raise ModelError(
-                f"thaws differ from prefills by {self.kv:.2g} in KV and {self.logits:.2g} in logits, more than float noise ({self.bound})"
+                f"thaws differ from prefills by {self.kv:.2g} in KV and {self.logits:.2g} in logits, "
+                f"more than float noise ({self.bound})"
             )
 
 
@@ -218,7 +220,7 @@ class Bench:
         self.can_drop = True
         self.checked = Checked(KV_NOISE[str(self.target.model.dtype).removeprefix("torch.")])
         if not 0 < tokens <= (self.target.max_positions or tokens):
-            raise UsageError(f"--tokens: this target has {self.target.max_positions} positions")
+            raise UsageError(f"--tokens: this target has only {self.target.max_positions} positions")
         stream, _ = sample_tokens(codec)
         self.ids = cut(stream, many + 1, tokens)
         SessionArchive.create(folder / "cold", [loaded])
@@ -268,7 +270,7 @@ class Bench:
         from pltz.archive.thaw import kv_difference
 
         if not np.array_equal(thawed.token_ids, ids):
-            raise ModelError("a thaw gave other ids: no time counts")
+            raise ModelError("a thaw gave other ids than the prefill: no time of this run is valid")
         cache, logits = expected
         far = float((logits.float() - thawed.logits.float()).abs().max() / logits.float().abs().max())
         same = int(logits.argmax()) == int(thawed.logits.argmax())
@@ -530,8 +532,9 @@ def as_text(result: dict[str, Any]) -> str:
     )
     notes = (
         f"Stages of the thaw, ms: {stages}.\nFiles on the disk were {dropped} the page cache before. Checked "
-        f"{checked['thaws']} thaws: ids equal, KV within {checked['kv']:.1g} and logits within {checked['logits']:.1g} of the "
-        f"prefill's (float noise: {checked['bound']}), the same next id in {checked['same_next']}."
+        f"{checked['thaws']} thaws: ids equal, KV within {checked['kv']:.1g} and logits within "
+        f"{checked['logits']:.1g} of the prefill's (float noise: {checked['bound']}), "
+        f"the same next id in {checked['same_next']}."
     )
     return "\n\n".join(
         [

@@ -50,24 +50,24 @@ DECAY = 0.4  # share of the budget in which the learning rate falls
     type=click.Choice(["target", "bundle"]),
     default="target",
     show_default=True,
-    help="Whose vocabulary the bundle speaks.",
+    help="Vocabulary of the new bundle: the target's, or that of --bundle.",
 )
 @click.option(
     "--bundle",
     metavar="NAME|DIR",
-    help="Bundle whose tokenizer and weights the student starts from, where it has its vocabulary.  [default: mini]",
+    help="Bundle to start from, where the student has its vocabulary.  [default: mini]",
 )
 @click.option(
     "--size",
     type=click.Choice(list(SIZES)),
     default="mini",
     show_default=True,
-    help="Shape of the student, where it does not start from a bundle.",
+    help="Shape of the student, unless it starts from a bundle.",
 )
 @click.option("--seconds", type=click.FloatRange(min=1), metavar="S", help="Training time.  [default: 1800]")
 @click.option("--steps", type=click.IntRange(min=2), metavar="N", help="Training steps, instead of a time.")
 @click.option(
-    "--rows", type=click.IntRange(min=1), default=16, show_default=True, metavar="N", help="Rows of a batch."
+    "--rows", type=click.IntRange(min=1), default=16, show_default=True, metavar="N", help="Rows per batch."
 )
 @click.option(
     "--row",
@@ -75,7 +75,7 @@ DECAY = 0.4  # share of the budget in which the learning rate falls
     default=8192,
     show_default=True,
     metavar="N",
-    help="Tokens of a row.",
+    help="Tokens per row.",
 )
 @click.option(
     "--share",
@@ -83,7 +83,7 @@ DECAY = 0.4  # share of the budget in which the learning rate falls
     default=0.5,
     show_default=True,
     metavar="X",
-    help="What the target's probabilities count beside your sessions.",
+    help="Share of the target's probabilities in the loss. Your sessions have the rest.",
 )
 @click.option(
     "--write",
@@ -99,7 +99,7 @@ DECAY = 0.4  # share of the budget in which the learning rate falls
     default=256,
     show_default=True,
     metavar="N",
-    help="Tokens of such a turn.",
+    help="Tokens per such turn.",
 )
 @click.option("--name", default="distilled", show_default=True, metavar="NAME", help="Name of the bundle.")
 @click.option(
@@ -127,11 +127,13 @@ def distill(
 ) -> None:
     """Distil a bundle from any Hugging Face causal LM on your own sessions.
 
-    With the target's tokenizer (byte-level BPE of at most 65,536 ids) the student learns the target's probabilities, token by token, beside the
-    sessions themselves. With the bundle's tokenizer it starts from the bundle's weights and learns the sessions, and with --write
-    turns that the target wrote; where both vocabularies are one, as with the target that ships with pltz, it has all of it.
+    With the target's tokenizer (byte-level BPE of at most 65,536 ids) the student learns the sessions and the target's
+    probabilities, token by token. With the bundle's tokenizer it starts from the bundle's weights and learns the
+    sessions, and with --write also turns that the target wrote. Where both have one vocabulary, as with the target that
+    ships with pltz, it starts from the weights and learns all of these.
 
-    A tenth of the sessions is held out for temperatures and for the figures of the card. A run that was killed goes on where it was.
+    A tenth of the sessions is held out for temperatures and for the figures of the card. A run that was killed resumes
+    where it was.
     """
     found = settings_of(**chosen)
     if wanted(progress):

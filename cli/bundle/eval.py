@@ -47,7 +47,7 @@ NO_LIMIT = 1 << 62  # bytes
     "--limit-bytes",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Content bytes a source, at most.  [default: all]",
+    help="Content bytes per source, at most.  [default: all]",
 )
 @options.THREADS
 @options.DEVICE
@@ -62,10 +62,11 @@ def evaluate(
     progress: bool | None,
     as_json: bool,
 ) -> None:
-    """Measure a bundle (by name or folder) on your own data: every byte of the .pltz file, every session decoded back.
+    """Measure a bundle (by name or folder) on your own data.
 
-    A source is the id of a record up to its last "-", else the name of the file. Of a record with "messages" these alone are coded.
-    Next to it stands zstd -19 with the bundle's dictionary, each session alone, without magic numbers, checksums or lengths.
+    Every byte of the .pltz file counts, and every session is decoded back. The source of a record is its id up to the
+    last "-", else the name of its file. Only the messages of a record with "messages" are coded. The peer is zstd -19
+    with the bundle's dictionary, on each session alone, without magic numbers, checksums or lengths.
     """
     loaded = options.load_codec(name, device, threads)
     limit = NO_LIMIT if limit_bytes is None else limit_bytes

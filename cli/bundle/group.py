@@ -35,7 +35,7 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, lazy=COMMANDS, short_help="List, show, verify, add, measure and train bundles.")
 def bundle() -> None:
-    """List, show, verify, add and measure decoder bundles; train one on your own sessions."""
+    """List, show, verify, add and measure decoder bundles, and train one on your own sessions."""
 
 
 @click.command("list", cls=Command, examples=["pltz bundle list", "pltz bundle list --json"])
@@ -66,7 +66,7 @@ def list_(as_json: bool) -> None:
 @NAME
 @options.JSON
 def show(name: str | None, as_json: bool) -> None:
-    """Show identity, shape and card of a bundle at hand, by its name, or of a folder; without either of the default one, mini."""
+    """Show identity, shape and card of a bundle, by its name or folder. The default is mini."""
     from pltz.models.bundle.bundle import DEFAULT, Bundle
     from pltz.models.bundle.folder import BundleFolder
     from pltz.models.bundle.locations import by_name
@@ -90,7 +90,7 @@ def show(name: str | None, as_json: bool) -> None:
 @NAME
 @options.JSON
 def verify(name: str | None, as_json: bool) -> None:
-    """Read every file of a bundle (by name or folder; without either mini) and compare it with bundle.json and the bundle's id."""
+    """Read every file of a bundle and compare it with bundle.json and the bundle's id. The default is mini."""
     from pltz.models.bundle.bundle import Bundle
 
     loaded = Bundle.load(name)

@@ -25,14 +25,14 @@ OUTPUT = click.option("--output", metavar="DIR", help="Folder for the bundle.")
 WORK = click.option(
     "--work",
     metavar="DIR",
-    help="Folder for what the stages leave; a run goes on from it.  [default: OUTPUT.work]",
+    help="Folder for the results of the stages, from which a run resumes.  [default: OUTPUT.work]",
 )
 DEVICE = click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
     show_default=True,
-    help="Where to train: every GPU that is visible, or the CPU; auto is GPUs where there are any.",
+    help="Where to train: on every visible GPU, or on the CPU. auto takes GPUs where there are any.",
 )
 THREADS = click.option(
     "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads of training.  [default: torch's]"
@@ -50,7 +50,7 @@ FORCE = click.option("--force", is_flag=True, help="Replace the bundle in the ou
     ],
 )
 @click.option("--config", metavar="FILE", help="The configuration, in TOML.")
-@click.option("--example", is_flag=True, help="Print a configuration with a word on every key, and stop.")
+@click.option("--example", is_flag=True, help="Print a configuration that explains every key, and stop.")
 @OUTPUT
 @WORK
 @DEVICE
@@ -71,11 +71,12 @@ def train(
 ) -> None:
     """Train a bundle: tokenizer, teacher, student, rounding, calibration, export, held-out figures, card.
 
-    From random weights, or on from any bundle ([student] start in the configuration). --config and --output are needed; begin with --example.
+    Training starts from random weights or from any bundle ([student] start in the configuration). --config and --output
+    are needed. Begin with --example.
 
-    Stages leave their results in the work folder, named by what decides them: a run that was killed goes on where it was, and after a
-    change of the configuration only what it touches is done again. log.txt there holds all that --progress shows. The work folder may
-    be removed when the bundle is there.
+    The stages leave their results in the work folder, named by their inputs. So a run that was killed resumes where it
+    was, and after a change of the configuration only the stages that depend on it run again. log.txt there holds all
+    lines that --progress shows. The work folder may be removed when the bundle is finished.
     """
     from pltz.models.training import settings
 
@@ -155,5 +156,5 @@ def report(card: dict[str, Any], output: str, as_json: bool) -> None:
     beside = f" (zstd with its dictionary: {8 * peer / total['content_bytes']:.3f})" if peer else ""
     write_text(
         f"{output}: bundle {card['name']} {card['id']}\n"
-        f"held-out sessions, {total['content_bytes']:,} bytes: {total['bits_per_byte']:.3f} bits a byte{beside}"
+        f"held-out sessions, {total['content_bytes']:,} bytes: {total['bits_per_byte']:.3f} bits per byte{beside}"
     )

@@ -54,7 +54,7 @@ BUNDLE: Decorator = click.option(
 READ_BUNDLE: Decorator = click.option(
     "--bundle",
     metavar="NAME|DIR",
-    help="Decoder bundle to read with.  [default: of those that ship with pltz, the one that coded]",
+    help="Decoder bundle to read with.  [default: the one that coded, if it is installed]",
 )
 DEVICE: Decorator = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to compute."
@@ -67,7 +67,8 @@ LAYOUT: Decorator = click.option(
     type=click.Choice(["default", "fast"]),
     default="default",
     show_default=True,
-    help="fast: sessions over 2048 tokens, and in an archive turns over 48, thaw sooner on a GPU and take a few per cent more bytes.",
+    help="fast: sessions over 2048 tokens (in an archive turns over 48) thaw sooner on a GPU and take a few per cent "
+    "more bytes.",
 )
 ZSTD_ABOVE: Decorator = click.option(
     "--zstd-above",
@@ -75,7 +76,7 @@ ZSTD_ABOVE: Decorator = click.option(
     metavar="SIZE",
     default="4 MiB",
     show_default=True,
-    help="Sessions of more bytes go to zstd and not to the model: 500 kB, 1 MiB, 0, or none.",
+    help="Code sessions of more bytes with zstd instead of the model: 500 kB, 1 MiB, 0, or none.",
 )
 TARGET: Decorator = click.option(
     "--target",
@@ -85,7 +86,7 @@ TARGET: Decorator = click.option(
 TOKENIZER: Decorator = click.option(
     "--tokenizer",
     metavar="FILE",
-    help="tokenizer.json the token ids belong to, where it is not the bundle's.",
+    help="tokenizer.json of the token ids, where they are not the bundle's.",
 )
 SESSIONS: Decorator = click.option(
     "--session",

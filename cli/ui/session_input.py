@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pltz.datasets.loaders import Format
     from pltz.models.session.session import Session
 
-INPUT_FORMAT = options.form(("auto", "openai", "sharegpt", "jsonl", "text", "ids"), "What the inputs are.")
+INPUT_FORMAT = options.form(("auto", "openai", "sharegpt", "jsonl", "text", "ids"), "Format of the inputs.")
 
 
 def read_sessions(inputs: Sequence[str], form: str) -> Iterator[Session]:

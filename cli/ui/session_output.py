@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SESSION_FORMAT = options.form(
     ("auto", "jsonl", "text", "ids"),
-    "How to write: one JSON line a session, the bytes of texts, or one JSON list of ids a line.",
+    "Output format: one line of JSON per session, the bytes of texts, or one JSON list of ids per line.",
 )
 
 

@@ -16,7 +16,7 @@ def test_the_whole_way(run: Run, tiny: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     for words in (
         "compared equal",
-        "bits a byte",
+        "bits per byte",
         "KV on mini-llama",
         "KV on Llama-3.1-8B",
         "prefill",

@@ -71,7 +71,7 @@ def test_slot_files_of_a_model_thaw_into_no_other(tmp_path: Path, run: Run, opti
     for name, more in (("known", ["--model", made_by]), ("unknown", [])):
         shutil.copy(SLOT, tmp_path / f"{name}.bin")
         done = run("llama", "import", tmp_path / f"{name}.bin", *options, *more)
-        assert done.exit_code == 0 and ("weights not known" in done.output) == (not more)
+        assert done.exit_code == 0 and ("weights unknown" in done.output) == (not more)
     styled = ["--model", made_by, "--adapter", "style.gguf:0.5", "--json"]
     shutil.copy(SLOT, tmp_path / "styled.bin")
     [row] = json.loads(run("llama", "import", tmp_path / "styled.bin", *options, *styled).stdout)["frozen"]

@@ -64,7 +64,7 @@ def test_the_example_says_itself(run: Run) -> None:
     [
         ([], "expected --config FILE"),
         (["--config", "no.toml"], "cannot read the configuration"),
-        (["--config", "CONFIG", "--address", "auto"], "--address belongs to --engine ray"),
+        (["--config", "CONFIG", "--address", "auto"], "--address needs --engine ray"),
     ],
 )
 def test_calls_that_are_wrong(run: Run, config: Path, words: list[str], message: str) -> None:

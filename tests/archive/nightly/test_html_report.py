@@ -40,7 +40,7 @@ def test_a_page_shows_this_run_and_those_before_it(
     [svg] = root.iter("{http://www.w3.org/2000/svg}svg")
     drawn = " ".join(svg.itertext())
     assert all(
-        word in drawn for word in ("sessions met", "ratio", "bytes", "refused", "sessions frozen a second")
+        word in drawn for word in ("sessions seen", "ratio", "bytes", "refused", "sessions frozen per second")
     )
     source = Path(report["page"]).read_text()
     assert "<script" not in source and not re.search(r'(?:src|href)="(?!#)', source)

@@ -345,7 +345,7 @@ def test_two_files_of_one_name_are_not_versions_of_each_other(run: Run, cold: Pa
         path.write_bytes(gzip.compress(line) if path.suffix == ".gz" else line)
     for words in (paths, [paths[0], paths[0]]):
         done = run("archive", "put", cold, *words)
-        assert done.exit_code == 2 and "both be called chats/0" in done.stderr and "--name-key" in done.stderr
+        assert done.exit_code == 2 and "both be named chats/0" in done.stderr and "--name-key" in done.stderr
         assert run("compress", *words, "--archive", cold).exit_code == 2
     assert not lines(run("archive", "ls", cold, "--json"))
     names = [row["name"] for row in lines(run("archive", "put", cold, *paths, "--name-key", "id", "--json"))]

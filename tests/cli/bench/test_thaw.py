@@ -72,7 +72,7 @@ def test_a_thaw_that_went_wrong_is_no_figure() -> None:
     good = checked(cache, ids, logits)
     good.refuse()
     assert (good.thaws, good.kv, good.same_next) == (1, 0.0, 1)
-    with pytest.raises(ModelError, match="no time counts"):
+    with pytest.raises(ModelError, match="no time of this run is valid"):
         checked(cache, ids + 1, logits)
     for wrong in ((other, ids, logits), (cache, ids, logits.flip(0)), (cache, ids, logits * float("nan"))):
         with pytest.raises(ModelError, match="float noise"):
