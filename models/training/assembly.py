@@ -13,7 +13,7 @@ from pltz.models.bundle.bundle import Bundle, read_weights, write_bundle
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.session import Session
 from pltz.models.session.transcript import to_tokens_many
-from pltz.models.training import records, rounded
+from pltz.models.training import net_files, records
 from pltz.models.training.calibrate import calibrate
 from pltz.models.training.card import own_card, own_markdown
 from pltz.models.training.context import Context, read_json, write_json
@@ -62,7 +62,7 @@ class Assembly:
         """Write the bundle folder, uncalibrated."""
 
         def build(folder: Path) -> None:
-            weights = export(rounded.read(student))
+            weights = export(net_files.read(student))
             tokenizer = (streams / "tokenizer.json").read_bytes()
             words, packed = (dictionary / "dictionary").read_bytes(), weights.shape.gated
             write_bundle(folder, self.s.name, weights, tokenizer, words, {}, packed=packed)

@@ -32,7 +32,7 @@ from pltz.models.bundle import bridge
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.models.session import transcript
 from pltz.models.target.target import Target
-from pltz.models.training import rounded
+from pltz.models.training import net_files
 from pltz.models.training.job import Job
 from pltz.models.training.net import Net, built, compile_net, divergence, nats
 from pltz.models.training.vocabulary import counterparts, covered
@@ -77,7 +77,7 @@ def teacher_of(job: Job, device: str) -> Teaching | None:
         return TargetTeacher(Target.load(job.target, device=device), tokenizer, job.temperature)
     if job.teacher is None:
         return None
-    return NetTeacher(built(rounded.read(job.teacher)), device)
+    return NetTeacher(built(net_files.read(job.teacher)), device)
 
 
 def member_logits(net: Net, x: Tensor, table: Tensor, classes: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.models.training.net import A_SCALE, O_SCALE, QK_SCALE, U_SCALE, V_SCALE
-from pltz.models.training.rounded import Floats, Rounded, Rows
+from pltz.models.training.net_files import Floats, Rounded, Rows
 from pltz.models.training.shape import NetConfig
 from pltz.plt_codec.errors import ModelError
 from pltz.plt_codec.weights import Shape, Weights, act_table, gains, gated_gains, tables

@@ -18,7 +18,7 @@ import json
 
 import numpy as np
 
-from pltz.models.training.rounded import Floats
+from pltz.models.training.net_files import Floats
 from pltz.models.training.shape import NetConfig
 from pltz.plt_codec.errors import UsageError
 

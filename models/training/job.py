@@ -22,9 +22,9 @@ class Job:
     """A net to train, its data and its plan.
 
     Args:
-        sampling: arguments of `batches.Sampler` beside row and seed.
+        sampling: arguments of `dataloader.Sampler` beside row and seed.
         streams: folder of token streams (prepare.py, records.py).
-        start, teacher: folders of rounded nets (rounded.py); `teacher` and `target` exclude each other.
+        start, teacher: folders of rounded nets (net_files.py); `teacher` and `target` exclude each other.
         target: a Hugging Face causal LM that teaches (its folder or name), or "".
         share: of the teacher in the loss.
     """

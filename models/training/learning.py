@@ -1,6 +1,6 @@
 """The training stages of a run: teacher and student.
 
-Each is a rounded net (rounded.py) beside the report of its training (fit.py).
+Each is a rounded net (net_files.py) beside the report of its training (trainer.py).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.bundle.tokenizer import BundleTokenizer
-from pltz.models.training import job, rounded
+from pltz.models.training import job, net_files
 from pltz.models.training.context import Context
-from pltz.models.training.fit import CHECKPOINT, Place, fit
 from pltz.models.training.job import Job
 from pltz.models.training.origin import Origin
 from pltz.models.training.shape import NetConfig
+from pltz.models.training.trainer import CHECKPOINT, Place, fit
 from pltz.plt_codec.errors import UsageError
 
 
@@ -113,7 +113,7 @@ class Learning:
         self._fit(
             Job(self._config(_vocab(streams)), plan, self._sampling(streams), self.s.seed, streams), folder
         )
-        return rounded.read(folder).floats()["embed"]
+        return net_files.read(folder).floats()["embed"]
 
     def _fit(self, what: Job, folder: Path) -> None:
         fit(what, folder, Place(self.c.run.device, self.say, self.c.run.processes))

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
-from pltz.models.training import rounded
-from pltz.models.training.rounded import Rounded
+from pltz.models.training import net_files
+from pltz.models.training.net_files import Rounded
 from pltz.models.training.shape import NetConfig
 
 A_SCALE = 20.0  # int8 units per unit of a normalised activation
@@ -333,7 +333,7 @@ def state(net: Net) -> dict[str, Tensor]:
 
 def rounded_net(net: Net) -> Rounded:
     """Return a net as its integers will be."""
-    return rounded.rounded({k: v.numpy() for k, v in state(net).items()}, net.cfg)
+    return net_files.rounded({k: v.numpy() for k, v in state(net).items()}, net.cfg)
 
 
 def nats(logits: Tensor, target: Tensor) -> Tensor:

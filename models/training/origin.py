@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pltz.models.bundle.bundle import Bundle
-from pltz.models.training import rounded
+from pltz.models.training import net_files
 from pltz.models.training.export import restore
 from pltz.models.training.grow import misfits
-from pltz.models.training.rounded import Rounded
+from pltz.models.training.net_files import Rounded
 from pltz.models.training.shape import NetConfig, NetShape
 from pltz.models.training.stages import digest, digest_files
 from pltz.plt_codec.errors import UsageError
@@ -37,7 +37,7 @@ class Origin:
 
     def __init__(self, name: str, place: str) -> None:
         self.name, self.place = name, place
-        here = name not in Bundle.names() and (Path(name) / rounded.NET).is_file()
+        here = name not in Bundle.names() and (Path(name) / net_files.NET).is_file()
         self.bundle = None if here else Bundle.load(name)
 
     @cached_property
@@ -47,14 +47,14 @@ class Origin:
         Raises:
             ModelError: it cannot be read, or has no floats.
         """
-        return rounded.read(Path(self.name)) if self.bundle is None else restore(self.bundle.weights)
+        return net_files.read(Path(self.name)) if self.bundle is None else restore(self.bundle.weights)
 
     @property
     def key(self) -> str:
         """Return hexadecimal digits that name its content."""
         if self.bundle is not None:
             return self.bundle.id.hex()
-        return digest(digest_files([str(Path(self.name) / part) for part in (rounded.NET, rounded.CONFIG)]))
+        return digest(digest_files([str(Path(self.name) / part) for part in (net_files.NET, net_files.CONFIG)]))
 
     def shape(self) -> dict[str, Any]:
         """Return the keys of its shape."""
@@ -62,7 +62,7 @@ class Origin:
 
     def write(self, folder: Path) -> None:
         """Write the net into a folder."""
-        rounded.write(self.net, folder)
+        net_files.write(self.net, folder)
 
     def check_tokenizer(self, found: bytes) -> None:
         """Refuse a tokenizer other than the bundle's. Of a net only the number of ids is known.

@@ -26,10 +26,10 @@ from pltz.models.target.checkpoint import resolve, tokenizer_json_of
 from pltz.models.training.assembly import Assembly
 from pltz.models.training.context import Context, Run, read_json
 from pltz.models.training.corpus import Corpus
-from pltz.models.training.fit import REPORT
 from pltz.models.training.learning import Learning
 from pltz.models.training.settings import Settings
 from pltz.models.training.stages import Say, Work
+from pltz.models.training.trainer import REPORT
 from pltz.models.training.vocabulary import covered
 from pltz.plt_codec.errors import UsageError
 

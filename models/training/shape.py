@@ -127,7 +127,7 @@ class NetConfig(NetShape):
         return out | {f"blocks.{i}.{k}": shape for i in range(self.layers) for k, shape in layer.items()}
 
     def size(self) -> int:
-        """Return the bytes of the rounded net's tensors (rounded.py): an int8 per weight, a float32 per row and
+        """Return the bytes of the rounded net's tensors (net_files.py): an int8 per weight, a float32 per row and
         for all else."""
         return sum(
             math.prod(s) + 4 * s[0] if len(s) == 2 else 4 * math.prod(s) for s in self.tensors().values()

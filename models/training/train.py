@@ -5,8 +5,8 @@
         --gpus 4 --call 580
 
 This is for machines that have the streams (prepare.py) and the nets but not the sessions. `pltz bundle train`
-does the same as one of its stages, by the same loop (fit.py). Nets are those of bundles, by name or folder,
-or folders as rounded.py writes them.
+does the same as one of its stages, by the same loop (trainer.py). Nets are those of bundles, by name or folder,
+or folders as net_files.py writes them.
 Called again with the same `--out` it goes on. It ends with one line of JSON, the report.
 """
 
@@ -24,8 +24,8 @@ import torch
 
 from pltz.models.bundle.folder import publish
 from pltz.models.training import job, settings
-from pltz.models.training.fit import Place, fit
 from pltz.models.training.origin import Origin
+from pltz.models.training.trainer import Place, fit
 
 ENDING = 25.0  # most seconds for saving and ending
 

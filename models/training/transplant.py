@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from pltz.models.training import net as nets
-from pltz.models.training import rounded
-from pltz.models.training.batches import Sampler
+from pltz.models.training import net_files
+from pltz.models.training.dataloader import Sampler
 from pltz.models.training.net import A_SCALE, GatedBlock, Net, block_mask, rounded_net
 from pltz.models.training.shape import NetConfig
 
@@ -289,7 +289,7 @@ def main() -> None:
             report(net, batches[:1], f"rounded, steps of {step} root mean squares")
         net.cfg = replace(net.cfg, step=0.0)  # all of int8: training makes the steps larger
     a.out.mkdir(parents=True, exist_ok=True)
-    rounded.write(rounded_net(net), a.out)
+    net_files.write(rounded_net(net), a.out)
 
 
 @torch.no_grad()

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from pltz.models.training import net as nets
-from pltz.models.training import rounded
+from pltz.models.training import net_files
 from pltz.models.training.export import export
 from pltz.models.training.grow import grown, misfits
 from pltz.models.training.net import Net
-from pltz.models.training.rounded import Floats
+from pltz.models.training.net_files import Floats
 from pltz.models.training.shape import NetConfig
 from pltz.plt_codec.engines.token_coder import TokenCoder
 from pltz.plt_codec.engines.torch import TorchEngine
@@ -85,8 +85,8 @@ def test_a_grown_net_becomes_integers_that_compute_the_same() -> None:
     """Not one frequency changes: zeros add nothing in the integers either."""
     state = a_state(SMALL)
     new = dataclasses.replace(SMALL, layers=4, hidden=64)
-    old_weights = export(rounded.rounded(state, SMALL))
-    new_weights = export(rounded.rounded(grown(state, SMALL, new), new))
+    old_weights = export(net_files.rounded(state, SMALL))
+    new_weights = export(net_files.rounded(grown(state, SMALL, new), new))
     ids = np.random.default_rng(3).integers(0, 256, 40)
     one, other = (TokenCoder(TorchEngine(w)).encode([ids])[0] for w in (old_weights, new_weights))
     assert one.data == other.data and one.ideal_bits == other.ideal_bits

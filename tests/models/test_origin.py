@@ -18,7 +18,7 @@ from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.transcript import to_tokens
-from pltz.models.training import batches, records, rounded, settings, train
+from pltz.models.training import dataloader, net_files, records, settings, train
 from pltz.models.training.assembly import _described
 from pltz.models.training.export import export, restore
 from pltz.models.training.net import A_SCALE, Net, built, mask_of, rounded_net
@@ -54,11 +54,11 @@ def bits(name: str | Path, tmp_path: Path, count: int) -> tuple[float, float]:
     tokens = [to_tokens(session, bundle.tokenizer) for session in sample_sessions()[:count]]
     net_folder.mkdir()
     Origin(str(name), "[student] start").write(net_folder)
-    net = built(rounded.read(net_folder))
+    net = built(net_files.read(net_folder))
     total = 0.0
     for ids in tokens:
-        part = batches.lay(np.asarray(ids, np.int64), net.cfg.block, batches.default_lanes, 0)
-        batch = {k: torch.from_numpy(part[i][None].astype(np.int32)) for i, k in enumerate(batches.KEYS)}
+        part = dataloader.lay(np.asarray(ids, np.int64), net.cfg.block, dataloader.default_lanes, 0)
+        batch = {k: torch.from_numpy(part[i][None].astype(np.int32)) for i, k in enumerate(dataloader.KEYS)}
         with torch.no_grad():
             x, table = net.body(batch["input"], batch["position"], mask_of(batch, net.cfg.memory))
             first, second = net.losses(x.flatten(0, 1), table, batch["target"].flatten())
@@ -89,7 +89,7 @@ def test_its_steps_are_those_of_the_weights(tiny_tokenizer: BundleTokenizer) -> 
         first = rounded_net(net)
         again = restore(export(first))
         assert again.config.step == pytest.approx(step, rel=0.02)
-        once_more = rounded.rounded(again.floats(), again.config)
+        once_more = net_files.rounded(again.floats(), again.config)
         for name, rows in first.matrices.items():
             assert np.abs(rows.weights.astype(int) - once_more.matrices[name].weights).max() <= 1, name
 
@@ -150,7 +150,7 @@ def test_training_elsewhere_starts_from_it(
     monkeypatch.setattr(sys, "argv", ["train.py", *words, *(["--start", str(net)] if given == "net" else [])])
     train.main()
     assert len(list(run.glob("net-*"))) == (given == "bundle")
-    weights, trained = Bundle.load(folder).weights, export(rounded.read(run))
+    weights, trained = Bundle.load(folder).weights, export(net_files.read(run))
     for name, tensor in weights.tensors.items():
         if name.endswith(".w") and name.startswith("layer."):
             assert np.abs(tensor.astype(int) - trained[name]).mean() < 2, name  # of another net: about 40
@@ -163,7 +163,7 @@ def test_a_teacher_in_floats_trains_and_teaches(
     streams, start = streams_in(tmp_path, tiny_tokenizer), tmp_path / "start"
     start.mkdir()
     torch.manual_seed(2)
-    rounded.write(
+    net_files.write(
         rounded_net(Net(dataclasses.replace(TINY, d=48, gated=True, bias=True, quant=False))), start
     )
     config = tmp_path / "taught.toml"
@@ -187,12 +187,12 @@ def test_a_teacher_in_floats_trains_and_teaches(
     with pytest.raises(SystemExit):  # the teacher comes first
         call("--out", tmp_path / "run")
     call("--teach", "--out", tmp_path / "teacher")
-    teacher = rounded.read(tmp_path / "teacher")
+    teacher = net_files.read(tmp_path / "teacher")
     assert json.loads((tmp_path / "teacher/fit.json").read_text())["tokens"] == 3 * 256  # one row a step
     assert teacher.config.bias and not teacher.config.quant
     assert np.abs(teacher.rest["blocks.0.qkv.bias"]).max() > 0  # zero at first
     call("--teacher", tmp_path / "teacher", "--out", tmp_path / "run")
-    assert export(rounded.read(tmp_path / "run")).shape.d == 32
+    assert export(net_files.read(tmp_path / "run")).shape.d == 32
 
 
 def test_a_student_has_no_biases(tmp_path: Path) -> None:

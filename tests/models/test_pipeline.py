@@ -19,16 +19,26 @@ from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.session import Session
 from pltz.models.target.target import Target
-from pltz.models.training import batches, distil, fit, prepare, records, rounded, settings, stages, vocabulary
+from pltz.models.training import (
+    dataloader,
+    distil,
+    net_files,
+    prepare,
+    records,
+    settings,
+    stages,
+    trainer,
+    vocabulary,
+)
 from pltz.models.training import net as nets
-from pltz.models.training.feed import feed
-from pltz.models.training.fit import Place
+from pltz.models.training.dataloader import load_batches
+from pltz.models.training.distributed import Ranks
 from pltz.models.training.job import Job, sampling
 from pltz.models.training.net import Net
 from pltz.models.training.optimisers import clipped, optimisers
 from pltz.models.training.plan import Plan
-from pltz.models.training.ranks import Ranks
 from pltz.models.training.shape import NetConfig
+from pltz.models.training.trainer import Place
 from pltz.plt_codec.errors import ModelError, UsageError
 
 TINY = NetConfig(vocab=1024, d=32, layers=1, heads=2, kv_heads=1, head_dim=16, hidden=64, memory=64)
@@ -302,8 +312,8 @@ def test_the_teachers_probabilities_are_the_targets(foreign: Path, tmp_path: Pat
     from pltz.models.session.transcript import to_tokens
 
     tokens = to_tokens(session, bundle).astype(np.int64)
-    part = batches.lay(tokens, 64, lambda t: 2, 0)
-    batch = {k: torch.from_numpy(part[i][None].astype(np.int32)) for i, k in enumerate(batches.KEYS)}
+    part = dataloader.lay(tokens, 64, lambda t: 2, 0)
+    batch = {k: torch.from_numpy(part[i][None].astype(np.int32)) for i, k in enumerate(dataloader.KEYS)}
     first, classes, second, known = teacher._said(batch, bundle.size)
     ids, places = teacher.spelling.spell(tokens)
     with torch.no_grad():
@@ -334,7 +344,7 @@ def test_against_itself_the_loss_is_the_entropy_and_nothing_is_lower(
         for one in (net, other):
             one.classes.normal_(0, 0.5)
             one.member_bias.normal_(0, 0.5)
-    sampler = batches.Sampler(streams, row=128, seed=0, **SAMPLING)
+    sampler = dataloader.Sampler(streams, row=128, seed=0, **SAMPLING)
     batch = {k: torch.from_numpy(v) for k, v in sampler.rows(1).items()}
     with torch.no_grad():
         mask = nets.mask_of(batch, TINY.memory)
@@ -361,10 +371,10 @@ def test_a_vocabulary_that_does_not_fit_cannot_teach(foreign: Path, tiny_tokeniz
 def test_a_net_learns_and_a_checkpoint_goes_on(
     streams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit, "REPORT_EVERY", 0.0)
+    monkeypatch.setattr(trainer, "REPORT_EVERY", 0.0)
     first = tmp_path / "first"
     first.mkdir()
-    report = fit.fit(a_job(streams, steps=40), first, HERE)
+    report = trainer.fit(a_job(streams, steps=40), first, HERE)
     assert report["steps"] == 40 and report["tokens"] == 40 * 128 and report["done"]
     assert report["bits_per_token"] < 9.7  # 10 by chance
 
@@ -373,7 +383,7 @@ def test_a_net_learns_and_a_checkpoint_goes_on(
 
     second, steps = tmp_path / "second", []
     second.mkdir()
-    one = fit._Trainer._one
+    one = trainer._Trainer._one
 
     def counted(self: Any, batch: Any) -> Any:
         steps.append(self.step)
@@ -381,14 +391,14 @@ def test_a_net_learns_and_a_checkpoint_goes_on(
             raise Stop
         return one(self, batch)
 
-    monkeypatch.setattr(fit._Trainer, "_one", counted)
-    monkeypatch.setattr(fit, "CHECKPOINT_EVERY", 0.0)
-    monkeypatch.setattr(fit, "CHECKPOINT_SHARE", 0)
+    monkeypatch.setattr(trainer._Trainer, "_one", counted)
+    monkeypatch.setattr(trainer, "CHECKPOINT_EVERY", 0.0)
+    monkeypatch.setattr(trainer, "CHECKPOINT_SHARE", 0)
     with pytest.raises(Stop):
-        fit.fit(a_job(streams, steps=12), second, HERE)
-    report = fit.fit(a_job(streams, steps=12), second, HERE)
+        trainer.fit(a_job(streams, steps=12), second, HERE)
+    report = trainer.fit(a_job(streams, steps=12), second, HERE)
     assert steps == [0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11] and report["steps"] == 12
-    assert fit.fit(a_job(streams, steps=12), second, HERE) == report and len(steps) == 13  # nothing is left
+    assert trainer.fit(a_job(streams, steps=12), second, HERE) == report and len(steps) == 13  # nothing is left
 
 
 def test_a_call_that_ends_early_leaves_a_net_that_another_machine_goes_on_from(
@@ -398,13 +408,13 @@ def test_a_call_that_ends_early_leaves_a_net_that_another_machine_goes_on_from(
     here, there = tmp_path / "here", tmp_path / "there"
     for folder in (here, there):
         folder.mkdir()
-    report = fit.fit(a_job(streams, steps=100_000), here, Place("cpu", no_say, until=time.monotonic() + 0.5))
+    report = trainer.fit(a_job(streams, steps=100_000), here, Place("cpu", no_say, until=time.monotonic() + 0.5))
     assert not report["done"] and report["steps"] < 100_000
     last = report["steps"] + 3
-    for name in (fit.NET, fit.CONFIG, fit.REPORT):
+    for name in (trainer.NET, trainer.CONFIG, trainer.REPORT):
         (there / name).write_bytes((here / name).read_bytes())
     lines: list[str] = []
-    report = fit.fit(a_job(streams, steps=last), there, Place("cpu", lines.append))
+    report = trainer.fit(a_job(streams, steps=last), there, Place("cpu", lines.append))
     assert (
         report["done"] and report["steps"] == last and any("from the rounded net" in line for line in lines)
     )
@@ -417,19 +427,19 @@ def test_two_processes_take_one_step_on_the_rows_of_both(streams: Path, tmp_path
     start.mkdir()
     folder.mkdir()
     torch.manual_seed(5)
-    rounded.write(nets.rounded_net(Net(TINY)), start)
+    net_files.write(nets.rounded_net(Net(TINY)), start)
     job = a_job(streams, start, steps=1, warm=1)
-    report = fit.fit(job, folder, Place("cpu", no_say, 2))
+    report = trainer.fit(job, folder, Place("cpu", no_say, 2))
     assert report["steps"] == 1 and report["tokens"] == 2 * 128
     found = torch.load(folder / "resume.pt", weights_only=True)["net"]
 
     def stepped(numbers: list[int]) -> dict[str, torch.Tensor]:
-        net = nets.built(rounded.read(start))
+        net = nets.built(net_files.read(start))
         made = optimisers(net, job.plan, fused=False)
         options = {**job.sampling, "row": job.plan.row}
         for number in numbers:
-            batch = next(feed(streams, options, 1, job.seed * 100_003, Ranks(number, 2, "cpu")))
-            loss, _ = fit.Objective(net, None, 0.0).losses(batch, nets.mask_of(batch, TINY.memory))
+            batch = next(load_batches(streams, options, 1, job.seed * 100_003, Ranks(number, 2, "cpu")))
+            loss, _ = trainer.Objective(net, None, 0.0).losses(batch, nets.mask_of(batch, TINY.memory))
             (loss / len(numbers)).backward()
         torch.nn.utils.clip_grad_norm_(clipped(net), 1.0)
         for one in made:
@@ -450,18 +460,18 @@ def test_what_is_dropped_in_training_is_there_again_after_it(
     job = dataclasses.replace(
         a_job(streams, steps=1, dropout=0.5), config=dataclasses.replace(TINY, gated=gated, step=0.1)
     )
-    trainer = fit._Trainer(job, tmp_path, HERE, Ranks(0, 1, "cpu"))
-    batch = next(feed(streams, {**SAMPLING, "row": 128}, 1, 1, trainer.rank))
+    run = trainer._Trainer(job, tmp_path, HERE, Ranks(0, 1, "cpu"))
+    batch = next(load_batches(streams, {**SAMPLING, "row": 128}, 1, 1, run.rank))
     mask = nets.mask_of(batch, TINY.memory)
 
     def loss(net: Net) -> float:
         with torch.no_grad():
-            return float(fit.Objective(net, None, 0.0).losses(batch, mask)[0])
+            return float(trainer.Objective(net, None, 0.0).losses(batch, mask)[0])
 
-    for p in trainer.net.parameters():  # at first the head says the same of everything
+    for p in run.net.parameters():  # at first the head says the same of everything
         torch.nn.init.normal_(p, 0, 0.3) if p.ndim == 2 else None
-    assert len({loss(trainer.net) for _ in range(4)}) == 4
-    after = nets.built(nets.rounded_net(trainer.net))
+    assert len({loss(run.net) for _ in range(4)}) == 4
+    after = nets.built(nets.rounded_net(run.net))
     assert len({loss(after) for _ in range(4)}) == 1
 
 
@@ -469,8 +479,8 @@ def test_a_rounded_net_is_what_was_trained_and_comes_back(tmp_path: Path) -> Non
     torch.manual_seed(3)
     for config in (TINY, dataclasses.replace(TINY, gated=True, step=0.28)):
         found = nets.rounded_net(Net(config))
-        rounded.write(found, tmp_path)
-        back = rounded.read(tmp_path)
+        net_files.write(found, tmp_path)
+        back = net_files.read(tmp_path)
         assert back.config == config and sorted(back.rest) == sorted(found.rest)
         for name, matrix in found.matrices.items():
             assert (back.matrices[name].weights == matrix.weights).all(), name
@@ -482,19 +492,19 @@ def test_a_rounded_net_is_what_was_trained_and_comes_back(tmp_path: Path) -> Non
 def test_training_that_cannot_go_on_says_so(
     streams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit, "REPORT_EVERY", 0.0)
+    monkeypatch.setattr(trainer, "REPORT_EVERY", 0.0)
     (tmp_path / "resume.pt").write_bytes(b"PK\x03\x04 torn")
     with pytest.raises(ModelError, match="damaged"):
-        fit.fit(a_job(streams), tmp_path, HERE)
+        trainer.fit(a_job(streams), tmp_path, HERE)
     (tmp_path / "resume.pt").unlink()
     one = Net(TINY)
     with torch.no_grad():
         one.member_bias.fill_(torch.nan)
     start = tmp_path / "start"
     start.mkdir()
-    rounded.write(nets.rounded_net(one), start)
+    net_files.write(nets.rounded_net(one), start)
     with pytest.raises(UsageError, match="rates"):
-        fit.fit(a_job(streams, start), tmp_path, HERE)
+        trainer.fit(a_job(streams, start), tmp_path, HERE)
 
 
 def test_the_rate_falls_to_zero_and_warms_up() -> None:
@@ -514,7 +524,7 @@ def test_attention_on_a_cpu_is_what_flex_attention_computes(streams: Path) -> No
 
     torch.manual_seed(0)
     net = Net(TINY)
-    sampler = batches.Sampler(streams, row=256, seed=0, **SAMPLING)
+    sampler = dataloader.Sampler(streams, row=256, seed=0, **SAMPLING)
     batch = {k: torch.from_numpy(v) for k, v in sampler.rows(1).items()}
     with torch.no_grad():
         plain, _ = net.body(batch["input"], batch["position"], nets.mask_of(batch, TINY.memory))

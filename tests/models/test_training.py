@@ -12,7 +12,7 @@ import torch
 
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.bundle.tokenizer import SPECIALS as TOKENIZER_SPECIALS
-from pltz.models.training import batches
+from pltz.models.training import dataloader
 from pltz.models.training.calibrate import groups, scaled
 from pltz.models.training.export import export, restore
 from pltz.models.training.net import Net, block_mask, rounded_net
@@ -42,8 +42,8 @@ def exported(net: Net) -> Weights:
 
 
 def rows(tokens: np.ndarray) -> dict[str, torch.Tensor]:
-    part = batches.lay(tokens, SMALL.block, lambda t: default_lanes(t, SMALL.block), 0)
-    return {k: torch.from_numpy(part[i][None].astype(np.int32)) for i, k in enumerate(batches.KEYS)}
+    part = dataloader.lay(tokens, SMALL.block, lambda t: default_lanes(t, SMALL.block), 0)
+    return {k: torch.from_numpy(part[i][None].astype(np.int32)) for i, k in enumerate(dataloader.KEYS)}
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
@@ -148,10 +148,10 @@ def test_the_card_is_of_this_bundle() -> None:
 def test_a_context_is_a_block_of_one_lane_and_the_rest_follows_it() -> None:
     """Rows of a session with a context: block 0 one token a step, block 1 at its end, fed the token before it."""
     tokens = np.arange(32, 32 + 90)
-    part = batches.lay(tokens, SMALL.block, lambda t: 4, 0, head=20)
+    part = dataloader.lay(tokens, SMALL.block, lambda t: 4, 0, head=20)
     inputs, target, position, _, time, begin = part
     assert (
-        inputs[:20].tolist() == [batches.LANE_MARK, *tokens[:19]]
+        inputs[:20].tolist() == [dataloader.LANE_MARK, *tokens[:19]]
         and target[:20].tolist() == tokens[:20].tolist()
     )
     assert time[:20].tolist() == list(range(20)) and set(begin[:20]) == {0}
@@ -161,11 +161,11 @@ def test_a_context_is_a_block_of_one_lane_and_the_rest_follows_it() -> None:
 
 def test_no_source_gets_more_than_its_cap() -> None:
     share = np.array([0.9, 0.07, 0.02, 0.01])
-    weight = batches.capped(share**0.3 / (share**0.3).sum(), share, 2.0)
+    weight = dataloader.capped(share**0.3 / (share**0.3).sum(), share, 2.0)
     assert abs(weight.sum() - 1) < 1e-9 and (weight <= 2.0 * share + 1e-6).all() and weight[0] < share[0]
 
 
-def sampler_of(folder: Path, lengths: dict[str, list[int]], **options: Any) -> batches.Sampler:
+def sampler_of(folder: Path, lengths: dict[str, list[int]], **options: Any) -> dataloader.Sampler:
     """Of sessions whose tokens all are 32 and their source's number."""
     every = [(n, number) for number, name in enumerate(lengths) for n in lengths[name]]
     np.concatenate([np.full(n, 32 + number, np.uint16) for n, number in every]).tofile(folder / "train.bin")
@@ -173,10 +173,10 @@ def sampler_of(folder: Path, lengths: dict[str, list[int]], **options: Any) -> b
     np.save(folder / "train.source.npy", np.array([number for _, number in every], np.uint8))
     (folder / "sources.json").write_text(json.dumps({name: i for i, name in enumerate(lengths)}))
     given = {"row": 512, "block": 256, "power": 1.0, "text_share": 0.2, "seed": 1, **options}
-    return batches.Sampler(folder, **given)
+    return dataloader.Sampler(folder, **given)
 
 
-def drawn(sampler: batches.Sampler, rows: int = 400) -> np.ndarray:
+def drawn(sampler: dataloader.Sampler, rows: int = 400) -> np.ndarray:
     """Share of the tokens in rows, by source."""
     target = sampler.rows(rows)["target"]
     return np.asarray(np.bincount(target[target >= 0] - 32) / (target >= 0).sum())

@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from pltz.models.training import net as nets
-from pltz.models.training.batches import KEYS, lay
+from pltz.models.training.dataloader import KEYS, lay
 from pltz.models.training.export import export
 from pltz.models.training.net import Net, block_mask, rounded_net
 from pltz.models.training.transplant import embeddings, equalise, like_base, transplant

@@ -431,9 +431,9 @@ def test_distill_refuses_what_it_cannot_do(run: Run, tiny: Path, project: Path) 
 
 def test_train_with_a_teacher_of_its_own(run: Run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A larger net first, then a student that learns its probabilities; with so few steps only that it runs and improves."""
-    from pltz.models.training import fit
+    from pltz.models.training import trainer
 
-    monkeypatch.setattr(fit, "REPORT_EVERY", 0.0)  # the figure is then of the last step alone
+    monkeypatch.setattr(trainer, "REPORT_EVERY", 0.0)  # the figure is then of the last step alone
     (project / "tiny.toml").write_text(CONFIG.format(steps=60) + TEACHER)
     call = (
         "bundle",

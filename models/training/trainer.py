@@ -1,6 +1,6 @@
 """Train a net: one loop on a CPU, one GPU or several, for a number of steps or seconds.
 
-`fit` takes a job (job.py) and leaves a rounded net (rounded.py) and fit.json in a folder. It uses the
+`fit` takes a job (job.py) and leaves a rounded net (net_files.py) and fit.json in a folder. It uses the
 optimisers of optimisers.py, with rates that the plan scales. On GPUs, blocks and head are compiled, and
 worker processes make the batches. With several GPUs, each has its own process with its own batches, and
 gradients are averaged. On a CPU, attention is the plain product with a dense mask (FlexAttention has no
@@ -30,20 +30,20 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask
 
 from pltz.models.bundle.folder import sync
-from pltz.models.training import ranks, rounded
+from pltz.models.training import distributed, net_files
+from pltz.models.training.dataloader import Batch, load_batches
 from pltz.models.training.distil import Teaching, teacher_of
-from pltz.models.training.feed import Batch, feed
+from pltz.models.training.distributed import Ranks
 from pltz.models.training.grow import grown
 from pltz.models.training.job import Job
 from pltz.models.training.net import Net, compile_net, mask_of, rounded_net, state
 from pltz.models.training.optimisers import clipped, optimisers
-from pltz.models.training.ranks import Ranks
 from pltz.models.training.stages import Say
 from pltz.plt_codec.errors import ModelError, UsageError
 
 CHECKPOINT = "resume.pt"
 REPORT = "fit.json"
-NET, CONFIG = rounded.NET, rounded.CONFIG
+NET, CONFIG = net_files.NET, net_files.CONFIG
 CHECKPOINT_EVERY = 5.0  # seconds, at least,
 CHECKPOINT_SHARE = 50  # and at least so many times the time of the last one
 REPORT_EVERY = 5.0  # seconds
@@ -83,7 +83,7 @@ def fit(job: Job, folder: Path, place: Place) -> dict[str, Any]:
         return before
     if place.device == "cuda" and torch.cuda.device_count() < place.processes:
         raise UsageError(f"expected {place.processes} GPUs, found {torch.cuda.device_count()}")
-    with ranks.together(place.processes, place.device, _beside, (job, folder)) as first:
+    with distributed.together(place.processes, place.device, _beside, (job, folder)) as first:
         return _fit(job, folder, place, first)
 
 
@@ -110,14 +110,14 @@ def _beside(rank: Ranks, job: Job, folder: Path) -> None:
 
 def _fit(job: Job, folder: Path, place: Place, rank: Ranks) -> dict[str, Any]:
     trainer = _Trainer(job, folder, place, rank)
-    batches = feed(job.streams, {**job.sampling, "row": job.plan.row}, job.plan.rows, trainer.seed, rank)
+    batches = load_batches(job.streams, {**job.sampling, "row": job.plan.row}, job.plan.rows, trainer.seed, rank)
     trainer.run(batches)
     if not rank.first:
         rank.part()
         return {}
     place.say(f"  saves after {trainer.elapsed:.0f} s of training")
     trainer.save()
-    rounded.write(rounded_net(trainer.net), folder)
+    net_files.write(rounded_net(trainer.net), folder)
     report = {**trainer.report(), "done": trainer.share() >= 1.0}
     part = folder / f"{REPORT}.part"
     part.write_text(json.dumps(report, indent=1) + "\n")
@@ -200,7 +200,7 @@ class _Trainer:
             before = report_of(folder)
             start = folder if before else self.job.start
             if start:
-                found = rounded.read(start)
+                found = net_files.read(start)
                 state = grown(found.floats(), found.config, self.job.config, self.job.seed)
                 self.net.load_state_dict({k: torch.from_numpy(v) for k, v in state.items()})
             if before:

@@ -1,4 +1,4 @@
-"""Rounded nets on disk: what is in them is what their configuration says, or they are refused (models/training/rounded.py, shape.py)."""
+"""Rounded nets on disk: what is in them is what their configuration says, or they are refused (models/training/net_files.py, shape.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from pltz.models.training import rounded
+from pltz.models.training import net_files
 from pltz.models.training.export import export
 from pltz.models.training.net import Net, rounded_net
 from pltz.models.training.shape import NetConfig
@@ -24,7 +24,7 @@ GATED = dataclasses.replace(TINY, gated=True)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    rounded.write(rounded_net(Net(TINY)), tmp_path)
+    net_files.write(rounded_net(Net(TINY)), tmp_path)
     return tmp_path
 
 
@@ -32,10 +32,10 @@ def folder(tmp_path: Path) -> Path:
 def test_the_tensors_of_a_configuration_are_those_of_its_net(config: NetConfig, tmp_path: Path) -> None:
     net = Net(config)
     assert config.tensors() == {k: tuple(v.shape) for k, v in net.state_dict().items()}
-    rounded.write(rounded_net(net), tmp_path)
-    held = safetensors.numpy.load_file(tmp_path / rounded.NET)
+    net_files.write(rounded_net(net), tmp_path)
+    held = safetensors.numpy.load_file(tmp_path / net_files.NET)
     assert config.size() == sum(t.nbytes for t in held.values())
-    assert NetConfig.read(json.loads((tmp_path / rounded.CONFIG).read_text())) == config
+    assert NetConfig.read(json.loads((tmp_path / net_files.CONFIG).read_text())) == config
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_the_tensors_of_a_configuration_are_those_of_its_net(config: NetConfig, 
     ],
 )
 def test_a_configuration_that_lies_is_refused(folder: Path, change: dict[str, Any], message: str) -> None:
-    tree = json.loads((folder / rounded.CONFIG).read_text())
-    (folder / rounded.CONFIG).write_text(json.dumps({**tree, **change}))
+    tree = json.loads((folder / net_files.CONFIG).read_text())
+    (folder / net_files.CONFIG).write_text(json.dumps({**tree, **change}))
     tracemalloc.start()
     try:
         with pytest.raises(ModelError, match=message):
-            rounded.read(folder)
+            net_files.read(folder)
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
@@ -72,16 +72,16 @@ def test_a_configuration_that_lies_is_refused(folder: Path, change: dict[str, An
 
 @pytest.mark.parametrize("text", ["", "[]", "7", "[" * 100_000, " " * (1 << 21)])
 def test_a_broken_configuration_is_refused(folder: Path, text: str) -> None:
-    (folder / rounded.CONFIG).write_text(text)
+    (folder / net_files.CONFIG).write_text(text)
     with pytest.raises(ModelError, match="net"):
-        rounded.read(folder)
+        net_files.read(folder)
 
 
 def test_a_net_larger_than_its_configuration_is_not_read(folder: Path) -> None:
-    with (folder / rounded.NET).open("ab") as file:
+    with (folder / net_files.NET).open("ab") as file:
         file.truncate(1 << 32)  # sparse: takes no room
     with pytest.raises(ModelError, match="its net has at most"):
-        rounded.read(folder)
+        net_files.read(folder)
 
 
 @pytest.mark.parametrize(
@@ -96,18 +96,18 @@ def test_a_net_larger_than_its_configuration_is_not_read(folder: Path) -> None:
 def test_tensors_that_do_not_fit_are_refused(
     folder: Path, name: str, value: np.ndarray | None, message: str
 ) -> None:
-    tensors = safetensors.numpy.load_file(folder / rounded.NET)
+    tensors = safetensors.numpy.load_file(folder / net_files.NET)
     tensors.pop(name, None)
     if value is not None:
         tensors[name] = value
-    safetensors.numpy.save_file(tensors, folder / rounded.NET)
+    safetensors.numpy.save_file(tensors, folder / net_files.NET)
     with pytest.raises(ModelError, match=message):
-        rounded.read(folder)
+        net_files.read(folder)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
 def test_what_is_no_number_of_the_contract_is_not_exported(folder: Path, bad: float) -> None:
-    net = rounded.read(folder)
+    net = net_files.read(folder)
     net.rest["class_bias"] = np.full(2, bad, np.float32)
     with pytest.raises(ModelError, match="does not fit"):
         export(net)
