@@ -1,7 +1,8 @@
-"""What tests share: a small tokenizer of the bundle's shape, trained on the sample sessions.
+"""Fixtures that all tests share: a small tokenizer of the bundle's shape, trained on the sample sessions.
 
-Asked for as a fixture: ``tiny_tokenizer`` is a BundleTokenizer of 1024 ids, ``tiny_tokenizer_json(size)``
-the bytes of one of any size, ``sanitizers`` a C compiler that has them, ``foreign`` the folder of a tiny model with a tokenizer of its own. Files named conftest.py cannot be imported in pytest's importlib mode.
+``tiny_tokenizer`` is a BundleTokenizer of 1024 ids, ``tiny_tokenizer_json(size)`` the bytes of one of any size,
+``sanitizers`` a C compiler that has them, ``foreign`` the folder of a tiny model with a tokenizer of its own. They are
+fixtures since files named conftest.py cannot be imported in pytest's importlib mode.
 """
 
 import json
@@ -37,7 +38,7 @@ TEMPLATE = (
 
 @cache
 def _make(size: int) -> bytes:
-    """A byte-level BPE of ``size`` ids as tokenizers JSON: specials at 0..31, the others in mixed order."""
+    """Train a byte-level BPE of ``size`` ids, as tokenizers JSON: specials at 0..31, the others in mixed order."""
     texts = [
         message["content"] for session in sample_sessions()[:60] for message in session.value["messages"]
     ]
@@ -64,7 +65,7 @@ def _make(size: int) -> bytes:
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer_json() -> Callable[..., bytes]:
-    """``tiny_tokenizer_json(size=1024)``: the bytes of a tokenizer JSON; the same bytes every time."""
+    """Return ``tiny_tokenizer_json(size=1024)``, which returns a tokenizer JSON. The bytes are always the same."""
 
     def make(size: int = 1024) -> bytes:
         return _make(size)
@@ -74,13 +75,13 @@ def tiny_tokenizer_json() -> Callable[..., bytes]:
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer(tiny_tokenizer_json: Callable[..., bytes]) -> BundleTokenizer:
-    """A BundleTokenizer of 1024 ids."""
+    """Return a BundleTokenizer of 1024 ids."""
     return BundleTokenizer(tiny_tokenizer_json())
 
 
 @pytest.fixture(scope="session")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random llama with a byte-level BPE of its own, special tokens and a ChatML template."""
+    """Make a tiny random llama with a byte-level BPE of its own, special tokens and a ChatML template."""
     import torch
     import transformers
 
@@ -118,7 +119,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def sanitizers() -> tuple[str, str]:
-    """The C compiler, where it can build and find the sanitizers' libraries, and that of AddressSanitizer; else the test is skipped with the reason."""
+    """Return the C compiler and the library of AddressSanitizer, or skip the test where sanitizers do not work."""
     compiler = shutil.which(os.environ.get("CC", "gcc"))
     if sys.platform != "linux" or compiler is None:
         pytest.skip("the sanitizers need Linux and gcc")

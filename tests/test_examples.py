@@ -1,4 +1,4 @@
-"""The examples in the docstrings do what they say, in every module that has some."""
+"""The examples in the docstrings of every module are correct."""
 
 import doctest
 import importlib

@@ -32,7 +32,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hello there"}, {"role": "assis
 
 
 class FakeCoder:
-    """Two bytes a token."""
+    """A coder of two bytes per token."""
 
     def encode(self, sequences: Sequence[Any], **options: Any) -> list[Encoded]:
         return [Encoded(np.asarray(ids, "<u2").tobytes(), 0.0, 1) for ids in sequences]
@@ -72,13 +72,13 @@ def codec(tiny_tokenizer: BundleTokenizer) -> Codec:
 
 @pytest.fixture(scope="module")
 def kin(tiny_tokenizer: BundleTokenizer, tiny_tokenizer_json: Callable[..., bytes]) -> Any:
-    """A target with the bundle's tokenizer."""
+    """Return a target with the bundle's tokenizer."""
     return FakeTarget(tiny_tokenizer, tiny_tokenizer_json())
 
 
 @pytest.fixture(scope="module")
 def stranger(tiny_tokenizer_json: Callable[..., bytes]) -> Any:
-    """A target with another tokenizer."""
+    """Return a target with another tokenizer."""
     return FakeTarget(BundleTokenizer(tiny_tokenizer_json(1536)), tiny_tokenizer_json(1536), b"S" * 16)
 
 
@@ -297,7 +297,7 @@ def test_many_go_through_and_the_bad_ones_are_in_their_places(codec: Codec, tmp_
 
 
 def test_errors_are_among_the_results_only_where_that_is_asked_for(codec: Codec) -> None:
-    """What a type checker sees, and what there is."""
+    """Compare the names that a type checker sees with those that exist."""
     (file,) = assert_type(list(pltz.compress_many([CHAT], bundle=codec)), list[bytes])
     asked = list(pltz.compress_many([CHAT, 2.5], bundle=codec, errors="return"))
     assert [type(one) for one in assert_type(asked, list[bytes | PltzError])] == [bytes, errors.UsageError]

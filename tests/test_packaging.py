@@ -1,4 +1,4 @@
-"""What pyproject.toml says of the packages, held against the tree: a folder that is left out is missing only where pltz is installed."""
+"""The packages in pyproject.toml match the tree. A folder left out would be missing only where pltz is installed."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""A small codec and a small archive for the archive's tests. A codec here is zlib over 32-bit ids: exact, quick, no weights."""
+"""Fixtures of the archive's tests: a small codec and a small archive.
+
+The codec is zlib over 32-bit ids: exact, fast, without weights.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from tests.archive.sealed import RAW
 
 
 class ZlibCodec:
-    """Tokens as little-endian u32, deflated; with mode TOWER what stands above is the dictionary."""
+    """A codec of tokens as little-endian u32, deflated. With mode TOWER the ancestors are the dictionary."""
 
     contract = 1
     tokenizer = b"zlib tokenizer.."
@@ -69,7 +72,7 @@ def codec() -> ZlibCodec:
 
 @pytest.fixture
 def tower_codec() -> ZlibCodec:
-    """Codes a segment with its ancestors as context."""
+    """Return a codec that codes a segment with its ancestors as context."""
     return ZlibCodec(1, b"zlib with tower.")
 
 
@@ -80,20 +83,20 @@ def disk() -> SimDisk:
 
 @pytest.fixture
 def archive(disk: SimDisk, codec: ZlibCodec) -> TowerArchive:
-    """Empty, on a simulated disk."""
+    """Make an empty archive on a simulated disk."""
     return TowerArchive.create(DirectoryStore(disk), [codec])
 
 
 @pytest.fixture
 def sealed(disk: SimDisk, codec: ZlibCodec) -> TowerArchive:
-    """Empty and sealed, on a simulated disk."""
+    """Make an empty sealed archive on a simulated disk."""
     return TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
 
 
 class S3Server:
-    """moto's S3 server on a free port, behind a door that can fail requests, lose answers, and forget about If-None-Match.
+    """moto's S3 server on a free port, behind a proxy that can fail requests, lose answers, and ignore If-None-Match.
 
-    Requests go through it one at a time: S3 decides a conditional PUT atomically, which moto by itself does not promise.
+    Requests pass the proxy one at a time: S3 decides a conditional PUT atomically, which moto alone does not promise.
     """
 
     bucket = "cold"
@@ -122,17 +125,17 @@ class S3Server:
         ).close()
 
     def reset(self) -> None:
-        """Behave."""
+        """Stop all faults."""
         self.failing, self.failures, self.skip, self.late, self.ignoring = "", 1 << 30, 0, False, False
         self.only = ""  # method
         self.requests: list[str] = []
 
     def place(self) -> Place:
-        """A prefix of its own."""
+        """Return an unused prefix."""
         return Place(self.bucket, os.urandom(4).hex(), self.options)
 
     def count(self, start: str) -> int:
-        """Requests that began so."""
+        """Count the requests that begin with ``start``."""
         return sum(r.startswith(start) for r in self.requests)
 
     def close(self) -> None:
@@ -162,7 +165,7 @@ AUTH = "AWS4-HMAC-SHA256 Credential=id/20260101/us-east-1/s3/aws4_request, Signe
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    """One for all tests: it takes seconds to start."""
+    """Start one server for all tests, since it takes seconds."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = S3Server()
     yield server
@@ -171,14 +174,14 @@ def s3_server() -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3(s3_server: S3Server) -> S3Server:
-    """The server, behaving."""
+    """Return the server without faults."""
     s3_server.reset()
     return s3_server
 
 
 @pytest.fixture(params=["directory", "simulated", "bucket"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """Each kind of store, empty and made."""
+    """Make an empty store of each kind."""
     made: Store
     if request.param == "bucket":
         made = ObjectStore(request.getfixturevalue("s3").place(), tmp_path / "cache")

@@ -1,4 +1,4 @@
-"""What the tests of sealed archives share: a key, sessions below one prompt, and opening again with the key."""
+"""Helpers of the tests of sealed archives: a key, sessions below one prompt, and opening again with the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that pltz starts import nothing from the current directory, and find pltz and what the operator named all the same."""
+"""Processes that pltz starts import nothing from the current directory, but find pltz and the operator's modules."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def poisoned(tmp_path: Path) -> Path:
-    """A folder in which modules lie that leave a file when they are imported."""
+    """Make a folder with modules that write a file when they are imported."""
     folder = tmp_path / "poisoned"
     folder.mkdir()
     for name in POISONED:
@@ -55,7 +55,7 @@ def poisoned(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, code: str, *arguments: object, path: str = "") -> Any:
-    """The JSON that code prints in a process that is started in a folder, with pltz on its PYTHONPATH."""
+    """Run code in a process started in a folder, with pltz on its PYTHONPATH, and return the JSON that it prints."""
     (folder.parent / "program.py").write_text(code)
     done = subprocess.run(
         [sys.executable, folder.parent / "program.py", *map(str, arguments)],
@@ -81,7 +81,7 @@ def run(folder: Path, code: str, *arguments: object, path: str = "") -> Any:
 def test_the_worker_imports_nothing_from_the_current_directory(
     poisoned: Path, tmp_path: Path, here: str
 ) -> None:
-    """However the serving process's path spells it; it was executed before the worker's own modules."""
+    """Ignore the folder however the serving process's path spells it: its modules ran before the worker's own."""
     TokenArchive.open(poisoned / "cold", create=True)
     settled, restarts = run(poisoned, HOOK.format(here=here))
     assert not (tmp_path / "executed").exists()
@@ -131,7 +131,7 @@ print(done.stdout.strip())
 
 
 def test_an_operators_path_still_works(tmp_path: Path) -> None:
-    """Also where it names the current directory, and where pltz is a checkout that only this process has on its path."""
+    """Keep the operator's path, also where it names the current directory or pltz is a checkout only on that path."""
     here, other = tmp_path / "here", tmp_path / "other"
     for folder, word in ((here, "here"), (other, "other")):
         folder.mkdir()
@@ -142,7 +142,7 @@ def test_an_operators_path_still_works(tmp_path: Path) -> None:
 
 
 def test_a_checkout_in_the_current_directory_is_found(tmp_path: Path) -> None:
-    """``python program.py`` in a checkout that is not installed: pltz comes from there, and nothing else does."""
+    """Run ``python program.py`` in a checkout that is not installed: only pltz is imported from there."""
     checkout = tmp_path / "checkout"
     checkout.mkdir()
     for entry in ("pltz", "archive", "cli", "models", "plt_codec", "datasets"):

@@ -1,4 +1,4 @@
-"""Meanwhile: what a thread does beside this one is what it would have been; and several threads name segments as one does."""
+"""Concurrency: work in a second thread gives the same result, and several threads name segments as one does."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_compiled_hash_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPat
 def test_a_pack_over_a_megabyte_is_the_same_with_and_without_threads_and_what_is_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And towers whose levels come mixed: a name has the parent's in it."""
+    """Name towers whose levels come in mixed order: a name depends on the parent's."""
     prompts = [DICE.integers(0, 256, 900) for _ in range(3)]
     sessions = []
     for n in range(700):

@@ -1,4 +1,4 @@
-"""Copies: whatever is sealed, run again they add nothing, and what was cut off goes on."""
+"""Copies between open and sealed archives: a second run adds nothing, and a run that was cut off resumes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def made(codec: SegmentCodec, key: Secret | None) -> TowerArchive:
 
 
 def filled(codec: SegmentCodec, key: Secret | None) -> TowerArchive:
-    """Three versions of a session below a shared prompt, one of which is there twice, and a session of another tenant without a time of its own."""
+    """Make an archive with two sessions.
+
+    One has three versions below a shared prompt, one of them twice. The other is of another tenant and has no time.
+    """
     archive = made(codec, key)
     for n, turns in enumerate(([1], [1, 2], [1])):
         archive.put([NewSession("s", [PROMPT, np.array(turns)], "acme", 1, "prompts", time=100 + n)])
@@ -37,7 +40,7 @@ def filled(codec: SegmentCodec, key: Secret | None) -> TowerArchive:
 
 
 def copied(source: TowerArchive, to: TowerArchive) -> list[bool]:
-    """Of each version, whether it was there."""
+    """Copy all versions and return for each whether it was there."""
     return [done.there for done in copy.copy(source, list(source.ls(history=True)), to)]
 
 
@@ -80,7 +83,7 @@ def test_what_is_erased_from_a_copy_while_it_is_made_is_named(
 def test_what_a_collector_moves_again_and_again_is_copied(
     codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was called lost, though nothing was."""
+    """Check a case that was reported as lost, though nothing was."""
     disk = SimDisk()
     source, to = TowerArchive.create(DirectoryStore(disk), [codec]), made(codec, None)
     other = TowerArchive.open(DirectoryStore(disk), [codec])

@@ -1,8 +1,9 @@
-"""Every crash of every workload of up to three operations: what was acknowledged is there, what was not is there whole or not at all.
+"""Every crash of every workload of up to three operations keeps acknowledged sessions and leaves no partial ones.
 
-A workload grows by one operation at a time, so only the crashes of its last one are new. After each change of the
-disk all states are enumerated that a power cut may leave (`SimDisk.crashes`). Files under tmp/ are never read, so states that
-differ only there are one; each different one is opened, verified with decoding, and compared with the model.
+A workload grows by one operation at a time, so only the crashes of its last one are new. After each change of the disk
+all states that a power cut may leave are enumerated (`SimDisk.crashes`). Files under tmp/ are never read, so states
+that differ only there count as one. Each different state is opened, verified with decoding, and compared with the
+model.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ Facts = frozenset[tuple[str, int, tuple[int, ...], bool]]  # name, number, token
 
 @dataclass
 class World:
-    """A disk, what must be on it, and a count of cases."""
+    """A disk, its expected contents, and a count of cases."""
 
     codec: SegmentCodec
     disk: SimDisk
     facts: Facts = frozenset()
-    erased: Facts = frozenset()  # forgotten long enough: may be gone
+    erased: Facts = frozenset()  # forgotten long enough ago that they may be gone
     cases: int = 0
     opened: int = 0
     known: set[tuple[frozenset[tuple[str, bytes]], Facts, Facts]] = field(default_factory=set)
@@ -99,7 +100,7 @@ def live(facts: Facts) -> Facts:
 
 
 def check(world: World, state: State, allowed: Sequence[Facts]) -> None:
-    """Open what a crash left: one of the allowed sets of facts, and nothing wrong with it."""
+    """Open the state after a crash, and check that it is sound and holds one of the allowed sets of facts."""
     archive = TowerArchive.open(DirectoryStore(SimDisk(state, seed=1)), [world.codec])
     found = live(facts_of(archive))
     assert found in [live(facts) for facts in allowed], (sorted(state.files()), found)
@@ -108,7 +109,7 @@ def check(world: World, state: State, allowed: Sequence[Facts]) -> None:
 
 
 def step(world: World, name: str, unread: str | None = None) -> None:
-    """Do an operation, crash it everywhere, and go on from its end."""
+    """Do an operation, crash it at every point, and continue from its end."""
     before = world.facts
     dry = world.disk.clone()
     OPERATIONS[name](TowerArchive.open(DirectoryStore(dry), [world.codec]))
@@ -133,7 +134,7 @@ def step(world: World, name: str, unread: str | None = None) -> None:
         world.known.add((files, before, after))
         world.opened += 1
     world.facts = after
-    # what is acknowledged is durable: the worst crash now leaves exactly the new facts
+    # Acknowledged facts are durable: the worst crash now leaves exactly the new facts.
     assert live(
         facts_of(TowerArchive.open(DirectoryStore(SimDisk(world.disk.durable)), [world.codec]))
     ) == live(after)
@@ -186,7 +187,7 @@ def test_the_simulator_finds_a_missing_sync(codec: SegmentCodec, broken: type[Si
 
 
 def step_on(world: World, name: str) -> None:
-    """`step`, for a disk that cannot be cloned into its own kind."""
+    """Run `step` on a disk that cannot be cloned into its own kind."""
     archive, seen = world.open(), [State()]
     world.disk.watch = lambda: seen.extend(world.disk.crashes())
     OPERATIONS[name](archive)

@@ -1,4 +1,7 @@
-"""Damage: every flipped bit is detected and never gives other tokens; damaged archives by the name of their defect; parsers fed with anything."""
+"""Damage: every flipped bit is detected and never gives other tokens, and parsers accept any bytes.
+
+Damaged archives are named by their defect.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ PROMPT = np.arange(30)
 
 @pytest.fixture
 def small(archive: TowerArchive, disk: SimDisk) -> State:
-    """Two sessions below a prompt, one with two versions of which one is forgotten, an index, a plan."""
+    """Make two sessions below a prompt, one with two versions of which one is forgotten, an index, and a plan."""
     sessions = [("a", [3] * 9, {}), ("b", [4] * 9, {}), ("a", [7], {"k": "v"})]
     archive.put([NewSession(n, [PROMPT, np.array(t)], shared=1, labels=label) for n, t, label in sessions])
     archive.write_index()
@@ -53,7 +56,7 @@ def test_every_flipped_bit_is_detected(small: State, codec: SegmentCodec) -> Non
     files = small.files()
     assert {p.split("/")[0] for p in files} == {"archive.json", "packs", "parity", "index", "collect"}
     for path, data in files.items():
-        few = path.startswith("parity/")  # each bit of one: test_parity.py
+        few = path.startswith("parity/")  # test_parity.py flips each bit of one
         for bit in range(0, 8 * len(data), 53 if few else 1):
             flipped = bytearray(data)
             flipped[bit // 8] ^= 1 << bit % 8

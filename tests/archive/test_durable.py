@@ -1,4 +1,4 @@
-"""What is acknowledged lasts, whoever wrote it: other processes may have been killed between a link and its sync, or a sync may have failed."""
+"""Acknowledged data lasts, even if other processes were killed between a link and its fsync, or an fsync failed."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ PROMPT = np.arange(30)
 
 
 class Killed(BaseException):
-    """Of a process."""
+    """The end of a process by a kill."""
 
 
 @contextmanager
 def killed_before_sync(disk: SimDisk, folder: str) -> Iterator[None]:
-    """The process that works inside is gone when it would sync a folder: names there are seen and not durable."""
+    """Kill the process inside when it would fsync a folder: names there are visible and not durable."""
     sync = disk.sync_directory
 
     def stop(path: str) -> None:
@@ -56,18 +56,18 @@ def reopen(disk: SimDisk, codec: SegmentCodec) -> TowerArchive:
 
 
 def after_each_crash(disk: SimDisk, codec: SegmentCodec, check: Callable[[TowerArchive], bool]) -> int:
-    """How many states a power cut now may leave; all must be as wanted."""
+    """Check every state that a power cut may leave now, and return their number."""
     states = list(disk.crashes("tmp"))
     for state in states:
         assert check(reopen(SimDisk(state, seed=4), codec))
     return len(states)
 
 
-# What another process left unsynced
+# Names that another process left unsynced
 
 
 def test_a_version_that_is_there_already(disk: SimDisk, archive: TowerArchive, codec: SegmentCodec) -> None:
-    """A put that adds nothing rests on what another process linked."""
+    """Put a session that adds nothing, as it relies on a pack that another process linked."""
     with killed_before_sync(disk, "packs"):
         archive.put([NewSession("empty", [])])
     [receipt] = reopen(disk, codec).put([NewSession("empty", [])])
@@ -99,7 +99,7 @@ def test_a_version_that_was_copied_already(disk: SimDisk, archive: TowerArchive,
 def test_a_collector_deletes_nothing_for_copies_that_may_not_last(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
 ) -> None:
-    """One collector copied what lives and was killed; the next finds the copies and has nothing to copy."""
+    """Kill a collector after it copied the live records: the next finds the copies and has nothing to copy."""
     archive.put([NewSession("a", [PROMPT, PROMPT])])
     archive.put([NewSession("b", [PROMPT, PROMPT[:9]])])
     archive.collect()
@@ -122,7 +122,7 @@ def test_a_collector_deletes_nothing_for_copies_that_may_not_last(
 def test_who_failed_to_sync_deletes_nothing(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
 ) -> None:
-    """The copies of a collector are linked, their sync fails; collecting again would find them and delete the originals."""
+    """Fail the fsync of a collector's linked copies: collecting again would find them and delete the originals."""
     archive.put([NewSession("a", [PROMPT, PROMPT])])
     archive.put([NewSession("b", [PROMPT, PROMPT[:9]])])
     archive.collect()
@@ -163,7 +163,7 @@ def test_a_store_that_failed_to_sync_changes_nothing_more(disk: SimDisk) -> None
 
 
 def test_the_folder_of_an_archive_lasts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its name stands in a folder that may be new itself."""
+    """Check a name in a folder that may be new itself."""
     synced, fsync = set[int](), os.fsync
 
     def remembered(handle: int) -> None:
@@ -176,7 +176,7 @@ def test_the_folder_of_an_archive_lasts_too(tmp_path: Path, monkeypatch: pytest.
     assert {folder.stat().st_ino for folder in folders} <= synced
 
 
-# Indexes are never in the way
+# Indexes never block other work
 
 
 def test_no_room_for_an_index_is_no_failure_of_a_put(
@@ -200,7 +200,7 @@ def test_no_room_for_an_index_is_no_failure_of_a_put(
 def test_an_index_is_written_before_opening_takes_long(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
 ) -> None:
-    """An archive of 131,000 sessions in 8 packs was scanned for 3.8 s whenever it was opened."""
+    """Index a few large packs: an archive of 131,000 sessions in 8 packs was scanned for 3.8 s on every open."""
     archive.put([NewSession(f"s{n}", [PROMPT + n]) for n in range(600)])
     fresh = reopen(disk, codec)
     assert fresh.view.tail.count == 0 and len(fresh.view.indexes) == 1
@@ -218,7 +218,7 @@ def test_an_index_is_written_where_packs_are_large(
 def test_a_damaged_pack_does_not_have_the_index_written_again_and_again(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It never gets an index, so it must not count among those that wait for one."""
+    """Do not count a pack that never gets an index among those that wait for one."""
     archive.put([NewSession(f"s{n}", [PROMPT + n]) for n in range(50)])
     pack = next(path for path in disk.seen.files() if path.startswith("packs/"))
     data = bytearray(disk.read(pack, 0, 1 << 20))
@@ -233,7 +233,7 @@ def test_a_damaged_pack_does_not_have_the_index_written_again_and_again(
 def test_a_rebuild_that_finds_no_room_leaves_the_indexes(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had deleted them, and said that the archive is as it was."""
+    """Check a run that had deleted indexes and said that the archive is unchanged."""
     archive.put([NewSession("a", [PROMPT])])
     archive.write_index()
     archive.put([NewSession("b", [PROMPT])])
@@ -289,11 +289,11 @@ def test_more_packs_than_an_index_covers(
     assert fresh.verify().sound
 
 
-# Collectors and what others hold in their hands
+# Collectors and the packs that others are using
 
 
 def test_a_writer_that_misses_any_plan_is_fenced(disk: SimDisk, archive: TowerArchive) -> None:
-    """The next plan is there, and one after it is gone: what that condemned is not known."""
+    """Keep the next plan and remove one after it: the packs that it condemned are unknown."""
     archive.put([NewSession("old", [PROMPT])])
     put = archive.store.put
 
@@ -325,7 +325,7 @@ def test_what_a_collector_moved_is_still_a_base(
 def test_what_others_do_while_one_lists_is_no_damage(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
-    """Between the lists of packs and of indexes another process puts both, or collects what an index names."""
+    """Let another process put a pack and an index, or collect indexed packs, between the two lists."""
     for n in range(2):
         archive.put([NewSession(f"s{n}", [PROMPT + n])])
     archive.write_index()
@@ -372,7 +372,7 @@ def test_a_plan_that_is_deleted_while_one_reads(
 def test_a_version_that_a_collector_moves_while_it_is_marked(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """Where it was is gone between the look and the mark: it is looked for again."""
+    """Remove the pack of a version between look-up and mark: it is looked up again."""
     for n in range(2):
         archive.put([NewSession(f"s{n}", [PROMPT + n])])
     other, mark = reopen(disk, codec), archive._writer.mark
@@ -419,7 +419,7 @@ def test_two_collectors_at_once(
 def test_the_last_version_is_found_while_a_collector_moves_it(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch, reads: bool
 ) -> None:
-    """An older one is in a pack that stays: it must not be taken for the last, nor its number for the highest."""
+    """Do not take an older version in a remaining pack for the last one, nor its number for the highest."""
     archive.put([NewSession("a", [PROMPT])])
     for n in range(2):
         archive.put([NewSession(name, [PROMPT, PROMPT + n]) for name in "ab"])

@@ -1,8 +1,10 @@
-"""An object vanishes, or a list is short, at any point of any operation, and a kill follows: no session is silently absent.
+"""No session is silently absent when an object vanishes, or a list is short, at any point of any operation.
 
-Each case is (operation, object, point, kill): before step ``point`` of the operation the object goes, or is no longer listed, and before
-step ``kill`` (or never) the process ends and the power goes. Then every session that was acknowledged is read back exactly,
-or `get`, `ls` and `verify` report damage; a collector deletes nothing that is needed; and when the object is back, or after repair, all is there.
+Each case is (operation, object, point, kill). Before step ``point`` of the operation the object vanishes or is no
+longer listed. Before step ``kill`` (or never) the process ends and the power is cut. Then every acknowledged session
+is read back exactly, or `get`, `ls` and `verify` report damage. A collector deletes nothing that is needed. When the
+object is back, or after repair, all sessions are there.
+
 The fast tests take a seeded sample of the cases; the slow one takes two parts of 48, and all of them
 where the environment sets PLTZ_ALL_FAULTS=1.
 """
@@ -32,21 +34,21 @@ from tests.archive.sealed import RAW
 
 PROMPT = np.arange(20)
 SESSIONS: dict[str, list[int]] = {name: [*range(20), *[ord(name)] * 9] for name in "abcd"}
-GONE = "d"  # what the operations forget or erase
-SAMPLE = 12  # cases of each operation and fault in the fast test
-PARTS = 48  # of the slow one
+GONE = "d"  # the session that the operations forget or erase
+SAMPLE = 12  # cases per operation and fault in the fast test
+PARTS = 48  # parts of all cases; the slow test takes two
 TAKEN = (
     range(PARTS) if os.environ.get("PLTZ_ALL_FAULTS") else (0, PARTS // 2)
 )  # all of them take half an hour
 
 
 class Killed(BaseException):
-    """Of the process."""
+    """The end of the process by a kill."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """See the head of this file. ``kill``: None is never."""
+    """One case (operation, object, point, kill) as the module describes it. ``kill``: None is never."""
 
     path: str
     point: int
@@ -59,7 +61,7 @@ def session(name: str) -> NewSession:
 
 
 def built(codec: SegmentCodec, *, sealed: bool) -> SimDisk:
-    """Five packs; a collector has condemned two, deleted them, and condemned others; one session is forgotten."""
+    """Make five packs and forget a session. A collector has condemned and deleted two packs and condemned others."""
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW if sealed else None)
     for name in "ab":
@@ -121,9 +123,9 @@ OPERATIONS: dict[str, Callable[[TowerArchive, SimDisk], None]] = {
 
 
 class Faulty(SimDisk):
-    """A disk to which something happens before step ``point``, and where the process ends before step ``kill``.
+    """A disk with a fault before step ``point``, and where the process ends before step ``kill``.
 
-    A step is a change; of an operation that changes nothing here, a read or a list.
+    A step is a change, or a read or list where the operation changes nothing.
     """
 
     def arm(self, happen: Callable[[], None], point: int, kill: int | None, *, reads: bool) -> None:
@@ -156,14 +158,14 @@ class Faulty(SimDisk):
 
 
 def armed(disk: SimDisk) -> Faulty:
-    """A disk of the same files to which nothing happens yet."""
+    """Return a disk of the same files without a fault yet."""
     faulty = Faulty(disk.seen, seed=7)
     faulty.arm(lambda: None, -1, None, reads=False)
     return faulty
 
 
 def steps_of(disk: SimDisk, codec: SegmentCodec, name: str) -> int:
-    """How many steps an operation takes where nothing happens."""
+    """Return how many steps an operation takes without a fault."""
     faulty = armed(disk)
     archive = reopen(faulty, codec, name == "erase")
     faulty.arm(lambda: None, -1, None, reads=name == "copy")
@@ -172,7 +174,7 @@ def steps_of(disk: SimDisk, codec: SegmentCodec, name: str) -> int:
 
 
 def cases(codec: SegmentCodec, name: str) -> Iterator[tuple[SimDisk, Case]]:
-    """Every object at every step, each without a kill and with one at a step after it."""
+    """Yield every object at every step, each without a kill and with one at a later step."""
     disk = built(codec, sealed=name == "erase")
     hurt = damaged(disk, codec) if name == "repair" else set()
     count = steps_of(disk, codec, name)
@@ -188,14 +190,14 @@ def cases(codec: SegmentCodec, name: str) -> Iterator[tuple[SimDisk, Case]]:
 
 
 def damaged(disk: SimDisk, codec: SegmentCodec) -> set[str]:
-    """Damage a pack, so that repair has work; what it needs for that, which must not go as well."""
+    """Damage a pack so that repair has work. Return the files that repair needs, which must not vanish as well."""
     pack = reopen(disk, codec, False).version("a").location.pack.hex()
     disk.seen.data[disk.seen.names[f"packs/{pack}"]] = b"rot"
     return {f"packs/{pack}", f"parity/{pack}"}
 
 
 def run(disk: SimDisk, codec: SegmentCodec, name: str, case: Case, sealed: bool, *, vanish: bool) -> None:
-    """Run one case and check what it leaves."""
+    """Run one case and check its result."""
     faulty = armed(disk)
     saved = disk.seen.files()[case.path]
 
@@ -238,7 +240,10 @@ def run(disk: SimDisk, codec: SegmentCodec, name: str, case: Case, sealed: bool,
 
 
 def nothing_silent(disk: SimDisk, codec: SegmentCodec, sealed: bool, wanted: set[str]) -> None:
-    """Each session is read back exactly, or refused by an error that does not say that there is none; lists and verify say so, too."""
+    """Check that each session is read back exactly, or refused by an error that does not call it absent.
+
+    Lists and verify must report the damage, too.
+    """
     archive = reopen(disk, codec, sealed)
     unread = set()
     for name in wanted:

@@ -1,4 +1,4 @@
-"""Empty folders that a tool dropped on the way (git, rsync -m, object sync): what is left opens, and who writes makes them again, durably."""
+"""Empty folders dropped by a tool (git, rsync -m, object sync): the archive opens, and writers remake them durably."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = Secret(b"sixteen bytes, or more", 0)
 
 
 def dropped(disk: SimDisk) -> SimDisk:
-    """A copy as such a tool makes it: files, and the folders that files are in."""
+    """Return a copy as such a tool makes it: files, and only the folders that hold files."""
     state = disk.seen.copy()
     state.folders = {"", *(path.rpartition("/")[0] for path in state.names)}
     return SimDisk(state, seed=7)
@@ -53,7 +53,7 @@ def test_what_is_left_is_read_and_written(codec: SegmentCodec, key: Secret | Non
 
 
 def test_what_is_acknowledged_lasts_with_its_folder(codec: SegmentCodec) -> None:
-    """Two writers: one made the folders again and stands before the sync of their names; the other finds them."""
+    """Let one writer find the folders that another has remade but not yet synced."""
     disk = SimDisk()
     TowerArchive.create(DirectoryStore(disk), [codec])
     copy = dropped(disk)
@@ -118,7 +118,7 @@ def test_real_folders(tmp_path: Path) -> None:
 def test_a_folder_that_was_not_empty_is_lost_and_not_dropped(
     codec: SegmentCodec, lost: str, left: str
 ) -> None:
-    """Parity or an index tells of packs, the copies of plans of plans."""
+    """Report a missing folder where parity or an index names packs, or copies name plans."""
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec])
     for n in range(2):
@@ -138,7 +138,7 @@ def test_a_folder_that_was_not_empty_is_lost_and_not_dropped(
 
 
 def test_a_place_that_is_gone_is_not_taken_for_empty(tmp_path: Path) -> None:
-    """The disk of an open archive went away, and the folder it was mounted on is there: nothing is listed, and nothing made in it."""
+    """Unmount the disk of an open archive: the empty mount point is not listed as an archive, nor written to."""
     place = tmp_path / "cold"
     archive = TowerArchive.create(place, [BytesCodec()])
     shutil.rmtree(place)

@@ -1,4 +1,4 @@
-"""A pack of another archive among our packs: refused by name, moved aside, and nothing of it is read or saved."""
+"""A pack of another archive among our packs is refused by name and moved aside. None of it is read or saved."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reopened(disk: SimDisk, codec: SegmentCodec) -> TowerArchive:
 
 @pytest.fixture
 def other(codec: SegmentCodec) -> SimDisk:
-    """Another archive, with a session of its own."""
+    """Make another archive with a session of its own."""
     disk = SimDisk(seed=7)
     TowerArchive.create(DirectoryStore(disk), [codec]).put([_session("theirs", 9)])
     return disk
@@ -30,7 +30,7 @@ def other(codec: SegmentCodec) -> SimDisk:
 
 @pytest.fixture
 def mixed(disk: SimDisk, archive: TowerArchive, other: SimDisk) -> SimDisk:
-    """The archive with a session, and all packs, parity and indexes of the other."""
+    """Put a session into the archive, and add all packs, parity and indexes of the other archive."""
     archive.put([_session("ours", 1)])
     for path, data in other.seen.files().items():
         if path not in (NAME, COPY):
@@ -44,7 +44,7 @@ def _session(name: str, first: int) -> NewSession:
 
 @pytest.mark.parametrize("indexed", [False, True])
 def test_nothing_of_it_is_shown(mixed: SimDisk, other: SimDisk, codec: SegmentCodec, indexed: bool) -> None:
-    """Its sessions were listed and read as if they were ours."""
+    """Refuse a foreign pack: its sessions were listed and read as if they were ours."""
     if indexed:
         reopened(other, codec).write_index()
         [(name, _)] = other.names("index")

@@ -23,7 +23,7 @@ from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from tests.archive.sealed import RAW
 
-SIZE = 2000  # tokens of a session, which do not compress
+SIZE = 2000  # tokens per session, which do not compress
 KEYS: list[Secret | None] = [None, RAW]
 
 
@@ -32,7 +32,7 @@ def session(number: int) -> NewSession:
 
 
 def fill(archive: TowerArchive, begin: int = 0) -> list[int]:
-    """Put until the disk is full; the sessions that were acknowledged."""
+    """Put sessions until the disk is full, and return the numbers of the acknowledged ones."""
     done: list[int] = []
     for number in range(begin, begin + 1000):
         try:
@@ -45,7 +45,7 @@ def fill(archive: TowerArchive, begin: int = 0) -> list[int]:
 
 
 def check(archive: TowerArchive, numbers: list[int]) -> None:
-    """These sessions are there, and no other."""
+    """Check that the archive holds these sessions and no other."""
     assert {v.name for v in archive.ls()} == {f"s{n}" for n in numbers}
     for number in numbers:
         assert np.array_equal(archive.get(f"s{number}").tokens, session(number).segments[0])
@@ -82,7 +82,7 @@ def test_a_full_archive_is_emptied_and_filled_again(codec: SegmentCodec) -> None
 
 
 def test_a_full_sealed_archive_is_emptied_by_erasing(codec: SegmentCodec) -> None:
-    """Of each session its own tenant. To erase one session of many costs keys, which may take more than it frees."""
+    """Erase tenants of one session each. Erasing one of many sessions writes keys, which may take more than it frees."""
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec], key=RAW)
     disk.capacity = 1_100_000
@@ -106,7 +106,7 @@ def test_a_full_sealed_archive_is_emptied_by_erasing(codec: SegmentCodec) -> Non
 
 
 def test_packs_without_anything_live_go_first(codec: SegmentCodec) -> None:
-    """What is live of the condemned packs does not fit beside them, even with the reserve; pack by pack it does."""
+    """Collect pack by pack where the live records of all condemned packs do not fit, even with the reserve."""
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec])
     disk.capacity = 1_500_000
@@ -120,7 +120,7 @@ def test_packs_without_anything_live_go_first(codec: SegmentCodec) -> None:
 
 
 def test_an_error_says_how_much_room_is_needed(codec: SegmentCodec) -> None:
-    """One pack takes nearly all of the disk, and half of it lives: nothing can be freed without room for a copy."""
+    """Refuse to collect one half-live pack that fills the disk: there is no room for a copy."""
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec])
     archive.put([session(n) for n in range(100)])
@@ -136,7 +136,7 @@ def test_an_error_says_how_much_room_is_needed(codec: SegmentCodec) -> None:
 
 
 def test_many_forgets_leave_room_to_collect(codec: SegmentCodec) -> None:
-    """One after the other they use their part of the reserve up; the part of collectors is still there."""
+    """Use up the reserve of other operations one by one: the collectors' part is still there."""
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec])
     archive.put([session(0)])
@@ -176,7 +176,7 @@ def test_a_quota_is_as_good_as_a_disk(codec: SegmentCodec, code: int) -> None:
 
 
 def test_a_put_never_uses_the_reserve(codec: SegmentCodec) -> None:
-    """Another process has just freed it: what a put wrote into its place goes again."""
+    """Let another process free the reserve: a file that a put wrote in its place is removed again."""
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec])
     fill_to = disk.used + 4096
@@ -218,7 +218,7 @@ def test_an_index_that_finds_no_room_fails_no_put_and_no_collect(
 
 
 def test_a_store_that_is_no_archive_keeps_no_reserve(tmp_path: Path) -> None:
-    """The nightly job's state: nothing there could use it."""
+    """Make no reserve in the nightly job's state, where no operation could use it."""
     state = NightlyState(tmp_path / "state")
     state.make()
     state.quarantine(bytes(32).hex(), b"{}")
@@ -235,10 +235,10 @@ WAYS: dict[str, Callable[[TowerArchive], object]] = {
 @pytest.mark.parametrize("killed", ["erase", *WAYS])
 @pytest.mark.parametrize("key", [None, pytest.param(RAW, marks=pytest.mark.slow)], ids=["plain", "sealed"])
 def test_every_kill_on_a_full_disk(codec: SegmentCodec, key: Secret | None, killed: str) -> None:
-    """Power cuts at every change while a full disk is emptied: what lives is whole, and emptying goes on from there."""
+    """Cut the power at every change while a full disk is emptied: live sessions are whole, and emptying resumes."""
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec], key=key)
-    capacity = disk.capacity = 520_000 if key else 420_000  # keys take room, too
+    capacity = disk.capacity = 520_000 if key else 420_000  # keys take space, too
     done = fill(archive)
     ways = dict(WAYS)
     if not key and killed == "erase":
@@ -276,7 +276,7 @@ def test_every_kill_on_a_full_disk(codec: SegmentCodec, key: Secret | None, kill
             again.collect(dead_share=0.01)
             again.collect(dead_share=0.01)
             check(again, done[2:])
-            after.clock += 100_000  # what the kill left in tmp/ goes after a day
+            after.clock += 100_000  # files that the kill left in tmp/ are removed after a day
             forget(again, done[2:])
             again.collect(dead_share=0.01)
             again.collect(dead_share=0.01)
@@ -287,7 +287,7 @@ def test_every_kill_on_a_full_disk(codec: SegmentCodec, key: Secret | None, kill
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB."""
+    """Mount a file system of 1 MB."""
     place = tmp_path / "small"
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]

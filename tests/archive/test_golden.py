@@ -1,4 +1,4 @@
-"""Golden archives (tests/golden/archives): old ones are read for ever, and each defect has the verdict that it is written down with here."""
+"""Golden archives (tests/golden/archives): sound ones are read, and each defect gets the verdict listed here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEFT = {  # sound, and what is left in them
 }
 GOOD = [name for name in NAMES if name.startswith("good") and name not in LEFT]
 
-REPAIRED = {  # found by verify, and whole again after repair; what can be read before that
+REPAIRED = {  # found by verify, whole again after repair; the versions that can be read before that
     "bad-pack-missing": ALL - {("b", 1)},
     "bad-condemned-pack-missing": ALL - {("b", 1)},
     "bad-all-packs-missing-condemned": frozenset(),
@@ -87,7 +87,7 @@ def opened(disk: SimDisk, name: str) -> TowerArchive:
 
 
 def readable(archive: TowerArchive) -> frozenset[tuple[str, int]]:
-    """Versions that are read; none may be read as anything but what was put."""
+    """Return the versions that can be read, and check that each is read as it was put."""
     found = set()
     for (name, number), tokens in SESSIONS.items():
         try:

@@ -1,4 +1,4 @@
-"""Histories one at a time are the whole catalogue, whatever lies in indexes, in none, twice, or in a damaged one."""
+"""Histories read one at a time equal the whole catalogue: records in an index, in none, in two, or in a damaged one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pltz.archive.writing.new_session import NewSession
 
 @pytest.fixture
 def filled(archive: TowerArchive) -> TowerArchive:
-    """Three versions of 40 sessions of two tenants, some forgotten, in packs with an index and without."""
+    """Put three versions of 40 sessions of two tenants, some forgotten, in packs with and without an index."""
     for turn in range(3):
         archive.put([NewSession(f"s{n}", [np.arange(n + turn + 1)], tenant="ab"[n % 2]) for n in range(40)])
         archive.forget(list(archive.ls())[: 3 * turn])

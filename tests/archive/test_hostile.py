@@ -1,4 +1,4 @@
-"""Hostile files in place of ours: what their checksums allow, and only whoever can write to the store can make, is refused or costs little."""
+"""Hostile files with valid checksums, made by an attacker with write access, are refused or cost little."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pltz.plt_codec.varint import write_varint
 
 
 def smuggle(disk: SimDisk, builder: Builder) -> bytes:
-    """Put a pack that somebody else laid out; its name."""
+    """Put a crafted pack and return its name."""
     data = builder.finish()
     name = data[-24:-8]
     assert DirectoryStore(disk).put(f"packs/{name.hex()}", data)
@@ -42,7 +42,7 @@ def smuggle(disk: SimDisk, builder: Builder) -> bytes:
 def test_a_crafted_record_never_puts_a_segment_below_another_tower(
     disk: SimDisk, codec: SegmentCodec, tower_codec: SegmentCodec, mode: int
 ) -> None:
-    """It has the id of a session's leaf and another parent. Whichever record is found first, no other text is read."""
+    """Craft a record with the id of a session's leaf and another parent: no other text is read, in either order."""
     one = tower_codec if mode else codec
     archive = TowerArchive.create(DirectoryStore(disk), [one])
     archive.put([NewSession("a", [np.arange(40), np.arange(50)]), NewSession("b", [np.arange(9)])])
@@ -69,7 +69,7 @@ def test_a_crafted_record_never_puts_a_segment_below_another_tower(
 
 
 def crafted(data: bytes, *, time: int | None = None, second_table: int | None = None) -> bytes:
-    """A pack with another time in both headers, or another size of the table in the second, and sums that are right again."""
+    """Return a pack with another time in both headers, or another table size in the second, and correct checksums."""
     at = len(data) - FOOTER.size - HEADER.size
     fields = list(HEADER.unpack(data[: HEADER.size]))
     table = data[HEADER.size : HEADER.size + fields[8]]
@@ -85,7 +85,7 @@ def crafted(data: bytes, *, time: int | None = None, second_table: int | None = 
 
 
 def test_a_table_that_claims_to_begin_before_its_pack(tmp_path: Path, codec: SegmentCodec) -> None:
-    """The second header is useless then, and the first is there."""
+    """Make the second header useless: the first is used."""
     archive = TowerArchive.create(tmp_path / "cold", [codec], parity=(0, 0))
     archive.put([NewSession("a", [np.arange(40)])])
     [path] = (tmp_path / "cold" / "packs").iterdir()
@@ -114,7 +114,7 @@ def test_a_pack_from_the_end_of_time(
 
 
 def test_claims_that_overlap_are_not_each_read_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bitstring that begins a record at every fifth byte, each as long as what is left."""
+    """Scan a bitstring that begins a record at every fifth byte, each claiming all bytes that remain."""
     salt, many = b"s" * 16, 30_000
     sizes = range(5 * many + 20_000, 20_000, -5)  # three bytes each
     claims = b"".join(salt[:1] + b"\1" + write_varint(size) for size in sizes) + bytes(20_020)
@@ -134,7 +134,7 @@ def test_claims_that_overlap_are_not_each_read_to_their_end(monkeypatch: pytest.
 
 
 def small_records(count: int, archive: bytes = NONE) -> bytes:
-    """A pack of the shortest segments there are, each below the one before: laid out here, since a `Builder` would not."""
+    """Return a pack of the shortest possible segments, each below the one before, which a `Builder` would refuse."""
     salt, head = b"s" * 16, Builder(0, 0, b"s" * 16, archive)
     head.context(Context(0, NONE, "", NONE, NONE, 1))
     empty = head.finish()
@@ -157,7 +157,7 @@ def small_records(count: int, archive: bytes = NONE) -> bytes:
 
 
 def test_scanning_a_pack_takes_no_more_memory_than_the_pack(tmp_path: Path, codec: SegmentCodec) -> None:
-    """100,000 records in 2.6 MB, each naming the one before: what a scan must remember of them is bounded by their bytes."""
+    """Scan 100,000 records in 2.6 MB, each naming the one before: the memory is bounded by their bytes."""
     data = small_records(100_000)
     path = tmp_path / "pack"
     path.write_bytes(data)
@@ -171,7 +171,7 @@ def test_scanning_a_pack_takes_no_more_memory_than_the_pack(tmp_path: Path, code
         tracemalloc.stop()
     print(f"{records} records in {len(data)} bytes: {peak} at most in memory")
     assert records == 100_000
-    assert peak < len(data) + (6 << 20)  # 4 MiB at hand, and a run of records
+    assert peak < len(data) + (6 << 20)  # a buffer of 4 MiB, and a run of records
 
 
 def test_opening_an_archive_with_such_a_pack(tmp_path: Path, codec: SegmentCodec) -> None:
@@ -197,7 +197,7 @@ def test_more_records_than_a_pack_may_have(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_claims_over_the_window_do_not_move_it_each_time() -> None:
-    """Every other record claims 5 MiB: what is at hand is looked through before more is read."""
+    """Let every other record claim 5 MiB: the buffer is searched before more is read."""
     data = bytearray(small_records(20_000))
     at = Pack.of(bytes(data)).begin
     while at < len(data) - 5000:
@@ -217,7 +217,7 @@ def test_claims_over_the_window_do_not_move_it_each_time() -> None:
 
 
 def test_a_long_record_is_not_read_for_each_claim_of_it(tmp_path: Path) -> None:
-    """Claims of 200 MB in front of nothing: no memory is asked for what is not proved."""
+    """Claim 200 MB without data: no memory is allocated for an unproved claim."""
     salt = b"s" * 16
     claim = salt[:1] + b"\1" + write_varint(200 << 20) + bytes(40)
     builder = Builder(0, 0, salt)
@@ -288,7 +288,7 @@ def test_a_plan_that_no_plan_can_follow(disk: SimDisk, archive: TowerArchive, co
 
 
 def test_parity_of_nothing_claims_no_memory() -> None:
-    """Columns of padding; and a pack of a gigabyte of which not a row is there."""
+    """Refuse columns of padding, and a pack of a gigabyte without a single row."""
     body = GROUP.pack(1, 65536, 1, 1, 4096) + RANGE.pack(0, 9) + bytes(4 * 2 * 4096)
     with pytest.raises(CorruptError, match="do not hold"):
         Parity.decode(head_of(body, 9))
@@ -304,7 +304,7 @@ def test_parity_of_nothing_claims_no_memory() -> None:
 
 
 def head_of(group: bytes, size: int) -> bytes:
-    """A parity file of one group, cut off behind its head."""
+    """Return a parity file of one group, truncated after its head."""
     total = HEAD.size + len(group) + 16
     head = HEAD.pack(b"PLTr", 1, bytes(3), total, bytes(16), size, 1) + group
     return head + digest(b"pltz parity", head) + TAIL.pack(total, PARITY_END)

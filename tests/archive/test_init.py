@@ -1,4 +1,4 @@
-"""Init: of several at once one wins, whole, and what a crash cuts off can be begun again."""
+"""Init: of several at once one wins completely, and an init that a crash cut off can be run again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALLS = "make", "put", "read", "list", "delete", "shred"
 
 
 class Interrupted:
-    """A store before whose call number ``at`` somebody else does something."""
+    """A store that lets another process act before call number ``at``."""
 
     def __init__(self, store: Store, at: int, work: Callable[[], object]):
         self._store, self._left, self._work = store, at, work
@@ -58,7 +58,7 @@ def made_too(
 def check_one_won(
     store: Store, codec: SegmentCodec, results: list[TowerArchive | PltzError], keys: list[Secret | None]
 ) -> None:
-    """The others were refused; the winner's archive opens with the winner's key, and works."""
+    """Check that the others were refused, and that the winner's archive opens with the winner's key and works."""
     won = [n for n, r in enumerate(results) if isinstance(r, TowerArchive)]
     assert len(won) == 1, results
     assert all(isinstance(r, UsageError) for r in results if not isinstance(r, TowerArchive)), results
@@ -100,7 +100,7 @@ def test_many_at_once(store: Store, codec: SegmentCodec, sealed: bool) -> None:
 
 @pytest.mark.parametrize("sealed", [True, False])
 def test_a_crash_of_init_at_any_point(codec: SegmentCodec, sealed: bool) -> None:
-    """What is left is no archive, or a whole one, or one that the next init finishes, with any key."""
+    """Crash an init: it leaves no archive, a whole one, or one that the next init finishes with any key."""
     key = KEYS[0] if sealed else None
     disk = SimDisk()
     states: list[State] = []
@@ -121,7 +121,7 @@ def test_a_crash_of_init_at_any_point(codec: SegmentCodec, sealed: bool) -> None
 
 
 def test_an_archive_that_lost_its_settings_is_not_made_anew(disk: SimDisk, codec: SegmentCodec) -> None:
-    """Its keys would be destroyed."""
+    """Refuse an init over an archive, whose keys it would destroy."""
     TowerArchive.create(DirectoryStore(disk), [codec], key=KEYS[0]).put([NewSession("a", [np.arange(9)])])
     settings = disk.read(NAME, 0, 9999)
     disk.unlink(NAME)

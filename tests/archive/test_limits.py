@@ -1,4 +1,4 @@
-"""The limits of one session in an archive: refused on every way in; what claims more is refused without being decoded."""
+"""The limits of one session in an archive: every way in refuses more, and larger claims are refused undecoded."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_session_archive_refuses_a_session_over_the_limit(bundle: Bundle, tmp_
 def test_a_token_archive_sends_large_sessions_to_zstd(
     bundle: Bundle, tmp_path: Path, tiny_tokenizer_json: Callable[..., bytes], foreign: bool
 ) -> None:
-    """And reads them again where it was opened anew; their next version builds on them; the model's build on theirs."""
+    """Read large sessions again in a new process. Their next version builds on them, and the model's on theirs."""
     tokenizers = [tiny_tokenizer_json(384)] if foreign else []
     cold = TokenArchive.open(tmp_path / "cold", tokenizers, bundle, create=True, zstd_above=4 * 250)
     tokenizer = cold.add(tokenizers[0]) if foreign else bundle.tokenizer.fingerprint

@@ -1,4 +1,4 @@
-"""A state machine: several open archives over one disk, with faults and crashes, against a model of plain dictionaries."""
+"""A state machine: several open archives on one disk, with faults and crashes, against a model of dictionaries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TURNS = st.lists(st.lists(st.integers(0, 255), max_size=4), min_size=1, max_size
 
 
 class ArchiveMachine(RuleBasedStateMachine):
-    """The model: (tenant, name) -> list of (number, tokens); forgotten ones may vanish when collected."""
+    """A model (tenant, name) -> list of (number, tokens). Forgotten versions may vanish when collected."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class ArchiveMachine(RuleBasedStateMachine):
             try:
                 self.handles[handle].restore([v])
             except (ArchiveError, NotFound):
-                return  # its segments were collected: it stays forgotten
+                return  # its segments were collected, so it stays forgotten
             self.forgotten.discard((v.tenant, v.name, v.number))
 
     @rule(handle=st.integers(0, HANDLES - 1), share=st.sampled_from([0.01, 0.5]))
@@ -126,7 +126,7 @@ class ArchiveMachine(RuleBasedStateMachine):
             self.learn(session, self.handles[handle].put([session])[0].number)
         except (
             WriterFailed
-        ):  # whether what was not synced lasts is open: the machine goes down one way or the other
+        ):  # unsynced data may or may not last: the machine takes either branch
             if kept:
                 self.disk.sync_directory("packs")
             self.power_cut()
@@ -136,7 +136,7 @@ class ArchiveMachine(RuleBasedStateMachine):
         self.disk.fail_at = {}
 
     def maybe(self, session: NewSession) -> None:
-        """Not acknowledged: it may be there all the same, whole."""
+        """Note a version that was not acknowledged: it may still be there, whole."""
         for v in self.open().history(session.name, session.tenant):
             if not v.forgotten:
                 tokens = tuple(self.open().tower(v).tokens.tolist())
@@ -180,7 +180,7 @@ TestArchive.settings = settings(max_examples=40, stateful_step_count=25, deadlin
 
 
 class BucketMachine(ArchiveMachine):
-    """The same over a bucket of a real server. Requests fail there, before or after the server did its work."""
+    """The same machine over a bucket of a real server. Requests fail before or after the server has done its work."""
 
     def __init__(self, server: S3Server, cache: Path) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class BucketMachine(ArchiveMachine):
 
     @rule()
     def power_cut(self) -> None:
-        """Of this machine: the bucket stays."""
+        """Cut the power of this machine. The bucket stays."""
         self.handles = [self.open() for _ in range(HANDLES)]
 
     @rule(handle=st.integers(0, HANDLES - 1), skip=st.integers(0, 9), late=st.booleans())

@@ -1,4 +1,4 @@
-"""What was frozen with a bundle that pltz ships beside its default is read without naming it."""
+"""Sessions frozen with an installed bundle that is not the default are read without naming it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LATER = Session("chat", {"messages": [{"role": "user", "content": "a later one"}
 def shipped(
     tmp_path: Path, tiny_tokenizer_json: Callable[[int], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """Three embedded bundles: two of one vocabulary, one of another."""
+    """Make three embedded bundles: two of one vocabulary, one of another."""
     root = tmp_path / "bundles"
     for name, seed, vocabulary in (("mini", 1, 1024), ("older", 2, 1024), ("strange", 3, 512)):
         weights = random_weights(seed, vocab=vocabulary, block=128, memory=32)

@@ -1,4 +1,4 @@
-"""Real processes over a real directory and a real bucket: writers and a collector side by side, and writers killed with SIGKILL in a loop."""
+"""Real processes over a directory and a bucket: writers next to a collector, and writers killed with SIGKILL."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ for n in range(count):
 
 @pytest.fixture(params=["directory", "bucket"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Of an archive: a path, or a URL whose server and credentials stand in the environment."""
+    """Return the place of an archive: a path, or a URL with its server and credentials in the environment."""
     if request.param == "directory":
         return str(tmp_path / "cold")
     s3: S3Server = request.getfixturevalue("s3")
@@ -62,7 +62,7 @@ def start(place: str, who: str, count: int) -> subprocess.Popen[str]:
 
 
 def check(place: str, acknowledged: list[str]) -> None:
-    """Every acknowledged line is a version with its tokens, and nothing is wrong."""
+    """Check that every acknowledged line is a version with its tokens, and that the archive is sound."""
     archive = TowerArchive.open(place, [BytesCodec()])
     report = archive.verify(decode=True)
     assert report.sound, report

@@ -1,4 +1,4 @@
-"""Retention: what a policy may take and what it must leave."""
+"""Retention: a policy takes the versions it may, and leaves the others."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""AddressSanitizer and UndefinedBehaviorSanitizer on what the archive and the hook have in C: their tests, run on a build with both."""
+"""The tests of the C code of archive and hook, run on a build with AddressSanitizer and UndefinedBehaviorSanitizer."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ def test_no_sanitizer_complains(tmp_path: Path, sanitizers: tuple[str, str]) -> 
         flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{include}"]
         subprocess.run([compiler, *flags, str(ROOT / source), "-o", built[name]], check=True)
     (tmp_path / "sanitized.py").write_text(PLUGIN.format(built=built))
-    # leaks are not looked for: the interpreter's own would drown ours
+    # Leaks are not checked: the interpreter's own would hide ours.
     asan = {"LD_PRELOAD": asan_library, "ASAN_OPTIONS": "detect_leaks=0"}
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     tests = [test for _, test in MODULES.values()]

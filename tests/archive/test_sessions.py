@@ -1,4 +1,4 @@
-"""Sessions in an archive: what a put asks of a model (tests/cli/archive/test_group.py has all the rest, by the commands)."""
+"""Sessions in an archive: the work that a put gives a model (tests/cli/archive/test_group.py tests the rest)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pltz.plt_codec.weights import random_weights
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Bundle:
-    """Its memory reaches 32 tokens back: less than a segment."""
+    """Make a bundle whose memory reaches 32 tokens back, less than a segment."""
     folder = tmp_path_factory.mktemp("bundle")
     weights = random_weights(5, vocab=1024, block=128, memory=32)
     write_bundle(folder, "tiny", weights, tiny_tokenizer_json(1024), b"", {})
@@ -57,7 +57,7 @@ def test_a_segment_is_encoded_once_after_its_tower_and_once_alone(
 def test_a_session_that_has_not_changed_is_coded_by_nobody(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool
 ) -> None:
-    """Neither to be stored nor to be compared: a nightly put of what is there already was coded by zstd at its slowest."""
+    """Code nothing for an unchanged session: a nightly put of known sessions was coded by zstd at its slowest level."""
     monkeypatch.setattr(sessions._Way, "fits", lambda way, sizes: way.codec == plain or not sizes)
     cold = SessionArchive.create(tmp_path / "cold", [bundle])
     item = Item("s", Session("chat", {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}))
@@ -78,7 +78,7 @@ def test_a_session_that_has_not_changed_is_coded_by_nobody(
 def test_what_a_session_had_is_decoded_once_to_put_it_again(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: Secret | None
 ) -> None:
-    """By another process, which knows nothing yet: to see how it goes on is to prove that it decodes. What is new is decoded back."""
+    """Grow a session from another process with no caches: reading its end proves that it decodes, then the new part."""
     monkeypatch.setattr(sessions._Way, "fits", lambda way, sizes: way.codec == 0)
     ids = np.random.default_rng(1).integers(0, 1024, 300)
     first = SessionArchive.create(tmp_path / "cold", [bundle], key=key)

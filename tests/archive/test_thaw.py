@@ -1,4 +1,4 @@
-"""What a thaw promises: the target's own KV of the session's ids, or a refusal; never another model's KV."""
+"""The promise of a thaw: the target's own KV of the session's ids, or a refusal, but never another model's KV."""
 
 import json
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Make = Callable[[int], Path]
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """A folder with a small Llama of random weights, by seed."""
+    """Return a function that makes a folder with a small Llama of random weights, by seed."""
 
     def make_target(seed: int) -> Path:
         folder = tmp_path_factory.mktemp(f"seed{seed}")
@@ -114,7 +114,7 @@ def test_a_thaw_is_a_one_shot_prefill_to_the_bit(target: Target) -> None:
 
 
 def test_the_kv_is_within_float_noise_of_the_one_the_session_had_when_it_was_hot(target: Target) -> None:
-    """Hot, a session's KV grows turn by turn and token by token."""
+    """Grow a session's hot KV turn by turn and token by token."""
     ids = some_ids(target, 150)
     hot, logits = target.prefill(ids[:60])
     for end in [*range(61, 90), 150]:

@@ -117,7 +117,7 @@ def test_the_same_again_is_stored_once(cold: TokenArchive) -> None:
 
 
 def test_a_replay_of_versions_stores_nothing(cold: TokenArchive) -> None:
-    """What a worker does that was killed between the commit and its mark, more than once."""
+    """Repeat a put, as a worker does that was killed between the commit and its mark, more than once."""
     items = [TokenItem("a", ids(10 * n), time=1000 + n // 2) for n in range(1, 6)]
     assert not any(done.unchanged for done in cold.put(items))
     for _ in range(2):
@@ -181,7 +181,7 @@ def test_many_equal_ids_are_cut_to_what_a_record_holds(cold: TokenArchive) -> No
 def test_any_history_comes_back(
     cold: TokenArchive, steps: list[tuple[int, int, bool]], data: st.DataObject
 ) -> None:
-    """A session is cut back somewhere and goes on, over and over, with any prefixes."""
+    """Cut a session back at any point and continue it, repeatedly, with any prefixes."""
     name = f"s{len(list(cold.archive.ls()))}/{data.draw(st.integers(0, 10**9))}"
     tokens = np.zeros(0, np.int64)
     wanted: list[list[int]] = []
@@ -226,7 +226,10 @@ def test_a_chat_is_not_taken_for_token_ids(tmp_path: Path, bundle: Bundle) -> No
 
 
 def test_what_is_there_already_lasts(bundle: Bundle) -> None:
-    """Another process was killed between the link of a session's pack and its sync; putting it again adds nothing, and is acknowledged."""
+    """Put a session again after another process was killed between link and fsync of its pack.
+
+    The put adds nothing and is acknowledged.
+    """
     disk = SimDisk()
     cold = TokenArchive(TowerArchive.create(DirectoryStore(disk), [BundleCodec(bundle)]), bundle)
     with killed_before_sync(disk, "packs"):

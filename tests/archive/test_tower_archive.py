@@ -1,4 +1,7 @@
-"""What an archive promises: towers come back token for token, shared segments are stored once, history stays, nothing is believed that does not prove itself."""
+"""The promises of an archive: towers come back exactly, shared segments are stored once, history stays.
+
+The archive relies on no record that it has not checked.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,7 @@ def test_ancestors_are_the_context_of_a_codec_that_wants_them(
     disk: SimDisk, tower_codec: SegmentCodec
 ) -> None:
     archive = TowerArchive.create(DirectoryStore(disk), [tower_codec])
-    turn = list(range(40, 90))  # stands in the prompt
+    turn = list(range(40, 90))  # part of the prompt
     receipt = archive.put([chat("a", turn)])[0]
     alone = len(tower_codec.encode([Plain(np.array(turn), np.zeros(0, np.int64))])[0])
     prompt = len(tower_codec.encode([Plain(PROMPT, np.zeros(0, np.int64))])[0])
@@ -127,7 +130,7 @@ def test_other_bundles_are_refused_and_stored_beside(
     with pytest.raises(BundleMismatch, match="frozen with bundle"):
         stranger.get("a")
     assert stranger.verify(decode=True).undecoded == 2
-    assert stranger.put([chat("b", [1])])[0].new == 2  # what cannot be decoded is not relied on
+    assert stranger.put([chat("b", [1])])[0].new == 2  # a segment that cannot be decoded is stored again
     assert stranger.get("b").tokens.tolist() == [*range(100), 1]
 
 
@@ -167,7 +170,7 @@ def test_what_cannot_be_stored_is_refused_and_nothing_written(
 
 
 class LyingCodec:
-    """Decodes to something else than it was given."""
+    """A codec that decodes to other tokens than it was given."""
 
     mode, fast, reach, contract, bundle_id, tokenizer = 0, False, 0, 1, b"b" * 16, b"t" * 16
 
@@ -226,7 +229,7 @@ def test_an_error_at_any_call_leaves_the_archive_as_it_was_or_stops_the_writer(
             archive.put([chat("b", [2])])
         except StoreError:
             assert [v.name for v in reopen(disk, codec).ls()] == ["a"]
-            assert archive.put([chat("b", [2])])[0].number == 1  # it may go on
+            assert archive.put([chat("b", [2])])[0].number == 1  # the archive still works
         except WriterFailed:
             with pytest.raises(WriterFailed, match="earlier sync failed"):
                 archive.put([chat("c", [3])])
@@ -277,7 +280,7 @@ def test_what_killed_writers_left_is_collected_when_it_is_old(
 def test_a_writer_whose_file_is_collected_acknowledges_nothing_or_all(
     archive: TowerArchive, disk: SimDisk, moment: int
 ) -> None:
-    """It stood still for longer than a day after its file had a name, bytes, was synced, or was linked."""
+    """Stop a writer for more than a day after its file was created, written, synced or linked."""
     other, moments = reopen(disk, archive.codecs[0]), 0
 
     def stall() -> None:
@@ -361,7 +364,7 @@ def test_a_collector_stops_at_damage_and_at_packs_that_vanished(archive: TowerAr
 def test_a_writer_puts_again_what_was_condemned_under_its_hands(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
 ) -> None:
-    """The race of the fence: the writer relies on a segment, the collector condemns and deletes it before the writer's check."""
+    """Race the fence: a writer relies on a segment that a collector deletes before the writer's check."""
     archive.put([chat("old", [1] * 30)])
     other = reopen(disk, codec)
     other.forget(list(other.ls()))
@@ -371,7 +374,7 @@ def test_a_writer_puts_again_what_was_condemned_under_its_hands(
     def put_late(name: str, data: bytes) -> bool:
         if state.pop("armed", None):
             for _ in range(2):
-                other.collect(dead_share=0.01)  # condemns, then deletes: nothing live needs it yet
+                other.collect(dead_share=0.01)  # condemns, then deletes, as no live session needs it yet
         return put_pack(name, data)
 
     archive.store.put = put_late  # type: ignore[method-assign]
@@ -464,7 +467,7 @@ def test_a_crafted_collision_is_refused(archive: TowerArchive, monkeypatch: pyte
     monkeypatch.setattr(identity, "digests", lambda *of: [leaf + digest[16:] for digest in whole(*of)])
     with pytest.raises(CorruptError, match="crafted"):
         archive.put([NewSession("b", [np.array([2])])])
-    archive = TowerArchive.open(archive.store, archive.codecs)  # which has not seen "a" itself
+    archive = TowerArchive.open(archive.store, archive.codecs)  # this object has not seen "a" itself
     with pytest.raises(CorruptError, match="crafted"):
         archive.put([NewSession("b", [np.array([2])])])
 
@@ -477,7 +480,7 @@ def test_parity_put_after_its_pack_was_collected_is_swept(archive: TowerArchive)
     archive.collect(dead_share=0.01)
     archive.collect(dead_share=0.01)
     assert pack.hex() not in archive.store.list("packs")
-    archive.store.put(f"parity/{pack.hex()}", late)  # its writer stood still between pack and parity
+    archive.store.put(f"parity/{pack.hex()}", late)  # its writer was stopped between pack and parity
     assert not archive.verify().sound, "repair would bring the pack back"
     archive.collect(dry_run=True)
     assert pack.hex() in archive.store.list("parity")

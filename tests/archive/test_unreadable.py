@@ -1,4 +1,7 @@
-"""Bytes that the disk cannot give: a bad sector, or a file that somebody cut off while it was read. Named errors, and never the end of the process."""
+"""Bytes that the disk cannot read: a bad sector, or a file that was truncated while it was read.
+
+They give named errors and never end the process.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError
 
 DICE = np.random.default_rng(0)
-SIZE = 4000  # tokens of a session, each a byte of its bitstring: nothing repeats
+SIZE = 4000  # tokens per session, each a byte of its bitstring, without repeats
 CUT = """
 import os, sys
 from pathlib import Path
@@ -100,7 +103,7 @@ def bad(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks the system for the names of open files")
 class TestBadSectors:
     def test_in_a_pack(self, tmp_path: Path, bad: Callable[[str, int], None]) -> None:
-        """The session there is lost and named; others are read; the collector stops; repair has it back from parity."""
+        """Name the lost session and read the others. The collector stops, and repair restores it from parity."""
         archive = filled(tmp_path / "cold", 200)
         wanted = {v.name: archive.tower(v).tokens.tolist() for v in archive.ls()}
         hit = archive.version("s100").location.offset + 1000
@@ -130,7 +133,7 @@ class TestBadSectors:
                 assert len(fresh.get(f"s{n}").tokens) == SIZE
 
     def test_in_an_index(self, tmp_path: Path, bad: Callable[[str, int], None]) -> None:
-        """It is not used, and packs are scanned in its place."""
+        """Skip an unreadable index and scan the packs instead."""
         archive = filled(tmp_path / "cold", 3)
         archive.write_index()
         bad("/index/", 60)
@@ -155,7 +158,7 @@ class TestBadSectors:
 
 
 def test_a_map_of_what_shrank(tmp_path: Path) -> None:
-    """Between opening and mapping."""
+    """Truncate a file between opening and mapping."""
     path = tmp_path / "file"
     path.write_bytes(bytes(100_000))
     store = DirectoryStore(OsDisk(tmp_path))

@@ -1,5 +1,5 @@
-"""The torture run: a short one is sound, a bug that is put in is found, and the record knows what must and
-what may be there."""
+"""The torture run: a short one is sound, an injected bug is found, and the record knows the required and the
+allowed contents."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ KEY = ("acme", "t<1>")
 
 
 def tortured(folder: Path, *options: str) -> dict[str, Any]:
-    """Run the script in an interpreter of its own, for it forks."""
+    """Run the script in an interpreter of its own, since it forks."""
     command = [sys.executable, "-m", "pltz.benchmarks.torture", "--json", "--keep", str(folder), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     result: dict[str, Any] = json.loads(done.stdout)
@@ -91,7 +91,7 @@ def test_an_error_of_a_child_is_told(tmp_path: Path) -> None:
 
 @pytest.fixture
 def record(tmp_path: Path) -> Record:
-    """One session of two versions, of which the first is forgotten."""
+    """Make a record with one session of two versions, the first forgotten."""
     made = Record(tmp_path / "record.jsonl")
     made.main[KEY] = Session([Known("a", "01", True), Known("b", "02")], marks={"<1>"})
     return made

@@ -1,4 +1,4 @@
-"""What the tests of commands share beside fixtures: chats that grow by turns, and what a command printed as JSON."""
+"""Helpers of the tests of commands: chats that grow by turns, and the JSON that a command printed."""
 
 import json
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""What the command-line tests share: a tiny untrained bundle and target in place of those that ship.
+"""Fixtures of the command-line tests: a tiny untrained bundle and target in place of those that ship.
 
-They are real in every respect but size and training: the same loaders, engine, coder and container run.
-Nothing is asserted of how small a file gets.
+They are real except for size and training: the same loaders, engine, coder and container run.
+No test asserts how small a file gets.
 """
 
 import json
@@ -21,7 +21,7 @@ POSITIONS = 2048
 
 @pytest.fixture
 def run() -> Run:
-    """``run("inspect", path, input=b"...")``: the command line in this process."""
+    """Return a function that runs the command line in this process: ``run("inspect", path, input=b"...")``."""
 
     def invoke(*args: object, input: bytes | None = None) -> Result:
         return CliRunner().invoke(cli, [str(arg) for arg in args], input=input, prog_name="pltz")
@@ -31,7 +31,7 @@ def run() -> Run:
 
 @pytest.fixture(scope="session")
 def shipped(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callable[..., bytes]) -> Path:
-    """A folder with ``bundles/mini`` and ``targets/mini-llama``, tiny and untrained."""
+    """Make a folder with ``bundles/mini`` and ``targets/mini-llama``, tiny and untrained."""
     from pltz.models.bundle.bundle import write_bundle
     from pltz.plt_codec.weights import random_weights
 
@@ -44,7 +44,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Calla
 
 
 def make_target(folder: Path, tokenizer_json: bytes) -> None:
-    """A llama of two small layers with random weights, under the bundle's tokenizer."""
+    """Write a llama of two small layers with random weights and the bundle's tokenizer."""
     import torch
     import transformers
 
@@ -72,7 +72,7 @@ def make_target(folder: Path, tokenizer_json: bytes) -> None:
 
 @pytest.fixture
 def tiny(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let the tiny bundle and target stand in for those that ship with pltz."""
+    """Replace the bundle and target that ship with pltz by the tiny ones."""
     monkeypatch.setattr("pltz.models.bundle.locations.EMBEDDED", shipped / "bundles")
     monkeypatch.setattr("pltz.models.bundle.locations.GROUP", "pltz.bundles.of.the.tests")
     monkeypatch.setenv("PLTZ_BUNDLES", str(tmp_path / "user-bundles"))
@@ -82,7 +82,7 @@ def tiny(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 @pytest.fixture
 def chats(tmp_path: Path) -> Path:
-    """Four short chats, one with a key of its own, one without ASCII."""
+    """Write four short chats, one with an extra key, one without ASCII."""
     lines: list[object] = [
         {
             "messages": [
@@ -105,7 +105,7 @@ def chats(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def frozen(tiny: Path, run: Run, chats: Path, tmp_path: Path) -> Path:
-    """The four chats as a .pltz file."""
+    """Freeze the four chats into a .pltz file."""
     path = tmp_path / "chats.pltz"
     done = run("compress", chats, "-o", path)
     assert done.exit_code == 0, done.output
@@ -114,19 +114,19 @@ def frozen(tiny: Path, run: Run, chats: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def trained() -> None:
-    """Ask for this to work with the bundle that ships: an untrained one loses to zstd, and all sessions are plain bytes."""
+    """Mark a test that needs the bundle that ships: an untrained one loses to zstd, and all sessions are plain bytes."""
 
 
 @pytest.fixture
 def bundle_at_hand(request: pytest.FixtureRequest) -> None:
-    """The tiny bundle, unless a test asks for `trained`."""
+    """Use the tiny bundle, unless a test asks for `trained`."""
     if "trained" not in request.fixturenames:
         request.getfixturevalue("tiny")
 
 
 @pytest.fixture
 def cold(run: Run, tmp_path: Path) -> Path:
-    """An empty archive."""
+    """Make an empty archive."""
     place = tmp_path / "cold"
     assert run("archive", "init", place).exit_code == 0
     return place
@@ -134,7 +134,7 @@ def cold(run: Run, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def put(run: Run, cold: Path) -> Put:
-    """``put(value, "--name", "x")``: one session from stdin as JSON."""
+    """Return a function that puts one session from stdin as JSON: ``put(value, "--name", "x")``."""
 
     def invoke(value: Any, *words: object) -> list[dict[str, Any]]:
         line = json.dumps(value, ensure_ascii=False).encode() + b"\n"

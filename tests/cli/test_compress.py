@@ -1,4 +1,4 @@
-"""compress and decompress: what goes in comes out, and what cannot is refused by name."""
+"""compress and decompress: sessions come back unchanged, and bad inputs are refused by name."""
 
 import json
 import sys
@@ -144,7 +144,7 @@ def test_progress_is_on_stderr(run: Run, tiny: Path, chats: Path, tmp_path: Path
 
 
 def refused(done: Result, code: int, *words: str) -> None:
-    """One line on stderr that holds the words, the exit code, nothing on stdout."""
+    """Check the exit code, that stderr has one line with the words, and that stdout is empty."""
     assert done.exit_code == code, done.output
     assert done.stdout == ""
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
@@ -234,7 +234,7 @@ def test_a_terminal_gets_no_binary_data(
 
 
 def test_the_fast_layout_is_for_long_sessions(run: Run, tmp_path: Path) -> None:
-    """With the bundle that ships: what an untrained one makes is longer than zstd's, and so not what is kept."""
+    """Use the bundle that ships: an untrained one makes more bytes than zstd, so zstd's would be kept."""
     texts = [" ".join(f"line {n} of the long log" for n in range(count)) for count in (600, 60)]
     for n, text in enumerate(texts):
         (tmp_path / f"{n}.txt").write_text(text, "utf8")

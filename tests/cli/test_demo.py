@@ -1,4 +1,4 @@
-"""demo: the whole way, with the tiny bundle and target in place of the shipped ones; and with those, slowly."""
+"""demo: the whole command, with the tiny bundle and target, and slowly with those that ship."""
 
 import json
 from collections.abc import Callable

@@ -142,5 +142,5 @@ def test_readme_commands_parse() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=map(" ".join, COMMANDS))
 def test_the_line_in_the_list_of_commands_is_a_whole_one(command: click.Command) -> None:
-    """At a limit of 45 characters click left half sentences: "with all tags, by..."."""
+    """Check a limit of 45 characters, where click left half sentences: "with all tags, by..."."""
     assert re.search(r"[\w)>\"]\.$", command.get_short_help_str(45)), command.get_short_help_str(45)

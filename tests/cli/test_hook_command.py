@@ -1,4 +1,4 @@
-"""pltz hook and pltz bench hook, on a tiny bundle: what a journal holds is said, and goes to an archive; exit codes tell."""
+"""pltz hook and pltz bench hook on a tiny bundle: a journal is reported and archived, with the right exit codes."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def journal(tiny: Path, tmp_path: Path) -> Path:
-    """Three evictions of a process that ended, one of them with ids that no tokenizer has."""
+    """Write three evictions of a process that ended, one of them with ids that no tokenizer has."""
     folder = tmp_path / "journal"
     with EvictionHook.open(folder, worker="none", settings=HookSettings(flush_seconds=0.005)) as hook:
         for name, ids in (("a", [1, 2, 3]), ("a", [1, 2, 3, 4]), ("bad", [99999])):
@@ -87,7 +87,7 @@ FORMS = "list", "numpy", "torch", "bytes"
 
 
 def test_the_engine_of_a_benchmark_without_a_codec(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was torch whatever the machine had, in what bench archive, hook and nightly keep."""
+    """Check the engine that bench archive, hook and nightly record: it was torch on every machine."""
     monkeypatch.delenv(native.KERNEL_VARIABLE, raising=False)
     monkeypatch.setattr(native, "kernels", lambda: ["vnni", "plain"])
     assert machine.engine_name(None) == "compiled, vnni"

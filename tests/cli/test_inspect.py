@@ -1,4 +1,4 @@
-"""inspect: header, sessions, layout and digest, quickly and without a model."""
+"""inspect: header, sessions, layout and digest, fast and without a model."""
 
 import json
 import subprocess

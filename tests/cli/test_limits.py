@@ -1,4 +1,4 @@
-"""The limits of one session, by the commands: exit code 5, with size, limit and what to do."""
+"""The limits of one session in the commands: exit code 5, and a message with size, limit and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pltz llama import``: slot files into an archive, a bad one reported; a server that is not there is a named error.
+"""``pltz llama import``: slot files go into an archive, a bad one is reported, a missing server is a named error.
 
 With a server: tests/archive/engines/test_llama_server.py.
 """
@@ -22,7 +22,7 @@ SLOT = Path(__file__).parents[1] / "archive" / "engines" / "recorded" / "slot.bi
 
 
 class AnyPrompt(Replay):
-    """A server without adapters that prefills whatever it is given."""
+    """A server without adapters that prefills any prompt."""
 
     def _answer(self, body: Any) -> None:
         count = len(body["prompt"]) if body else 0
@@ -64,7 +64,7 @@ def test_slot_files_become_sessions_and_a_bad_one_holds_up_nobody(
 
 
 def test_slot_files_of_a_model_thaw_into_no_other(tmp_path: Path, run: Run, options: list[str]) -> None:
-    """A slot file names no weights: without --model, a thaw into any model of the same vocabulary succeeded."""
+    """Refuse a thaw of unknown weights: a slot file names none, and any model of the same vocabulary was accepted."""
     made_by, other = tmp_path / "one.gguf", tmp_path / "other.gguf"
     made_by.write_bytes(b"GGUF one")
     other.write_bytes(b"GGUF other")

@@ -16,7 +16,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def config(tiny: Path, run: Run, chats: Path, tmp_path: Path) -> Path:
-    """A job over the four chats, with an archive."""
+    """Configure a job over the four chats, with an archive."""
     assert run("archive", "init", tmp_path / "cold").exit_code == 0
     path = tmp_path / "nightly.toml"
     text = f'archive = "cold"\nstate = "state"\n[[source]]\nkind = "jsonl"\npath = "{chats}"\n[verify]\n'

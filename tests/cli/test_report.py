@@ -1,4 +1,4 @@
-"""The small parts of a report: tables, the progress line."""
+"""The small parts of a report: tables and the progress line."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""thaw: one session into a target's cache, its figures, and what the target says next."""
+"""thaw: one session goes into a target's cache, with its figures, and the target continues."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def test_figures_and_continuation(run: Run, frozen: Path) -> None:
     ],
 )
 def test_what_is_said_is_not_mistaken_for_a_mark(text: str | None, ended: bool, shown: str) -> None:
-    """The session of README's example ends with an answer: all that its target said was a bare <|user|>."""
+    """Thaw the session of README's example, which ends with an answer: its target said only a bare <|user|>."""
     assert Result(1, 1, {"read": 1.0}, text, ended, None).text().endswith(shown)
 
 

@@ -1,4 +1,4 @@
-"""Sessions come out of the files people have, and a file that is not what it says is named with its line."""
+"""Sessions are read from common files, and a file with wrong content is named with its line."""
 
 import gzip
 import io

@@ -15,7 +15,7 @@ LIMIT = 1 << 20  # bytes
 
 
 class Dribble(io.RawIOBase):
-    """A stream that gives a few bytes a read, as a pipe does."""
+    """A stream that gives a few bytes per read, as a pipe does."""
 
     def __init__(self, data: bytes, size: int) -> None:
         self.data, self.size = data, size

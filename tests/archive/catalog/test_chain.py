@@ -1,4 +1,4 @@
-"""Chains (archive/catalog/chain.py): what sessions share is decoded once, damage is said of what it hits."""
+"""Chains (archive/catalog/chain.py): shared segments are decoded once, and damage is reported for what it hits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.archive.conftest import ZlibCodec
 
 
 class Counting(ZlibCodec):
-    """Notes the size of every batch it decodes, and what stood above."""
+    """A codec that records the size of every batch it decodes, and the ancestors."""
 
     def __init__(self, mode: int = 1):
         super().__init__(mode, b"zlib with tower.")
@@ -43,7 +43,7 @@ def disk() -> SimDisk:
 
 @pytest.fixture
 def filled(disk: SimDisk) -> TowerArchive:
-    """40 sessions of 3 segments below one prompt of two, coded with their towers."""
+    """Put 40 sessions of 3 segments below one prompt of two, coded with their towers."""
     archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec(1, b"zlib with tower.")])
     archive.put(
         [
@@ -63,14 +63,14 @@ def test_many_sessions_decode_what_they_share_once(filled: TowerArchive, disk: S
     archive = TowerArchive.open(DirectoryStore(disk), [codec])
     versions = list(archive.ls())
     towers = archive.towers(versions)
-    assert codec.batches == [1, 1, 40, 40, 40]  # a batch a level
+    assert codec.batches == [1, 1, 40, 40, 40]  # one batch per level
     assert codec.above == {0, 300, 600, 630}
     for n, tower in enumerate(towers):
         assert tower.tokens.tolist() == [*PROMPT, *PROMPT[::-1], *range(n, n + 30), *range(n, n + 50)]
     codec.batches.clear()
     report = archive.verify(decode=True)
     assert report.sound and report.decoded == 122
-    assert sum(codec.batches) <= 122 + 2 + 40 + 40  # each once, and what stands above once
+    assert sum(codec.batches) <= 122 + 2 + 40 + 40  # each once, and each ancestor once
 
 
 def test_no_more_than_the_reach_is_handed_on(filled: TowerArchive, disk: SimDisk) -> None:
@@ -95,7 +95,7 @@ def test_a_codec_with_towers_reads_what_was_coded_alone(disk: SimDisk) -> None:
 
 def test_damage_is_said_of_all_that_needs_it_and_of_nothing_else(filled: TowerArchive) -> None:
     class Deaf(ZlibCodec):
-        """Cannot decode the second turn of one session."""
+        """A codec that cannot decode the second turn of one session."""
 
         def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
             if any(c.count == 30 and c.data == damaged for c in batch):
@@ -118,7 +118,7 @@ def test_damage_is_said_of_all_that_needs_it_and_of_nothing_else(filled: TowerAr
 
 
 def test_the_shorter_of_alone_and_after_the_tower_is_kept(disk: SimDisk) -> None:
-    """A version shares the record of its leaf in either mode, and both are read back."""
+    """Share the record of a version's leaf in either mode, and read both back."""
     codec = ZlibCodec(1, b"zlib with tower.")
     archive = TowerArchive.create(DirectoryStore(disk), [codec])
     near, far = PROMPT[50:90], np.array([7] * 40)

@@ -1,4 +1,4 @@
-"""The ledger: a pack that is absent is damage unless an entry says why, and a loss stays known until somebody acknowledges it."""
+"""The ledger: an absent pack is damage unless an entry says why, and a loss is reported until it is acknowledged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tokens(name: str) -> list[int]:
 
 
 def three(codec: SegmentCodec, *, condemned: bool = True, indexed: bool = False) -> SimDisk:
-    """Three sessions in three packs."""
+    """Put three sessions in three packs."""
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec])
     for name in NAMES:
@@ -121,7 +121,7 @@ def test_a_copy_of_an_archive_that_lost_a_pack_does_not_say_that_it_is_all(codec
 
 
 def test_a_pack_that_vanishes_under_an_open_archive(codec: SegmentCodec) -> None:
-    """What was listed once by a process is named by that."""
+    """Name a pack that vanished after the process had listed it."""
     disk = three(codec, condemned=False)
     archive = reopen(disk, codec)
     path = pack_of(archive, "b")
@@ -155,7 +155,7 @@ def test_a_pack_that_vanishes_before_its_parity_is_put_keeps_it(
 
 
 class Short(SimDisk):
-    """Leaves names out of what it lists."""
+    """A disk that leaves names out of its lists."""
 
     leaves_out: Callable[[str, str], bool] = staticmethod(lambda folder, name: False)
 
@@ -224,7 +224,7 @@ def test_a_plan_of_which_only_the_copy_is_there_stops_a_collector(codec: Segment
     assert reopen(disk, codec).verify(decode=True).sound
 
 
-# What a collector deletes
+# Packs that a collector deletes
 
 
 def test_a_collector_says_what_it_deletes_before_it_does(codec: SegmentCodec) -> None:
@@ -302,7 +302,7 @@ def lost(codec: SegmentCodec, *, indexed: bool) -> SimDisk:
     path = pack_of(reopen(disk, codec), "b")
     for name in (path, path.replace("packs", "parity")):
         disk.unlink(name)
-    if not indexed:  # or nothing would name it
+    if not indexed:  # else nothing would name it
         disk.write_new(path, b"")
     report = repaired(disk)
     assert not report.whole and report.uncounted == 1

@@ -1,4 +1,4 @@
-"""Sessions in a target's own ids in the archive (archive/codecs/bridged.py): exact wherever they are cut, hostile bytes refused."""
+"""Sessions in a target's own ids (archive/codecs/bridged.py): exact wherever they are cut, hostile bytes refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callab
 
 @pytest.fixture(scope="module")
 def codecs(bundle: Bundle) -> Codecs:
-    """The codec of a kind of target."""
+    """Return the codecs for each kind of target."""
 
     @cache
     def make(kind: str) -> BridgedCodec:
@@ -57,7 +57,7 @@ def codecs(bundle: Bundle) -> Codecs:
 @quick
 @given(data=st.data())
 def test_any_ids_cut_anywhere_come_back(codecs: Codecs, kind: str, data: st.DataObject) -> None:
-    """Text with its marks, ids at random in it, cut into a tower at any id: in the middle of a word, of a character."""
+    """Cut text with special tokens and random ids into a tower at any id, in the middle of a word or a character."""
     codec, tokenizer = codecs(kind), target(kind)
     size = tokenizer.get_vocab_size()
     begin = data.draw(st.integers(0, len(PAGE) - 1))
@@ -78,7 +78,7 @@ def test_any_ids_cut_anywhere_come_back(codecs: Codecs, kind: str, data: st.Data
 
 
 def test_an_archive_of_a_targets_ids(bundle: Bundle, codecs: Codecs, tmp_path: Path) -> None:
-    """Beside sessions of bundle tokens under one bundle; each is read by the codec of its tokenizer."""
+    """Mix with sessions of bundle tokens under one bundle. The codec of its tokenizer reads each."""
     codec, own = codecs("byte-level"), BundleCodec(bundle)
     archive = TowerArchive.create(tmp_path / "cold", [codec, own])
     ids = np.array(target("byte-level").encode(PAGE[:700]).ids)

@@ -70,7 +70,7 @@ def test_bytes_codec_refuses_what_is_no_byte_and_what_lies() -> None:
 
 
 def test_the_fast_layout(bundle: Bundle, tmp_path: Path) -> None:
-    """Long segments go into 32 lanes, short ones as ever, alone and after a prompt; any archive object reads them, and shares them."""
+    """Put long segments into 32 lanes, alone and after a prompt. Any archive object reads and shares them."""
     dice = np.random.default_rng(3)
     turns = [dice.integers(0, 1024, size) for size in (2049, 2048, 2500)]
     place = tmp_path / "cold"
@@ -100,7 +100,7 @@ def test_the_fast_layout(bundle: Bundle, tmp_path: Path) -> None:
 
 
 def test_the_layout_of_turns(bundle: Bundle, tmp_path: Path) -> None:
-    """With the fast layout short segments go into lanes too, of bridged ids as many as the bundle tokens say; anyone reads them."""
+    """Put short segments into lanes too with the fast layout, for bridged ids by the count of bundle tokens."""
     dice = np.random.default_rng(4)
     turns = [dice.integers(0, 1024, size) for size in (48, 49, 100, 500, 2048)]
     place = tmp_path / "cold"

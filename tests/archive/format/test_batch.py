@@ -1,4 +1,4 @@
-"""What is done to many rows at once in C, against hashlib and numpy, which take one after the other."""
+"""The batch operations in C give the same as hashlib and numpy, one row after the other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check(heads: list[bytes], rows: list[bytes], key: bytes, size: int, width: i
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("key", [b"", b"k", b"k" * 64])
 def test_every_length_of_head_and_row(width: int, key: bytes) -> None:
-    """Around blocks: a head may end within one, at its end, or be longer; a message may be empty."""
+    """Test around block limits: a head ends within a block, at its end, or later, and a message may be empty."""
     for head in (0, 1, 16, 48, 127, 128, 129, 256, 300):
         rows = [DICE.bytes(n) for n in [*range(300), 511, 512, 513, 1024]]
         check([DICE.bytes(head) for _ in rows], rows, key, 32, width)

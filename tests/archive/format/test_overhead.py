@@ -1,4 +1,4 @@
-"""Bytes a session beside its bitstring and its name: at most 48 with one new segment, by part; and an index of at most 28 a record."""
+"""Overhead: at most 48 bytes per session of one new segment, beside bitstring and name, and 28 per index record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BITSTRING = 200  # bytes: a mean chat
 
 
 class StoredCodec:
-    """A token is a byte, so a bitstring has a known size."""
+    """A codec of one byte per token, so that a bitstring has a known size."""
 
     mode, fast, reach, contract, bundle_id, tokenizer = 0, False, 0, 1, b"b" * 16, b"t" * 16
 

@@ -1,4 +1,4 @@
-"""Parity: what it restores, byte by byte, against a slow solver written otherwise; and its parser fed with anything."""
+"""Parity: restored bytes equal those of a slow, independent solver, and the parser accepts any bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def noise(size: int, seed: int = 0) -> bytes:
 
 
 def test_the_rows_are_those_of_the_specification() -> None:
-    """Row p of a column: the sum over j of data[j] / ((255 - p) xor j), by the schoolbook."""
+    """Return row p of a column: the sum over j of data[j] / ((255 - p) xor j), by the definition."""
     data = noise(700)
     parity = Parity.decode(Parity.of(NAME, data).encode())
     group = parity.groups[0]
@@ -112,7 +112,7 @@ def test_shared_ranges_survive_the_whole_pack() -> None:
 
 
 def test_groups_help_each_other() -> None:
-    """Group 0 alone cannot; the second gives back enough blocks that it can."""
+    """Restore group 0 with the help of the second group, which restores enough blocks."""
     pack = noise(60_000)
     parity = Parity.of(NAME, pack, [Range(0, 4096)])
     shape = parity.groups[0].shape

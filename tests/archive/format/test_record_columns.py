@@ -1,4 +1,4 @@
-"""Columns: many records at once say the same as one by one. The oracle is FORMAT.md's table, written down field by field."""
+"""Columns: many records at once read the same as one by one. The oracle is FORMAT.md's table, field by field."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def place(offset: int = BEGIN) -> Place:
 
 
 def oracle(records: list[Record]) -> bytes:
-    """One record after the other, as the table in FORMAT.md says."""
+    """Encode one record after the other, as the table in FORMAT.md says."""
     out, where = b"", dict[bytes, int]()
     for r in records:
         offset = BEGIN + len(out)
@@ -116,7 +116,7 @@ def test_many_at_once_are_laid_out_and_read_as_one_by_one(records: list[Record])
 def test_damage_with_right_checksums_is_refused_as_one_by_one(
     records: list[Record], data: st.DataObject
 ) -> None:
-    """Bytes inside a record are changed and its checksum made right again: both readers must say the same."""
+    """Change bytes inside a record and correct its checksum: both readers must give the same result."""
     whole, begins = laid_out(records)
     hurt, n = bytearray(whole), data.draw(st.integers(0, len(begins) - 1))
     begin, end = begins[n], [*begins[1:], len(whole)][n]

@@ -1,4 +1,4 @@
-"""Places: ids by where they stand, against a dictionary."""
+"""Segment offsets: ids by their offsets, compared with a dictionary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pltz archive copy and export: histories into another archive, sessions into files."""
+"""pltz archive copy and export: histories go into another archive, sessions into files."""
 
 import json
 from pathlib import Path

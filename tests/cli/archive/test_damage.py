@@ -1,4 +1,4 @@
-"""What the commands of ``pltz archive`` say where damage may hide a session: never that there is none."""
+"""The commands of ``pltz archive`` where damage may hide a session: they never say that there is none."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("bundle_at_hand")
 
 @pytest.fixture
 def hurt(run: Run, cold: Path, put: Put) -> Path:
-    """An archive of three packs, one session each; the record of "b" is damaged. No index."""
+    """Make an archive of three packs with one session each and no index, and damage the record of "b"."""
     for name in ("a", "b", "c"):
         put(f"a text of {name}", "--name", name)
     spoil(cold, "b")
@@ -21,7 +21,7 @@ def hurt(run: Run, cold: Path, put: Put) -> Path:
 
 
 def spoil(cold: Path, name: str) -> Path:
-    """Flip a byte in the record of a session; the pack it lies in."""
+    """Flip a byte in the record of a session and return its pack."""
     at = TowerArchive.open(cold, []).version(name).location
     pack = cold / "packs" / at.pack.hex()
     data = bytearray(pack.read_bytes())

@@ -1,4 +1,4 @@
-"""pltz archive forget, undelete and collect: what goes, what comes back, and when it is gone."""
+"""pltz archive forget, undelete and collect: sessions are forgotten, come back, and are gone for good."""
 
 import json
 from pathlib import Path

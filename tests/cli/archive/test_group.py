@@ -1,4 +1,7 @@
-"""pltz archive: putting, getting and finding, end to end, with a tiny untrained bundle; with the one that ships where sizes decide."""
+"""pltz archive: put, get and find, end to end.
+
+The bundle is tiny and untrained, or the one that ships where sizes matter.
+"""
 
 import gzip
 import json
@@ -68,7 +71,7 @@ def test_texts_and_ids(run: Run, cold: Path, tmp_path: Path) -> None:
 
 
 def test_the_fast_layout(trained: None, run: Run, cold: Path, tmp_path: Path) -> None:
-    """Only what is long, only where asked for; read by every later call, and kept by verify."""
+    """Use the fast layout only for long segments and only where asked for. Every later call reads it."""
     (tmp_path / "long.txt").write_text(" ".join(f"line {n} of the long log" for n in range(600)), "utf8")
     found = [
         json.loads(line)
@@ -87,7 +90,7 @@ def test_the_fast_layout(trained: None, run: Run, cold: Path, tmp_path: Path) ->
 
 
 def test_no_larger_than_a_file(trained: None, run: Run, cold: Path, chats: Path, tmp_path: Path) -> None:
-    """The bitstring of a chat that is stored whole is no larger than its frame."""
+    """Check that the bitstring of a chat that is stored whole is no larger than its frame."""
     log = tmp_path / "b.log"
     log.write_bytes(b"2026-11-21 the same line again and again\n" * 4000)
     assert run("compress", chats, log, "-o", tmp_path / "c.pltz").exit_code == 0
@@ -195,7 +198,7 @@ def test_names(run: Run, cold: Path, put: Put, chats: Path) -> None:
     ],
 )
 def test_a_name_that_is_empty_is_refused(run: Run, cold: Path, words: list[str]) -> None:
-    """As the shell hands on a variable that nobody set."""
+    """Refuse an empty name, as the shell passes for an unset variable."""
     done = run("archive", words[0], cold, *words[1:], input=json.dumps(chat(1)).encode())
     assert done.exit_code == 2 and ("found nothing" in done.stderr or "KEY=VALUE" in done.stderr)
     assert run("archive", "ls", cold).stdout == ""
@@ -233,7 +236,7 @@ def test_find_and_stat(run: Run, cold: Path, put: Put) -> None:
 
 @pytest.mark.parametrize("words", [["--name", "e\udcff"], ["--tenant", "\udcff"]])
 def test_a_name_that_is_no_unicode_is_refused(run: Run, cold: Path, words: list[str]) -> None:
-    """As the shell hands on what was typed in another encoding."""
+    """Refuse arguments in another encoding, as the shell passes them."""
     done = run("archive", "put", cold, "-", *words, input=b'{"messages":[]}\n')
     assert done.exit_code == 5 and r"\udcff' is not valid Unicode" in done.output
     done = run("archive", "get", cold, *(words if words[0] == "--tenant" else []), "e\udcff")
@@ -278,7 +281,10 @@ def test_what_was_printed_survives_a_kill(run: Run, cold: Path, tiny: Path) -> N
 
 
 def test_a_sealed_archive_from_end_to_end(run: Run, tmp_path: Path, put: Put) -> None:
-    """init, put, get, ls, verify, repair, copy to an open archive, erase; nothing without the key, nothing after erase."""
+    """Run init, put, get, ls, verify, repair, copy to an open archive, and erase.
+
+    Without the key, and after erase, nothing opens.
+    """
     key, place, plain = tmp_path / "key", tmp_path / "sealed", tmp_path / "plain"
     key.write_bytes(bytes(range(32)))
     made = lines(run("archive", "init", place, "--key-file", key, "--json"))[0]

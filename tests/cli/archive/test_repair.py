@@ -42,7 +42,7 @@ def key(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cold(tmp_path: Path, key: Path) -> Path:
-    """Sealed; three sessions of two tenants."""
+    """Make a sealed archive with three sessions of two tenants."""
     archive = TowerArchive.create(tmp_path / "cold", [BytesCodec()], key=Secret.file(key))
     dice = np.random.default_rng(0)
     rows = [("a", "acme"), ("b", "acme"), ("a", "other")]
@@ -97,7 +97,7 @@ def test_erase_asks_and_proves(cold: Path, key: Path, run: Run) -> None:
 
 @pytest.fixture
 def based(tmp_path: Path, key: Path) -> Path:
-    """Sealed; sessions of two tenants below a base prompt of both and one that is acme's alone."""
+    """Make a sealed archive with sessions of two tenants, below a base prompt of both and one of acme alone."""
     archive = TowerArchive.create(tmp_path / "based", [BytesCodec()], key=Secret.file(key))
     prompt, turn = np.arange(200), np.arange(50)
     rows = [("a", "acme", "both"), ("b", "other", "both"), ("c", "acme", "its own")]
@@ -172,7 +172,7 @@ def test_calls_that_are_refused(cold: Path, key: Path, tmp_path: Path, run: Run)
     for args, code, words in (
         (("erase", cold, "--tenant", "t", "--all", "--key-file", other, "--yes"), 4, "not the key"),
         (("erase", cold, "--tenant", "t", "--all", "--yes"), 2, "without any"),
-        (("erase", cold, "--tenant", "t", "--all"), 2, "without any"),  # said before it is asked about
+        (("erase", cold, "--tenant", "t", "--all"), 2, "without any"),  # refused before the question
         (("erase", cold, "--tenant", "t", "--all", "--key-file", key), 8, "no tenant"),
         (("erase", cold, "--tenant", "t", "--yes"), 2, "--name NAME or --all"),
         (("erase", cold, "--tenant", "t", "--all", "--key-file", key, "--passphrase"), 2, "one of"),

@@ -1,4 +1,4 @@
-"""pltz thaw and compress with --archive, and sessions that belong to a target or another tokenizer."""
+"""pltz thaw and compress with --archive, and sessions of a target or of another tokenizer."""
 
 import json
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def test_frozen_for_a_target(run: Run, cold: Path, chats: Path, tmp_path: Path) 
 
 @pytest.fixture
 def stranger(tiny_tokenizer_json: Callable[..., bytes], tmp_path: Path) -> Path:
-    """A target whose tokenizer is not the bundle's."""
+    """Make a target whose tokenizer is not the bundle's."""
     from tests.cli.conftest import make_target
 
     make_target(tmp_path / "stranger", tiny_tokenizer_json(900))

@@ -1,4 +1,4 @@
-"""pltz archive verify: what is damaged, what that costs, and a run that goes on where it was."""
+"""pltz archive verify: damage and lost sessions are reported, and a stopped run resumes."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_verify_a_part(run: Run, cold: Path, put: Put) -> None:
 def test_verify_goes_on_where_it_was(
     run: Run, cold: Path, put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run killed after two of five packs: the next checks three, and still tells what the first found."""
+    """Kill a run after two of five packs. The next checks three, and still reports what the first found."""
     from pltz.archive.maintenance.verify import Verifier
 
     for n in range(1, 6):

@@ -1,4 +1,4 @@
-"""bench archive: that its figures are of what it says, on a small run; the codec that hands over ready bitstrings is exact."""
+"""bench archive: the figures of a small run are right, and the codec of ready bitstrings is exact."""
 
 import json
 from collections.abc import Callable

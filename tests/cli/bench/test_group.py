@@ -1,4 +1,4 @@
-"""bench codec: which sessions are measured, that peers give back what they got, that the figures add up."""
+"""bench codec: the right sessions are measured, peers are exact, and the figures add up."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""bundle: what is at hand, what it is, whether it is whole."""
+"""bundle: list the bundles, show one, and verify it."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""bundle train, distill and eval: from sessions to a bundle that codes, by the command line."""
+"""bundle train, distill and eval: make a bundle that codes from sessions, by the command line."""
 
 import json
 import shutil
@@ -56,7 +56,7 @@ steps = 10
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with the sample sessions and a configuration."""
+    """Make a folder with the sample sessions and a configuration."""
     shutil.copy(sample_path(), tmp_path / "sessions.jsonl")
     (tmp_path / "tiny.toml").write_text(CONFIG.format(steps=4))
     return tmp_path
@@ -76,7 +76,7 @@ def test_train_needs_a_configuration_and_an_output(run: Run, tmp_path: Path) -> 
 
 
 def test_train_eval_compress_decompress(run: Run, project: Path) -> None:
-    """The whole way, on a CPU: a bundle out of the sample, its card, figures, and sessions through it."""
+    """Train a bundle on the sample on a CPU, check its card and figures, and code sessions with it."""
     output, config = project / "mine", project / "tiny.toml"
     call = ("bundle", "train", "--config", config, "--output", output, "--device", "cpu", "--threads", 1)
     done = run(*call, "--json", "--progress")
@@ -94,7 +94,7 @@ def test_train_eval_compress_decompress(run: Run, project: Path) -> None:
     assert all(str(project) not in (output / name).read_text() for name in ("card.json", "CARD.md"))
 
     assert run("bundle", "verify", output).exit_code == 0
-    again = run(*call, "--progress")  # nothing is done twice, and what is there is right
+    again = run(*call, "--progress")  # no stage runs twice, and the results are right
     assert again.exit_code == 0 and "is this bundle already" in again.stderr
     assert "begins" not in again.stderr
 
@@ -127,7 +127,7 @@ def test_train_eval_compress_decompress(run: Run, project: Path) -> None:
 
 
 def test_a_run_that_dies_goes_on(project: Path) -> None:
-    """Cut off where each stage begins and ends, and started again each time: every run gets further, and the bundle is whole."""
+    """Cut a run off where each stage begins and ends, and start again: each gets further, and the bundle is whole."""
     from pltz.cli.bundle import eval, train
     from pltz.cli.ui import options
     from pltz.models.bundle.bundle import Bundle
@@ -165,7 +165,7 @@ def test_a_run_that_dies_goes_on(project: Path) -> None:
 
 
 def test_held_out_files_are_not_trained_on(run: Run, project: Path) -> None:
-    """Sessions of a test file of its own leave the training set, though they stand in its file too."""
+    """Remove the sessions of a separate test file from the training set, though its file holds them too."""
     import zstandard
 
     lines = sample_path().read_text("utf8").splitlines(True)
@@ -221,7 +221,7 @@ limit_bytes = 3000
 
 
 def other_bundle(folder: Path, tokenizer: bytes) -> Path:
-    """A tiny bundle of contract 2, whose positions turn at rates that are not the default."""
+    """Write a tiny bundle of contract 2, with rotary rates that are not the default."""
     from pltz.models.bundle.bundle import write_bundle
     from pltz.models.training.export import export
     from pltz.models.training.net import Net, rounded_net
@@ -236,7 +236,10 @@ def other_bundle(folder: Path, tokenizer: bytes) -> Path:
 def test_train_goes_on_from_a_bundle(
     run: Run, tiny: Path, project: Path, tiny_tokenizer_json: Callable[..., bytes]
 ) -> None:
-    """One that ships (a tiny one here), by name, and one of the other contract, by a folder beside the configuration: no key of a shape is needed."""
+    """Start from a bundle by name, and from one of the other contract by a folder next to the configuration.
+
+    The configuration needs no keys for the shape. The bundle by name is tiny here.
+    """
     other = other_bundle(project / "other", tiny_tokenizer_json())
     for start, folder in (("mini", tiny / "bundles/mini"), ("other", other)):
         (project / "tiny.toml").write_text(START.format(kind="bundle", start=start, more=""))
@@ -306,7 +309,10 @@ def test_data_that_cannot_do(run: Run, project: Path) -> None:
 
 
 def test_distill_with_the_targets_probabilities(run: Run, tiny: Path, project: Path) -> None:
-    """The embedded target (a tiny one here) speaks the bundle's vocabulary: probabilities, written turns, the bundle's weights."""
+    """Distil from a target with the bundle's vocabulary: probabilities, written turns and the bundle's weights.
+
+    The embedded target is a tiny one here.
+    """
     call = (
         "bundle",
         "distill",
@@ -331,7 +337,7 @@ def test_distill_with_the_targets_probabilities(run: Run, tiny: Path, project: P
 
 
 def test_distill_in_the_targets_own_tokenizer(run: Run, foreign: Path, project: Path) -> None:
-    """A target with another vocabulary: the student speaks it, and ids frozen for that target need no patch."""
+    """Distil from a target with another vocabulary: the student has it, and ids frozen for that target need no patch."""
     call = ("bundle", "distill", "--target", foreign, "--data", project / "sessions.jsonl", "--size", "tiny")
     small = ("--steps", 5, "--rows", 1, "--row", 256, "--device", "cpu", "--output", project / "d")
     done = run(*call, *small, "--progress")
@@ -352,7 +358,7 @@ def test_distill_in_the_targets_own_tokenizer(run: Run, foreign: Path, project: 
 def test_distill_with_the_bundles_tokenizer_learns_text(
     run: Run, tiny: Path, foreign: Path, project: Path
 ) -> None:
-    """No common vocabulary: the target writes turns, its probabilities have no say."""
+    """Distil without a common vocabulary: the target writes turns, and its probabilities are not used."""
     call = (
         "bundle",
         "distill",
@@ -396,7 +402,7 @@ def test_distill_from_a_bundle_of_the_other_contract(
 
 @pytest.mark.slow
 def test_distill_from_the_embedded_target(run: Run, project: Path) -> None:
-    """The bundle and the target that ship, as they are; some 20 seconds."""
+    """Distil with the bundle and the target that ship. Takes about 20 seconds."""
     lines = sample_path().read_text("utf8").splitlines(True)
     (project / "sessions.jsonl").write_text("".join(lines[:60]), "utf8")
     call = ("bundle", "distill", "--target", "mini-llama", "--data", project / "sessions.jsonl")
@@ -430,10 +436,13 @@ def test_distill_refuses_what_it_cannot_do(run: Run, tiny: Path, project: Path) 
 
 
 def test_train_with_a_teacher_of_its_own(run: Run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A larger net first, then a student that learns its probabilities; with so few steps only that it runs and improves."""
+    """Train a larger net, then a student that learns its probabilities.
+
+    With so few steps the test only checks that it runs and improves.
+    """
     from pltz.models.training import trainer
 
-    monkeypatch.setattr(trainer, "REPORT_EVERY", 0.0)  # the figure is then of the last step alone
+    monkeypatch.setattr(trainer, "REPORT_EVERY", 0.0)  # the figure then covers only the last step
     (project / "tiny.toml").write_text(CONFIG.format(steps=60) + TEACHER)
     call = (
         "bundle",

@@ -1,4 +1,4 @@
-"""A file a command writes appears whole or not at all, and nothing is replaced unasked."""
+"""A file that a command writes appears whole or not at all, and replaces nothing without --force."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""The command line as a process: streams that are closed or full, signals, warnings. Never a traceback."""
+"""The command line as a process: closed or full streams, signals, warnings. It never prints a traceback."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ MAIN = "from pltz.cli.main import main; main()"
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A .pltz file that needs no bundle to be looked at."""
+    """Write a .pltz file that can be inspected without a bundle."""
     path = tmp_path / "a.pltz"
     frame = Frame(Kind.TEXT_FALLBACK, 2, content_check(Kind.TEXT_FALLBACK, 2, b"hi"), b"hi")
     path.write_bytes(pack(Header(1, bytes(16)), [frame]))
@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def shell(line: str, *words: object) -> subprocess.CompletedProcess[str]:
-    """``line`` under sh; ``$0`` in it is pltz, ``$1`` and so on are the words."""
+    """Run ``line`` under sh. ``$0`` in it is pltz, ``$1`` and so on are the words."""
     command = ["sh", "-c", line.replace("pltz", '"$0" -c "$1"'), sys.executable, MAIN, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in done.stderr + done.stdout
@@ -50,7 +50,7 @@ def test_closed_streams(line: str, code: int, said: str, file: Path) -> None:
 
 
 def test_as_a_module(file: Path) -> None:
-    """`python -m pltz` is the script `pltz`, its name in messages too."""
+    """Check that `python -m pltz` is the script `pltz`, also by name in messages."""
     done = subprocess.run(
         [sys.executable, "-m", "pltz", "inspect", f"{file}.no"],
         capture_output=True,
@@ -128,7 +128,7 @@ INTERRUPTED = "import os, signal; os.kill(os.getpid(), signal.{}); import time; 
 
 @pytest.mark.parametrize(
     "module", ["click", "zstandard"]
-)  # the first thing imported, and one that only a command needs
+)  # the first module imported, and one that only a command needs
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_modules_load_is_quiet(
     module: str, number: signal.Signals, file: Path, tmp_path: Path
@@ -136,7 +136,7 @@ def test_a_signal_while_modules_load_is_quiet(
     (tmp_path / f"{module}.py").write_text(INTERRUPTED.format(number.name))
     here = "import sys, signal; sys.path.insert(0, sys.argv.pop(1)); "
     here += (
-        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # whoever runs the tests may ignore it
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # the parent process may ignore it
     )
     command = [sys.executable, "-c", here + MAIN, str(tmp_path), "inspect", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
