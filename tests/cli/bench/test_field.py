@@ -1,4 +1,4 @@
-"""bench field: every coder gives back what it got, figures are of the bytes, what is absent is named, the fallback keeps its promise."""
+"""bench field: coders are exact, figures count bytes, absent peers are named, the fallback keeps its promise."""
 
 import json
 import random
@@ -171,7 +171,7 @@ def test_frequencies_sum_and_none_is_zero() -> None:
 OUT_OF_DOMAIN = {
     "code": Path(field.__file__).read_bytes()[:8000],
     "other code": Path(field.__file__)
-    .parents[1]
+    .parents[2]
     .joinpath("plt_codec/engines/cuda/common.cuh")
     .read_bytes()[:8000],
     "Chinese": "人工智能是计算机科学的一个分支 今天天气很好 我们去公园散步吧 ".encode() * 3,
@@ -200,5 +200,5 @@ def test_no_frame_is_longer_than_zstd_and_a_little(name: str, trained: Codec) ->
 
 @pytest.fixture(scope="module")
 def trained() -> Codec:
-    """The bundle that ships, whatever other tests put in its place."""
+    """Load the bundle that ships, even where other tests replace it."""
     return Codec.load(threads=1)

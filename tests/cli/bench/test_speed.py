@@ -1,4 +1,4 @@
-"""bench speed: the figures follow from each other, and what does not come back is no speed."""
+"""bench speed: the figures follow from each other, and a wrong decoding gives no speed."""
 
 import json
 import runpy
@@ -78,7 +78,7 @@ def test_engines_that_disagree_have_no_speed() -> None:
 def test_the_plot_is_drawn_from_what_the_command_writes(
     run: Run, tiny: Path, tmp_path: Path, options: tuple[object, ...]
 ) -> None:
-    """With every panel, and without those that were not measured: the CUDA engine counts no stages."""
+    """Draw every panel, then without those that were not measured: the CUDA engine counts no stages."""
     pytest.importorskip("matplotlib")
     done = run("bench", "speed", *SMALL, "--together", "1,3", *options, "--json")
     assert done.exit_code == 0, done.output
@@ -86,7 +86,7 @@ def test_the_plot_is_drawn_from_what_the_command_writes(
     if not options:
         for row in found["rows"]:
             row |= {"encode_us_per_token": None, "decode_us_per_token": None}
-    draw = runpy.run_path(str(Path(__file__).parents[3] / "figures" / "plot_speed.py"))["draw"]
+    draw = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "plot_speed.py"))["draw"]
     draw(found, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
@@ -100,7 +100,7 @@ def test_products_count_the_multiply_adds_of_the_model(gated: bool) -> None:
 
 
 def test_a_pass_that_takes_long_is_measured_by_its_first_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that goes with the weights multiplied: a pass takes 10 seconds."""
+    """Use a clock that advances with the weights multiplied: a pass takes 10 seconds."""
     from pltz.plt_codec.weights import random_weights
 
     products, now = Products(random_weights(0), 8, "cpu"), 0.0
@@ -115,11 +115,11 @@ def test_a_pass_that_takes_long_is_measured_by_its_first_matrices(monkeypatch: p
         monkeypatch.setattr("pltz.benchmarks.products.LONGEST", longest)
         now = 0.0
         assert products.seconds() == pytest.approx(10)
-        assert now <= most + 1e-9  # of two orders
+        assert now <= most + 1e-9  # for two orders
 
 
 def test_multiply_adds_of_attention_are_those_of_the_keys_seen() -> None:
-    """Held against a count position by position, over blocks with a memory."""
+    """Compare with a count position by position, over blocks with a memory."""
     from pltz.plt_codec.lanes import Layout
     from pltz.plt_codec.weights import random_weights
 
