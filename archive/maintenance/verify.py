@@ -8,23 +8,24 @@ every version's segments are there decode    (on request) every segment decodes 
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain, compress
 
-from pltz.archive.catalog.chain import Answer, Chains, Wanted, decode_records, lost
+from pltz.archive.catalog.chain import MAX_SEGMENTS, Answer, Chains, Wanted, decode_records, lost
 from pltz.archive.catalog.freshness import Token, rolled_back, token_of
 from pltz.archive.catalog.ledger import MISSING, as_text, copies_of, entries_among
+from pltz.archive.catalog.view import LOOKS, PLAN_NAME, Found, Problem, Version, View, tell
 from pltz.archive.catalog.view import NAME as PACK_NAME
-from pltz.archive.catalog.view import PLAN_NAME, Found, Problem, Version, View, tell
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.concurrency import meanwhile
 from pltz.archive.encryption.key_files import COPIES, KeyFile, KeyFolder, file_name
-from pltz.archive.errors import ArchiveError, KeyMismatch
+from pltz.archive.errors import ArchiveError, KeyMismatch, LostError
 from pltz.archive.format.context import TOWER
-from pltz.archive.format.index_file import SECTIONS, Location, key_of, keys_of
+from pltz.archive.format.ids import NONE
+from pltz.archive.format.index_file import SECTIONS, SEGMENTS, Location, key_of, keys_of
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import Plan
@@ -194,7 +195,7 @@ class Verifier:
 
     def _lost(self) -> list[Version]:
         """Return the versions of which something is missing."""
-        versions = itertools.chain.from_iterable(self.view.histories())
+        versions = chain.from_iterable(self.view.histories())
         return list(lost(self.view, versions, self.report.bad))
 
     def _late(self) -> bool:
@@ -279,7 +280,9 @@ class Verifier:
         """
         with suppress(FormatError, FileNotFoundError):
             missing = self.view.pack(pack).count() - read
-            self.report.unreadable += max(0, missing)  # a footer that counts too few must not offset another pack
+            self.report.unreadable += max(
+                0, missing
+            )  # a footer that counts too few must not offset another pack
 
     def _pass(self, pack: bytes, offset: int = 0) -> None:
         self.report.within, self.report.offset = pack, offset
@@ -313,22 +316,41 @@ class Verifier:
     def _decode(self, items: Sequence[Found]) -> None:
         """Decode these records as one batch and compare their ids.
 
-        If a pack vanished meanwhile, a collector moved its records: look once more for those that failed.
+        Where a pack vanished meanwhile, a collector moved its records: look again for those that failed. A record
+        whose parent was collected is no damage in itself. If a version needs it, that version is found lost.
         """
-        vanished, answers = self.view.vanished, self._answers(items)
-        if self.view.vanished != vanished:
+        for _ in range(LOOKS):
+            vanished, answers = self.view.vanished, self._answers(items)
+            if self.view.vanished == vanished:
+                return self._note(items, answers)
             self.view.refresh()
-            failed = {n for n, answer in enumerate(answers) if isinstance(answer, CorruptError)}
-            again = [item for n, item in enumerate(items) if n in failed and not self._erased(item)]
-            answers = [answer for n, answer in enumerate(answers) if n not in failed] + self._answers(again)
-            items = [item for n, item in enumerate(items) if n not in failed] + again
+            ready = [not isinstance(answer, CorruptError) for answer in answers]
+            self._note(list(compress(items, ready)), list(compress(answers, ready)))
+            items = [i for i, done in zip(items, ready, strict=True) if not (done or self._erased(i))]
+        self._note(items, self._answers(items))
+
+    def _note(self, items: Sequence[Found], answers: Sequence[Answer]) -> None:
+        """Count what decoded, and report what did not."""
         for item, answer in zip(items, answers, strict=True):
             if not isinstance(answer, PltzError):
                 self.report.decoded += 1
             elif isinstance(answer, BundleMismatch | KeyMismatch):
                 self.report.undecoded += 1
+            elif isinstance(answer, LostError) and item.record.id and self._orphan(item):
+                self.report.bad.add(item.record.id)
             else:
                 self._undecodable(item, answer)
+
+    def _orphan(self, item: Found) -> bool:
+        """Return whether a segment above a record is absent, and no damage hides it: nothing live needed it."""
+        at = item.record.parent
+        for _ in range(MAX_SEGMENTS):
+            if at == NONE:
+                return False
+            if not (places := self.view.find(SEGMENTS, at)):
+                return not self.view.hurt
+            at = places[0].record.parent
+        return False
 
     def _answers(self, items: Sequence[Found]) -> list[Answer]:
         """Return the tokens, (T,), of each record, or the error. Segments above them are decoded first, once."""

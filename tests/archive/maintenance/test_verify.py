@@ -247,3 +247,19 @@ def test_a_record_whose_parent_a_collector_moved_meanwhile_is_no_damage(
     report = verifier.run(decode=True)
     assert report.sound, report
     assert report.decoded
+
+
+def test_a_forgotten_record_whose_parent_was_collected_is_no_damage(
+    disk: SimDisk, tower_codec: ZlibCodec
+) -> None:
+    """Its pack is worth keeping for the sake of others; the pack of its parent is not."""
+    archive = TowerArchive.create(DirectoryStore(disk), [tower_codec])
+    prompt, noise = np.arange(300), np.random.default_rng(0).integers(0, 1 << 30, 2000)
+    archive.put([NewSession("prompt", [prompt]), NewSession("other", [np.arange(5)])])
+    archive.put([NewSession("child", [prompt, prompt + 1]), NewSession("large", [noise])])
+    archive.forget([v for v in archive.ls() if v.name in ("prompt", "child")])
+    for _ in range(3):
+        archive.collect(small=4000)
+    report = archive.verify(decode=True)
+    assert len(archive.view.packs) == 2 and report.records == 5
+    assert report.sound, report
