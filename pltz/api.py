@@ -1,8 +1,8 @@
 """The functions behind the names of `pltz`: compress, decompress, open, thaw, and compress and decompress for many.
 
 Each takes what a user has at hand (values, paths, bytes) and leaves the work to `pltz.models.session.codec` and
-`pltz.archive.thaw`. Loading a bundle, a target or a tokenizer takes longer than coding a session with it. A caller with many
-calls makes a `Codec` once:
+`pltz.archive.thaw`. Loading a bundle, a target or a tokenizer takes longer than coding a session with it.
+A caller with many calls makes a `Codec` once:
 
     codec = pltz.Codec.load()
     for path in paths:
@@ -261,9 +261,9 @@ def thaw(
 
 
 def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, Any]:
-    """The ids to prefill ``model`` with for session ``index``, (T,).
+    """Return the ids to prefill ``model`` with for session ``index``, (T,).
 
-    Ids are themselves, and bundle tokens are the target's own where both have one tokenizer; else a chat goes through
+    Ids are themselves, and bundle tokens are the target's own where both have one tokenizer. Else a chat goes through
     the target's template and a text through its tokenizer.
     """
     import numpy as np
@@ -278,7 +278,7 @@ def target_ids(file: SessionFile, index: int, model: Target) -> np.ndarray[Any, 
 
 
 def _attempt(item: object, model: Target | None) -> Session | PltzError:
-    """One session as ``model`` sees it, if there is one; or why it cannot be."""
+    """Return one session, as ``model`` sees it where there is one, or the error that stopped it."""
     from pltz.datasets.given import as_session
     from pltz.models.target.target import as_seen_by
 
@@ -304,7 +304,7 @@ class _Partner(TypedDict, total=False):
 
 
 def _freezing_for(partners: Partners, codec: Codec) -> tuple[Target | None, _Partner]:
-    """Return the target, and what a codec is told of it or of the tokenizer."""
+    """Return the target, and the arguments of a codec that name it or the tokenizer."""
     from pltz.models.partners import as_target, bridge_between
 
     if partners.target is None:

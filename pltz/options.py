@@ -1,4 +1,4 @@
-"""The options that `pltz.compress` and its kin share, written down once: as keywords for callers, as a frozen object inside.
+"""The options that `pltz.compress` and its kin share: as keywords for callers, and as a frozen object.
 
 def compress(sessions, **options: Unpack[CompressKeywords]):
     chosen = CompressOptions(**options)        # with the defaults; TypeError for a keyword that is none
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class BundleKeywords(TypedDict, total=False):
-    """Which bundle, and where it runs.
+    """The bundle, and where it runs.
 
-    ``bundle``: by name or folder, or loaded, or a `Codec`. None: the one that ships with pltz; to decode: the one the file names.
+    ``bundle``: by name or folder, or loaded, or a `Codec`. None: the one that ships with pltz, or that a file names.
     ``device``: "cpu", "cuda" or "cuda:N", of the bundle; ``threads``: CPU cores at most, None for all.
     """
 
@@ -34,14 +34,14 @@ class BundleKeywords(TypedDict, total=False):
 
 
 class DecompressKeywords(BundleKeywords, total=False):
-    """Whose token ids the sessions hold, where they are not the bundle's: one of a target and a tokenizer.json (path or bytes)."""
+    """The owner of the token ids, where they are not the bundle's: a target, or a tokenizer.json (path or bytes)."""
 
     target: Path_ | Target | None
     tokenizer: Path_ | bytes | None
 
 
 class CompressKeywords(DecompressKeywords, total=False):
-    """What `compress` takes. The meaning of each stands there, and at `CompressOptions`."""
+    """The keywords of `compress`, which explains each of them."""
 
     format: str
     lanes: int | None

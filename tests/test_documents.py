@@ -1,4 +1,4 @@
-"""The code that documents show is code that runs: it parses, it imports `pltz` alone, and its calls fit what they call."""
+"""The code that documents show parses, imports `pltz` alone, and its calls fit the functions that they call."""
 
 from __future__ import annotations
 

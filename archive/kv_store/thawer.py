@@ -71,11 +71,11 @@ BATCH = 256  # sessions of one batch
 
 
 class Wanted(NamedTuple):
-    """A session to thaw: its last version, or version ``number``."""
+    """A session to thaw: its last version, or the one with number ``version``."""
 
     name: str
     tenant: str = "default"
-    number: int | None = None
+    version: int | None = None
 
 
 @dataclass(eq=False)
@@ -181,27 +181,27 @@ class Thawer:
         self._flights: dict[bytes, _Flight] = {}
         self._waiting: list[_Flight] = []
 
-    def thaw(self, name: str, tenant: str = "default", number: int | None = None) -> Thawed:
+    def thaw(self, name: str, tenant: str = "default", version: int | None = None) -> Thawed:
         """Make a session hot and return its cache, ids and logits.
 
         Raises NotFound; LostError where it is damaged; TargetMismatch where it was frozen for other weights;
         ContentError where the target cannot take its ids; TokenizerMismatch for ids of another tokenizer;
         BundleMismatch, ModelError and UsageError.
         """
-        answer = self.thaw_many([Wanted(name, tenant, number)])[0]
+        answer = self.thaw_many([Wanted(name, tenant, version)])[0]
         if isinstance(answer, PltzError):
             raise answer
         return answer
 
-    def token_ids(self, name: str, tenant: str = "default", number: int | None = None) -> NDArray[np.int32]:
+    def token_ids(self, name: str, tenant: str = "default", version: int | None = None) -> NDArray[np.int32]:
         """Return the ids that `thaw` would prefill, (T,) int32, for an engine that keeps its own KV.
 
         Raises the errors of `thaw`.
         """
         with self._reading:
-            version = self.cold.archive.version(name, tenant, number)
-            self._eyes.prepare(version)
-            return self._eyes.see(self.cold.archive.tower(version)).ids
+            chosen = self.cold.archive.version(name, tenant, version)
+            self._eyes.prepare(chosen)
+            return self._eyes.see(self.cold.archive.tower(chosen)).ids
 
     def thaw_many(self, wanted: Sequence[Wanted]) -> list[Thawed | PltzError]:
         """Make sessions hot. Returns for each one the result of `thaw`, or the error it would raise.
@@ -219,7 +219,7 @@ class Thawer:
         asked = time.perf_counter()
         try:
             with self._reading:
-                version = self.cold.archive.version(wanted.name, wanted.tenant, wanted.number)
+                version = self.cold.archive.version(wanted.name, wanted.tenant, wanted.version)
                 born = min(v.time for v in self.cold.archive.history(wanted.name, wanted.tenant))
         except PltzError as exc:
             return exc

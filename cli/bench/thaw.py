@@ -344,7 +344,7 @@ def ways(bench: Bench) -> Iterator[Way]:
         def before() -> None:
             bench.hot[0].clear()
             if session:
-                bench.hot[1].thaw(session, number=number)
+                bench.hot[1].thaw(session, version=number)
 
         return before
 

@@ -100,7 +100,7 @@ def test_every_session_thaws_as_if_new_however_often(
     thawer = Thawer(cold, kin, None if budgets is None else HotStore(*budgets))
     for name in [*NAMES, *reversed(NAMES)]:
         as_if_new(thawer.thaw(name), kin, ids_of(cold, name))
-    earlier = as_if_new(thawer.thaw("a/0", number=1), kin)
+    earlier = as_if_new(thawer.thaw("a/0", version=1), kin)
     assert len(earlier.token_ids) < len(thawer.thaw("a/0").token_ids)
 
 
@@ -133,7 +133,7 @@ def test_an_older_version_inside_a_hot_tower_runs_its_last_id_alone(
     thawer = Thawer(cold, kin, HotStore(ROOM))
     thawer.thaw("a/0")
     counted.take()
-    first = thawer.thaw("a/0", number=1)
+    first = thawer.thaw("a/0", version=1)
     assert counted.take() == (0, 1, 1)
     as_if_new(first, kin)
 
