@@ -1,4 +1,4 @@
-"""As much of vLLM as the connector imports, so that it runs where vLLM is not installed. The live test uses the real one."""
+"""The parts of vLLM that the connector imports, for machines without vLLM. The live test uses the real one."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Role(enum.Enum):
 
 class Connector:
     def __init__(self, vllm_config: Any, role: Role, kv_cache_config: Any) -> None:
-        """Take what vLLM 0.32 hands over."""
+        """Take the arguments that vLLM 0.32 passes."""
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put the fakes into sys.modules; return the connector's module, loaded over them."""
+    """Put the fakes into sys.modules and return the connector's module, loaded with them."""
     names = BASE.split(".")
     for name in [".".join(names[: n + 1]) for n in range(len(names))] + ["vllm.logger"]:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
@@ -42,7 +42,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def config(model: str, **settings: Any) -> Any:
-    """vLLM's configuration, as far as the connector looks at it."""
+    """Return vLLM's configuration, with the fields that the connector reads."""
     return SimpleNamespace(
         kv_transfer_config=SimpleNamespace(kv_connector_extra_config=settings),
         model_config=SimpleNamespace(model=model, tokenizer=model),

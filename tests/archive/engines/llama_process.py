@@ -1,4 +1,4 @@
-"""A llama-server as a process of its own, for as long as it is needed."""
+"""A llama-server in a process of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ START = 60.0  # seconds
 
 @contextmanager
 def running(binary: str, model: Path, slots: Path, *more: str) -> Iterator[str]:
-    """Its URL, once it is ready. Two slots of 1024 tokens, one thread. ``slots``: where it saves them."""
+    """Start a server and yield its URL once it is ready. Two slots of 1024 tokens, one thread.
+
+    ``slots``: the folder in which it saves them.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

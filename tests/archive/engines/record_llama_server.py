@@ -1,4 +1,4 @@
-"""Record what a real llama-server answers to the calls of test_llama_server.py, for those who have none.
+"""Record the answers of a real llama-server to the calls of test_llama_server.py, for machines without one.
 
     python -m tests.archive.engines.record_llama_server LLAMA_SERVER_BINARY
 

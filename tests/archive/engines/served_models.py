@@ -1,5 +1,7 @@
-"""What tests against other servers serve: the target that ships with pltz as a GGUF file (the same weights, tokenizer and chat template),
-and LoRA adapters of random weights for it.
+"""The models that tests against other servers serve.
+
+They are the target that ships with pltz as a GGUF file (the same weights, tokenizer and chat template), and LoRA
+adapters of random weights for it.
 
     python -m tests.archive.engines.served_models mini-llama.gguf
 """
@@ -32,7 +34,7 @@ LAYER = {  # Hugging Face -> GGUF
 
 
 def write_gguf(path: Path, folder: Path | None = None) -> Path:
-    """The Llama model in ``folder`` (None: ``mini-llama``) at ``path``, in float32, its tokenizer as byte-level BPE."""
+    """Write the Llama model in ``folder`` (None: ``mini-llama``) to ``path``, in float32, with its byte-level BPE."""
     import gguf
 
     folder = folder or resolve("mini-llama")
@@ -81,7 +83,7 @@ def _add_tokenizer(writer: Any, folder: Path, size: int) -> None:
 def _tensor(
     name: str, weight: NDArray[np.float32], config: dict[str, Any]
 ) -> tuple[str, NDArray[np.float32]]:
-    """GGUF's name of a tensor, and its values: queries and keys in llama.cpp's order of rotary pairs."""
+    """Return GGUF's name of a tensor, and its values: queries and keys in llama.cpp's order of rotary pairs."""
     if name == "model.embed_tokens.weight":
         return "token_embd.weight", weight
     if name == "model.norm.weight":
@@ -96,7 +98,7 @@ def _tensor(
 
 
 def write_gguf_lora(path: Path, seed: int = 0) -> Path:
-    """A LoRA adapter of random weights for the same model, strong enough to change what it says."""
+    """Write a LoRA adapter of random weights for the same model, strong enough to change its answers."""
     import gguf
 
     config = json.loads((resolve("mini-llama") / "config.json").read_bytes())
@@ -117,7 +119,7 @@ def write_gguf_lora(path: Path, seed: int = 0) -> Path:
 
 
 def write_peft_lora(folder: Path, seed: int = 0) -> Path:
-    """The same for Hugging Face's servers: a folder in PEFT's form."""
+    """Write the same adapter for Hugging Face's servers, as a folder in PEFT's form."""
     config = json.loads((resolve("mini-llama") / "config.json").read_bytes())
     width, rank, random = config["hidden_size"], 4, torch.Generator().manual_seed(seed)
     folder.mkdir()

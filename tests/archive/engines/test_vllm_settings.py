@@ -105,7 +105,7 @@ Connect = Callable[..., Any]
 
 @pytest.fixture
 def connect(module: Any) -> Iterator[Connect]:
-    """``connect(journal=...)``: the connector's scheduler half; shut down in the end."""
+    """Return ``connect(journal=...)``, which makes the connector's scheduler half. It is shut down at the end."""
     made: list[Any] = []
 
     def one(**settings: Any) -> Any:
@@ -169,7 +169,7 @@ def test_a_passphrase_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("worker", ["process", "thread"])
 def test_a_sealed_archive_without_its_key_is_refused_at_open(tmp_path: Path, worker: Any) -> None:
-    """It opened, nothing was archived, and the journal grew."""
+    """Refuse a sealed archive without its key: it opened, nothing was archived, and the journal grew."""
     key = Secret(b"a key of sixteen bytes or more", 0)
     TokenArchive.open(tmp_path / "cold", key=key, create=True)
     with pytest.raises(KeyMismatch, match="key_file, key_command or passphrase_env"):

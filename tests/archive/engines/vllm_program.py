@@ -27,7 +27,7 @@ BEFORE, AFTER = 48, 48  # tokens of the answer before the freeze, and after the 
 
 
 def page() -> str:
-    """A prompt of a few hundred tokens, from the sessions that ship with pltz."""
+    """Return a prompt of a few hundred tokens, from the sessions that ship with pltz."""
     texts = [message["content"] for session in sample_sessions()[:8] for message in session.value["messages"]]
     return f"<|user|>{' '.join(texts)[:2500]}<|assistant|>"
 
@@ -40,7 +40,7 @@ def sampling(tokens: int, **session: str) -> Any:
 def serve(
     llm: LLM, ids: list[int], tokens: int, *, salt: str | None = None, lora: Any = None, **session: str
 ) -> tuple[list[int], int]:
-    """The answer to a prompt, and how many tokens of the prompt were hot."""
+    """Return the answer to a prompt, and how many tokens of the prompt were hot."""
     request = TokensPrompt(prompt_token_ids=ids)
     if salt is not None:
         request["cache_salt"] = salt

@@ -57,26 +57,26 @@ class Bench:
         return Worker(self.backlog, Tokenizers(self.disk), self.archive, **options)
 
     def versions(self) -> list[tuple[str, list[int]]]:
-        """(name, ids) of every version in the archive, oldest first."""
+        """Return (name, ids) of every version in the archive, oldest first."""
         found = self.archive().archive
         return [(v.name, found.tower(v).tokens.tolist()) for v in found.ls(history=True)]
 
 
 def entry(name: str, count: int, seed: int = 0, time: int = 1_000_000_000, **options: Any) -> Entry:
-    """``count`` ids, of which fewer are a prefix of more."""
+    """Return an entry of ``count`` ids. Fewer ids are a prefix of more."""
     return Entry(name, np.random.default_rng(seed).integers(0, 1000, 64)[:count], time, **options)
 
 
 @pytest.fixture
 def bench(disk: SimDisk, codec: SegmentCodec) -> Bench:
-    """On a simulated disk, with an empty archive."""
+    """Make a bench on a simulated disk, with an empty archive."""
     TowerArchive.create(DirectoryStore(disk), [codec])
     return Bench(disk, codec)
 
 
 @pytest.fixture
 def open_hook(tmp_path: Path) -> Iterator[Opened]:
-    """``open_hook(memory_bytes=...)``: a hook without a worker, on a disk that can fail; closed in the end."""
+    """Return ``open_hook(memory_bytes=...)``, which opens a hook without a worker on a disk that can fail."""
     made: list[EvictionHook] = []
 
     def open_one(folder: str = "journal", **settings: Any) -> EvictionHook:

@@ -1,4 +1,4 @@
-"""What the tests of an open hook share: a disk that can fail, what the journal holds, and waiting."""
+"""Helpers of the tests of an open hook: a disk that can fail, the journal's entries, and waiting."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BadDisk(OsDisk):
 
 
 def entries(hook: EvictionHook) -> list[Entry]:
-    """What the journal holds."""
+    """Return the entries of the journal."""
     backlog = hook.backlog
     return [entry for segment in backlog.segments() for _, entry in backlog.read(segment)]
 

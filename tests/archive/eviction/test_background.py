@@ -1,4 +1,4 @@
-"""The worker's process: that it ends with the hook, whatever it is at."""
+"""The worker's process ends with the hook, at any point of its work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pltz.archive.eviction.background import Process, Teller
 def test_a_worker_that_is_started_again_while_the_hook_closes_ends_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The listener, which starts it, ends it: it cannot wait for itself."""
+    """Close the hook from the listener that started it: it cannot wait for itself."""
     children: list[subprocess.Popen[bytes]] = []
     begun, closing = threading.Event(), threading.Event()
 

@@ -42,7 +42,7 @@ class Life:
         self.bench.worker(batch_tokens=40).once()
 
     def restart(self) -> None:
-        """Die and start again: the old segments are nobody's."""
+        """Die and start again. The old segments have no owner."""
         self.bench.locks.held.clear()  # the files stay
         self.journal = Journal(self.disk, self.bench.locks, segment=self.journal.segment)
 
@@ -56,7 +56,7 @@ class Life:
                 self.check(state)
 
     def check(self, state: State) -> None:
-        """Start up after a crash: work, then look."""
+        """Start after a crash, let the worker run, and compare."""
         disk = SimDisk(state, seed=self.opened)
         after = Bench(disk, self.bench.codec)
         after.worker().once()
@@ -109,7 +109,7 @@ def test_every_crash_after_a_start_that_adopts(bench: Bench) -> None:
 
 
 def test_every_crash_with_an_entry_that_is_refused(bench: Bench) -> None:
-    """What the archive cannot take is laid aside, durably, and does not hold up the rest."""
+    """Quarantine entries that the archive cannot take, durably and without blocking the rest."""
     life = Life(bench)
     life.disk.watch = lambda: None
     strange = entry("x", 5, tokenizer=b"unknown tokenize")
@@ -132,7 +132,7 @@ def test_every_crash_with_an_entry_that_is_refused(bench: Bench) -> None:
 
 @pytest.mark.parametrize("call", range(1, 10))
 def test_a_failing_disk_loses_nothing_that_was_durable(bench: Bench, call: int) -> None:
-    """Each call in turn fails while evicting: the segment ends, the next group goes into a new one."""
+    """Let each call fail while evicting: the segment ends, and the next group goes into a new one."""
     life = Life(bench, segment=200)
     life.disk.watch = lambda: None
     life.disk.fail_at = {life.disk.calls + call: OSError(5, "Input/output error")}

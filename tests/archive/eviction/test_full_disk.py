@@ -1,4 +1,4 @@
-"""A journal that fills its disk drains all the same, and no kill on the way loses or doubles anything."""
+"""A journal that fills its disk still drains, and no kill in between loses or duplicates an entry."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def fact(one: Entry) -> Facts:
 
 
 def fill(journal: Journal, begin: int = 0) -> list[Entry]:
-    """Evict until the disk is full; the entries that were reported durable."""
+    """Evict until the disk is full, and return the entries that were reported durable."""
     durable: list[Entry] = []
     for number in range(begin, begin + 10_000):
         one = entry(f"s{number}", 60, number)
@@ -94,7 +94,7 @@ def test_the_quota_of_a_journal_drains_as_well(two: Two) -> None:
 
 
 class CopyOnWrite(SimDisk):
-    """Where writing over bytes takes new room, as on btrfs and ZFS."""
+    """A disk on which overwriting takes new space, as on btrfs and ZFS."""
 
     def overwrite(self, path: str, data: bytes) -> None:
         if self.capacity is not None and self.used + BLOCK > self.capacity:
@@ -127,7 +127,7 @@ def test_a_living_segment_is_not_archived_again_where_no_mark_can_be_written(cod
 
 
 def test_every_kill_while_a_full_journal_drains(two: Two, codec: SegmentCodec) -> None:
-    """After a kill at any change of either disk the next worker finishes: all is archived, nothing twice."""
+    """Kill at any change of either disk: the next worker archives all entries, none twice."""
     two.disk.capacity = 6 * BLOCK
     durable = {fact(one) for one in fill(Journal(two.disk, two.locks, segment=9000))}
     two.locks.held.clear()
@@ -160,7 +160,7 @@ def test_every_kill_while_a_full_journal_drains(two: Two, codec: SegmentCodec) -
 
 
 def test_what_finds_no_room_to_be_laid_aside_holds_up_nothing_else(two: Two) -> None:
-    """A refused entry needs a file. Without room its segment stays; all others are archived and deleted."""
+    """Keep the segment of a refused entry where there is no room for its file. All others are archived and deleted."""
     strange = entry("strange", 60, tokenizer=b"unknown tokenize")
     first = Journal(two.disk, two.locks)
     first.append([strange.encode(), entry("behind", 60, 1).encode()])
@@ -192,7 +192,7 @@ def test_errors_of_the_journal_have_a_name(two: Two) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB."""
+    """Mount a file system of 1 MB."""
     place = tmp_path / "small"
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]

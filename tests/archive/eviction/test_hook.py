@@ -69,7 +69,7 @@ KINDS = [
 @pytest.mark.parametrize("length", [3, 5000, 70_000])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_the_caller_does_afterwards_changes_nothing(open_hook: Opened, kind: str, length: int) -> None:
-    """Whatever holds the tokens; below and above what a buffer holds."""
+    """Take tokens in every form, below and above the size of a buffer."""
     hook = open_hook(flush_seconds=0.2)
     wanted = (np.arange(length) * 7 % (999 if kind == "torch 16" else 65_536)).astype(np.int64)
     made: dict[str, Callable[[], Any]] = {
@@ -120,7 +120,7 @@ def test_without_a_compiler_lists_are_kept_all_the_same(
 
 
 def test_more_wait_than_there_are_buffers(open_hook: Opened) -> None:
-    """And all buffers come back, from what was refused, too; those made meanwhile stay, up to a bound."""
+    """Return all buffers, also those of refused evictions. Buffers made in between stay, up to a bound."""
     hook = open_hook(flush_seconds=60, memory_bytes=300 << 20, flush_bytes=300 << 20)
     for n in range(3 * snapshot.BUFFERS):
         hook.on_evict(f"s{n}", np.full(8000, n))
@@ -278,7 +278,7 @@ def test_a_process_that_ends_leaves_nothing_behind_in_memory(tmp_path: Path) -> 
 
 
 def test_two_processes_share_a_directory(open_hook: Opened, tmp_path: Path) -> None:
-    """Here two hooks; each has its own files, and what one leaves is adopted when its lock is free."""
+    """Open two hooks: each has its own files, and adopts those of the other when its lock is free."""
     one, two = open_hook(), open_hook()
     one.on_evict("a", [1])
     two.on_evict("b", [2])

@@ -1,4 +1,4 @@
-"""`ids.c`: what it copies out of a list, an array or a tensor's memory, and what it leaves alone."""
+"""`ids.c` copies ids out of a list, an array or a tensor's memory, and refuses anything else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ copy_ids, copy_memory = _ids.copy_ids, _ids.copy_memory
 
 
 class Sly(int):
-    """An integer whose looks change the list that it lies in."""
+    """An integer that changes its list when it is read."""
 
     def __index__(self) -> int:
         raise AssertionError("nothing of the caller's may run")

@@ -1,4 +1,4 @@
-"""Tokenizers that a journal keeps: durable when told so, whatever is cut off, and nothing of what was cut off stays."""
+"""Tokenizers that a journal keeps: durable once reported, at any crash, and a crash leaves no partial file."""
 
 from __future__ import annotations
 

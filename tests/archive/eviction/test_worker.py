@@ -95,7 +95,7 @@ def test_a_worker_process_that_dies_is_started_again(
 def test_what_the_archive_cannot_take_is_named(
     tmp_path: Path, cold: Path, bundle: Bundle, kind: WorkerKind, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was in a field of `status` alone."""
+    """Log a failure: it was only in a field of `status`."""
     with (
         caplog.at_level(logging.WARNING, "pltz.hook"),
         EvictionHook.open(tmp_path / "j", cold, bundle=bundle, worker=kind, settings=QUICK) as hook,
@@ -149,7 +149,7 @@ def test_a_worker_of_a_real_time_process_is_none_itself(tmp_path: Path, cold: Pa
 
 
 def test_ids_of_a_served_model_with_another_tokenizer(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
-    """Whoever drains the journal finds the tokenizer in it."""
+    """Keep the tokenizer in the journal, so that any worker finds it."""
     spec = target("byte-level").to_str().encode()
     tokens = target("byte-level").encode(PAGE, add_special_tokens=False).ids
     with EvictionHook.open(tmp_path / "j", worker="none", tokenizer=spec, settings=QUICK) as hook:
@@ -257,7 +257,7 @@ ODD = [
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: f"{odd.name[:9]!r}")
 def test_no_entry_that_holds_stops_those_behind_it(bench: Bench, odd: Entry) -> None:
-    """Whoever wrote the journal: it is stored, or laid aside."""
+    """Store or quarantine every entry, from any writer of the journal."""
     from pltz.archive.eviction.journal.writer import Journal
 
     journal = Journal(bench.disk, bench.locks)
@@ -287,7 +287,7 @@ def test_damage_in_the_archive_stops_no_eviction(bench: Bench, share: int) -> No
 
 
 def test_an_archive_that_is_not_there_refuses_nothing(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
-    """What is wrong with the archive is no entry's fault: all stays where it is, and goes there when it is back."""
+    """Leave all entries while the archive fails, and archive them when it works again."""
     with EvictionHook.open(tmp_path / "j", worker="none", settings=QUICK) as hook:
         hook.on_evict("a", ids(1))
         hook.flush(10)
@@ -324,13 +324,13 @@ for n in range(start, start + 1000):
 
 
 def evicted(n: int) -> tuple[str, list[int]]:
-    """The n-th eviction of all: each session comes three times, longer each time."""
+    """Return the n-th eviction. Each session comes three times, longer each time."""
     return f"s{n // 3}", ids(n // 3)[: 20 + n % 3 * 10].tolist()
 
 
 @pytest.mark.slow
 def test_kill_9_loses_nothing_that_was_reported_durable(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
-    """A serving process and its worker are killed, at any moment, over and over; the next one goes on with what they left."""
+    """Kill a serving process and its worker at random moments, again and again: the next one resumes their work."""
     dice = random.Random(1)
     durable: list[int] = []
     root = str(Path(__file__).parents[3])

@@ -67,7 +67,7 @@ def small(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_json: Callabl
 
 
 def make_target(folder: Path, tokenizer_json: bytes, vocab: int) -> None:
-    """A llama of two small layers with random weights."""
+    """Write a llama of two small layers with random weights."""
     import transformers
 
     from pltz.models.training.train_target import write_tokenizer
@@ -117,7 +117,7 @@ PROMPT = "You answer questions about string, rope, thread and yarn, at length an
 
 
 def chat(*turns: str, prompt: str = PROMPT, **more: Any) -> Session:
-    """A chat with a base prompt; users and assistants take turns."""
+    """Return a chat with a base prompt, in which user and assistant take turns."""
     messages = [{"role": "system", "content": prompt}]
     for number, turn in enumerate(turns):
         messages.append({"role": "assistant" if number % 2 else "user", "content": turn})

@@ -1,4 +1,4 @@
-"""A prefill that is queued behind the decoder counts when its ids are proved, and never else."""
+"""A prefill that is queued behind the decoder counts only when its ids are proved."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def gpu(
 
 @pytest.fixture
 def ran(kin: Target, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How often the target was prefilled ahead, and at all."""
+    """Return how often the target was prefilled ahead, and in total."""
     counts = {"ahead": 0, "passes": 0}
 
     def counted(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:

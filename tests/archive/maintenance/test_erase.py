@@ -1,4 +1,4 @@
-"""Erasure: what is erased stays erased, whoever works at the same time and wherever it is cut off; the rest stays whole."""
+"""Erasure: erased data stays erased with concurrent work and at any crash, and the rest stays whole."""
 
 from __future__ import annotations
 

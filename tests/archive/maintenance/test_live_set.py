@@ -1,4 +1,4 @@
-"""The census against one that keeps everything in dictionaries; and its memory."""
+"""The live set equals one that keeps everything in dictionaries, and its memory is bounded."""
 
 from __future__ import annotations
 

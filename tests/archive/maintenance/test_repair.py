@@ -64,7 +64,10 @@ def repaired(disk: SimDisk) -> Repaired:
 
 
 def same_files(disk: SimDisk, state: State) -> bool:
-    """Whether everything is as it was, but what was moved aside, indexes, and parity of condemned packs, which is not made anew."""
+    """Return whether all files are as before, except those moved aside, indexes, and parity of condemned packs.
+
+    Repair does not remake that parity.
+    """
     plans = [d for p, d in state.files().items() if p.startswith("collect/")]
     passing = {f"parity/{pack.hex()}" for plan in plans for pack in Plan.decode(plan).condemned}
     now, then = (

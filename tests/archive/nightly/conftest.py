@@ -1,4 +1,7 @@
-"""What the nightly job's tests share: a tiny untrained bundle, real in every respect but size and training, and jobs of a few sessions."""
+"""Fixtures of the nightly job's tests: jobs of a few sessions, and a tiny bundle.
+
+The bundle is untrained and real except for size and training.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def bundle_folder(
 
 
 def chat(number: int, turns: int = 1) -> dict[str, Any]:
-    """A chat with a name of its own."""
+    """Return a chat with a name of its own."""
     turn = [
         {"role": "user", "content": f"Question {number}: what is {number} and {number}?"},
         {"role": "assistant", "content": f"It is {2 * number}."},
@@ -67,14 +70,14 @@ class Nightly:
         return job.run(config.load(self.file), **how)
 
     def counts(self, **how: Any) -> tuple[int, int, int, int]:
-        """(frozen, known, refused, exit code) of a run."""
+        """Return (frozen, known, refused, exit code) of a run."""
         report = self.run(**how)
         total = report["totals"]
         assert total["seen"] == total["frozen"] + total["known"] + total["refused"]
         return total["frozen"], total["known"], total["refused"], report["exit_code"]
 
     def content(self) -> dict[tuple[str, str], list[str]]:
-        """(tenant, name) -> its versions as JSON, oldest first."""
+        """Return (tenant, name) -> its versions as JSON, oldest first."""
         cold = SessionArchive.open(self.root / "cold", self.bundles)
         found: dict[tuple[str, str], list[str]] = {}
         for version in cold.archive.ls(history=True):

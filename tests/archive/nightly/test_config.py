@@ -1,4 +1,4 @@
-"""The configuration: what it says, and what is said where it is wrong."""
+"""The configuration is read exactly, and errors in it are named."""
 
 from __future__ import annotations
 

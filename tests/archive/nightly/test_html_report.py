@@ -1,4 +1,4 @@
-"""The page: well formed whatever the names, self-contained, with the runs before it."""
+"""The page is well formed for any names, self-contained, and shows the earlier runs."""
 
 from __future__ import annotations
 

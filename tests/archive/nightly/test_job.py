@@ -1,4 +1,4 @@
-"""A night, and the nights after it: what is new is frozen, what is known costs nothing, what is bad is named and stops nobody."""
+"""A night and the nights after it: new sessions are frozen, known ones cost nothing, bad ones are named and skipped."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def logs(
 
 
 def copy(nightly: Nightly, name: str) -> Nightly:
-    """The same job in a folder of its own."""
+    """Copy the job into a folder of its own."""
     root = nightly.root.with_name(f"{nightly.root.name}-{name}")
     shutil.copytree(nightly.root, root)
     other = object.__new__(type(nightly))
@@ -81,7 +81,7 @@ def copy(nightly: Nightly, name: str) -> Nightly:
 
 
 def killed_at(call: int, file: Path) -> bool:
-    """Run a job in a process that is killed before its ``call``th call of the system; False where it made fewer."""
+    """Run a job in a process that is killed before system call number ``call``. Return False where it made fewer."""
     command = [sys.executable, "-c", KILLED_AT + RUN, str(file), str(call), *CALLS]
     process = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=120, check=False)
     assert process.returncode in (0, -signal.SIGKILL)
@@ -89,7 +89,7 @@ def killed_at(call: int, file: Path) -> bool:
 
 
 def check_kills(logs: Nightly, start: int, stride: int) -> int:
-    """Kill at every ``stride``th call; how many kills."""
+    """Kill at every ``stride``th call, and return the number of kills."""
     whole = copy(logs, "whole")
     whole.run()
     wanted = whole.content()
@@ -120,7 +120,7 @@ def test_killed_at_many_calls_of_the_system(logs: Nightly) -> None:
 
 @pytest.mark.slow
 def test_killed_at_any_time_with_two_workers(logs: Nightly) -> None:
-    """Real processes and SIGKILL at random times; a killed parent takes its workers along."""
+    """Kill real processes with SIGKILL at random times. A killed parent takes its workers along."""
     whole = copy(logs, "whole")
     whole.run()
     dice = random.Random(6)
@@ -144,7 +144,7 @@ def test_killed_at_any_time_with_two_workers(logs: Nightly) -> None:
 
 
 def test_two_runs_at_once_do_no_harm(logs: Nightly) -> None:
-    """One works and the other one leaves; or, where the first was done before the second began, there was nothing to do."""
+    """Run two jobs: one works and the other leaves, or finds nothing to do if the first is already finished."""
     whole = copy(logs, "whole")
     whole.run()
     command = [sys.executable, "-c", RUN, str(logs.file)]
@@ -181,7 +181,7 @@ def test_two_jobs_with_one_archive_at_once(logs: Nightly, make_chat: Any, make_l
 def test_a_worker_that_dies_costs_its_shard_one_more_try(
     nightly: Nightly, make_chat: Callable[..., dict[str, Any]], make_lines: Callable[..., bytes]
 ) -> None:
-    """A worker is killed while it works: its shard is done again."""
+    """Kill a worker while it works: its shard is done again."""
     nightly.head += "workers = 2\n"
     nightly.sources = "".join(f'[[source]]\nkind = "jsonl"\nname = "{n}"\npath = "s{n}"\n' for n in range(2))
     for n in range(2):

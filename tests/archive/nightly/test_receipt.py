@@ -1,4 +1,4 @@
-"""Receipts: exact or refused, the last run holds, and lookups as a dict would do them."""
+"""Receipts are exact or refused, the last run counts, and look-ups equal those of a dict."""
 
 from __future__ import annotations
 

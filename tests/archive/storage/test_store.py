@@ -1,4 +1,4 @@
-"""What an archive asks of a store, over each of them: a directory, the simulated disk, and a bucket of a real S3 server."""
+"""The requirements of an archive on a store, for each: a directory, the simulated disk, a bucket of an S3 server."""
 
 from __future__ import annotations
 
