@@ -64,8 +64,8 @@ def export(net: Rounded) -> Weights:
     out["member.b"] = integer(net.rest["member_bias"] * OCTAVE, 0)
     out["class.b"] = integer(net.rest["class_bias"] * OCTAVE, 0)
     for i in range(c.layers):
-        heat = np.exp(net.rest[f"blocks.{i}.log_temperature"].astype(np.float64))
-        out[f"layer.{i}.heat"] = integer(heat * _heat_unit(c), 16)
+        inverse_temperature = np.exp(net.rest[f"blocks.{i}.log_temperature"].astype(np.float64))
+        out[f"layer.{i}.heat"] = integer(inverse_temperature * _inverse_temperature_unit(c), 16)
     if c.gated:
         out |= {"table.act": act_table(), "norm_out": integer(net.rest["norm_out"], 10)}
         for i in range(c.layers):
@@ -97,7 +97,7 @@ def restore(weights: Weights) -> Rounded:
     }
     for i in range(s.layers):
         rest[f"blocks.{i}.log_temperature"] = np.log(
-            weights[f"layer.{i}.heat"] / 2.0**16 / _heat_unit(config)
+            weights[f"layer.{i}.heat"] / 2.0**16 / _inverse_temperature_unit(config)
         )
     if s.gated:
         rest["norm_out"] = weights["norm_out"] / 2.0**10
@@ -175,7 +175,7 @@ def _member_unit(c: NetConfig, gain: float) -> float:
     return math.exp(gain) / math.sqrt(c.d) * OCTAVE / (1.0 if c.gated else A_SCALE)
 
 
-def _heat_unit(c: NetConfig) -> float:
+def _inverse_temperature_unit(c: NetConfig) -> float:
     return OCTAVE if c.gated else OCTAVE / QK_SCALE**2
 
 

@@ -134,13 +134,13 @@ class Block(nn.Module):
         y = self.qkv(a, c.quant).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
         q, k, v = y.split([c.heads, c.kv_heads, c.kv_heads], 1)
 
-        def turn(z: Tensor) -> Tensor:
+        def rotate(z: Tensor) -> Tensor:
             a, b = z.float().chunk(2, -1)
             z = unit(torch.cat([a * cos - b * sin, a * sin + b * cos], -1))
             return fake_act(z, QK_SCALE, c.quant)
 
         t = self.log_temperature.exp()[:, None, None]
-        return (turn(q) * t).bfloat16(), turn(k).bfloat16(), fake_act(v, V_SCALE, c.quant).bfloat16()
+        return (rotate(q) * t).bfloat16(), rotate(k).bfloat16(), fake_act(v, V_SCALE, c.quant).bfloat16()
 
     def join(self, x: Tensor, o: Tensor) -> Tensor:
         """Add attention output o (B, H, N, D) and the hidden layer to the residual x (B, N, d)."""
@@ -193,12 +193,12 @@ class GatedBlock(nn.Module):
         y = self.qkv(a, c.quant, c.step).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
         q, k, v = y.split([c.heads, c.kv_heads, c.kv_heads], 1)
 
-        def turn(z: Tensor) -> Tensor:
+        def rotate(z: Tensor) -> Tensor:
             a, b = z.float().chunk(2, -1)
             return whole(torch.cat([a * cos - b * sin, a * sin + b * cos], -1), 127, c.quant)
 
         t = self.log_temperature.exp()[:, None, None]
-        return (turn(q) * t).bfloat16(), turn(k).bfloat16(), whole(v, 127, c.quant).bfloat16()
+        return (rotate(q) * t).bfloat16(), rotate(k).bfloat16(), whole(v, 127, c.quant).bfloat16()
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return the hidden layer's activations (B, N, F) of x (B, N, d)."""

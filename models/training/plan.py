@@ -17,7 +17,7 @@ class Plan:
     seconds: float = 0.0  # or seconds, compiling not counted
     rows: int = 16  # rows per batch, on each GPU
     row: int = 8192  # tokens per row
-    warm: int = 40  # steps until the full rate, at most a tenth of `steps`
+    warmup: int = 40  # steps until the full rate, at most a tenth of `steps`
     decay: float = 0.5  # share of the budget, the last, over which the rate falls to zero
     muon_rate: float = 0.02
     adam_rate: float = 0.004
@@ -31,6 +31,6 @@ class Plan:
 
     def factor(self, step: int, elapsed: float, first: int = 0) -> float:
         """Return the factor on the rates. `first`: the step at which the optimisers began with empty state."""
-        warm = min(self.warm, self.steps // 10) if self.steps else self.warm
-        up = min(1.0, (step - first + 1) / max(warm, 1))
+        warmup = min(self.warmup, self.steps // 10) if self.steps else self.warmup
+        up = min(1.0, (step - first + 1) / max(warmup, 1))
         return up * min(1.0, (1.0 - self.done(step, elapsed)) / max(self.decay, 1e-9))

@@ -171,7 +171,7 @@ def test_a_teacher_in_floats_trains_and_teaches(
         'name = "taught"\n[data]\nfiles = ["chats.jsonl"]\ntext_share = 0.0\n'
         '[teacher]\nstart = "start"\nshare = 0.7\nsteps = 3\nrows = 1\nrelative_rate = 0.01\n'
         "[student]\nd = 32\nlayers = 1\nheads = 2\nkv_heads = 1\nhead_dim = 16\nhidden = 64\ngated = true\nblock = 128\nmemory = 64\n"
-        "steps = 2\nrows = 2\nrow = 256\nwarm = 1\n"
+        "steps = 2\nrows = 2\nrow = 256\nwarmup = 1\n"
     )
     found = settings.load(config)
     assert found.teacher is not None

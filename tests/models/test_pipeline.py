@@ -428,7 +428,7 @@ def test_two_processes_take_one_step_on_the_rows_of_both(streams: Path, tmp_path
     folder.mkdir()
     torch.manual_seed(5)
     net_files.write(nets.rounded_net(Net(TINY)), start)
-    job = a_job(streams, start, steps=1, warm=1)
+    job = a_job(streams, start, steps=1, warmup=1)
     report = trainer.fit(job, folder, Place("cpu", no_say, 2))
     assert report["steps"] == 1 and report["tokens"] == 2 * 128
     found = torch.load(folder / "resume.pt", weights_only=True)["net"]
