@@ -2,7 +2,8 @@
 
     python -m tests.archive.engines.record_llama_server LLAMA_SERVER_BINARY
 
-Writes recorded/llama_server.jsonl (path, body, status, reply of each call) and recorded/slot.bin (a slot file as the server wrote it).
+It writes recorded/llama_server.jsonl (path, body, status, reply of each call) and recorded/slot.bin (a slot file as the
+server wrote it).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The connector's settings are checked by name and type, they open a sealed archive, and what is refused is told: on a fake vLLM."""
+"""The connector's settings on a fake vLLM: names and types are checked, sealed archives open, refusals are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A small archive of token ids, locks and entries for the hook's tests. The codec is zlib (tests/archive/conftest.py): exact, quick, no weights."""
+"""Fixtures of the hook's tests: a small archive of token ids, locks and entries.
+
+The codec is zlib (tests/archive/conftest.py): exact, fast, without weights.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from tests.archive.eviction.opened import TARGET, BadDisk, Opened
 
 
 class MemoryLocks:
-    """Locks of one simulated machine: a crash frees all, with a new object. Their files are on its disk, at once and for good."""
+    """The locks of one simulated machine. A crash frees all, with a new object. Their files are durable at once."""
 
     def __init__(self, disk: SimDisk) -> None:
         self.disk = disk

@@ -1,4 +1,4 @@
-"""Power cuts at every change of the disk, from the eviction to the archive: what was reported durable is stored, once, and nothing else."""
+"""Power cuts at every change of the disk, from eviction to archive: exactly the durable entries are stored, once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Facts = tuple[str, tuple[int, ...]]
 
 
 class Life:
-    """A process that evicts and archives; and the crashes it might have had, each seen by the one that comes after it."""
+    """A process that evicts and archives, with its possible crashes. The next process checks each of them."""
 
     def __init__(self, bench: Bench, segment: int = 1 << 20) -> None:
         self.bench, self.disk = bench, bench.disk
@@ -78,7 +78,10 @@ STEPS: dict[str, Callable[[Life, int], None]] = {
 
 @pytest.mark.parametrize("segment", [1 << 20, 100], ids=["appended", "rotated"])
 def test_every_crash_from_eviction_to_archive(codec: SegmentCodec, segment: int) -> None:
-    """Sessions that grow, all workloads of three steps after the first: begun, gone on with, archived, marked, adopted, deleted."""
+    """Run all workloads of three steps after the first on growing sessions.
+
+    The steps begin a session, continue it, archive, mark, adopt and delete.
+    """
     cases = opened = 0
     for steps in itertools.product(STEPS, repeat=3):
         disk = SimDisk()

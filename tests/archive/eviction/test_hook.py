@@ -1,4 +1,4 @@
-"""The eviction hook as a serving loop meets it: it takes what it can, says no to the rest, and never raises, waits or loses."""
+"""The eviction hook in a serving loop: it takes or refuses each eviction, and never raises, waits or loses one."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ def test_metrics(open_hook: Opened) -> None:
 
 @pytest.mark.parametrize("form", ["list", "numpy", "torch", "bytes"])
 def test_on_evict_is_quick(open_hook: Opened, form: str) -> None:
-    """Generous, for machines that are busy: `pltz bench hook` measures. The CPU time is asserted, since others' work is not ours."""
+    """Allow generous CPU times for busy machines, as wall time includes other work. `pltz bench hook` measures."""
     hook = open_hook()
     array = np.arange(32_768)
     made: dict[str, Any] = {"list": array[:16_384].tolist(), "torch": torch.from_numpy(array)}

@@ -1,4 +1,4 @@
-"""From the journal to the archive by the real worker: in this process, in a thread, in a process of its own; killed and gone on with."""
+"""The real worker takes the journal to the archive: in this process, a thread or a process, also after kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the hot store share: slabs whose content tells whose they are, and a small archive with a target to thaw into."""
+"""Fixtures of the hot store's tests: slabs whose content identifies them, and a small archive with a target."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -126,7 +126,10 @@ def chat(*turns: str, prompt: str = PROMPT, **more: Any) -> Session:
 
 @pytest.fixture
 def cold(tmp_path: Path, bundle: Bundle) -> SessionArchive:
-    """Sessions a/0 to a/4 on one base prompt, a/0 in two versions; a text, ids, a chat with another key; plain is kept as bytes."""
+    """Put sessions a/0 to a/4 on one base prompt, a/0 in two versions, a text, ids, and a chat with another key.
+
+    The session "plain" is kept as bytes.
+    """
     archive = SessionArchive.create(tmp_path / "cold", [bundle])
     list(archive.put([Item("plain", chat("And rope?", "Rope. " * 50))]))
     assert archive.archive.version("plain").tokenizer == BytesCodec.tokenizer

@@ -218,7 +218,7 @@ def test_an_eraser_that_stood_still_brings_nothing_back(
 def test_first_keys_that_come_late_are_not_relied_on(
     sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process made the tenant, filled it and erased from it while this one stood still before its first key file."""
+    """Stop a process before its first key file while another makes the tenant, fills it and erases from it."""
     sealed.put([chat("z", [1], tenant="else")])
     writer, other, put = reopen(disk, codec), reopen(disk, codec), KeyFolder.put
 
@@ -276,7 +276,7 @@ def catalogue(archive: TowerArchive) -> dict[tuple[str, str], list[int]]:
 
 
 def test_every_crash_of_a_sealed_archive(codec: SegmentCodec) -> None:
-    """Two operations on a base of one put: before or after, never between, and nothing wrong; and what was erased stays so."""
+    """Run two operations on the base of one put: each falls before or after it, and erased data stays erased."""
     cases = opened = 0
     for first, second in itertools.product(sealed_steps(), repeat=2):
         disk = SimDisk()
@@ -349,7 +349,10 @@ def before_an_erase(codec: SegmentCodec) -> SimDisk:
 
 
 def began_alone(archive: TowerArchive, domain: bytes, *, free: bool) -> bool:
-    """Whether an erase began in a domain and left its mark in the keys. ``free``: no session stands on the bases that are erased."""
+    """Return whether an erase began in a domain and left its mark in the keys.
+
+    ``free``: no session uses the bases that are erased.
+    """
     keys = archive.keys
     assert isinstance(keys, Keyring)
     known = keys.of(domain)
@@ -727,7 +730,7 @@ def test_erased_is_its_own_error(sealed: TowerArchive, disk: SimDisk) -> None:
 def test_what_a_collector_moves_meanwhile_is_not_taken_for_unused(
     sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session that shares with the erased one is on its way from one pack to another, so it is in none that was listed."""
+    """Erase while a session that shares segments moves from one pack to another, so that no listed pack holds it."""
     sealed.put([chat("a", [1, 2], [3])])
     sealed.put([chat("b", [1, 2], [4])])
     sealed.collect()

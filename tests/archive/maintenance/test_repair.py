@@ -1,4 +1,7 @@
-"""Repair: every flipped bit and every cut length comes back to identical bytes; beyond that, exactly what is lost, and nothing deleted."""
+"""Repair: every flipped bit and every truncation is restored to identical bytes.
+
+Beyond that the report names exactly what is lost, and nothing is deleted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run that is killed anywhere and run again ends as one that was not: the same sessions, versions and order. And two runs at once."""
+"""A run that is killed at any point and run again gives the same sessions, versions and order as one that was not.
+
+Two runs at once are tested too.
+"""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_a_store_that_overwrites_is_refused(s3: S3Server, codec: SegmentCodec) -
 
 
 def test_a_fault_leaves_the_archive_as_it_was(s3: S3Server, codec: SegmentCodec) -> None:
-    """Every request of a put fails once, before or after the server did its work: acknowledged or not, nothing is half there."""
+    """Fail every request of a put once, before or after the server has done its work: no object is ever partial."""
     place = Place(s3.bucket, "faults", s3.options, retries=0)
     TowerArchive.create(ObjectStore(place), [codec]).put([session("a", 1)])
     for late in (False, True):
