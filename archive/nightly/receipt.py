@@ -23,7 +23,7 @@ from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 
 U64 = npt.NDArray[np.uint64]
 HEAD = struct.Struct("<4sB3sQQ")  # magic, version, reserved, run, rows
-MAGIC, VERSION = b"PLTr", 1
+MAGIC, VERSION = b"PLTn", 2
 PERSON = b"pltz receipt"
 ROW = 2 * SIZE  # bytes
 

@@ -236,7 +236,7 @@ def test_a_receipt_of_a_newer_version_is_left(
     nightly.run()
     [receipt] = (nightly.root / "state/receipts").iterdir()
     newer = receipt.with_name("a" * 32)
-    newer.write_bytes(b"PLTr\x02" + receipt.read_bytes()[5:])
+    newer.write_bytes(b"PLTn\x03" + receipt.read_bytes()[5:])
     report = nightly.run()
     assert report["totals"]["known"] == 4 and report["damaged_receipts"] == []
     assert newer.exists() and receipt.exists()

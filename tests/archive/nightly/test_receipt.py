@@ -67,14 +67,14 @@ def test_damage_is_refused(rows: dict[bytes, bytes], data: st.DataObject) -> Non
 def test_a_newer_version_is_named() -> None:
     name, whole = encode(3, {bytes(16): bytes(16)})
     with pytest.raises(VersionError, match="newer pltz"):
-        Receipt.decode(whole[:4] + b"\2" + whole[5:], name)
+        Receipt.decode(whole[:4] + b"\3" + whole[5:], name)
 
 
-def test_bytes_of_version_one() -> None:
+def test_bytes_of_version_two() -> None:
     """What is on people's disks: a change is a new version."""
     name, data = encode(7, {bytes(range(16)): bytes(range(16, 32))})
     assert data[:-16].hex() == (
-        "504c5472" "01" "000000" "0700000000000000" "0100000000000000" "0001020304050607" "08090a0b0c0d0e0f"
+        "504c546e" "02" "000000" "0700000000000000" "0100000000000000" "0001020304050607" "08090a0b0c0d0e0f"
         "1011121314151617" "18191a1b1c1d1e1f"
     )  # fmt: skip
-    assert name == data[-16:].hex() == "541804061a41c4e5426e32f7a1efeee7"
+    assert name == data[-16:].hex() == "c3ffeb02f0d9279382a6a1033bebdad5"
