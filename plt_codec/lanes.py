@@ -127,7 +127,7 @@ def turn_layout(tokens: int) -> Layout:
     """Return the layout of one turn of a session that a GPU is to thaw soon, turn after turn.
 
     It has at most 48 steps in up to 4 lanes, 96 steps in up to 16, and 128 steps per block from there on. A
-    step takes a GPU as long for one lane as for 16, and every lane costs about two bytes more. A turn of 48
+    step takes a GPU as long for one lane as for 16, and every lane costs 2 to 5 bytes more. A turn of 48
     tokens or fewer stands in one lane, by the default rule.
 
     >>> [turn_layout(tokens).lanes for tokens in (48, 49, 100, 500, 1000, 4000)]

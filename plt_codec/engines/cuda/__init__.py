@@ -4,6 +4,7 @@
     batch.cu      many sessions: a kernel a stage, the rows of all sessions side by side
     wide.cu       the same by wgmma, where that was proven: products, heads, attention when encoding
     grid.cu       one session: one kernel decodes a whole block on the whole GPU
+    gated.cu      one session of contract 2: the same for a gated bundle
     cluster.cu    few sessions: one kernel decodes a whole block, a cluster of 16 multiprocessors a session
     rows.py       the launches that take rows through the layers by batch.cu and wide.cu
     contexts.py   what sequences stand behind, in one parallel pass

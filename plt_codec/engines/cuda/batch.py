@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pltz.plt_codec.engines.cuda.contexts import Contexts
 from pltz.plt_codec.engines.cuda.device import CLUSTER, Device
-from pltz.plt_codec.engines.cuda.pack import PROVEN_KEYS, cluster_memory, grid_plan, up
+from pltz.plt_codec.engines.cuda.pack import PROVEN_KEYS, cluster_memory, gated_plan, grid_plan, up
 from pltz.plt_codec.engines.cuda.rows import ROWS, STATE_TYPE, Rows
 from pltz.plt_codec.engines.cuda.work import Work, all_steps, key_bytes, key_room, most_lanes, plan_slots
 from pltz.plt_codec.engines.queued import Queued, watcher
@@ -54,11 +54,12 @@ class Batch(Rows):
         self.work, self.decoding = work, decoding
         s = self.shape
         self.grid = decoding and coder.alone(work)
-        self.clusters = 1 if self.grid else coder.clusters(work) if decoding else 0
+        self.gated = decoding and coder.gated(work)
+        self.clusters = 1 if self.grid or self.gated else coder.clusters(work) if decoding else 0
         most_slots = self.clusters or (SLOTS if decoding else ENCODE_SLOTS)
         self.wide = by_attend_wide(self.device, s, work, decoding)
         self.known = known if any(w.first for w in work) else None
-        rooms = plan_slots(s, work, most_slots, self.device.room() // 2)
+        rooms = plan_slots(s, work, most_slots, self.device.room() // 2 if len(work) > 1 else 0)
         self.slots = len(rooms)
         lanes = [most_lanes(s, w) for w in (work[: self.slots] if self.slots < len(work) else work)]
         self.lanes = max(lanes)
@@ -82,6 +83,8 @@ class Batch(Rows):
         out = {"memory": memory, "pieces": self.slots * 16}
         if self.grid:
             out["wire"] = 32 * grid_plan(s, self.device.grid)["P_GRID_WIRE"]
+        if self.gated:
+            out["wire"] = gated_plan(s)["P_GATED_WIRE"]
         if self.clusters:
             return out
         return out | self._row_sizes() | {
@@ -134,6 +137,10 @@ class Batch(Rows):
             )
             go(kernel, (clusters * CLUSTER, 1, 1), 512, "state", "sessions", "slots", "pieces", "caches", "memory",
                "model", "words", "tokens", "wire", shared=grid_plan(s, clusters)[size], cluster=CLUSTER,
+               together=True)  # fmt: skip
+        elif self.gated:
+            go("decode_gated", (self.device.gated * CLUSTER, 1, 1), 512, "state", "sessions", "slots", "pieces", "caches",
+               "memory", "model", "words", "tokens", "wire", shared=gated_plan(s)["P_GATED_SHARED"], cluster=CLUSTER,
                together=True)  # fmt: skip
         else:
             go("decode_block", (self.slots * CLUSTER, 1, 1), 512, "state", "sessions", "slots", "pieces", "caches", "memory",

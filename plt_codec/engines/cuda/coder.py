@@ -20,7 +20,7 @@ from pltz.plt_codec.engines.cuda import device as gpu
 from pltz.plt_codec.engines.cuda.batch import CLUSTER_LANES, Batch, by_attend_wide
 from pltz.plt_codec.engines.cuda.contexts import Contexts, OneContext, computed
 from pltz.plt_codec.engines.cuda.model import Model
-from pltz.plt_codec.engines.cuda.pack import MOST_SHARED, cluster_memory, grid_plan, macros, up
+from pltz.plt_codec.engines.cuda.pack import MOST_SHARED, cluster_memory, gated_plan, grid_plan, macros, up
 from pltz.plt_codec.engines.cuda.session import SESSION
 from pltz.plt_codec.engines.cuda.work import KEYS, Work, key_bytes, key_room, most_lanes
 from pltz.plt_codec.errors import ContentError, CorruptError
@@ -34,6 +34,7 @@ TOKENS = 1 << 25  # tokens on the device at once
 FRAME_WORDS = 2  # 32-bit words a token takes in a stream, at most: two symbols of at most 24 bits, and a carry of rounding
 GRID_LIMIT = 2  # sequences one after the other by grid.cu: with more, cluster.cu decodes them faster
 GRID_WIDE_LIMIT = 4  # the same of more than 16 lanes: with more, batch.cu does
+GATED_LIMIT = 2  # sequences one after the other by gated.cu: with more, batch.cu decodes them faster
 CLUSTER_LIMIT = 3  # sequences a cluster: with more, batch.cu decodes them faster
 
 
@@ -121,13 +122,22 @@ class CudaCoder:
             and all(key_room(s, w) <= 512 * plan["P_GRID_GROUPS"] for w in work)
         )
 
+    def gated(self, work: Sequence[Work]) -> bool:
+        """Whether to decode these sequences of a gated bundle one by one, each by the whole GPU."""
+        lanes = max(most_lanes(self.shape, w) for w in work)
+        return (
+            self._device.gated > 0
+            and len(work) <= GATED_LIMIT
+            and lanes <= gated_plan(self.shape)["P_GATED_LANES"]
+        )
+
     def _parts(self, jobs: Sequence[_Job]) -> Iterator[list[int]]:
         """Places of the sequences that are not empty, the largest first, in runs of bounded tokens and bounded memory of contexts."""
         order = sorted(
             (n for n, job in enumerate(jobs) if job.work.tokens),
             key=lambda n: (-key_room(self.shape, jobs[n].work), -jobs[n].work.tokens),
         )
-        most = self._device.room() // 4 if any(jobs[n].work.first for n in order) else 0
+        most = self._device.room() // 4 if len(order) > 1 and any(jobs[n].work.first for n in order) else 0
         part: list[int] = []
         known: set[bytes] = set()
         total = longest = 0

@@ -62,6 +62,11 @@ DEV void meeting_wait(uint64_t *m, uint32_t round) { /* 20 ns: how long a thread
     asm volatile("{.reg .pred p;\n again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, 20;\n @!p bra again;}"
                  ::"r"(shared_address(m + (round & 1))), "r"(round >> 1 & 1) : "memory");
 }
+/* From global memory, with word of its arrival; multiples of 16 bytes. It takes no turn among the loads of a multiprocessor. */
+DEV void bulk_copy(void *to, const void *from, uint32_t bytes, uint64_t *m, uint32_t round) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(m + (round & 1))) : "memory");
+}
 /* An address of this block's shared memory in block `rank` of the cluster. */
 DEV uint32_t peer(const void *p, int rank) {
     uint32_t a;
@@ -83,6 +88,11 @@ DEV void send_sum(uint32_t to, int32_t v, uint32_t meeting) {
 DEV void send_least(uint32_t to, int32_t v, uint32_t meeting) {
     asm volatile("red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.min.s32 [%0], %1, [%2];" ::"r"(to), "r"(v), "r"(meeting) : "memory");
 }
+/* Into another block's shared memory: there once both have met. */
+DEV void put4(uint32_t to, uint32_t v) { asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory"); }
+DEV void put16(uint32_t to, uint4 v) {
+    asm volatile("st.shared::cluster.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
 DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 #endif
@@ -93,6 +103,9 @@ DEV uint32_t wire_load(const uint32_t *from) {
     return v;
 }
 DEV void wire_store(uint32_t *to, uint32_t v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(v)); }
+/* A word that says that what its block wrote before is there; who has read it, and then looks again, sees that. */
+DEV void post(uint32_t *to, uint32_t v) { asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory"); }
+DEV void look_again() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 DEV bool breathe() { return true; } /* between two looks at a word */
 DEV int32_t dot4(uint32_t a, uint32_t b, int32_t c) { return __dp4a((int32_t)a, (int32_t)b, c); }
 DEV uint32_t shift_right(uint32_t v, uint32_t n) { /* 0 from n = 32 on */

@@ -24,9 +24,10 @@ from pltz.plt_codec.engines.cuda.pool import Pool
 from pltz.plt_codec.errors import ModelError, UsageError
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("common.cuh", "batch.cu", "wide.cu", "cluster.cu", "grid.cu")
+SOURCES = ("common.cuh", "batch.cu", "wide.cu", "cluster.cu", "grid.cu", "gated.cu")
 OLDEST = 80  # compute capability that the instructions need
 CLUSTERS = 90  # from here on there are clusters of blocks
+MOST_GATED = 8  # clusters of gated.cu, whose blocks have places for the words that they meet by
 CLUSTER = 16  # blocks of a cluster of cluster.cu and grid.cu
 MOST_CONFIGS = 256  # ways to launch that are remembered
 Argument = Any  # a ctypes scalar
@@ -37,6 +38,7 @@ class Device(Protocol):
 
     clusters: int  # clusters of the decoder of few sessions that run side by side; 0: none
     grid: int  # clusters of the decoder of one session; 0: it cannot run
+    gated: int  # clusters of the decoder of one session of contract 2; 0: it cannot run
     wide: bool  # whether many sessions go by the kernels of wide.cu
     stream: int  # where all of its work is queued, a CUstream; 0: it works at once
     name: str  # as torch names it
@@ -183,19 +185,20 @@ class CudaDevice:
         self._functions: dict[str, Any] = {}
         self._configs: dict[tuple[object, ...], Any] = {}
         self._pool = Pool(functools.partial(_allocate, cu), cu.cuMemFree)  # neither holds the device
-        self.clusters = self._clusters() if self.capability >= CLUSTERS and not shape["P_GATED"] else 0
+        self.clusters = self.gated = 0
+        if self.capability >= CLUSTERS and shape["P_GATED"] and shape["P_GATED_LANES"]:
+            self.gated = min(MOST_GATED, self._clusters("decode_gated", shape["P_GATED_SHARED"]))
+        elif self.capability >= CLUSTERS and not shape["P_GATED"]:
+            self.clusters = self._clusters("decode_block", MOST_SHARED)
         self.grid = shape["P_GRID"] if shape["P_GRID"] <= self.clusters else 0
         self.wide = wgmma(shape, self.capability)
 
-    def _clusters(self) -> int:
-        config = self._config((CLUSTER * 64, 1, 1), 512, MOST_SHARED, CLUSTER, False)
+    def _clusters(self, kernel: str, shared: int) -> int:
+        """Clusters of a kernel that run side by side."""
+        config = self._config((CLUSTER * 64, 1, 1), 512, shared, CLUSTER, False)
         try:
             return int(
-                _ask(
-                    self._cu.cuOccupancyMaxActiveClusters(
-                        self.function("decode_block", MOST_SHARED, CLUSTER), config
-                    )
-                )
+                _ask(self._cu.cuOccupancyMaxActiveClusters(self.function(kernel, shared, CLUSTER), config))
             )
         except ModelError:
             return 0

@@ -270,6 +270,10 @@ static inline void meeting_wait(uint64_t *m, uint32_t round) {
     while (e.rounds[round & 1] <= round >> 1 || e.came[round & 1] < e.expected[round & 1]) fiber_next();
 }
 static inline uint64_t peer(const void *p, int rank) { return (uint64_t)(run.ctas[my_cta() / run.cluster * run.cluster + rank].memory.data() + ((const uint8_t *)p - shared())); }
+static inline void bulk_copy(void *to, const void *from, uint32_t bytes, uint64_t *m, uint32_t round) {
+    memcpy(to, from, bytes);
+    ((Meeting2 *)m)->came[round & 1] += bytes;
+}
 /* `meeting` is the peer's address of a word of 8 bytes: the place of an even round, or 8 behind it */
 static void sent(uint64_t meeting, uint32_t bytes) {
     for (Cta &c : run.ctas) {
@@ -286,6 +290,10 @@ static inline void send_least(uint64_t to, int32_t v, uint64_t meeting) { *(int3
 
 static inline uint32_t wire_load(const uint32_t *from) { return *(const volatile uint32_t *)from; }
 static inline void wire_store(uint32_t *to, uint32_t v) { *(volatile uint32_t *)to = v; }
+static inline void post(uint32_t *to, uint32_t v) { *(volatile uint32_t *)to = v; }
+static inline void look_again() {}
+static inline void put4(uint64_t to, uint32_t v) { *(uint32_t *)to = v; }
+static inline void put16(uint64_t to, uint4 v) { memcpy((void *)to, &v, 16); }
 static inline bool breathe() { fiber_next(); return true; }
 
 /* ---- launches; together: blocks that run side by side, whole clusters */

@@ -31,6 +31,7 @@ def build(shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()) -> 
     without = ["decode_grid"] * (not shape["P_GRID"])
     without += ["decode_grid_wide"] * (not shape["P_GRID"] or shape["P_GRID_LANES"] <= 16)
     without += ["decode_block"] * shape["P_GATED"]
+    without += ["decode_gated"] * (not shape["P_GATED"])
     without += ["heads_wide", "attend_wide"] * (not shape["P_WGMMA"])
     kernels = [name for name in kernels if name not in without]
     calls = "".join(f"    EMULATED({name})\n" for name in kernels)
@@ -53,10 +54,10 @@ def build(shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()) -> 
 class EmulatedDevice:
     """A `Device` (device.py) that is this machine's CPU."""
 
-    def __init__(self, library: Path, clusters: int = 0, grid: int = 0, wide: bool = False):
+    def __init__(self, library: Path, clusters: int = 0, grid: int = 0, wide: bool = False, gated: int = 0):
         self._library = ctypes.CDLL(str(library))
         self._memory: dict[int, npt.NDArray[np.uint8]] = {}
-        self.clusters, self.grid, self.wide = clusters, grid, wide
+        self.clusters, self.grid, self.wide, self.gated = clusters, grid, wide, gated
         self.stream, self.name = 0, "cpu"
 
     def alloc(self, size: int) -> int:

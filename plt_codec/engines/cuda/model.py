@@ -1,4 +1,4 @@
-"""Model: a bundle's tensors on a device, by name, and as the kernels of a whole block ask for them (struct Model of cluster.cu)."""
+"""Model: a bundle's tensors on a device, by name, and as the kernels of a whole block ask for them (struct Model of cluster.cu and of gated.cu)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ POINTERS = (
     "table.exp", "table.phase", "table.cos", "table.sin",
 )  # fmt: skip
 OF_LAYERS = ("qkv.w", "out.w", "up.w", "down.w", "qkv.m", "out.m", "up.m", "down.m", "heat")
+GATED_LAYERS = ("norm_in", "norm_mid")
 
 
 class Model:
@@ -25,6 +26,9 @@ class Model:
             self.at[name] = device.alloc(array.nbytes)
             device.upload(self.at[name], array)
         order = [*POINTERS, *(f"layer.{i}.{part}" for part in OF_LAYERS for i in range(weights.shape.layers))]
+        if weights.shape.gated:
+            order += ["norm_out", "table.act"]
+            order += [f"layer.{i}.{part}" for part in GATED_LAYERS for i in range(weights.shape.layers)]
         self.pointers = (ctypes.c_uint64 * len(order))(*(self.at[name] for name in order))
 
     def __del__(self) -> None:

@@ -14,6 +14,11 @@ TILE = 8  # rows of a tile of weights
 CHUNK = 64  # inputs of a tile; rows of activations are padded to a multiple
 GRID = 7  # clusters of grid.cu: as many as an H100 or H200 runs side by side
 GRID_GROUPS = 16  # groups of 32 keys that a block of grid.cu has, at most: 512 keys in its cluster each
+GATED_LANES, GATED_QUERIES = (
+    32,
+    96,
+)  # that gated.cu has room for; queries of a key head: lanes times the query heads of it
+GATED_DEPTH = 40  # layers, at most: pointers to all weights fit the 4 KB of a kernel's arguments
 MOST_SHARED = 227 << 10  # shared memory a block can have
 
 WGMMA = 90  # the one compute capability that has the instructions of wide.cu
@@ -105,6 +110,22 @@ def cluster_memory(s: Shape) -> int:
     return total + s.layers * (64 + 8 * (2 * out + upper)) * 4
 
 
+@functools.cache
+def gated_plan(s: Shape) -> Mapping[str, int]:
+    """Macros of gated.cu: most lanes (0: it does not serve this shape), bytes of shared memory and of the wire, at most."""
+    dp, sums = up(s.d, 64), (max(s.classes, 128) // 4 + 1) * 16
+    shared = GATED_LANES * (pitch(dp) + 16 * 8 * 4) + GATED_QUERIES * (16 * 8 + 64 * 4)
+    shared += max(GATED_QUERIES * (64 + 72 * 4), GATED_LANES * sums) + 64 * 32 * 4
+    shared += (32 << 10) + 2 * 10 * 2048 + 32
+    shared += GATED_QUERIES * 8 + 64 * 4 + 32 * 4 + 2 * 1024 * 2 + 1024 * 4 + up(s.layers * s.heads, 4) * 4
+    shared = up(shared + dp * 5 + 128 * 4, 64)
+    wire = 2048 + GATED_LANES * (dp * 4 + up(s.qkv, 64) * 2 + up(s.heads * s.head_dim, 64) + up(s.hidden, 64))
+    wire += GATED_LANES * (up(s.classes, 64) * 4 + sums)
+    lanes = min(GATED_LANES, GATED_QUERIES // (s.heads // s.kv_heads))
+    fits = s.gated and shared <= MOST_SHARED and s.layers <= GATED_DEPTH
+    return {"P_GATED_LANES": lanes if fits else 0, "P_GATED_SHARED": shared, "P_GATED_WIRE": wire}
+
+
 def wgmma(shape: Mapping[str, int], capability: int) -> bool:
     """Whether many sessions of a shape (macros()) go by the kernels of wide.cu on a GPU; else by batch.cu's own.
 
@@ -134,7 +155,7 @@ def macros(weights: Weights) -> dict[str, int]:
         "P_NORM_GAIN": s.norm_gain, "P_HEAD_GAIN": s.head_gain, "P_HOT": int(heats.max() >= 1 << 22),
         "P_COLD": int(heats.min() == 0), "P_WIDE": int(wide),
         "P_GATED": int(s.gated),
-        **grid_plan(s),
+        **grid_plan(s), **gated_plan(s),
     }  # fmt: skip
 
 

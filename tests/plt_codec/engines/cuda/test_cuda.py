@@ -151,15 +151,16 @@ def coder(
     clusters: int,
     grid: int = 0,
     wide: bool = False,
+    gated: int = 0,
 ) -> CudaCoder:
-    """A coder on the emulation; clusters: 0 decodes by the kernels for many sessions; grid: 2 by grid.cu; wide: many by wide.cu."""
+    """A coder on the emulation; clusters: 0 decodes by the kernels for many sessions; grid: 2 by grid.cu; wide: many by wide.cu; gated: 2 by gated.cu."""
     built = name + " by wgmma" * wide
     if built not in libraries:
         libraries[built] = emulate.build(
             {**macros(model(name)), "P_HELD": 1, "P_WGMMA": int(wide), **grid_plan(model(name).shape, 2)},
             tmp.mktemp(built.replace(" ", "-")),
         )
-    return CudaCoder(model(name), on=emulate.EmulatedDevice(libraries[built], clusters, grid, wide))
+    return CudaCoder(model(name), on=emulate.EmulatedDevice(libraries[built], clusters, grid, wide, gated))
 
 
 def items(name: str, lanes: int | None, steps: int | None) -> list[FrameItem]:
@@ -316,6 +317,38 @@ def test_emulated_decode_by_the_whole_gpu(
         (got,) = c.decode([i], progress=done.append)
         assert np.array_equal(got, s)
     assert sum(done) == sum(LENGTHS)
+
+
+@emulated
+@pytest.mark.parametrize(
+    "name,lanes,steps,first,last",
+    [
+        ("gated", 16, 4, 2, 4),
+        ("gated, extreme", 17, 3, 4, 5),
+        pytest.param("gated, base", 32, 2, 2, 5, marks=pytest.mark.slow),
+        pytest.param("gated, odd", 3, 7, 3, 4, marks=pytest.mark.slow),
+        pytest.param("gated, edges", 24, 5, 3, 5, marks=pytest.mark.slow),
+    ],
+)
+def test_emulated_decode_of_a_gated_bundle_by_the_whole_gpu(
+    name: str,
+    lanes: int,
+    steps: int,
+    first: int,
+    last: int,
+    libraries: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """One block and several, lanes one step short, a last block of few tokens; behind a context too."""
+    c = coder(libraries, tmp_path_factory, name, 0, gated=2)
+    assert c.gated([Work(130, lanes, steps)]) and not c.gated([Work(130, lanes, steps)] * 5)
+    assert not c.gated([Work(130, 33, 3)])
+    done: list[int] = []
+    for i, s in list(zip(items(name, lanes, steps), sequences(name), strict=True))[first:last]:
+        (got,) = c.decode([i], progress=done.append)
+        assert np.array_equal(got, s)
+    assert sum(done) == sum(LENGTHS[first:last])
+    check_contexts(c, name, lanes, steps, only=slice(6, 7))
 
 
 @emulated
@@ -498,13 +531,15 @@ def test_norms_with_gains_on_a_gpu() -> None:
 
 @emulated
 @pytest.mark.parametrize(
-    "name,clusters,grid", [("small", 0, 0), ("small", 2, 0), ("small", 2, 2), ("gated", 0, 0)]
+    "name,clusters,grid,gated",
+    [("small", 0, 0, 0), ("small", 2, 0, 0), ("small", 2, 2, 0), ("gated", 0, 0, 0), ("gated", 0, 0, 2)],
 )
 @pytest.mark.parametrize("damage", ["empty", "ones", "cut"])
 def test_emulated_damage_is_named(
     name: str,
     clusters: int,
     grid: int,
+    gated: int,
     damage: str,
     libraries: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
@@ -512,7 +547,9 @@ def test_emulated_damage_is_named(
     whole = frames(name, 16, 4)[-1].data
     data = {"empty": b"", "ones": b"\xff" * 100, "cut": whole[:40]}[damage]
     with pytest.raises(CorruptError) as ours:
-        coder(libraries, tmp_path_factory, name, clusters, grid).decode([FrameItem(data, 130, 16, 4)])
+        coder(libraries, tmp_path_factory, name, clusters, grid, gated=gated).decode(
+            [FrameItem(data, 130, 16, 4)]
+        )
     with pytest.raises(CorruptError) as theirs:
         reference(name).decode([FrameItem(data, 130, 16, 4)])
     assert str(ours.value) == str(theirs.value)
@@ -632,6 +669,7 @@ def test_on_a_gpu(
 ) -> None:
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.CLUSTER_LIMIT", limits[0])
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.GRID_LIMIT", limits[1])
+    monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.GATED_LIMIT", limits[1])
     c = CudaCoder(model(name))
     got = c.encode(sequences(name), lanes=lanes, steps=steps)
     assert [g.data for g in got] == [w.data for w in frames(name, lanes, steps)]
@@ -756,6 +794,7 @@ def test_contexts_on_a_gpu(
     """Eleven together, and few enough for each of the other ways."""
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.CLUSTER_LIMIT", limits[0])
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.GRID_LIMIT", limits[1])
+    monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.GATED_LIMIT", limits[1])
     c = CudaCoder(model(name))
     check_contexts(c, name, lanes, steps)
     for first in range(0, 11, 3):
