@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def meanwhile(work: Callable[[], T], *, worth: bool = True) -> Iterator[Callable[[], T]]:
+def run_alongside(work: Callable[[], T], *, worth: bool = True) -> Iterator[Callable[[], T]]:
     """Run ``work`` in a thread during the block; yield a function that returns its result or raises.
 
     The work is over when the block is left. Work not ``worth`` a thread runs when its result is requested.

@@ -25,7 +25,7 @@ from pltz.archive.catalog.ledger import Loss, PackState
 from pltz.archive.catalog.view import Found, Problem, Version, View
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keyring import Keyring
-from pltz.archive.encryption.keys import Clear, Keys, Locked, Secret
+from pltz.archive.encryption.keys import Encryption, LockedArchive, Plaintext, Secret
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
 from pltz.archive.format import ids as identity
 from pltz.archive.format import index_file
@@ -99,10 +99,10 @@ class TowerArchive:
     """
 
     def __init__(
-        self, store: Store, settings: Settings, codecs: Sequence[SegmentCodec], keys: Keys | None = None
+        self, store: Store, settings: Settings, codecs: Sequence[SegmentCodec], keys: Encryption | None = None
     ):
         self.store, self.settings, self.codecs = store, settings, list(codecs)
-        self.keys = keys or Clear()
+        self.keys = keys or Plaintext()
         self._look()
 
     @classmethod
@@ -656,13 +656,13 @@ def _cut_off(store: Store, wanted: Settings) -> Settings:
     return settings
 
 
-def open_keys(store: Store, settings: Settings, key: Secret | None) -> Keys:
+def open_keys(store: Store, settings: Settings, key: Secret | None) -> Encryption:
     """Return the keys of an archive. Raises KeyMismatch, CorruptError, UsageError."""
     if key and not settings.sealed:
         raise UsageError("this archive is not sealed: leave the key out")
     if not settings.sealed:
-        return Clear()
-    return Keyring(store, settings.archive, key) if key else Locked()
+        return Plaintext()
+    return Keyring(store, settings.archive, key) if key else LockedArchive()
 
 
 def _not_found(name: str, tenant: str, number: int | None, known: list[Version]) -> str:

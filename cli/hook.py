@@ -50,14 +50,14 @@ def status(journal: str, as_json: bool) -> None:
     that wrote to DIR are counted, until their .refusals files are removed.
     """
     from pltz.archive.eviction.journal.lock import FileLocks
-    from pltz.archive.eviction.journal.reader import Backlog
+    from pltz.archive.eviction.journal.reader import JournalReader
     from pltz.archive.eviction.refusals import read_refusals
     from pltz.archive.storage.disk import OsDisk
 
     if not Path(journal).is_dir():
         raise UsageError(f"no journal at {journal}: expected the directory that the hook was opened with")
     disk = OsDisk(journal)
-    found = Backlog(disk, FileLocks(journal)).status()
+    found = JournalReader(disk, FileLocks(journal)).status()
     counts, last = read_refusals(disk)
     if as_json:
         record = {"not_taken": counts, "refusals": [asdict(row) for row in last]}

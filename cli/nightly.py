@@ -16,7 +16,7 @@ from pltz.cli.ui.table import pairs
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.nightly.run_stats import Tally
+    from pltz.archive.nightly.run_stats import RunStats
 
 SHOWN = 20  # refused sessions printed
 
@@ -85,7 +85,7 @@ def nightly(
         loaded = dataclasses.replace(loaded, workers=workers)
     with Progress("nightly", unit="sessions", shown=wanted(progress)) as bar:
 
-        def seen(tally: "Tally") -> None:
+        def seen(tally: "RunStats") -> None:
             bar.add(tally.seen)
 
         report = job.run(loaded, how=engine, address=address, dry_run=dry_run, seen=seen)

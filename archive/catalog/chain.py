@@ -18,7 +18,7 @@ import numpy as np
 from pltz.archive.catalog.ledger import PackState
 from pltz.archive.catalog.view import Found, Version, View
 from pltz.archive.codecs.codec import Coded, SegmentCodec, codec_of
-from pltz.archive.encryption.keys import Keys
+from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack
 from pltz.archive.format import ids as identity
 from pltz.archive.format.context import TOWER
@@ -49,7 +49,7 @@ class Wanted:
 
 
 def decode_records(
-    codecs: list[SegmentCodec], keys: Keys, wanted: Sequence[Wanted], heard: Heard | None = None
+    codecs: list[SegmentCodec], keys: Encryption, wanted: Sequence[Wanted], heard: Heard | None = None
 ) -> list[Answer]:
     """Return the tokens of each record, (T,), or the error that keeps them from being read.
 
@@ -75,7 +75,7 @@ def decode_records(
     return out
 
 
-def _decode(codec: SegmentCodec, keys: Keys, wanted: Sequence[Wanted], heard: Heard | None) -> list[Answer]:
+def _decode(codec: SegmentCodec, keys: Encryption, wanted: Sequence[Wanted], heard: Heard | None) -> list[Answer]:
     """Decode one batch. If it fails, decode its records one by one to find the culprit."""
     try:
         bits = [keys.bits(w.item.context, w.item.record) for w in wanted]
@@ -89,7 +89,7 @@ def _decode(codec: SegmentCodec, keys: Keys, wanted: Sequence[Wanted], heard: He
     return [_proved(keys, w, tokens, heard) for w, tokens in zip(wanted, found, strict=True)]
 
 
-def _proved(keys: Keys, wanted: Wanted, tokens: Tokens, heard: Heard | None) -> Answer:
+def _proved(keys: Encryption, wanted: Wanted, tokens: Tokens, heard: Heard | None) -> Answer:
     context = wanted.item.context
     try:
         ids = identity.checked(tokens)

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from pltz.archive.catalog.ledger import Ledger, Loss, PackState
-from pltz.archive.encryption.keys import Clear, Keys
+from pltz.archive.encryption.keys import Encryption, Plaintext
 from pltz.archive.errors import ArchiveError, UnreadableError
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import version_id
@@ -124,9 +124,9 @@ def version_of(item: Found) -> bytes:
 class View:
     """The packs, indexes, plans and problems of an archive as one process sees them."""
 
-    def __init__(self, store: Store, keys: Keys | None = None, unused: Iterable[str] = ()):
+    def __init__(self, store: Store, keys: Encryption | None = None, unused: Iterable[str] = ()):
         self.store = store
-        self.keys = keys or Clear()
+        self.keys = keys or Plaintext()
         self.packs: dict[bytes, int] = {}  # id -> bytes
         self.indexes: dict[str, FileIndex] = {}
         self.tail = MemoryIndex()

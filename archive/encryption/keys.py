@@ -4,7 +4,7 @@ Spec: FORMAT.md, "Encryption".
 
     passphrase, key file or command --Secret--> wraps the archive key --> wraps each domain's keys (`domain_keys.py`)
 
-`Clear` serves an archive without encryption, `keyring.Keyring` a sealed one. `Locked` serves a sealed one
+`Plaintext` serves an archive without encryption, `keyring.Keyring` a sealed one. `LockedArchive` serves a sealed one
 opened without its key, whose records can be checked, copied and repaired, but not read. All three answer the
 same questions: the ids of domains, segments and sessions, and the fields of a record.
 """
@@ -116,7 +116,7 @@ class Secret:
         return Scrypt(salt=salt, length=KEY, n=1 << n, r=r, p=p).derive(self.material)
 
 
-class Keys(Protocol):
+class Encryption(Protocol):
     """The keys of an archive: ids of its objects and fields of its records."""
 
     cipher: int
@@ -167,7 +167,7 @@ class Keys(Protocol):
         """Return whether the key is about to be destroyed, so that nothing new may rely on it."""
 
 
-class Clear:
+class Plaintext:
     """The keys of an archive without encryption."""
 
     cipher = CLEAR
@@ -215,7 +215,7 @@ class Clear:
         return False
 
 
-class Locked(Clear):
+class LockedArchive(Plaintext):
     """The keys of a sealed archive opened without its key: names are shown as their ids."""
 
     cipher = SEALED

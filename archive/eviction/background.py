@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pltz.archive.child_python import command, environment
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.eviction.journal.lock import FileLocks
-from pltz.archive.eviction.journal.reader import Backlog
+from pltz.archive.eviction.journal.reader import JournalReader
 from pltz.archive.eviction.tokenizers import Tokenizers
 from pltz.archive.eviction.worker import Drained, Worker
 from pltz.archive.storage.disk import OsDisk
@@ -263,7 +263,7 @@ def _worker(config: Mapping[str, Any], progress: Callable[[Drained], None]) -> W
         )
 
     return Worker(
-        Backlog(disk, FileLocks(config["journal"])),
+        JournalReader(disk, FileLocks(config["journal"])),
         Tokenizers(disk),
         open_archive,
         batch_tokens=config["batch_tokens"],

@@ -19,7 +19,7 @@ from pltz.plt_codec.errors import UsageError
 class Eviction(NamedTuple):
     """An eviction in memory.
 
-    ``at``: monotonic seconds. ``size``: bytes it takes in memory. ``ids``: as `token_buffer.Snapshots` holds
+    ``at``: monotonic seconds. ``size``: bytes it takes in memory. ``ids``: as `token_buffer.TokenBuffers` holds
     them.
     """
 

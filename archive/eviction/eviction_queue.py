@@ -47,7 +47,7 @@ class Counts:
     latency_sum: float = 0.0
 
 
-class Waiting:
+class EvictionQueue:
     """A queue of evictions (see the top of this file).
 
     ``closed``: no more are accepted. ``last``: the last ticket given out. ``until``: all tickets up to this

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from pltz.archive.eviction.eviction import Eviction
-from pltz.archive.eviction.eviction_queue import LATENCIES, Waiting
+from pltz.archive.eviction.eviction_queue import LATENCIES, EvictionQueue
 from pltz.archive.eviction.journal.writer import Journal
 from pltz.archive.eviction.refusals import RefusalFile, Refusals
 from pltz.archive.eviction.token_buffer import Refused
@@ -49,7 +49,7 @@ class Flusher:
     ``failure``: why nothing can be written, while that lasts. ``error``: the last unexpected error.
     """
 
-    def __init__(self, waiting: Waiting, journal: Journal, tokenizer: bytes) -> None:
+    def __init__(self, waiting: EvictionQueue, journal: Journal, tokenizer: bytes) -> None:
         self.waiting, self.journal, self.tokenizer = waiting, journal, tokenizer
         self.refusals = Refusals()
         self._file = RefusalFile(journal.disk, journal.owner)
@@ -87,7 +87,7 @@ class Flusher:
     def close(self, timeout: float) -> None:
         """Write the rest and end.
 
-        Gives up what cannot be written within ``timeout`` seconds. Call after `Waiting.close`.
+        Gives up what cannot be written within ``timeout`` seconds. Call after `EvictionQueue.close`.
         """
         self._signals.put(None)
         self._thread.join(timeout)

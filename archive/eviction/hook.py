@@ -38,15 +38,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pltz.archive.eviction.eviction_queue import Counts, Waiting
+from pltz.archive.eviction.eviction_queue import Counts, EvictionQueue
 from pltz.archive.eviction.flusher import Flusher
 from pltz.archive.eviction.journal.lock import FileLocks, Locks
-from pltz.archive.eviction.journal.reader import Backlog
+from pltz.archive.eviction.journal.reader import JournalReader
 from pltz.archive.eviction.journal.segment import Name
 from pltz.archive.eviction.journal.writer import Journal
 from pltz.archive.eviction.refusals import brief
 from pltz.archive.eviction.settings import WORKERS, HookSettings, WorkerKind
-from pltz.archive.eviction.token_buffer import Refused, Snapshots
+from pltz.archive.eviction.token_buffer import Refused, TokenBuffers
 from pltz.archive.eviction.tokenizers import Tokenizers
 from pltz.archive.format.ids import NONE, SIZE
 from pltz.archive.storage.disk import Disk, OsDisk
@@ -89,15 +89,15 @@ class EvictionHook:
         self.settings = settings or HookSettings()
         self.disk, self.target = disk, target or NONE
         self.background: Background | None = None
-        self.backlog = Backlog(disk, locks)
+        self.backlog = JournalReader(disk, locks)
         self._journal = Journal(
             disk, locks, segment=self.settings.segment_bytes, quota=self.settings.journal_bytes
         )
         self._pid = os.getpid()
         self._aside = 0  # sessions that the worker laid aside
         self._opened = disk.now()
-        self._snapshots = Snapshots()
-        self._waiting = Waiting(self.settings)
+        self._snapshots = TokenBuffers()
+        self._waiting = EvictionQueue(self.settings)
         self._flusher = Flusher(self._waiting, self._journal, tokenizer)
         atexit.register(self.close)
 

@@ -2,7 +2,7 @@
 
 It costs one copy of memory.
 
-    held, size = Snapshots().take(token_ids)        # in the serving loop: microseconds
+    held, size = TokenBuffers().take(token_ids)        # in the serving loop: microseconds
     ids = ids_of(held)                              # later, in the flusher: (T,), an array
 
 Ids are copied into memory that was touched before, because the first touch of a page costs more than the copy
@@ -81,7 +81,7 @@ class Raw:
             self._home.extend(self.pieces)
 
 
-class Snapshots:
+class TokenBuffers:
     """A pool of buffers for snapshots (see the top of this file).
 
     It holds BUFFERS * BUFFER bytes, and at most MOST * BUFFER where the disk is slow.

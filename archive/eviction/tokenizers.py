@@ -3,7 +3,7 @@
 Spec: FORMAT.md, "Files".
 
 They are kept in the journal's directory, so a worker needs nothing else to drain it, whichever models filled
-it. A file is first written under a temporary name, under a lock that ends with its process. `Backlog.tidy`
+it. A file is first written under a temporary name, under a lock that ends with its process. `JournalReader.tidy`
 removes the remains of a killed process.
 """
 

@@ -22,7 +22,7 @@ from pltz.archive.archive import Archive
 from pltz.archive.errors import ArchiveError, StoreError, reason
 from pltz.archive.eviction.journal.entry import Entry
 from pltz.archive.eviction.journal.lock import FileLocks, Lock
-from pltz.archive.eviction.journal.reader import Backlog, Segment
+from pltz.archive.eviction.journal.reader import JournalReader, Segment
 from pltz.archive.eviction.journal.segment import Frame
 from pltz.archive.eviction.tokenizers import Tokenizers
 from pltz.archive.format.ids import NONE
@@ -99,7 +99,7 @@ class Worker:
 
     def __init__(
         self,
-        backlog: Backlog,
+        backlog: JournalReader,
         tokenizers: Tokenizers,
         open_archive: Callable[[], TokenArchive],
         *,
@@ -321,7 +321,7 @@ def drain(
 
     disk = OsDisk(journal)
     worker = Worker(
-        Backlog(disk, FileLocks(journal)),
+        JournalReader(disk, FileLocks(journal)),
         Tokenizers(disk),
         open_archive,
         batch_tokens=batch_tokens,

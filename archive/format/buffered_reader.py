@@ -1,6 +1,6 @@
 """Buffered reader: a range of a file that reads like a buffer, with only a part of it in memory.
 
-data = Window(read, begin, end) data.move(0)        some MiB are in memory from here on data[5:9]
+data = BufferedReader(read, begin, end) data.move(0)        some MiB are in memory from here on data[5:9]
 taken from there; other bytes are read separately, and the buffer stays
 """
 
@@ -11,7 +11,7 @@ from pltz.archive.format.byte_source import Reader, exactly
 AT_HAND = 4 << 20  # bytes in memory
 
 
-class Window:
+class BufferedReader:
     """A range of a file as a buffer. ``data[a:b]`` raises CorruptError where the file was cut off."""
 
     def __init__(self, read: Reader, begin: int, end: int):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.concurrency import meanwhile
+from pltz.archive.concurrency import run_alongside
 from pltz.plt_codec.errors import ContentError
 
 try:
@@ -118,7 +118,7 @@ def digests(heads: Sequence[Head], rows: Sequence[Tokens]) -> list[bytes]:
     parts = [slice(*bound) for bound in pairwise(bounds)]  # of about equal numbers of tokens
     with ExitStack() as stack:
         works = [partial(hashed, heads[part], rows[part]) for part in parts]
-        others = [stack.enter_context(meanwhile(work)) for work in works[1:]]
+        others = [stack.enter_context(run_alongside(work)) for work in works[1:]]
         return sum((other() for other in others), works[0]())
 
 

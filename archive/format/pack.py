@@ -23,14 +23,14 @@ import numpy as np
 from pltz.archive.errors import ForeignPack
 from pltz.archive.format import record as records
 from pltz.archive.format import record_columns
-from pltz.archive.format.buffered_reader import Window
+from pltz.archive.format.buffered_reader import BufferedReader
 from pltz.archive.format.byte_source import PIECE, Reader, exactly, pieces
 from pltz.archive.format.context import Context, read_context
 from pltz.archive.format.ids import NONE, SIZE, digest, digest_of
-from pltz.archive.format.prefix_crc import Sums
+from pltz.archive.format.prefix_crc import PrefixCrcs
 from pltz.archive.format.record import PARENT_BACK, Place, Raw, Record
 from pltz.archive.format.record_layout import lay_out
-from pltz.archive.format.segment_offsets import Places
+from pltz.archive.format.segment_offsets import SegmentOffsets
 from pltz.plt_codec.errors import ContentError, CorruptError, FormatError, VersionError
 from pltz.plt_codec.varint import read_varint, write_varint
 
@@ -277,8 +277,8 @@ class Pack:
 
         Records that do not read as a run are read one by one.
         """
-        data = Window(self.read, self.begin, self.end)
-        sums, seen = Sums(data), Places()
+        data = BufferedReader(self.read, self.begin, self.end)
+        sums, seen = PrefixCrcs(data), SegmentOffsets()
         at = count = 0
         while at < len(data):
             if count >= MAX_RECORDS:
@@ -298,7 +298,7 @@ class Pack:
                     at, count = after, count + 1
                     yield item
 
-    def _read(self, data: Window, at: int, begins: list[int], end: int, seen: Places) -> list[Record]:
+    def _read(self, data: BufferedReader, at: int, begins: list[int], end: int, seen: SegmentOffsets) -> list[Record]:
         """Return the records at ``begins``, counted from ``at``; none where any of them is damaged."""
         if not begins:
             return []
@@ -310,7 +310,7 @@ class Pack:
             return []
 
     def _one_by_one(
-        self, data: Window, sums: Sums, at: int, end: int, seen: Places
+        self, data: BufferedReader, sums: PrefixCrcs, at: int, end: int, seen: SegmentOffsets
     ) -> Iterator[tuple[int, Damage | tuple[list[int], list[Record]]]]:
         """Yield each record or damaged range that begins before ``end``, after the offset of its end."""
         place = self.head.place(self.begin)
@@ -336,7 +336,7 @@ class Pack:
                     continue
             yield at, ([offset], [r])
 
-    def _resynchronise(self, data: Window, sums: Sums, at: int) -> int:
+    def _resynchronise(self, data: BufferedReader, sums: PrefixCrcs, at: int) -> int:
         """Return the offset of the next record, or the end."""
         place = self.head.place(self.begin)
         for found in _places_of(self.head.salt[:1], data, at):
@@ -456,7 +456,7 @@ def _chain(data: memoryview) -> tuple[list[int], int]:
     return begins, max(end, 1)
 
 
-def _places_of(mark: bytes, data: Window, at: int) -> Iterator[int]:
+def _places_of(mark: bytes, data: BufferedReader, at: int) -> Iterator[int]:
     """Yield the offsets of a byte from ``at`` on."""
     size = FIRST_SEARCH
     while at < len(data):

@@ -9,7 +9,7 @@ over the same bytes with different start values differ by a linear map of the di
 only on the number of bytes.
 
     >>> data = bytes(range(256)) * 100
-    >>> Sums(data).of(5, 20000, 7) == zlib.crc32(data[5:20000], 7)
+    >>> PrefixCrcs(data).of(5, 20000, 7) == zlib.crc32(data[5:20000], 7)
     True
 """
 
@@ -36,7 +36,7 @@ class Stretch(Protocol):
     def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview: ...
 
 
-class Sums:
+class PrefixCrcs:
     """The sums of one buffer."""
 
     def __init__(self, data: Stretch):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pltz.archive.format.ids import NONE, SIZE
-from pltz.archive.format.prefix_crc import Stretch, Sums
+from pltz.archive.format.prefix_crc import PrefixCrcs, Stretch
 from pltz.plt_codec.errors import ContentError, CorruptError, VersionError
 from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
 from pltz.plt_codec.varint import read_varint
@@ -127,7 +127,7 @@ def span(data: bytes | memoryview, at: int) -> int:
     return 2 + after + size + CHECK
 
 
-def decode(data: Stretch, at: int, place: Place, sums: Sums | None = None) -> Raw:
+def decode(data: Stretch, at: int, place: Place, sums: PrefixCrcs | None = None) -> Raw:
     """Return the record at ``data[at]``. ``sums``: those of ``data``, for callers that try many places.
 
     Raises CorruptError where it is damaged or breaks a rule, VersionError where a newer version wrote it.

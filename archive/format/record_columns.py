@@ -43,7 +43,7 @@ from pltz.archive.format.record import (
     Place,
     Record,
 )
-from pltz.archive.format.segment_offsets import Places
+from pltz.archive.format.segment_offsets import SegmentOffsets
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.limits import MAX_TOKENS as SESSION_TOKENS
 from pltz.plt_codec.varint import MAX_BYTES, MAX_VALUE
@@ -95,7 +95,7 @@ class Columns:
         """Return (N,) whether each record has a session."""
         return self._has(SESSION)
 
-    def records(self, data: bytes, begins: Ints, place: Place, seen: Places) -> list[Record]:
+    def records(self, data: bytes, begins: Ints, place: Place, seen: SegmentOffsets) -> list[Record]:
         """Return the records.
 
         ``begins``: (N,) offsets of the records in ``data``, which lies at ``place``; ``seen``: earlier
@@ -144,7 +144,7 @@ class Columns:
             rows[row] = Record(int(self.context[row]), mark=mark)
         return rows
 
-    def _parents(self, offsets: Ints, place: Place, seen: Places) -> list[bytes]:
+    def _parents(self, offsets: Ints, place: Place, seen: SegmentOffsets) -> list[bytes]:
         table = [*place.parents, NONE]
         number = np.where(self.how == PARENT_TABLE, self.reference, len(table) - 1)
         parents = [table[n] for n in number.tolist()]
@@ -203,7 +203,7 @@ def decode(data: bytes | memoryview, begins: Ints, end: int, place: Place) -> Co
     )  # fmt: skip
 
 
-def read(data: bytes, begins: Ints, place: Place, seen: Places) -> list[Record]:
+def read(data: bytes, begins: Ints, place: Place, seen: SegmentOffsets) -> list[Record]:
     """Return the sound records that begin at ``begins``, (N,), and fill ``data``. Raises CorruptError.
 
     ``seen``: as in `Columns.records`.

@@ -21,7 +21,7 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 
-class Places:
+class SegmentOffsets:
     """The segments of a pack found so far.
 
     ``offsets`` are (N,) and ascend within a call and from call to call; ``ids`` are (N, 16).

@@ -1,4 +1,4 @@
-"""WarmFolder: slabs as memory-mapped files on local disk, shared by any number of processes. Spec: FORMAT.md.
+"""DiskTier: slabs as memory-mapped files on local disk, shared by any number of processes. Spec: FORMAT.md.
 
     write: reserve room under the lock -> DIR/space/segment.random.part -> rename    all or nothing
     read:  map -> checksum -> check every field -> tensors over the mapping          or a miss
@@ -26,7 +26,7 @@ import numpy as np
 
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import MAX_TOKENS, SIZE
-from pltz.archive.kv_store.kv_block import Slab
+from pltz.archive.kv_store.kv_block import KVBlock
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ FIELDS = {"format", "space", "segment", "parent", "start", "born"}
 class Warm:
     """The content of a file. ``parent``: id of the segment above. ``born``: seconds since 1970."""
 
-    slab: Slab
+    slab: KVBlock
     parent: bytes
     born: float
 
@@ -65,7 +65,7 @@ class _Entry:
         return self.path.suffix == ".part" and abs(time.time() - self.used) > STALE
 
 
-class WarmFolder:
+class DiskTier:
     """A folder of warm files.
 
     ``budget``: bytes that all files together may take. ``damaged``, ``written``, ``evicted``, ``failed``:
@@ -345,7 +345,7 @@ def _tensors(header: dict[str, Any], data: torch.Tensor) -> dict[str, torch.Tens
     return out
 
 
-def _slab(tensors: dict[str, torch.Tensor], start: int) -> Slab:
+def _slab(tensors: dict[str, torch.Tensor], start: int) -> KVBlock:
     kv, logits, ids, tokens = (tensors[name] for name in TENSORS[:4])
     flat = logits.dim() == ids.dim() == tokens.dim() == 1 and tensors["checksum"].shape == (CHECKSUM,)
     kinds = (
@@ -356,4 +356,4 @@ def _slab(tensors: dict[str, torch.Tensor], start: int) -> Slab:
     if not flat or not kinds or kv.dim() != 5 or kv.shape[1] != 2 or kv.shape[3] != len(ids):
         raise CorruptError("the tensors do not fit each other")
     known = logits if len(logits) else None
-    return Slab(kv, ids.numpy().copy(), tokens.numpy().copy(), start, known)
+    return KVBlock(kv, ids.numpy().copy(), tokens.numpy().copy(), start, known)

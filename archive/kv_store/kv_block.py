@@ -1,4 +1,4 @@
-"""Slab: the KV of one segment in one tensor. Caches are cut into slabs and joined from them.
+"""KVBlock: the KV of one segment in one tensor. Caches are cut into slabs and joined from them.
 
     DynamicCache of a tower      |  base  |  turn 1  |  turn 2  |        per layer K and V, (1, heads, T, D)
     slabs                        (L, 2, heads, T_base, D)  (L, 2, heads, T_1, D)  ...
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Slab:
+class KVBlock:
     """The KV of a segment and the ids it was computed from.
 
     ``kv``: (layers, 2, heads, T, D), keys then values. ``ids``: (T,) int32, given to the target. ``tokens``:
@@ -49,7 +49,7 @@ class Slab:
         tensors = [self.kv] if self.logits is None else [self.kv, self.logits]
         return sum(t.numel() * t.element_size() for t in tensors) + self.ids.nbytes + self.tokens.nbytes
 
-    def to(self, device: torch.device, *, pin: bool = False) -> Slab:
+    def to(self, device: torch.device, *, pin: bool = False) -> KVBlock:
         """Return a copy in memory of its own on a device.
 
         With ``pin`` the copy is in page-locked host memory, which a GPU reads at the full rate of the bus.
@@ -60,7 +60,7 @@ class Slab:
         return done
 
 
-def cut(cache: DynamicCache, start: int, ids: Ids, tokens: Ids, logits: torch.Tensor | None = None) -> Slab:
+def cut(cache: DynamicCache, start: int, ids: Ids, tokens: Ids, logits: torch.Tensor | None = None) -> KVBlock:
     """Return the slab of positions ``start`` to ``start + len(ids)`` of a cache, in memory of its own.
 
     ``ids``: (T,) int32; ``tokens``: (n,) int32; ``logits``: (V,) of the last id, if known. Raises UsageError
@@ -75,7 +75,7 @@ def cut(cache: DynamicCache, start: int, ids: Ids, tokens: Ids, logits: torch.Te
     with torch.inference_mode():
         kv = torch.stack(parts).unflatten(0, (-1, 2))
         own = None if logits is None else logits.clone()
-    return Slab(kv, ids, tokens, start, own)
+    return KVBlock(kv, ids, tokens, start, own)
 
 
 def can_cut(cache: DynamicCache) -> bool:
@@ -89,7 +89,7 @@ def can_cut(cache: DynamicCache) -> bool:
     return len(shapes) == 1 and shapes.pop()[0] == 1
 
 
-def join(slabs: Sequence[Slab], config: Any, device: torch.device) -> DynamicCache:
+def join(slabs: Sequence[KVBlock], config: Any, device: torch.device) -> DynamicCache:
     """Return a cache on a device that holds all slabs in their order.
 
     Nothing is copied where a single slab, already on the device, holds everything. ``config``: of the

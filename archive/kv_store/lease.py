@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from pltz.archive.kv_store.kv_block import Slab
+    from pltz.archive.kv_store.kv_block import KVBlock
     from pltz.archive.kv_store.store import Node
 
 
@@ -31,7 +31,7 @@ class Lease:
         return [node.segment for node in self._nodes]
 
     @property
-    def slabs(self) -> list[Slab]:
+    def slabs(self) -> list[KVBlock]:
         """Return their KV, on the device where it had room."""
         return [node.slab for node in self._nodes]
 

@@ -1,4 +1,4 @@
-"""Ahead: the prefill of a session that the GPU is still decoding, queued behind its decoder.
+"""QueuedPrefill: the prefill of a session that the GPU is still decoding, queued behind its decoder.
 
     host     | launch decoder | launch prefill ........ | ids, their proof |  wait
     device                    | decode     | prefill .........................|
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Found = tuple["DynamicCache", "torch.Tensor"]
 
 
-class Ahead:
+class QueuedPrefill:
     """A prefill of ``count`` ids still being decoded, in place of the target's `prefill`.
 
     `pltz.plt_codec.engines.queued` calls it when the ids are queued. A failure here is no error of the thaw,

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Laps:
+class StageTimer:
     """A timer for the stages of a batch, which follow one another."""
 
     def __init__(self, device: torch.device) -> None:

@@ -35,9 +35,9 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from pltz.archive.format.ids import NONE, digest
-from pltz.archive.kv_store.disk_tier import Warm, WarmFolder
+from pltz.archive.kv_store.disk_tier import DiskTier, Warm
 from pltz.archive.kv_store.eviction_policy import Priority, priority
-from pltz.archive.kv_store.kv_block import Slab
+from pltz.archive.kv_store.kv_block import KVBlock
 from pltz.archive.kv_store.lease import Lease
 from pltz.archive.kv_store.stats import Stats, Tier
 from pltz.plt_codec.errors import UsageError
@@ -67,7 +67,7 @@ class Node:
     space: bytes
     segment: bytes
     parent: bytes
-    slab: Slab
+    slab: KVBlock
     tier: str
     born: float
     used: float
@@ -119,7 +119,7 @@ class HotStore:
         self.device = torch.device(device)
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
-        self.warm = None if folder is None else WarmFolder(folder, disk_bytes)
+        self.warm = None if folder is None else DiskTier(folder, disk_bytes)
         self._clock = clock
         self._lock = Lock()
         self._nodes: dict[bytes, Node] = {}
@@ -203,7 +203,7 @@ class HotStore:
     # ---- taking in
 
     def insert(
-        self, space: bytes, segment: bytes, parent: bytes, slab: Slab, born: float | None = None
+        self, space: bytes, segment: bytes, parent: bytes, slab: KVBlock, born: float | None = None
     ) -> bool:
         """Keep a segment in the highest tier that has room.
 
@@ -261,7 +261,7 @@ class HotStore:
         self._discard(known)
         return True
 
-    def _on(self, tier: str, slab: Slab) -> Slab | None:
+    def _on(self, tier: str, slab: KVBlock) -> KVBlock | None:
         """Return the slab in the memory of a tier; None where the machine has less than the budget says."""
         import torch
 

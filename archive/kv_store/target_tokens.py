@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class TargetTokens:
     """The ids of a tower for one target.
 
     ``ids``: (T,) int32, of the target's tokenizer. ``cuts``: (segments + 1,), where the ids of each segment
@@ -53,7 +53,7 @@ class Seen:
         return self.ids[self.cuts[segment] : self.cuts[segment + 1]]
 
 
-class Eyes:
+class TargetTokenReader:
     """The mapping of one archive's sessions to the ids of one target."""
 
     def __init__(self, cold: SessionArchive, target: Target) -> None:
@@ -78,7 +78,7 @@ class Eyes:
             and version.tokenizer != BytesCodec.tokenizer
         )
 
-    def see(self, tower: Tower) -> Seen:
+    def see(self, tower: Tower) -> TargetTokens:
         """Return the ids that stand for a tower.
 
         Raises TokenizerMismatch for ids of another tokenizer, ContentError, BundleMismatch and CorruptError.
@@ -88,11 +88,11 @@ class Eyes:
         if tokenizer in self._own and tokenizer != BytesCodec.tokenizer:
             tokens = tower.tokens
             begin, end = transcript.conversation_span(tokens) if kind == "chat" else (0, len(tokens))
-            return Seen(tokens[begin:end].astype(np.int32), [min(max(at, begin), end) - begin for at in ends])
+            return TargetTokens(tokens[begin:end].astype(np.int32), [min(max(at, begin), end) - begin for at in ends])
         session = self._cold.session(tower)
         if kind == "ids" and not self._same:
             raise TokenizerMismatch(
                 "these ids belong to the bundle's tokenizer, and the target has another one"
             )
         ids = np.asarray(as_seen_by(self._target, session).value, np.int32)
-        return Seen(ids, [0] * len(tower.segments) + [len(ids)])
+        return TargetTokens(ids, [0] * len(tower.segments) + [len(ids)])

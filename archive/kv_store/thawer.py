@@ -42,12 +42,12 @@ import numpy as np
 from pltz.archive.catalog.chain import MAX_SEGMENTS, Known
 from pltz.archive.errors import LostError
 from pltz.archive.format.ids import NONE
-from pltz.archive.kv_store.kv_block import Slab, can_cut, cut, join
+from pltz.archive.kv_store.kv_block import KVBlock, can_cut, cut, join
 from pltz.archive.kv_store.lease import Lease
-from pltz.archive.kv_store.queued_prefill import Ahead
-from pltz.archive.kv_store.stage_timer import Laps
+from pltz.archive.kv_store.queued_prefill import QueuedPrefill
+from pltz.archive.kv_store.stage_timer import StageTimer
 from pltz.archive.kv_store.store import HotStore, space_of
-from pltz.archive.kv_store.target_tokens import Eyes, Seen
+from pltz.archive.kv_store.target_tokens import TargetTokenReader, TargetTokens
 from pltz.archive.sessions import base_of
 from pltz.archive.thaw import Thawed, check_target
 from pltz.archive.tower_archive import Tower
@@ -97,7 +97,7 @@ class _Flight:
     path: list[bytes] = field(default_factory=list)
     lease: Lease = field(default_factory=lambda: Lease([], lambda node: None))
     tower: Tower | None = None
-    seen: Seen = field(default_factory=lambda: Seen(np.zeros(0, np.int32), [0]))
+    seen: TargetTokens = field(default_factory=lambda: TargetTokens(np.zeros(0, np.int32), [0]))
     shared: int = 0
     hot: int = 0
     at: int = 0
@@ -173,7 +173,7 @@ class Thawer:
             )
         self.cold, self.target, self.hot = cold, target, hot
         self._any_target, self._chunk, self._together = any_target, chunk, together
-        self._eyes = Eyes(cold, target)
+        self._eyes = TargetTokenReader(cold, target)
         self._space = b"" if hot is None else space_of(target.fingerprint, str(target.model.dtype))
         self._lock = Lock()  # over flights
         self._reading = Lock()  # an archive belongs to one thread
@@ -262,7 +262,7 @@ class Thawer:
                     flight.done.set()
 
     def _thaw(self, batch: list[_Flight]) -> None:
-        laps = Laps(self.target.device)
+        laps = StageTimer(self.target.device)
         with self._reading:
             self._each(batch, self._find_path)
             laps.end("read")
@@ -318,7 +318,7 @@ class Thawer:
         if self.hot is not None:
             flight.lease = self.hot.hold(self._space, flight.path, flight.born)
 
-    def _ahead(self, batch: list[_Flight]) -> Ahead | None:
+    def _ahead(self, batch: list[_Flight]) -> QueuedPrefill | None:
         """Return the queued prefill for the batch's only flight, or None.
 
         It needs one segment, of which nothing is hot, whose tokens are the target's ids.
@@ -331,10 +331,10 @@ class Thawer:
         with suppress(PltzError):
             count = self.cold.archive.record(flight.path[0]).record.tokens
             most = min(self._chunk or count, self.target.max_positions or count)
-            return Ahead(self.target, count) if 0 < count <= most else None
+            return QueuedPrefill(self.target, count) if 0 < count <= most else None
         return None
 
-    def _take(self, ahead: Ahead, batch: list[_Flight]) -> bool:
+    def _take(self, ahead: QueuedPrefill, batch: list[_Flight]) -> bool:
         """Give the queued prefill to the only flight. Returns False if it does not match the flight's ids."""
         found = ahead.found(len(batch[0].seen.ids)) if batch else None
         if found is None:
@@ -393,7 +393,7 @@ class Thawer:
         if count == len(flight.path) and slabs[-1].logits is not None:
             flight.logits = slabs[-1].logits.to(self.target.device)
 
-    def _joined(self, slabs: list[Slab]) -> DynamicCache:
+    def _joined(self, slabs: list[KVBlock]) -> DynamicCache:
         """Join slabs to one cache. Raises ModelError where the device has no room."""
         import torch
 

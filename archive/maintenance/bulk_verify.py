@@ -41,7 +41,7 @@ _NO_KEYS, _NO_PLACES, _NO_IDS = np.zeros(0, np.uint64), np.zeros(0, np.int64), n
 
 
 @dataclass(frozen=True)
-class Swept:
+class BulkVerified:
     """The contents of a pack proved sound.
 
     Attributes:
@@ -102,7 +102,7 @@ class Listing:
         return keys[part], addresses[part].astype(np.int64) - self._starts[number]
 
 
-class Sweep:
+class BulkVerifier:
     """Checks packs against all entries of the indexes. Nothing is proved where an index is damaged."""
 
     def __init__(self, view: View):
@@ -126,7 +126,7 @@ class Sweep:
             return None
         return found
 
-    def run(self, packs: Sequence[bytes]) -> Iterator[tuple[bytes, Swept | None]]:
+    def run(self, packs: Sequence[bytes]) -> Iterator[tuple[bytes, BulkVerified | None]]:
         """Yield each pack with its contents, or None where it is not proved sound. Raises StoreError.
 
         The next packs are hashed meanwhile, without the GIL.
@@ -156,7 +156,7 @@ class Sweep:
 
     def _swept(
         self, name: bytes, room: Room, sealed: Future[tuple[memoryview, Pack, int] | None]
-    ) -> tuple[bytes, Swept | None]:
+    ) -> tuple[bytes, BulkVerified | None]:
         found = sealed.result()
         try:
             return name, self._columns(name, *found) if found else None
@@ -165,7 +165,7 @@ class Sweep:
         finally:
             self._rooms.append(room)
 
-    def _columns(self, name: bytes, data: memoryview, pack: Pack, count: int) -> Swept | None:
+    def _columns(self, name: bytes, data: memoryview, pack: Pack, count: int) -> BulkVerified | None:
         """Return the records at the places that the indexes name.
 
         None where they do not fill the pack or differ from the index entries. Raises CorruptError where they
@@ -178,7 +178,7 @@ class Sweep:
         if len(offsets) != count or (count and offsets[0] != pack.begin) or offsets[-1:] >= pack.end:
             return None
         if not count:
-            return Swept(0, *(np.zeros((0, 2), np.uint64) for _ in range(2)))
+            return BulkVerified(0, *(np.zeros((0, 2), np.uint64) for _ in range(2)))
         place, records = pack.head.place(pack.begin), data[pack.begin : pack.end]
         found = record_columns.decode(records, offsets - pack.begin, len(records), place)
         kinds = found.segment, found.session, found.mark
@@ -198,7 +198,7 @@ class Sweep:
         table = [pack.head.parents[n] for n in np.flatnonzero(named).tolist()]
         elsewhere = np.frombuffer(b"".join(table), np.uint8).reshape(-1, SIZE)
         inline = found.parent[found.how == PARENT_INLINE]
-        return Swept(
+        return BulkVerified(
             count, _halves(found.id[found.segment]), _once(_halves(np.concatenate([elsewhere, inline])))
         )
 
@@ -227,7 +227,7 @@ class Sweep:
         return True
 
 
-def whole(swept: Sequence[Swept]) -> bool:
+def whole(swept: Sequence[BulkVerified]) -> bool:
     """Return whether every parent of a record is a segment of some pack.
 
     Also False where two parents begin with the same 8 bytes.

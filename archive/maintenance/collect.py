@@ -38,7 +38,7 @@ from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.pack import Damage
 from pltz.archive.format.plan import Plan
 from pltz.archive.format.record import Record
-from pltz.archive.maintenance.live_set import SEGMENT, SESSION, Census, weight
+from pltz.archive.maintenance.live_set import SEGMENT, SESSION, LiveSet, weight
 from pltz.archive.storage.store import is_there
 from pltz.archive.writing.writer import Writer, segment_only, session_only
 from pltz.plt_codec.errors import FormatError
@@ -145,7 +145,7 @@ class Collector:
             copied, deleted = copied + number, deleted + len(going)
         return copied, deleted, freed
 
-    def _make_room(self, census: Census, condemned: frozenset[bytes]) -> tuple[frozenset[bytes], int, bool]:
+    def _make_room(self, census: LiveSet, condemned: frozenset[bytes]) -> tuple[frozenset[bytes], int, bool]:
         """Copy live records of condemned packs, of as many packs as fit.
 
         Returns the packs that may be deleted, the number of records copied, and whether the disk was full.
@@ -193,7 +193,7 @@ class Collector:
         self.view.refresh()
         return freed
 
-    def _copy(self, census: Census, packs: Collection[bytes] | None = None) -> int:
+    def _copy(self, census: LiveSet, packs: Collection[bytes] | None = None) -> int:
         """Put live records of condemned packs again, a pack's worth at a time; return their number.
 
         ``packs``: copy only from these.
@@ -236,7 +236,7 @@ class Collector:
                     "nothing was deleted; where another collector is at work, collect again"
                 )
 
-    def _census(self, condemned: frozenset[bytes] | None = None) -> Census:
+    def _census(self, condemned: frozenset[bytes] | None = None) -> LiveSet:
         """Read every pack and settle which records are live, and which of these lie in condemned packs only.
 
         ``condemned``: None stands for all packs that plans name. Packs are read again where another collector
@@ -251,9 +251,9 @@ class Collector:
             raise
         return census
 
-    def _read_all(self) -> Census:
+    def _read_all(self) -> LiveSet:
         self._want_evidence()
-        census, vanished = Census(), self.view.vanished
+        census, vanished = LiveSet(), self.view.vanished
         try:
             for pack in sorted(self.view.packs):
                 self._read(pack, census)
@@ -264,7 +264,7 @@ class Collector:
             census.close()  # `look` calls this again
         return census
 
-    def _read(self, pack: bytes, census: Census) -> None:
+    def _read(self, pack: bytes, census: LiveSet) -> None:
         try:
             for item in self.view.scan(pack):
                 if isinstance(item, Damage):
@@ -281,7 +281,7 @@ class Collector:
                 ) from None
             self.view.vanished += 1
 
-    def _count(self, census: Census, item: Found) -> None:
+    def _count(self, census: LiveSet, item: Found) -> None:
         """Add a record to the census. Erased content is never live, so nothing keeps it."""
         r, gone = item.record, self.view.keys.gone
         named = r.name is not None and not gone(item.context, key_of_session(r, item.context))
@@ -339,7 +339,7 @@ class Collector:
             except (FileNotFoundError, StoreError, UnreadableError):
                 continue
 
-    def _choose(self, census: Census, dead_share: float, small: int) -> set[bytes]:
+    def _choose(self, census: LiveSet, dead_share: float, small: int) -> set[bytes]:
         """Return the packs worth emptying. The census stops at a damaged pack, so none is among them."""
         weights = census.weights()
         staying = set(self.view.packs) - self.view.condemned

@@ -1,4 +1,4 @@
-"""Census: all records of the packs and which of them are live, in a temporary database on disk.
+"""LiveSet: all records of the packs and which of them are live, in a temporary database on disk.
 
     census.add(pack, offset, record...)     every record of every pack, as the collector reads them
     census.settle(condemned)                settle the live set; ArchiveError where a live session lacks a segment
@@ -98,7 +98,7 @@ class Stranded(NamedTuple):
     parts: int
 
 
-class Census:
+class LiveSet:
     """The records of an archive and its live set.
 
     All methods raise ArchiveError where the temporary disk fails.

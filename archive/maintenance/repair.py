@@ -34,7 +34,7 @@ from pltz.archive.catalog.ledger import FILE_NAME, PackState, copies_of, decode_
 from pltz.archive.catalog.ledger import MAX_FILE as MAX_ENTRY
 from pltz.archive.catalog.view import Version, View
 from pltz.archive.encryption.key_files import COPIES, KeyFile, KeyFolder, file_name
-from pltz.archive.encryption.keys import Keys, Locked
+from pltz.archive.encryption.keys import Encryption, LockedArchive
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format.ids import digest
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, FileIndex, Location, key_of, key_of_session
@@ -45,7 +45,7 @@ from pltz.archive.format.plan import Plan
 from pltz.archive.format.prefix_crc import Stretch
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import COPY, MAX_SIZE, NAME, Settings
-from pltz.archive.maintenance.salvage_reader import Remains
+from pltz.archive.maintenance.salvage_reader import SalvageReader
 from pltz.archive.storage.store import Store, is_there
 from pltz.archive.writing.publisher import shared_ranges
 from pltz.archive.writing.writer import Writer
@@ -117,7 +117,7 @@ class Repairer:
     """
 
     def __init__(
-        self, store: Store, keys: Callable[[Settings], Keys] | None = None, *, dry_run: bool = False
+        self, store: Store, keys: Callable[[Settings], Encryption] | None = None, *, dry_run: bool = False
     ):
         self.store, self.dry_run = store, dry_run
         self.report = Repaired()
@@ -139,7 +139,7 @@ class Repairer:
         if plans is None:
             return self.report  # it is unknown which packs are condemned, so packs must wait
         self._indexes()
-        keys = self._keys(settings) if self._keys else (Locked() if settings.sealed else None)
+        keys = self._keys(settings) if self._keys else (LockedArchive() if settings.sealed else None)
         view = View(self.store, keys)
         view.refresh()
         self.report.recorded += [loss.pack.hex() for loss in view.losses()]
@@ -254,7 +254,7 @@ class Repairer:
     def _pack(self, view: View, pack: bytes, shares: tuple[int, int]) -> None:
         self.report.checked += 1
         name = f"packs/{pack.hex()}"
-        data = Remains.of(self.store, name, MAX_PACK)
+        data = SalvageReader.of(self.store, name, MAX_PACK)
         if data is None and self._gone(view, pack):
             return
         if data is not None and self._foreign(view, data):
@@ -310,7 +310,7 @@ class Repairer:
         """
         others = set[bytes]()
         for pack in view.packs:
-            data = Remains.of(self.store, f"packs/{pack.hex()}", MAX_PACK)
+            data = SalvageReader.of(self.store, f"packs/{pack.hex()}", MAX_PACK)
             if data is None or not self._foreign(view, data):
                 return
             others.add(_opened(data).head.archive)
@@ -440,7 +440,7 @@ class Repairer:
                     self.report.unnamed.append(LostRecord(f"{key:012x}", tenant, name, at))
         return missing, sessions, segments, covered
 
-    def _towers(self, keys: Keys | None) -> None:
+    def _towers(self, keys: Encryption | None) -> None:
         """Report the versions that lack a segment."""
         view = View(self.store, keys)
         view.refresh()
@@ -467,15 +467,15 @@ class Repairer:
             )
         self.report.aside.append(copy)
 
-    def _aside(self, name: str) -> Iterator[Remains | None]:
+    def _aside(self, name: str) -> Iterator[SalvageReader | None]:
         """Yield the copies of a file that earlier runs moved aside."""
         for found in sorted(self.store.list("damaged")):
             if found.startswith(name.replace("/", "-") + "-"):
-                yield Remains.of(self.store, f"damaged/{found}", MAX_PACK)
+                yield SalvageReader.of(self.store, f"damaged/{found}", MAX_PACK)
 
     def _maybe(self, name: str, most: int) -> bytes | None:
         """Return the remains of a file, in memory; None if it does not exist."""
-        found = Remains.of(self.store, name, most)
+        found = SalvageReader.of(self.store, name, most)
         return None if found is None else found.whole()
 
 

@@ -1,6 +1,6 @@
 """Salvage reader: reads the remains of a file on demand, with zeros for bytes that the disk cannot give.
 
-left = Remains.of(store, "packs/...", most)     # None: there is no such file left[begin:end]; left.whole()
+left = SalvageReader.of(store, "packs/...", most)     # None: there is no such file left[begin:end]; left.whole()
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pltz.archive.storage.store import Store
 SECTOR = 4096  # smallest unit that a disk loses, in bytes
 
 
-class Remains:
+class SalvageReader:
     """The readable remains of a file, at most ``most`` bytes. Implements `prefix_crc.Stretch`."""
 
     def __init__(self, file: File, most: int) -> None:
         self._file, self._size = file, min(file.size, most)
 
     @classmethod
-    def of(cls, store: Store, name: str, most: int) -> Remains | None:
+    def of(cls, store: Store, name: str, most: int) -> SalvageReader | None:
         """Return the remains of a file, None if it does not exist. Raises StoreError."""
         try:
             return cls(store.open(name), most)

@@ -20,7 +20,7 @@ from pltz.archive.catalog.ledger import MISSING, as_text, copies_of, entries_amo
 from pltz.archive.catalog.view import LOOKS, PLAN_NAME, Found, Problem, Version, View, tell
 from pltz.archive.catalog.view import NAME as PACK_NAME
 from pltz.archive.codecs.codec import SegmentCodec
-from pltz.archive.concurrency import meanwhile
+from pltz.archive.concurrency import run_alongside
 from pltz.archive.encryption.key_files import COPIES, KeyFile, KeyFolder, file_name
 from pltz.archive.errors import ArchiveError, KeyMismatch, LostError
 from pltz.archive.format.context import TOWER
@@ -30,7 +30,7 @@ from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import Plan
 from pltz.archive.format.settings import COPY, NAME, Settings
-from pltz.archive.maintenance.bulk_verify import Sweep, Swept, whole
+from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, whole
 from pltz.archive.maintenance.erase import unfinished
 from pltz.archive.storage.store import is_there
 from pltz.plt_codec.errors import BundleMismatch, CorruptError, FormatError, PltzError
@@ -152,10 +152,10 @@ class Verifier:
         self._progress = progress
         if max_seconds is not None:
             self._end = self.view.store.now() + max_seconds
-        swept: list[Swept] = []
+        swept: list[BulkVerified] = []
         doubted: set[bytes] = set()  # packs that bulk verification did not prove: checked record by record
         spans = self._chosen(fraction, anywhere and decode)
-        with meanwhile(self._index_digests) as digests:
+        with run_alongside(self._index_digests) as digests:
             self._check_packs(spans, decode, swept, doubted)
         self._check_copies()
         self._check_redundancy()
@@ -166,7 +166,7 @@ class Verifier:
             self._tell(problem)
         return self.report
 
-    def _check_packs(self, spans: list[Span], decode: bool, swept: list[Swept], doubted: set[bytes]) -> None:
+    def _check_packs(self, spans: list[Span], decode: bool, swept: list[BulkVerified], doubted: set[bytes]) -> None:
         """Check as many packs as there is time for.
 
         Adds packs proved in bulk to ``swept`` and all other packs to ``doubted``.
@@ -223,7 +223,7 @@ class Verifier:
         others = [*packs[at + 1 :], *packs[:at]]
         return [Span(first, byte), *map(Span, others), *([Span(first, 0, byte)] if byte else [])]
 
-    def _swept(self, spans: list[Span], decode: bool) -> Iterator[tuple[Span, Swept | None]]:
+    def _swept(self, spans: list[Span], decode: bool) -> Iterator[tuple[Span, BulkVerified | None]]:
         """Yield packs with their contents where bulk verification proves them.
 
         With ``decode`` none is proved in bulk.
@@ -231,7 +231,7 @@ class Verifier:
         if decode:
             yield from ((span, None) for span in spans)
         else:
-            found = Sweep(self.view).run([span.pack for span in spans])
+            found = BulkVerifier(self.view).run([span.pack for span in spans])
             yield from ((Span(pack), swept) for pack, swept in found)
 
     def _check_pack(self, pack: bytes, decode: bool) -> None:

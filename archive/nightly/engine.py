@@ -22,13 +22,13 @@ from multiprocessing import connection
 from pltz.archive.child_python import leave_safe_path, safe_path
 from pltz.archive.nightly.config import Config
 from pltz.archive.nightly.freeze import Freezer
-from pltz.archive.nightly.run_stats import Tally
+from pltz.archive.nightly.run_stats import RunStats
 from pltz.archive.nightly.sources.source import Shard
 
 TRIES = 2  # processes that a shard may end
 
 
-def processes(config: Config, run: int, shards: Iterable[Shard]) -> Iterator[Tally]:
+def processes(config: Config, run: int, shards: Iterable[Shard]) -> Iterator[RunStats]:
     """Freeze shards in ``config.workers`` processes. Raises the errors of freezing a shard."""
     rows = ((shard, 0) for shard in shards)
     again: list[tuple[Shard, int]] = []
@@ -54,7 +54,7 @@ def processes(config: Config, run: int, shards: Iterable[Shard]) -> Iterator[Tal
                     words = (
                         f"{shard.place}: the process that froze it died, twice: it is left for the next run"
                     )
-                    yield Tally(shard.source, failures=[words])
+                    yield RunStats(shard.source, failures=[words])
     finally:
         for process in [*idle, *(one for one, _, _ in busy.values())]:
             process.stop()
@@ -79,7 +79,7 @@ class _Process:
         except OSError:
             pass
 
-    def take(self) -> Tally | None:
+    def take(self) -> RunStats | None:
         """Return the tally of the shard, or None where the process died. Raises the errors of freezing."""
         try:
             found = self.pipe.recv()
@@ -88,7 +88,7 @@ class _Process:
             return None
         if isinstance(found, BaseException):
             raise found
-        assert isinstance(found, Tally)
+        assert isinstance(found, RunStats)
         return found
 
     def stop(self) -> None:

@@ -25,10 +25,10 @@ from dataclasses import asdict, dataclass
 from pltz.archive.errors import Fenced, NotFound
 from pltz.archive.nightly.config import Config
 from pltz.archive.nightly.receipt import Ledger
-from pltz.archive.nightly.run_stats import Refused, Tally
+from pltz.archive.nightly.run_stats import Refused, RunStats
 from pltz.archive.nightly.sources.journal import JournalSource
 from pltz.archive.nightly.sources.slots import SlotSource
-from pltz.archive.nightly.sources.source import Bad, Entry, Namer, Putter, Shard, Source
+from pltz.archive.nightly.sources.source import Entry, ReceiptKeys, Shard, Sink, Source, Unreadable
 from pltz.archive.nightly.state import State
 from pltz.archive.sessions import Item, SessionArchive, Stored, codecs_of
 from pltz.archive.tower_archive import TowerArchive
@@ -85,13 +85,13 @@ class Freezer:
         archive = TowerArchive.open(self.config.archive, self._codecs, key=self.secret)
         return SessionArchive(archive, self.bundles, zstd_above=self.config.zstd_above)
 
-    def freeze(self, shard: Shard) -> Tally:
+    def freeze(self, shard: Shard) -> RunStats:
         """Freeze everything in a shard that is new or changed.
 
         A failure is recorded in the tally, not raised.
         """
         start = time.monotonic()
-        source, tally = self.config.sources[shard.source], Tally(shard.source)
+        source, tally = self.config.sources[shard.source], RunStats(shard.source)
         try:
             if isinstance(source, JournalSource):
                 if not self.dry_run:
@@ -112,13 +112,13 @@ class Freezer:
 class _Shard:
     """The work on one shard."""
 
-    def __init__(self, freezer: Freezer, source: Source, tally: Tally) -> None:
+    def __init__(self, freezer: Freezer, source: Source, tally: RunStats) -> None:
         self.freezer, self.source, self.tally = freezer, source, tally
         self.cold = freezer.open()
-        self.putter: Putter = self.cold
+        self.putter: Sink = self.cold
         if isinstance(source, SlotSource):
             self.putter = source.into(self.cold, freezer.bundles[0])
-        self.namer = Namer(self.cold.archive.settings.archive, source)
+        self.namer = ReceiptKeys(self.cold.archive.settings.archive, source)
         self.ledger = freezer.ledger()
         self.doubted = Ledger()
         if source.repeats:
@@ -140,7 +140,7 @@ class _Shard:
     def _rows(self, shard: Shard) -> Iterator[Row]:
         for entry in self.source.entries(shard):
             self.tally.seen += 1
-            if isinstance(entry, Bad):
+            if isinstance(entry, Unreadable):
                 self._refuse(entry.where, entry.name, None, "ContentError", entry.reason, entry.size)
                 continue
             self.tally.bytes_seen += len(entry.raw)

@@ -30,7 +30,7 @@ from pltz.archive.nightly.config import Config
 from pltz.archive.nightly.freeze import Freezer
 from pltz.archive.nightly.receipt import Ledger
 from pltz.archive.nightly.report import FORMAT, VERSION, Reports
-from pltz.archive.nightly.run_stats import LISTED, Tally
+from pltz.archive.nightly.run_stats import LISTED, RunStats
 from pltz.archive.nightly.sources.source import Shard
 from pltz.archive.retention import expired
 from pltz.archive.tower_archive import TowerArchive
@@ -40,8 +40,8 @@ REFUSED, DAMAGED, FAILED = 5, 3, 7  # exit codes
 LEAST_PACKS = 8  # packs in a sample, at least
 FORGET = 4096  # versions per commit
 
-Seen = Callable[[Tally], None]
-Freeze = Callable[[int, Iterable[Shard]], Iterator[Tally]]  # (run, shards) -> one tally each
+Seen = Callable[[RunStats], None]
+Freeze = Callable[[int, Iterable[Shard]], Iterator[RunStats]]  # (run, shards) -> one tally each
 
 
 def run(
@@ -103,7 +103,7 @@ class _Job:
         start, clock = time.time(), time.monotonic()
         self.freezer.run = number
         tallies = self._timed("freeze", lambda: self._freeze(freeze))
-        total = Tally()
+        total = RunStats()
         for tally in tallies:
             total.add(tally)
         if not self.dry_run:
@@ -137,23 +137,23 @@ class _Job:
             "exit_code": self._exit_code(total, verified),
         }
 
-    def _exit_code(self, total: Tally, verified: dict[str, Any] | None) -> int:
+    def _exit_code(self, total: RunStats, verified: dict[str, Any] | None) -> int:
         if self.failures:
             return FAILED
         if verified and not verified["sound"]:
             return DAMAGED
         return REFUSED if total.refused else 0
 
-    def _freeze(self, freeze: Freeze) -> list[Tally]:
+    def _freeze(self, freeze: Freeze) -> list[RunStats]:
         """Return a tally for each source. Their seconds are those of all workers together."""
-        tallies = [Tally(number) for number in range(len(self.config.sources))]
+        tallies = [RunStats(number) for number in range(len(self.config.sources))]
         for part in freeze(self.freezer.run, self._shards(tallies)):
             tallies[part.source].add(part)
             if self.seen:
                 self.seen(part)
         return tallies
 
-    def _shards(self, tallies: list[Tally]) -> Iterator[Shard]:
+    def _shards(self, tallies: list[RunStats]) -> Iterator[Shard]:
         """Yield the shards of all sources. One that cannot be read does not stop the others."""
         for number, source in enumerate(self.config.sources):
             try:
@@ -161,7 +161,7 @@ class _Job:
             except (PltzError, OSError) as exc:
                 tallies[number].failures.append(f"source {source.name!r}: {exc}")
 
-    def _settle(self, total: Tally) -> None:
+    def _settle(self, total: RunStats) -> None:
         """Merge the receipts. After a complete run, drop what is pending and refresh the quarantine."""
         self._step("receipts", self.state.merge)
         if not total.failures:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pltz.archive.nightly.config import Config
 from pltz.archive.nightly.freeze import Freezer
-from pltz.archive.nightly.run_stats import Tally
+from pltz.archive.nightly.run_stats import RunStats
 from pltz.archive.nightly.sources.source import Shard
 from pltz.plt_codec.errors import UsageError
 
@@ -29,7 +29,7 @@ def load() -> Any:
     return ray
 
 
-def frozen(config: Config, run: int, shards: Iterable[Shard], address: str | None) -> Iterator[Tally]:
+def frozen(config: Config, run: int, shards: Iterable[Shard], address: str | None) -> Iterator[RunStats]:
     """Yield tallies as they come.
 
     ``address``: of the cluster. None uses that of RAY_ADDRESS, else one on this machine. Raises UsageError
@@ -49,7 +49,7 @@ def frozen(config: Config, run: int, shards: Iterable[Shard], address: str | Non
             ray.shutdown()
 
 
-def _run(ray: Any, config: Config, run: int, shards: Iterator[Shard]) -> Iterator[Tally]:
+def _run(ray: Any, config: Config, run: int, shards: Iterator[Shard]) -> Iterator[RunStats]:
     maker = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=TRIES)(Freezer)
     actors = [maker.remote(config, run) for _ in range(config.workers)]
     running: dict[Any, tuple[Shard, Any]] = {}
@@ -67,12 +67,12 @@ def _run(ray: Any, config: Config, run: int, shards: Iterator[Shard]) -> Iterato
             yield _result(ray, task, shard)
 
 
-def _result(ray: Any, task: Any, shard: Shard) -> Tally:
+def _result(ray: Any, task: Any, shard: Shard) -> RunStats:
     try:
-        tally: Tally = ray.get(task)
+        tally: RunStats = ray.get(task)
         return tally
     except ray.exceptions.RayError as exc:
         why = str(exc).strip().splitlines()[-1:] or [type(exc).__name__]
-        return Tally(
+        return RunStats(
             shard.source, failures=[f"{shard.place}: Ray says: {why[0]}: it is left for the next run"]
         )

@@ -23,7 +23,7 @@ class Refused:
 
 
 @dataclass
-class Tally:
+class RunStats:
     """Counts of sessions, bytes and tokens. Times are in seconds.
 
     seen = known + frozen + refused. ``unchanged`` sessions count as frozen, but the archive had them already.
@@ -51,7 +51,7 @@ class Tally:
     quarantine: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: RunStats) -> None:
         """Add another tally's counts."""
         for name, value in vars(other).items():
             if name == "source":

@@ -19,7 +19,7 @@ import numpy as np
 from pltz.archive.catalog.chain import NOTHING
 from pltz.archive.catalog.view import Version
 from pltz.archive.codecs.codec import SegmentCodec
-from pltz.archive.encryption.keys import Keys
+from pltz.archive.encryption.keys import Encryption
 from pltz.archive.format import ids
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import BASE, NONE, TENANT, U32, Tokens
@@ -73,7 +73,7 @@ class Segment:
         return self.context, record, None, self
 
 
-class Draft:
+class PendingVersion:
     """A session of the batch: its tower and the version to write.
 
     Attributes:
@@ -118,7 +118,7 @@ class Draft:
 Row = tuple[Context, Record, bytes | None, Segment | None]
 
 
-def draft(sessions: Sequence[NewSession], contexts: Contexts, now: int) -> tuple[list[Draft], list[Segment]]:
+def draft(sessions: Sequence[NewSession], contexts: Contexts, now: int) -> tuple[list[PendingVersion], list[Segment]]:
     """Check sessions and name their segments; return the drafts and each segment once, parents first.
 
     ``now``: time of sessions that give none, in seconds since 1970. Raises ContentError, LimitError,
@@ -132,7 +132,7 @@ def draft(sessions: Sequence[NewSession], contexts: Contexts, now: int) -> tuple
         own, base = contexts.of(session)
         tower = _tower(session, contexts.codecs[session.codec], own, base, known)
         time = now if session.time is None else session.time
-        drafts.append(Draft(session, tower, own, session_key(own.domain, session.name), time))
+        drafts.append(PendingVersion(session, tower, own, session_key(own.domain, session.name), time))
     segments = list(known.values())
     _name(segments, contexts.keys)
     for d in drafts:
@@ -162,7 +162,7 @@ def _tower(
     return tower
 
 
-def _name(segments: Sequence[Segment], keys: Keys) -> None:
+def _name(segments: Sequence[Segment], keys: Encryption) -> None:
     """Name segments by their tokens, one level of all towers after the other. Raises ContentError.
 
     A name depends on the parent's name, so parents come first.
@@ -189,7 +189,7 @@ def _name(segments: Sequence[Segment], keys: Keys) -> None:
             s.digest, s.id = digest, digest[: ids.SIZE]
 
 
-def session_rows(drafts: Sequence[Draft], unwritten: dict[bytes, Segment]) -> list[Row]:
+def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, Segment]) -> list[Row]:
     """Return the rows of the batch in tower order, parents first.
 
     A session goes into the record of its leaf where that is new. A new segment is counted for the first
@@ -221,7 +221,7 @@ def session_rows(drafts: Sequence[Draft], unwritten: dict[bytes, Segment]) -> li
 class Contexts:
     """The contexts of a batch: one `Context` object for all sessions that share it."""
 
-    def __init__(self, codecs: Sequence[SegmentCodec], keys: Keys):
+    def __init__(self, codecs: Sequence[SegmentCodec], keys: Encryption):
         self.codecs, self.keys = codecs, keys
         self._known: dict[tuple[int, str, int, bytes | None, str], Context] = {}
         self._pairs: dict[tuple[str, str | None, int, bytes | None, str], tuple[Context, Context]] = {}
@@ -234,7 +234,7 @@ class Contexts:
     def of(self, session: NewSession) -> tuple[Context, Context]:
         """Return the context of a session and its tenant's segments, and that of its shared segments.
 
-        Raises the errors of `Keys.context`.
+        Raises the errors of `Encryption.context`.
         """
         s = session
         key = s.tenant, s.base if s.shared else None, s.codec, s.target, s.kind

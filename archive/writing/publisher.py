@@ -18,7 +18,7 @@ import numpy as np
 from pltz.archive.catalog.chain import NOTHING
 from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import Coded
-from pltz.archive.concurrency import meanwhile
+from pltz.archive.concurrency import run_alongside
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format import ids
 from pltz.archive.format.context import TOWER, Context
@@ -29,7 +29,7 @@ from pltz.archive.format.parity import Parity, Range
 from pltz.archive.format.record import Record
 from pltz.archive.storage.store import is_there
 from pltz.archive.writing.batch import Row, batches
-from pltz.archive.writing.verified_segments import Proved
+from pltz.archive.writing.verified_segments import VerifiedSegments
 from pltz.plt_codec.errors import ContentError
 
 ABREAST = 32  # segments per comparison
@@ -43,7 +43,7 @@ class Publisher:
     and for the segments that many sessions depend on.
     """
 
-    def __init__(self, view: View, proved: Proved, parity: tuple[int, int]):
+    def __init__(self, view: View, proved: VerifiedSegments, parity: tuple[int, int]):
         self.view, self.proved, self.parity = view, proved, parity
 
     def put(self, rows: list[Row]) -> None:
@@ -61,12 +61,12 @@ class Publisher:
             part, rows = rows[:count], rows[count:]
             out = builder.lay_out()
             long = len(out.getbuffer()) >= WORTH
-            with meanwhile(partial(digest_before, out), worth=long) as digest:
+            with run_alongside(partial(digest_before, out), worth=long) as digest:
                 offsets = _read_back(out.getbuffer(), builder)
             data = sealed(out, digest())
             self._prove_decoding([row for row in part if row[3]])
             name = _pack_name(data)
-            with meanwhile(partial(self._about, data, part, offsets), worth=long) as about:
+            with run_alongside(partial(self._about, data, part, offsets), worth=long) as about:
                 self._put_pack(name, data)
             entries, parity = about()
             self.view.add_pack(name, len(data), entries)
@@ -91,7 +91,7 @@ class Publisher:
                 work = partial(_compare, codec.decode(coded), [segments[n].tokens for n in numbers])
                 compared()  # so at most two batches are in memory
                 compared = stack.enter_context(
-                    meanwhile(work, worth=many is not None and len(numbers) > ABREAST)
+                    run_alongside(work, worth=many is not None and len(numbers) > ABREAST)
                 )
             compared()
 

@@ -1,7 +1,7 @@
 """Verified segments: places where a segment decodes to its tokens. A new session relies on no other place.
 
 A process decodes and compares a record once, whether a put relies on it or a reader asks for it
-(`Proved.heard`). After that it compares all 32 bytes of the segment's digest (FORMAT.md, "Identities").
+(`VerifiedSegments.heard`). After that it compares all 32 bytes of the segment's digest (FORMAT.md, "Identities").
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pltz.plt_codec.errors import CorruptError, FormatError, PltzError
 PROVED = 1 << 18  # segments remembered as decoded and compared
 
 
-class Proved:
+class VerifiedSegments:
     """The segments that one process has proved to decode, and their places."""
 
     def __init__(self, view: View, codecs: list[SegmentCodec]):

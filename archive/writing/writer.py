@@ -26,10 +26,10 @@ from pltz.archive.format.context import ALONE, TOWER, Context
 from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
 from pltz.archive.format.record import FORGET, Mark, Record, pack_labels
-from pltz.archive.writing.batch import Contexts, Draft, Row, Segment, batches, draft, session_rows
+from pltz.archive.writing.batch import Contexts, PendingVersion, Row, Segment, batches, draft, session_rows
 from pltz.archive.writing.new_session import NewSession, Receipt
 from pltz.archive.writing.publisher import Publisher, as_it_is
-from pltz.archive.writing.verified_segments import Proved, collision
+from pltz.archive.writing.verified_segments import VerifiedSegments, collision
 
 
 class Writer:
@@ -37,7 +37,7 @@ class Writer:
 
     def __init__(self, view: View, codecs: list[SegmentCodec], parity: tuple[int, int] = (0, 0)):
         self.view, self.codecs = view, codecs
-        self.proved = Proved(view, codecs)
+        self.proved = VerifiedSegments(view, codecs)
         self._publisher = Publisher(view, self.proved, parity)
 
     def put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
@@ -135,9 +135,9 @@ class Writer:
                 if len(data) < len(segment.data):
                     segment.data, segment.context = data, context(segment, TOWER)
 
-    def _number(self, drafts: list[Draft]) -> None:
+    def _number(self, drafts: list[PendingVersion]) -> None:
         """Give each session its version number, or find that its last version is the same."""
-        latest: dict[bytes, Draft] = {}
+        latest: dict[bytes, PendingVersion] = {}
         stored = self.view.known(SESSIONS, [d.key for d in drafts])
         marked = self.view.marked()
         for d in drafts:
@@ -155,7 +155,7 @@ class Writer:
                 d.number += 1
                 d.version = ids.version_id(d.key, d.number, d.leaf, d.time)
 
-    def _same(self, version: Version, draft: Draft) -> bool:
+    def _same(self, version: Version, draft: PendingVersion) -> bool:
         """Return whether a put would add nothing to the last version.
 
         One in a condemned pack is not relied on.

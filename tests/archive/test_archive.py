@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pltz
-from pltz.archive.kv_store.target_tokens import Eyes
+from pltz.archive.kv_store.target_tokens import TargetTokenReader
 from pltz.archive.token_archive import TokenArchive, TokenItem, tenant_of
 from pltz.datasets.given import as_session
 from pltz.models.bundle.bundle import Bundle, write_bundle
@@ -385,8 +385,8 @@ def test_an_open_archive_erases_nothing(cold: pltz.Archive) -> None:
 def test_thaw_and_a_thawer_that_is_kept(cold: pltz.Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ids that are prefilled are the session's; a target's tokenizer is read once, however often it thaws."""
     made = []
-    init = Eyes.__init__
-    monkeypatch.setattr(Eyes, "__init__", lambda self, *given: (made.append(1), init(self, *given))[1])  # type: ignore[func-returns-value]
+    init = TargetTokenReader.__init__
+    monkeypatch.setattr(TargetTokenReader, "__init__", lambda self, *given: (made.append(1), init(self, *given))[1])  # type: ignore[func-returns-value]
     target = pltz.Target.load("mini-llama")
     session = pltz.sample_sessions()[0]
     cold.put("chat", session, target=target, tenant="acme", salt="s3cret")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.codecs.codec import BytesCodec
-from pltz.archive.concurrency import meanwhile
+from pltz.archive.concurrency import run_alongside
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import NONE, Head, digests, segment_digest, segment_head
 from pltz.archive.storage.simulated_disk import SimDisk
@@ -23,10 +23,10 @@ DICE = np.random.default_rng(4)
 
 @pytest.mark.parametrize("worth", [True, False])
 def test_a_result_and_an_error(worth: bool) -> None:
-    with meanwhile(threading.get_ident, worth=worth) as result:
+    with run_alongside(threading.get_ident, worth=worth) as result:
         pass
     assert (result() != threading.get_ident()) == worth
-    with meanwhile(lambda: 1 // 0, worth=worth) as result:
+    with run_alongside(lambda: 1 // 0, worth=worth) as result:
         pass
     with pytest.raises(ZeroDivisionError):
         result()
@@ -37,7 +37,7 @@ def test_where_no_thread_can_be_begun(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
     monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
-    with meanwhile(threading.get_ident) as result:
+    with run_alongside(threading.get_ident) as result:
         pass
     assert result() == threading.get_ident()
 

@@ -20,7 +20,7 @@ from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError, Writ
 from pltz.archive.format import index_file as index
 from pltz.archive.format.plan import Plan
 from pltz.archive.maintenance.collect import Collector
-from pltz.archive.maintenance.live_set import Census
+from pltz.archive.maintenance.live_set import LiveSet
 from pltz.archive.sessions import base_of
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.simulated_disk import SimDisk
@@ -403,7 +403,7 @@ def test_two_collectors_at_once(
     archive.collect()
     slow, moves = reopen(disk, codec), Collector._copy
 
-    def late(self: Collector, census: Census) -> int:
+    def late(self: Collector, census: LiveSet) -> int:
         monkeypatch.setattr(Collector, "_copy", moves)
         archive.collect()
         return moves(self, census)

@@ -159,7 +159,7 @@ def test_a_file_that_claims_more_is_damaged(codec: Codec) -> None:
 CHILD = """
 import resource, sys
 sys.path[:0] = {path!r}
-from pltz.models import json_value
+from pltz.models.session import json_value
 from pltz.models.session.session import Session
 import numpy
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -38,7 +38,7 @@ class Segment:
     """A segment as it was found.
 
     ``closed``: its owner no longer appends. ``done``: the offset up to which it is archived. ``damage``:
-    bytes that are no frames, found by `Backlog.read`. ``aside``: number of bytes laid aside. ``newer``: why a
+    bytes that are no frames, found by `JournalReader.read`. ``aside``: number of bytes laid aside. ``newer``: why a
     segment of a newer version is left alone. ``stuck``: which bytes must be laid aside and find no room, so
     that the segment is neither marked nor deleted.
     """
@@ -69,7 +69,7 @@ class Status:
     damaged: list[str]
 
 
-class Backlog:
+class JournalReader:
     """The part of a journal that is not archived yet (see the top of this file)."""
 
     def __init__(self, disk: Disk, locks: Locks) -> None:

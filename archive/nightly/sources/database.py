@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from pltz.archive.nightly.naming import Naming, moment
-from pltz.archive.nightly.sources.source import SHARD_SESSIONS, Bad, Entry, Shard
+from pltz.archive.nightly.sources.source import SHARD_SESSIONS, Entry, Shard, Unreadable
 from pltz.archive.sessions import Item
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError
@@ -87,7 +87,7 @@ class DatabaseSource(ABC):
                     cuts.append(name)
         return cuts
 
-    def entries(self, shard: Shard) -> Iterator[Entry | Bad]:
+    def entries(self, shard: Shard) -> Iterator[Entry | Unreadable]:
         """Yield the rows of a range. Raises UsageError where the database cannot be read."""
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as kept:
             count = 0
@@ -98,7 +98,7 @@ class DatabaseSource(ABC):
             for _ in range(count):
                 yield from pickle.load(kept)
 
-    def _asked(self, shard: Shard) -> Iterator[Entry | Bad]:
+    def _asked(self, shard: Shard) -> Iterator[Entry | Unreadable]:
         low, high = shard.parts
         with self._opened() as (ask, quote):
             limits = [f"name >= {quote(low)}"] if low is not None else []
@@ -116,31 +116,31 @@ class DatabaseSource(ABC):
             for row in rows:
                 yield self._entry(dict(zip(columns, row, strict=True)))
 
-    def _entry(self, row: dict[str, Any]) -> Entry | Bad:
+    def _entry(self, row: dict[str, Any]) -> Entry | Unreadable:
         name = row["name"]
         if not _is_word(name) or name == "":
-            return Bad(f"row {name!r:.{SHOWN}}", "expected a string or number as name")
+            return Unreadable(f"row {name!r:.{SHOWN}}", "expected a string or number as name")
         where = f"row {str(name)[:SHOWN]!r}"
         if row.get("too_long"):
             why = f"expected a session of at most {self.max_bytes} bytes, found a longer one"
-            return Bad(where, why, str(name))
+            return Unreadable(where, why, str(name))
         data = row["session"]
         raw = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
         if isinstance(raw, memoryview):
             raw = bytes(raw)
         if not isinstance(raw, bytes):
-            return Bad(where, f"expected JSON as session, found {type(data).__name__}", str(name))
+            return Unreadable(where, f"expected JSON as session, found {type(data).__name__}", str(name))
         if len(raw) > self.max_bytes:
             why = f"expected a session of at most {self.max_bytes} bytes, found {len(raw)}"
-            return Bad(where, why, str(name), len(raw))
+            return Unreadable(where, why, str(name), len(raw))
         try:
             time = None if row.get("time") is None else moment(row["time"], "time")
         except ContentError as exc:
-            return Bad(where, str(exc), str(name), len(raw))
+            return Unreadable(where, str(exc), str(name), len(raw))
         tenant = row.get("tenant")
         if tenant is not None and not _is_word(tenant):
             why = f"expected a string or number as tenant, found {type(tenant).__name__}"
-            return Bad(where, why, str(name), len(raw))
+            return Unreadable(where, why, str(name), len(raw))
         return Entry(where, str(name), raw, None if tenant is None else str(tenant), time, time)
 
     def item(self, entry: Entry) -> Item:
@@ -212,9 +212,9 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _groups(entries: Iterable[Entry | Bad]) -> Iterator[list[Entry | Bad]]:
+def _groups(entries: Iterable[Entry | Unreadable]) -> Iterator[list[Entry | Unreadable]]:
     """Yield entries in small groups, since pickling each alone takes twice as long."""
-    group: list[Entry | Bad] = []
+    group: list[Entry | Unreadable] = []
     size = 0
     for entry in entries:
         group.append(entry)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pltz.archive.format.ids import digest
-from pltz.archive.nightly.run_stats import Refused, Tally
+from pltz.archive.nightly.run_stats import Refused, RunStats
 from pltz.archive.nightly.sources.source import Shard
 from pltz.plt_codec.errors import UsageError
 from pltz.plt_codec.limits import ZSTD_ABOVE
@@ -51,7 +51,7 @@ class JournalSource:
         layout: LayoutName = "default",
         threads: int | None = None,
         zstd_above: int | None = ZSTD_ABOVE,
-    ) -> Tally:
+    ) -> RunStats:
         """Archive its entries. Refused ones are laid aside in the journal itself."""
         from pltz.archive.eviction import worker
 
@@ -69,10 +69,10 @@ class JournalSource:
         )
         return self._tally(done.as_fields())
 
-    def _tally(self, done: Mapping[str, Any]) -> Tally:
+    def _tally(self, done: Mapping[str, Any]) -> RunStats:
         """Return the result of a drain as a tally."""
         stored, unchanged = done["stored"], done["unchanged"]
-        tally = Tally(seen=done["entries"], frozen=stored + unchanged, unchanged=unchanged)
+        tally = RunStats(seen=done["entries"], frozen=stored + unchanged, unchanged=unchanged)
         tally.by_model = stored - done["by_zstd"]
         tally.bytes = tally.bytes_seen = done["raw"]
         tally.tokens, tally.frozen_bytes = done["tokens"], done["frozen"]

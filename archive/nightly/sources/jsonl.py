@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pltz.archive.nightly.naming import Naming
-from pltz.archive.nightly.sources.source import SHARD_BYTES, SHARD_SESSIONS, Bad, Entry, Shard
+from pltz.archive.nightly.sources.source import SHARD_BYTES, SHARD_SESSIONS, Entry, Shard, Unreadable
 from pltz.archive.sessions import Item
 from pltz.datasets.source import Source as Bytes
 from pltz.datasets.source import TooLong
@@ -104,12 +104,12 @@ class JsonlSource:
         more = f" and {len(row) - 1} more" if len(row) > 1 else ""
         return f"{row[0].path}:{row[0].first}{more}"
 
-    def entries(self, shard: Shard) -> Iterator[Entry | Bad]:
-        """Yield the lines of a shard that are not blank. Lines that cannot be read are `Bad`."""
+    def entries(self, shard: Shard) -> Iterator[Entry | Unreadable]:
+        """Yield the lines of a shard that are not blank. Lines that cannot be read are `Unreadable`."""
         for part in shard.parts:
             yield from self._read(Piece(*part))
 
-    def _read(self, piece: Piece) -> Iterator[Entry | Bad]:
+    def _read(self, piece: Piece) -> Iterator[Entry | Unreadable]:
         root = Path(self.path)
         path = root / piece.path if root.is_dir() else root
         try:
@@ -117,7 +117,7 @@ class JsonlSource:
         except FileNotFoundError:
             return  # moved since it was listed: the next run finds it in its new place
         except OSError as exc:
-            yield Bad(piece.path, f"cannot be read: {exc.strerror or exc}")
+            yield Unreadable(piece.path, f"cannot be read: {exc.strerror or exc}")
             return
         with stream:
             since = os.fstat(stream.fileno()).st_mtime
@@ -129,7 +129,7 @@ class JsonlSource:
                 source.gunzip()
             yield from self._lines(source, piece, since)
 
-    def _lines(self, source: Bytes, piece: Piece, since: float) -> Iterator[Entry | Bad]:
+    def _lines(self, source: Bytes, piece: Piece, since: float) -> Iterator[Entry | Unreadable]:
         number = piece.first - 1
         while True:
             number += 1
@@ -140,12 +140,12 @@ class JsonlSource:
                 try:
                     source.skip()
                 except (CorruptError, UsageError) as exc:
-                    yield Bad(where, f"{exc}; what stands before it was taken")
+                    yield Unreadable(where, f"{exc}; what stands before it was taken")
                     return
-                yield Bad(where, str(too_long))
+                yield Unreadable(where, str(too_long))
                 continue
             except (CorruptError, UsageError) as exc:
-                yield Bad(where, f"{exc}; what stands before it was taken")
+                yield Unreadable(where, f"{exc}; what stands before it was taken")
                 return
             if line is None:
                 return

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pltz.archive.nightly.naming import Naming
-from pltz.archive.nightly.sources.source import SHARD_SESSIONS, Bad, Entry, Shard
+from pltz.archive.nightly.sources.source import SHARD_SESSIONS, Entry, Shard, Unreadable
 from pltz.archive.sessions import Item, SessionArchive, Stored
 from pltz.archive.token_archive import TokenArchive, TokenItem
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import PltzError, UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.nightly.sources.source import Putter
+    from pltz.archive.nightly.sources.source import Sink
     from pltz.models.bundle.bundle import Bundle
 
 BUNDLE = "bundle"
@@ -58,9 +58,9 @@ class SlotSource:
             row = names[start : start + SHARD_SESSIONS]
             yield Shard(number, row[0] + (f" and {len(row) - 1} more" if len(row) > 1 else ""), tuple(row))
 
-    def entries(self, shard: Shard) -> Iterator[Entry | Bad]:
+    def entries(self, shard: Shard) -> Iterator[Entry | Unreadable]:
         """Yield the ids of each file, as 4-byte little-endian integers. Files that cannot be read are
-        `Bad`."""
+        `Unreadable`."""
         from pltz.archive.engines.llama_slots import read_slot_ids
 
         for name in shard.parts:
@@ -71,7 +71,7 @@ class SlotSource:
             except FileNotFoundError:
                 continue
             except (PltzError, OSError) as exc:
-                yield Bad(name, str(exc), name.removesuffix(self.suffix))
+                yield Unreadable(name, str(exc), name.removesuffix(self.suffix))
                 continue
             yield Entry(name, name.removesuffix(self.suffix), ids.astype("<i4").tobytes(), since=since)
 
@@ -79,7 +79,7 @@ class SlotSource:
         """Return a file's ids as a session to put. Raises ContentError."""
         return self.naming.item(entry, Session("ids", np.frombuffer(entry.raw, "<i4")))
 
-    def into(self, cold: SessionArchive, bundle: Bundle) -> Putter:
+    def into(self, cold: SessionArchive, bundle: Bundle) -> Sink:
         """Return the destination: the archive itself for the bundle's own ids, else a bridge to it.
 
         Raises UsageError and ModelError.

@@ -52,7 +52,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class Unreadable:
     """A refused entry and the reason. ``size``: bytes, where known."""
 
     where: str
@@ -85,7 +85,7 @@ class Source(Protocol):
     def shards(self, number: int) -> Iterator[Shard]:
         """Yield the work. Raises UsageError where the place does not exist."""
 
-    def entries(self, shard: Shard) -> Iterator[Entry | Bad]:
+    def entries(self, shard: Shard) -> Iterator[Entry | Unreadable]:
         """Yield the entries of a shard as they are now, in order.
 
         Raises UsageError and OSError where it cannot be read.
@@ -95,14 +95,14 @@ class Source(Protocol):
         """Return an entry as a session to put. Raises UsageError, ContentError and FormatError."""
 
 
-class Putter(Protocol):
+class Sink(Protocol):
     """A destination of sessions, such as `SessionArchive.put`."""
 
     def put(self, items: Iterable[Item], *, keep_opaque: bool = False) -> Iterator[Stored]:
         """Freeze sessions. Yielded ones are durable."""
 
 
-class Namer:
+class ReceiptKeys:
     """Keys and values of receipts for the entries of a source (FORMAT.md)."""
 
     def __init__(self, archive: bytes, source: Source) -> None:

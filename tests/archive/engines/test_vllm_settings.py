@@ -15,7 +15,7 @@ from pltz.archive.engines.vllm_settings import VllmSettings
 from pltz.archive.errors import KeyMismatch
 from pltz.archive.eviction.hook import EvictionHook
 from pltz.archive.eviction.journal.lock import FileLocks
-from pltz.archive.eviction.journal.reader import Backlog
+from pltz.archive.eviction.journal.reader import JournalReader
 from pltz.archive.eviction.settings import HookSettings
 from pltz.archive.eviction.worker import drain
 from pltz.archive.storage.disk import OsDisk
@@ -174,7 +174,7 @@ def test_a_sealed_archive_without_its_key_is_refused_at_open(tmp_path: Path, wor
     TokenArchive.open(tmp_path / "cold", key=key, create=True)
     with pytest.raises(KeyMismatch, match="key_file, key_command or passphrase_env"):
         EvictionHook.open(tmp_path / "journal", tmp_path / "cold", worker=worker)
-    assert Backlog(OsDisk(tmp_path / "journal"), FileLocks(tmp_path / "journal")).status().living == 0
+    assert JournalReader(OsDisk(tmp_path / "journal"), FileLocks(tmp_path / "journal")).status().living == 0
     with pytest.raises(KeyMismatch):
         EvictionHook.open(
             tmp_path / "journal", tmp_path / "cold", worker=worker, key=Secret(b"another" * 4, 0)

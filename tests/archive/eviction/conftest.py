@@ -17,7 +17,7 @@ from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.eviction.hook import EvictionHook, HookSettings
 from pltz.archive.eviction.journal.entry import Entry
 from pltz.archive.eviction.journal.lock import FileLocks, Lock
-from pltz.archive.eviction.journal.reader import Backlog
+from pltz.archive.eviction.journal.reader import JournalReader
 from pltz.archive.eviction.tokenizers import Tokenizers
 from pltz.archive.eviction.worker import Worker
 from pltz.archive.storage.simulated_disk import SimDisk
@@ -50,7 +50,7 @@ class Bench:
 
     def __init__(self, disk: SimDisk, codec: SegmentCodec) -> None:
         self.disk, self.codec, self.locks = disk, codec, MemoryLocks(disk)
-        self.backlog = Backlog(disk, self.locks)
+        self.backlog = JournalReader(disk, self.locks)
 
     def archive(self) -> TokenArchive:
         bundle: Any = SimpleNamespace(tokenizer=SimpleNamespace(fingerprint=self.codec.tokenizer))

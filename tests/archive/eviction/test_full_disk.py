@@ -15,7 +15,7 @@ from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import StoreError
 from pltz.archive.eviction.journal.entry import Entry
 from pltz.archive.eviction.journal.lock import FileLocks
-from pltz.archive.eviction.journal.reader import Backlog
+from pltz.archive.eviction.journal.reader import JournalReader
 from pltz.archive.eviction.journal.writer import Journal
 from pltz.archive.eviction.tokenizers import Tokenizers
 from pltz.archive.eviction.worker import Worker
@@ -34,7 +34,7 @@ class Two:
     def __init__(self, codec: SegmentCodec, disk: SimDisk, cold: SimDisk) -> None:
         self.codec, self.disk, self.bench = codec, disk, Bench(cold, codec)
         self.locks = MemoryLocks(disk)
-        self.backlog = Backlog(disk, self.locks)
+        self.backlog = JournalReader(disk, self.locks)
 
     def worker(self) -> Worker:
         return Worker(self.backlog, Tokenizers(self.disk), self.bench.archive, batch_tokens=200)
@@ -208,7 +208,7 @@ def test_a_journal_drains_on_a_real_full_disk(small_disk: Path, tmp_path: Path, 
     bench = Bench(cold, codec)
     disk, locks = OsDisk(small_disk), FileLocks(small_disk)
     journal = Journal(disk, locks)
-    worker = Worker(Backlog(disk, locks), Tokenizers(disk), bench.archive)
+    worker = Worker(JournalReader(disk, locks), Tokenizers(disk), bench.archive)
     bodies = [entry(f"s{n}", 64, n).encode() for n in range(400)]
     durable = 0
     for _ in range(3):

@@ -21,7 +21,7 @@ from pltz.archive.eviction import eviction_queue
 from pltz.archive.eviction import token_buffer as snapshot
 from pltz.archive.eviction.hook import EvictionHook, HookSettings
 from pltz.archive.eviction.journal.lock import FileLocks
-from pltz.archive.eviction.journal.reader import Backlog
+from pltz.archive.eviction.journal.reader import JournalReader
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.token_archive import target_of, tenant_of
 from pltz.plt_codec.errors import ModelError, UsageError
@@ -273,7 +273,7 @@ def test_a_process_that_ends_leaves_nothing_behind_in_memory(tmp_path: Path) -> 
         "[hook.on_evict(f's{n}', [n]) for n in range(50)]"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "j")], check=True, timeout=60)
-    backlog = Backlog(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j"))
+    backlog = JournalReader(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j"))
     assert [e.name for s in backlog.segments() for _, e in backlog.read(s)] == [f"s{n}" for n in range(50)]
 
 
@@ -283,7 +283,7 @@ def test_two_processes_share_a_directory(open_hook: Opened, tmp_path: Path) -> N
     one.on_evict("a", [1])
     two.on_evict("b", [2])
     assert one.flush(10) and two.flush(10)
-    backlog = Backlog(OsDisk(tmp_path / "journal"), FileLocks(tmp_path / "journal"))
+    backlog = JournalReader(OsDisk(tmp_path / "journal"), FileLocks(tmp_path / "journal"))
     assert backlog.status().living == 2 and not any(s.closed for s in backlog.segments())
     one.close()
     assert backlog.status().living == 1 and sorted(s.closed for s in backlog.segments()) == [False, True]
@@ -347,7 +347,7 @@ def test_settings_are_checked(options: dict[str, Any]) -> None:
 def test_opening_says_what_is_wrong(tmp_path: Path, codec: SegmentCodec) -> None:
     with pytest.raises(UsageError, match="no archive"):
         EvictionHook.open(tmp_path / "j", tmp_path / "cold")
-    assert Backlog(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).status().living == 0
+    assert JournalReader(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).status().living == 0
     with pytest.raises(UsageError, match="worker"):
         EvictionHook.open(tmp_path / "j", worker="none", archive=tmp_path / "cold")
     with pytest.raises(UsageError, match="16 bytes"):

@@ -8,7 +8,7 @@ import pytest
 
 from pltz.archive.errors import StoreError
 from pltz.archive.eviction.journal.lock import draw
-from pltz.archive.eviction.journal.reader import Backlog
+from pltz.archive.eviction.journal.reader import JournalReader
 from pltz.archive.eviction.tokenizers import Tokenizers
 from pltz.archive.storage.simulated_disk import SimDisk
 from tests.archive.eviction.conftest import MemoryLocks
@@ -37,7 +37,7 @@ def test_every_crash_leaves_the_tokenizer_or_none_and_a_worker_clears_the_rest(
             if kinds in seen and "tmp" not in kinds:
                 continue
             seen.add(kinds)
-            Backlog(again, MemoryLocks(again)).tidy()
+            JournalReader(again, MemoryLocks(again)).tidy()
             assert set(left(again)) <= {"tokenizer"}
             assert Tokenizers(again).keep(spec, MemoryLocks(again)) == name
             assert Tokenizers(again).get(name) == spec and left(again) == ["tokenizer"]
@@ -64,10 +64,10 @@ def test_what_a_living_process_writes_is_left_alone(disk: SimDisk) -> None:
     owner, lock = draw(disk, locks)
     disk.write_new(f"{owner.hex()}.tmp", b"half a tok")
     disk.write_new("notes.tmp", b"of somebody else")
-    Backlog(disk, locks).tidy()
+    JournalReader(disk, locks).tidy()
     assert left(disk) == ["lock", "tmp", "tmp"]
     lock.free()
-    Backlog(disk, locks).tidy()
+    JournalReader(disk, locks).tidy()
     assert [file for file, _ in disk.names("")] == ["notes.tmp"]
 
 

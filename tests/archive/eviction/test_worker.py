@@ -20,7 +20,7 @@ from pltz.archive.errors import ArchiveError
 from pltz.archive.eviction.hook import EvictionHook, HookSettings, WorkerKind
 from pltz.archive.eviction.journal.entry import Entry
 from pltz.archive.eviction.journal.lock import FileLocks
-from pltz.archive.eviction.journal.reader import Backlog
+from pltz.archive.eviction.journal.reader import JournalReader
 from pltz.archive.eviction.journal.segment import Name
 from pltz.archive.eviction.refusals import read_refusals
 from pltz.archive.eviction.worker import WORKER_LOCK, drain
@@ -163,7 +163,7 @@ def test_ids_of_a_served_model_with_another_tokenizer(tmp_path: Path, cold: Path
     found = TokenArchive.open(cold, [spec], bundle).get("a")
     assert found.ids.tolist() == tokens and found.target == bytes(range(16))
     again = drain(tmp_path / "j", cold, bundle=bundle)
-    assert again.entries == 0 and Backlog(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).status().refused
+    assert again.entries == 0 and JournalReader(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).status().refused
 
 
 def test_drain_waits_for_the_worker_then_says_it_is_busy(tmp_path: Path, cold: Path, bundle: Bundle) -> None:
@@ -186,7 +186,7 @@ def test_drain_takes_what_a_living_process_has_written_and_leaves_its_file(
             assert drain(tmp_path / "j", cold, bundle=bundle).stored == 1
         assert len(hook.backlog.segments()) == 1 and hook.status()["journal"]["waiting"] == 0
     assert drain(tmp_path / "j", cold, bundle=bundle).entries == 0
-    assert not Backlog(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).segments()
+    assert not JournalReader(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).segments()
 
 
 @pytest.mark.parametrize("living", [False, True])
@@ -365,4 +365,4 @@ def test_kill_9_loses_nothing_that_was_reported_durable(tmp_path: Path, cold: Pa
         wanted = {tuple(evicted(n)[1]) for n in durable if evicted(n)[0] == name}
         assert wanted <= set(stored) and len(stored) == len(set(stored))
     print(f"{len(durable)} durable, {left.entries} of them left to the last drain")
-    assert len(durable) > 100 and not Backlog(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).segments()
+    assert len(durable) > 100 and not JournalReader(OsDisk(tmp_path / "j"), FileLocks(tmp_path / "j")).segments()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pltz.archive.format.prefix_crc import BLOCK, Sums
+from pltz.archive.format.prefix_crc import BLOCK, PrefixCrcs
 
 DATA = bytes(n * n % 251 for n in range(9 * BLOCK + 100))
 
@@ -16,7 +16,7 @@ DATA = bytes(n * n % 251 for n in range(9 * BLOCK + 100))
 @given(st.integers(0, len(DATA)), st.integers(0, len(DATA)), st.integers(0, 2**32 - 1))
 def test_a_sum_is_that_of_zlib(a: int, b: int, seed: int) -> None:
     begin, end = sorted([a, b])
-    assert Sums(DATA).of(begin, end, seed) == zlib.crc32(DATA[begin:end], seed)
+    assert PrefixCrcs(DATA).of(begin, end, seed) == zlib.crc32(DATA[begin:end], seed)
 
 
 def test_what_overlaps_is_summed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_what_overlaps_is_summed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         summed[0] += len(data)
         return crc32(data, seed)
 
-    sums = Sums(bytes(100 * BLOCK))
+    sums = PrefixCrcs(bytes(100 * BLOCK))
     sums.of(0, 90 * BLOCK)
     monkeypatch.setattr(zlib, "crc32", counted)
     for begin in range(1000):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pltz.archive.format.segment_offsets import BLOCK, Places
+from pltz.archive.format.segment_offsets import BLOCK, SegmentOffsets
 from pltz.plt_codec.errors import CorruptError
 
 
 @pytest.mark.parametrize("runs", [[1] * 40, [BLOCK + 5, 3], [BLOCK, BLOCK, 1], [700] * 60])
 def test_what_stands_where(runs: list[int]) -> None:
     dice = np.random.default_rng(len(runs))
-    places, known, at = Places(), dict[int, bytes](), 300
+    places, known, at = SegmentOffsets(), dict[int, bytes](), 300
     for run in runs:
         offsets = at + np.cumsum(dice.integers(1, 90, run))
         ids = dice.integers(0, 256, (run, 16), np.uint8)
@@ -35,6 +35,6 @@ def test_what_stands_where(runs: list[int]) -> None:
 
 
 def test_none() -> None:
-    assert Places().find(np.zeros(0, np.int64)).shape == (0, 16)
+    assert SegmentOffsets().find(np.zeros(0, np.int64)).shape == (0, 16)
     with pytest.raises(CorruptError):
-        Places().find(np.array([5]))
+        SegmentOffsets().find(np.array([5]))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pltz.archive.codecs.codec import BytesCodec
-from pltz.archive.kv_store.kv_block import Slab
+from pltz.archive.kv_store.kv_block import KVBlock
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.session.session import Session
@@ -24,10 +24,10 @@ SPACE = b"space..........."
 class Slabs:
     """Makes slabs of 2 layers, 1 head, D = 4, float32: 64 bytes of KV a token, 8 of ids and tokens."""
 
-    def __call__(self, number: int, tokens: int = 4, start: int = 0, logits: bool = False) -> Slab:
+    def __call__(self, number: int, tokens: int = 4, start: int = 0, logits: bool = False) -> KVBlock:
         ids = np.full(tokens, number, np.int32)
         known = torch.full((3,), float(number)) if logits else None
-        return Slab(torch.full((2, 2, 1, tokens, 4), float(number)), ids, ids, start, known)
+        return KVBlock(torch.full((2, 2, 1, tokens, 4), float(number)), ids, ids, start, known)
 
     def name(self, number: int) -> bytes:
         return number.to_bytes(16, "big")

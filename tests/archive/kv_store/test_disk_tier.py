@@ -16,8 +16,8 @@ import xxhash
 from safetensors.torch import load_file
 
 from pltz.archive.format.ids import NONE
-from pltz.archive.kv_store.disk_tier import Warm, WarmFolder
-from pltz.archive.kv_store.kv_block import Slab
+from pltz.archive.kv_store.disk_tier import DiskTier, Warm
+from pltz.archive.kv_store.kv_block import KVBlock
 from pltz.archive.kv_store.store import HotStore
 from pltz.plt_codec.errors import UsageError
 from tests.archive.kv_store.conftest import Slabs
@@ -26,24 +26,24 @@ SPACE, SEGMENT, PARENT = b"space...........", b"segment.........", b"parent.....
 BUDGET = 1 << 20
 
 
-def slab(dtype: torch.dtype = torch.float32, tokens: int = 3, logits: int = 5) -> Slab:
+def slab(dtype: torch.dtype = torch.float32, tokens: int = 3, logits: int = 5) -> KVBlock:
     torch.manual_seed(1)
     kv = torch.randn(2, 2, 1, tokens, 3).to(dtype)
     known = torch.randn(logits).to(dtype) if logits else None
-    return Slab(kv, np.arange(7, 7 + tokens, dtype=np.int32), np.arange(9, dtype=np.int32), 11, known)
+    return KVBlock(kv, np.arange(7, 7 + tokens, dtype=np.int32), np.arange(9, dtype=np.int32), 11, known)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> WarmFolder:
-    return WarmFolder(tmp_path / "warm", BUDGET)
+def folder(tmp_path: Path) -> DiskTier:
+    return DiskTier(tmp_path / "warm", BUDGET)
 
 
-def written(folder: WarmFolder, one: Slab) -> Path:
+def written(folder: DiskTier, one: KVBlock) -> Path:
     assert folder.write(SPACE, SEGMENT, Warm(one, PARENT, 1234.5))
     return folder.path(SPACE, SEGMENT)
 
 
-def same(a: Slab, b: Slab) -> bool:
+def same(a: KVBlock, b: KVBlock) -> bool:
     logits = (a.logits is None) == (b.logits is None)
     if a.logits is not None and b.logits is not None:
         logits = torch.equal(a.logits, b.logits)
@@ -54,7 +54,7 @@ def same(a: Slab, b: Slab) -> bool:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize(("tokens", "logits"), [(3, 5), (3, 0), (0, 5), (1, 0)])
 def test_what_is_read_is_what_was_written(
-    folder: WarmFolder, dtype: torch.dtype, tokens: int, logits: int
+    folder: DiskTier, dtype: torch.dtype, tokens: int, logits: int
 ) -> None:
     one = slab(dtype, tokens, logits)
     written(folder, one)
@@ -63,13 +63,13 @@ def test_what_is_read_is_what_was_written(
     assert (found.parent, found.born) == (PARENT, 1234.0)
 
 
-def test_a_file_is_a_safetensors_file(folder: WarmFolder) -> None:
+def test_a_file_is_a_safetensors_file(folder: DiskTier) -> None:
     one = slab(torch.bfloat16)
     found = load_file(written(folder, one))
     assert list(found["ids"]) == [7, 8, 9] and torch.equal(found["kv"], one.kv)
 
 
-def test_every_flipped_bit_is_a_miss_and_the_file_goes(folder: WarmFolder) -> None:
+def test_every_flipped_bit_is_a_miss_and_the_file_goes(folder: DiskTier) -> None:
     path = written(folder, slab(torch.bfloat16, 1, 0))
     data = path.read_bytes()
     for at in range(len(data)):
@@ -83,7 +83,7 @@ def test_every_flipped_bit_is_a_miss_and_the_file_goes(folder: WarmFolder) -> No
     assert folder.read(SPACE, SEGMENT) is not None
 
 
-def test_every_truncated_or_longer_file_is_a_miss(folder: WarmFolder) -> None:
+def test_every_truncated_or_longer_file_is_a_miss(folder: DiskTier) -> None:
     path = written(folder, slab(torch.bfloat16, 1, 0))
     data = path.read_bytes()
     for size in [*range(40), *range(40, len(data), 7), len(data) - 1]:
@@ -93,7 +93,7 @@ def test_every_truncated_or_longer_file_is_a_miss(folder: WarmFolder) -> None:
     assert folder.read(SPACE, SEGMENT) is None
 
 
-def test_a_sound_file_in_the_wrong_place_is_a_miss(folder: WarmFolder) -> None:
+def test_a_sound_file_in_the_wrong_place_is_a_miss(folder: DiskTier) -> None:
     data = written(folder, slab()).read_bytes()
     for space, segment in ((SPACE, PARENT), (PARENT, SEGMENT)):
         path = folder.path(space, segment)
@@ -168,20 +168,20 @@ def put(*place: Any) -> Any:
         lambda header: b"\xff\xfe",
     ],
 )
-def test_a_crafted_header_is_a_miss(folder: WarmFolder, change: Any) -> None:
+def test_a_crafted_header_is_a_miss(folder: DiskTier, change: Any) -> None:
     path = written(folder, slab())
     path.write_bytes(forged(path.read_bytes(), change))
     assert folder.read(SPACE, SEGMENT) is None
 
 
-def test_a_header_that_is_only_spelt_otherwise_is_taken(folder: WarmFolder) -> None:
+def test_a_header_that_is_only_spelt_otherwise_is_taken(folder: DiskTier) -> None:
     """So the crafted ones above are refused for what they say."""
     path = written(folder, slab())
     path.write_bytes(forged(path.read_bytes(), lambda header: None))
     assert folder.read(SPACE, SEGMENT) is not None
 
 
-def test_a_mapped_file_stays_readable_when_it_is_evicted(folder: WarmFolder) -> None:
+def test_a_mapped_file_stays_readable_when_it_is_evicted(folder: DiskTier) -> None:
     one = slab()
     path = written(folder, one)
     found = folder.read(SPACE, SEGMENT)
@@ -191,8 +191,8 @@ def test_a_mapped_file_stays_readable_when_it_is_evicted(folder: WarmFolder) -> 
 
 
 def test_the_least_recently_used_files_go_first(tmp_path: Path) -> None:
-    size = written(WarmFolder(tmp_path / "probe", BUDGET), slab()).stat().st_size
-    folder = WarmFolder(tmp_path / "warm", 3 * size)
+    size = written(DiskTier(tmp_path / "probe", BUDGET), slab()).stat().st_size
+    folder = DiskTier(tmp_path / "warm", 3 * size)
     names = [bytes([n]) * 16 for n in range(5)]
     for n in range(3):
         assert folder.write(SPACE, names[n], Warm(slab(), PARENT, 0))
@@ -207,11 +207,11 @@ def test_the_least_recently_used_files_go_first(tmp_path: Path) -> None:
 
 
 def test_what_is_larger_than_the_budget_is_not_written(tmp_path: Path) -> None:
-    folder = WarmFolder(tmp_path / "warm", 100)
+    folder = DiskTier(tmp_path / "warm", 100)
     assert not folder.write(SPACE, SEGMENT, Warm(slab(), PARENT, 0)) and folder.usage() == (0, 0)
 
 
-def test_what_a_kill_left_counts_and_goes_after_an_hour(folder: WarmFolder) -> None:
+def test_what_a_kill_left_counts_and_goes_after_an_hour(folder: DiskTier) -> None:
     path = written(folder, slab())
     part = path.with_name("x.part")
     part.write_bytes(bytes(BUDGET - path.stat().st_size))
@@ -223,7 +223,7 @@ def test_what_a_kill_left_counts_and_goes_after_an_hour(folder: WarmFolder) -> N
     assert not part.exists() and folder.path(SPACE, other).exists()
 
 
-def test_what_a_kill_left_goes_first_when_the_clock_was_set_back(folder: WarmFolder) -> None:
+def test_what_a_kill_left_goes_first_when_the_clock_was_set_back(folder: DiskTier) -> None:
     path = written(folder, slab())
     part = path.with_name("x.part")
     part.write_bytes(bytes(BUDGET - path.stat().st_size))
@@ -235,7 +235,7 @@ def test_what_a_kill_left_goes_first_when_the_clock_was_set_back(folder: WarmFol
 
 @pytest.mark.parametrize("failure", [RuntimeError("CUDA error: out of memory"), MemoryError()])
 def test_a_slab_that_cannot_be_brought_to_the_host_is_not_kept(
-    folder: WarmFolder, monkeypatch: pytest.MonkeyPatch, failure: Exception, slabs: Slabs
+    folder: DiskTier, monkeypatch: pytest.MonkeyPatch, failure: Exception, slabs: Slabs
 ) -> None:
     """And nobody hears of it: the session that pushed it out is served."""
 
@@ -251,7 +251,7 @@ def test_a_slab_that_cannot_be_brought_to_the_host_is_not_kept(
     assert (found.device.segments, found.dropped) == (1, 1)
 
 
-def test_a_disk_that_fails_is_no_error(folder: WarmFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_is_no_error(folder: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -261,7 +261,7 @@ def test_a_disk_that_fails_is_no_error(folder: WarmFolder, monkeypatch: pytest.M
 
 
 def test_a_file_that_cannot_be_opened_now_is_a_miss_and_stays(
-    folder: WarmFolder, monkeypatch: pytest.MonkeyPatch
+    folder: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(folder, slab())
 
@@ -277,7 +277,7 @@ def test_a_file_that_cannot_be_opened_now_is_a_miss_and_stays(
     assert path.exists() and (folder.failed, folder.damaged) == (1, 0)
 
 
-def test_a_folder_that_goes_away_is_an_empty_one(folder: WarmFolder) -> None:
+def test_a_folder_that_goes_away_is_an_empty_one(folder: DiskTier) -> None:
     written(folder, slab())
     shutil.rmtree(folder.folder)
     assert folder.read(SPACE, SEGMENT) is None and folder.usage() == (0, 0)
@@ -289,7 +289,7 @@ def test_a_folder_that_goes_away_is_an_empty_one(folder: WarmFolder) -> None:
 def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="warm files"):
-        WarmFolder(tmp_path / "file", 1)
+        DiskTier(tmp_path / "file", 1)
 
 
 # Fresh interpreters, not forks: a fork of a process that has used torch's threads waits for them for ever.
@@ -297,15 +297,15 @@ WRITES = """
 import sys
 import numpy as np
 import torch
-from pltz.archive.kv_store.kv_block import Slab
+from pltz.archive.kv_store.kv_block import KVBlock
 from pltz.archive.kv_store.store import HotStore
-from pltz.archive.kv_store.disk_tier import Warm, WarmFolder
+from pltz.archive.kv_store.disk_tier import Warm, DiskTier
 
 place, seed, budget = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-folder = WarmFolder(place, budget)
+folder = DiskTier(place, budget)
 for n in np.random.default_rng(seed).integers(0, 12, 60).tolist():
     ids = np.full(40, n, np.int32)
-    one = Slab(torch.full((1, 2, 1, 40, 4), float(n)), ids, ids, 0)
+    one = KVBlock(torch.full((1, 2, 1, 40, 4), float(n)), ids, ids, 0)
     found = folder.read(b"space...........", bytes([n]) * 16)
     assert found is None or torch.equal(found.slab.kv, one.kv) and np.array_equal(found.slab.ids, ids)
     folder.write(b"space...........", bytes([n]) * 16, Warm(one, b"parent..........", 0))
@@ -318,14 +318,14 @@ import itertools
 import sys
 import numpy as np
 import torch
-from pltz.archive.kv_store.kv_block import Slab
+from pltz.archive.kv_store.kv_block import KVBlock
 from pltz.archive.kv_store.store import HotStore
-from pltz.archive.kv_store.disk_tier import Warm, WarmFolder
+from pltz.archive.kv_store.disk_tier import Warm, DiskTier
 
-folder = WarmFolder(sys.argv[1], 3 << 20)
+folder = DiskTier(sys.argv[1], 3 << 20)
 for n in itertools.count():
     ids = np.full(4000, n % 250, np.int32)
-    slab = Slab(torch.full((2, 2, 1, 4000, 8), float(n % 250)), ids, ids, 0)
+    slab = KVBlock(torch.full((2, 2, 1, 4000, 8), float(n % 250)), ids, ids, 0)
     folder.write(b"space...........", bytes([n % 250]) * 16, Warm(slab, b"parent..........", 0))
 """
 
@@ -337,12 +337,12 @@ def started(script: str, *args: object) -> subprocess.Popen[bytes]:
 def test_processes_share_a_folder_and_its_budget(tmp_path: Path) -> None:
     workers = [started(WRITES, tmp_path, seed, 12_000) for seed in range(3)]
     assert [worker.wait(120) for worker in workers] == [0, 0, 0]
-    assert 0 < WarmFolder(tmp_path, 12_000).usage()[0] <= 12_000
+    assert 0 < DiskTier(tmp_path, 12_000).usage()[0] <= 12_000
 
 
-def _filled(number: int) -> Slab:
+def _filled(number: int) -> KVBlock:
     ids = np.full(4000, number, np.int32)
-    return Slab(torch.full((2, 2, 1, 4000, 8), float(number)), ids, ids, 0)
+    return KVBlock(torch.full((2, 2, 1, 4000, 8), float(number)), ids, ids, 0)
 
 
 def test_a_kill_leaves_whole_files_and_what_is_cleared_away(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_a_kill_leaves_whole_files_and_what_is_cleared_away(tmp_path: Path) -> N
         time.sleep(pause)
         worker.kill()
         worker.wait(30)
-        folder = WarmFolder(tmp_path, 3 << 20)
+        folder = DiskTier(tmp_path, 3 << 20)
         assert folder.usage()[0] <= 3 << 20
         for path in tmp_path.glob("*/*.safetensors"):
             name = bytes.fromhex(path.stem)

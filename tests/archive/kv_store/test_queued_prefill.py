@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.kv_store import HotStore, Thawer
-from pltz.archive.kv_store.stage_timer import Laps
+from pltz.archive.kv_store.stage_timer import StageTimer
 from pltz.archive.sessions import Item, SessionArchive
 from pltz.archive.thaw import KV_NOISE, kv_difference
 from pltz.models.session.session import Session
@@ -188,7 +188,7 @@ def test_who_watches_is_told_alone_and_no_longer_than_that() -> None:
 
 
 def test_stages_that_ran_into_each_other_are_told_apart(kin: Target) -> None:
-    laps = Laps(kin.device)
+    laps = StageTimer(kin.device)
     for stage in ("read", "decode", "prefill"):
         laps.end(stage)
     before = laps.since(0.0, 0.0)

@@ -10,7 +10,7 @@ import torch
 
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import NONE
-from pltz.archive.kv_store.kv_block import Slab
+from pltz.archive.kv_store.kv_block import KVBlock
 from pltz.archive.kv_store.store import HotStore, space_of
 from pltz.plt_codec.errors import UsageError
 
@@ -70,7 +70,7 @@ def test_what_is_put_twice_is_there_once(slabs: Any) -> None:
 def test_other_ids_under_a_name_take_its_place_unless_it_is_in_use(slabs: Any) -> None:
     store = Store(slabs, 10 * SIZE)
     store.put(1)
-    other: Slab = slabs(9)
+    other: KVBlock = slabs(9)
     with store.hold(SPACE, [slabs.name(1)]) as lease:
         assert store.insert(SPACE, slabs.name(1), NONE, other)
         assert lease.slabs[0].ids[0] == 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pltz.archive.format.ids import NONE
-from pltz.archive.kv_store.kv_block import Slab
+from pltz.archive.kv_store.kv_block import KVBlock
 from pltz.archive.kv_store.store import HotStore
 
 SPACE = b"space..........."
@@ -23,9 +23,9 @@ def name(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def slab(number: int, tokens: int) -> Slab:
+def slab(number: int, tokens: int) -> KVBlock:
     ids = np.full(tokens, number, np.int32)
-    return Slab(torch.full((1, 2, 1, tokens, 2), float(number)), ids, ids, 0)
+    return KVBlock(torch.full((1, 2, 1, tokens, 2), float(number)), ids, ids, 0)
 
 
 class Machine(RuleBasedStateMachine):

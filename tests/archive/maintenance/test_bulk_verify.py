@@ -15,7 +15,7 @@ from pltz.archive.format import index_file
 from pltz.archive.format.ids import SIZE
 from pltz.archive.format.index_file import SEGMENTS, FileIndex, MemoryIndex, by_section
 from pltz.archive.format.pack import Damage
-from pltz.archive.maintenance.bulk_verify import Sweep, Swept, _order, whole
+from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, _order, whole
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
@@ -50,7 +50,7 @@ def filled(archive: TowerArchive) -> TowerArchive:
 def test_a_sound_archive_is_proved_without_reading_records(filled: TowerArchive) -> None:
     view = View(filled.store)
     view.refresh()
-    found = dict(Sweep(view).run(sorted(view.packs)))
+    found = dict(BulkVerifier(view).run(sorted(view.packs)))
     assert len(found) > 5 and all(found.values())
     for pack, swept in found.items():
         items = [i for i in view.scan(pack) if not isinstance(i, Damage)]
@@ -65,7 +65,7 @@ def test_a_sound_archive_is_proved_without_reading_records(filled: TowerArchive)
 def test_a_missing_segment_is_seen(filled: TowerArchive) -> None:
     view = View(filled.store)
     view.refresh()
-    swept = [s for _, s in Sweep(view).run(sorted(view.packs)) if s]
+    swept = [s for _, s in BulkVerifier(view).run(sorted(view.packs)) if s]
     assert not all(whole(swept[:n] + swept[n + 1 :]) for n in range(len(swept)))
     fewer = [s for s in swept if not len(s.parents)]
     assert whole(fewer)
@@ -116,7 +116,7 @@ def test_indexes_may_say_the_same(filled: TowerArchive) -> None:
     view = View(filled.store)
     view.refresh()
     assert len(view.indexes) == 1 + len(before) and before
-    assert all(found for _, found in Sweep(view).run(sorted(view.packs)))
+    assert all(found for _, found in BulkVerifier(view).run(sorted(view.packs)))
 
 
 @given(st.lists(st.integers(0, (1 << 44) - 1) | st.integers(0, 99)))
@@ -129,17 +129,17 @@ def test_parents_anywhere_and_nowhere() -> None:
     """Of segments in other packs, behind the record or before it; where two begin alike, it is looked at one by one."""
     ids = np.random.default_rng(5).integers(0, 1 << 64, (3000, 2), np.uint64)
     none = ids[:0]
-    packs = [Swept(1000, ids[at : at + 1000], none) for at in (0, 1000, 2000)]
-    assert whole([*packs, Swept(1, none, ids[::7])]) and whole(packs) and whole([])
-    assert whole([Swept(1, none, ids[-1:]), *packs])
+    packs = [BulkVerified(1000, ids[at : at + 1000], none) for at in (0, 1000, 2000)]
+    assert whole([*packs, BulkVerified(1, none, ids[::7])]) and whole(packs) and whole([])
+    assert whole([BulkVerified(1, none, ids[-1:]), *packs])
     for half in (0, 1):
         other = ids[::7].copy()
         other[55, half] ^= np.uint64(1)
-        assert not whole([*packs, Swept(1, none, other)])
+        assert not whole([*packs, BulkVerified(1, none, other)])
     alike = ids[:2].copy()
     alike[1, 0] = alike[0, 0]
-    assert not whole([Swept(2, alike, none), Swept(1, none, alike)])
-    assert not whole([Swept(1, none, ids[:1])])
+    assert not whole([BulkVerified(2, alike, none), BulkVerified(1, none, alike)])
+    assert not whole([BulkVerified(1, none, ids[:1])])
 
 
 KEYS = st.lists(

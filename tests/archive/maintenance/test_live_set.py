@@ -16,7 +16,7 @@ from pltz.archive.format.context import Context
 from pltz.archive.format.ids import NONE, digest
 from pltz.archive.format.index_file import Location
 from pltz.archive.format.record import FORGET, Mark, Record
-from pltz.archive.maintenance.live_set import MARK, SEGMENT, SESSION, Census
+from pltz.archive.maintenance.live_set import MARK, SEGMENT, SESSION, LiveSet
 from pltz.archive.tower_archive import TowerArchive
 
 PARENTS = [NONE] + [bytes([n // 2 + 1]) * 16 for n in range(9)]  # a tree: of segment n + 1
@@ -53,8 +53,8 @@ def laid_out(packs: list[list[Record]]) -> Rows:
     ]
 
 
-def taken(rows: Rows) -> Census:
-    census = Census()
+def taken(rows: Rows) -> LiveSet:
+    census = LiveSet()
     for location, record in rows:
         census.add(location, record, version_of(record), record.id)
     return census

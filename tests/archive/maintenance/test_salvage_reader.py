@@ -15,7 +15,7 @@ from pltz.archive.format.byte_source import Held
 from pltz.archive.format.ids import NONE, TENANT, digest
 from pltz.archive.format.record import Record
 from pltz.archive.maintenance.repair import Repaired, Repairer
-from pltz.archive.maintenance.salvage_reader import SECTOR, Remains
+from pltz.archive.maintenance.salvage_reader import SECTOR, SalvageReader
 from pltz.archive.storage.disk import OsDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
@@ -39,21 +39,21 @@ def test_zeros_stand_for_what_the_disk_cannot_give() -> None:
     data = np.random.default_rng(0).integers(1, 256, 5 * SECTOR + 7, np.uint8).tobytes()
     file = BadFile(data)
     file.bad = range(SECTOR + 9, 2 * SECTOR + 1)
-    left = Remains(file, 1 << 30)
+    left = SalvageReader(file, 1 << 30)
     hurt = data[:SECTOR] + bytes(2 * SECTOR) + data[3 * SECTOR :]
     assert len(left) == len(data) and left.whole() == hurt
     assert left[:SECTOR] == data[:SECTOR] and left[4 * SECTOR : 1 << 40] == data[4 * SECTOR :]
     assert left[3 * SECTOR : 5] == b"" and left[1 << 40 :] == b""
-    assert Remains(file, 100).whole() == data[:100]
+    assert SalvageReader(file, 100).whole() == data[:100]
 
 
 def test_a_file_that_is_cut_off_meanwhile(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 100)
     store = DirectoryStore(OsDisk(tmp_path))
-    left = Remains.of(store, "file", 1000)
+    left = SalvageReader.of(store, "file", 1000)
     (tmp_path / "file").write_bytes(b"x" * 10)
     assert left is not None and left.whole() == b"x" * 10 + bytes(90)
-    assert Remains.of(store, "nothing", 1000) is None
+    assert SalvageReader.of(store, "nothing", 1000) is None
 
 
 @pytest.fixture

@@ -120,14 +120,14 @@ def test_what_others_put_and_collect_meanwhile_is_no_damage(
         other.put([NewSession(f"s{n}", [np.array([n, n + 1])])])
     seen = 0
 
-    def meanwhile(report: Report) -> None:
+    def run_alongside(report: Report) -> None:
         nonlocal seen
         seen += 1
         other.put([NewSession(f"t{seen}", [np.array([seen, 7])])])
         if seen > 1:
             other.collect()
 
-    report = archive.verify(decode=decode, progress=meanwhile)
+    report = archive.verify(decode=decode, progress=run_alongside)
     assert seen > 1 and report.sound, (report.problems, report.lost)
     assert other.verify(decode=True).sound and len(list(other.ls())) == 4 + seen
 

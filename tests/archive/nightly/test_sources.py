@@ -26,7 +26,7 @@ from pltz.archive.nightly.naming import Naming, moment
 from pltz.archive.nightly.sources import database, jsonl
 from pltz.archive.nightly.sources.database import SqliteSource
 from pltz.archive.nightly.sources.jsonl import JsonlSource
-from pltz.archive.nightly.sources.source import Bad, Entry
+from pltz.archive.nightly.sources.source import Entry, Unreadable
 from pltz.datasets.source import CHUNK
 from pltz.plt_codec.errors import ContentError, UsageError
 
@@ -256,7 +256,7 @@ def test_a_row_whose_name_or_time_is_not_one_costs_itself_alone(
     assert len(found) == 5 and max(len(e.where) for e in found) < 100
     assert max(len(shard.place) for shard in shards) < 120
     row = {"name": "a", "session": "[]", "time": Decimal("NaN")}
-    assert isinstance(source._entry(row), Bad)
+    assert isinstance(source._entry(row), Unreadable)
 
 
 @pytest.mark.parametrize("limit", [100, 1 << 20])
@@ -314,7 +314,7 @@ def test_a_session_that_is_too_long_stays_in_the_database(tmp_path: Path, encodi
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [e.where for e in found if isinstance(e, Entry)] == ["row '0'", "row '9'"]
-    bad = [e for e in found if isinstance(e, Bad)]
+    bad = [e for e in found if isinstance(e, Unreadable)]
     assert [e.name for e in bad] == [str(n) for n in (*range(1, 9), 10, 11, 12)]
     assert (
         all("at most 1000 bytes" in e.reason for e in bad[:-1]) and "as tenant, found bytes" in bad[-1].reason
@@ -427,8 +427,8 @@ def test_postgres_keeps_what_is_too_long(postgres: str, kind: str) -> None:
     found = [e for shard in source.shards(0) for e in source.entries(shard)]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert [type(e) for e in found] == [Entry, Bad, Bad] and peak < 4_000_000
-    assert all("at most 100 bytes" in e.reason for e in found if isinstance(e, Bad))
+    assert [type(e) for e in found] == [Entry, Unreadable, Unreadable] and peak < 4_000_000
+    assert all("at most 100 bytes" in e.reason for e in found if isinstance(e, Unreadable))
 
 
 def test_slot_files_are_read_when_their_reader_is_there(nightly: Nightly) -> None:

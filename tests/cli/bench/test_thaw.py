@@ -33,7 +33,8 @@ def test_figures_follow_from_each_other(run: Run, tiny: Path, shape: str) -> Non
         assert row["over_prefill"] == pytest.approx(row["ms"] / rows["prefill"]["ms"], rel=0.01, abs=1e-4)
     assert found["thaw_over_prefill"] == rows["thaw"]["over_prefill"]
     assert found["fast_over_prefill"] == rows["thaw, fast layout"]["over_prefill"]
-    assert rows["thaw"]["stored_bytes"] == rows["thaw, fast layout"]["stored_bytes"]  # too short for another layout
+    wider = rows["thaw, fast layout"]["stored_bytes"] - rows["thaw"]["stored_bytes"]
+    assert abs(wider) <= 2 * 5  # 60 ids stand in two lanes of the layout of turns, 2 to 5 bytes each
     assert 0 < rows["thaw"]["stored_bytes"] < 500
     kv = rows["host memory"]["stored_bytes"]
     assert (

@@ -89,7 +89,7 @@ def test_a_pipe_by_name(file: Path) -> None:
 
 SLOW = """
 import signal, sys, time, click
-from pltz.cli import process
+from pltz.cli.ui import process
 from pltz.cli.ui.output import Output
 
 def chunks():
@@ -144,6 +144,6 @@ def test_a_signal_while_modules_load_is_quiet(
 
 
 def test_a_warning_is_one_line() -> None:
-    code = "import warnings; from pltz.cli import process; process.prepare(); warnings.warn('slow\\n here')"
+    code = "import warnings; from pltz.cli.ui import process; process.prepare(); warnings.warn('slow\\n here')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "warning: slow here\n"
