@@ -10,7 +10,7 @@ from pltz.archive.errors import ArchiveError
 from pltz.archive.format.settings import COPY, NAME
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk
-from pltz.archive.storage.store import DirectoryStore
+from pltz.archive.storage.store import RESERVES, DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import PltzError
@@ -33,7 +33,7 @@ def mixed(disk: SimDisk, archive: TowerArchive, other: SimDisk) -> SimDisk:
     """Put a session into the archive, and add all packs, parity and indexes of the other archive."""
     archive.put([_session("ours", 1)])
     for path, data in other.seen.files().items():
-        if path not in (NAME, COPY):
+        if path not in (NAME, COPY, *RESERVES):
             disk.write_new(path, data)
     return disk
 
