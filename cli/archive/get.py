@@ -70,6 +70,12 @@ def get(
     if form == "auto":
         form = form_of([session.kind for session in sessions])
     destination.write(render(sessions, form), whole=True)
+    if number is None and (blind := cold.archive.view.blind()):
+        click.echo(
+            f"warning: a newer version may be hidden: {counted(len(blind), 'pack')} damaged or gone; "
+            "run pltz archive repair, then get again",
+            err=True,
+        )
     if as_json:
         destination.report(written(destination, len(sessions)))
 

@@ -40,6 +40,18 @@ def test_get_of_what_lies_in_damage_that_nothing_names(run: Run, hurt: Path) -> 
         )
 
 
+def test_get_says_that_a_newer_version_may_be_hidden(run: Run, cold: Path, put: Put) -> None:
+    """A pack that no index covers vanishes: it may have held a newer version of any session."""
+    for number in ("first", "second"):
+        put(f"the {number}", "--name", "s")
+    assert not run("archive", "get", cold, "s").stderr
+    archive = TowerArchive.open(cold, [])
+    (cold / "packs" / archive.version("s").location.pack.hex()).unlink()
+    done = run("archive", "get", cold, "s")
+    assert done.exit_code == 0 and done.stdout == '"the first"\n'
+    assert "a newer version may be hidden: 1 pack" in done.stderr and "repair" in done.stderr
+
+
 def test_get_where_an_index_names_what_is_damaged(run: Run, cold: Path, put: Put) -> None:
     for name in ("a", "b", "c"):
         put(f"a text of {name}", "--name", name)
