@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text("utf8"))["tool"]["setuptools"]
 FOLDERS = ("plt_codec", "models", "archive", "datasets", "benchmarks", "cli")
 DATA = {".json", ".toml", ".zst", ".safetensors", ".jsonl", ".html", ".cu", ".cuh"}  # read when pltz runs
+APART = ROOT / "models/bundles/base"  # not in the wheel of pltz: distributions/base
 
 
 def test_every_folder_with_code_is_a_package() -> None:
@@ -27,4 +28,8 @@ def test_what_code_reads_is_package_data(folder: str) -> None:
         for path in (ROOT / home).glob(pattern)
     }
     data = {path for path in (ROOT / folder).rglob("*") if path.suffix in DATA and path.is_file()}
-    assert {path for path in data - packed if "results" not in path.parts} == set()
+    assert {path for path in data - packed if "results" not in path.parts and APART not in path.parents} == set()
+
+
+def test_base_is_a_distribution_of_its_own() -> None:
+    assert (ROOT / "distributions/base/pltz_base/bundle").resolve() == APART
