@@ -2,11 +2,11 @@
 # Runs the tests of the compiled engine on a build with AddressSanitizer and UndefinedBehaviorSanitizer.
 # Needs gcc and an environment in which pytest finds pltz; test_sanitize.py runs it:   sh tests/plt_codec/engines/native/sanitize.sh [pytest arguments]
 set -eu
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../../../.."
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 cc=${CC:-gcc}
-for source in plt_codec/native/*.c; do
+for source in plt_codec/engines/native/*.c; do
     name=$(basename "$source" .c)
     [ "$name" = module ] && continue # the Python module: coder.py calls the functions alone
     "$cc" -O1 -g -std=c11 -Wall -Wextra -Werror -fPIC -pthread -fsanitize=address,undefined -fno-sanitize-recover=all \
