@@ -14,7 +14,7 @@ import pytest
 from pltz.plt_codec.engines.native.coder import available, kernels
 
 ROOT = Path(__file__).parents[4]
-SOURCES = sorted(path for path in (ROOT / "plt_codec" / "native").glob("*.c") if path.stem != "module")
+SOURCES = sorted(path for path in (ROOT / "plt_codec" / "engines" / "native").glob("*.c") if path.stem != "module")
 FLAGS = [
     "-O2",
     "-std=c11",
