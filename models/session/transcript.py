@@ -68,7 +68,7 @@ _Segment = tuple[int, bytes]  # special id, text
 
 
 class _Style(NamedTuple):
-    """How the messages of one session are spelt."""
+    """The spelling of the messages of one session."""
 
     container: str | None  # the key of the messages; None where they are a list at the top
     role: str  # the key of a message's role

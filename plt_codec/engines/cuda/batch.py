@@ -30,7 +30,7 @@ DAMAGED, SPENT = 1, 2
 
 
 def by_attend_wide(device: Device, shape: Shape, work: Sequence[Work], decoding: bool) -> bool:
-    """Whether these sequences, and their contexts, go by the attention of wide.cu."""
+    """Return whether the attention of wide.cu serves these sequences and their contexts."""
     return not decoding and device.wide and max(key_room(shape, w) for w in work) <= PROVEN_KEYS
 
 
@@ -92,7 +92,7 @@ class Batch(Rows):
         }  # fmt: skip
 
     def _address(self, name: str) -> int:
-        """Of a buffer, one of the contexts among them, or a tensor."""
+        """Return the address of a buffer, of a buffer of contexts, or of a tensor."""
         return (
             self.known._address(name)
             if name in ("contexts", "known") and self.known
@@ -185,12 +185,12 @@ class Batch(Rows):
                 return
 
     def _single(self) -> bool:
-        """Whether there is one sequence, of one block."""
+        """Return whether there is one sequence, of one block."""
         one = self.work[0]
         return len(self.work) == 1 and self.decoding and one.tokens <= one.whole(self.shape)
 
     def _error(self, code: int, session: int) -> CorruptError:
-        """What the device found, in the words of range_coder.py and token_coder.py."""
+        """Return the error that the device found, in the words of range_coder.py and token_coder.py."""
         if code == DAMAGED:
             return CorruptError("the bitstring does not decode with this bundle: damaged data")
         tokens = self.work[session].tokens

@@ -111,7 +111,7 @@ class CudaCoder:
         return min(most, len(work))
 
     def alone(self, work: Sequence[Work]) -> bool:
-        """Whether to decode these sequences one by one, each by the whole GPU."""
+        """Return whether to decode these sequences one by one, each by the whole GPU."""
         s, grid = self.shape, self._device.grid
         if not grid:
             return False
@@ -123,7 +123,7 @@ class CudaCoder:
         )
 
     def gated(self, work: Sequence[Work]) -> bool:
-        """Whether to decode these sequences of a gated bundle one by one, each by the whole GPU."""
+        """Return whether to decode these sequences of a gated bundle one by one, each by the whole GPU."""
         lanes = max(most_lanes(self.shape, w) for w in work)
         return (
             self._device.gated > 0

@@ -34,7 +34,7 @@ Argument = Any  # a ctypes scalar
 
 
 class Device(Protocol):
-    """What the coder asks of a device; addresses are plain numbers."""
+    """A device, as the coder needs it. Addresses are plain numbers."""
 
     clusters: int  # clusters of the decoder of few sessions that run side by side; 0: none
     grid: int  # clusters of the decoder of one session; 0: it cannot run
@@ -62,7 +62,7 @@ class Device(Protocol):
         """Start a kernel; order is kept. together: all its blocks run side by side."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """What replays the launches of `work`."""
+        """Record the launches of `work` and return a call that replays them."""
 
     def room(self) -> int:
         """Bytes of device memory that are free."""
@@ -292,7 +292,7 @@ class CudaDevice:
         _ask((*cu.cuLaunchKernelEx(config, f, ctypes.addressof(pointers), 0), None))
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """What replays the launches of `work`: a CUDA graph."""
+        """Record the launches of `work` in a CUDA graph and return a call that replays them."""
         cu = self._cu
         self._enter()
         _ask(

@@ -19,7 +19,7 @@ from pltz.plt_codec.errors import ModelError
 
 
 def available() -> bool:
-    """Whether this machine can compile and run the emulation."""
+    """Return whether this machine can compile and run the emulation."""
     return platform.machine() == "x86_64" and platform.system() == "Linux" and shutil.which("g++") is not None
 
 
@@ -99,7 +99,7 @@ class EmulatedDevice:
             raise ModelError(f"no kernel {kernel}")
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """What runs `work` again."""
+        """Return a call that runs `work` again."""
         return work
 
     def room(self) -> int:

@@ -127,7 +127,9 @@ def gated_plan(s: Shape) -> Mapping[str, int]:
 
 
 def wgmma(shape: Mapping[str, int], capability: int) -> bool:
-    """Whether many sessions of a shape (macros()) go by the kernels of wide.cu on a GPU; else by batch.cu's own.
+    """Return whether the kernels of wide.cu serve many sessions of a shape (macros()) on a GPU.
+
+    Otherwise those of batch.cu do.
 
     Only where they have run on one and gave the bytes that the others give: `mini`'s shape, any number of layers. An
     asynchronous product that is not waited for shows on a GPU alone, and each shape is machine code of its own. Their source
@@ -190,7 +192,7 @@ def tensors(weights: Weights) -> dict[str, Array]:
 
 
 def _gated(weights: Weights) -> dict[str, Array]:
-    """What contract 2 adds or has otherwise: to_up multiplies gate and up together, their tiles take turns."""
+    """Return the tensors that contract 2 adds or lays out otherwise: tiles of gate and up alternate for to_up."""
     out: dict[str, Array] = {"norm_out": padded(weights["norm_out"])}
     out["table.act"] = weights["table.act"].astype(np.int32)
     for i in range(weights.shape.layers):

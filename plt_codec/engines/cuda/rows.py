@@ -106,7 +106,7 @@ class Rows:
         }  # fmt: skip
 
     def _address(self, name: str) -> int:
-        """Of a buffer or a tensor."""
+        """Return the address of a buffer or a tensor."""
         return self._at.get(name) or self._within.get(name) or self.model.at[name]
 
     def _launch(

@@ -25,7 +25,7 @@ class Work(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        """How it is cut into blocks."""
+        """Return how it is cut into blocks."""
         return Layout(self.lanes, self.steps) if self.lanes else Layout()
 
     def whole(self, shape: Shape) -> int:
