@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 from pltz.models.partners import Partners
-from pltz.plt_codec.limits import ZSTD_ABOVE
+from pltz.models.session.options import CodingKeywords, CodingOptions
 
 if TYPE_CHECKING:
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.partners import Path_
     from pltz.models.session.codec import Codec
-    from pltz.models.session.parts import Progress
     from pltz.models.target.target import Target
-    from pltz.plt_codec.lanes import LayoutName
 
 
 class BundleKeywords(TypedDict, total=False):
@@ -40,56 +38,21 @@ class DecompressKeywords(BundleKeywords, total=False):
     tokenizer: Path_ | bytes | None
 
 
-class CompressKeywords(DecompressKeywords, total=False):
+class CompressKeywords(DecompressKeywords, CodingKeywords, total=False):
     """The keywords of `compress`, which explains each of them."""
 
     format: str
-    lanes: int | None
-    steps: int | None
-    layout: LayoutName
-    verify: bool
-    keep_opaque: bool
-    zstd_above: int | None
-    progress: Progress | None
-
-
-class Coding(TypedDict):
-    """The options of `Codec.compress` that a caller chooses."""
-
-    lanes: int | None
-    steps: int | None
-    layout: LayoutName
-    verify: bool
-    keep_opaque: bool
-    zstd_above: int | None
-    progress: Progress | None
 
 
 @dataclass(frozen=True)
-class CompressOptions(Partners):
-    """The options of `compress`, with their defaults. Those of the codec are explained at `Codec.compress_into`.
+class CompressOptions(Partners, CodingOptions):
+    """The options of `compress`, with their defaults. Raises the errors of both parents.
 
     ``format``: of a path or of bytes, as `pltz.datasets.load` takes it.
     """
 
     format: str = "auto"
-    lanes: int | None = None
-    steps: int | None = None
-    layout: LayoutName = "default"
-    verify: bool = True
-    keep_opaque: bool = False
-    zstd_above: int | None = ZSTD_ABOVE
-    progress: Progress | None = None
 
-    @property
-    def coding(self) -> Coding:
-        """The options that go to the codec."""
-        return {
-            "lanes": self.lanes,
-            "steps": self.steps,
-            "layout": self.layout,
-            "verify": self.verify,
-            "keep_opaque": self.keep_opaque,
-            "zstd_above": self.zstd_above,
-            "progress": self.progress,
-        }
+    def __post_init__(self) -> None:
+        Partners.__post_init__(self)
+        CodingOptions.__post_init__(self)

@@ -1,7 +1,6 @@
 """What `import pltz` gives: the public names, lazily, over the inputs that users have."""
 
 import dataclasses
-import inspect
 import json
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pltz.datasets.given import as_session
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.partners import Partners
 from pltz.models.session.codec import Codec
+from pltz.models.session.options import CodingKeywords, CodingOptions
 from pltz.models.session.session import Session
 from pltz.options import CompressKeywords, CompressOptions, DecompressKeywords
 from pltz.plt_codec import errors
@@ -350,14 +350,15 @@ def test_what_is_no_session_and_no_keyword_is_refused_by_mypy_too(codec: Codec) 
 
 
 def test_the_options_are_written_down_once() -> None:
-    """What a caller may say and what the frozen object holds are the same, and the codec takes all that is for it."""
+    """Check that keywords and frozen objects have the same fields, and that the codec takes all that are for it."""
     said = set(CompressKeywords.__annotations__)
     assert said == {field.name for field in dataclasses.fields(CompressOptions)}
     assert set(DecompressKeywords.__annotations__) == {field.name for field in dataclasses.fields(Partners)}
-    taken = inspect.signature(Codec.compress).parameters
+    taken = {field.name: field.default for field in dataclasses.fields(CodingOptions)}
+    assert set(taken) == set(CodingKeywords.__annotations__)
     chosen = CompressOptions(lanes=3, keep_opaque=True)
     assert set(chosen.coding) == said - set(DecompressKeywords.__annotations__) - {"format"}
-    assert all(CompressOptions().coding[name] == taken[name].default for name in chosen.coding)  # type: ignore[literal-required]
+    assert CompressOptions().coding == taken
     assert chosen.coding["lanes"] == 3 and chosen.coding["keep_opaque"]
     with pytest.raises(dataclasses.FrozenInstanceError):
         chosen.lanes = 4  # type: ignore[misc]

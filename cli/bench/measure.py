@@ -13,7 +13,7 @@ from pltz.cli.ui.progress import Progress
 from pltz.plt_codec.errors import ModelError
 
 if TYPE_CHECKING:
-    from pltz.models.session.codec import Codec, Coded
+    from pltz.models.session.codec import Codec, ModelResult
     from pltz.models.session.session import Session
     from pltz.plt_codec.container.file import Reader
 
@@ -70,7 +70,7 @@ def run(
     from pltz.models.session.codec import Codec
     from pltz.plt_codec.container.file import Reader
 
-    coded: list[Coded] = []
+    coded: list[ModelResult] = []
     measured = Codec(codec.bundle, codec.coder, coded.append)
     start = _clocks()
     with Progress("encode", unit="tokens", shown=shown) as bar:
@@ -93,7 +93,7 @@ def _clocks() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def costs(reader: "Reader", coded: "Sequence[Coded]") -> list[Cost]:
+def costs(reader: "Reader", coded: "Sequence[ModelResult]") -> list[Cost]:
     """Return what each session of a file costs. ``coded`` is the model's result for each, in the same order.
 
     The model does not choose the bits of copies: they count unchanged in its code length.

@@ -26,14 +26,17 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, Literal, overload
+from typing import TYPE_CHECKING, BinaryIO, Literal, Unpack, overload
+
+import numpy as np
 
 from pltz.models.session import transcript
 from pltz.models.session.decoder import OnError, SessionDecoder, named
 from pltz.models.session.expected_time import Expect, expected_seconds
+from pltz.models.session.options import CodingKeywords, CodingOptions
 from pltz.models.session.session import Session, content_bytes
 from pltz.plt_codec import repeats as copies
-from pltz.plt_codec.container.file import Writer
+from pltz.plt_codec.container.file import Writer, pack
 from pltz.plt_codec.container.frame import Frame, Kind, content_check
 from pltz.plt_codec.container.header import Header
 from pltz.plt_codec.errors import (
@@ -43,18 +46,14 @@ from pltz.plt_codec.errors import (
     OpaqueContentError,
     PltzError,
     TokenizerMismatch,
-    UsageError,
 )
-from pltz.plt_codec.lanes import LAYOUTS, LayoutName, by_layout, layout_of
-from pltz.plt_codec.limits import ZSTD_ABOVE
+from pltz.plt_codec.lanes import by_layout, layout_of
 
 if TYPE_CHECKING:
     from pltz.models.bundle.bundle import Bundle
     from pltz.models.bundle.tokenizer import Ids
     from pltz.models.session.parts import Coder, Parts, Progress, TokenBridge, Tokens
     from pltz.plt_codec.types import Encoded
-
-    _Code = Callable[[Sequence[Ids], Progress | None], Sequence[Encoded]]
 
 BATCH_TOKENS = 1 << 20  # tokens coded side by side; bounds memory, large enough to keep any engine busy
 GROUP = 64  # sessions tokenised in one call, fewer where they are long:
@@ -63,7 +62,7 @@ COPIES_FIELDS = 3  # bytes at most, below 16 kB of copies: head and length
 
 
 @dataclass(frozen=True)
-class Coded:
+class ModelResult:
     """The model's result for a session of ``tokens`` tokens.
 
     ``encoded`` holds all of them, or those that ``copies`` left over.
@@ -80,19 +79,7 @@ class Coded:
 
 
 @dataclass(frozen=True)
-class _Choice:
-    """The rule that separates sessions with tokens from those that go to zstd."""
-
-    keep_opaque: bool
-    zstd_above: int | None
-
-    def by_zstd(self, content: bytes) -> bool:
-        """Return whether a session of this content is too large for the model."""
-        return self.zstd_above is not None and len(content) > self.zstd_above
-
-
-@dataclass(frozen=True)
-class _Draft:
+class _TokenisedSession:
     """Session ``number`` on its way into a frame. ``tokens`` None: it has none and goes to the fallback."""
 
     number: int
@@ -115,7 +102,7 @@ class Codec(SessionDecoder):
     None by default.
     """
 
-    def __init__(self, bundle: Parts, coder: Coder, note: Callable[[Coded], None] | None = None) -> None:
+    def __init__(self, bundle: Parts, coder: Coder, note: Callable[[ModelResult], None] | None = None) -> None:
         super().__init__(bundle, coder)
         self._note = note
         self.expect: Expect | None = None
@@ -145,31 +132,13 @@ class Codec(SessionDecoder):
         self,
         sessions: Iterable[Session],
         *,
-        lanes: int | None = None,
-        steps: int | None = None,
-        layout: LayoutName = "default",
         bridge: TokenBridge | None = None,
         target_fingerprint: bytes | None = None,
-        verify: bool = True,
-        keep_opaque: bool = False,
-        zstd_above: int | None = ZSTD_ABOVE,
-        progress: Progress | None = None,
+        **options: Unpack[CodingKeywords],
     ) -> bytes:
         """Return a .pltz file of these sessions. The arguments and errors are those of `compress_into`."""
         sink = io.BytesIO()
-        self.compress_into(
-            sink,
-            sessions,
-            lanes=lanes,
-            steps=steps,
-            layout=layout,
-            bridge=bridge,
-            target_fingerprint=target_fingerprint,
-            verify=verify,
-            keep_opaque=keep_opaque,
-            zstd_above=zstd_above,
-            progress=progress,
-        )
+        self.compress_into(sink, sessions, bridge=bridge, target_fingerprint=target_fingerprint, **options)
         return sink.getvalue()
 
     def compress_into(
@@ -177,15 +146,9 @@ class Codec(SessionDecoder):
         sink: BinaryIO,
         sessions: Iterable[Session],
         *,
-        lanes: int | None = None,
-        steps: int | None = None,
-        layout: LayoutName = "default",
         bridge: TokenBridge | None = None,
         target_fingerprint: bytes | None = None,
-        verify: bool = True,
-        keep_opaque: bool = False,
-        zstd_above: int | None = ZSTD_ABOVE,
-        progress: Progress | None = None,
+        **options: Unpack[CodingKeywords],
     ) -> int:
         """Write a .pltz file of these sessions, in batches, and return how many there were.
 
@@ -193,16 +156,9 @@ class Codec(SessionDecoder):
 
         Args:
             sink: binary file; written front to back.
-            lanes, steps: layout of the blocks; None is the default rule, which costs no bytes.
-            layout: "fast" codes sessions over 2048 tokens in 32 lanes x 128 steps. A GPU decodes them sooner,
-                and they are a few per cent larger. Not with lanes or steps.
             bridge: to the tokenizer that sessions of ids belong to; None: they are bundle tokens.
             target_fingerprint: 16 bytes of the target the sessions are frozen for; None: any.
-            verify: decode every frame and compare before it is written.
-            keep_opaque: keep sessions with images or audio as compressed JSON, instead of refusing them.
-            zstd_above: code sessions of more bytes (`Session.to_bytes`) by zstd and not by the model; None:
-                none.
-            progress: called with the number of tokens done since the last call.
+            options: see `CodingOptions`.
 
         Raises:
             UsageError: the layout is unknown, or combined with lanes or steps.
@@ -210,12 +166,10 @@ class Codec(SessionDecoder):
             TokenizerMismatch: ids without a bridge that are not ids of the bundle.
             ModelError: a frame did not decode to its session.
         """
-        code = self._code(lanes, steps, layout)
+        chosen = CodingOptions(**options)
         writer = Writer(sink, self._header(bridge, target_fingerprint))
-        bridge = None if bridge is None or bridge.identity else bridge
-        for drafts in self._batches(sessions, bridge, _Choice(keep_opaque, zstd_above)):
-            for frame in self._frames(drafts, code, bridge, verify, progress):
-                writer.add(_sound(frame))
+        for frame in self._each(sessions, bridge, chosen):
+            writer.add(_sound(frame))
         writer.finish()
         return len(writer)
 
@@ -224,16 +178,10 @@ class Codec(SessionDecoder):
         self,
         sessions: Iterable[Session | PltzError],
         *,
-        lanes: int | None = None,
-        steps: int | None = None,
-        layout: LayoutName = "default",
         bridge: TokenBridge | None = None,
         target_fingerprint: bytes | None = None,
-        verify: bool = True,
-        keep_opaque: bool = False,
-        zstd_above: int | None = ZSTD_ABOVE,
         errors: Literal["raise"] = "raise",
-        progress: Progress | None = None,
+        **options: Unpack[CodingKeywords],
     ) -> Iterator[bytes]: ...
 
     @overload
@@ -241,32 +189,20 @@ class Codec(SessionDecoder):
         self,
         sessions: Iterable[Session | PltzError],
         *,
-        lanes: int | None = None,
-        steps: int | None = None,
-        layout: LayoutName = "default",
         bridge: TokenBridge | None = None,
         target_fingerprint: bytes | None = None,
-        verify: bool = True,
-        keep_opaque: bool = False,
-        zstd_above: int | None = ZSTD_ABOVE,
         errors: OnError,
-        progress: Progress | None = None,
+        **options: Unpack[CodingKeywords],
     ) -> Iterator[bytes | PltzError]: ...
 
     def compress_many(
         self,
         sessions: Iterable[Session | PltzError],
         *,
-        lanes: int | None = None,
-        steps: int | None = None,
-        layout: LayoutName = "default",
         bridge: TokenBridge | None = None,
         target_fingerprint: bytes | None = None,
-        verify: bool = True,
-        keep_opaque: bool = False,
-        zstd_above: int | None = ZSTD_ABOVE,
         errors: OnError = "raise",
-        progress: Progress | None = None,
+        **options: Unpack[CodingKeywords],
     ) -> Iterator[bytes | PltzError]:
         """Yield a .pltz file for each session, in their order, coded side by side as in one file.
 
@@ -277,25 +213,26 @@ class Codec(SessionDecoder):
             sessions: any iterable. An exception among them is passed on as the result in its place.
             errors: "raise" the first error, which names its session, or "return" it, a PltzError, in place of
                 the file.
-            lanes, steps, layout, bridge, target_fingerprint, verify, keep_opaque, zstd_above, progress: as in
-                `compress_into`.
+            bridge, target_fingerprint, options: as in `compress_into`.
 
         Raises:
             PltzError: as `compress_into`; with errors="return" only errors about no single session.
         """
-        code = self._code(lanes, steps, layout)
+        chosen = CodingOptions(**options)
         header = self._header(bridge, target_fingerprint)
+        for frame in self._each(sessions, bridge, chosen):
+            if errors == "return" and not isinstance(frame, Frame):
+                yield frame
+            else:
+                yield pack(header, [_sound(frame)])
+
+    def _each(
+        self, sessions: Iterable[Session | PltzError], bridge: TokenBridge | None, options: CodingOptions
+    ) -> Iterator[Frame | PltzError]:
+        """Yield the frame of each session, or its error, coded batch by batch."""
         bridge = None if bridge is None or bridge.identity else bridge
-        for drafts in self._batches(sessions, bridge, _Choice(keep_opaque, zstd_above)):
-            for frame in self._frames(drafts, code, bridge, verify, progress):
-                if errors == "return" and not isinstance(frame, Frame):
-                    yield frame
-                else:
-                    sink = io.BytesIO()
-                    writer = Writer(sink, header)
-                    writer.add(_sound(frame))
-                    writer.finish()
-                    yield sink.getvalue()
+        for drafts in self._batches(sessions, bridge, options):
+            yield from self._frames(drafts, bridge, options)
 
     def _header(self, bridge: TokenBridge | None, target_fingerprint: bytes | None) -> Header:
         return Header(
@@ -306,18 +243,18 @@ class Codec(SessionDecoder):
         )
 
     def _batches(
-        self, sessions: Iterable[Session | PltzError], bridge: TokenBridge | None, choice: _Choice
-    ) -> Iterator[list[_Draft | PltzError]]:
+        self, sessions: Iterable[Session | PltzError], bridge: TokenBridge | None, options: CodingOptions
+    ) -> Iterator[list[_TokenisedSession | PltzError]]:
         """Yield all sessions tokenised, in lists of about BATCH_TOKENS tokens.
 
         The error of a session that cannot be coded stands in its place.
         """
-        batch: list[_Draft | PltzError] = []
+        batch: list[_TokenisedSession | PltzError] = []
         start = tokens = 0
         for group in _groups(sessions):
-            for draft in self._drafts(group, start, bridge, choice):
+            for draft in self._drafts(group, start, bridge, options):
                 batch.append(draft)
-                tokens += len(draft.tokens) if isinstance(draft, _Draft) and draft.tokens is not None else 0
+                tokens += len(draft.tokens) if isinstance(draft, _TokenisedSession) and draft.tokens is not None else 0
             start += len(group)
             if tokens >= BATCH_TOKENS:
                 yield batch
@@ -326,8 +263,8 @@ class Codec(SessionDecoder):
             yield batch
 
     def _drafts(
-        self, group: list[Session | PltzError], start: int, bridge: TokenBridge | None, choice: _Choice
-    ) -> list[_Draft | PltzError]:
+        self, group: list[Session | PltzError], start: int, bridge: TokenBridge | None, options: CodingOptions
+    ) -> list[_TokenisedSession | PltzError]:
         """Tokenise a group in one call.
 
         If that fails, tokenise one by one, to name the session that cannot be coded.
@@ -336,81 +273,64 @@ class Codec(SessionDecoder):
         if len(good) == len(group) and not (bridge and any(session.kind == "ids" for session in good)):
             try:
                 contents = [session.to_bytes() for session in good]
-                if any(map(choice.by_zstd, contents)):
+                if any(map(options.by_zstd, contents)):
                     raise ContentError("not all of the group are for the model")
                 tokens = transcript.to_tokens_many(good, self.bundle.tokenizer)
-                return [_Draft(*found) for found in zip(itertools.count(start), good, tokens, contents)]
+                return [_TokenisedSession(*found) for found in zip(itertools.count(start), good, tokens, contents)]
             except (ContentError, TokenizerMismatch):
                 pass
-        drafts: list[_Draft | PltzError] = []
+        drafts: list[_TokenisedSession | PltzError] = []
         for number, session in enumerate(group, start):
             try:
                 if isinstance(session, PltzError):
                     raise session
-                drafts.append(self._draft(number, session, bridge, choice))
+                drafts.append(self._draft(number, session, bridge, options))
             except PltzError as exc:
                 drafts.append(named("session", number, exc))
         return drafts
 
-    def _draft(self, number: int, session: Session, bridge: TokenBridge | None, choice: _Choice) -> _Draft:
+    def _draft(self, number: int, session: Session, bridge: TokenBridge | None, options: CodingOptions) -> _TokenisedSession:
         content = session.to_bytes()  # raises if over a limit, before anything is made of it
-        if choice.by_zstd(content):
-            if not choice.keep_opaque:
+        if options.by_zstd(content):
+            if not options.keep_opaque:
                 transcript.refuse_opaque(session)
             if session.kind == "ids" and bridge is None:
                 transcript.to_tokens(session, self.bundle.tokenizer)  # raises for ids of another tokenizer
-            return _Draft(number, session, None, content)
+            return _TokenisedSession(number, session, None, content)
         if session.kind == "ids" and bridge is not None:
             tokens, patch = bridge.to_bundle(session.value)
-            return _Draft(number, session, tokens, content, patch)
+            return _TokenisedSession(number, session, tokens, content, patch)
         try:
-            return _Draft(number, session, transcript.to_tokens(session, self.bundle.tokenizer), content)
+            return _TokenisedSession(number, session, transcript.to_tokens(session, self.bundle.tokenizer), content)
         except OpaqueContentError:
-            if not choice.keep_opaque:
+            if not options.keep_opaque:
                 raise
-        return _Draft(number, session, None, content)
+        return _TokenisedSession(number, session, None, content)
 
     def _frames(
-        self,
-        drafts: list[_Draft | PltzError],
-        code: _Code,
-        bridge: TokenBridge | None,
-        verify: bool,
-        progress: Progress | None,
+        self, drafts: list[_TokenisedSession | PltzError], bridge: TokenBridge | None, options: CodingOptions
     ) -> list[Frame | PltzError]:
         """Return the shorter frame of each draft, checked to give the session back; an error is passed on."""
-        good = [draft for draft in drafts if isinstance(draft, _Draft)]
-        coded = self._encode(good, code, verify, None if verify else progress)
-        changed = self._changed(good, coded, bridge, verify, progress)
+        good = [draft for draft in drafts if isinstance(draft, _TokenisedSession)]
+        coded = self._encode(good, options)
+        changed = self._changed(good, coded, bridge, options)
         frames = iter(changed.get(draft.number, frame) for draft, frame in zip(good, coded, strict=True))
-        return [next(frames) if isinstance(draft, _Draft) else draft for draft in drafts]
+        return [next(frames) if isinstance(draft, _TokenisedSession) else draft for draft in drafts]
 
-    def _code(self, lanes: int | None, steps: int | None, layout: LayoutName) -> _Code:
-        """Return the function that codes sequences in the layout asked for.
+    def _code(
+        self, sequences: Sequence[Ids], options: CodingOptions, progress: Progress | None
+    ) -> Sequence[Encoded]:
+        """Return sequences, each (T,), coded in the layout asked for."""
+        if options.layout == "default":
+            return self.coder.encode(sequences, lanes=options.lanes, steps=options.steps, progress=progress)
+        out: dict[int, Encoded] = {}
+        for by, numbers in by_layout([layout_of(len(s), True) for s in sequences]).items():
+            rows = [sequences[n] for n in numbers]
+            found = self.coder.encode(rows, lanes=by.lanes, steps=by.steps, progress=progress)
+            out.update(zip(numbers, found, strict=True))
+        return [out[n] for n in range(len(sequences))]
 
-        Raises:
-            UsageError: the layout is unknown, or combined with lanes or steps.
-        """
-        if layout not in LAYOUTS or (layout != "default" and (lanes or steps)):
-            raise UsageError(
-                f"expected layout {' or '.join(LAYOUTS)}, and fast without lanes and steps, got {layout!r}"
-            )
-
-        def code(sequences: Sequence[Ids], progress: Progress | None) -> Sequence[Encoded]:
-            if layout == "default":
-                return self.coder.encode(sequences, lanes=lanes, steps=steps, progress=progress)
-            out: dict[int, Encoded] = {}
-            for by, numbers in by_layout([layout_of(len(s), True) for s in sequences]).items():
-                rows = [sequences[n] for n in numbers]
-                found = self.coder.encode(rows, lanes=by.lanes, steps=by.steps, progress=progress)
-                out.update(zip(numbers, found, strict=True))
-            return [out[n] for n in range(len(sequences))]
-
-        return code
-
-    def _encode(
-        self, drafts: list[_Draft], code: _Code, verify: bool, progress: Progress | None
-    ) -> list[Frame]:
+    def _encode(self, drafts: list[_TokenisedSession], options: CodingOptions) -> list[Frame]:
         """Return the shortest frame of each draft."""
         sequences = [draft.tokens for draft in drafts if draft.tokens is not None]
         taken = [copies.find(tokens) for tokens in sequences]
@@ -418,12 +338,12 @@ class Codec(SessionDecoder):
             again = sum(
                 len(s) - sum(copy.length for copy in t) for s, t in zip(sequences, taken, strict=True) if t
             )
-            seconds = expected_seconds(self.coder, sequences, more=again, verify=verify)
+            seconds = expected_seconds(self.coder, sequences, more=again, verify=options.verify)
             if seconds is not None:
                 self.expect(seconds)
-        whole = code(sequences, progress)
-        cut = self._cut(sequences, taken, whole, code)
-        best = iter([cut.get(i, Coded(len(sequences[i]), one)) for i, one in enumerate(whole)])
+        whole = self._code(sequences, options, None if options.verify else options.progress)
+        cut = self._cut(sequences, taken, whole, options)
+        best = iter([cut.get(i, ModelResult(len(sequences[i]), one)) for i, one in enumerate(whole)])
         frames = []
         for draft in drafts:
             plain = self._fallback_frame(draft.session, draft.content)
@@ -439,8 +359,12 @@ class Codec(SessionDecoder):
         return frames
 
     def _cut(
-        self, sequences: list[Ids], copied: list[list[copies.Copy]], whole: Sequence[Encoded], code: _Code
-    ) -> dict[int, Coded]:
+        self,
+        sequences: list[Ids],
+        copied: list[list[copies.Copy]],
+        whole: Sequence[Encoded],
+        options: CodingOptions,
+    ) -> dict[int, ModelResult]:
         """Return, by number, the sequences that are shorter with their long repeats taken out."""
         found: dict[int, tuple[Ids, bytes]] = {}
         for i, (tokens, taken, one) in enumerate(zip(sequences, copied, whole, strict=True)):
@@ -450,9 +374,9 @@ class Codec(SessionDecoder):
                 found[i] = copies.literals(tokens, taken), packed
         if not found:
             return {}
-        encoded = code([rest for rest, _ in found.values()], None)
+        encoded = self._code([rest for rest, _ in found.values()], options, None)
         cut = {
-            i: Coded(len(sequences[i]), one, packed)
+            i: ModelResult(len(sequences[i]), one, packed)
             for (i, (_, packed)), one in zip(found.items(), encoded, strict=True)
         }
         return {i: coded for i, coded in cut.items() if coded.size < len(whole[i].data)}
@@ -465,20 +389,23 @@ class Codec(SessionDecoder):
 
     def _changed(
         self,
-        drafts: list[_Draft],
+        drafts: list[_TokenisedSession],
         frames: list[Frame],
         bridge: TokenBridge | None,
-        model_too: bool,
-        progress: Progress | None,
+        options: CodingOptions,
     ) -> dict[int, ModelError]:
-        """Decode frames and compare whole sessions; return, by number, an error for each one that changed.
+        """Decode frames and compare them with their sessions; return, by number, an error for each that changed.
 
         Fallback frames are always checked, since they cost next to nothing.
         """
-        chosen = [pair for pair in zip(drafts, frames, strict=True) if model_too or not pair[1].kind.by_model]
-        tokens = self._decode([frame for _, frame in chosen], progress)
+        pairs = zip(drafts, frames, strict=True)
+        chosen = [pair for pair in pairs if options.verify or not pair[1].kind.by_model]
+        tokens = self._decode([frame for _, frame in chosen], options.progress)
         found = {}
         for (draft, frame), ids in zip(chosen, tokens, strict=True):
+            if frame.kind is Kind.CHAT and ids is not None and draft.tokens is not None:
+                if np.array_equal(ids, draft.tokens):
+                    continue  # `transcript.to_tokens` has proved that these tokens give this chat
             try:
                 changed = draft.session.difference(self._restore(frame, ids, draft.number, bridge))
             except CorruptError as exc:
@@ -510,7 +437,7 @@ def _sound(frame: Frame | PltzError) -> Frame:
     return frame
 
 
-def _model_frame(draft: _Draft, tokens: Tokens, coded: Coded) -> Frame:
+def _model_frame(draft: _TokenisedSession, tokens: Tokens, coded: ModelResult) -> Frame:
     kind = Kind[draft.session.kind.upper()]
     content = draft.session.value if kind is Kind.IDS else tokens
     check = content_check(kind, len(tokens), content)

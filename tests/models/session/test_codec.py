@@ -182,6 +182,14 @@ def test_nothing_is_acknowledged_that_does_not_decode(bundle: FakeBundle) -> Non
         broken.decompress(frozen)
 
 
+def test_a_chat_is_rebuilt_once(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    rebuilt = []
+    whole = transcript.from_tokens
+    monkeypatch.setattr(transcript, "from_tokens", lambda *args: rebuilt.append(1) or whole(*args))  # type: ignore[func-returns-value]
+    assert Reader(codec.compress([TALK])).frame(0).kind is Kind.CHAT
+    assert len(rebuilt) == 1
+
+
 # ---- partners
 
 

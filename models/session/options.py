@@ -1,0 +1,70 @@
+"""The options of coding sessions: as keywords for callers, and as a frozen object that is checked once.
+
+def compress(sessions, **options: Unpack[CodingKeywords]):
+    chosen = CodingOptions(**options)          # with the defaults; TypeError for a keyword that is none
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, TypedDict, cast
+
+from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.lanes import LAYOUTS, LayoutName
+from pltz.plt_codec.limits import ZSTD_ABOVE
+
+if TYPE_CHECKING:
+    from pltz.models.session.parts import Progress
+
+
+class CodingKeywords(TypedDict, total=False):
+    """The keywords of `CodingOptions`, which explains them."""
+
+    lanes: int | None
+    steps: int | None
+    layout: LayoutName
+    verify: bool
+    keep_opaque: bool
+    zstd_above: int | None
+    progress: Progress | None
+
+
+@dataclass(frozen=True)
+class CodingOptions:
+    """The options of `Codec.compress`.
+
+    Attributes:
+        lanes, steps: layout of the blocks; None is the default rule, which costs no bytes.
+        layout: "fast" codes sessions over 2048 tokens in 32 lanes x 128 steps. A GPU decodes them sooner,
+            and they are a few per cent larger. Not with lanes or steps.
+        verify: decode every frame and compare before it is written.
+        keep_opaque: keep sessions with images or audio as compressed JSON, instead of refusing them.
+        zstd_above: code sessions of more bytes (`Session.to_bytes`) by zstd and not by the model; None: none.
+        progress: called with the number of tokens done since the last call.
+
+    Raises:
+        UsageError: the layout is unknown, or combined with lanes or steps.
+    """
+
+    lanes: int | None = None
+    steps: int | None = None
+    layout: LayoutName = "default"
+    verify: bool = True
+    keep_opaque: bool = False
+    zstd_above: int | None = ZSTD_ABOVE
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS or (self.layout != "default" and (self.lanes or self.steps)):
+            raise UsageError(
+                f"expected layout {' or '.join(LAYOUTS)}, and fast without lanes and steps, got {self.layout!r}"
+            )
+
+    @property
+    def coding(self) -> CodingKeywords:
+        """Return the options as keywords of a codec."""
+        return cast(CodingKeywords, {field.name: getattr(self, field.name) for field in fields(CodingOptions)})
+
+    def by_zstd(self, content: bytes) -> bool:
+        """Return whether a session of this content is too large for the model."""
+        return self.zstd_above is not None and len(content) > self.zstd_above
