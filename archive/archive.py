@@ -16,13 +16,14 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
 from pltz.archive.format.settings import NAME
+from pltz.archive.retention import Policy, expired
 from pltz.archive.sessions import COMMIT_SESSIONS, COMMIT_TOKENS, Item, SessionArchive, Stored, codecs_of
 from pltz.archive.storage.store import is_there, open_store
 from pltz.archive.token_archive import EngineOptions, Put, TokenArchive, TokenItem, tenant_of
@@ -111,6 +112,13 @@ class SessionVersion:
     target: bytes | None
     forgotten: bool
     id: bytes
+
+    @classmethod
+    def of(cls, version: Version) -> SessionVersion:
+        """Return a version of the catalogue as it is listed."""
+        target = version.target if any(version.target) else None
+        facts = version.time, KINDS[version.kind], version.labels, target, version.forgotten, version.id
+        return SessionVersion(version.tenant, version.name, version.number, *facts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -369,7 +377,7 @@ class Archive:
         self.tokens  # noqa: B018  (its tokenizers are known to the archive from now on)
         self.tower.view.refresh()
         found = self.tower.get(name, tenant_of(tenant, salt), version)
-        return ArchivedSession(**vars(_listed(found.version)), session=self.sessions.session(found))
+        return ArchivedSession(**vars(SessionVersion.of(found.version)), session=self.sessions.session(found))
 
     def thaw(
         self,
@@ -463,7 +471,7 @@ class Archive:
         wanted = (tags or {}).items()
         for version in self.tower.ls(tenant, forgotten=forgotten, history=history):
             if wanted <= version.labels.items():
-                yield _listed(version)
+                yield SessionVersion.of(version)
         if not partial:
             self.tower.want_whole("listed what is there")
 
@@ -487,7 +495,7 @@ class Archive:
         Raises the errors of `list`.
         """
         found = self.tower.find(dict(tags or {}), tenant=tenant, name=text, since=since, until=until)
-        yield from map(_listed, found)
+        yield from map(SessionVersion.of, found)
         if not partial:
             self.tower.want_whole("listed what is there")
 
@@ -496,7 +504,7 @@ class Archive:
 
         Raises NotFound where there is none, ArchiveError where damage may hide it.
         """
-        return tuple(map(_listed, self._versions(name, tenant)))
+        return tuple(map(SessionVersion.of, self._versions(name, tenant)))
 
     def stat(self) -> Stat:
         """Return counts and bytes of the archive. Raises StoreError."""
@@ -508,6 +516,7 @@ class Archive:
         decode: bool = False,
         fraction: float = 1.0,
         max_seconds: int | None = None,
+        resume: Report | None = None,
         expect: str | None = None,
         progress: Callable[[Report], None] | None = None,
     ) -> Report:
@@ -517,6 +526,7 @@ class Archive:
             decode: also decode every segment, and prove it by its id.
             fraction: share of the packs to check, chosen at random, 0 to 1.
             max_seconds: stop after about this many seconds.
+            resume: the report of a run that was stopped; checking goes on where it stopped.
             expect: the ``token`` of an earlier report. An archive older than that is not sound.
             progress: called with the report so far, from time to time.
 
@@ -526,20 +536,37 @@ class Archive:
         if decode:
             self.tokens  # noqa: B018  (loads the bundle)
         return self.tower.verify(
-            decode=decode, fraction=fraction, max_seconds=max_seconds, expect=expect, progress=progress
+            decode=decode,
+            fraction=fraction,
+            max_seconds=max_seconds,
+            resume=resume,
+            expect=expect,
+            progress=progress,
         )
 
     # ---- away
 
     def forget(
-        self, name: str, *, tenant: str = "default", version: int | None = None
+        self,
+        names: str | Iterable[str],
+        *,
+        tenant: str = "default",
+        version: int | None = None,
+        tags: Mapping[str, str] | None = None,
+        dry_run: bool = False,
     ) -> tuple[SessionVersion, ...]:
-        """Forget all versions of a session, or one, and return the versions forgotten by this call.
+        """Forget all versions of sessions, or one, and return the versions forgotten by this call.
 
-        `undelete` brings them back until ``pltz archive collect`` has freed them.
+        `undelete` brings them back until ``pltz archive collect`` has freed them. All are forgotten in one commit.
+
+        Args:
+            names: one name, or several.
+            version: only this version of each.
+            tags: only versions with all of these.
+            dry_run: only return the versions that would be forgotten.
 
         Raises:
-            NotFound: there is no such session or version.
+            NotFound: there is no such session or version; none was forgotten.
             ArchiveError: damage may hide it.
             StoreError, WriterFailed, Fenced: as `put`.
 
@@ -551,27 +578,59 @@ class Archive:
         ...     len(forgotten), len(list(cold.list())), len(cold.undelete("a")), len(list(cold.list()))
         (1, 0, 1, 1)
         """
-        chosen = _numbered(self._versions(name, tenant), version)
-        fresh = [v for v in chosen if not v.forgotten]
-        self.tower.forget(fresh)
-        return self._now(name, tenant, fresh)
+        chosen = self._choose(names, tenant, version, tags, forgotten=False)
+        if not dry_run:
+            self.tower.forget(chosen)
+        return _marked(chosen, forgotten=not dry_run)
+
+    def expire(
+        self,
+        policy: Policy,
+        names: str | Iterable[str] = (),
+        *,
+        tenant: str | None = None,
+        dry_run: bool = False,
+    ) -> tuple[SessionVersion, ...]:
+        """Forget the versions that a policy does not keep, and return them, oldest first within a session.
+
+        Args:
+            policy: rules that keep versions.
+            names: only these sessions; empty: all.
+            tenant: only sessions of this tenant; None: of all, or of "default" where names are given.
+            dry_run: only return the versions that would be forgotten.
+
+        Raises: as `forget`.
+        """
+        named = _names(names)
+        versions: Iterable[Version] = self.tower.ls(tenant, history=True)
+        if named:
+            versions = self._choose(named, tenant or "default", None, None, forgotten=False)
+        chosen = expired(versions, policy, self.tower.store.now())
+        if not dry_run:
+            self.tower.forget(chosen)
+        return _marked(chosen, forgotten=not dry_run)
 
     def undelete(
-        self, name: str, *, tenant: str = "default", version: int | None = None
+        self,
+        names: str | Iterable[str],
+        *,
+        tenant: str = "default",
+        version: int | None = None,
+        dry_run: bool = False,
     ) -> tuple[SessionVersion, ...]:
-        """Bring back all forgotten versions of a session, or one, and return the versions brought back.
+        """Bring back all forgotten versions of sessions, or one, and return the versions brought back.
+
+        Args: as `forget`.
 
         Raises:
-            NotFound: none is forgotten, or they were freed.
+            NotFound: a session has no forgotten version, or it was freed; none was brought back.
             ArchiveError: damage may hide them.
             StoreError, WriterFailed, Fenced: as `put`.
         """
-        gone = [v for v in self._versions(name, tenant) if v.forgotten]
-        if not gone:
-            raise NotFound(f"session {name!r} of tenant {tenant!r} has no forgotten versions in this archive")
-        chosen = _numbered(gone, version)
-        self.tower.restore(chosen)
-        return self._now(name, tenant, chosen)
+        chosen = self._choose(names, tenant, version, None, forgotten=True)
+        if not dry_run:
+            self.tower.restore(chosen)
+        return _marked(chosen, forgotten=dry_run)
 
     def erase(
         self,
@@ -648,10 +707,30 @@ class Archive:
             raise NotFound(f"no session {name!r} of tenant {tenant!r} in this archive")
         return found
 
-    def _now(self, name: str, tenant: str, chosen: Sequence[Version]) -> tuple[SessionVersion, ...]:
-        """Return versions as they are listed now."""
-        ids = {version.id for version in chosen}
-        return tuple(_listed(v) for v in self.tower.history(name, tenant) if v.id in ids)
+    def _choose(
+        self,
+        names: str | Iterable[str],
+        tenant: str,
+        number: int | None,
+        tags: Mapping[str, str] | None,
+        *,
+        forgotten: bool,
+    ) -> Sequence[Version]:
+        """Return the versions that `forget` or `undelete` marks. Raises NotFound, ArchiveError."""
+        chosen: list[Version] = []
+        for name in _names(names):
+            versions = self._versions(name, tenant)
+            if forgotten and not any(v.forgotten for v in versions):
+                self.tower.want_whole(f"found no forgotten versions of session {name!r} of tenant {tenant!r}")
+                raise NotFound(f"session {name!r} of tenant {tenant!r} has no forgotten versions in this archive")
+            fitting = [v for v in versions if v.forgotten or not forgotten]
+            wanted = (tags or {}).items()
+            chosen += [
+                v
+                for v in _numbered(fitting, number)
+                if v.forgotten == forgotten and wanted <= v.labels.items()
+            ]
+        return chosen
 
 
 def _make(place: Path_, key: Secret | None) -> TowerArchive | None:
@@ -664,10 +743,14 @@ def _make(place: Path_, key: Secret | None) -> TowerArchive | None:
         return None
 
 
-def _listed(version: Version) -> SessionVersion:
-    target = version.target if any(version.target) else None
-    facts = version.time, KINDS[version.kind], version.labels, target, version.forgotten, version.id
-    return SessionVersion(version.tenant, version.name, version.number, *facts)
+def _names(names: str | Iterable[str]) -> list[str]:
+    """Return names, each once, in their order."""
+    return [names] if isinstance(names, str) else list(dict.fromkeys(names))
+
+
+def _marked(versions: Sequence[Version], *, forgotten: bool) -> tuple[SessionVersion, ...]:
+    """Return versions as they are listed with this mark."""
+    return tuple(SessionVersion.of(replace(version, forgotten=forgotten)) for version in versions)
 
 
 def _receipt(stored: Stored) -> PutReceipt:

@@ -161,7 +161,7 @@ def into_archive(
     source = put.Inputs(
         inputs, form, place, [bundle] if bundle else [], target, None, device, threads, layout, zstd_above
     )
-    items = put.Naming(None, None).items(source, {})
+    items = put.SessionNames(None, None).items(source, {})
     put.put_all(source.cold, items, keep_opaque, False, progress, as_json)
 
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pltz.archive.humanize import counted, moment, size
-from pltz.cli.archive.shared import open_towers
 from pltz.cli.ui import options
-from pltz.cli.ui.groups import Command, Group
+from pltz.cli.ui.groups import Command, OrderedGroup
 from pltz.cli.ui.key_options import key_options, secret
 from pltz.cli.ui.output import printable, write_text
 from pltz.cli.ui.progress import Progress, wanted
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 SHOWN = 20  # refusals printed
 
 
-@click.group(cls=Group, short_help="Inspect or drain the journal of an eviction hook.")
+@click.group(cls=OrderedGroup, short_help="Inspect or drain the journal of an eviction hook.")
 def hook() -> None:
     """Inspect the journal that a serving process's eviction hook writes, and put it into an archive.
 
@@ -117,11 +116,12 @@ def drain(
     be killed at any point and run again. It exits with 7 where another worker held the journal all the time or entries
     had to be left. It exits with 5 where the archive cannot take an entry, which is quarantined in DIR.
     """
+    from pltz.archive.archive import Archive
     from pltz.archive.eviction.worker import Drained
     from pltz.archive.eviction.worker import drain as run
 
     if Path(journal).is_dir():
-        open_towers(place, None)  # report a missing archive even where the journal is empty
+        Archive.open(place)  # report a missing archive even where the journal is empty
     with Progress("drain", unit="sessions", shown=wanted(progress)) as bar:
         shown = 0
 

@@ -12,7 +12,7 @@ import click
 
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive.shared import TENANT, VERSION
-from pltz.cli.ui.groups import Command, Group
+from pltz.cli.ui.groups import Command, OrderedGroup
 from pltz.cli.ui.key_options import key_options, secret
 from pltz.cli.ui.options import BUNDLE, JSON, THREADS, Decorator, nonempty
 from pltz.cli.ui.output import write_text
@@ -62,7 +62,7 @@ def archive_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.group(cls=Group, short_help="Freeze and thaw sessions of llama.cpp's llama-server.")
+@click.group(cls=OrderedGroup, short_help="Freeze and thaw sessions of llama.cpp's llama-server.")
 def llama() -> None:
     """Freeze sessions of llama.cpp's llama-server into an archive and thaw them, over its HTTP API.
 
@@ -75,7 +75,7 @@ def llama() -> None:
     cls=Command,
     short_help="Put the session in a slot of a server into an archive.",
     examples=[
-        "pltz llama freeze http://127.0.0.1:8080 chat-7 --slot 0 --slots /tmp/slots --archive /data/cold --tokenizer tokenizer.json",
+        "pltz llama freeze http://127.0.0.1:8080 chat-7 --slot 0 --slots /tmp/slots --archive cold --tokenizer t.json",
     ],
 )
 @URL

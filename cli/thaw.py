@@ -9,7 +9,7 @@ import click
 
 from pltz import api
 from pltz.archive.humanize import counted, size
-from pltz.cli.archive.shared import VERSION, open_plain
+from pltz.cli.archive.shared import VERSION, open_archive
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
@@ -96,14 +96,13 @@ def thaw(
     With --hot DIR the KV of an archive's session is kept in files, segment by segment. Later thaws of the same session,
     or of one with the same prompt, prefill only the new part. The files hold KV and tokens unencrypted.
     """
-    from pltz.archive.archive import Archive
     from pltz.models.target.target import Target
 
     if place is not None:
         if index is not None:
             raise UsageError("--session is the number of a session in a file: leave it out with --archive")
         start = time.perf_counter()
-        cold = Archive(open_plain(place), bundle=bundle, device=device, threads=threads)
+        cold = open_archive(place, [bundle] if bundle else [], device=device, threads=threads)
         model = Target.load(target or DEFAULT_TARGET, device=device)
         hot = hot_store(folder, hot_budget, model)
         thawer = cold.thawer(model, hot, any_target=any_target)

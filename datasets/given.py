@@ -8,14 +8,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from pltz.datasets.byte_input import Readable
 from pltz.datasets.loaders import load
-from pltz.datasets.source import Readable
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import UsageError
 
 # One session: a `Session`, a chat (an object or its messages), a text, or token ids, (T,).
 SessionLike = Session | dict[str, Any] | list[dict[str, Any]] | str | bytes | Sequence[int] | NDArray[Any]
-# Many: a path, the bytes of a file, a binary file object, one session, or any iterable of sessions, mixed as they may be.
+# Many: a path, the bytes of a file, a binary file object, one session, or any iterable of sessions.
 SessionsLike = str | os.PathLike[str] | Readable | Session | Iterable[object]
 
 

@@ -33,7 +33,7 @@ from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 
-from pltz.datasets.source import GZIP_MAGIC, ZSTD_MAGIC, Readable, Source
+from pltz.datasets.byte_input import GZIP_MAGIC, ZSTD_MAGIC, ByteInput, Readable
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
@@ -75,9 +75,9 @@ def load(
     if format not in FORMATS:
         raise UsageError(f"expected a format of {', '.join(FORMATS)}, found {format!r}")
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _sessions(Source(io.BytesIO(source), "bytes", max_bytes), format)
+        return _sessions(ByteInput(io.BytesIO(source), "bytes", max_bytes), format)
     if source == "-":
-        return _sessions(Source(sys.stdin.buffer, "standard input", max_bytes), format)
+        return _sessions(ByteInput(sys.stdin.buffer, "standard input", max_bytes), format)
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if not os.path.exists(source):
@@ -86,7 +86,7 @@ def load(
     if not hasattr(source, "read"):
         raise UsageError(f"expected a path, bytes or a binary file, found {type(source).__name__}")
     stream = getattr(source, "buffer", source)  # a text stream such as sys.stdin has its bytes beneath
-    return _sessions(Source(stream, str(getattr(source, "name", "stream")), max_bytes), format)
+    return _sessions(ByteInput(stream, str(getattr(source, "name", "stream")), max_bytes), format)
 
 
 def sample_path() -> Path:
@@ -133,10 +133,10 @@ def _file(path: Path, format: Format, max_bytes: int) -> Iterator[Session]:
     except OSError as exc:
         _unreadable(exc)
     with stream:
-        yield from _sessions(Source(stream, str(path), max_bytes), format, path.suffixes[-2:])
+        yield from _sessions(ByteInput(stream, str(path), max_bytes), format, path.suffixes[-2:])
 
 
-def _sessions(source: Source, format: Format, suffixes: list[str] | None = None) -> Iterator[Session]:
+def _sessions(source: ByteInput, format: Format, suffixes: list[str] | None = None) -> Iterator[Session]:
     """Yield the sessions of one source: unpack it, determine the format, read it."""
     suffixes = [suffix.lower() for suffix in suffixes or []]
     packed = suffixes[-1:] in ([".zst"], [".gz"])
@@ -150,7 +150,7 @@ def _sessions(source: Source, format: Format, suffixes: list[str] | None = None)
     yield from _READERS[_kind(source, format, suffix)](source, format)
 
 
-def _kind(source: Source, format: Format, suffix: str) -> str:
+def _kind(source: ByteInput, format: Format, suffix: str) -> str:
     """Return how to read a source: jsonl, json, npy, text, or sniff where only its content can tell."""
     if format == "text" or (format == "auto" and suffix in TEXT_SUFFIXES):
         return "text"
@@ -162,11 +162,11 @@ def _kind(source: Source, format: Format, suffix: str) -> str:
     return kind or "sniff"
 
 
-def _read_text(source: Source, format: Format) -> Iterator[Session]:
+def _read_text(source: ByteInput, format: Format) -> Iterator[Session]:
     yield Session("text", source.rest())
 
 
-def _read_jsonl(source: Source, format: Format, ahead: bytes = b"") -> Iterator[Session]:
+def _read_jsonl(source: ByteInput, format: Format, ahead: bytes = b"") -> Iterator[Session]:
     """Yield one session per line. ``ahead``: the line already taken off the source to sniff it."""
     number = 0
     line: bytes | None = ahead or source.line()
@@ -215,7 +215,7 @@ def _check_shape(session: Session, format: Format, place: str) -> None:
     raise UsageError(f'{place}: expected an object with a list "{key}", found {found}: try --format auto')
 
 
-def _read_json(source: Source, format: Format) -> Iterator[Session]:
+def _read_json(source: ByteInput, format: Format) -> Iterator[Session]:
     """Yield the sessions of one JSON document, or of JSON lines in a file named as a document."""
     first = source.line() or b""
     if _is_json(first) and source.peek(4096).strip():
@@ -224,7 +224,7 @@ def _read_json(source: Source, format: Format) -> Iterator[Session]:
         yield from _of_file(first + source.rest(), format, source.name)
 
 
-def _sniff(source: Source, format: Format) -> Iterator[Session]:
+def _sniff(source: ByteInput, format: Format) -> Iterator[Session]:
     """Yield the sessions of JSON lines, a JSON document or text, as the content tells."""
     start = source.peek(4096).removeprefix(_BOM).lstrip()[:1]
     if format != "auto":
@@ -309,7 +309,7 @@ def _of_ids(value: Any, place: str) -> Session:
         raise ContentError(f"{place}: expected ids 0..2^31-1, found others") from exc
 
 
-def _read_npy(source: Source, format: Format) -> Iterator[Session]:
+def _read_npy(source: ByteInput, format: Format) -> Iterator[Session]:
     """Yield the sessions of a .npy of integers: one for (T,), or one per row of (n, T). Raises UsageError."""
     if format not in ("auto", "ids"):
         raise UsageError(f"{source.name}: expected {format}, found a .npy file: use --format ids")
@@ -339,7 +339,7 @@ def _npy(data: bytes, name: str) -> np.ndarray[Any, Any]:
     return cast("np.ndarray[Any, Any]", np.load(io.BytesIO(data), allow_pickle=False))
 
 
-_READERS: dict[str, Callable[[Source, Format], Iterator[Session]]] = {
+_READERS: dict[str, Callable[[ByteInput, Format], Iterator[Session]]] = {
     "text": _read_text,
     "jsonl": _read_jsonl,
     "json": _read_json,

@@ -6,7 +6,7 @@ import click
 
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import choose, facts, line_of, open_sessions, show, tags_of
+from pltz.cli.archive.shared import choose, facts, line_of, open_archive, show, tags_of
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
@@ -63,16 +63,18 @@ def copy(
     """
     from pltz.archive.copy import copy as transfer
 
-    source = open_sessions(
-        place, bundles, device, threads, tokenizers=tokenizers, perhaps_sealed=True
-    ).archive
-    other = open_sessions(to, bundles, device, threads, tokenizers=tokenizers, perhaps_sealed=True).archive
-    if source.settings.archive == other.settings.archive:
+    source, other = (
+        open_archive(
+            one, bundles, tokenizers=tokenizers, device=device, threads=threads, perhaps_sealed=True
+        )
+        for one in (place, to)
+    )
+    if source.tower.settings.archive == other.tower.settings.archive:
         raise UsageError("DIR and TO are the same archive, or a file copy of it: name another one")
     chosen = list(choose(source, names, tenant, tags_of(tags), history=not last))
     copied = there = erased = 0
     with Progress("copy", unit="versions", total=len(chosen), shown=wanted(progress)) as bar:
-        for done in transfer(source, chosen, other, dry_run=dry_run):
+        for done in transfer(source.tokens.archive, chosen, other.tokens.archive, dry_run=dry_run):
             there += done.there
             erased += done.erased
             copied += not (done.there or done.erased)
@@ -83,16 +85,19 @@ def copy(
         verb = "would be copied" if dry_run else "copied, read back and compared"
         click.echo(f"{counted(copied, 'version')} {verb}; there already: {there:,}{gone}", err=True)
     if not names:
-        source.want_whole(f"went through {counted(copied + there, 'version')} of {place}")
+        source.tower.want_whole(f"went through {counted(copied + there, 'version')} of {place}")
 
 
 def _show(done: "Copied", dry_run: bool, as_json: bool) -> None:
-    record = facts(done.version) | {"there": done.there, "dry_run": dry_run, "erased": done.erased}
+    from pltz.archive.archive import SessionVersion
+
+    version = SessionVersion.of(done.version)
+    record = facts(version) | {"there": done.there, "dry_run": dry_run, "erased": done.erased}
     if done.receipt is not None:
         record |= {"to_version": done.receipt.number, "bytes": done.receipt.size}
     if as_json or not done.there:
         show(
             record,
-            line_of(done.version) + ("  (erased meanwhile, not copied)" if done.erased else ""),
+            line_of(version) + ("  (erased meanwhile, not copied)" if done.erased else ""),
             as_json,
         )

@@ -9,9 +9,10 @@ import click
 
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
+from pltz.cli.archive.shared import open_archive
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
-from pltz.cli.ui.key_options import key_options, secret
+from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
@@ -68,20 +69,16 @@ def erase(
     copy-on-write file system or a flash disk keeps. Such copies open only with the archive's key. Every erase first
     finishes an earlier one that was cut off. The next runs of collect free the bytes.
     """
-    from pltz.archive.tower_archive import TowerArchive
-
     if base is not None and (tenant is not None or name is not None or everything or bases):
         raise UsageError("--base NAME stands alone: leave --tenant, --name, --all and --bases out")
     if base is None and (tenant is None or (name is None) != everything):
         raise UsageError("expected --tenant TENANT with either --name NAME or --all, or --base NAME")
     if bases and not everything:
         raise UsageError("--bases needs --all")
-    opened = TowerArchive.open(place, [], key=secret())
+    cold = open_archive(place)
 
     def run(dry_run: bool) -> "Erasure":
-        if base is not None:
-            return opened.erase_base(base, dry_run=dry_run)
-        return opened.erase(tenant or "", name, bases=bases, dry_run=dry_run)
+        return cold.erase(name, tenant=tenant, everything=everything, bases=bases, base=base, dry_run=dry_run)
 
     if not (dry_run or yes):
         click.confirm(question(run(True)), abort=True, err=True)  # the dry run refuses first what cannot be erased

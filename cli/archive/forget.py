@@ -1,22 +1,21 @@
 """``pltz archive forget``, ``undelete`` and ``collect``: forget sessions, bring them back, free their space."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import choose, facts, line_of, open_plain, show, tags_of
+from pltz.cli.archive.shared import facts, line_of, open_archive, show, tags_of
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.archive.catalog.view import Version
+    from pltz.archive.archive import SessionVersion
     from pltz.archive.retention import Policy
-    from pltz.archive.tower_archive import TowerArchive
 
 
 @click.command(
@@ -65,20 +64,13 @@ def forget(
         raise UsageError("name sessions to forget, or a policy: --keep-last N, --keep-within DURATION")
     if policy is not None and number is not None:
         raise UsageError("--version and a policy exclude each other")
-    archive = open_plain(place)
-    whose = tenant if tenant is not None or not names else "default"
-    versions = list(choose(archive, names, whose, {}, history=True))
+    cold = open_archive(place)
     if policy is not None:
-        from pltz.archive.retention import expired
-
-        versions = expired(versions, policy, archive.store.now())
+        versions = cold.expire(policy, names, tenant=tenant, dry_run=dry_run)
     else:
-        labels = tags_of(tags)
-        versions = [v for v in versions if labels.items() <= v.labels.items()]
-        versions = pick(versions, number)
-    if not dry_run and versions:
-        archive.forget(versions)
-        versions = [dataclasses.replace(version, forgotten=True) for version in versions]
+        versions = cold.forget(
+            names, tenant=tenant or "default", version=number, tags=tags_of(tags), dry_run=dry_run
+        )
     _show_all(versions, "forgotten", "forget", dry_run, as_json)
 
 
@@ -94,16 +86,6 @@ def policy_of(
         return None
     within = None if keep_within is None else seconds(keep_within)
     return Policy(keep_last, within, tags_of(tags), drop_last)
-
-
-def pick(versions: "list[Version]", number: int | None) -> "list[Version]":
-    """Return all versions, or those with one number. Raises NotFound where none has it."""
-    from pltz.archive.errors import NotFound
-
-    found = [v for v in versions if number is None or v.number == number]
-    if not found and number is not None:
-        raise NotFound(f"no version {number} of this session: pltz archive ls --history lists them")
-    return found
 
 
 @click.command(
@@ -125,28 +107,8 @@ def undelete(
     place: str, names: tuple[str, ...], number: int | None, tenant: str, dry_run: bool, as_json: bool
 ) -> None:
     """Bring back all forgotten versions of NAME..., or version N, unless collect has freed them."""
-    archive = open_plain(place)
-    versions: list[Version] = []
-    for name in names:
-        versions += pick(_forgotten(archive, name, tenant), number)
-    if not dry_run:
-        archive.restore(versions)
-        versions = [dataclasses.replace(version, forgotten=False) for version in versions]
+    versions = open_archive(place).undelete(names, tenant=tenant, version=number, dry_run=dry_run)
     _show_all(versions, "brought back", "bring back", dry_run, as_json)
-
-
-def _forgotten(archive: "TowerArchive", name: str, tenant: str) -> "list[Version]":
-    """Return the forgotten versions of a session.
-
-    Raises NotFound where it has none, ArchiveError where damage may hide some.
-    """
-    from pltz.archive.errors import NotFound
-
-    found = [v for v in archive.history(name, tenant) if v.forgotten]
-    if not found:
-        archive.want_whole(f"found no forgotten versions of session {name!r} of tenant {tenant!r}")
-        raise NotFound(f"session {name!r} of tenant {tenant!r} has no forgotten versions in this archive")
-    return found
 
 
 @click.command(
@@ -178,8 +140,8 @@ def collect(place: str, grace: str, dry_run: bool, as_json: bool) -> None:
     from pltz.archive.retention import seconds
 
     wait = seconds(grace)
-    archive = open_plain(place)
-    done = dataclasses.asdict(archive.collect(grace=wait, dry_run=dry_run))
+    tower = open_archive(place).tower
+    done = dataclasses.asdict(tower.collect(grace=wait, dry_run=dry_run))
     may = "would be " if dry_run else ""
     text = (
         f"{counted(done['deleted'], 'pack')} {may}deleted ({size(max(done['freed'], 0))} freed, "
@@ -189,7 +151,7 @@ def collect(place: str, grace: str, dry_run: bool, as_json: bool) -> None:
     show(done | {"dry_run": dry_run}, text, as_json)
 
 
-def _show_all(versions: "list[Version]", done: str, verb: str, dry_run: bool, as_json: bool) -> None:
+def _show_all(versions: "Sequence[SessionVersion]", done: str, verb: str, dry_run: bool, as_json: bool) -> None:
     for version in versions:
         show(facts(version) | {"dry_run": dry_run}, line_of(version), as_json)
     if not as_json:

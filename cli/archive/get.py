@@ -8,7 +8,7 @@ import click
 
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import choose, open_sessions, tags_of
+from pltz.cli.archive.shared import choose, open_archive, tags_of
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
@@ -18,8 +18,8 @@ from pltz.cli.ui.session_output import SESSION_FORMAT, form_of, render, written
 from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:
+    from pltz.archive.archive import Archive
     from pltz.archive.catalog.view import Version
-    from pltz.archive.sessions import SessionArchive
     from pltz.models.session.session import Session
 
 
@@ -65,12 +65,12 @@ def get(
     unless every chosen session passes its check.
     """
     destination = Output(output, force=force, binary=False)
-    cold = open_sessions(place, bundles, device, threads, tokenizers=tokenizers)
-    sessions = [cold.get(name, tenant, number) for name in names]
+    cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
+    sessions = [cold.get(name, tenant=tenant, version=number).session for name in names]
     if form == "auto":
         form = form_of([session.kind for session in sessions])
     destination.write(render(sessions, form), whole=True)
-    if number is None and (blind := cold.archive.view.blind()):
+    if number is None and (blind := cold.tower.view.blind()):
         click.echo(
             f"warning: a newer version may be hidden: {counted(len(blind), 'pack')} damaged or gone; "
             "run pltz archive repair, then get again",
@@ -135,8 +135,8 @@ def export(
     if form == "pltz" and with_names:
         raise UsageError("a .pltz file has no names: leave --with-names out, or write JSONL")
     destination = Output(output, force=force, binary=form == "pltz")
-    cold = open_sessions(place, bundles, device, threads, tokenizers=tokenizers)
-    chosen = list(choose(cold.archive, names, tenant, tags_of(tags), history=history))
+    cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
+    chosen = list(choose(cold, names, tenant, tags_of(tags), history=history))
     with Progress("export", unit="sessions", total=len(chosen), shown=wanted(progress)) as bar:
         if form == "pltz":
             destination.write([_as_pltz(cold, chosen, bundles, device, threads, bar)])
@@ -147,17 +147,17 @@ def export(
     elif output != "-":
         destination.report(f"{output}: {counted(len(chosen), 'session')}")
     if not names:
-        cold.archive.want_whole(f"wrote {counted(len(chosen), 'session')}")
+        cold.tower.want_whole(f"wrote {counted(len(chosen), 'session')}")
 
 
-def _sessions(cold: "SessionArchive", chosen: "list[Version]", bar: Progress) -> "Iterator[Session]":
+def _sessions(cold: "Archive", chosen: "list[Version]", bar: Progress) -> "Iterator[Session]":
     for version in chosen:
-        yield cold.read(version)
+        yield cold.sessions.read(version)
         bar.add(1)
 
 
 def _lines(
-    cold: "SessionArchive", chosen: "list[Version]", with_names: bool, bar: Progress
+    cold: "Archive", chosen: "list[Version]", with_names: bool, bar: Progress
 ) -> Iterator[bytes]:
     """Yield one line per session. Raises ContentError for a text that cannot be written as JSONL."""
     for version, session in zip(chosen, _sessions(cold, chosen, bar), strict=True):
@@ -177,7 +177,7 @@ def _lines(
 
 
 def _as_pltz(
-    cold: "SessionArchive",
+    cold: "Archive",
     chosen: "list[Version]",
     bundles: tuple[str, ...],
     device: str,
@@ -186,7 +186,7 @@ def _as_pltz(
 ) -> bytes:
     from pltz.archive.codecs.codec import BytesCodec
 
-    if any(v.tokenizer not in (cold.tokenizer.fingerprint, BytesCodec.tokenizer) for v in chosen):
+    if any(v.tokenizer not in (cold.sessions.tokenizer.fingerprint, BytesCodec.tokenizer) for v in chosen):
         raise UsageError(
             "some of these ids belong to another tokenizer than the bundle's: export them as JSONL"
         )

@@ -7,13 +7,13 @@ import click
 
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import facts, line_of, open_plain, seconds_of, show, tags_of
+from pltz.cli.archive.shared import facts, line_of, open_archive, seconds_of, show, tags_of
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
 from pltz.cli.ui.table import pairs
 
 if TYPE_CHECKING:
-    from pltz.archive.tower_archive import TowerArchive
+    from pltz.archive.archive import Archive
 
 
 @click.command(
@@ -34,10 +34,10 @@ def ls(
 
     Where packs are damaged, missing or lost, their sessions may not be listed, and the exit code is 7.
     """
-    archive = open_plain(place)
-    for version in archive.ls(tenant, forgotten=forgotten, history=history):
+    cold = open_archive(place)
+    for version in cold.list(tenant, forgotten=forgotten, history=history, partial=True):
         show(facts(version), line_of(version), as_json)
-    ctx.exit(_warn(archive))
+    ctx.exit(_warn(cold))
 
 
 @click.command(
@@ -71,11 +71,11 @@ def find(
 
     Where packs are damaged, missing or lost, their sessions may not be listed, and the exit code is 7.
     """
-    archive = open_plain(place)
+    cold = open_archive(place)
     labels, start, end = tags_of(tags), seconds_of(since), seconds_of(until)
-    for version in archive.find(labels, tenant=tenant, name=text, since=start, until=end):
+    for version in cold.find(text, tenant=tenant, tags=labels, since=start, until=end, partial=True):
         show(facts(version), line_of(version), as_json)
-    ctx.exit(_warn(archive))
+    ctx.exit(_warn(cold))
 
 
 @click.command(cls=Command, examples=["pltz archive stat /data/cold", "pltz archive stat /data/cold --json"])
@@ -84,29 +84,29 @@ def find(
 @key_options
 def stat(place: str, as_json: bool) -> None:
     """Count what is in the archive: packs, indexes, records and bytes."""
-    archive = open_plain(place)
-    found = dataclasses.asdict(archive.stat())
+    cold = open_archive(place)
+    found = dataclasses.asdict(cold.stat())
     found["archive"] = found["archive"].hex()
     words = {k: size(v) if k.endswith("bytes") else str(v) for k, v in found.items()}
     if as_json:
         show(found, "", True)
     else:
         click.echo(pairs([(key.replace("_", " "), value) for key, value in words.items()], indent=""))
-    _warn(archive)
+    _warn(cold)
 
 
-def _warn(archive: "TowerArchive") -> int:
+def _warn(cold: "Archive") -> int:
     """Print a warning where parts are damaged or gone, as a listing may lack their sessions. Return an exit code."""
     from pltz.archive.errors import ArchiveError
 
     try:
-        archive.want_whole("listed what is there")
+        cold.tower.want_whole("listed what is there")
     except ArchiveError as exc:
         click.echo(f"warning: {exc}", err=True)
         return exc.exit_code
-    if archive.problems:
+    if problems := cold.tower.problems:
         click.echo(
-            f"warning: {counted(len(archive.problems), 'damaged part')}, so sessions may be missing here: "
+            f"warning: {counted(len(problems), 'damaged part')}, so sessions may be missing here: "
             "run pltz archive verify",
             err=True,
         )

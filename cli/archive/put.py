@@ -10,7 +10,7 @@ import click
 from pltz import api
 from pltz.archive.humanize import counted, size
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import open_sessions, seconds_of, show, tags_of, tokenizer_json
+from pltz.cli.archive.shared import seconds_of, show, tags_of, tokenizer_json
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options, secret
@@ -143,7 +143,7 @@ def put(
     With --target the ids that model would see are kept instead of the chat, for a thaw into that model. Where its
     tokenizer is not the bundle's, get needs it again (get --tokenizer MODEL). thaw names it anyway.
     """
-    names = Naming(name, name_key)
+    names = SessionNames(name, name_key)
     labels, time = tags_of(tags), seconds_of(when)
     source = Inputs(inputs, form, place, bundles, target, tokenizer, device, threads, layout, zstd_above)
     extra: dict[str, Any] = {"tenant": tenant, "labels": labels, "base": base, "time": time}
@@ -179,7 +179,7 @@ def put_all(
 
 
 @dataclass
-class Naming:
+class SessionNames:
     """The rule that names sessions: one name, a key of each chat, or neither. Raises UsageError for both."""
 
     name: str | None
@@ -208,7 +208,7 @@ class Naming:
         for row in (first, *rows) if self.name is not None else _chain(first, rows):
             yield Item(self._name(row), row.session, target=row.target, tokenizer=row.tokenizer, **extra)
 
-    def _name(self, row: "Row") -> str:
+    def _name(self, row: "NamedSession") -> str:
         if self.name is not None:
             return self.name
         if self.key is None:
@@ -222,13 +222,13 @@ class Naming:
         return str(found)
 
 
-def _chain(first: "Row", rest: "Iterator[Row]") -> "Iterator[Row]":
+def _chain(first: "NamedSession", rest: "Iterator[NamedSession]") -> "Iterator[NamedSession]":
     yield first
     yield from rest
 
 
 @dataclass(frozen=True)
-class Row:
+class NamedSession:
     """A session of an input, with its default name and the target it was frozen for.
 
     ``tokenizer``: fingerprint of the tokenizer that its ids belong to, None for the bundle's.
@@ -261,13 +261,10 @@ class Inputs:
         if self.target is not None and self.tokenizer is not None:
             raise UsageError("--target brings its own tokenizer: leave --tokenizer out")
         named = [name for name in (self.target, self.tokenizer) if name is not None]
-        self.cold = open_sessions(
-            self.place, self.bundles, self.device, self.threads, tokenizers=named, layout=self.layout
-        )
-        self.cold.zstd_above = self.zstd_above
+        self.cold = self._open(named)
         self._model, self._foreign = self._load_target(), self._fingerprint(named)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[NamedSession]:
         from pltz.models.target.target import as_seen_by
 
         for path in self.paths:
@@ -278,9 +275,27 @@ class Inputs:
             for number, (session, target) in enumerate(rows):
                 if self._model is not None:
                     session, target = as_seen_by(self._model, session), self._model.fingerprint
-                yield Row(
+                yield NamedSession(
                     f"{stem}/{number}", session, target, self._foreign if session.kind == "ids" else None
                 )
+
+    def _open(self, named: Sequence[str]) -> "SessionArchive":
+        """Open the archive below the façade, which has no dry run and counts no tokens."""
+        from pltz.archive.archive import Archive
+        from pltz.archive.sessions import SessionArchive
+        from pltz.models.bundle.bundle import Bundle
+
+        Archive.open(self.place)  # refuse a missing archive before a bundle is loaded
+        return SessionArchive.open(
+            self.place,
+            [Bundle.load(bundle) for bundle in self.bundles],
+            key=secret(),
+            tokenizers=[tokenizer_json(name) for name in named],
+            device=self.device,
+            threads=self.threads,
+            layout=self.layout,
+            zstd_above=self.zstd_above,
+        )
 
     def _load_target(self) -> "Target | None":
         from pltz.models.target.target import Target

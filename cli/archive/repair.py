@@ -74,8 +74,8 @@ def _acknowledge(place: str, dry_run: bool, as_json: bool) -> None:
     """Record that the user knows of the losses recorded so far, and print them."""
     from pltz.archive.catalog.ledger import as_text as words
 
-    archive = shared.open_plain(place)
-    losses = archive.losses() if dry_run else archive.acknowledge()
+    tower = shared.open_archive(place).tower
+    losses = tower.losses() if dry_run else tower.acknowledge()
     if as_json:
         rows = [
             {

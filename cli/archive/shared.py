@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import moment
-from pltz.cli.ui.key_options import secret
+from pltz.cli.ui.key_options import KeyWords, key_is_named, key_words
 from pltz.cli.ui.options import Decorator, nonempty
 from pltz.cli.ui.output import printable, write_text
 from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
+    from pltz.archive.archive import Archive, SessionVersion
     from pltz.archive.catalog.view import Version
-    from pltz.archive.encryption.keys import Secret
-    from pltz.archive.sessions import SessionArchive
-    from pltz.archive.tower_archive import TowerArchive
     from pltz.plt_codec.lanes import LayoutName
-
-KINDS = ("chat", "text", "ids")
 
 DIR: Decorator = click.argument("place", metavar="DIR")
 NAMES: Decorator = click.argument("names", metavar="[NAME...]", nargs=-1)
@@ -70,40 +67,45 @@ JSON_LINES: Decorator = click.option(
 )
 
 
-def open_plain(place: str) -> "TowerArchive":
-    """Open the archive at ``place`` without a bundle, to list, mark and clean.
-
-    A sealed archive is opened with the key that the command's options name.
-    Raises UsageError, FormatError, KeyMismatch.
-    """
-    return open_towers(place, secret())
-
-
-def open_sessions(
+def open_archive(
     place: str,
     bundles: Iterable[str] = (),
-    device: str = "cpu",
-    threads: int | None = None,
     *,
     tokenizers: Iterable[str] = (),
-    perhaps_sealed: bool = False,
+    device: str = "cpu",
+    threads: int | None = None,
     layout: "LayoutName" = "default",
-) -> "SessionArchive":
-    """Open the archive at ``place`` to put and get. Raises UsageError, FormatError, ModelError, KeyMismatch.
+    zstd_above: int | None = ZSTD_ABOVE,
+    perhaps_sealed: bool = False,
+) -> "Archive":
+    """Open the archive at ``place``, a sealed one with the key that the command's options name.
 
-    tokenizers: tokenizer files or targets, for ids that do not belong to the bundle's tokenizer.
-    perhaps_sealed: ignore the key for an archive that is not sealed, instead of refusing it.
-    layout: the layout of long segments that are put.
+    A bundle is loaded only when something is coded.
+
+    Args:
+        tokenizers: tokenizer files or targets, for ids that do not belong to the bundle's tokenizer.
+        layout: layout of long segments that are put.
+        zstd_above: put sessions of more bytes by zstd and not by the model.
+        perhaps_sealed: ignore the key for an archive that is not sealed, instead of refusing it.
+
+    Raises:
+        UsageError, FormatError, ModelError, KeyMismatch: the archive, a tokenizer or the key cannot be used.
     """
-    from pltz.archive.sessions import SessionArchive
-    from pltz.models.bundle.bundle import Bundle
+    from pltz.archive.archive import Archive
 
-    found = open_towers(place, None)  # refuse a missing archive before a bundle is loaded
-    key = secret() if found.settings.sealed or not perhaps_sealed else None
-    loaded = [Bundle.load(b) for b in bundles]
-    known = [tokenizer_json(name) for name in tokenizers]
-    return SessionArchive.open(
-        place, loaded, key=key, tokenizers=known, device=device, threads=threads, layout=layout
+    key: KeyWords = {}
+    if key_is_named():
+        found = Archive.open(place)  # refuse a missing archive before a passphrase is asked for
+        key = key_words() if found.tower.settings.sealed or not perhaps_sealed else {}
+    return Archive.open(
+        place,
+        bundle=[*bundles] or None,
+        tokenizers=[tokenizer_json(name) for name in tokenizers],
+        device=device,
+        threads=threads,
+        layout=layout,
+        zstd_above=zstd_above,
+        **key,
     )
 
 
@@ -117,13 +119,6 @@ def tokenizer_json(name: str) -> bytes:
         return Path(name).read_bytes()
     except OSError as exc:
         raise UsageError(f"cannot read {name}: {exc.strerror or exc}") from exc
-
-
-def open_towers(place: str, key: "Secret | None") -> "TowerArchive":
-    """Open the archive at ``place`` without a bundle. Raises UsageError, FormatError, KeyMismatch."""
-    from pltz.archive.tower_archive import TowerArchive
-
-    return TowerArchive.open(place, [], key=key)
 
 
 def tags_of(words: Iterable[str]) -> dict[str, str]:
@@ -144,7 +139,7 @@ def tags_of(words: Iterable[str]) -> dict[str, str]:
 
 
 def choose(
-    archive: "TowerArchive",
+    archive: "Archive",
     names: Iterable[str],
     tenant: str | None,
     labels: Mapping[str, str],
@@ -159,38 +154,38 @@ def choose(
     from pltz.archive.errors import NotFound
 
     wanted, met = set(names), set[str]()
-    for version in archive.ls(tenant, history=history):
+    for version in archive.tower.ls(tenant, history=history):
         if wanted and version.name not in wanted:
             continue
         met.add(version.name)
         if labels.items() <= version.labels.items():
             yield version
     if missing := sorted(wanted - met):
-        archive.want_whole(f"found no session {missing[0]!r}")
+        archive.tower.want_whole(f"found no session {missing[0]!r}")
         raise NotFound(f"no session {missing[0]!r} in this archive")
 
 
-def facts(version: "Version") -> dict[str, Any]:
+def facts(version: "SessionVersion") -> dict[str, Any]:
     """Return a version as JSON, its time in seconds since 1970."""
     return {
         "tenant": version.tenant,
         "name": version.name,
-        "version": version.number,
+        "version": version.version,
         "time": version.time,
-        "kind": KINDS[version.kind],
-        "tags": version.labels,
-        "target": version.target.hex() if any(version.target) else None,
+        "kind": version.kind,
+        "tags": version.tags,
+        "target": None if version.target is None else version.target.hex(),
         "forgotten": version.forgotten,
         "id": version.id.hex(),
     }
 
 
-def line_of(version: "Version") -> str:
+def line_of(version: "SessionVersion") -> str:
     """Return a version as one line of text."""
-    tags = "".join(f"  {key}={value}" for key, value in version.labels.items())
+    tags = "".join(f"  {key}={value}" for key, value in version.tags.items())
     state = "  (forgotten)" if version.forgotten else ""
     when = moment(version.time)
-    return f"{version.tenant}  {version.name}  version {version.number}  {when}  {KINDS[version.kind]}{tags}{state}"
+    return f"{version.tenant}  {version.name}  version {version.version}  {when}  {version.kind}{tags}{state}"
 
 
 def show(record: Mapping[str, Any], text: str, as_json: bool) -> None:

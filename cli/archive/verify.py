@@ -8,7 +8,7 @@ import click
 
 from pltz.archive.humanize import counted
 from pltz.cli.archive import shared
-from pltz.cli.archive.shared import facts, open_plain, open_sessions, show
+from pltz.cli.archive.shared import facts, open_archive, show
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
@@ -18,7 +18,6 @@ from pltz.plt_codec.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.maintenance.verify import Report
-    from pltz.archive.tower_archive import TowerArchive
 
 DAMAGED, COPIES_MISSING, UNFINISHED = 3, 9, 10  # exit codes
 MAX_STATE = 1 << 26  # bytes
@@ -89,12 +88,8 @@ def verify(
     """
     if state is not None and fraction < 1:
         raise UsageError("--state covers all packs: leave --fraction out")
-    archive = (
-        open_sessions(place, bundles, device, threads, tokenizers=tokenizers).archive
-        if decode
-        else open_plain(place)
-    )
-    file = None if state is None else State(state, archive, decode)
+    cold = open_archive(place, bundles, tokenizers=tokenizers, device=device, threads=threads)
+    file = None if state is None else VerifyState(state, cold.tower.settings.archive, decode)
     before = file.load() if file else None
     seen = before.records if before else 0
     with Progress("verify", unit="records", shown=wanted(progress)) as bar:
@@ -106,7 +101,7 @@ def verify(
             if file:
                 file.save(report)
 
-        report = archive.verify(
+        report = cold.verify(
             decode=decode,
             fraction=fraction,
             max_seconds=max_seconds,
@@ -125,18 +120,18 @@ def verify(
         ctx.exit(COPIES_MISSING)
 
 
-class State:
+class VerifyState:
     """The file that remembers how far a run came.
 
     It is replaced whole after each pack and after some decoded segments, so that a kill costs no more than these.
     Raises UsageError for the file of another archive or of a run with another --decode, CorruptError for a damaged one.
     """
 
-    def __init__(self, path: str, archive: "TowerArchive", decode: bool) -> None:
+    def __init__(self, path: str, archive: bytes, decode: bool) -> None:
         if path == "-":
             raise UsageError("expected a file for --state, found -: name a file")
         self.path = Path(path)
-        self.mark = {"archive": archive.settings.archive.hex(), "decode": decode}
+        self.mark = {"archive": archive.hex(), "decode": decode}
         self.load()
         self.output = Output(path, force=True)
 
@@ -181,6 +176,8 @@ class State:
 
 
 def _print(report: "Report", as_json: bool) -> None:
+    from pltz.archive.archive import SessionVersion
+
     for problem in report.problems:
         record = {"problem": problem.kind, "name": problem.name, "what": problem.what}
         show(record, f"{problem.kind} {problem.name}: {problem.what}", as_json)
@@ -189,7 +186,7 @@ def _print(report: "Report", as_json: bool) -> None:
         show(record, f"unfinished erase {problem.name}: {problem.what}", as_json)
     for version in report.lost:
         text = f"lost: {version.tenant}  {version.name}  version {version.number}"
-        show({"lost_session": facts(version)}, text, as_json)
+        show({"lost_session": facts(SessionVersion.of(version))}, text, as_json)
     for path in report.missing_copies:
         show({"missing_copy": path}, f"missing copy: {path}", as_json)
     counts = {key: getattr(report, key) for key in COUNTS}

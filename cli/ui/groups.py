@@ -64,7 +64,7 @@ class Command(Whole):
         write_exit_codes(formatter)
 
 
-class Group(Whole, click.Group):
+class OrderedGroup(Whole, click.Group):
     """A click group that keeps its commands in the order they were written."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

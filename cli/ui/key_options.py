@@ -5,7 +5,7 @@ are kept in click's context, so that commands need not pass them on. `secret` tu
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import click
 
@@ -58,13 +58,25 @@ def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def secret(*, confirm: bool = False) -> "Secret | None":
-    """Return the secret that the options of the running command name, or None where none was given.
+class KeyWords(TypedDict, total=False):
+    """The arguments of `pltz.Archive.open` that name a key, at most one of them."""
+
+    key_file: str
+    key_command: str
+    passphrase_env: str
+    passphrase: str
+
+
+def key_is_named() -> bool:
+    """Return whether the options of the running command name a key."""
+    return bool(click.get_current_context().meta.get(META))
+
+
+def key_words(*, confirm: bool = False) -> KeyWords:
+    """Return the key that the options of the running command name, as arguments of `pltz.Archive.open`.
 
     With ``confirm`` a passphrase is asked for twice. Raises UsageError where more than one option was given.
     """
-    from pltz.archive.encryption.keys import Secret
-
     given: dict[str, Any] = click.get_current_context().meta.get(META, {})
     if len(given) > 1:
         raise UsageError(
@@ -72,5 +84,15 @@ def secret(*, confirm: bool = False) -> "Secret | None":
         )
     if "passphrase" in given:
         words = click.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
-        given = {"passphrase": words}
-    return Secret.chosen(**given)
+        return {"passphrase": words}
+    return cast(KeyWords, dict(given))
+
+
+def secret(*, confirm: bool = False) -> "Secret | None":
+    """Return the key that the options of the running command name, or None where they name none.
+
+    With ``confirm`` a passphrase is asked for twice. Raises UsageError where more than one option was given.
+    """
+    from pltz.archive.encryption.keys import Secret
+
+    return Secret.chosen(**key_words(confirm=confirm))

@@ -11,6 +11,7 @@ import pytest
 
 import pltz
 from pltz.archive.kv_store.target_tokens import TargetTokenReader
+from pltz.archive.retention import Policy
 from pltz.archive.token_archive import TokenArchive, TokenItem, tenant_of
 from pltz.datasets.given import as_session
 from pltz.models.bundle.bundle import Bundle, write_bundle
@@ -314,6 +315,33 @@ def test_forget_and_undelete(cold: pltz.Archive) -> None:
             call("other")
     with pytest.raises(pltz.NotFound, match="among 1, 2, 3"):
         cold.forget("s", version=4)
+
+
+def test_many_are_forgotten_in_one_commit_or_none(cold: pltz.Archive) -> None:
+    for name in ("a", "b", "c"):
+        cold.put(name, name, tags={"first": name})
+    with pytest.raises(pltz.NotFound, match="no session 'other'"):
+        cold.forget(["a", "other"])
+    assert names(cold.forget(["a", "b"], dry_run=True)) == ["a", "b"] and names(cold.list()) == ["a", "b", "c"]
+    packs = cold.stat().packs
+    assert names(cold.forget(["a", "b", "a"])) == ["a", "b"] and cold.stat().packs == packs + 1
+    assert names(cold.undelete(["b"], dry_run=True)) == ["b"] and names(cold.list()) == ["c"]
+    assert cold.forget("c", tags={"first": "a"}) == ()
+
+
+def test_a_policy_expires_versions(cold: pltz.Archive) -> None:
+    for time in (1, 2, 3):
+        cold.put("s", f"{time}", time=time)
+        cold.put("t", f"{time}", time=time, tenant="acme")
+    keep = Policy(keep_last=2)
+    assert [(v.tenant, v.version, v.forgotten) for v in cold.expire(keep, dry_run=True)] == [
+        ("acme", 1, False),
+        ("default", 1, False),
+    ]
+    assert [(v.name, v.version, v.forgotten) for v in cold.expire(keep, tenant="acme")] == [("t", 1, True)]
+    with pytest.raises(pltz.NotFound):
+        cold.expire(keep, ["t"])
+    assert [v.version for v in cold.expire(Policy(keep_within=0, drop_last=True), "s")] == [1, 2, 3]
 
 
 def test_absence_is_not_said_of_what_damage_may_hide(

@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 from pltz.archive.nightly.naming import Naming
 from pltz.archive.nightly.sources.source import SHARD_BYTES, SHARD_SESSIONS, Entry, Shard, Unreadable
 from pltz.archive.sessions import Item
-from pltz.datasets.source import Source as Bytes
-from pltz.datasets.source import TooLong
+from pltz.datasets.byte_input import ByteInput, TooLong
 from pltz.models.session.session import Session
 from pltz.plt_codec.errors import CorruptError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
@@ -122,14 +121,14 @@ class JsonlSource:
         with stream:
             since = os.fstat(stream.fileno()).st_mtime
             stream.seek(piece.start)
-            source = Bytes(_Span(stream, piece), piece.path, self.max_bytes)
+            source = ByteInput(_Span(stream, piece), piece.path, self.max_bytes)
             if piece.path.endswith(".zst"):
                 source.unpack()
             elif piece.path.endswith(".gz"):
                 source.gunzip()
             yield from self._lines(source, piece, since)
 
-    def _lines(self, source: Bytes, piece: Piece, since: float) -> Iterator[Entry | Unreadable]:
+    def _lines(self, source: ByteInput, piece: Piece, since: float) -> Iterator[Entry | Unreadable]:
         number = piece.first - 1
         while True:
             number += 1

@@ -27,7 +27,7 @@ from pltz.archive.nightly.sources import database, jsonl
 from pltz.archive.nightly.sources.database import SqliteSource
 from pltz.archive.nightly.sources.jsonl import JsonlSource
 from pltz.archive.nightly.sources.source import Entry, Unreadable
-from pltz.datasets.source import CHUNK
+from pltz.datasets.byte_input import CHUNK
 from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pltz.datasets.source import CHUNK, Source
+from pltz.datasets.byte_input import CHUNK, ByteInput
 from pltz.plt_codec.errors import CorruptError, UsageError
 
 LIMIT = 1 << 20  # bytes
@@ -25,8 +25,8 @@ class Dribble(io.RawIOBase):
         return block
 
 
-def source(data: bytes, limit: int = LIMIT, packed: bool = False) -> Source:
-    opened = Source(io.BytesIO(data), "here", limit)
+def source(data: bytes, limit: int = LIMIT, packed: bool = False) -> ByteInput:
+    opened = ByteInput(io.BytesIO(data), "here", limit)
     if packed:
         opened.unpack()
     return opened
@@ -35,7 +35,7 @@ def source(data: bytes, limit: int = LIMIT, packed: bool = False) -> Source:
 @given(lines=st.lists(st.binary(max_size=9)), size=st.integers(1, 9), look=st.integers(0, 20))
 def test_lines_are_those_of_the_bytes(lines: list[bytes], size: int, look: int) -> None:
     data = b"\n".join(lines)
-    opened = Source(Dribble(data, size), "here", LIMIT)
+    opened = ByteInput(Dribble(data, size), "here", LIMIT)
     found: list[bytes] = []
     while True:
         at = sum(map(len, found))
@@ -58,7 +58,7 @@ def test_the_rest_follows_a_line(data: bytes, first: int) -> None:
 @given(parts=st.lists(st.binary(max_size=2000), min_size=1, max_size=4), size=st.integers(1, 700))
 def test_frames_of_zstd_follow_each_other(parts: list[bytes], size: int) -> None:
     packed = b"".join(zstandard.compress(part) for part in parts)
-    opened = Source(Dribble(packed, size), "here", LIMIT)
+    opened = ByteInput(Dribble(packed, size), "here", LIMIT)
     opened.peek(4)
     opened.unpack()
     assert opened.rest() == b"".join(parts)
@@ -71,7 +71,7 @@ def test_frames_of_zstd_follow_each_other(parts: list[bytes], size: int) -> None
 )
 def test_members_of_gzip_follow_each_other(parts: list[bytes], size: int, pad: int) -> None:
     packed = b"".join(gzip.compress(part) for part in parts) + bytes(pad)
-    opened = Source(Dribble(packed, size), "here", LIMIT)
+    opened = ByteInput(Dribble(packed, size), "here", LIMIT)
     opened.peek(2)
     opened.gunzip()
     assert opened.rest() == b"".join(parts)
@@ -79,10 +79,10 @@ def test_members_of_gzip_follow_each_other(parts: list[bytes], size: int, pad: i
 
 def test_gzip_that_unpacks_to_much_comes_in_pieces_and_is_whole() -> None:
     data = bytes(3 * CHUNK) + b"end" + bytes(CHUNK - 258)
-    opened = Source(Dribble(gzip.compress(data), 5), "here", 1 << 30)
+    opened = ByteInput(Dribble(gzip.compress(data), 5), "here", 1 << 30)
     opened.gunzip()
     assert opened.rest() == data
-    bomb = Source(io.BytesIO(gzip.compress(bytes(1 << 26))), "here", LIMIT)
+    bomb = ByteInput(io.BytesIO(gzip.compress(bytes(1 << 26))), "here", LIMIT)
     bomb.gunzip()
     with pytest.raises(UsageError, match="expected a file of at most"):
         bomb.rest()
@@ -98,7 +98,7 @@ def test_every_cut_of_a_member_is_damage() -> None:
 
 
 def test_a_line_that_is_too_long_can_be_skipped() -> None:
-    opened = Source(Dribble(b"a\n" + b"b" * 4000 + b"\nc\n" + b"d" * 2000, 7), "here", 1000)
+    opened = ByteInput(Dribble(b"a\n" + b"b" * 4000 + b"\nc\n" + b"d" * 2000, 7), "here", 1000)
     assert opened.line() == b"a\n"
     with pytest.raises(UsageError):
         opened.line()
@@ -141,7 +141,7 @@ def test_a_bomb_stops_at_the_limit() -> None:
 def test_the_limit_is_the_last_size_that_passes() -> None:
     assert source(b"12345\n12345", limit=6).line() == b"12345\n"
     assert source(b"12345", limit=5).rest() == b"12345"
-    for read in (Source.line, Source.rest):
+    for read in (ByteInput.line, ByteInput.rest):
         with pytest.raises(UsageError, match="raise the limit"):
             read(source(b"123456\n", limit=5))
 
@@ -153,6 +153,6 @@ class Broken(io.RawIOBase):
 
 def test_a_stream_that_fails_or_gives_text_is_named() -> None:
     with pytest.raises(UsageError, match=r"tape: cannot be read: Input/output error"):
-        Source(Broken(), "tape", LIMIT).rest()
+        ByteInput(Broken(), "tape", LIMIT).rest()
     with pytest.raises(UsageError, match="binary mode, found str"):
-        Source(io.StringIO("text"), "tape", LIMIT).rest()  # type: ignore[arg-type]  # the point of the test
+        ByteInput(io.StringIO("text"), "tape", LIMIT).rest()  # type: ignore[arg-type]  # the point of the test

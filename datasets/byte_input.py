@@ -1,4 +1,4 @@
-"""A source: bytes from a path, a stream or memory, read by line, and unpacked if they are zstd or gzip.
+"""A byte input: bytes from a path, a stream or memory, read by line, and unpacked if they are zstd or gzip.
 
 Nothing is read before it is requested, and no line or file grows past ``limit`` bytes in memory. So a few
 kilobytes of zstd that unpack to terabytes end in an error, not in the out-of-memory killer. A stream that
@@ -29,10 +29,10 @@ class Readable(Protocol):
 
 
 class TooLong(LimitError, UsageError):
-    """A line or file is over the limit. The data after such a line can still be read (`Source.skip`)."""
+    """A line or file is over the limit. The data after such a line can still be read (`ByteInput.skip`)."""
 
 
-class Source:
+class ByteInput:
     """Bytes in order, with a look ahead. ``name``: for messages. ``limit``: in bytes."""
 
     def __init__(self, stream: Readable, name: str, limit: int) -> None:
