@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import NotFound
-from pltz.archive.format.settings import NAME
+from pltz.archive.format.object_names import SETTINGS
 from pltz.archive.retention import Policy, expired
 from pltz.archive.sessions import COMMIT_SESSIONS, COMMIT_TOKENS, Item, SessionArchive, Stored, codecs_of
 from pltz.archive.storage.store import is_there, open_store
@@ -216,7 +216,7 @@ class Archive:
         key = Secret.chosen(
             key_file=key_file, key_command=key_command, passphrase=passphrase, passphrase_env=passphrase_env
         )
-        tower = _make(place, key) if create and not is_there(open_store(place), NAME) else None
+        tower = _make(place, key) if create and not is_there(open_store(place), SETTINGS) else None
         return cls(
             tower or TowerArchive.open(place, [], key=key),
             bundle=bundle,
@@ -738,7 +738,7 @@ def _make(place: Path_, key: Secret | None) -> TowerArchive | None:
     try:
         return TowerArchive.create(place, [], key=key)
     except UsageError:
-        if not is_there(open_store(place), NAME):
+        if not is_there(open_store(place), SETTINGS):
             raise
         return None
 

@@ -30,6 +30,7 @@ from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError, NotFound
 from pltz.archive.format.ids import BASE, NONE, SIZE, TENANT
 from pltz.archive.format.index_file import key_of_session
+from pltz.archive.format.object_names import PACKS
 from pltz.archive.sessions import COMMIT_SESSIONS, COMMIT_TOKENS, base_of
 from pltz.archive.tower_archive import Tower, TowerArchive
 from pltz.archive.writing.new_session import KINDS, NewSession, Receipt
@@ -76,7 +77,7 @@ def copy(
         source.keys.refresh()  # do not copy content erased meanwhile
         there = _there(source, some, to)
         if there:
-            to.store.settle("packs")  # its writer may be between link and fsync
+            to.store.settle(PACKS)  # its writer may be between link and fsync
         yield from (Copied(v, v.id in there, None) for v in some if dry_run or v.id in there)
         wanted = [v for v in some if not dry_run and v.id not in there]
         for version, found in zip(wanted, _sessions(source, wanted, to.codecs), strict=True):

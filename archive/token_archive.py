@@ -31,6 +31,7 @@ from pltz.archive.codecs.codec import BundleCodec, ids_codec
 from pltz.archive.errors import KeyMismatch, NotFound
 from pltz.archive.format import ids as identity
 from pltz.archive.format.ids import BASE, NONE, SIZE, TENANT, Tokens
+from pltz.archive.format.object_names import PACKS
 from pltz.archive.sessions import MAX_TOWER, Memo, base_of, common
 from pltz.archive.tower_archive import Tower, TowerArchive
 from pltz.archive.writing.new_session import KINDS, NewSession, Receipt
@@ -253,7 +254,7 @@ class TokenArchive:
                 if isinstance(codec, Memo):
                     codec.clear()
             if len(fresh) < len(drafts):
-                self.archive.store.settle("packs")  # its writer may be between link and fsync
+                self.archive.store.settle(PACKS)  # its writer may be between link and fsync
             for item, draft in zip(batch, drafts, strict=True):
                 if isinstance(draft, Version):
                     yield Put(item, None, self.by_zstd(item), draft)

@@ -28,12 +28,13 @@ from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Encryption, LockedArchive, Plaintext, Secret
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
 from pltz.archive.format import ids as identity
-from pltz.archive.format import index_file
+from pltz.archive.format import index_file, object_names
 from pltz.archive.format.ids import TENANT, Tokens
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Lookup
+from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.parity import SHARE, SHARED
 from pltz.archive.format.record import FORGET, RESTORE
-from pltz.archive.format.settings import COPY, MAX_SIZE, NAME, Settings
+from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.humanize import counted, moment
 from pltz.archive.maintenance.collect import COPYING, DEAD_SHARE, SMALL, Collected, Collector
 from pltz.archive.storage.store import Store, is_there, open_store
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 
 # packs, entries and bytes without an index before one is written; opening scans them, for some tens of milliseconds
 INDEX_PACKS, INDEX_ENTRIES, INDEX_BYTES = 32, 1024, 8 << 20
+
+# folders of which any content shows that an archive is here
+EVIDENCE = (object_names.PACKS, object_names.KEYS, object_names.PLANS, object_names.PARITY, object_names.LEDGER)
 
 T = TypeVar("T")
 
@@ -130,13 +134,13 @@ class TowerArchive:
         store = open_store(place) if isinstance(place, str | os.PathLike) else place
         store.make()
         settings = Settings(store.random(identity.SIZE), key is not None, parity)
-        if not is_there(store, NAME):
+        if not is_there(store, SETTINGS):
             _want_nothing(store)
-        if not store.put(NAME, settings.encode()):
+        if not store.put(SETTINGS, settings.encode()):
             settings = _cut_off(store, settings)
         if key:
             Keyring.create(store, settings.archive, key)
-        store.put(COPY, settings.encode())
+        store.put(SETTINGS_COPY, settings.encode())
         return cls(store, settings, codecs, open_keys(store, settings, key))
 
     @classmethod
@@ -160,10 +164,10 @@ class TowerArchive:
         """
         store = open_store(place) if isinstance(place, str | os.PathLike) else place
         try:
-            data = store.read(NAME, 0, MAX_SIZE)
+            data = store.read(SETTINGS, 0, MAX_SIZE)
         except FileNotFoundError as exc:
             at = f"at {place}" if isinstance(place, str | os.PathLike) else "here"
-            raise UsageError(f"no archive {at} ({NAME} is missing): make one with pltz archive init") from exc
+            raise UsageError(f"no archive {at} ({SETTINGS} is missing): make one with pltz archive init") from exc
         settings = Settings.decode(data)
         return cls(store, settings, codecs, open_keys(store, settings, key))
 
@@ -387,7 +391,7 @@ class TowerArchive:
         segments, sessions, marks = (
             len(index_file.gather(lookups, section, starts)[0]) for section in range(len(index_file.SECTIONS))
         )
-        sizes = self.store.list("index")
+        sizes = self.store.list(object_names.INDEXES)
         return Stat(
             self.settings.archive,
             len(view.packs),
@@ -522,11 +526,11 @@ class TowerArchive:
 
         Raises StoreError; the old indexes are all there then.
         """
-        old = set(self.store.list("index"))
+        old = set(self.store.list(object_names.INDEXES))
         self._look(unused=old)
         made = self._write_index(everything=True)
         for name in old - made:
-            self.store.delete(f"index/{name}")
+            self.store.delete(object_names.index(name))
         self._look()
 
     def write_index(self, *, everything: bool = True) -> None:
@@ -554,13 +558,13 @@ class TowerArchive:
         for part in index_file.parts(sizes):
             data = index_file.build(sources, part)
             name = data[-identity.SIZE :].hex()
-            if not self.store.put(f"index/{name}", data):
-                self.store.delete(f"index/{name}")  # its digest is not its name: it is damaged
-                if not self.store.put(f"index/{name}", data):
-                    raise StoreError(f"index/{name} holds other bytes than its name says: rebuild or repair")
+            if not self.store.put(object_names.index(name), data):
+                self.store.delete(object_names.index(name))  # its digest is not its name: it is damaged
+                if not self.store.put(object_names.index(name), data):
+                    raise StoreError(f"{object_names.index(name)} holds other bytes than its name says: rebuild or repair")
             made.add(name)
         for old in set(absorbed) - made:
-            self.store.delete(f"index/{old}")
+            self.store.delete(object_names.index(old))
         view.reset_tail()
         view.refresh()
         return made
@@ -580,7 +584,7 @@ class TowerArchive:
                 self._writer.mark(fresh, verb)
             self._index_now_and_then()
         else:
-            self.store.settle("packs")  # the writer of these marks may be between link and fsync
+            self.store.settle(object_names.PACKS)  # the writer of these marks may be between link and fsync
         return len(fresh)
 
     def _again(self, version: Version) -> Version:
@@ -634,10 +638,10 @@ class TowerArchive:
 
 def _want_nothing(store: Store) -> None:
     """Raise UsageError where an archive lost its archive.json: a new one would destroy it."""
-    for folder in ("packs", "keys", "collect", "parity", "ledger"):
-        if store.list(folder) and not is_there(store, NAME):
+    for folder in EVIDENCE:
+        if store.list(folder) and not is_there(store, SETTINGS):
             raise UsageError(
-                f"{NAME} is missing and {folder}/ is not empty: an archive is here; "
+                f"{SETTINGS} is missing and {folder}/ is not empty: an archive is here; "
                 f"pltz archive repair may bring it back. "
                 f"Where it was never used (an init was cut off), delete it"
             )
@@ -649,10 +653,10 @@ def _cut_off(store: Store, wanted: Settings) -> Settings:
     Its init was cut off or is still running. The init whose key comes first owns the archive. Raises
     UsageError for any other archive.
     """
-    settings = Settings.decode(store.read(NAME, 0, MAX_SIZE))
+    settings = Settings.decode(store.read(SETTINGS, 0, MAX_SIZE))
     used = [n for folder in ("keys", "packs", "collect", "parity", "ledger") for n in store.list(folder)]
-    if replace(settings, archive=wanted.archive) != wanted or not settings.sealed or {*used} - {NAME}:
-        raise UsageError(f"there is an archive already: {NAME} exists")
+    if replace(settings, archive=wanted.archive) != wanted or not settings.sealed or {*used} - {SETTINGS}:
+        raise UsageError(f"there is an archive already: {SETTINGS} exists")
     return settings
 
 

@@ -29,6 +29,8 @@ from pltz.archive.errors import NotFound
 from pltz.archive.eviction import worker
 from pltz.archive.eviction.hook import EvictionHook, HookSettings
 from pltz.archive.format.context import ALONE
+from pltz.archive.format.object_names import PACKS, packs_among
+from pltz.archive.format.object_names import pack as pack_name
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.nightly import config, freeze, job
@@ -924,8 +926,8 @@ def _opened(archive: TowerArchive) -> set[str]:
     if not isinstance(keys, Keyring):
         return set()
     codecs = {codec.bundle_id: codec for codec in archive.codecs if codec.tokenizer == BytesCodec.tokenizer}
-    for name in archive.store.list("packs"):
-        pack = Pack.of(archive.store.view(f"packs/{name}"))
+    for identity in packs_among(archive.store.list(PACKS)):
+        pack = Pack.of(archive.store.view(pack_name(identity)))
         for item in pack.scan():
             if isinstance(item, Damage):
                 continue

@@ -11,7 +11,6 @@ A crash between the two copies leaves one of them. It counts, and repair writes 
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,17 @@ from enum import Enum, IntEnum
 
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import SIZE, digest
-from pltz.archive.format.settings import COPY, NAME, Settings
+from pltz.archive.format.object_names import (
+    LEDGER,
+    PARITY,
+    SETTINGS,
+    SETTINGS_COPY,
+    ledger_copies,
+    ledger_copies_among,
+    ledger_entries_among,
+)
 from pltz.archive.format.settings import MAX_SIZE as MAX_SETTINGS
+from pltz.archive.format.settings import Settings
 from pltz.archive.humanize import counted
 from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
@@ -35,8 +43,6 @@ MAX_FILE = 1 << 26  # bytes
 MAX_TIME = 1 << 62
 MISSING = "is missing"
 MOST_NAMES = 1 << 20  # names per entry; more go into several entries
-FILE_NAME = re.compile(r"[0-9a-f]{32}")
-COPY_NAME = re.compile(r"ledger-([0-9a-f]{32})")
 
 
 class PackState(Enum):
@@ -179,8 +185,8 @@ class Ledger:
         ``parity``: names under parity/, where the caller listed them already. An entry whose copies are all
         damaged is noted in ``damaged`` and otherwise ignored, so its packs are missing. Raises StoreError.
         """
-        names = entries_among(self.store.list("parity") if parity is None else parity)
-        names |= {name for name in self.store.list("ledger") if FILE_NAME.fullmatch(name)}
+        names = ledger_copies_among(self.store.list(PARITY) if parity is None else parity)
+        names |= ledger_entries_among(self.store.list(LEDGER))
         for name in sorted(names - set(self._entries)):
             self._read(name)
 
@@ -244,7 +250,7 @@ class Ledger:
         All copies are read.
         """
         for name in sorted(self._entries):
-            for path in copies_of(name):
+            for path in ledger_copies(name):
                 try:
                     decode_as(name, self.store.read(path, 0, MAX_FILE))
                 except FileNotFoundError:
@@ -255,7 +261,7 @@ class Ledger:
     def _put(self, entry: Entry) -> None:
         data = entry.encode()
         name = entry.name
-        for path in copies_of(name):
+        for path in ledger_copies(name):
             if not self.store.put(path, data):
                 raise StoreError(
                     f"{path} holds other bytes than its name says: nothing was deleted; run pltz archive repair"
@@ -265,7 +271,7 @@ class Ledger:
     def _read(self, name: str) -> None:
         """Read an entry from the first of its copies that is sound."""
         why = []
-        for path in copies_of(name):
+        for path in ledger_copies(name):
             try:
                 entry = decode_as(name, self.store.read(path, 0, MAX_FILE))
                 if entry.archive != self.archive:
@@ -301,20 +307,6 @@ def as_text(loss: Loss) -> str:
     return f"repair gave it up: {what} lost, {named}; pltz archive repair --acknowledge ends this message"
 
 
-def copies_of(name: str) -> tuple[str, str]:
-    """Return the paths of an entry's two copies.
-
-    >>> copies_of("0f")
-    ('ledger/0f', 'parity/ledger-0f')
-    """
-    return f"ledger/{name}", f"parity/ledger-{name}"
-
-
-def entries_among(parity: Iterable[str]) -> set[str]:
-    """Return the names of the entries whose copies are among the names under ``parity/``."""
-    return {match[1] for name in parity if (match := COPY_NAME.fullmatch(name))}
-
-
 def decode_as(name: str, data: bytes) -> Entry:
     """Decode the entry of a given name. Raises CorruptError, VersionError."""
     entry = Entry.decode(data)
@@ -324,12 +316,12 @@ def decode_as(name: str, data: bytes) -> Entry:
 
 
 def _archive_of(store: Store) -> bytes:
-    for name in (NAME, COPY):
+    for name in (SETTINGS, SETTINGS_COPY):
         try:
             return Settings.decode(store.read(name, 0, MAX_SETTINGS)).archive
         except (FileNotFoundError, CorruptError):
             continue
-    raise CorruptError(f"{NAME} and its copy {COPY} are damaged: bring one of them from a backup")
+    raise CorruptError(f"{SETTINGS} and its copy {SETTINGS_COPY} are damaged: bring one of them from a backup")
 
 
 def _split(data: bytes, size: int) -> Iterator[bytes]:

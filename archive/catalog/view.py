@@ -9,7 +9,6 @@ Damage to a pack costs only the damaged bytes. Every problem met is listed once 
 from __future__ import annotations
 
 import itertools
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 from pltz.archive.catalog.ledger import Ledger, Loss, PackState
 from pltz.archive.encryption.keys import Encryption, Plaintext
 from pltz.archive.errors import ArchiveError, UnreadableError
+from pltz.archive.format import object_names
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import version_id
 from pltz.archive.format.index_file import (
@@ -51,8 +51,7 @@ LOOKS = 8  # attempts of a look-up whose packs a collector deletes meanwhile
 MOST_PROBLEMS = 10_000  # at most this many are listed
 AT_ONCE = 1 << 14  # keys of a scanned pack collected as Python objects before they become columns
 PACK_BITS = 30  # bits of an offset in an address: a pack has at most 2^30 bytes
-NAME = re.compile(r"[0-9a-f]{32}")
-PLAN_NAME = re.compile(r"[0-9a-f]{16}")
+MAX_PLAN = 1 << 26  # bytes
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class View:
         self.unlisted: set[bytes] = set()  # packs that exist although the listing of packs/ omits them
         self._seen: set[bytes] = set()  # packs ever listed, less those that the ledger says are deleted
         self._absent: dict[bytes, PackState] | None = None  # valid until packs are listed again
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[int, Plan] = {}
         self._bad = set(unused)  # names of index files that are skipped
         self._opened: OrderedDict[bytes, Pack] = OrderedDict()
 
@@ -158,7 +157,7 @@ class View:
 
     def _list(self) -> None:
         """List packs and indexes again. Plans and keys stay as the writer knows them."""
-        packs = {bytes.fromhex(n): size for n, size in self.store.list("packs").items() if NAME.fullmatch(n)}
+        packs = object_names.packs_listed(self.store.list(object_names.PACKS))
         for pack in [p for p in self._opened if packs.get(p) != self.packs.get(p)]:
             del self._opened[pack]
         self.packs = packs
@@ -178,20 +177,21 @@ class View:
             StoreError: the store failed.
         """
         before = self.condemned
-        for name in sorted(self.store.list("collect")):
-            if PLAN_NAME.fullmatch(name) and name not in self._plans:
-                try:
-                    plan = Plan.decode(self.store.read(f"collect/{name}", 0, 1 << 26))
-                    if plan.name != f"collect/{name}":
-                        raise VersionError(f"plan {name} says it is {plan.name}")
-                except FormatError as exc:
-                    self.problem("plan", name, str(exc))
-                    raise ArchiveError(
-                        f"collect/{name} is damaged ({exc}): writing is not safe before it is looked at"
-                    ) from exc
-                except FileNotFoundError:  # deleted since it was listed, as old plans may be
-                    continue
-                self._plans[name] = plan
+        listed = object_names.plans_among(self.store.list(object_names.PLANS))
+        for epoch in sorted(listed - set(self._plans)):
+            name = object_names.plan(epoch)
+            try:
+                plan = Plan.decode(self.store.read(name, 0, MAX_PLAN))
+                if plan.epoch != epoch:
+                    raise VersionError(f"{name} says it is {plan.name}")
+            except FormatError as exc:
+                self.problem("plan", object_names.last_part(name), str(exc))
+                raise ArchiveError(
+                    f"{name} is damaged ({exc}): writing is not safe before it is looked at"
+                ) from exc
+            except FileNotFoundError:  # deleted since it was listed, as old plans may be
+                continue
+            self._plans[epoch] = plan
         self.epoch = max((plan.epoch for plan in self._plans.values()), default=0)
         self.condemned = frozenset[bytes]().union(*(plan.condemned for plan in self._plans.values()))
         return self.condemned - before
@@ -203,7 +203,7 @@ class View:
 
     def has_plan(self, epoch: int) -> bool:
         """Return whether the plan of an epoch was read."""
-        return f"{epoch:016x}" in self._plans
+        return epoch in self._plans
 
     def absent(self) -> dict[bytes, PackState]:
         """Return the packs that something names and that are not there, with the state of each.
@@ -214,15 +214,15 @@ class View:
         are listed again. Raises StoreError.
         """
         if self._absent is None:
-            names = set(self.store.list("parity"))
+            names = set(self.store.list(object_names.PARITY))
             self.ledger.refresh(names)
-            parity = {bytes.fromhex(name) for name in names if NAME.fullmatch(name)}
+            parity = object_names.packs_among(names)
             named = parity.union(
                 self._seen, self.condemned, self.tail.packs, *(i.packs for i in self.indexes.values())
             )
             unseen = named - set(self.packs)
             unexplained = {pack for pack in unseen if self.ledger.state(pack) is None}
-            there = {pack for pack in unexplained if is_there(self.store, f"packs/{pack.hex()}")}
+            there = {pack for pack in unexplained if is_there(self.store, object_names.pack(pack))}
             taken = self._take_in(there) if there else set()
             if unexplained - taken:
                 self.ledger.refresh(names)  # after seeing the absence: entries precede deletions
@@ -238,18 +238,17 @@ class View:
 
         Raises StoreError.
         """
-        sizes, taken = self.store.list("packs"), set[bytes]()
+        sizes, taken = object_names.packs_listed(self.store.list(object_names.PACKS)), set[bytes]()
         for pack in sorted(there):
-            name = pack.hex()
             try:
-                size = sizes[name] if name in sizes else self.store.open(f"packs/{name}").size
+                size = sizes[pack] if pack in sizes else self.store.open(object_names.pack(pack)).size
             except FileNotFoundError:  # a collector deleted it meanwhile, and the ledger says so
                 continue
             except UnreadableError:
                 size = 0
-            if name not in sizes:
+            if pack not in sizes:
                 self.unlisted.add(pack)
-                self.problem("pack", name, "is there, and the list of packs/ leaves it out: check the store")
+                self.problem("pack", pack.hex(), "is there, and the list of packs/ leaves it out: check the store")
             self.packs[pack] = size
             self._cover(pack)
             taken.add(pack)
@@ -271,12 +270,12 @@ class View:
         known = self.ledger.losses()
         return [loss for loss in known if loss.acknowledged is None and loss.pack not in self.packs]
 
-    def missing_plans(self) -> set[str]:
-        """Return the names of plans that are not listed although their copies are there. Raises StoreError.
+    def missing_plans(self) -> set[int]:
+        """Return the epochs of plans that are not listed although their copies are there. Raises StoreError.
 
         It is unknown which packs such a plan condemns.
         """
-        copies = {name for name in self.store.list("parity") if PLAN_NAME.fullmatch(name)}
+        copies = object_names.plans_among(self.store.list(object_names.PARITY))
         if copies - set(self._plans):
             self.read_plans()
         return copies - set(self._plans)
@@ -301,7 +300,7 @@ class View:
     def pack(self, pack: bytes) -> Pack:
         """Return a pack opened for reading. Raises FormatError, FileNotFoundError, StoreError."""
         if pack not in self._opened:
-            name = f"packs/{pack.hex()}"
+            name = object_names.pack(pack)
             self._opened[pack] = Pack(
                 lambda at, size: self.store.read(name, at, size),
                 self.packs.get(pack, 0),
@@ -317,7 +316,7 @@ class View:
 
         Raises FormatError, FileNotFoundError, StoreError.
         """
-        file = self.store.open(f"packs/{pack.hex()}")
+        file = self.store.open(object_names.pack(pack))
         opened = Pack(file.read, file.size, archive=self.ledger.archive)
         for copy in opened.damaged_copies:
             yield Damage(0, opened.head.size, f"the {copy} is damaged, the other is used")
@@ -587,12 +586,12 @@ class View:
             return ask(self.tail)
 
     def _read_indexes(self) -> None:
-        listed = {n for n in self.store.list("index") if NAME.fullmatch(n)}
+        listed = object_names.indexes_among(self.store.list(object_names.INDEXES))
         for name in set(self.indexes) - listed:
             del self.indexes[name]
         for name in sorted(listed - set(self.indexes) - self._bad):
             try:
-                self.indexes[name] = FileIndex(self.store.open(f"index/{name}"))
+                self.indexes[name] = FileIndex(self.store.open(object_names.index(name)))
             except FormatError as exc:
                 self.problem("index", name, str(exc))
                 self._bad.add(name)

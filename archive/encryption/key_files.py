@@ -11,26 +11,23 @@ it knows, and not the next, is up to date.
 
 from __future__ import annotations
 
-import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from pltz.archive.errors import ArchiveError
 from pltz.archive.format.ids import NONE, SIZE, digest
+from pltz.archive.format.object_names import KEYS, TEMPORARY, key_copies, key_files_among, temporaries_among
 from pltz.archive.storage.store import Store
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 
 MAGIC = b"PLTk"
 VERSION = 1
-HEAD = struct.Struct(
-    "<4sBB2s16sI"
-)  # magic, version, KDF, reserved, domain id (zeros: the archive's), generation
+# magic, version, KDF, reserved, domain id (zeros: the archive's), generation
+HEAD = struct.Struct("<4sBB2s16sI")
 KDF = struct.Struct("<BBBB16s")  # log2 of n, r, p, reserved, salt
 PERSON = b"pltz key"
-NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{8})-([01])")
-COPIES = 2
 RAW, SCRYPT = 0, 1
 MAX_SCRYPT = 1 << 30  # bytes of memory that a file may ask for
 MAX_SIZE = 64 << 20  # bytes of a key file
@@ -83,9 +80,8 @@ class KeyFolder:
     def generations(self) -> dict[bytes, list[int]]:
         """Return, by domain, the generations with any copy present, oldest first. Raises StoreError."""
         found: dict[bytes, set[int]] = {}
-        for name in self.store.list("keys"):
-            if match := NAME.fullmatch(name):
-                found.setdefault(bytes.fromhex(match[1]), set()).add(int(match[2], 16))
+        for file in key_files_among(self.store.list(KEYS)):
+            found.setdefault(file.domain, set()).add(file.generation)
         return {domain: sorted(numbers) for domain, numbers in found.items()}
 
     def read(self, domain: bytes, generation: int) -> KeyFile | None:
@@ -94,9 +90,9 @@ class KeyFolder:
         Raises FormatError where all existing copies are damaged, StoreError.
         """
         failure: FormatError | None = None
-        for copy in range(COPIES):
+        for name in key_copies(domain, generation):
             try:
-                file = KeyFile.decode(self.store.read(file_name(domain, generation, copy), 0, MAX_SIZE))
+                file = KeyFile.decode(self.store.read(name, 0, MAX_SIZE))
                 if (file.domain, file.generation) == (domain, generation):
                     return file
                 failure = CorruptError("a key file says it is another")
@@ -118,10 +114,10 @@ class KeyFolder:
             raise ArchiveError(
                 "the holes in this tenant's keys take too much room: copy what is left to a new archive"
             )
-        if not self.store.put(file_name(file.domain, file.generation, 0), data):
+        first, second = key_copies(file.domain, file.generation)
+        if not self.store.put(first, data):
             return False
-        for copy in range(1, COPIES):
-            self.store.put(file_name(file.domain, file.generation, copy), data)
+        self.store.put(second, data)
         return True
 
     def shred(self, domain: bytes, before: int) -> int:
@@ -168,20 +164,16 @@ class KeyFolder:
 
         Damage to such a file loses nothing.
         """
-        match = NAME.fullmatch(name)
-        if not match:
-            return False
-        domain = bytes.fromhex(match[1])
-        newest = self.generations().get(domain, [0])[-1]
-        return int(match[2], 16) < newest and self.sound(domain, newest)
+        for file in key_files_among([name]):
+            newest = self.generations().get(file.domain, [0])[-1]
+            return file.generation < newest and self.sound(file.domain, newest)
+        return False
 
     def destroy(self, domain: bytes, generation: int) -> int:
         """Shred one generation and return the number of files."""
-        for copy in range(COPIES):
-            self.store.shred(file_name(domain, generation, copy))
-        return COPIES
+        return self._shred(key_copies(domain, generation))
 
-    def _shred(self, files: list[str]) -> int:
+    def _shred(self, files: Sequence[str]) -> int:
         for name in files:
             self.store.shred(name)
         return len(files)
@@ -189,14 +181,13 @@ class KeyFolder:
     def _older(self, newest: Mapping[bytes, int]) -> dict[bytes, list[str]]:
         """Return, by domain, the files of older generations, oldest first, then those in ``tmp/``."""
         found: dict[bytes, list[str]] = {}
-        matches = [match for name in self.store.list("keys") if (match := NAME.fullmatch(name))]
-        for match in sorted(matches, key=lambda m: (int(m[2], 16), m[3])):
-            domain = bytes.fromhex(match[1])
-            if int(match[2], 16) < newest.get(domain, 0):
-                found.setdefault(domain, []).append(f"keys/{match[0]}")
-        for name in self.store.list("tmp"):
-            if (whose := self._left_over(f"tmp/{name}", newest)) is not None:
-                found.setdefault(whose, []).append(f"tmp/{name}")
+        files = key_files_among(self.store.list(KEYS))
+        for file in sorted(files, key=lambda file: (file.generation, file.copy)):
+            if file.generation < newest.get(file.domain, 0):
+                found.setdefault(file.domain, []).append(file.name)
+        for name in temporaries_among(self.store.list(TEMPORARY)):
+            if (whose := self._left_over(name, newest)) is not None:
+                found.setdefault(whose, []).append(name)
         return found
 
     def _left_over(self, name: str, newest: Mapping[bytes, int]) -> bytes | None:
@@ -220,12 +211,3 @@ class KeyFolder:
             return bytes(whose) if lost else None
         except (FileNotFoundError, FormatError):
             return None
-
-
-def file_name(domain: bytes, generation: int, copy: int) -> str:
-    """Return the path of a key file.
-
-    >>> file_name(bytes(16), 1, 0)
-    'keys/00000000000000000000000000000000-00000001-0'
-    """
-    return f"keys/{domain.hex()}-{generation:08x}-{copy}"

@@ -14,11 +14,12 @@ from collections.abc import Iterable, Sequence
 
 from pltz.archive.encryption.box import KEY, UNIT, Tree, keyed, seal, subkey, unit_of, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys, Reader, Unit
-from pltz.archive.encryption.key_files import COPIES, SCRYPT, KeyFile, KeyFolder, file_name
+from pltz.archive.encryption.key_files import SCRYPT, KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import Erased, Fenced, KeyMismatch
 from pltz.archive.format.context import SEALED, Context
 from pltz.archive.format.ids import BASE, NONE, SIZE, Head, Tokens
+from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.record import MAX_LABELS, Record
 from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
@@ -279,7 +280,7 @@ class Keyring:
         return True
 
     def _there(self, domain: bytes, generation: int) -> bool:
-        return any(is_there(self.store, file_name(domain, generation, copy)) for copy in range(COPIES))
+        return any(is_there(self.store, name) for name in key_copies(domain, generation))
 
     def _load(self, domain: bytes) -> None:
         """Load the newest readable generation; an older one only where the newer was never whole."""

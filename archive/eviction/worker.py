@@ -26,7 +26,8 @@ from pltz.archive.eviction.journal.reader import JournalReader, Segment
 from pltz.archive.eviction.journal.segment import Frame
 from pltz.archive.eviction.tokenizers import Tokenizers
 from pltz.archive.format.ids import NONE
-from pltz.archive.format.settings import MAX_SIZE, NAME, Settings
+from pltz.archive.format.object_names import SETTINGS
+from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.storage.disk import Disk, OsDisk
 from pltz.archive.token_archive import Put, TokenArchive, TokenItem
 from pltz.plt_codec.errors import ContentError, ModelError, TokenizerMismatch, UsageError
@@ -240,10 +241,10 @@ class Worker:
         """
         wanted = self._identity = self._identity or archive.settings.archive
         try:
-            found = Settings.decode(archive.store.read(NAME, 0, MAX_SIZE)).archive
+            found = Settings.decode(archive.store.read(SETTINGS, 0, MAX_SIZE)).archive
         except FileNotFoundError as exc:
             raise ArchiveError(
-                f"the archive is gone ({NAME} is missing): bring it back, nothing is lost"
+                f"the archive is gone ({SETTINGS} is missing): bring it back, nothing is lost"
             ) from exc
         if found != wanted:
             raise ArchiveError(

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pltz.archive.format import object_names
 from pltz.archive.format.ids import SIZE, digest
 from pltz.plt_codec.errors import CorruptError, VersionError
 
@@ -33,17 +34,13 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """Return the name of its file.
-
-        >>> Plan(1, bytes(16), frozenset()).name
-        'collect/0000000000000001'
-        """
-        return f"collect/{self.epoch:016x}"
+        """Return the name of its file."""
+        return object_names.plan(self.epoch)
 
     @property
     def copy(self) -> str:
         """Return the name of its second copy, for `repair`."""
-        return f"parity/{self.epoch:016x}"
+        return object_names.plan_copy(self.epoch)
 
     def encode(self) -> bytes:
         """Return the bytes of its file."""

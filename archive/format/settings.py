@@ -13,11 +13,10 @@ import json
 from dataclasses import dataclass
 
 from pltz.archive.format.ids import SIZE, digest
+from pltz.archive.format.object_names import SETTINGS
 from pltz.archive.format.parity import SHARE, SHARED
 from pltz.plt_codec.errors import CorruptError, UsageError, VersionError
 
-NAME = "archive.json"
-COPY = "parity/archive.json"
 FORMAT = 2
 PERSON = b"pltz archive"
 MAX_SIZE = 65536  # bytes
@@ -80,9 +79,9 @@ class Settings:
                 and data == _line(fields | {"check": check}) + b"\n"
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-            raise CorruptError(f"{NAME} is not that of an archive: {exc}") from exc
+            raise CorruptError(f"{SETTINGS} is not that of an archive: {exc}") from exc
         if not sound:
-            raise CorruptError(f"{NAME} does not match its checksum: damaged")
+            raise CorruptError(f"{SETTINGS} does not match its checksum: damaged")
         if version == 1:
             raise VersionError(
                 f"the archive has format 1, which no release wrote: expected format {FORMAT}; "
@@ -94,9 +93,9 @@ class Settings:
             pack, shared = fields["parity"]
             settings = cls(identity, bool(features), (pack, shared))
         except (ValueError, KeyError, TypeError, UsageError) as exc:
-            raise CorruptError(f"{NAME} is not that of an archive: {exc}") from exc
+            raise CorruptError(f"{SETTINGS} is not that of an archive: {exc}") from exc
         if len(identity) != SIZE or settings.encode() != data:
-            raise CorruptError(f"{NAME} is not that of an archive")
+            raise CorruptError(f"{SETTINGS} is not that of an archive")
         return settings
 
 

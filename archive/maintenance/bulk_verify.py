@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pltz.archive.catalog.view import View
-from pltz.archive.format import record_columns
+from pltz.archive.format import object_names, record_columns
 from pltz.archive.format.byte_source import File
 from pltz.archive.format.ids import SIZE
 from pltz.archive.format.index_file import SECTIONS, SESSIONS, U64, Lookup, key_of, key_of_session
@@ -143,7 +143,7 @@ class BulkVerifier:
 
     def _sealed(self, name: bytes, room: Room) -> tuple[memoryview, Pack, int] | None:
         try:
-            file = self.view.store.open(f"packs/{name.hex()}")
+            file = self.view.store.open(object_names.pack(name))
             if file.size > MOST_BYTES:
                 return None
             data = room.filled(file)

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pltz.archive.catalog.view import Found, View, version_of
 from pltz.archive.encryption.key_files import MAGIC as KEYS
 from pltz.archive.errors import ArchiveError, FullError, StoreError, UnreadableError
+from pltz.archive.format import object_names
 from pltz.archive.format.context import Context
 from pltz.archive.format.index_file import Location, key_of_session
 from pltz.archive.format.pack import Damage
@@ -181,14 +182,14 @@ class Collector:
         """
         freed = sum(known[pack] for pack in condemned)
         self.view.refresh()
-        self.view.store.settle("packs")  # another collector may be between link and fsync of a copy
+        self.view.store.settle(object_names.PACKS)  # another collector may be between link and fsync of a copy
         self._prove(condemned)
         self.view.refresh()
         self._want_evidence()
         self.view.ledger.put_deleted(condemned)
         for pack in sorted(condemned):  # parity first: left-over parity must never bring a pack back
-            self.view.store.delete(f"parity/{pack.hex()}")
-            self.view.store.delete(f"packs/{pack.hex()}")
+            self.view.store.delete(object_names.parity(pack))
+            self.view.store.delete(object_names.pack(pack))
         freed -= sum(size for pack, size in self.view.packs.items() if pack not in known)
         self.view.refresh()
         return freed
@@ -294,10 +295,10 @@ class Collector:
         A slow writer may put parity after its pack was collected.
         """
         store = self.view.store
-        deleted = {pack.hex() for pack in self.view.ledger.deleted}
-        for name in sorted(deleted & set(store.list("parity"))):
-            if not is_there(store, f"packs/{name}"):  # else both were left by a killed collector
-                store.delete(f"parity/{name}")
+        protected = object_names.packs_among(store.list(object_names.PARITY))
+        for pack in sorted(self.view.ledger.deleted & protected):
+            if not is_there(store, object_names.pack(pack)):  # else both were left by a killed collector
+                store.delete(object_names.parity(pack))
 
     def _want_evidence(self) -> None:
         """Raise ArchiveError where anything names an absent pack or plan that the ledger does not explain."""
@@ -315,7 +316,7 @@ class Collector:
             )
         if plans := view.missing_plans():
             raise ArchiveError(
-                f"collect/{min(plans)} is gone, and its copy is left: collecting stops and deletes nothing; "
+                f"{object_names.plan(min(plans))} is gone, and its copy is left: collecting stops and deletes nothing; "
                 "run pltz archive repair"
             )
 

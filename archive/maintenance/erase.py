@@ -39,6 +39,7 @@ from pltz.archive.encryption.domain_keys import DomainKeys, Unit
 from pltz.archive.encryption.key_files import KeyFolder
 from pltz.archive.encryption.keyring import MASTER, Keyring
 from pltz.archive.errors import ArchiveError, Fenced, NotFound
+from pltz.archive.format import object_names
 from pltz.archive.format.ids import BASE, NONE, TENANT
 from pltz.archive.format.index_file import SEGMENTS, key_of_session
 from pltz.archive.format.pack import Damage, Pack
@@ -439,10 +440,10 @@ class Eraser:
 
         None stands for a pack that could not be read whole.
         """
-        for name in sorted(self.view.store.list("packs")):
+        for name in sorted(object_names.packs_among(self.view.store.list(object_names.PACKS))):
             damaged = False
             try:
-                file = self.view.store.open(f"packs/{name}")
+                file = self.view.store.open(object_names.pack(name))
                 pack = Pack(file.read, file.size, archive=self.view.ledger.archive)
                 for item in pack.scan():
                     if isinstance(item, Damage):
@@ -452,7 +453,7 @@ class Eraser:
                     if c.domain == domain and not r.mark:
                         ids = [r.id] if r.id is not None else []
                         yield _Named(
-                            name, c.root, [*ids, key_of_session(r, c)] if r.name is not None else ids
+                            name.hex(), c.root, [*ids, key_of_session(r, c)] if r.name is not None else ids
                         )
             except FileNotFoundError:
                 continue  # collected

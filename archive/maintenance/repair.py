@@ -22,7 +22,6 @@ gone, but its sources are in `damaged/`, and the next run goes on.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,21 +29,23 @@ from functools import partial
 from typing import TypeVar
 
 from pltz.archive.catalog.chain import lost
-from pltz.archive.catalog.ledger import FILE_NAME, PackState, copies_of, decode_as, entries_among
 from pltz.archive.catalog.ledger import MAX_FILE as MAX_ENTRY
-from pltz.archive.catalog.view import Version, View
-from pltz.archive.encryption.key_files import COPIES, KeyFile, KeyFolder, file_name
+from pltz.archive.catalog.ledger import PackState, decode_as
+from pltz.archive.catalog.view import MAX_PLAN, Version, View
+from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Encryption, LockedArchive
 from pltz.archive.errors import ArchiveError, StoreError
+from pltz.archive.format import object_names
 from pltz.archive.format.ids import digest
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, FileIndex, Location, key_of, key_of_session
+from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import MAX_SIZE as MAX_PACK
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import Plan
 from pltz.archive.format.prefix_crc import Stretch
 from pltz.archive.format.record import Record
-from pltz.archive.format.settings import COPY, MAX_SIZE, NAME, Settings
+from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.maintenance.salvage_reader import SalvageReader
 from pltz.archive.storage.store import Store, is_there
 from pltz.archive.writing.publisher import shared_ranges
@@ -53,10 +54,7 @@ from pltz.plt_codec.errors import CorruptError, FormatError, UsageError, Version
 
 T = TypeVar("T")
 
-PACK_NAME = re.compile(r"[0-9a-f]{32}")
-PLAN_NAME = re.compile(r"[0-9a-f]{16}")
 PERSON = b"pltz damaged"
-MAX_PLAN = 1 << 26  # bytes
 
 
 @dataclass(frozen=True)
@@ -150,26 +148,27 @@ class Repairer:
         return self.report
 
     def _settings(self) -> Settings:
-        found = self._mirrored(NAME, COPY, Settings.decode, MAX_SIZE)
+        found = self._mirrored(SETTINGS, SETTINGS_COPY, Settings.decode, MAX_SIZE)
         if found is None:
-            raise CorruptError(f"{NAME} and its copy {COPY} are damaged: bring one of them from a backup")
+            raise CorruptError(f"{SETTINGS} and its copy {SETTINGS_COPY} are damaged: bring one of them from a backup")
         return found
 
     def _plans(self) -> set[bytes] | None:
         """Repair plans and return the condemned packs; None where a plan is lost."""
-        names = {
-            n for folder in ("collect", "parity") for n in self.store.list(folder) if PLAN_NAME.fullmatch(n)
-        }
-        found = [self._mirrored(f"collect/{n}", f"parity/{n}", _plan(n), MAX_PLAN) for n in sorted(names)]
+        listed = (self.store.list(folder) for folder in (object_names.PLANS, object_names.PARITY))
+        found = [
+            self._mirrored(object_names.plan(epoch), object_names.plan_copy(epoch), _plan(epoch), MAX_PLAN)
+            for epoch in sorted(set[int]().union(*map(object_names.plans_among, listed)))
+        ]
         if None in found:
             return None
         return set().union(*(plan.condemned for plan in found if plan))
 
     def _ledger(self) -> None:
         """Repair both copies of each ledger entry."""
-        names = {name for name in self.store.list("ledger") if FILE_NAME.fullmatch(name)}
-        for name in sorted(names | entries_among(self.store.list("parity"))):
-            self._mirrored(*copies_of(name), partial(decode_as, name), MAX_ENTRY)
+        names = object_names.ledger_entries_among(self.store.list(object_names.LEDGER))
+        for name in sorted(names | object_names.ledger_copies_among(self.store.list(object_names.PARITY))):
+            self._mirrored(*object_names.ledger_copies(name), partial(decode_as, name), MAX_ENTRY)
 
     def _mirrored(self, name: str, copy: str, decode: Callable[[bytes], T], most: int) -> T | None:
         """Return the content of a small file from a sound copy, and repair the other copy.
@@ -209,7 +208,7 @@ class Repairer:
             if good := self._sound_key(folder, domain, generations[-1]):
                 self._key_copies(domain, generations[-1], good)
             elif folder.generations().get(domain, generations)[-1] == generations[-1]:
-                self.report.broken.append(file_name(domain, generations[-1], 0))
+                self.report.broken.append(object_names.key_copies(domain, generations[-1])[0])
         for files in folder.leftovers().values():  # listed again: a file put back may be erased since
             self.report.finished += files
             for name in () if self.dry_run else files:
@@ -217,7 +216,7 @@ class Repairer:
 
     def _key_copies(self, domain: bytes, generation: int, good: bytes) -> None:
         """Make all copies of a key file equal to the sound one."""
-        for name in (file_name(domain, generation, copy) for copy in range(COPIES)):
+        for name in object_names.key_copies(domain, generation):
             if self._maybe(name, len(good) + 1) != good:
                 self.report.restored.append(name)
                 if not self.dry_run:
@@ -233,27 +232,28 @@ class Repairer:
 
     def _indexes(self) -> None:
         """Drop damaged indexes: the packs hold the same information."""
-        for name in sorted(self.store.list("index")):
+        for name in sorted(self.store.list(object_names.INDEXES)):
             self.report.checked += 1
+            path = object_names.index(name)
             try:
-                if FileIndex(self.store.open(f"index/{name}")).verify().hex() == name:
+                if FileIndex(self.store.open(path)).verify().hex() == name:
                     continue
             except FormatError:
                 pass
             except FileNotFoundError:
                 continue
-            self.report.remade.append(f"index/{name}")
+            self.report.remade.append(path)
             if not self.dry_run:
-                self.store.delete(f"index/{name}")
+                self.store.delete(path)
 
     def _pack_names(self, view: View) -> set[bytes]:
         """Return the packs that are there or that something names."""
-        parity = {bytes.fromhex(n) for n in self.store.list("parity") if PACK_NAME.fullmatch(n)}
+        parity = object_names.packs_among(self.store.list(object_names.PARITY))
         return parity | view.missing() | set(view.packs)
 
     def _pack(self, view: View, pack: bytes, shares: tuple[int, int]) -> None:
         self.report.checked += 1
-        name = f"packs/{pack.hex()}"
+        name = object_names.pack(pack)
         data = SalvageReader.of(self.store, name, MAX_PACK)
         if data is None and self._gone(view, pack):
             return
@@ -296,7 +296,7 @@ class Repairer:
         """
         if not self.dry_run:
             view.ledger.put_deleted([pack])
-        for name in (f"packs/{pack.hex()}", f"parity/{pack.hex()}"):
+        for name in (object_names.pack(pack), object_names.parity(pack)):
             if (left := self._maybe(name, 1 << 31)) is None:
                 continue
             self._put_aside(name, left, dry_run=self.dry_run)
@@ -310,14 +310,14 @@ class Repairer:
         """
         others = set[bytes]()
         for pack in view.packs:
-            data = SalvageReader.of(self.store, f"packs/{pack.hex()}", MAX_PACK)
+            data = SalvageReader.of(self.store, object_names.pack(pack), MAX_PACK)
             if data is None or not self._foreign(view, data):
                 return
             others.add(_opened(data).head.archive)
         if others:
             raise ArchiveError(
-                f"{NAME} is of archive {view.ledger.archive.hex()}, and all packs are of archive {min(others).hex()}: "
-                f"bring the right {NAME} from a backup; nothing was changed"
+                f"{SETTINGS} is of archive {view.ledger.archive.hex()}, and all packs are of archive {min(others).hex()}: "
+                f"bring the right {SETTINGS} from a backup; nothing was changed"
             )
 
     def _gone(self, view: View, pack: bytes) -> bool:
@@ -327,7 +327,7 @@ class Repairer:
         """
         view.ledger.refresh()
         state = view.ledger.state(pack)
-        name = f"parity/{pack.hex()}"
+        name = object_names.parity(pack)
         if state is PackState.DELETED and not self.dry_run:
             self.store.delete(name)
         return state is PackState.DELETED or (state is PackState.LOST and not is_there(self.store, name))
@@ -343,7 +343,7 @@ class Repairer:
                 return
         except FormatError:
             pass
-        name = f"parity/{pack.hex()}"
+        name = object_names.parity(pack)
         self.report.remade.append(name)
         if self.dry_run:
             return
@@ -355,11 +355,11 @@ class Repairer:
         made = Parity.of(pack, data, shared_ranges(contexts, [r for _, r in found], ends), shares)
         self.store.delete(name)
         self.store.put(name, made.encode())
-        if not is_there(self.store, f"packs/{pack.hex()}"):  # collected meanwhile
+        if not is_there(self.store, object_names.pack(pack)):  # collected meanwhile
             self._gone(view, pack)
 
     def _parity(self, pack: bytes) -> Parity | None:
-        data = self._maybe(f"parity/{pack.hex()}", 1 << 31)
+        data = self._maybe(object_names.parity(pack), 1 << 31)
         try:
             parity = Parity.decode(data) if data is not None else None
         except FormatError:
@@ -389,7 +389,7 @@ class Repairer:
         else:
             view.ledger.put_lost(pack, missing, covered, sessions, segments)
         self._condemn(view, pack)
-        for name in (f"packs/{pack.hex()}", f"parity/{pack.hex()}"):
+        for name in (object_names.pack(pack), object_names.parity(pack)):
             if (left := self._maybe(name, 1 << 31)) is not None:
                 self._put_aside(name, left)
                 self.store.delete(name)
@@ -460,7 +460,7 @@ class Repairer:
 
     def _put_aside(self, name: str, data: bytes, *, dry_run: bool = False) -> None:
         """Put a durable copy of damaged data, named by its content, so that a second run adds nothing."""
-        copy = f"damaged/{name.replace('/', '-')}-{digest(PERSON, data).hex()[:8]}"
+        copy = object_names.damaged(name, digest(PERSON, data))
         if not dry_run and not self.store.put(copy, data):
             raise StoreError(
                 f"{copy} holds other bytes than those of {name}, which stays: move it away, and repair again"
@@ -469,9 +469,8 @@ class Repairer:
 
     def _aside(self, name: str) -> Iterator[SalvageReader | None]:
         """Yield the copies of a file that earlier runs moved aside."""
-        for found in sorted(self.store.list("damaged")):
-            if found.startswith(name.replace("/", "-") + "-"):
-                yield SalvageReader.of(self.store, f"damaged/{found}", MAX_PACK)
+        for copy in object_names.damaged_among(self.store.list(object_names.DAMAGED), name):
+            yield SalvageReader.of(self.store, copy, MAX_PACK)
 
     def _maybe(self, name: str, most: int) -> bytes | None:
         """Return the remains of a file, in memory; None if it does not exist."""
@@ -479,13 +478,13 @@ class Repairer:
         return None if found is None else found.whole()
 
 
-def _plan(name: str) -> Callable[[bytes], Plan]:
-    """Return a decoder of the plan with that name, which raises CorruptError for any other."""
+def _plan(epoch: int) -> Callable[[bytes], Plan]:
+    """Return a decoder of the plan of an epoch, which raises CorruptError for any other."""
 
     def decode(data: bytes) -> Plan:
         plan = Plan.decode(data)
-        if plan.name != f"collect/{name}":
-            raise CorruptError(f"plan {name} says it is {plan.name}")
+        if plan.epoch != epoch:
+            raise CorruptError(f"{object_names.plan(epoch)} says it is {plan.name}")
         return plan
 
     return decode

@@ -16,20 +16,23 @@ from itertools import chain, compress
 
 from pltz.archive.catalog.chain import MAX_SEGMENTS, Answer, Chains, Wanted, decode_records, lost
 from pltz.archive.catalog.freshness import Token, rolled_back, token_of
-from pltz.archive.catalog.ledger import MISSING, as_text, copies_of, entries_among
-from pltz.archive.catalog.view import LOOKS, PLAN_NAME, Found, Problem, Version, View, tell
-from pltz.archive.catalog.view import NAME as PACK_NAME
+from pltz.archive.catalog.ledger import MISSING, as_text
+from pltz.archive.catalog.view import LOOKS, MAX_PLAN, Found, Problem, Version, View, tell
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.concurrency import run_alongside
-from pltz.archive.encryption.key_files import COPIES, KeyFile, KeyFolder, file_name
+from pltz.archive.encryption.key_files import MAX_SIZE as MAX_KEYS
+from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.errors import ArchiveError, KeyMismatch, LostError
+from pltz.archive.format import object_names
 from pltz.archive.format.context import TOWER
 from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import SECTIONS, SEGMENTS, Location, key_of, keys_of
+from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import Plan
-from pltz.archive.format.settings import COPY, NAME, Settings
+from pltz.archive.format.settings import MAX_SIZE as MAX_SETTINGS
+from pltz.archive.format.settings import Settings
 from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, whole
 from pltz.archive.maintenance.erase import unfinished
 from pltz.archive.storage.store import is_there
@@ -80,9 +83,7 @@ class Report:
     @property
     def unprotected(self) -> int:
         """Return the number of packs whose parity is missing."""
-        return sum(
-            PACK_NAME.fullmatch(path.removeprefix("parity/")) is not None for path in self.missing_copies
-        )
+        return sum(map(object_names.is_parity, self.missing_copies))
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Verifier:
         try:
             self.view.refresh()
         except ArchiveError as exc:
-            self.report.problems += self.view.problems or [Problem("plan", "collect", str(exc))]
+            self.report.problems += self.view.problems or [Problem("plan", object_names.PLANS, str(exc))]
             return self.report
         for pack in sorted(self.view.missing()):
             self._wrong("pack", pack.hex(), "is gone, and no collector deleted it: run pltz archive repair")
@@ -241,7 +242,7 @@ class Verifier:
         """
         start = self.report.offset
         try:
-            file = self.view.store.open(f"packs/{pack.hex()}")
+            file = self.view.store.open(object_names.pack(pack))
             if Pack(file.read, file.size, archive=self.view.ledger.archive).verify() != pack:
                 self._wrong("pack", pack.hex(), "its digest is not its name")
         except FormatError as exc:
@@ -373,7 +374,7 @@ class Verifier:
     def _check_parity(self, pack: bytes) -> None:
         """Check the parity of a pack, if any. Missing parity is no damage and is counted later."""
         try:
-            parity = Parity.decode(self.view.store.view(f"parity/{pack.hex()}"))
+            parity = Parity.decode(self.view.store.view(object_names.parity(pack)))
             parity.verify()
             if parity.pack != pack:
                 self._wrong("parity", pack.hex(), "is that of another pack")
@@ -385,24 +386,28 @@ class Verifier:
     def _check_copies(self) -> None:
         """Check second copies of small files and key files, and that no parity is left of deleted packs."""
         store = self.view.store
-        names = {bytes.fromhex(n) for n in store.list("parity") if PACK_NAME.fullmatch(n)}
-        for pack in sorted(names & self.view.ledger.deleted - set(self.view.packs)):
+        parity = store.list(object_names.PARITY)
+        for pack in sorted(object_names.packs_among(parity) & self.view.ledger.deleted - set(self.view.packs)):
             self._wrong(
                 "parity", pack.hex(), "is left of a deleted pack: the next pltz archive collect takes it away"
             )
-        for name in sorted(self.view.missing_plans()):
+        for epoch in sorted(self.view.missing_plans()):
+            name = object_names.last_part(object_names.plan(epoch))
             self._wrong("plan", name, "is gone, and its copy is left: run pltz archive repair")
-        for name in sorted(store.list("parity")):
+        with suppress(FileNotFoundError):
             try:
-                data = store.read(f"parity/{name}", 0, 1 << 26)
-                if f"parity/{name}" == COPY:
-                    Settings.decode(data)
-                elif PLAN_NAME.fullmatch(name) and Plan.decode(data).copy != f"parity/{name}":
-                    self._wrong("plan", name, "its copy is that of another")
+                Settings.decode(store.read(SETTINGS_COPY, 0, MAX_SETTINGS))
             except FormatError as exc:
-                self._wrong("plan" if PLAN_NAME.fullmatch(name) else "settings", name, str(exc))
-            except FileNotFoundError:
-                continue
+                self._wrong("settings", SETTINGS, str(exc))
+        for epoch in sorted(object_names.plans_among(parity)):
+            path = object_names.plan_copy(epoch)
+            name = object_names.last_part(path)
+            with suppress(FileNotFoundError):
+                try:
+                    if Plan.decode(store.read(path, 0, MAX_PLAN)).epoch != epoch:
+                        self._wrong("plan", name, "its copy is that of another")
+                except FormatError as exc:
+                    self._wrong("plan", name, str(exc))
         for path, why in self.view.ledger.unsound():
             if why != MISSING:
                 self._wrong("ledger", path, why)
@@ -411,9 +416,9 @@ class Verifier:
     def _check_keys(self) -> None:
         """Check key files, except older ones that an unfinished erase left."""
         folder = KeyFolder(self.view.store)
-        for name in sorted(self.view.store.list("keys")):
+        for name in sorted(self.view.store.list(object_names.KEYS)):
             try:
-                KeyFile.decode(self.view.store.read(f"keys/{name}", 0, 1 << 26))
+                KeyFile.decode(self.view.store.read(f"{object_names.KEYS}/{name}", 0, MAX_KEYS))
             except FormatError as exc:
                 if not folder.outdated(name):
                     self._wrong("keys", name, str(exc))
@@ -425,7 +430,7 @@ class Verifier:
         """Note each redundant copy that is missing while its original is there."""
         listed = {
             f"{folder}/{name}"
-            for folder in ("parity", "keys", "ledger")
+            for folder in (object_names.PARITY, object_names.KEYS, object_names.LEDGER)
             for name in self.view.store.list(folder)
         }
         self.report.missing_copies = [
@@ -439,19 +444,18 @@ class Verifier:
     def _copies(self) -> Iterator[tuple[str, str]]:
         """Yield the path of each redundant copy that should exist, with the path of its original."""
         store = self.view.store
-        yield COPY, NAME
-        for name in store.list("collect"):
-            if PLAN_NAME.fullmatch(name):
-                yield f"parity/{name}", f"collect/{name}"
+        yield SETTINGS_COPY, SETTINGS
+        for epoch in object_names.plans_among(store.list(object_names.PLANS)):
+            yield object_names.plan_copy(epoch), object_names.plan(epoch)
         if self.settings.parity[0]:
             staying = set(self.view.packs) - self.view.ledger.deleted  # a collector deletes the parity first
-            yield from ((f"parity/{pack.hex()}", f"packs/{pack.hex()}") for pack in staying)
-        entries = {name for name in store.list("ledger") if PACK_NAME.fullmatch(name)}
-        for name in entries | entries_among(store.list("parity")):
-            first, second = copies_of(name)
+            yield from ((object_names.parity(pack), object_names.pack(pack)) for pack in staying)
+        entries = object_names.ledger_entries_among(store.list(object_names.LEDGER))
+        for name in entries | object_names.ledger_copies_among(store.list(object_names.PARITY)):
+            first, second = object_names.ledger_copies(name)
             yield from ((first, second), (second, first))
         for domain, generations in KeyFolder(store).generations().items():
-            first, second = (file_name(domain, generations[-1], copy) for copy in range(COPIES))
+            first, second = object_names.key_copies(domain, generations[-1])
             yield from ((first, second), (second, first))
 
     def _index_digests(self) -> dict[str, bytes | FormatError]:

@@ -18,10 +18,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pltz.archive.errors import ArchiveError, StoreError, reason
+from pltz.archive.format.object_names import FOLDERS as ARCHIVE_FOLDERS
 from pltz.archive.nightly import receipt
 from pltz.archive.nightly.receipt import Ledger, Receipt
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.storage.store import FOLDERS as ARCHIVE_FOLDERS
 from pltz.archive.storage.store import DirectoryStore
 from pltz.plt_codec.errors import FormatError, UsageError, VersionError
 

@@ -30,9 +30,11 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from pltz.archive.errors import StoreError
+from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File, Held
 from pltz.archive.format.ids import digest
 from pltz.archive.format.index_file import FileIndex
+from pltz.archive.format.object_names import INDEXES, folder_of, last_part
 from pltz.archive.storage.disk import OsFile
 from pltz.archive.storage.store import MOST_WHOLE, Opened
 from pltz.plt_codec.errors import CorruptError, UsageError
@@ -103,7 +105,7 @@ class ObjectStore:
 
     def make(self) -> None:
         """Check that the store gives a name only once. There are no folders to make. Raises StoreError."""
-        name = "tmp/" + self.random(16).hex()
+        name = object_names.temporary(self.random(16))
         first, second = self._create(name, b"1"), self._create(name, b"2")
         self.delete(name)
         if not first or second:
@@ -146,7 +148,7 @@ class ObjectStore:
 
         Raises the errors of `view`.
         """
-        if name.startswith("index/"):
+        if folder_of(name) == INDEXES:
             return self._cached(name)
         return Held(self._whole(name))
 
@@ -159,10 +161,10 @@ class ObjectStore:
 
         def ask() -> dict[str, int]:
             found = obstore.list_with_delimiter(self._remote, folder or None)["objects"]
-            return {item["path"].rpartition("/")[2]: item["size"] for item in found}
+            return {last_part(item["path"]): item["size"] for item in found}
 
         names = self._called(f"list {folder or 'the archive'}", ask)
-        if folder == "index":
+        if folder == INDEXES:
             self._tidy(names)
         return names
 
@@ -213,7 +215,7 @@ class ObjectStore:
 
         def get() -> memoryview:
             found = obstore.get(self._remote, name)  # its bytes are fetched on demand
-            if found.meta["size"] > MOST_WHOLE and not name.startswith("index/"):
+            if found.meta["size"] > MOST_WHOLE and folder_of(name) != INDEXES:
                 raise CorruptError(f"{name} has {found.meta['size']} bytes, more than any of ours: damaged")
             return memoryview(found.bytes())
 
@@ -221,7 +223,7 @@ class ObjectStore:
 
     def _cached(self, name: str) -> File:
         """Return an index from this machine's copy, fetched again where no sound copy exists."""
-        path = self._cache / name.rpartition("/")[2]
+        path = self._cache / last_part(name)
         with suppress(OSError):
             found = Opened(OsFile(path), f"{path} (a copy that may be deleted)")
             if _is_index(found, path.name):

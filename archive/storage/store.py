@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
@@ -29,27 +29,24 @@ from pltz.archive.errors import (
     is_full,
     reason,
 )
+from pltz.archive.format import object_names
 from pltz.archive.format.byte_source import File
-from pltz.archive.format.settings import NAME
+from pltz.archive.format.object_names import FOLDERS, RESERVE, RESERVE_COLLECT, SETTINGS, folder_of
 from pltz.archive.storage.disk import Disk, OsDisk
 from pltz.plt_codec.errors import CorruptError, UsageError
 
-MOST_SECRET = (
-    64 << 20
-)  # bytes overwritten when shredding; a larger file is not one of ours and may be sparse
+# bytes overwritten when shredding; a larger file is not one of ours and may be sparse
+MOST_SECRET = 64 << 20
 MOST_WHOLE = 1 << 31  # bytes of a pack or its parity
-PACK_NAME, PLAN_NAME = 32, 16  # characters in names of packs and their parity, and of plans and their copies
-LEDGER_COPY = "ledger-"  # prefix of the copy of a ledger entry
 BAD_BYTES = (
     errno.EIO,
     errno.EBADMSG,
     errno.EUCLEAN,
 )  # errors of a disk or file system for unreadable bytes
 RESERVES = {  # bytes; the second part is for plans and ledger entries that precede deletions
-    "reserve": 256 << 10,
-    "reserve-collect": 64 << 10,
+    RESERVE: 256 << 10,
+    RESERVE_COLLECT: 64 << 10,
 }
-FOLDERS = ("packs", "parity", "index", "collect", "ledger", "keys", "damaged", "tmp")
 
 
 class Store(Protocol):
@@ -172,7 +169,7 @@ class DirectoryStore:
     def put(self, name: str, data: bytes) -> bool:
         """Put an object as `Store.put` says. Raises StoreError, FullError, WriterFailed."""
         self._check()
-        temporary = "tmp/" + self.disk.random(16).hex()
+        temporary = object_names.temporary(self.disk.random(16))
         try:
             self._with_room(lambda: self._write(temporary, data))
         except OSError as exc:
@@ -193,17 +190,17 @@ class DirectoryStore:
             self._with_room(lambda: self._in_folder(name, lambda: self.disk.link(temporary, name)))
         except FileExistsError:
             self._drop(temporary)
-            self._sync_directory(_folder(name))  # its writer may not have synced it yet
+            self._sync_directory(folder_of(name))  # its writer may not have synced it yet
             return self._same(name, data)
         except OSError as exc:
             self._drop(temporary)
             raise _named(f"link {name}", exc) from exc
-        self._sync_directory(_folder(name))
+        self._sync_directory(folder_of(name))
         if (
-            _folder(name) not in self._lasting
+            folder_of(name) not in self._lasting
         ):  # another writer may have made it again without a sync yet
             self._sync_directory("")
-            self._lasting.add(_folder(name))
+            self._lasting.add(folder_of(name))
         self._drop(temporary)
         return True
 
@@ -248,7 +245,7 @@ class DirectoryStore:
         except FileNotFoundError as exc:
             if self._dropped(folder):
                 return {}
-            if folder in FOLDERS and NAME in self._names(""):
+            if folder in FOLDERS and SETTINGS in self._names(""):
                 raise StoreError(
                     f"{folder}/ is gone, and other files of this archive say that something was in it: put it back, "
                     f"or make an empty one and run pltz archive repair"
@@ -266,7 +263,7 @@ class DirectoryStore:
             return
         except OSError as exc:
             raise _named(f"delete {name}", exc) from exc
-        self._sync_directory(_folder(name))
+        self._sync_directory(folder_of(name))
 
     def shred(self, name: str) -> None:
         """Overwrite an object with zeros, sync it and delete it. Raises StoreError, WriterFailed."""
@@ -314,14 +311,14 @@ class DirectoryStore:
         Raises StoreError.
         """
         found = []
-        for name in sorted(self.list("tmp")):
+        for name in object_names.temporaries_among(self.list(object_names.TEMPORARY)):
             try:
-                if self.disk.changed(f"tmp/{name}") < before:
-                    found.append(f"tmp/{name}")
+                if self.disk.changed(name) < before:
+                    found.append(name)
             except FileNotFoundError:  # linked to its name since
                 continue
             except OSError as exc:
-                raise _named(f"look at tmp/{name}", exc) from exc
+                raise _named(f"look at {name}", exc) from exc
         return found
 
     def now(self) -> int:
@@ -391,9 +388,9 @@ class DirectoryStore:
         try:
             write()
         except FileNotFoundError:
-            if not self._dropped(_folder(path)):
+            if not self._dropped(folder_of(path)):
                 raise
-            self._make(_folder(path))
+            self._make(folder_of(path))
             write()
 
     def _dropped(self, folder: str) -> bool:
@@ -403,13 +400,15 @@ class DirectoryStore:
         plans, these are lost. In both cases the folder must not be taken for empty, nor be created. Raises
         StoreError.
         """
-        if folder not in FOLDERS or NAME not in self._names(""):
+        if folder not in FOLDERS or SETTINGS not in self._names(""):
             return False
-        parity = self._names("parity")
-        plans = sum(len(name) == PLAN_NAME for name in parity)
-        packs = [name for name in (*parity, *self._names("index")) if len(name) == PACK_NAME]
-        entries = sum(name.startswith(LEDGER_COPY) for name in parity)
-        return not {"packs": packs, "collect": plans, "ledger": entries}.get(folder)
+        parity, indexes = self._names(object_names.PARITY), self._names(object_names.INDEXES)
+        evidence: dict[str, Collection[object]] = {
+            object_names.PACKS: object_names.packs_among(parity) or object_names.indexes_among(indexes),
+            object_names.PLANS: object_names.plans_among(parity),
+            object_names.LEDGER: object_names.ledger_copies_among(parity),
+        }
+        return not evidence.get(folder)
 
     def _names(self, folder: str) -> set[str]:
         """Return the names of files; none where there is no such folder. Raises StoreError."""
@@ -483,10 +482,6 @@ def open_store(place: str | os.PathLike[str]) -> Store:
     if os.path.exists(place) and not os.path.isdir(place):
         raise UsageError(f"expected the directory of an archive, found a file: {name}")
     return DirectoryStore(OsDisk(place))
-
-
-def _folder(name: str) -> str:
-    return name.rpartition("/")[0]
 
 
 def _unread(name: str, exc: OSError) -> StoreError | UnreadableError:

@@ -20,7 +20,7 @@ from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import Coded
 from pltz.archive.concurrency import run_alongside
 from pltz.archive.errors import ArchiveError, StoreError
-from pltz.archive.format import ids
+from pltz.archive.format import ids, object_names
 from pltz.archive.format.context import TOWER, Context
 from pltz.archive.format.ids import BASE, U32, Tokens, many
 from pltz.archive.format.index_file import MARKS, SEGMENTS, SESSIONS, Entries, key_of_session
@@ -96,10 +96,9 @@ class Publisher:
             compared()
 
     def _put_pack(self, name: bytes, data: bytes) -> None:
-        if not self.view.store.put(f"packs/{name.hex()}", data):
-            raise StoreError(
-                f"packs/{name.hex()} holds other bytes than its name says: nothing was acknowledged"
-            )
+        path = object_names.pack(name)
+        if not self.view.store.put(path, data):
+            raise StoreError(f"{path} holds other bytes than its name says: nothing was acknowledged")
 
     def _about(
         self, data: bytes, rows: Sequence[Row], offsets: Sequence[int]
@@ -131,11 +130,11 @@ class Publisher:
             return
         store = self.view.store
         try:
-            store.put(f"parity/{name.hex()}", parity)
-            if not is_there(store, f"packs/{name.hex()}"):
+            store.put(object_names.parity(name), parity)
+            if not is_there(store, object_names.pack(name)):
                 self.view.ledger.refresh()
                 if name in self.view.ledger.deleted:  # collected while this writer was stalled
-                    store.delete(f"parity/{name.hex()}")
+                    store.delete(object_names.parity(name))
         except StoreError as exc:
             self.view.problem("parity", name.hex(), f"{exc}: this pack has no parity until repair writes it")
 

@@ -25,6 +25,7 @@ from pltz.archive.format import ids
 from pltz.archive.format.context import ALONE, TOWER, Context
 from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
+from pltz.archive.format.object_names import PACKS
 from pltz.archive.format.record import FORGET, Mark, Record, pack_labels
 from pltz.archive.writing.batch import Contexts, PendingVersion, Row, Segment, batches, draft, session_rows
 from pltz.archive.writing.new_session import NewSession, Receipt
@@ -57,7 +58,7 @@ class Writer:
         self._number(drafts)
         self._publisher.put(self._sealed(session_rows(drafts, dict(fresh))))
         if relied or any(d.kept for d in drafts):  # another writer may be between link and fsync
-            self.view.store.settle("packs")
+            self.view.store.settle(PACKS)
         self.view.keys.check(contexts.domains)
         self._fence(segments, relied)
         return [d.receipt() for d in drafts]

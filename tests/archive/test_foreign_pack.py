@@ -7,7 +7,7 @@ import pytest
 
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError
-from pltz.archive.format.settings import COPY, NAME
+from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore
@@ -33,7 +33,7 @@ def mixed(disk: SimDisk, archive: TowerArchive, other: SimDisk) -> SimDisk:
     """Put a session into the archive, and add all packs, parity and indexes of the other archive."""
     archive.put([_session("ours", 1)])
     for path, data in other.seen.files().items():
-        if path not in (NAME, COPY, *RESERVES):
+        if path not in (SETTINGS, SETTINGS_COPY, *RESERVES):
             disk.write_new(path, data)
     return disk
 
@@ -96,7 +96,7 @@ def test_where_all_packs_are_of_another_archive_it_is_archive_json_that_is_wrong
     disk: SimDisk, archive: TowerArchive, other: SimDisk
 ) -> None:
     archive.put([_session("ours", 1)])
-    for path in (NAME, COPY):
+    for path in (SETTINGS, SETTINGS_COPY):
         disk.unlink(path)
         disk.write_new(path, other.seen.files()[path])
     before = disk.seen.files()

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from pltz.archive.codecs.codec import BytesCodec
+from pltz.archive.format.object_names import FOLDERS
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State
-from pltz.archive.storage.store import FOLDERS, DirectoryStore
+from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive, open_keys
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
 from tests.golden.archives.make import FORGOTTEN, KEY, SESSIONS, defects

@@ -13,9 +13,9 @@ import pytest
 
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
-from pltz.archive.format.settings import NAME
+from pltz.archive.format.object_names import FOLDERS, SETTINGS
 from pltz.archive.storage.simulated_disk import SimDisk, State
-from pltz.archive.storage.store import FOLDERS, DirectoryStore, Store
+from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
@@ -123,13 +123,13 @@ def test_a_crash_of_init_at_any_point(codec: SegmentCodec, sealed: bool) -> None
 def test_an_archive_that_lost_its_settings_is_not_made_anew(disk: SimDisk, codec: SegmentCodec) -> None:
     """Refuse an init over an archive, whose keys it would destroy."""
     TowerArchive.create(DirectoryStore(disk), [codec], key=KEYS[0]).put([NewSession("a", [np.arange(9)])])
-    settings = disk.read(NAME, 0, 9999)
-    disk.unlink(NAME)
+    settings = disk.read(SETTINGS, 0, 9999)
+    disk.unlink(SETTINGS)
     before = dict(disk.seen.files())
     with pytest.raises(UsageError, match="repair"):
         TowerArchive.create(DirectoryStore(disk), [codec], key=KEYS[1])
     assert {p: d for p, d in disk.seen.files().items() if not p.startswith("tmp/")} == before
-    disk.write_new(NAME, settings)
+    disk.write_new(SETTINGS, settings)
     assert len(TowerArchive.open(DirectoryStore(disk), [codec], key=KEYS[0]).get("a").tokens) == 9
 
 

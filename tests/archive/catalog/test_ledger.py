@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pltz.archive.catalog.ledger import Entry, Kind, Ledger, PackState, copies_of
+from pltz.archive.catalog.ledger import Entry, Kind, Ledger, PackState
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.copy import copy
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
+from pltz.archive.format.object_names import ledger_copies
 from pltz.archive.maintenance.repair import Repaired, Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State
 from pltz.archive.storage.store import DirectoryStore
@@ -262,7 +263,7 @@ def test_an_entry_of_which_one_copy_is_left(codec: SegmentCodec, side: int, how:
     disk = three(codec)
     reopen(disk, codec).collect()
     [name] = {p.rpartition("/")[2] for p in disk.seen.names if p.startswith("ledger/")}
-    path = copies_of(name)[side]
+    path = ledger_copies(name)[side]
     before = disk.seen.files()[path]
     disk.unlink(path) if how == "gone" else disk.overwrite(path, before[:-1] + b"?")
     archive = reopen(disk, codec)
@@ -428,7 +429,7 @@ def test_an_entry_of_another_archive_counts_for_nothing(codec: SegmentCodec) -> 
     store = DirectoryStore(disk)
     [pack, *_] = reopen(disk, codec).view.packs
     stranger = Entry(Kind.DELETED, b"?" * 16, 5, frozenset({pack}))
-    for path in copies_of(stranger.name):
+    for path in ledger_copies(stranger.name):
         store.put(path, stranger.encode())
     disk.unlink(f"packs/{pack.hex()}")
     archive = reopen(disk, codec)

@@ -15,10 +15,11 @@ from pltz.archive.catalog.view import Version, View
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.box import KEY, Tree, unit_of, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys, Unit
-from pltz.archive.encryption.key_files import KeyFile, KeyFolder, file_name
+from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.errors import ArchiveError, Erased, Fenced, NotFound, WriterFailed
 from pltz.archive.format.ids import BASE, TENANT
+from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.maintenance.erase import BaseUse, Eraser
 from pltz.archive.maintenance.repair import Repairer
@@ -440,8 +441,8 @@ def test_damage_in_both_copies_of_the_newest_keys_stays_damage(
     assert known and keys.publish(known.following())
     whole = disk.clone()
     for copy in range(2):
-        disk.overwrite(file_name(known.domain, 1, copy), b"x" * 200)
-        whole.overwrite(file_name(known.domain, 0, copy), bytes(40))
+        disk.overwrite(key_copies(known.domain, 1)[copy], b"x" * 200)
+        whole.overwrite(key_copies(known.domain, 0)[copy], bytes(40))
     report = reopen(disk, codec, None).verify()
     assert [p.kind for p in report.problems] == ["keys", "keys"] and not report.unfinished
     report = reopen(whole, codec, None).verify()

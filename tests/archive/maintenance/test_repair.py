@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from pltz.archive.catalog.ledger import Ledger
 from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import SegmentCodec
-from pltz.archive.encryption.key_files import KeyFile, KeyFolder, file_name
+from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import TENANT, digest
+from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import Plan
@@ -424,9 +425,9 @@ def test_an_older_key_does_not_stand_in_for_a_damaged_one(codec: SegmentCodec) -
     archive = TowerArchive.open(DirectoryStore(disk), [codec], key=KEY)
     keys = archive.keys.of(archive.keys.domain(TENANT, "default"))  # type: ignore[attr-defined]
     assert archive.keys.publish(keys.following())  # type: ignore[attr-defined]
-    last, before = (file_name(keys.domain, n, 0) for n in (1, 0))
+    last, before = (key_copies(keys.domain, n)[0] for n in (1, 0))
     for copy in range(2):
-        disk.overwrite(file_name(keys.domain, 1, copy), b"x" * 200)
+        disk.overwrite(key_copies(keys.domain, 1)[copy], b"x" * 200)
     files = disk.seen.files()
     report = repaired(disk)
     assert report.broken == [last] and not report.whole
@@ -451,7 +452,7 @@ def test_keys_that_are_erased_meanwhile_are_not_put_back(
     disk = SimDisk(build(KEY))
     other = TowerArchive.open(DirectoryStore(disk), [codec], key=KEY)
     domain = other.keys.domain(TENANT, "default")
-    disk.unlink(file_name(domain, 0, 1))
+    disk.unlink(key_copies(domain, 0)[1])
     read = KeyFolder.read
 
     def then_erased(self: KeyFolder, whose: bytes, generation: int) -> KeyFile | None:

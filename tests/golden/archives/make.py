@@ -20,11 +20,12 @@ import numpy as np
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import digest
+from pltz.archive.format.object_names import FOLDERS, SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.format.settings import COPY, FORMAT, NAME
+from pltz.archive.format.settings import FORMAT
 from pltz.archive.maintenance.repair import Repairer
 from pltz.archive.storage.simulated_disk import SimDisk, State
-from pltz.archive.storage.store import FOLDERS, DirectoryStore
+from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
 
@@ -193,7 +194,7 @@ def defects() -> dict[str, Files]:
         "good-ledger-copy-missing": without(left, entry_copy),
         "bad-ledger-entry-and-copy-missing": without(left, entry, entry_copy),
         "bad-loss-recorded": given_up(without(g, b, parity(b))),
-        "bad-format-1": changed(changed(g, NAME, older_settings), COPY, older_settings),
+        "bad-format-1": changed(changed(g, SETTINGS, older_settings), SETTINGS_COPY, older_settings),
         "bad-pack-empty": g | {b: b""},
         "bad-pack-bit-flipped": changed(g, b, flipped),
         "bad-pack-cut-short": changed(g, b, lambda d: d[:-50]),
@@ -207,9 +208,9 @@ def defects() -> dict[str, Files]:
         "bad-parity-bit-flipped": changed(g, parity(b), flipped),
         "bad-index-bit-flipped": changed(g, index, flipped),
         "bad-index-cut-short": changed(g, index, lambda d: d[:60]),
-        "bad-settings-missing": without(g, NAME),
-        "bad-settings-zeroed": changed(g, NAME, zeroed(0, 20)),
-        "bad-settings-copy-zeroed": changed(g, COPY, zeroed(0, 20)),
+        "bad-settings-missing": without(g, SETTINGS),
+        "bad-settings-zeroed": changed(g, SETTINGS, zeroed(0, 20)),
+        "bad-settings-copy-zeroed": changed(g, SETTINGS_COPY, zeroed(0, 20)),
         "bad-plan-cut-short": changed(g, plan, lambda d: d[:20]),
         "bad-plan-copy-zeroed": changed(g, plan_copy, zeroed(0, 20)),
         "bad-sealed-key-copy-zeroed": changed(s, keys[0], zeroed(0, 60)),
@@ -220,8 +221,8 @@ def defects() -> dict[str, Files]:
         "bad-plan-and-copy-cut-short": changed(
             changed(g, plan, lambda d: d[:20]), plan_copy, lambda d: d[:20]
         ),
-        "bad-settings-and-copy-missing": without(g, NAME, COPY),
-        "bad-settings-of-a-newer-version": changed(changed(g, NAME, newer_settings), COPY, newer_settings),
+        "bad-settings-and-copy-missing": without(g, SETTINGS, SETTINGS_COPY),
+        "bad-settings-of-a-newer-version": changed(changed(g, SETTINGS, newer_settings), SETTINGS_COPY, newer_settings),
         "bad-pack-of-a-newer-version": without(g, b, parity(b)) | {newer_name: newer},
         "bad-sealed-keys-missing": without(s, *keys),
     }
