@@ -131,7 +131,7 @@ def hot_store(folder: str | None, budget: float, model: "Target") -> "HotStore |
         return None
     from pltz.archive.kv_store import HotStore
 
-    return HotStore(0, 0, int(budget * 1e9), folder=folder, device=model.device)
+    return HotStore.open(0, 0, int(budget * 1e9), folder=folder, device=model.device)
 
 
 @dataclass(frozen=True)

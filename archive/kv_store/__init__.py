@@ -1,7 +1,9 @@
 """The KV of segments in memory and on local disk (hot), and the thaw that fills it from the archive.
 
-store.py            HotStore: a trie of segments over device, host and disk
+store.py            HotStore: a trie of segments over a list of tiers
 thawer.py           Thawer: turns archived sessions into caches
+tier.py             the port of a tier; tiers of device and host memory
+kv_codec.py         the port of a form of KV; the raw form
 kv_block.py         the KV of one segment, cut from a cache and joined to one
 target_tokens.py    the ids that a target is given for a tower
 queued_prefill.py   the prefill queued behind a decoder on the GPU
@@ -9,7 +11,6 @@ disk_tier.py        the files of the disk tier (FORMAT.md)
 eviction_policy.py  the choice of the segment that stays
 lease.py            protection of segments in use
 stage_timer.py      milliseconds by stage
-stats.py            statistics of a store
 """
 
 from pltz.archive.kv_store.store import HotStore

@@ -1,6 +1,6 @@
-"""DiskTier: slabs as memory-mapped files on local disk, shared by any number of processes. Spec: FORMAT.md.
+"""DiskTier: blocks as memory-mapped files on local disk, shared by any number of processes. Spec: FORMAT.md.
 
-    write: reserve room under the lock -> DIR/space/segment.random.part -> rename    all or nothing
+    write: reserve room under the lock -> DIR/space/segment.form.random.part -> rename    all or nothing
     read:  map -> checksum -> check every field -> tensors over the mapping          or a miss
 
 A read copies nothing. Tensors are laid over the mapped pages, so all processes of a machine share one copy in
@@ -15,8 +15,9 @@ import fcntl
 import json
 import mmap
 import os
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,37 +28,39 @@ import numpy as np
 from pltz.archive.errors import StoreError
 from pltz.archive.format.ids import MAX_TOKENS, SIZE
 from pltz.archive.kv_store.kv_block import KVBlock
+from pltz.archive.kv_store.kv_codec import MAX_PARTS, PREFIX, RAW, KVCodec
+from pltz.archive.kv_store.tier import StoredBlock, TierStats
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError
 
 if TYPE_CHECKING:
     import torch
 
-FORMAT = "pltz hot 1"
+FORMAT = "pltz hot 2"
 ALIGN = 64  # bytes: data begins at a multiple of it
 CHECKSUM = 16  # bytes
 MAX_HEADER = 1 << 16  # bytes
 STALE = 3600  # seconds after which remains of a killed process are removed
 PIECE = 1 << 26  # bytes hashed and written at once
 POPULATE_READ = 22  # flag of madvise: fault in all pages at once
-DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I32": "int32"}
-TENSORS = ("kv", "logits", "ids", "tokens", "checksum")
-FIELDS = {"format", "space", "segment", "parent", "start", "born"}
-
-
-@dataclass(frozen=True, eq=False)
-class Warm:
-    """The content of a file. ``parent``: id of the segment above. ``born``: seconds since 1970."""
-
-    slab: KVBlock
-    parent: bytes
-    born: float
+DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
+}  # fmt: skip
+TAIL = ("logits", "ids", "tokens", "checksum")  # tensors after those of the codec
+FIELDS = {"format", "form", "space", "segment", "parent", "start", "born"}
+FORM = re.compile(r"[a-z0-9-]{1,64}")
 
 
 @dataclass
-class _Entry:
+class _File:
     path: Path
     size: int
     used: float
+
+    @property
+    def key(self) -> str:
+        """Return space and segment in hexadecimal."""
+        return self.path.parent.name + self.path.name.partition(".")[0]
 
     @property
     def left(self) -> bool:
@@ -66,16 +69,21 @@ class _Entry:
 
 
 class DiskTier:
-    """A folder of warm files.
+    """A folder of warm files, in the form of one codec; blocks that are not exact keep their own.
 
     ``budget``: bytes that all files together may take. ``damaged``, ``written``, ``evicted``, ``failed``:
     counts of this process. ``failed`` counts reads and writes that the machine refused.
 
-    Raises UsageError where the folder cannot be made.
+    Raises UsageError where the folder cannot be made, and for a budget below zero.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], budget: int) -> None:
-        self.folder, self.budget = Path(folder), budget
+    name = "disk"
+
+    def __init__(self, folder: str | os.PathLike[str], budget: int, codec: KVCodec = RAW) -> None:
+        if budget < 0:
+            raise UsageError(f"expected a budget in bytes from 0 up, got {budget}")
+        self.folder, self.budget, self.codec = Path(folder), budget, codec
+        self.path(bytes(SIZE), bytes(SIZE), codec.name)  # a bad name is refused now
         self.damaged = self.written = self.evicted = self.failed = 0
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -83,9 +91,11 @@ class DiskTier:
         except OSError as exc:
             raise UsageError(f"cannot keep warm files in {self.folder}: {exc.strerror or exc}") from exc
 
-    def path(self, space: bytes, segment: bytes) -> Path:
-        """Return where the file of a segment is or would be."""
-        return self.folder / space.hex() / f"{segment.hex()}.safetensors"
+    def path(self, space: bytes, segment: bytes, form: str = RAW.name) -> Path:
+        """Return where the file of a segment in a form is or would be. Raises UsageError for a bad name."""
+        if not FORM.fullmatch(form):
+            raise UsageError(f"expected a form of letters a to z, digits and hyphens, got {form!r}")
+        return self.folder / space.hex() / f"{segment.hex()}.{form}.safetensors"
 
     def usage(self) -> tuple[int, int]:
         """Return the bytes and the number of all files, of any process.
@@ -94,19 +104,31 @@ class DiskTier:
         """
         try:
             with self._locked():
-                sizes = [entry.size for entry in self._entries()]
+                sizes = [file.size for file in self._files()]
         except OSError:
             return 0, 0
         return sum(sizes), len(sizes)
 
-    def read(self, space: bytes, segment: bytes) -> Warm | None:
-        """Return the segment's slab over the mapped file, or None.
+    def stats(self) -> TierStats:
+        """Return the bytes and the number of all files, and how many this process found damaged."""
+        used, blocks = self.usage()
+        return TierStats(self.codec.name, self.budget, used, blocks, damaged=self.damaged)
 
-        None means that the file is missing, unavailable now, or damaged; a damaged file is removed.
+    def read(self, space: bytes, segment: bytes, codecs: Sequence[KVCodec] = (RAW,)) -> StoredBlock | None:
+        """Return the segment's block over the mapped file, or None.
+
+        None means that the file is missing in every form of ``codecs``, unavailable now, or damaged. A damaged
+        file is removed.
         """
-        path = self.path(space, segment)
+        for codec in codecs:
+            if (stored := self._read(space, segment, codec)) is not None:
+                return stored
+        return None
+
+    def _read(self, space: bytes, segment: bytes, codec: KVCodec) -> StoredBlock | None:
+        path = self.path(space, segment, codec.name)
         try:
-            found = _decode(_mapped(path), space, segment)
+            stored = _decode(_mapped(path), space, segment, codec)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError:  # too many open files, no memory to map: the file may be sound
@@ -119,29 +141,29 @@ class DiskTier:
             return None
         with suppress(OSError):
             os.utime(path)
-        return found
+        return stored
 
     def write(
         self,
         space: bytes,
         segment: bytes,
-        warm: Warm,
-        kept: Callable[[Path], bool] = lambda path: False,
+        stored: StoredBlock,
+        in_use: frozenset[bytes] = frozenset(),
         wanted: Callable[[], bool] = lambda: True,
     ) -> bool:
         """Write a file unless it exists.
 
-        Returns False if there is no room, the disk fails or it was discarded during the write.
-
-        ``kept``: files that must not be evicted for it. ``wanted``: called just before the file appears.
+        Returns False if there is no room, the disk fails, the form cannot hold the block, or it was discarded
+        during the write. ``in_use`` and ``wanted``: as in `SharedTier.write`.
         """
-        path = self.path(space, segment)
+        form = self.codec.name if stored.block.codec.exact else stored.block.codec.name
+        path = self.path(space, segment, form)
         try:
             if path.exists():
                 os.utime(path)
                 return True
-            pieces = _encode(space, segment, warm)
-            part = self._begin(path, sum(piece.nbytes for piece in pieces) + CHECKSUM, kept)
+            pieces = _encode(space, segment, stored, stored.block.recode(self.codec))
+            part = self._begin(path, sum(piece.nbytes for piece in pieces) + CHECKSUM, in_use)
             if part is None:
                 return False
             try:
@@ -154,69 +176,70 @@ class DiskTier:
             finally:
                 with suppress(OSError):
                     part.unlink()
-        except (OSError, RuntimeError, MemoryError):  # the disk, or no memory to bring the KV to the host
+        except (PltzError, OSError, RuntimeError, MemoryError):  # the disk, or no memory to bring KV to the host
             self.failed += 1
             return False
         self.written += 1
         return True
 
     def discard(self, space: bytes, segment: bytes) -> None:
-        """Remove a segment's file and any unfinished write of it, by any process.
+        """Remove a segment's files of all forms and any unfinished write of them, by any process.
 
         Raises StoreError where that is not possible.
         """
-        path = self.path(space, segment)
+        folder = self.folder / space.hex()
         try:
             with self._locked():
-                for found in [path, *path.parent.glob(f"{path.stem}.*.part")]:
-                    found.unlink(missing_ok=True)
+                for path in folder.glob(f"{segment.hex()}.*"):
+                    path.unlink(missing_ok=True)
         except FileNotFoundError:  # no folder, no file
             return
         except OSError as exc:
-            raise StoreError(f"cannot remove the warm file {path}: {exc.strerror or exc}") from exc
+            raise StoreError(
+                f"cannot remove the warm files {folder / segment.hex()}.*: {exc.strerror or exc}. "
+                "Make the folder writable, then discard the segment again"
+            ) from exc
 
     def clear(self) -> None:
         """Remove all files."""
         with suppress(OSError), self._locked():
-            for entry in self._entries():
+            for file in self._files():
                 with suppress(OSError):
-                    entry.path.unlink()
+                    file.path.unlink()
 
-    def _begin(self, path: Path, size: int, kept: Callable[[Path], bool]) -> Path | None:
+    def _begin(self, path: Path, size: int, in_use: frozenset[bytes]) -> Path | None:
         """Evict until ``size`` bytes have room, and reserve them.
 
         Returns None where all that remains must be kept.
         """
         with self._locked():
-            entries = sorted(self._entries(), key=lambda e: (not e.left, e.used, e.path))
-            free = self.budget - sum(entry.size for entry in entries)
-            for entry in entries:
+            files = sorted(self._files(), key=lambda f: (not f.left, f.used, f.path))
+            free = self.budget - sum(file.size for file in files)
+            kept = {key.hex() for key in in_use}
+            for file in files:
                 if free >= size:
                     break
-                if self._goes(entry, kept):
+                if file.left or (file.path.suffix != ".part" and file.key not in kept):
                     with suppress(OSError):
-                        entry.path.unlink()
-                        free += entry.size
+                        file.path.unlink()
+                        free += file.size
                         self.evicted += 1
             if free < size:
                 return None
             part = path.with_name(f"{path.stem}.{os.urandom(4).hex()}.part")
             part.parent.mkdir(exist_ok=True)
-            with part.open("xb") as file:
-                file.truncate(size)
+            with part.open("xb") as empty:
+                empty.truncate(size)
             return part
 
-    def _goes(self, entry: _Entry, kept: Callable[[Path], bool]) -> bool:
-        return entry.left or (entry.path.suffix != ".part" and not kept(entry.path))
-
-    def _entries(self) -> Iterator[_Entry]:
+    def _files(self) -> Iterator[_File]:
         for space in [p for p in self.folder.iterdir() if len(p.name) == 2 * SIZE]:
             with suppress(OSError):
-                for found in os.scandir(space):
-                    if found.name.endswith((".safetensors", ".part")):
+                for file in os.scandir(space):
+                    if file.name.endswith((".safetensors", ".part")):
                         with suppress(OSError):
-                            stat = found.stat(follow_symlinks=False)
-                            yield _Entry(Path(found.path), stat.st_size, stat.st_mtime)
+                            stat = file.stat(follow_symlinks=False)
+                            yield _File(Path(file.path), stat.st_size, stat.st_mtime)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -240,36 +263,40 @@ def _fill(part: Path, pieces: list[memoryview]) -> None:
         file.write(state.digest())
 
 
-def _encode(space: bytes, segment: bytes, warm: Warm) -> list[memoryview]:
-    """Return header and data as bytes, all but the checksum."""
+def _encode(space: bytes, segment: bytes, stored: StoredBlock, block: KVBlock) -> list[memoryview]:
+    """Return header and data as bytes, all but the checksum. ``block``: the stored one in the file's form."""
     import torch
 
-    slab = warm.slab
-    none = torch.zeros(0, dtype=slab.kv.dtype)
-    tensors = [slab.kv, none if slab.logits is None else slab.logits]
-    names = {f"torch.{name}": short for short, name in DTYPES.items()}
-    parts = [_bytes(t.detach().cpu()) for t in tensors]
-    parts += [np.ascontiguousarray(a, "<i4").view(np.uint8).data for a in (slab.ids, slab.tokens)]
-    kinds = [names[str(t.dtype)] for t in tensors] + ["I32", "I32", "U8"]
-    shapes = [list(t.shape) for t in tensors] + [[len(slab.ids)], [len(slab.tokens)], [CHECKSUM]]
+    logits = torch.zeros(0) if block.logits is None else block.logits
+    tensors = {name: block.parts[name] for name in sorted(block.parts)} | {"logits": logits}
+    kinds = {f"torch.{name}": short for short, name in DTYPES.items()}
+    arrays = {name: np.ascontiguousarray(a, "<i4") for name, a in (("ids", block.ids), ("tokens", block.tokens))}
     meta = {
         "format": FORMAT,
+        "form": block.codec.name,
         "space": space.hex(),
         "segment": segment.hex(),
-        "parent": warm.parent.hex(),
-        "start": str(slab.start),
-        "born": str(int(warm.born)),
+        "parent": stored.parent.hex(),
+        "start": str(block.start),
+        "born": str(int(stored.born)),
     }
     header: dict[str, Any] = {"__metadata__": meta}
+    pieces: list[memoryview] = []
     at = 0
-    for name, kind, shape, size in zip(
-        TENSORS, kinds, shapes, [*(p.nbytes for p in parts), CHECKSUM], strict=True
-    ):
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, at + size]}
+    if not all(name.startswith(PREFIX) for name in block.parts) or len(block.parts) > MAX_PARTS:
+        raise UsageError(f"expected at most {MAX_PARTS} parts with names that begin with {PREFIX}")
+    if unknown := {str(t.dtype) for t in tensors.values()} - kinds.keys():
+        raise UsageError(f"expected tensors of {', '.join(kinds)}, found {min(unknown)}")
+    rows = [(name, kinds[str(t.dtype)], tuple(t.shape), _bytes(t.detach().cpu())) for name, t in tensors.items()]
+    rows += [(name, "I32", a.shape, a.view(np.uint8).data) for name, a in arrays.items()]
+    for name, kind, shape, piece in [*rows, ("checksum", "U8", (CHECKSUM,), None)]:
+        size = CHECKSUM if piece is None else piece.nbytes
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, at + size]}
+        pieces += [] if piece is None else [piece]
         at += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGN)
-    return [memoryview(len(text).to_bytes(8, "little") + text), *parts]
+    return [memoryview(len(text).to_bytes(8, "little") + text), *pieces]
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
@@ -292,7 +319,7 @@ def _mapped(path: Path) -> torch.Tensor:
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
-def _decode(data: torch.Tensor, space: bytes, segment: bytes) -> Warm:
+def _decode(data: torch.Tensor, space: bytes, segment: bytes, codec: KVCodec) -> StoredBlock:
     """Check a whole file and lay tensors over it. Raises CorruptError."""
     import xxhash
 
@@ -305,17 +332,21 @@ def _decode(data: torch.Tensor, space: bytes, segment: bytes) -> Warm:
     try:
         header = json.loads(bytes(whole[8:end]))
         meta = header.pop("__metadata__")
-        if set(meta) != FIELDS or tuple(header) != TENSORS:
+        parts, tail = list(header)[: -len(TAIL)], tuple(header)[-len(TAIL) :]
+        named = 0 < len(parts) <= MAX_PARTS and all(name.startswith(PREFIX) for name in parts)
+        if set(meta) != FIELDS or tail != TAIL or not named or parts != sorted(parts):
             raise CorruptError("fields are missing, or there are others")
-        if (meta["format"], meta["space"], meta["segment"]) != (FORMAT, space.hex(), segment.hex()):
-            raise CorruptError("a file of another format, target or segment")
+        known = (meta["format"], meta["form"], meta["space"], meta["segment"])
+        if known != (FORMAT, codec.name, space.hex(), segment.hex()):
+            raise CorruptError("a file of another format, form, target or segment")
         parent, start, born = bytes.fromhex(meta["parent"]), int(meta["start"]), float(meta["born"])
         tensors = _tensors(header, data[end:])
     except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
         raise CorruptError(f"not the header of a warm file ({exc})") from exc
     if len(parent) != SIZE or not 0 <= start <= MAX_TOKENS or not 0 <= born < 1 << 40:
         raise CorruptError("no parent, or a start or a time that cannot be")
-    return Warm(_slab(tensors, start), parent, born)  # kv and logits are on the mapped pages
+    block = _block({name: tensors[name] for name in parts}, tensors, start, codec)
+    return StoredBlock(block, parent, born)  # the codec's parts and the logits are on the mapped pages
 
 
 def _tensors(header: dict[str, Any], data: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -331,7 +362,7 @@ def _tensors(header: dict[str, Any], data: torch.Tensor) -> dict[str, torch.Tens
     at = 0
     for name, entry in header.items():
         kind, shape, (begin, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        dtype = torch.uint8 if name == "checksum" else getattr(torch, DTYPES[kind])
+        dtype = getattr(torch, DTYPES[kind])
         sound = all(type(n) is int and 0 <= n < 1 << 40 for n in shape) and begin == at
         if not sound or stop != at + math.prod(shape) * dtype.itemsize or stop > len(data):
             raise CorruptError(f"tensor {name} does not lie where it must")
@@ -345,15 +376,15 @@ def _tensors(header: dict[str, Any], data: torch.Tensor) -> dict[str, torch.Tens
     return out
 
 
-def _slab(tensors: dict[str, torch.Tensor], start: int) -> KVBlock:
-    kv, logits, ids, tokens = (tensors[name] for name in TENSORS[:4])
-    flat = logits.dim() == ids.dim() == tokens.dim() == 1 and tensors["checksum"].shape == (CHECKSUM,)
-    kinds = (
-        kv.is_floating_point()
-        and logits.is_floating_point()
-        and str(ids.dtype) == str(tokens.dtype) == "torch.int32"
-    )
-    if not flat or not kinds or kv.dim() != 5 or kv.shape[1] != 2 or kv.shape[3] != len(ids):
+def _block(
+    parts: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], start: int, codec: KVCodec
+) -> KVBlock:
+    """Return the block of a file's tensors. Raises CorruptError where they do not fit each other."""
+    logits, ids, tokens, checksum = (tensors[name] for name in TAIL)
+    flat = logits.dim() == ids.dim() == tokens.dim() == 1 and checksum.shape == (CHECKSUM,)
+    kinds = [str(t.dtype) for t in (ids, tokens, checksum)]
+    if not flat or not logits.is_floating_point() or kinds != ["torch.int32", "torch.int32", "torch.uint8"]:
         raise CorruptError("the tensors do not fit each other")
+    codec.check(parts, len(ids))
     known = logits if len(logits) else None
-    return KVBlock(kv, ids.numpy().copy(), tokens.numpy().copy(), start, known)
+    return KVBlock(parts, ids.numpy().copy(), tokens.numpy().copy(), start, known, codec)

@@ -1,11 +1,13 @@
-"""KVBlock: the KV of one segment in one tensor. Caches are cut into slabs and joined from them.
+"""KVBlock: the KV of one segment in one form. Caches are cut into blocks and joined from them.
 
     DynamicCache of a tower      |  base  |  turn 1  |  turn 2  |        per layer K and V, (1, heads, T, D)
-    slabs                        (L, 2, heads, T_base, D)  (L, 2, heads, T_1, D)  ...
+    blocks                       (L, 2, heads, T_base, D)  (L, 2, heads, T_1, D)  ...
 
-One tensor per segment means one allocation, one copy to another device, and one contiguous range in a file.
-Joining a single slab copies nothing. A `DynamicCache` grows by concatenation and never writes into the
-tensors it was given, so any number of sessions may share one slab. Several slabs are copied side by side
+A raw block is one tensor: one allocation, one copy to another device, and one contiguous range in a file. In
+another form (`kv_codec.py`) a block is a few tensors.
+
+Joining a single raw block copies nothing. A `DynamicCache` grows by concatenation and never writes into the
+tensors it was given, so any number of sessions may share one block. Several blocks are copied side by side
 once, since attention needs K and V in one piece.
 """
 
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pltz.archive.kv_store.kv_codec import RAW, KVCodec
 from pltz.models.target.cache import cache_of, is_plain, pairs_of
 from pltz.plt_codec.errors import UsageError
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import DynamicCache
 
+    from pltz.archive.kv_store.kv_codec import Parts
+
     Ids = NDArray[np.int32]
 
 
@@ -32,22 +37,59 @@ if TYPE_CHECKING:
 class KVBlock:
     """The KV of a segment and the ids it was computed from.
 
-    ``kv``: (layers, 2, heads, T, D), keys then values. ``ids``: (T,) int32, given to the target. ``tokens``:
-    (n,) int32, the segment's tokens in the archive. ``logits``: (V,) of the last id, or None where they are
-    not known. ``start``: number of ids before the segment.
+    ``parts``: made by ``codec``. ``ids``: (T,) int32, given to the target. ``tokens``: (n,) int32, the
+    segment's tokens in the archive. ``logits``: (V,) of the last id, or None where they are not known.
+    ``start``: number of ids before the segment.
     """
 
-    kv: torch.Tensor
+    parts: Parts
     ids: Ids
     tokens: Ids
     start: int
     logits: torch.Tensor | None = None
+    codec: KVCodec = RAW
+
+    @classmethod
+    def raw(
+        cls, kv: torch.Tensor, ids: Ids, tokens: Ids, start: int, logits: torch.Tensor | None = None
+    ) -> KVBlock:
+        """Return a block of KV as computed. ``kv``: (layers, 2, heads, T, D), keys then values."""
+        return cls(RAW.encode(kv), ids, tokens, start, logits)
+
+    @property
+    def kv(self) -> torch.Tensor:
+        """Return the KV, (layers, 2, heads, T, D): of a raw block without a copy, else decoded anew."""
+        return self.codec.decode(self.parts)
 
     @property
     def size(self) -> int:
         """Return the bytes of all parts."""
-        tensors = [self.kv] if self.logits is None else [self.kv, self.logits]
-        return sum(t.numel() * t.element_size() for t in tensors) + self.ids.nbytes + self.tokens.nbytes
+        return sum(_bytes_of(t) for t in self.parts.values()) + self._besides
+
+    @property
+    def _besides(self) -> int:
+        """Return the bytes of everything but the KV."""
+        logits = 0 if self.logits is None else _bytes_of(self.logits)
+        return logits + self.ids.nbytes + self.tokens.nbytes
+
+    def size_in(self, codec: KVCodec) -> int:
+        """Return the most bytes that the block can take once recoded."""
+        if codec.name == self.codec.name or not self.codec.exact:
+            return self.size
+        return codec.size(self.kv) + self._besides
+
+    def recode(self, codec: KVCodec) -> KVBlock:
+        """Return the block in another form. One that is not exact stays as it is, so that no loss adds up.
+
+        Raises UsageError where the form cannot hold it.
+        """
+        if codec.name == self.codec.name or not self.codec.exact:
+            return self
+        return replace(self, parts=codec.encode(self.kv), codec=codec)
+
+    def owns_memory_on(self, device: torch.device) -> bool:
+        """Return whether all parts are on a device, and keep no memory but their own alive."""
+        return all(t.device == device and t.untyped_storage().nbytes() == t.nbytes for t in self.parts.values())
 
     def to(self, device: torch.device, *, pin: bool = False) -> KVBlock:
         """Return a copy in memory of its own on a device.
@@ -55,13 +97,13 @@ class KVBlock:
         With ``pin`` the copy is in page-locked host memory, which a GPU reads at the full rate of the bus.
         """
         logits = None if self.logits is None else _copy(self.logits, device, pin)
-        done = replace(self, kv=_copy(self.kv, device, pin), logits=logits)
-        _wait(self.kv, done.kv)
-        return done
+        parts = {name: _copy(tensor, device, pin) for name, tensor in self.parts.items()}
+        _wait(*self.parts.values(), *parts.values())
+        return replace(self, parts=parts, logits=logits)
 
 
 def cut(cache: DynamicCache, start: int, ids: Ids, tokens: Ids, logits: torch.Tensor | None = None) -> KVBlock:
-    """Return the slab of positions ``start`` to ``start + len(ids)`` of a cache, in memory of its own.
+    """Return the block of positions ``start`` to ``start + len(ids)`` of a cache, in memory of its own.
 
     ``ids``: (T,) int32; ``tokens``: (n,) int32; ``logits``: (V,) of the last id, if known. Raises UsageError
     for a cache that cannot be cut (see `can_cut`) or that ends earlier.
@@ -75,7 +117,7 @@ def cut(cache: DynamicCache, start: int, ids: Ids, tokens: Ids, logits: torch.Te
     with torch.inference_mode():
         kv = torch.stack(parts).unflatten(0, (-1, 2))
         own = None if logits is None else logits.clone()
-    return KVBlock(kv, ids, tokens, start, own)
+    return KVBlock.raw(kv, ids, tokens, start, own)
 
 
 def can_cut(cache: DynamicCache) -> bool:
@@ -89,15 +131,15 @@ def can_cut(cache: DynamicCache) -> bool:
     return len(shapes) == 1 and shapes.pop()[0] == 1
 
 
-def join(slabs: Sequence[KVBlock], config: Any, device: torch.device) -> DynamicCache:
-    """Return a cache on a device that holds all slabs in their order.
+def join(blocks: Sequence[KVBlock], config: Any, device: torch.device) -> DynamicCache:
+    """Return a cache on a device that holds all blocks in their order.
 
-    Nothing is copied where a single slab, already on the device, holds everything. ``config``: of the
+    Nothing is copied where a single raw block, already on the device, holds everything. ``config``: of the
     target's model.
     """
     import torch
 
-    filled = [s.kv for s in slabs if len(s.ids)]
+    filled = [block.kv for block in blocks if len(block.ids)]
     if len(filled) == 1 and filled[0].device == device:
         return cache_of(((kv[0][None], kv[1][None]) for kv in filled[0]), config)
     if not filled:
@@ -112,6 +154,10 @@ def join(slabs: Sequence[KVBlock], config: Any, device: torch.device) -> Dynamic
             at += kv.shape[3]
     _wait(filled[-1], whole)
     return cache_of(((kv[0][None], kv[1][None]) for kv in whole), config)
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _copy(tensor: torch.Tensor, device: torch.device, pin: bool) -> torch.Tensor:

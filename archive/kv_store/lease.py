@@ -31,14 +31,14 @@ class Lease:
         return [node.segment for node in self._nodes]
 
     @property
-    def slabs(self) -> list[KVBlock]:
-        """Return their KV, on the device where it had room."""
-        return [node.slab for node in self._nodes]
+    def blocks(self) -> list[KVBlock]:
+        """Return their KV, in the fastest tiers that had room."""
+        return [node.block for node in self._nodes]
 
     @property
     def tiers(self) -> list[str]:
-        """Return the tier in which each segment is now."""
-        return [node.tier for node in self._nodes]
+        """Return the name of the tier in which each segment is now."""
+        return ["" if node.tier is None else node.tier.name for node in self._nodes]
 
     def keep(self, count: int) -> None:
         """Release all but the first ``count`` segments."""

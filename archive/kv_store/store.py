@@ -1,52 +1,61 @@
 """HotStore: a trie of segments with the KV of targets, each stored once for any number of sessions.
 
-    device    slabs in the memory of the target's device    pinned bases, segments in use or soon to be used
-    host      slabs in page-locked host memory              (budget 0 where the target computes on the CPU)
-    disk      memory-mapped files (`disk_tier.py`)          shared with other processes
+It walks one list of tiers (`tier.py`), from the fastest to the slowest. `HotStore.open` makes the usual one:
+
+    device    blocks in the memory of the target's device    pinned bases, segments in use or soon to be used
+    host      blocks in page-locked host memory              (budget 0 where the target computes on the CPU)
+    disk      memory-mapped files (`disk_tier.py`)           shared with other processes
 
     with store.hold(space, path) as lease:                     # the longest prefix of the path that is hot
-        cache = join(lease.slabs, ...)                         # nothing of it is evicted until the lease ends
-    store.insert(space, segment, parent, slab, born)
+        cache = join(lease.blocks, ...)                        # nothing of it is evicted until the lease ends
+    store.insert(space, segment, parent, block, born)
 
 * A node is named by space (target fingerprint and dtype) and segment id, which fixes its whole tower. It is
-  in one tier of memory at a time; a file may exist below it, too.
-* The bytes of a tier never exceed its budget: room is made before a slab enters. The victim has the lowest
+  in one tier of memory at a time; a copy may exist in a shared tier below it, too.
+* The bytes of a tier never exceed its budget: room is made before a block enters. The victim has the lowest
   priority (`eviction_policy.py`), is neither leased nor pinned, and ranks below the newcomer. If that frees
-  too little, the newcomer goes one tier down, and is refused at last. A segment evicted from the device goes
-  to the host, then to disk, then away.
-* Promotion is by use: a held segment moves to the device if there is room under the same rule. `promote`
-  fills free room with the best of the host tier.
+  too little, the newcomer goes one tier down, and is refused at last. A segment evicted from a tier of memory
+  goes to the next one that takes it, then to a shared tier, then away.
+* Promotion is by use: a held segment moves to the fastest tier that has room under the same rule. `promote`
+  fills free room in the first tier with the best of the other tiers of memory.
+* Each tier gives exact blocks the form of its codec (`kv_codec.py`). A block that is not exact keeps its form,
+  is found only by callers that allow it, and makes way for the exact one.
 * Thread-safe: one lock protects the bookkeeping. Copies and files are handled outside of it, on nodes marked
   as moving.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pltz.archive.format.ids import NONE, digest
-from pltz.archive.kv_store.disk_tier import DiskTier, Warm
+from pltz.archive.kv_store.disk_tier import DiskTier
 from pltz.archive.kv_store.eviction_policy import Priority, priority
 from pltz.archive.kv_store.kv_block import KVBlock
 from pltz.archive.kv_store.lease import Lease
-from pltz.archive.kv_store.stats import Stats, Tier
+from pltz.archive.kv_store.tier import (
+    DeviceTier,
+    HostTier,
+    MemoryTier,
+    SharedTier,
+    StoredBlock,
+    Tier,
+    TierStats,
+)
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
-DEVICE, HOST, DISK = "device", "host", "disk"
-PIN_SHARE = 0.5  # largest share of the device's budget for pinned segments
+PIN_SHARE = 0.5  # largest share of the first tier's budget for pinned segments
 
 
 def space_of(fingerprint: bytes, dtype: str) -> bytes:
@@ -57,18 +66,37 @@ def space_of(fingerprint: bytes, dtype: str) -> bytes:
     return digest(b"pltz hot", fingerprint, dtype.encode())
 
 
+@dataclass
+class Stats:
+    """The tiers of a store, by name, and counts since the store was made.
+
+    ``hit_tokens``: ids whose KV was found. ``misses``: segments that were not found. ``inserted``: new blocks
+    that were kept. ``refused``: new blocks for which there was no room. ``promoted``, ``demoted``: blocks moved
+    up or down. ``dropped``: blocks evicted for good.
+    """
+
+    tiers: dict[str, TierStats] = field(default_factory=dict)
+    hit_tokens: int = 0
+    misses: int = 0
+    inserted: int = 0
+    refused: int = 0
+    promoted: int = 0
+    demoted: int = 0
+    dropped: int = 0
+
+
 @dataclass(eq=False)
 class Node:
-    """A segment in memory, or mapped while it is leased.
+    """A segment in memory, or in a shared tier while it is leased.
 
-    ``parent``: a segment id. Times are in seconds since 1970.
+    ``parent``: a segment id. ``tier``: None while it is in no tier. Times are in seconds since 1970.
     """
 
     space: bytes
     segment: bytes
     parent: bytes
-    slab: KVBlock
-    tier: str
+    block: KVBlock
+    tier: Tier | None
     born: float
     used: float
     leases: int = 0
@@ -89,19 +117,38 @@ class Watch:
 
 
 class HotStore:
-    """A store of KV in three tiers (see the top of this file).
+    """A store of KV in tiers (see the top of this file).
 
     Args:
-        device_bytes, host_bytes, disk_bytes: budgets of the tiers.
-        folder: of the disk tier; needed where ``disk_bytes`` is given.
-        device: where the target computes, and where slabs of the device tier are.
+        tiers: from the fastest to the slowest; those of memory before those that are shared.
         clock: returns seconds since 1970.
 
-    Raises UsageError where a budget is below zero, or where only one of folder and its budget is given.
+    Raises UsageError for tiers in another order, of equal names, or without one of memory.
     """
 
-    def __init__(
-        self,
+    def __init__(self, tiers: Sequence[Tier], *, clock: Callable[[], float] = time.time) -> None:
+        self.tiers = tuple(tiers)
+        self.memory = [tier for tier in tiers if isinstance(tier, MemoryTier)]
+        self.shared = [tier for tier in tiers if isinstance(tier, SharedTier)]
+        if [*self.memory, *self.shared] != list(tiers) or not self.memory:
+            raise UsageError("expected tiers of memory, at least one, and then shared ones")
+        self._level = {tier.name: level for level, tier in enumerate(tiers)}
+        if len(self._level) != len(self.tiers):
+            raise UsageError(f"expected tiers of different names, got {', '.join(t.name for t in tiers)}")
+        codecs = {tier.codec.name: tier.codec for tier in tiers}
+        self._codecs = sorted(codecs.values(), key=lambda codec: not codec.exact)
+        self._clock = clock
+        self._lock = Lock()
+        self._nodes: dict[bytes, Node] = {}
+        self._watches: dict[bytes, list[Watch]] = {}  # by key
+        self._pins: Counter[bytes] = Counter()
+        budgets = {tier.name: tier.budget for tier in self.memory}
+        self._books = {t.name: TierStats(t.codec.name, budgets.get(t.name, 0)) for t in tiers}
+        self._stats = Stats()
+
+    @classmethod
+    def open(
+        cls,
         device_bytes: int,
         host_bytes: int = 0,
         disk_bytes: int = 0,
@@ -109,24 +156,24 @@ class HotStore:
         folder: str | os.PathLike[str] | None = None,
         device: str | torch.device = "cpu",
         clock: Callable[[], float] = time.time,
-    ) -> None:
-        import torch
+    ) -> Self:
+        """Return a store over the device, host memory and a folder, in raw form.
 
-        if min(device_bytes, host_bytes, disk_bytes) < 0:
-            raise UsageError("a budget is a number of bytes from 0 up")
+        Args:
+            device_bytes, host_bytes, disk_bytes: budgets of the tiers.
+            folder: of the disk tier; needed where ``disk_bytes`` is given.
+            device: where the target computes, and where blocks of the device tier are.
+            clock: returns seconds since 1970.
+
+        Raises UsageError where a budget is below zero, or where only one of folder and its budget is given.
+        """
+        first = DeviceTier(device_bytes, device)
+        tiers: list[Tier] = [first, HostTier(host_bytes, pin=first.device.type == "cuda")]
         if (folder is None) != (disk_bytes == 0):
-            raise UsageError("a warm folder and its budget (disk_bytes) belong together")
-        self.device = torch.device(device)
-        if self.device.type == "cuda" and self.device.index is None:
-            self.device = torch.device("cuda", torch.cuda.current_device())
-        self.warm = None if folder is None else DiskTier(folder, disk_bytes)
-        self._clock = clock
-        self._lock = Lock()
-        self._nodes: dict[bytes, Node] = {}
-        self._watches: dict[bytes, list[Watch]] = {}  # by key
-        self._pins: Counter[bytes] = Counter()
-        self._tiers = {DEVICE: Tier(device_bytes), HOST: Tier(host_bytes), DISK: Tier(disk_bytes)}
-        self._stats = Stats(self._tiers[DEVICE], self._tiers[HOST], self._tiers[DISK])
+            raise UsageError("a warm folder and its budget (disk_bytes) belong together: give both, or neither")
+        if folder is not None:
+            tiers.append(DiskTier(folder, disk_bytes))
+        return cls(tiers, clock=clock)
 
     # ---- looking up
 
@@ -136,16 +183,18 @@ class HotStore:
             node = self._nodes.get(space + segment)
             return None if node is None else node.parent
 
-    def hold(self, space: bytes, path: Sequence[bytes], born: float | None = None) -> Lease:
-        """Lease the longest stored prefix of a path, warm files included, and move it towards the device.
+    def hold(
+        self, space: bytes, path: Sequence[bytes], born: float | None = None, *, lossy: bool = False
+    ) -> Lease:
+        """Lease the longest stored prefix of a path, shared tiers included, and move it towards the first tier.
 
         ``path``: segment ids from the root. ``born``: when the requesting session began, in seconds since
-        1970.
+        1970. ``lossy``: find blocks in forms that are not exact, too.
         """
         nodes: list[Node] = []
         above = NONE
         for segment in path:
-            node = self._take(space, segment, above, born)
+            node = self._take(space, segment, above, born, lossy)
             if node is None:
                 break
             nodes.append(node)
@@ -156,32 +205,43 @@ class HotStore:
             self._promote(node)
         return Lease(nodes, self._release)
 
-    def _take(self, space: bytes, segment: bytes, above: bytes, born: float | None) -> Node | None:
+    def _take(
+        self, space: bytes, segment: bytes, above: bytes, born: float | None, lossy: bool
+    ) -> Node | None:
         """Lease one segment. Returns None where it is not stored or has another parent."""
         with self._lock:
             node = self._nodes.get(space + segment)
-        if node is None and self.warm is not None:
+        if node is None and self.shared:
             with self._watching(space + segment) as watch:
-                read = self.warm.read(space, segment)
+                tier, stored = self._read(space, segment, lossy)
                 with self._lock:
-                    if read is not None and not watch.gone and space + segment not in self._nodes:
-                        new = Node(space, segment, read.parent, read.slab, DISK, read.born, read.born)
+                    if stored is not None and not watch.gone and space + segment not in self._nodes:
+                        new = Node(space, segment, stored.parent, stored.block, tier, stored.born, stored.born)
                         self._nodes[new.key] = new
-                    return self._leased(space + segment, above, born)
+                    return self._leased(space + segment, above, born, lossy)
         with self._lock:
-            return self._leased(space + segment, above, born)
+            return self._leased(space + segment, above, born, lossy)
 
-    def _leased(self, key: bytes, above: bytes, born: float | None) -> Node | None:
+    def _read(self, space: bytes, segment: bytes, lossy: bool) -> tuple[Tier | None, StoredBlock | None]:
+        """Read a segment from the first shared tier that has it. Lock not held."""
+        codecs = [codec for codec in self._codecs if codec.exact or lossy]
+        for tier in self.shared:
+            if (stored := tier.read(space, segment, codecs)) is not None:
+                return tier, stored
+        return None, None
+
+    def _leased(self, key: bytes, above: bytes, born: float | None, lossy: bool) -> Node | None:
         """Lease a segment that is in memory, or return None as `_take` does. Lock held."""
         node = self._nodes.get(key)
-        if node is None or node.parent != above:
+        if node is None or node.parent != above or not (lossy or node.block.codec.exact):
             self._forget_if_unused(node)
             return None
         node.leases += 1
         node.used = max(node.used, self._clock())
         node.born = min(node.born, node.used if born is None else born)
-        self._tiers[node.tier].hits += 1
-        self._stats.hit_tokens += len(node.slab.ids)
+        if node.tier is not None:
+            self._books[node.tier.name].hits += 1
+        self._stats.hit_tokens += len(node.block.ids)
         return node
 
     def _release(self, node: Node) -> None:
@@ -190,56 +250,67 @@ class HotStore:
             self._forget_if_unused(node)
 
     def _forget_if_unused(self, node: Node | None) -> None:
-        """Release a mapped file, or a discarded segment, once it is unused. Lock held."""
+        """Release a block of a shared tier, or a discarded segment, once it is unused. Lock held."""
         if node is None or node.leases or node.moving:
             return
-        if node.gone or node.tier == DISK:
+        in_memory = self._in_memory(node)
+        if node.gone or not in_memory:
             if self._nodes.get(node.key) is node:
                 del self._nodes[node.key]
-            if node.tier != DISK:
-                self._tiers[node.tier].leave(node.slab.size)
-                node.tier = DISK
+            if in_memory:
+                self._leave(node)
+                node.tier = None
+
+    def _in_memory(self, node: Node) -> bool:
+        return node.tier in self.memory
+
+    def _leave(self, node: Node) -> None:
+        """Stop counting a node in its tier of memory, if it is in one. Lock held."""
+        if node.tier is not None and self._in_memory(node):
+            self._books[node.tier.name].leave(node.block.size, len(node.block.ids))
 
     # ---- taking in
 
     def insert(
-        self, space: bytes, segment: bytes, parent: bytes, slab: KVBlock, born: float | None = None
+        self, space: bytes, segment: bytes, parent: bytes, block: KVBlock, born: float | None = None
     ) -> bool:
-        """Keep a segment in the highest tier that has room.
+        """Keep a segment in the fastest tier that has room.
 
         Returns False where none has. A stored one stays unchanged.
 
-        A slab of other ids under the same name replaces the old one, unless that is in use. A segment
-        discarded during the insertion is not kept.
+        A block of other ids under the same name replaces the old one, and so does an exact block one that is
+        not, unless that is in use. A segment discarded during the insertion is not kept.
         """
         now = self._clock()
-        node = Node(space, segment, parent, slab, DISK, now if born is None else min(born, now), now)
+        node = Node(space, segment, parent, block, None, now if born is None else min(born, now), now)
         with self._watching(node.key) as watch:
             return self._insert(node, watch)
 
     def _insert(self, node: Node, watch: Watch) -> bool:
-        slab = node.slab
+        block = node.block
         with self._lock:
             if not self._replaces(node):
                 return True
-            for tier in (DEVICE, HOST):
-                if not self._reserve(tier, slab.size, self._rank(node)):
+            for tier in self.memory:
+                room = self._reserve(tier, block, self._rank(node))
+                if room is None:
                     continue
                 if watch.gone or node.key in self._nodes:  # another thread was first
-                    self._tiers[tier].leave(slab.size)
+                    self._books[tier.name].leave(room, len(block.ids))
                     return not watch.gone
                 node.tier, node.moving = tier, True
                 self._nodes[node.key] = node
                 with self._unlocked():
-                    moved = self._on(tier, slab)
+                    moved = tier.keep(block)
                 node.moving = False
+                self._settle(tier, room, moved, block)
                 if moved is None:
+                    node.tier = None
                     if not node.gone:
                         self._discard(node)
-                    self._forget_if_unused(node)
-                    node = replace(node, tier=DISK, leases=0, gone=False)
+                    node = replace(node, leases=0, gone=False)
                     continue
-                node.slab = moved
+                node.block = moved
                 self._stats.inserted += 1
                 self._forget_if_unused(node)
                 return not node.gone
@@ -251,138 +322,147 @@ class HotStore:
 
     def _replaces(self, node: Node) -> bool:
         """Return whether a node is new or differs from the stored one, which is then discarded. Lock held."""
-        known = self._nodes.get(node.key)
-        if known is None:
+        stored = self._nodes.get(node.key)
+        if stored is None:
             return True
-        known.born, known.used = min(known.born, node.born), max(known.used, node.used)
-        same = known.parent == node.parent and known.slab.ids.tobytes() == node.slab.ids.tobytes()
-        if same or known.leases or known.moving:
+        stored.born, stored.used = min(stored.born, node.born), max(stored.used, node.used)
+        same = stored.parent == node.parent and stored.block.ids.tobytes() == node.block.ids.tobytes()
+        better = node.block.codec.exact and not stored.block.codec.exact
+        if (same and not better) or stored.leases or stored.moving:
             return False
-        self._discard(known)
+        self._discard(stored)
         return True
 
-    def _on(self, tier: str, slab: KVBlock) -> KVBlock | None:
-        """Return the slab in the memory of a tier; None where the machine has less than the budget says."""
-        import torch
-
-        to = self.device if tier == DEVICE else torch.device("cpu")
-        pin = tier == HOST and self.device.type == "cuda"
-        own = slab.kv.device == to and not pin and slab.kv.untyped_storage().nbytes() == slab.kv.nbytes
-        try:
-            return slab if own else slab.to(to, pin=pin)
-        except (RuntimeError, MemoryError):  # torch.OutOfMemoryError, or no page to lock
-            return None
-
     def _write(self, node: Node, watch: Watch | None = None) -> bool:
-        """Write a node's file, unless it is discarded during the write. Lock not held."""
-        if self.warm is None:
-            return False
-        warm = Warm(node.slab, node.parent, node.born)
+        """Write a node to the first shared tier that takes it, unless it is discarded meanwhile. Lock not held."""
+        stored = StoredBlock(node.block, node.parent, node.born)
 
         def wanted() -> bool:
             return not (node.gone or (watch is not None and watch.gone))
 
-        return self.warm.write(node.space, node.segment, warm, self._in_use(), wanted)
-
-    def _in_use(self) -> Callable[[Path], bool]:
-        """Return a test for files that must stay: those of segments leased or pinned here."""
         with self._lock:
-            keys = {n.key for n in self._nodes.values() if n.leases} | set(self._pins)
-        assert self.warm is not None
-        paths = {self.warm.path(key[:16], key[16:]) for key in keys}
-        return lambda path: path in paths
+            in_use = frozenset({n.key for n in self._nodes.values() if n.leases} | set(self._pins))
+        return any(tier.write(node.space, node.segment, stored, in_use, wanted) for tier in self.shared)
 
     # ---- moving between tiers
 
     def _rank(self, node: Node) -> Priority:
         return priority(self._clock(), node.used, node.born)
 
-    def _reserve(self, tier: str, size: int, rank: Priority) -> bool:
-        """Reserve room in a tier, evicting lower ranks. Lock held, but released while slabs move."""
-        here = self._tiers[tier]
-        while here.free < size:
-            victims = [n for n in self._nodes.values() if self._may_leave(n, tier, rank)]
-            if here.free + sum(n.slab.size for n in victims) < size:
-                return False
-            self._demote(min(victims, key=lambda n: (self._rank(n), -n.slab.start)))
-        here.enter(size)
-        return True
+    def _reserve(self, tier: MemoryTier, block: KVBlock, rank: Priority) -> int | None:
+        """Reserve room for a block in a tier, evicting lower ranks. Returns the bytes, or None without room.
 
-    def _may_leave(self, node: Node, tier: str, rank: Priority) -> bool:
+        Lock held, but released while blocks move.
+        """
+        books, size = self._books[tier.name], tier.size(block)
+        while books.free < size:
+            victims = [n for n in self._nodes.values() if self._may_leave(n, tier, rank)]
+            if books.free + sum(n.block.size for n in victims) < size:
+                return None
+            self._demote(min(victims, key=lambda n: (self._rank(n), -n.block.start)))
+        books.enter(size, len(block.ids))
+        return size
+
+    def _settle(self, tier: MemoryTier, room: int, moved: KVBlock | None, block: KVBlock) -> None:
+        """Count what a block takes in place of the room reserved for it, nothing if it did not move. Lock held."""
+        books = self._books[tier.name]
+        books.leave(room, len(block.ids))
+        if moved is not None:
+            books.enter(moved.size, len(moved.ids))
+
+    def _may_leave(self, node: Node, tier: Tier, rank: Priority) -> bool:
         idle = not node.leases and not node.moving and node.key not in self._pins
-        return idle and node.tier == tier and self._rank(node) < rank
+        return idle and node.tier is tier and self._rank(node) < rank
 
     def _demote(self, node: Node) -> None:
-        """Move a node one tier down, or away.
+        """Move a node down to the next tier that takes it, or away.
 
         If it is leased during the move, it stays. Lock held, but released for the move.
         """
+        assert node.tier is not None
         node.moving = True
-        size = node.slab.size
-        lower, moved, kept = DISK, None, False
-        if node.tier == DEVICE and self._reserve(HOST, size, self._rank(node)):
-            with self._unlocked():
-                moved = self._on(HOST, node.slab)
-            if moved is not None:
-                lower, kept = HOST, True
-            else:
-                self._tiers[HOST].leave(size)
+        lower: Tier | None = None
+        moved: KVBlock | None = None
+        for tier in self.memory[self._level[node.tier.name] + 1 :]:
+            if (moved := self._moved(node, tier)) is not None:
+                lower = tier
+                break
+        kept = moved is not None
         if moved is None:
             with self._unlocked():
                 kept = self._write(node)
         node.moving = False
         if node.leases:
-            if lower == HOST:
-                self._tiers[HOST].leave(size)
+            if lower is not None and moved is not None:
+                self._books[lower.name].leave(moved.size, len(moved.ids))
             return
         if not node.gone:
             self._stats.demoted += kept
             self._stats.dropped += not kept
-        self._tiers[node.tier].leave(size)
-        node.tier, node.slab = lower, moved or node.slab
+        self._leave(node)
+        node.tier, node.block = lower, moved or node.block
         self._forget_if_unused(node)
 
+    def _moved(self, node: Node, tier: MemoryTier) -> KVBlock | None:
+        """Return a node's block in another tier, counted there, or None where it has no room.
+
+        Lock held, but released for the move.
+        """
+        block = node.block
+        room = self._reserve(tier, block, self._rank(node))
+        if room is None:
+            return None
+        with self._unlocked():
+            moved = tier.keep(block)
+        self._settle(tier, room, moved, block)
+        return moved
+
     def _promote(self, node: Node) -> None:
-        """Move a node to the device, or a mapped one to the host, where there is room for it."""
+        """Move a node to the fastest tier of memory that has room for it and is faster than its own."""
         with self._lock:
-            for tier in (DEVICE, HOST):
-                if node.tier == tier or node.moving or node.gone:
+            for tier in self.memory:
+                if node.tier is tier or node.moving or node.gone:
                     return
-                size = node.slab.size
-                if not self._reserve(tier, size, self._rank(node)):
+                room = self._reserve(tier, node.block, self._rank(node))
+                if room is None:
                     continue
                 still = self._nodes.get(node.key) is node and not node.moving
-                if not still or node.tier in (tier, DEVICE):  # it moved during the evictions
-                    self._tiers[tier].leave(size)
+                if not still or not self._is_faster(tier, node):  # it moved during the evictions
+                    self._books[tier.name].leave(room, len(node.block.ids))
                     return
                 node.moving = True
+                block = node.block
                 with self._unlocked():
-                    moved = self._on(tier, node.slab)
+                    moved = tier.keep(block)
                 node.moving = False
+                self._settle(tier, room, moved, block)
                 if moved is None:
-                    self._tiers[tier].leave(size)
                     continue
-                if node.tier != DISK:
-                    self._tiers[node.tier].leave(size)
-                node.tier, node.slab = tier, moved
+                self._leave(node)
+                node.tier, node.block = tier, moved
                 self._stats.promoted += 1
                 self._forget_if_unused(node)
                 return
 
+    def _is_faster(self, tier: Tier, node: Node) -> bool:
+        return node.tier is None or self._level[tier.name] < self._level[node.tier.name]
+
     def promote(self) -> int:
-        """Fill free room on the device with the best of the host tier, evicting nothing.
+        """Fill free room in the first tier with the best of the other tiers of memory, evicting nothing.
 
         Returns the number of segments moved.
         """
+        first, *others = self.memory
         with self._lock:
-            found = sorted((n for n in self._nodes.values() if n.tier == HOST), key=self._rank, reverse=True)
+            nodes = [n for n in self._nodes.values() if n.tier in others]
+            nodes.sort(key=self._rank, reverse=True)
         moved = 0
-        for node in found:
+        for node in nodes:
             with self._lock:
-                fits = node.slab.size <= self._tiers[DEVICE].free
+                fits = first.size(node.block) <= self._books[first.name].free
             if fits:
                 self._promote(node)
-                moved += node.tier == DEVICE
+                moved += node.tier is first
         return moved
 
     @contextmanager
@@ -415,14 +495,14 @@ class HotStore:
         """Keep all segments of a path, from the root, in memory until `unpin`. For shared bases.
 
         Returns False, with nothing pinned, where one is not in memory. The same holds where pinned segments
-        would exceed PIN_SHARE of the device's budget.
+        would exceed PIN_SHARE of the first tier's budget.
         """
         keys = [space + segment for segment in path]
         with self._lock:
-            if any(key not in self._nodes or self._nodes[key].tier == DISK for key in keys):
+            if any(key not in self._nodes or not self._in_memory(self._nodes[key]) for key in keys):
                 return False
             pinned = {*self._pins, *keys} & self._nodes.keys()
-            if sum(self._nodes[key].slab.size for key in pinned) > PIN_SHARE * self._tiers[DEVICE].budget:
+            if sum(self._nodes[key].block.size for key in pinned) > PIN_SHARE * self.memory[0].budget:
                 return False
             self._pins.update(keys)
             return True
@@ -446,8 +526,8 @@ class HotStore:
                 watch.gone = True
             if node is not None:
                 self._discard(node)
-        if self.warm is not None:
-            self.warm.discard(space, segment)
+        for tier in self.shared:
+            tier.discard(space, segment)
 
     def _discard(self, node: Node) -> None:
         """Remove a node from the trie. Lock held."""
@@ -463,17 +543,17 @@ class HotStore:
                 watch.gone = True
             for node in list(self._nodes.values()):
                 self._discard(node)
-        if self.warm is not None:
-            self.warm.clear()
+        for tier in self.shared:
+            tier.clear()
 
     def stats(self) -> Stats:
         """Return a copy of the counts as they are now.
 
-        The disk tier's bytes and segments are those of the whole folder, of all processes.
+        Bytes and blocks of a shared tier are those of all processes.
         """
         with self._lock:
-            found = copy.deepcopy(self._stats)
-        if self.warm is not None:
-            found.disk.used, found.disk.segments = self.warm.usage()
-            found.damaged = self.warm.damaged
-        return found
+            books = {name: replace(tier) for name, tier in self._books.items()}
+            stats = replace(self._stats, tiers=books)
+        for tier in self.shared:
+            stats.tiers[tier.name] = replace(tier.stats(), hits=books[tier.name].hits)
+        return stats

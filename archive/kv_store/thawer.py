@@ -6,7 +6,7 @@
                                                     prefill over the hot KV   many sessions in one pass
                                             | KV of the whole tower |         every new segment goes into the store
 
-    thawer = Thawer(cold, target, HotStore(device_bytes=20 << 30))
+    thawer = Thawer(cold, target, HotStore.open(device_bytes=20 << 30))
     thawed = thawer.thaw("support/7", tenant="acme")             # cache, ids, logits: continue from here
     many = thawer.thaw_many([Wanted("a"), Wanted("b")])          # Thawed or the error of each
 
@@ -167,7 +167,7 @@ class Thawer:
         together: int = TOGETHER,
     ) -> None:
         self._sealed = cold.archive.settings.sealed
-        if self._sealed and hot is not None and hot.warm is not None:
+        if self._sealed and hot is not None and hot.shared:
             raise UsageError(
                 "this archive is sealed, and files of a hot store are in the clear: use one without a folder"
             )
@@ -372,8 +372,8 @@ class Thawer:
         known: dict[bytes, Known] = {}
         for flight in () if self._sealed else batch:
             above = NONE
-            for segment, slab in zip(flight.lease.segments, flight.lease.slabs, strict=True):
-                known[segment] = Known(above, slab.tokens)
+            for segment, block in zip(flight.lease.segments, flight.lease.blocks, strict=True):
+                known[segment] = Known(above, block.tokens)
                 above = segment
         return known
 
@@ -382,23 +382,23 @@ class Thawer:
         assert flight.tower is not None
         flight.seen = self._eyes.see(flight.tower)
         self.target.check_ids(flight.seen.ids)
-        slabs = flight.lease.slabs
+        blocks = flight.lease.blocks
         count = 0
-        while count < len(slabs) and np.array_equal(slabs[count].ids, flight.seen.of(count)):
+        while count < len(blocks) and np.array_equal(blocks[count].ids, flight.seen.of(count)):
             count += 1
         flight.lease.keep(count)
         flight.at = flight.hot = count
         if flight.seen.cuts[count]:
-            flight.cache = self._joined(slabs[:count])
-        if count == len(flight.path) and slabs[-1].logits is not None:
-            flight.logits = slabs[-1].logits.to(self.target.device)
+            flight.cache = self._joined(blocks[:count])
+        if count == len(flight.path) and blocks[-1].logits is not None:
+            flight.logits = blocks[-1].logits.to(self.target.device)
 
-    def _joined(self, slabs: list[KVBlock]) -> DynamicCache:
-        """Join slabs to one cache. Raises ModelError where the device has no room."""
+    def _joined(self, blocks: list[KVBlock]) -> DynamicCache:
+        """Join blocks to one cache. Raises ModelError where the device has no room."""
         import torch
 
         try:
-            return join(slabs, self.target.model.config, self.target.device)
+            return join(blocks, self.target.model.config, self.target.device)
         except torch.OutOfMemoryError as exc:
             raise ModelError(f"out of memory on {self.target.device}: thaw fewer sessions at once") from exc
 
@@ -475,8 +475,8 @@ class Thawer:
             tokens = flight.tower.segments[number][1].astype(np.int32)
             logits = flight.logits if number == len(flight.path) - 1 else None
             parent = flight.path[number - 1] if number else NONE
-            slab = cut(cache, start, ids, tokens, logits)
-            hot.insert(self._space, flight.path[number], parent, slab, flight.born)
+            block = cut(cache, start, ids, tokens, logits)
+            hot.insert(self._space, flight.path[number], parent, block, flight.born)
         if flight.shared:
             hot.pin(self._space, flight.path[: flight.shared])
 

@@ -253,7 +253,7 @@ class Bench:
         """Return a store and a thawer over it."""
         from pltz.archive.kv_store import HotStore, Thawer
 
-        store = HotStore(device=self.device, **budgets)
+        store = HotStore.open(device=self.device, **budgets)
         return store, Thawer(self.cold, self.target, store)
 
     def synchronize(self) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures of the hot store's tests: slabs whose content identifies them, and a small archive with a target."""
+"""Fixtures of the hot store's tests: blocks whose content identifies them, and a small archive with a target."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,21 +21,21 @@ SPACE = b"space..........."
 
 
 @dataclass
-class Slabs:
-    """Makes slabs of 2 layers, 1 head, D = 4, float32: 64 bytes of KV a token, 8 of ids and tokens."""
+class Blocks:
+    """Makes blocks of 2 layers, 1 head, D = 4, float32: 64 bytes of KV a token, 8 of ids and tokens."""
 
     def __call__(self, number: int, tokens: int = 4, start: int = 0, logits: bool = False) -> KVBlock:
         ids = np.full(tokens, number, np.int32)
         known = torch.full((3,), float(number)) if logits else None
-        return KVBlock(torch.full((2, 2, 1, tokens, 4), float(number)), ids, ids, start, known)
+        return KVBlock.raw(torch.full((2, 2, 1, tokens, 4), float(number)), ids, ids, start, known)
 
     def name(self, number: int) -> bytes:
         return number.to_bytes(16, "big")
 
 
 @pytest.fixture
-def slabs() -> Slabs:
-    return Slabs()
+def blocks() -> Blocks:
+    return Blocks()
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""Warm files: what is read is what was written, bit for bit, or not there; several processes share one budget."""
+"""Warm files: reads return what was written, bit for bit, or a miss. Several processes share one budget."""
 
 import json
 import os
@@ -16,21 +16,22 @@ import xxhash
 from safetensors.torch import load_file
 
 from pltz.archive.format.ids import NONE
-from pltz.archive.kv_store.disk_tier import DiskTier, Warm
+from pltz.archive.kv_store.disk_tier import DiskTier
 from pltz.archive.kv_store.kv_block import KVBlock
 from pltz.archive.kv_store.store import HotStore
+from pltz.archive.kv_store.tier import StoredBlock
 from pltz.plt_codec.errors import UsageError
-from tests.archive.kv_store.conftest import Slabs
+from tests.archive.kv_store.conftest import Blocks
 
 SPACE, SEGMENT, PARENT = b"space...........", b"segment.........", b"parent.........."
 BUDGET = 1 << 20
 
 
-def slab(dtype: torch.dtype = torch.float32, tokens: int = 3, logits: int = 5) -> KVBlock:
+def block(dtype: torch.dtype = torch.float32, tokens: int = 3, logits: int = 5) -> KVBlock:
     torch.manual_seed(1)
     kv = torch.randn(2, 2, 1, tokens, 3).to(dtype)
     known = torch.randn(logits).to(dtype) if logits else None
-    return KVBlock(kv, np.arange(7, 7 + tokens, dtype=np.int32), np.arange(9, dtype=np.int32), 11, known)
+    return KVBlock.raw(kv, np.arange(7, 7 + tokens, dtype=np.int32), np.arange(9, dtype=np.int32), 11, known)
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def folder(tmp_path: Path) -> DiskTier:
 
 
 def written(folder: DiskTier, one: KVBlock) -> Path:
-    assert folder.write(SPACE, SEGMENT, Warm(one, PARENT, 1234.5))
+    assert folder.write(SPACE, SEGMENT, StoredBlock(one, PARENT, 1234.5))
     return folder.path(SPACE, SEGMENT)
 
 
@@ -56,21 +57,21 @@ def same(a: KVBlock, b: KVBlock) -> bool:
 def test_what_is_read_is_what_was_written(
     folder: DiskTier, dtype: torch.dtype, tokens: int, logits: int
 ) -> None:
-    one = slab(dtype, tokens, logits)
+    one = block(dtype, tokens, logits)
     written(folder, one)
     found = folder.read(SPACE, SEGMENT)
-    assert found is not None and same(found.slab, one)
+    assert found is not None and same(found.block, one)
     assert (found.parent, found.born) == (PARENT, 1234.0)
 
 
 def test_a_file_is_a_safetensors_file(folder: DiskTier) -> None:
-    one = slab(torch.bfloat16)
+    one = block(torch.bfloat16)
     found = load_file(written(folder, one))
     assert list(found["ids"]) == [7, 8, 9] and torch.equal(found["kv"], one.kv)
 
 
 def test_every_flipped_bit_is_a_miss_and_the_file_goes(folder: DiskTier) -> None:
-    path = written(folder, slab(torch.bfloat16, 1, 0))
+    path = written(folder, block(torch.bfloat16, 1, 0))
     data = path.read_bytes()
     for at in range(len(data)):
         damaged = bytearray(data)
@@ -84,7 +85,7 @@ def test_every_flipped_bit_is_a_miss_and_the_file_goes(folder: DiskTier) -> None
 
 
 def test_every_truncated_or_longer_file_is_a_miss(folder: DiskTier) -> None:
-    path = written(folder, slab(torch.bfloat16, 1, 0))
+    path = written(folder, block(torch.bfloat16, 1, 0))
     data = path.read_bytes()
     for size in [*range(40), *range(40, len(data), 7), len(data) - 1]:
         path.write_bytes(data[:size])
@@ -94,7 +95,7 @@ def test_every_truncated_or_longer_file_is_a_miss(folder: DiskTier) -> None:
 
 
 def test_a_sound_file_in_the_wrong_place_is_a_miss(folder: DiskTier) -> None:
-    data = written(folder, slab()).read_bytes()
+    data = written(folder, block()).read_bytes()
     for space, segment in ((SPACE, PARENT), (PARENT, SEGMENT)):
         path = folder.path(space, segment)
         path.parent.mkdir(exist_ok=True)
@@ -155,7 +156,8 @@ def put(*place: Any) -> Any:
         put("__metadata__", "born", "1e999"),
         put("__metadata__", "born", "-1"),
         put("more", {}),
-        put("__metadata__", "format", "pltz hot 2"),
+        put("__metadata__", "format", "pltz hot 1"),
+        put("__metadata__", "form", "q8"),
         put("__metadata__", "start", "-1"),
         put("__metadata__", "start", "many"),
         put("__metadata__", "parent", "00"),
@@ -169,73 +171,72 @@ def put(*place: Any) -> Any:
     ],
 )
 def test_a_crafted_header_is_a_miss(folder: DiskTier, change: Any) -> None:
-    path = written(folder, slab())
+    path = written(folder, block())
     path.write_bytes(forged(path.read_bytes(), change))
     assert folder.read(SPACE, SEGMENT) is None
 
 
 def test_a_header_that_is_only_spelt_otherwise_is_taken(folder: DiskTier) -> None:
     """So the crafted ones above are refused for what they say."""
-    path = written(folder, slab())
+    path = written(folder, block())
     path.write_bytes(forged(path.read_bytes(), lambda header: None))
     assert folder.read(SPACE, SEGMENT) is not None
 
 
 def test_a_mapped_file_stays_readable_when_it_is_evicted(folder: DiskTier) -> None:
-    one = slab()
+    one = block()
     path = written(folder, one)
     found = folder.read(SPACE, SEGMENT)
     path.unlink()
-    assert found is not None and same(found.slab, one)
+    assert found is not None and same(found.block, one)
     assert folder.read(SPACE, SEGMENT) is None and folder.damaged == 0
 
 
 def test_the_least_recently_used_files_go_first(tmp_path: Path) -> None:
-    size = written(DiskTier(tmp_path / "probe", BUDGET), slab()).stat().st_size
+    size = written(DiskTier(tmp_path / "probe", BUDGET), block()).stat().st_size
     folder = DiskTier(tmp_path / "warm", 3 * size)
     names = [bytes([n]) * 16 for n in range(5)]
     for n in range(3):
-        assert folder.write(SPACE, names[n], Warm(slab(), PARENT, 0))
+        assert folder.write(SPACE, names[n], StoredBlock(block(), PARENT, 0))
         os.utime(folder.path(SPACE, names[n]), (n, n))
     assert folder.read(SPACE, names[0]) is not None  # now the last used
-    assert folder.write(SPACE, names[3], Warm(slab(), PARENT, 0))
+    assert folder.write(SPACE, names[3], StoredBlock(block(), PARENT, 0))
     left = [n for n in range(4) if folder.path(SPACE, names[n]).exists()]
     assert left == [0, 2, 3] and folder.evicted == 1 and folder.usage() == (3 * size, 3)
-    kept = {folder.path(SPACE, names[n]) for n in left}
-    assert not folder.write(SPACE, names[4], Warm(slab(), PARENT, 0), lambda path: path in kept)
+    assert not folder.write(SPACE, names[4], StoredBlock(block(), PARENT, 0), frozenset(SPACE + names[n] for n in left))
     assert folder.usage() == (3 * size, 3)
 
 
 def test_what_is_larger_than_the_budget_is_not_written(tmp_path: Path) -> None:
     folder = DiskTier(tmp_path / "warm", 100)
-    assert not folder.write(SPACE, SEGMENT, Warm(slab(), PARENT, 0)) and folder.usage() == (0, 0)
+    assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0)) and folder.usage() == (0, 0)
 
 
 def test_what_a_kill_left_counts_and_goes_after_an_hour(folder: DiskTier) -> None:
-    path = written(folder, slab())
+    path = written(folder, block())
     part = path.with_name("x.part")
     part.write_bytes(bytes(BUDGET - path.stat().st_size))
     other = b"other..........."
-    assert folder.write(SPACE, other, Warm(slab(), PARENT, 0)) and not path.exists(), "the file made room"
+    assert folder.write(SPACE, other, StoredBlock(block(), PARENT, 0)) and not path.exists(), "the file made room"
     long_ago = time.time() - 4000
     os.utime(part, (long_ago, long_ago))
-    written(folder, slab())
+    written(folder, block())
     assert not part.exists() and folder.path(SPACE, other).exists()
 
 
 def test_what_a_kill_left_goes_first_when_the_clock_was_set_back(folder: DiskTier) -> None:
-    path = written(folder, slab())
+    path = written(folder, block())
     part = path.with_name("x.part")
     part.write_bytes(bytes(BUDGET - path.stat().st_size))
     ahead = time.time() + 1e6
     os.utime(part, (ahead, ahead))
-    assert folder.write(SPACE, b"other...........", Warm(slab(), PARENT, 0))
+    assert folder.write(SPACE, b"other...........", StoredBlock(block(), PARENT, 0))
     assert not part.exists() and path.exists()
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("CUDA error: out of memory"), MemoryError()])
-def test_a_slab_that_cannot_be_brought_to_the_host_is_not_kept(
-    folder: DiskTier, monkeypatch: pytest.MonkeyPatch, failure: Exception, slabs: Slabs
+def test_a_block_that_cannot_be_brought_to_the_host_is_not_kept(
+    folder: DiskTier, monkeypatch: pytest.MonkeyPatch, failure: Exception, blocks: Blocks
 ) -> None:
     """And nobody hears of it: the session that pushed it out is served."""
 
@@ -243,12 +244,12 @@ def test_a_slab_that_cannot_be_brought_to_the_host_is_not_kept(
         raise failure
 
     monkeypatch.setattr("pltz.archive.kv_store.disk_tier._bytes", full)
-    assert not folder.write(SPACE, SEGMENT, Warm(slab(), PARENT, 0)) and folder.failed == 1
-    one, two = slabs(1), slabs(2)
-    store = HotStore(one.size, 0, BUDGET, folder=folder.folder)
-    assert store.insert(SPACE, slabs.name(1), NONE, one) and store.insert(SPACE, slabs.name(2), NONE, two)
+    assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0)) and folder.failed == 1
+    one, two = blocks(1), blocks(2)
+    store = HotStore.open(one.size, 0, BUDGET, folder=folder.folder)
+    assert store.insert(SPACE, blocks.name(1), NONE, one) and store.insert(SPACE, blocks.name(2), NONE, two)
     found = store.stats()
-    assert (found.device.segments, found.dropped) == (1, 1)
+    assert (found.tiers["device"].blocks, found.dropped) == (1, 1)
 
 
 def test_a_disk_that_fails_is_no_error(folder: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,14 +257,14 @@ def test_a_disk_that_fails_is_no_error(folder: DiskTier, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pltz.archive.kv_store.disk_tier._fill", full)
-    assert not folder.write(SPACE, SEGMENT, Warm(slab(), PARENT, 0))
+    assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0))
     assert folder.failed == 1 and folder.usage() == (0, 0)
 
 
 def test_a_file_that_cannot_be_opened_now_is_a_miss_and_stays(
     folder: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(folder, slab())
+    path = written(folder, block())
 
     def too_many(*_: Any) -> None:
         raise OSError(24, "Too many open files")
@@ -278,10 +279,10 @@ def test_a_file_that_cannot_be_opened_now_is_a_miss_and_stays(
 
 
 def test_a_folder_that_goes_away_is_an_empty_one(folder: DiskTier) -> None:
-    written(folder, slab())
+    written(folder, block())
     shutil.rmtree(folder.folder)
     assert folder.read(SPACE, SEGMENT) is None and folder.usage() == (0, 0)
-    assert not folder.write(SPACE, SEGMENT, Warm(slab(), PARENT, 0))
+    assert not folder.write(SPACE, SEGMENT, StoredBlock(block(), PARENT, 0))
     folder.discard(SPACE, SEGMENT)
     folder.clear()
 
@@ -299,16 +300,17 @@ import numpy as np
 import torch
 from pltz.archive.kv_store.kv_block import KVBlock
 from pltz.archive.kv_store.store import HotStore
-from pltz.archive.kv_store.disk_tier import Warm, DiskTier
+from pltz.archive.kv_store.disk_tier import DiskTier
+from pltz.archive.kv_store.tier import StoredBlock
 
 place, seed, budget = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 folder = DiskTier(place, budget)
 for n in np.random.default_rng(seed).integers(0, 12, 60).tolist():
     ids = np.full(40, n, np.int32)
-    one = KVBlock(torch.full((1, 2, 1, 40, 4), float(n)), ids, ids, 0)
+    one = KVBlock.raw(torch.full((1, 2, 1, 40, 4), float(n)), ids, ids, 0)
     found = folder.read(b"space...........", bytes([n]) * 16)
-    assert found is None or torch.equal(found.slab.kv, one.kv) and np.array_equal(found.slab.ids, ids)
-    folder.write(b"space...........", bytes([n]) * 16, Warm(one, b"parent..........", 0))
+    assert found is None or torch.equal(found.block.kv, one.kv) and np.array_equal(found.block.ids, ids)
+    folder.write(b"space...........", bytes([n]) * 16, StoredBlock(one, b"parent..........", 0))
     assert folder.usage()[0] <= budget
 assert not folder.damaged
 """
@@ -320,13 +322,14 @@ import numpy as np
 import torch
 from pltz.archive.kv_store.kv_block import KVBlock
 from pltz.archive.kv_store.store import HotStore
-from pltz.archive.kv_store.disk_tier import Warm, DiskTier
+from pltz.archive.kv_store.disk_tier import DiskTier
+from pltz.archive.kv_store.tier import StoredBlock
 
 folder = DiskTier(sys.argv[1], 3 << 20)
 for n in itertools.count():
     ids = np.full(4000, n % 250, np.int32)
-    slab = KVBlock(torch.full((2, 2, 1, 4000, 8), float(n % 250)), ids, ids, 0)
-    folder.write(b"space...........", bytes([n % 250]) * 16, Warm(slab, b"parent..........", 0))
+    block = KVBlock.raw(torch.full((2, 2, 1, 4000, 8), float(n % 250)), ids, ids, 0)
+    folder.write(b"space...........", bytes([n % 250]) * 16, StoredBlock(block, b"parent..........", 0))
 """
 
 
@@ -342,7 +345,7 @@ def test_processes_share_a_folder_and_its_budget(tmp_path: Path) -> None:
 
 def _filled(number: int) -> KVBlock:
     ids = np.full(4000, number, np.int32)
-    return KVBlock(torch.full((2, 2, 1, 4000, 8), float(number)), ids, ids, 0)
+    return KVBlock.raw(torch.full((2, 2, 1, 4000, 8), float(number)), ids, ids, 0)
 
 
 def test_a_kill_leaves_whole_files_and_what_is_cleared_away(tmp_path: Path) -> None:
@@ -360,9 +363,9 @@ def test_a_kill_leaves_whole_files_and_what_is_cleared_away(tmp_path: Path) -> N
         folder = DiskTier(tmp_path, 3 << 20)
         assert folder.usage()[0] <= 3 << 20
         for path in tmp_path.glob("*/*.safetensors"):
-            name = bytes.fromhex(path.stem)
+            name = bytes.fromhex(path.name.partition(".")[0])
             found = folder.read(SPACE, name)
-            assert found is not None and same(found.slab, _filled(name[0]))
+            assert found is not None and same(found.block, _filled(name[0]))
             left += 1
         assert folder.damaged == 0
     assert left

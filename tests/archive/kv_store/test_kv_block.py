@@ -1,4 +1,4 @@
-"""Cutting a cache into slabs and joining it again gives the same cache."""
+"""Cutting a cache into blocks and joining it again gives the same cache."""
 
 import itertools
 from typing import Any
@@ -27,7 +27,7 @@ def test_a_cache_cut_and_joined_is_the_same(kin: Target, cuts: list[int]) -> Non
     assert kin.generate(again, IDS, 10) == kin.generate(cache, IDS, 10)
 
 
-def test_one_slab_is_joined_without_a_copy_and_does_not_change(kin: Target) -> None:
+def test_one_block_is_joined_without_a_copy_and_does_not_change(kin: Target) -> None:
     cache, _ = kin.prefill(IDS)
     one = cut(cache, 0, IDS, IDS)
     before = one.kv.clone()
@@ -44,7 +44,7 @@ def test_a_shared_cache_grows_by_itself(kin: Target) -> None:
     assert (cache.get_seq_length(), other.get_seq_length()) == (20, 24)
 
 
-def test_a_slab_has_memory_of_its_own(kin: Target) -> None:
+def test_a_block_has_memory_of_its_own(kin: Target) -> None:
     cache, logits = kin.prefill(IDS)
     one = cut(cache, 5, IDS[5:], IDS, logits)
     assert one.kv.untyped_storage().nbytes() == one.kv.nbytes

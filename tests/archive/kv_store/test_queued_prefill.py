@@ -22,7 +22,7 @@ ROOM = 1 << 26
 
 @dataclass
 class Gpu:
-    """Decodes as the codec does, and tells before it returns, as a GPU does; ``tell``: what it tells of the tokens it decoded."""
+    """Decode as the codec does, and tell before it returns, as a GPU does. ``tell``: makes the tokens it tells."""
 
     codec: Any
     inner: Callable[..., Any]
@@ -82,7 +82,7 @@ def test_ids_are_run_once_and_kept(
     cold: SessionArchive, kin: Target, ran: dict[str, int], monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
     device = gpu(cold, monkeypatch, lambda g, tokens: g.say(tokens))
-    thawer = Thawer(cold, kin, HotStore(ROOM) if stored else None)
+    thawer = Thawer(cold, kin, HotStore.open(ROOM) if stored else None)
     check(thawer, kin)
     assert ran == {"ahead": 1, "passes": 2}, "one of the thaw, one of the check"
     check(thawer, kin)
@@ -114,7 +114,7 @@ def test_what_may_be_other_ids_is_not_taken(
     tell: Callable[[Gpu, np.ndarray], None],
 ) -> None:
     gpu(cold, monkeypatch, tell)
-    check(Thawer(cold, kin, HotStore(ROOM)), kin)
+    check(Thawer(cold, kin, HotStore.open(ROOM)), kin)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_failure_ahead_is_none_of_the_thaw(
 
     gpu(cold, monkeypatch, lambda g, tokens: g.say(tokens))
     monkeypatch.setattr(kin, "prefill_queued", fail)
-    check(Thawer(cold, kin, HotStore(ROOM)), kin)
+    check(Thawer(cold, kin, HotStore.open(ROOM)), kin)
 
 
 def test_ids_beyond_the_vocabulary_do_not_reach_the_target(
@@ -149,7 +149,7 @@ def test_ids_beyond_the_vocabulary_do_not_reach_the_target(
 
     monkeypatch.setattr(kin, "prefill_queued", prefill)
     gpu(cold, monkeypatch, damaged)
-    hot = HotStore(ROOM)
+    hot = HotStore.open(ROOM)
     with pytest.raises(CorruptError, match="damaged"):
         Thawer(cold, kin, hot).thaw("ids")
     assert seen and all(int(ids.max()) < kin.vocab_size for ids in seen)

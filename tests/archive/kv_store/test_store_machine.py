@@ -1,4 +1,4 @@
-"""Any sequence of puts, holds, releases, pins, discards and damage: budgets hold, what is in use stays, what is found is right."""
+"""Any sequence of puts, holds, pins, discards and damage: budgets hold, segments in use stay, content is right."""
 
 import tempfile
 from typing import Any
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pltz.archive.format.ids import NONE
+from pltz.archive.kv_store.disk_tier import DiskTier
 from pltz.archive.kv_store.kv_block import KVBlock
 from pltz.archive.kv_store.store import HotStore
 
@@ -23,9 +24,9 @@ def name(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def slab(number: int, tokens: int) -> KVBlock:
+def block(number: int, tokens: int) -> KVBlock:
     ids = np.full(tokens, number, np.int32)
-    return KVBlock(torch.full((1, 2, 1, tokens, 2), float(number)), ids, ids, 0)
+    return KVBlock.raw(torch.full((1, 2, 1, tokens, 2), float(number)), ids, ids, 0)
 
 
 class Machine(RuleBasedStateMachine):
@@ -33,7 +34,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.now = 1e6
-        self.store = HotStore(300, 200, 1600, folder=self.folder.name, clock=lambda: self.now)
+        self.store = HotStore.open(300, 200, 1600, folder=self.folder.name, clock=lambda: self.now)
         self.leases: list[tuple[Any, list[int], list[str]]] = []
         self.pinned: list[list[int]] = []
 
@@ -47,7 +48,7 @@ class Machine(RuleBasedStateMachine):
     def put(self, tower: tuple[int, ...], depth: int, age: float) -> None:
         above = NONE
         for number in tower[:depth]:
-            self.store.insert(SPACE, name(number), above, slab(number, 1 + number % 5), self.now - age)
+            self.store.insert(SPACE, name(number), above, block(number, 1 + number % 5), self.now - age)
             above = name(number)
 
     @rule(tower=TOWERS)
@@ -89,9 +90,10 @@ class Machine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 100), at=st.integers(0, 1000))
     def damage(self, which: int, at: int) -> None:
-        assert self.store.warm is not None
-        files = sorted(self.store.warm.folder.glob("*/*.safetensors"))
-        held = {self.store.warm.path(SPACE, name(n)) for _, path, _ in self.leases for n in path}
+        [disk] = self.store.shared
+        assert isinstance(disk, DiskTier)
+        files = sorted(disk.folder.glob("*/*.safetensors"))
+        held = {disk.path(SPACE, name(n)) for _, path, _ in self.leases for n in path}
         files = [f for f in files if f not in held]
         if files:
             path = files[which % len(files)]
@@ -105,7 +107,7 @@ class Machine(RuleBasedStateMachine):
         for lease, path, tiers in self.leases:
             order = ["disk", "host", "device"]
             assert all(order.index(a) >= order.index(b) for a, b in zip(lease.tiers, tiers, strict=True))
-            for number, found in zip(path, lease.slabs, strict=True):
+            for number, found in zip(path, lease.blocks, strict=True):
                 assert len(found.ids) == 1 + number % 5
                 assert bool((found.kv == number).all()) and bool((found.ids == number).all())
 
@@ -119,11 +121,11 @@ class Machine(RuleBasedStateMachine):
         found = self.store.stats()
         nodes = {*self.store._nodes.values()}
         nodes |= {node for lease, *_ in self.leases for node in lease._nodes}
-        for name_, tier in (("device", found.device), ("host", found.host)):
-            mine = [node for node in nodes if node.tier == name_]
-            assert (tier.used, tier.segments) == (sum(n.slab.size for n in mine), len(mine))
+        for name_, tier in (("device", found.tiers["device"]), ("host", found.tiers["host"])):
+            mine = [node for node in nodes if node.tier is not None and node.tier.name == name_]
+            assert (tier.used, tier.blocks) == (sum(n.block.size for n in mine), len(mine))
             assert 0 <= tier.used <= tier.budget
-        assert found.disk.used <= found.disk.budget
+        assert found.tiers["disk"].used <= found.tiers["disk"].budget
 
 
 TestHotStore = Machine.TestCase

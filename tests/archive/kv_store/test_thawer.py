@@ -97,7 +97,7 @@ def ids_of(cold: SessionArchive, name: str) -> list[int]:
 def test_every_session_thaws_as_if_new_however_often(
     cold: SessionArchive, kin: Target, budgets: tuple[int, ...] | None
 ) -> None:
-    thawer = Thawer(cold, kin, None if budgets is None else HotStore(*budgets))
+    thawer = Thawer(cold, kin, None if budgets is None else HotStore.open(*budgets))
     for name in [*NAMES, *reversed(NAMES)]:
         as_if_new(thawer.thaw(name), kin, ids_of(cold, name))
     earlier = as_if_new(thawer.thaw("a/0", version=1), kin)
@@ -105,7 +105,7 @@ def test_every_session_thaws_as_if_new_however_often(
 
 
 def test_many_at_once_are_what_each_is_alone(cold: SessionArchive, kin: Target) -> None:
-    for hot in (None, HotStore(ROOM)):
+    for hot in (None, HotStore.open(ROOM)):
         for _ in range(2):
             found = Thawer(cold, kin, hot).thaw_many([Wanted(name) for name in NAMES])
             for name, thawed in zip(NAMES, found, strict=True):
@@ -115,7 +115,7 @@ def test_many_at_once_are_what_each_is_alone(cold: SessionArchive, kin: Target) 
 def test_only_what_is_missing_is_decoded_and_prefilled(
     cold: SessionArchive, kin: Target, counted: Counted
 ) -> None:
-    thawer = Thawer(cold, kin, HotStore(ROOM))
+    thawer = Thawer(cold, kin, HotStore.open(ROOM))
     first = thawer.thaw("a/1")
     decoded, ran, passes = counted.take()
     assert ran == len(first.token_ids) == decoded and passes == 1
@@ -130,7 +130,7 @@ def test_only_what_is_missing_is_decoded_and_prefilled(
 def test_an_older_version_inside_a_hot_tower_runs_its_last_id_alone(
     cold: SessionArchive, kin: Target, counted: Counted
 ) -> None:
-    thawer = Thawer(cold, kin, HotStore(ROOM))
+    thawer = Thawer(cold, kin, HotStore.open(ROOM))
     thawer.thaw("a/0")
     counted.take()
     first = thawer.thaw("a/0", version=1)
@@ -157,7 +157,7 @@ def test_what_many_share_is_decoded_and_prefilled_once(
 def test_calls_for_one_session_at_once_do_the_work_once(
     cold: SessionArchive, kin: Target, counted: Counted, room: int | None
 ) -> None:
-    thawer = Thawer(cold, kin, None if room is None else HotStore(room))
+    thawer = Thawer(cold, kin, None if room is None else HotStore.open(room))
     asked = _count_boarded(thawer)
     with ThreadPoolExecutor(6) as pool:
         with thawer._working:  # until all have asked
@@ -203,7 +203,7 @@ def _count_boarded(thawer: Thawer) -> list[Any]:
 
 
 def test_calls_from_many_threads_are_all_right(cold: SessionArchive, kin: Target) -> None:
-    thawer = Thawer(cold, kin, HotStore(9000, 9000))
+    thawer = Thawer(cold, kin, HotStore.open(9000, 9000))
 
     def call(seed: int) -> list[tuple[str, Thawed]]:
         names = np.random.default_rng(seed).permutation(NAMES).tolist()
@@ -220,7 +220,7 @@ def test_another_tokenizer_is_rendered_and_kept_hot_as_a_whole(
     cold: SessionArchive, stranger: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = Counted(cold, stranger, monkeypatch)
-    thawer = Thawer(cold, stranger, HotStore(ROOM))
+    thawer = Thawer(cold, stranger, HotStore.open(ROOM))
     for _ in range(2):
         for name in ("a/1", "text", "meta"):
             session = cold.get(name)
@@ -250,7 +250,7 @@ def test_ids_of_another_tokenizer_that_were_served_thaw_by_segments(
     ]
     cold.archive.put(rows)
     again = SessionArchive.open(tmp_path / "cold", [bundle])
-    thawer = Thawer(again, stranger, HotStore(ROOM))
+    thawer = Thawer(again, stranger, HotStore.open(ROOM))
     assert thawer.token_ids("served/0").tolist() == ids.tolist()
     counted = Counted(again, stranger, monkeypatch)
     as_if_new(thawer.thaw("served/0"), stranger, ids.tolist())
@@ -267,7 +267,7 @@ def test_ids_that_spell_a_chat_are_not_taken_for_it(cold: SessionArchive, kin: T
     list(cold.put([Item("chat", Session("chat", value)), Item("same", Session("ids", tokens))]))
     leaves = [cold.archive.version(name).leaf for name in ("chat", "same")]
     assert leaves[0] == leaves[1]
-    thawer = Thawer(cold, kin, HotStore(ROOM))
+    thawer = Thawer(cold, kin, HotStore.open(ROOM))
     for _ in range(2):
         for name in ("chat", "same"):
             as_if_new(thawer.thaw(name), kin, ids_of(cold, name))
@@ -276,7 +276,7 @@ def test_ids_that_spell_a_chat_are_not_taken_for_it(cold: SessionArchive, kin: T
 
 
 def test_a_base_is_pinned(cold: SessionArchive, kin: Target) -> None:
-    hot = HotStore(ROOM)
+    hot = HotStore.open(ROOM)
     Thawer(cold, kin, hot).thaw("a/1")
     space = space_of(kin.fingerprint, "torch.float32")
     base = cold.archive.tower(cold.archive.version("a/1")).segments[0][0]
@@ -287,9 +287,9 @@ def test_warm_files_serve_the_next_process(
     cold: SessionArchive, kin: Target, counted: Counted, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"disk_bytes": ROOM, "folder": tmp_path / "warm"}
-    Thawer(cold, kin, HotStore(0, **options)).thaw("a/1")
+    Thawer(cold, kin, HotStore.open(0, **options)).thaw("a/1")
     counted.take()
-    again = Thawer(cold, kin, HotStore(0, **options)).thaw("a/1")
+    again = Thawer(cold, kin, HotStore.open(0, **options)).thaw("a/1")
     assert counted.take() == (0, 0, 0)
     as_if_new(again, kin, ids_of(cold, "a/1"))
     counted.take()
@@ -297,16 +297,16 @@ def test_warm_files_serve_the_next_process(
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-    hot = HotStore(0, **options)
+    hot = HotStore.open(0, **options)
     as_if_new(Thawer(cold, kin, hot).thaw("a/1"), kin, ids_of(cold, "a/1"))
-    assert hot.stats().damaged == 1, "the base; what stands on it was not looked at"
+    assert hot.stats().tiers["disk"].damaged == 1, "the base; what stands on it was not looked at"
 
 
 def test_an_error_is_of_its_session_alone(cold: SessionArchive, kin: Target) -> None:
     list(cold.put([Item("other", Session("ids", np.arange(9)), target=b"another target..")]))
     list(cold.put([Item("long", Session("ids", np.full(3000, 40)))]))
     list(cold.put([Item("empty", Session("chat", {"messages": []}))]))
-    thawer = Thawer(cold, kin, HotStore(ROOM))
+    thawer = Thawer(cold, kin, HotStore.open(ROOM))
     names = ["a/1", "nobody", "other", "long", "empty", "a/2"]
     found = thawer.thaw_many([Wanted(name) for name in names])
     kinds = [type(one) for one in found]
@@ -335,7 +335,7 @@ def test_a_damaged_session_does_not_take_others_with_it(
 
 
 def test_a_new_version_is_seen_at_once(cold: SessionArchive, kin: Target) -> None:
-    thawer = Thawer(cold, kin, HotStore(ROOM))
+    thawer = Thawer(cold, kin, HotStore.open(ROOM))
     before = thawer.thaw("text")
     list(cold.put([Item("text", Session("text", b"Other words altogether."))]))
     after = thawer.thaw("text")
@@ -349,9 +349,9 @@ def test_a_sealed_archive_is_decoded_every_time_and_never_over_files(
     sealed._choose = lambda batch: None  # type: ignore[method-assign]  # by the bundle
     list(sealed.put([Item("one", Session("ids", np.arange(50)))]))
     with pytest.raises(UsageError, match="in the clear"):
-        Thawer(sealed, kin, HotStore(0, 0, 9, folder=tmp_path / "warm"))
+        Thawer(sealed, kin, HotStore.open(0, 0, 9, folder=tmp_path / "warm"))
     counted = Counted(sealed, kin, monkeypatch)
-    thawer = Thawer(sealed, kin, HotStore(ROOM))
+    thawer = Thawer(sealed, kin, HotStore.open(ROOM))
     thawer.thaw("one")
     counted.take()
     thawer.thaw("one")
@@ -359,7 +359,7 @@ def test_a_sealed_archive_is_decoded_every_time_and_never_over_files(
 
 
 def test_a_forgotten_session_is_not_served_from_the_store(cold: SessionArchive, kin: Target) -> None:
-    thawer = Thawer(cold, kin, HotStore(ROOM))
+    thawer = Thawer(cold, kin, HotStore.open(ROOM))
     thawer.thaw("text")
     cold.archive.forget([cold.archive.version("text")])
     with pytest.raises(NotFound):
@@ -382,7 +382,7 @@ def test_token_ids_are_those_of_a_thaw(cold: SessionArchive, kin: Target) -> Non
 def test_a_failure_of_the_target_reaches_all_who_wait_and_the_next_call_works(
     cold: SessionArchive, kin: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    thawer = Thawer(cold, kin, HotStore(ROOM))
+    thawer = Thawer(cold, kin, HotStore.open(ROOM))
     with monkeypatch.context() as patch:
         patch.setattr(kin, "prefill", _breaks)
         with pytest.raises(RuntimeError, match="broken"):

@@ -1,0 +1,85 @@
+"""KVCodec: a form of KV, and how it is made and read. `RawCodec` is the only one that ships.
+
+    kv (layers, 2, heads, T, D)  --encode-->  parts: named tensors  --decode-->  kv
+
+A block carries the codec that made it, so every copy of it says its form. A form has a name of its own, and so
+has each set of tables of one codec. The store finds exact forms only, unless its caller asks for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from pltz.plt_codec.errors import CorruptError
+
+if TYPE_CHECKING:
+    import torch
+
+    Parts = Mapping[str, torch.Tensor]
+
+MAX_PARTS = 64  # tensors of one block
+PREFIX = "kv"  # with which the name of every part begins
+
+
+class KVCodec(Protocol):
+    """A form of KV. Instances are immutable, and any thread may call them."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the form: lower-case letters, digits and hyphens, at most 64.
+
+        A codec whose tables change what is decoded has another name for each of them.
+        """
+
+    @property
+    def exact(self) -> bool:
+        """Return whether `decode` gives back every bit that `encode` was given."""
+
+    def size(self, kv: torch.Tensor) -> int:
+        """Return the most bytes that the parts of ``kv`` can take; (layers, 2, heads, T, D), any float type."""
+
+    def encode(self, kv: torch.Tensor) -> Parts:
+        """Return the parts of ``kv``, (layers, 2, heads, T, D), on its device. Their names begin with "kv".
+
+        Raises UsageError for KV that this form cannot hold. The block stays out of the tier then.
+        """
+
+    def decode(self, parts: Parts) -> torch.Tensor:
+        """Return the KV of parts that `check` accepted, (layers, 2, heads, T, D), on their device."""
+
+    def check(self, parts: Parts, tokens: int) -> None:
+        """Check names, types and shapes of parts that were read from a file.
+
+        Raises CorruptError unless they are the KV of ``tokens`` ids.
+        """
+
+
+class RawCodec:
+    """KV as the target computed it: one tensor, exact."""
+
+    name = "raw"
+    exact = True
+
+    def size(self, kv: torch.Tensor) -> int:
+        """Return the bytes of ``kv``. See `KVCodec.size`."""
+        return kv.numel() * kv.element_size()
+
+    def encode(self, kv: torch.Tensor) -> Parts:
+        """Return ``kv`` itself, without a copy. See `KVCodec.encode`."""
+        return {PREFIX: kv}
+
+    def decode(self, parts: Parts) -> torch.Tensor:
+        """Return the tensor itself, without a copy. See `KVCodec.decode`."""
+        return parts[PREFIX]
+
+    def check(self, parts: Parts, tokens: int) -> None:
+        """Check the tensor. See `KVCodec.check`."""
+        kv = parts.get(PREFIX)
+        if len(parts) != 1 or kv is None or not kv.is_floating_point() or kv.dim() != 5:
+            raise CorruptError("expected one tensor of keys and values")
+        if kv.shape[1] != 2 or kv.shape[3] != tokens:
+            raise CorruptError(f"expected keys and values of {tokens} ids, found {tuple(kv.shape)}")
+
+
+RAW = RawCodec()
