@@ -26,7 +26,7 @@ next run goes on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -97,9 +97,10 @@ class Collector:
             self._sweep_parity()
             self._tidy()
         with self._census() as census:
-            plan = self._choose(census, dead_share, small) | self._from_the_future()
+            weights = census.weights()
+            plan = self._choose(weights, dead_share, small) | self._from_the_future()
             live = census.live_segments, census.live_versions
-            least = sorted(plan, key=lambda pack: census.weights().get(pack, (0, 0))[1])[:FEW] if plan else []
+        least = sorted(plan, key=lambda pack: weights.get(pack, (0, 0))[1])[:FEW]
         if plan and not dry_run:
             with self.view.store.using_reserve(NOTING):
                 try:
@@ -340,9 +341,8 @@ class Collector:
             except (FileNotFoundError, StoreError, UnreadableError):
                 continue
 
-    def _choose(self, census: LiveSet, dead_share: float, small: int) -> set[bytes]:
+    def _choose(self, weights: Mapping[bytes, tuple[int, int]], dead_share: float, small: int) -> set[bytes]:
         """Return the packs worth emptying. The census stops at a damaged pack, so none is among them."""
-        weights = census.weights()
         staying = set(self.view.packs) - self.view.condemned
         dead = {
             p for p in staying & set(weights) if weights[p][0] - weights[p][1] > dead_share * weights[p][0]
