@@ -15,7 +15,7 @@ from pltz.cli.ui.progress import wanted
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.models.training.settings import Settings
+    from pltz.models.training.settings import TrainSettings
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"d": 64, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 32, "hidden": 256},
@@ -156,7 +156,7 @@ def settings_of(
     write_tokens: int,
     name: str,
     licence: str,
-) -> "Settings":
+) -> "TrainSettings":
     """Return the settings of `pltz bundle train` that the options stand for.
 
     Raises:
@@ -177,7 +177,7 @@ def settings_of(
         shape = Origin(base, "--bundle").shape()
     total: dict[str, Any] = {"steps": steps} if steps else {"seconds": seconds or 1800.0}
     gentle: dict[str, Any] = {"muon_rate": 0.004, "adam_rate": 0.001, "start": base} if from_bundle else {}
-    return settings.Settings(
+    return settings.TrainSettings(
         name=name,
         data=settings.Data(files=tuple(str(Path(file).resolve()) for file in files)),
         tokenizer=settings.TokenizerSettings(kind="bundle" if from_bundle else "target", bundle=base),
@@ -192,7 +192,7 @@ def settings_of(
     )
 
 
-def method(found: "Settings") -> str:
+def method(found: "TrainSettings") -> str:
     """Return a sentence that says what the student learns from."""
     teacher = found.teacher
     parts = ["your sessions"]

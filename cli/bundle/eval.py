@@ -21,7 +21,7 @@ from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.models.session.codec import Codec
-    from pltz.models.training.records import Record as Loaded
+    from pltz.models.training.records import LabelledSession
 
 NO_LIMIT = 1 << 62  # bytes
 
@@ -83,7 +83,7 @@ def evaluate(
         write_text(codec.as_text(result))
 
 
-def measured(loaded: "Codec", found: "Iterable[Loaded]", limit: int, *, shown: bool) -> dict[str, Any]:
+def measured(loaded: "Codec", found: "Iterable[LabelledSession]", limit: int, *, shown: bool) -> dict[str, Any]:
     """Return the figures of a codec on records, at most ``limit`` content bytes per source. See `codec.figures`.
 
     Raises:
@@ -98,7 +98,7 @@ def measured(loaded: "Codec", found: "Iterable[Loaded]", limit: int, *, shown: b
     return {"limit_bytes": limit, **codec.figures(loaded, records, others, shown=shown)}
 
 
-def read(files: Iterable[str]) -> "Iterator[Loaded]":
+def read(files: Iterable[str]) -> "Iterator[LabelledSession]":
     """Yield the sessions of files with their sources, or the sample sessions where no files are named.
 
     Raises:

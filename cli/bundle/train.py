@@ -18,8 +18,8 @@ from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.models.session.session import Session
-    from pltz.models.training.records import Record
-    from pltz.models.training.settings import Settings
+    from pltz.models.training.records import LabelledSession
+    from pltz.models.training.settings import TrainSettings
 
 OUTPUT = click.option("--output", metavar="DIR", help="Folder for the bundle.")
 WORK = click.option(
@@ -81,7 +81,7 @@ def train(
     from pltz.models.training import settings
 
     if example:
-        write_text(settings.EXAMPLE)
+        write_text(settings.EXAMPLE.read_text("utf8"))
         return
     if config is None or output is None:
         raise UsageError("expected --config FILE and --output DIR (--example prints a configuration)")
@@ -90,7 +90,7 @@ def train(
 
 
 def run(
-    found: "Settings",
+    found: "TrainSettings",
     output: str,
     work: str | None,
     device: str,
@@ -112,7 +112,7 @@ def run(
         raise UsageError("expected a GPU that torch can use, found none: use --device cpu")
     shown = wanted(progress)
 
-    def measure(bundle: Path, records: "list[Record]", limit: int) -> dict[str, Any]:
+    def measure(bundle: Path, records: "list[LabelledSession]", limit: int) -> dict[str, Any]:
         from pltz.benchmarks import machine
         from pltz.cli.bundle import eval
 
@@ -123,7 +123,7 @@ def run(
     target = Path(output)
     card = pipeline.train(
         found,
-        pipeline.Run(
+        pipeline.TrainingRun(
             output=target,
             work=Path(work) if work else target.with_name(target.name + ".work"),
             read=read,

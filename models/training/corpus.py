@@ -7,33 +7,39 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from pltz.models.bundle.bridge import Bridge
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.session import Session
-from pltz.models.training import prepare, records, turns
-from pltz.models.training.context import Context, write_json
-from pltz.models.training.learning import Learning
-from pltz.models.training.records import Record
-from pltz.models.training.stages import digest, digest_files
-from pltz.models.training.vocabulary import counterparts, from_target
-from pltz.plt_codec.errors import UsageError
+from pltz.models.target.target import Target
+from pltz.models.training import records
+from pltz.models.training.records import LabelledSession
+from pltz.models.training.run import RunContext
+from pltz.models.training.stages import digest, digest_files, write_json
+from pltz.models.training.vocabulary import counterparts, from_target, order_vocabulary, train_tokenizer
+from pltz.plt_codec.errors import ContentError, UsageError
 
 PARTS = ("train", "validation", "test")
 
 
 class Corpus:
-    """The data stages; a method named after a stage returns the stage's folder."""
+    """The data stages; a method named after a stage returns the stage's folder.
 
-    def __init__(self, context: Context, learning: Learning) -> None:
-        self.c, self.learning = context, learning
+    Args:
+        quick: trains a quick net on streams in a folder, and returns its embeddings (V, d).
+    """
+
+    def __init__(self, context: RunContext, quick: Callable[[Path, Path], np.ndarray]) -> None:
+        self.c, self.quick = context, quick
         self.s, self.work, self.say = context.s, context.work, context.say
 
     def all(self, split: Path) -> Path:
@@ -68,7 +74,7 @@ class Corpus:
 
         return self.work.stage("split", key, build)
 
-    def _parts(self) -> Iterator[tuple[str, Record]]:
+    def _parts(self) -> Iterator[tuple[str, LabelledSession]]:
         """Yield every record and the part it belongs to.
 
         Sessions of a separate validation or test file are not trained on.
@@ -112,7 +118,7 @@ class Corpus:
         chosen = records.sample(records.read(split / "train.zst"), t.sample_bytes)
         words = [text for session in chosen for text in records.texts(session)]
         self.say(f"  learns {t.vocabulary:,} pieces from {sum(map(len, words)) / 1e6:.1f} MB")
-        return str(prepare.train_tokenizer(words, t.vocabulary).to_str()).encode()
+        return str(train_tokenizer(words, t.vocabulary).to_str()).encode()
 
     def write(self, split: Path) -> Path:
         """Write written.jsonl: training chats up to a random assistant's turn, that turn by the target.
@@ -128,9 +134,7 @@ class Corpus:
             done = done[: done.rfind(b"\n") + 1]  # a torn last line is written again
             path.write_bytes(done)
             with path.open("ab") as f:
-                for number, line in enumerate(
-                    turns.written(self.c, split, done.count(b"\n")), done.count(b"\n") + 1
-                ):
+                for number, line in enumerate(_written(self.c, split, done.count(b"\n")), done.count(b"\n") + 1):
                     f.write(line)
                     f.flush()
                     if number % 10 == 0:
@@ -162,18 +166,16 @@ class Corpus:
                 if not tokens:
                     raise UsageError(f"no session for {part} has tokens: give more sessions")
             if out.skipped:
-                self.say(
-                    f"  {out.skipped} sessions left out: images, or ids of a tokenizer that was not named"
-                )
+                self.say(f"  {out.skipped} sessions left out: images, or ids of a tokenizer that was not named")
             out.finish()
 
         return self.work.stage("streams", key, build)
 
-    def _read_with(self, path: Path, written: Path | None) -> Iterator[Record]:
+    def _read_with(self, path: Path, written: Path | None) -> Iterator[LabelledSession]:
         yield from records.read(path)
         if written:
             for line in (written / "written.jsonl").read_bytes().splitlines():
-                yield Record("written", Session.from_json_line(line))
+                yield LabelledSession("written", Session.from_json_line(line))
 
     def order(self, streams: Path) -> Path:
         """Write streams whose ids are in classes: by a target's embeddings, or by a quick model's.
@@ -188,9 +190,9 @@ class Corpus:
             raw = (streams / "tokenizer.json").read_bytes()
             size = BundleTokenizer(raw).size
             quick = folder / "quick"
-            vectors = self._target_vectors(raw) if t.kind == "target" else self.learning.quick(quick, streams)
+            vectors = self._target_vectors(raw) if t.kind == "target" else self.quick(quick, streams)
             stream = np.fromfile(streams / "train.bin", np.uint16)
-            prepare.order_vocabulary(streams, vectors, np.bincount(stream, minlength=size), folder)
+            order_vocabulary(streams, vectors, np.bincount(stream, minlength=size), folder)
             shutil.rmtree(quick, ignore_errors=True)
 
         key: list[Any] = [streams.name, t.kind, t.order_steps if t.kind == "train" else None, self.s.seed]
@@ -207,9 +209,71 @@ class Corpus:
         return np.where((known >= 0)[:, None], rows[np.maximum(known, 0)], 0.0)
 
 
-def _count(facts: dict[str, dict[str, Any]], part: str, record: Record) -> None:
+def _count(facts: dict[str, dict[str, Any]], part: str, record: LabelledSession) -> None:
     """Add a record to the facts: sessions by part, and licences, by source."""
     of = facts.setdefault(record.source, {"sessions": {}, "licences": []})
     of["sessions"][part] = of["sessions"].get(part, 0) + 1
     if record.licence and record.licence not in of["licences"]:
         of["licences"].append(record.licence)
+
+
+def _written(context: RunContext, split: Path, done: int) -> Iterator[bytes]:
+    """Yield the sessions still to be written, one line of JSON each.
+
+    Chats that the target's template refuses are skipped. `done`: sessions that were written before.
+
+    Raises:
+        ContentError: the template refuses every chat.
+        UsageError: no chat has an assistant's turn.
+    """
+    teacher, target = context.teacher, context.target
+    prompts = _prompts(split, context.s.seed)
+    made = refused = 0
+    while made < teacher.write:
+        messages = prompts[(made + refused) % len(prompts)]
+        try:
+            ids = target.render({"messages": messages}, add_generation_prompt=True)
+        except ContentError:
+            refused += 1
+            if refused >= len(prompts) and not made:
+                raise
+            continue
+        torch.manual_seed(context.s.seed * 1_000_003 + made)
+        made += 1
+        if made > done:
+            text = _reply(target, ids, teacher.write_tokens)
+            value = {"messages": [*messages, {"role": "assistant", "content": text}]}
+            yield Session("chat", value).to_json_line()
+
+
+def _prompts(split: Path, seed: int) -> list[list[Any]]:
+    """Return the messages before a random assistant's turn of each training chat that has one, in random order."""
+    rng = random.Random(seed)
+    found: list[list[Any]] = []
+    for record in records.read(split / "train.zst"):
+        value = records.plain(record.session).value
+        messages = value.get("messages", []) if isinstance(value, dict) else []
+        roles = [m.get("role") if isinstance(m, dict) else None for m in messages]
+        if turns := [i for i, role in enumerate(roles) if role == "assistant" and i]:
+            found.append(messages[: rng.choice(turns)])
+    if not found:
+        raise UsageError("[teacher] write: no training chat has an assistant's turn to write anew")
+    rng.shuffle(found)
+    return found
+
+
+def _reply(target: Target, ids: list[int], most: int) -> str:
+    """Return the target's text after some ids, drawn from its probabilities."""
+    if target.max_positions is not None:
+        ids = ids[-max(1, target.max_positions - most) :]
+    given = torch.tensor([ids], device=target.device)
+    made = target.model.generate(
+        given,
+        attention_mask=torch.ones_like(given),
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=most,
+        pad_token_id=min(target.eos_ids, default=0),
+    )[0, len(ids) :].tolist()
+    end = next((i for i, token in enumerate(made) if token in target.eos_ids), len(made))
+    return str(target.tokenizer.decode(made[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -7,58 +7,48 @@ its own step, and the last `memory` positions of the block before. Rows hold sev
 order, which makes the mask nearly block-triangular.
 
 Batches are drawn and laid out by worker processes for a GPU, else by the training process itself.
+
+A few per cent of chats are rewritten in one of five forms, so that the bundle knows what its codec writes and
+not only plain chats. The first is a foreign target's chat template, with its special tokens as escapes
+(models/bundle/bridge.py). The others are ShareGPT style, a bare list, session keys at the end, and message
+keys such as names and tool calls (models/session/transcript.py).
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from pltz.models.bundle.tokenizer import BundleTokenizer
+from pltz.models.session.session import Session
+from pltz.models.session.transcript import to_tokens
 from pltz.models.training.distributed import Ranks
+from pltz.plt_codec.lanes import LANE_MARK, Block, default_lanes
 
 Batch = dict[str, Tensor]
+Tokens = npt.NDArray[np.int64]
 WORKERS = 12  # at most; they make 1.7 M tokens a second
-LANE_MARK = 0
-
-
-class Grid(NamedTuple):
-    """The flat step-major grid of one block: index of the predicted token, -1 where a lane is one step short."""
-
-    target: np.ndarray  # (L * C,) int64 token index in the block, -1 = none
-    start: np.ndarray  # (L * C,) position of the input (lane start + step)
-    step: np.ndarray  # (L * C,) step number
-    lane: np.ndarray  # (L * C,) lane number
-
-
-def grid(tokens: int, lanes: int) -> Grid:
-    """Return the grid of a block of `tokens` tokens in `lanes` lanes; the first lanes are the longer ones."""
-    steps = -(-tokens // lanes)
-    full = tokens - lanes * (steps - 1)
-    k = np.arange(lanes)
-    start = k * steps - np.maximum(0, k - full)
-    s = np.repeat(np.arange(steps), lanes)
-    lane = np.tile(k, steps)
-    at = start[lane] + s
-    valid = (s < steps - 1) | (lane < full)
-    return Grid(np.where(valid, at, -1), at, s, lane)
-
-
-def default_lanes(tokens: int, max_steps: int = 512, many: int = 4096) -> int:
-    """Return the fewest lanes (a power of two) that keep a block within `max_steps` steps; 16 for a full block."""
-    if tokens >= many:
-        return 16
-    lanes = 1
-    while tokens > lanes * max_steps:
-        lanes *= 2
-    return lanes
+ROLES = {1: "system", 2: "user", 3: "assistant", 4: "tool", 10: "developer", 11: "function"}
+ESCAPE = 16  # id of <|x0|>
+# (before all, before the role's name, after it, after the content), numbers are escapes, text is text
+TEMPLATES: list[tuple[list[Any], list[Any], list[Any], list[Any]]] = [
+    ([], [1], ["\n"], [3, "\n"]),
+    ([0], [1], [2, "\n\n"], [3]),
+    ([0], [1], ["\n"], [3, "\n"]),
+    ([], [1], ["\n"], [3]),
+    ([0], [1], [2], [3]),
+]
+KEYS = ("input", "target", "position", "doc", "time", "block_start")
+# time = block number * 65536 + step: a key is visible when it is of the same block and not later, or in memory
 
 
 class Sampler:
@@ -95,8 +85,6 @@ class Sampler:
         self.augment, self.change = augment, None
         self.prefix, self.layouts, self.memory = prefix, layouts, memory
         if augment:
-            from pltz.models.training.augment import Augment
-
             self.change = Augment(folder / "tokenizer.json", self.rng)
         length = np.diff(self.offsets)
         mass = np.bincount(source, weights=length, minlength=len(names))
@@ -148,7 +136,7 @@ class Sampler:
     def lanes(self, tokens: int) -> int:
         """Return a number of lanes: mostly the default layout, else any power of two that leaves at least 16 steps."""
         if self.rng.random() >= self.layouts:
-            return default_lanes(tokens)
+            return default_lanes(tokens, self.block)
         top = max(0, min(4, int(np.log2(max(tokens // 16, 1)))))
         return int(2 ** self.rng.integers(0, top + 1))
 
@@ -160,10 +148,7 @@ class Sampler:
 
     def rows(self, n: int) -> dict[str, np.ndarray]:
         """Return n packed rows, (n, row) int32 by key."""
-        return {
-            k: np.stack(v)
-            for k, v in zip(KEYS, zip(*[self.one() for _ in range(n)], strict=True), strict=True)
-        }
+        return {k: np.stack(v) for k, v in zip(KEYS, zip(*[self.one() for _ in range(n)], strict=True), strict=True)}
 
     def one(self) -> tuple[np.ndarray, ...]:
         """Return one packed row, (row,) int32 for each of KEYS."""
@@ -191,10 +176,6 @@ class Sampler:
         return tuple(row[i].astype(np.int32) for i in range(6))
 
 
-KEYS = ("input", "target", "position", "doc", "time", "block_start")
-# time = block number * 65536 + step: a key is visible when it is of the same block and not later, or in memory
-
-
 def capped(weight: np.ndarray, share: np.ndarray, most: float) -> np.ndarray:
     """Return `weight` (n,), which sums to 1, with none above `most` times its `share` (n,).
 
@@ -207,28 +188,116 @@ def capped(weight: np.ndarray, share: np.ndarray, most: float) -> np.ndarray:
     return np.asarray(weight / weight.sum())
 
 
-def lay(tokens: np.ndarray, block: int, lanes, doc: int, head: int = 0) -> np.ndarray:  # type: ignore[no-untyped-def]
+def lay(tokens: Tokens, block: int, lanes: Callable[[int], int], doc: int, head: int = 0) -> Tokens:
     """Return rows of KEYS, (6, n), for one session of tokens (T,), block after block.
 
-    The first `head` tokens stand as a block of one lane.
+    ``lanes`` returns the lanes of a block of so many tokens. The first ``head`` tokens stand as a block of one
+    lane.
     """
     out = []
-    begins = [0] * (head > 0) + list(range(head, max(len(tokens), 1), block))
-    for b, begin in enumerate(begins):
-        first_of_two = head > 0 and b == 0
-        part = tokens[begin : head if first_of_two else begin + block]
-        g = grid(len(part), 1 if first_of_two else lanes(len(part)))
-        before = part[np.maximum(g.start - 1, 0)]
-        first = tokens[begin - 1] if b else LANE_MARK
-        inputs = np.where(g.step > 0, before, np.where(g.lane == 0, first, LANE_MARK))
-        target = np.where(g.target >= 0, part[np.maximum(g.target, 0)], -1)
-        n = len(g.step)
-        out.append(
-            np.stack(
-                [inputs, target, begin + g.start, np.full(n, doc), b * 65536 + g.step, np.full(n, begin)]
-            )
+    starts = [0] * (head > 0) + list(range(head, len(tokens), block))
+    for number, start in enumerate(starts):
+        context = head > 0 and number == 0
+        part = tokens[start : head if context else start + block]
+        grid = Block(start, len(part), 1 if context else lanes(len(part)))
+        at = grid.targets()
+        fields = (
+            grid.inputs(part, int(tokens[start - 1]) if number else LANE_MARK),
+            np.where(grid.predicting(), part[np.minimum(at, len(part) - 1)], -1),
+            start + at,
+            np.full(at.shape, doc),
+            number * 65536 + np.repeat(np.arange(grid.steps)[:, None], grid.lanes, 1),
+            np.full(at.shape, start),
         )
+        out.append(np.stack([field.reshape(-1) for field in fields]))
     return np.concatenate(out, 1)
+
+
+class Augment:
+    """A function from the ids of a chat to the ids of the same chat in another form."""
+
+    def __init__(self, tokenizer: Path, rng: np.random.Generator):
+        self.tokenizer = BundleTokenizer(tokenizer.read_bytes())
+        self.rng = rng
+
+    def __call__(self, ids: Tokens) -> Tokens:
+        """Rewrite ids (T,), which must start with a role special, and return ids (n,)."""
+        starts = np.flatnonzero(np.isin(ids, list(ROLES)))
+        ends = [*starts[1:], len(ids)]
+        messages = [
+            {"role": ROLES[int(ids[a])], "content": self.tokenizer.decode(ids[a + 1 : b]).decode("utf8", "replace")}
+            for a, b in zip(starts, ends, strict=True)
+        ]
+        kind = self.rng.choice(["template", "sharegpt", "list", "meta", "keys"], p=[0.45, 0.12, 0.05, 0.2, 0.18])
+        if kind == "template":
+            return self._template(messages)
+        value: Any = {"messages": messages}
+        if kind == "sharegpt":
+            names = {"user": "human", "assistant": "gpt"}
+            value = {
+                "conversations": [{"from": names.get(m["role"], m["role"]), "value": m["content"]} for m in messages]
+            }
+        elif kind == "list":
+            value = messages
+        elif kind == "keys":
+            value = {"messages": [self._keys(m) for m in messages]}
+        if kind == "meta" or (kind == "sharegpt" and self.rng.random() < 0.5):
+            value = {**self._meta(), **value} if self.rng.random() < 0.7 else {**value, **self._meta()}
+        return np.asarray(to_tokens(Session("chat", value), self.tokenizer), np.int64)
+
+    def _hex(self, n: int) -> str:
+        return self.rng.bytes(n).hex()[:n]
+
+    def _meta(self) -> dict[str, Any]:
+        pick: list[dict[str, Any]] = [
+            {"id": f"{self.rng.choice(['chat', 'conv', 'session', 'identity'])}-{self._hex(16)}"},
+            {"id": int(self.rng.integers(0, 1 << 31))},
+            {"id": self._hex(32), "model": str(self.rng.choice(["gpt-4o", "llama-3.1-8b", "mistral-7b"]))},
+            {"session_id": self._hex(8), "created": 1_600_000_000 + int(self.rng.integers(0, 200_000_000))},
+            {"id": f"s{self.rng.integers(10000)}", "source": "web", "license": "Apache-2.0"},
+            {"user": f"user_{self.rng.integers(100000)}", "tags": ["prod"]},
+        ]
+        return dict(pick[self.rng.integers(len(pick))])
+
+    def _keys(self, m: dict[str, Any]) -> dict[str, Any]:
+        role, roll = m["role"], self.rng.random()
+        if role == "tool" and roll < 0.9:
+            return {**m, "tool_call_id": f"call_{self._hex(24)}"}
+        if role == "assistant" and m["content"].startswith("{") and roll < 0.9:
+            call = {"name": str(self.rng.choice(["search", "get_weather", "run"])), "arguments": m["content"]}
+            calls = [{"id": f"call_{self._hex(24)}", "type": "function", "function": call}]
+            return {"role": role, "content": None, "tool_calls": calls}
+        if roll < 0.3:
+            return {**m, "name": str(self.rng.choice(["alice", "bob", "agent"]))}
+        if roll < 0.45:
+            return {"role": role, "content": [{"type": "text", "text": m["content"]}]}
+        if roll < 0.55:
+            return {**m, "timestamp": 1_600_000_000 + int(self.rng.integers(0, 200_000_000))}
+        return m
+
+    def _template(self, messages: list[dict[str, Any]]) -> Tokens:
+        head, before, after, end = TEMPLATES[self.rng.integers(len(TEMPLATES))]
+        slots = self.rng.permutation(15) if self.rng.random() < 0.3 else np.arange(15)
+        parts: list[int] = []
+
+        def put(items: list[Any]) -> None:
+            text = ""
+            for item in items:
+                if isinstance(item, str):
+                    text += item
+                    continue
+                parts.extend(self.tokenizer.encode(text.encode("utf8", "surrogatepass")).tolist() if text else [])
+                text = ""
+                parts.append(ESCAPE + int(slots[item]))
+            parts.extend(self.tokenizer.encode(text.encode("utf8", "surrogatepass")).tolist() if text else [])
+
+        row = list(head)
+        for m in messages:
+            row += [*before, m["role"], *after, m["content"], *end]
+        if self.rng.random() < 0.5:
+            row += [4]
+        put(row)
+        return np.asarray(parts, np.int64)
 
 
 class _Rows(IterableDataset[Tensor]):

@@ -1,6 +1,6 @@
 """Teachers: a larger model's probabilities on the student's batches, and the student's loss against them.
 
-There are two kinds. `NetTeacher` is a net of our own with more parameters, on the same tokens in the same
+There are two kinds. `NetTeacher` is a bundle's net with more parameters, on the same tokens in the same
 lanes. `TargetTeacher` is a Hugging Face causal LM whose vocabulary has the student's pieces. Each session of
 a batch is put together again in its own order, spelt for the target (roles as its chat template spells them),
 and run through it. The probabilities of each token go to the position where the student predicts that token.
@@ -32,14 +32,12 @@ from pltz.models.bundle import bridge
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 from pltz.models.session import transcript
 from pltz.models.target.target import Target
-from pltz.models.training import net_files
-from pltz.models.training.job import Job
-from pltz.models.training.net import Net, built, compile_net, divergence, nats
+from pltz.models.training.dataloader import Batch
+from pltz.models.training.net import Net, compile_net, divergence, nats
 from pltz.models.training.vocabulary import counterparts, covered
 from pltz.plt_codec.errors import ContentError, ModelError
 from pltz.plt_codec.weights import CLASS
 
-Batch = dict[str, Tensor]
 Ints = npt.NDArray[np.int64]
 PADDED = 16384  # tokens in one pass of a target, padding included
 ROWS = 4096  # positions whose probabilities over the whole vocabulary are held at once
@@ -49,9 +47,7 @@ FIRST_ESCAPE = SPECIALS.index("x0")
 class Teaching(Protocol):
     """The interface of a teacher."""
 
-    def losses(
-        self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def losses(self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return, for the student's positions in one order, three tensors (T,).
 
         They are the nats of the data, the nats against the teacher, and whether the teacher knows the
@@ -62,22 +58,6 @@ class Teaching(Protocol):
             batch: tensors (rows, row) by key.
             mask: the attention mask of the batch.
         """
-
-
-def teacher_of(job: Job, device: str) -> Teaching | None:
-    """Return the teacher of a job, or None.
-
-    Raises:
-        ModelError: it cannot teach.
-    """
-    if job.share <= 0:
-        return None
-    if job.target:
-        tokenizer = BundleTokenizer((job.streams / "tokenizer.json").read_bytes())
-        return TargetTeacher(Target.load(job.target, device=device), tokenizer, job.temperature)
-    if job.teacher is None:
-        return None
-    return NetTeacher(built(net_files.read(job.teacher)), device)
 
 
 def member_logits(net: Net, x: Tensor, table: Tensor, classes: Tensor) -> Tensor:
@@ -119,9 +99,7 @@ class NetTeacher:
             compile_net(self.net)
             self.nats, self.divergence = (torch.compile(f, dynamic=False) for f in (nats, divergence))
 
-    def losses(
-        self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def losses(self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return the losses as `Teaching` says, (T,) each, in the order of the classes."""
         target = batch["target"].flatten()
         cls, order = torch.sort(target.clamp(min=0).long() // CLASS)
@@ -154,9 +132,7 @@ class TargetTeacher:
         known = torch.from_numpy(self.spelling.single).to(target.device)
         self.columns, self.unknown = known.clamp(min=0), known < 0
 
-    def losses(
-        self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def losses(self, net: Net, x: Tensor, table: Tensor, batch: Batch, mask: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return the losses as `Teaching` says, (T,) each."""
         with torch.no_grad():
             first, classes, second, known = self._said(batch, net.cfg.vocab)
@@ -175,21 +151,11 @@ class TargetTeacher:
         second = torch.zeros(count, CLASS, device=device)
         known = torch.zeros(count, dtype=torch.bool, device=device)
         for ids, slots, places in self._passes(batch):
-            logits = self.target.model(
-                input_ids=torch.from_numpy(ids).to(device), use_cache=False
-            ).logits.flatten(0, 1)
+            logits = self.target.model(input_ids=torch.from_numpy(ids).to(device), use_cache=False).logits.flatten(0, 1)
             for begin in range(0, len(slots), ROWS):
                 at = torch.from_numpy(slots[begin : begin + ROWS]).to(device)
-                rows = (
-                    logits[torch.from_numpy(places[begin : begin + ROWS]).to(device)].float()
-                    / self.temperature
-                )
-                p = (
-                    rows[:, self.columns]
-                    .masked_fill_(self.unknown, -math.inf)
-                    .softmax(-1)
-                    .view(len(at), -1, CLASS)
-                )
+                rows = logits[torch.from_numpy(places[begin : begin + ROWS]).to(device)].float() / self.temperature
+                p = rows[:, self.columns].masked_fill_(self.unknown, -math.inf).softmax(-1).view(len(at), -1, CLASS)
                 by_class = p.sum(-1)
                 drawn = torch.multinomial(by_class, 1)[:, 0]
                 members = p[torch.arange(len(at), device=device), drawn]
@@ -213,18 +179,14 @@ class TargetTeacher:
 
         That row of logits predicts the position's token.
         """
-        target, position, doc = (
-            batch[k].cpu().numpy().astype(np.int64) for k in ("target", "position", "doc")
-        )
+        target, position, doc = (batch[k].cpu().numpy().astype(np.int64) for k in ("target", "position", "doc"))
         width, found = target.shape[1], []
         for row in range(len(target)):
             used = np.flatnonzero(target[row] >= 0)
             for number in np.unique(doc[row, used]):
                 slots = used[doc[row, used] == number]
                 order = slots[np.argsort(position[row, slots], kind="stable")]
-                whole = np.flatnonzero(
-                    np.diff(position[row, order]) != 1
-                )  # a grid cut at the end of a row has holes
+                whole = np.flatnonzero(np.diff(position[row, order]) != 1)  # a grid cut at the end of a row has holes
                 order = order[: whole[0] + 1] if len(whole) else order
                 ids, places = self.spelling.spell(target[row, order])
                 limit = self.target.max_positions or len(ids)
@@ -259,8 +221,7 @@ class Spelling:
         self.begin = [int(begin)] if begin is not None else []
         self.opening = {i: head(target, role, None) for i, role in transcript.ROLES.items()}
         self.turning = {
-            i: head(target, role, "user" if role != "user" else "assistant")
-            for i, role in transcript.ROLES.items()
+            i: head(target, role, "user" if role != "user" else "assistant") for i, role in transcript.ROLES.items()
         }
 
     def spell(self, tokens: Ints) -> tuple[Ints, Ints]:

@@ -90,11 +90,7 @@ def together(count: int, kind: str, work: Callable[..., None], arguments: tuple[
         return
     with tempfile.TemporaryDirectory() as meeting:
         others = start_processes(
-            _start,
-            (count, kind, meeting, work, arguments),
-            nprocs=count - 1,
-            join=False,
-            start_method="spawn",
+            _start, (count, kind, meeting, work, arguments), nprocs=count - 1, join=False, start_method="spawn"
         )
         try:
             yield _join(0, count, kind, meeting)
@@ -106,9 +102,7 @@ def together(count: int, kind: str, work: Callable[..., None], arguments: tuple[
                 process.terminate()
 
 
-def _start(
-    index: int, count: int, kind: str, meeting: str, work: Callable[..., None], arguments: Any
-) -> None:
+def _start(index: int, count: int, kind: str, meeting: str, work: Callable[..., None], arguments: Any) -> None:
     """Run a process beside the first.
 
     It has nothing to keep, and ends at once. Otherwise the process can abort when the interpreter is taken

@@ -12,16 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pltz.models.training.checkpoint import Floats, Int8Rows, Rounded
 from pltz.models.training.net import A_SCALE, O_SCALE, QK_SCALE, U_SCALE, V_SCALE
-from pltz.models.training.net_files import Floats, Rounded, Rows
 from pltz.models.training.shape import NetConfig
 from pltz.plt_codec.errors import ModelError
 from pltz.plt_codec.weights import Shape, Weights, act_table, gains, gated_gains, tables
 
 OCTAVE = 64 / math.log(2)  # logit units per nat
-RESIDUAL = (
-    256.0  # residual units of 1.0: trained residuals grow to a few thousand, the contract holds 2^22 units
-)
+RESIDUAL = 256.0  # residual units of 1.0: trained residuals grow to a few thousand, the contract holds 2^22 units
 GATED_RESIDUAL = 128.0  # the same for contract 2, at most: nets there are clamped to 2^15
 SIZES = ("vocab", "d", "layers", "heads", "kv_heads", "head_dim", "hidden", "block", "memory")
 ROPE_BASES = (10000.0, 100000.0, 500000.0, 1000000.0)  # that `restore` knows
@@ -44,23 +42,16 @@ def export(net: Rounded) -> Weights:
     """Return checked integer weights.
 
     Raises:
-        ModelError: the net has biases or no roundings, or a multiplier does not fit.
+        ModelError: a multiplier does not fit.
     """
     c = net.config
-    if c.bias or not c.quant:
-        raise ModelError(
-            "a net trained without the roundings, or with biases, can teach but has no integers: leave "
-            "quant and bias out"
-        )
     shape = Shape(**{k: getattr(c, k) for k in SIZES}, **_gains(c), gated=c.gated)
     out: dict[str, npt.NDArray[Any]] = dict(tables(c.head_dim, c.rope_base))
     residual = _residual(net)
     for name, (to, unit, bits) in _places(c, residual).items():
         matrix = net.matrices[name]
         out[to + ".w"], out[to + ".m"] = matrix.weights, integer(matrix.scale * unit, bits)
-    out["member.m"] = integer(
-        net.matrices["embed"].scale * _member_unit(c, float(net.rest["member_gain"])), 24
-    )
+    out["member.m"] = integer(net.matrices["embed"].scale * _member_unit(c, float(net.rest["member_gain"])), 24)
     out["member.b"] = integer(net.rest["member_bias"] * OCTAVE, 0)
     out["class.b"] = integer(net.rest["class_bias"] * OCTAVE, 0)
     for i in range(c.layers):
@@ -86,9 +77,9 @@ def restore(weights: Weights) -> Rounded:
     s = weights.shape
     config = NetConfig(**{k: getattr(s, k) for k in SIZES}, gated=s.gated, rope_base=_rope_base(weights))
     residual = GATED_RESIDUAL if s.gated else RESIDUAL  # of a gated net any unit will do: norms follow
-    matrices: dict[str, Rows] = {}
+    matrices: dict[str, Int8Rows] = {}
     for name, (place, unit, bits) in _places(config, residual).items():
-        matrices[name] = Rows(weights[place + ".w"], weights[place + ".m"] / 2.0**bits / unit)
+        matrices[name] = Int8Rows(weights[place + ".w"], weights[place + ".m"] / 2.0**bits / unit)
     ratio = np.median(weights["member.m"] / 2.0**24 / matrices["embed"].scale)
     rest: dict[str, Floats] = {
         "member_gain": np.array(math.log(ratio / _member_unit(config, 0.0))),
@@ -109,7 +100,7 @@ def restore(weights: Weights) -> Rounded:
     return Rounded(config, matrices, {k: np.asarray(v, np.float32) for k, v in rest.items()})
 
 
-def _step(matrices: dict[str, Rows]) -> float:
+def _step(matrices: dict[str, Int8Rows]) -> float:
     """Return the smallest step of the blocks' weights, in root mean squares of their rows.
 
     It is estimated from rows that the step kept from reaching 127; 0 if there are none.
@@ -125,9 +116,7 @@ def _step(matrices: dict[str, Rows]) -> float:
 
 def _places(c: NetConfig, residual: float) -> dict[str, tuple[str, float | Floats, int]]:
     """Return, by matrix of a net, its tensors in the integers, the unit of its multipliers and their bits."""
-    inside = (
-        1.0 if c.gated else A_SCALE
-    )  # units of the products' inputs; a gated net's are in its weights
+    inside = 1.0 if c.gated else A_SCALE  # units of the products' inputs; a gated net's are in its weights
     values = np.arange((c.heads + 2 * c.kv_heads) * c.head_dim) < (c.heads + c.kv_heads) * c.head_dim
     out: dict[str, tuple[str, float | Floats, int]] = {
         "embed": ("embed", residual, 16),
@@ -141,13 +130,7 @@ def _places(c: NetConfig, residual: float) -> dict[str, tuple[str, float | Float
         "down": residual * 256 / U_SCALE**2,
     }
     if c.gated:
-        units = {
-            "qkv": np.where(values, 128.0, 1.0),
-            "out": residual,
-            "gate": 1.0,
-            "up": 1.0,
-            "down": residual,
-        }
+        units = {"qkv": np.where(values, 128.0, 1.0), "out": residual, "gate": 1.0, "up": 1.0, "down": residual}
     for i in range(c.layers):
         out |= {f"blocks.{i}.{n}.weight": (f"layer.{i}.{n}", unit, 24) for n, unit in units.items()}
     return out
@@ -164,9 +147,7 @@ def _residual(net: Rounded) -> float:
     """
     if not net.config.gated:
         return RESIDUAL
-    reach = max(
-        float(m.scale.max()) for k, m in net.matrices.items() if k.endswith((".out.weight", ".down.weight"))
-    )
+    reach = max(float(m.scale.max()) for k, m in net.matrices.items() if k.endswith((".out.weight", ".down.weight")))
     return min(2.0**22 / net.config.residual_max, 127.0 / reach)
 
 

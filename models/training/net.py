@@ -1,8 +1,7 @@
 """The float model that is trained: the integer model of NUMERICS.md with rounding in the loop.
 
 Every place where the integer contract rounds or clamps has its twin here, with a straight-through gradient.
-So the exported integers behave as the trained floats did. Without `quant` the roundings are left out (to
-compare, and to equalise a pretrained net).
+So the exported integers behave as the trained floats did.
 
 The shape is a Llama's: pre-norm decoder blocks, rotary positions, grouped queries. Norms have no gain,
 queries and keys are normalised, and the head has two levels. Squared ReLU replaces SwiGLU (one product and
@@ -19,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
-from pltz.models.training import net_files
-from pltz.models.training.net_files import Rounded
+from pltz.models.training import checkpoint
+from pltz.models.training.checkpoint import Rounded
 from pltz.models.training.shape import NetConfig
 
 A_SCALE = 20.0  # int8 units per unit of a normalised activation
@@ -53,10 +52,8 @@ def fake_weight(w: Tensor, step: float = 0.0) -> Tensor:
     return w + ((w / scale).round() * scale - w).detach()
 
 
-def fake_act(x: Tensor, scale: float, quant: bool) -> Tensor:
+def fake_act(x: Tensor, scale: float) -> Tensor:
     """Round x (...,) to int8 with a fixed scale; float32 inside."""
-    if not quant:
-        return x
     return (ste_round((x.float() * scale).clamp(-127, 127)) / scale).to(x.dtype)
 
 
@@ -84,26 +81,15 @@ def rope_tables(position: Tensor, phases: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Linear(nn.Module):
-    """A product with int8 rows; it has a bias only in a teacher."""
+    """A product with int8 rows."""
 
-    def __init__(self, n_in: int, n_out: int, gain: float = 1.0, *, bias: bool = False):
+    def __init__(self, n_in: int, n_out: int, gain: float = 1.0):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(n_out, n_in) * gain / math.sqrt(n_in))
-        self.bias = nn.Parameter(torch.zeros(n_out)) if bias else None
 
-    def forward(self, x: Tensor, quant: bool, step: float = 0.0) -> Tensor:
+    def forward(self, x: Tensor, step: float = 0.0) -> Tensor:
         """Multiply x (..., in) and return (..., out)."""
-        w = fake_weight(self.weight, step) if quant else self.weight
-        y = F.linear(x, w.to(x.dtype))
-        return y if self.bias is None else y.float() + self.bias
-
-
-def dropped(x: Tensor, share: float) -> Tensor:
-    """Return a layer's addition to the residual (...,), with a share of it left out at random.
-
-    This is for training on data that is seen many times.
-    """
-    return F.dropout(x, share) if share else x
+        return F.linear(x, fake_weight(self.weight, step).to(x.dtype))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
@@ -119,7 +105,7 @@ class Block(nn.Module):
 
     def __init__(self, cfg: NetConfig):
         super().__init__()
-        self.cfg, self.dropout = cfg, 0.0
+        self.cfg = cfg
         qkv = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim
         self.qkv = Linear(cfg.d, qkv)
         self.out = Linear(cfg.heads * cfg.head_dim, cfg.d, 0.1)
@@ -130,31 +116,26 @@ class Block(nn.Module):
     def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q (B, H, N, D) and k, v (B, K, N, D) of x (B, N, d); q already carries the temperature."""
         c = self.cfg
-        a = fake_act(unit(x), A_SCALE, c.quant).bfloat16()
-        y = self.qkv(a, c.quant).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
+        a = fake_act(unit(x), A_SCALE).bfloat16()
+        y = self.qkv(a).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
         q, k, v = y.split([c.heads, c.kv_heads, c.kv_heads], 1)
 
         def rotate(z: Tensor) -> Tensor:
             a, b = z.float().chunk(2, -1)
             z = unit(torch.cat([a * cos - b * sin, a * sin + b * cos], -1))
-            return fake_act(z, QK_SCALE, c.quant)
+            return fake_act(z, QK_SCALE)
 
         t = self.log_temperature.exp()[:, None, None]
-        return (rotate(q) * t).bfloat16(), rotate(k).bfloat16(), fake_act(v, V_SCALE, c.quant).bfloat16()
+        return (rotate(q) * t).bfloat16(), rotate(k).bfloat16(), fake_act(v, V_SCALE).bfloat16()
 
     def join(self, x: Tensor, o: Tensor) -> Tensor:
         """Add attention output o (B, H, N, D) and the hidden layer to the residual x (B, N, d)."""
-        c = self.cfg
-        o = fake_act(o.transpose(1, 2).flatten(2), O_SCALE, c.quant)
-        x = x + dropped(self.out(o, c.quant).float(), self.dropout)
-        a = fake_act(unit(x), A_SCALE, c.quant).bfloat16()
-        u = self.up(a, c.quant).float()
-        if c.quant:
-            u = ste_round((u * U_SCALE).clamp(0, 255))
-            h = ste_round(u * u / 256) * (256 / U_SCALE**2)
-        else:
-            h = F.relu(u).square()
-        out: Tensor = x + dropped(self.down(h.bfloat16(), c.quant).float(), self.dropout)
+        o = fake_act(o.transpose(1, 2).flatten(2), O_SCALE)
+        x = x + self.out(o).float()
+        a = fake_act(unit(x), A_SCALE).bfloat16()
+        u = ste_round((self.up(a).float() * U_SCALE).clamp(0, 255))
+        h = ste_round(u * u / 256) * (256 / U_SCALE**2)
+        out: Tensor = x + self.down(h.bfloat16()).float()
         return out
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
@@ -162,9 +143,9 @@ class Block(nn.Module):
         return self.join(x, attend(*self.heads(x, cos, sin), mask))
 
 
-def whole(x: Tensor, limit: float, quant: bool) -> Tensor:
+def whole(x: Tensor, limit: float) -> Tensor:
     """Round x (...,) to whole numbers within the limit; float32 inside."""
-    return ste_round(x.float().clamp(-limit, limit)) if quant else x.float()
+    return ste_round(x.float().clamp(-limit, limit))
 
 
 class GatedBlock(nn.Module):
@@ -175,9 +156,9 @@ class GatedBlock(nn.Module):
 
     def __init__(self, cfg: NetConfig):
         super().__init__()
-        self.cfg, self.dropout = cfg, 0.0
+        self.cfg = cfg
         qkv = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim
-        self.qkv = Linear(cfg.d, qkv, 1 / A_SCALE, bias=cfg.bias)
+        self.qkv = Linear(cfg.d, qkv, 1 / A_SCALE)
         self.out = Linear(cfg.heads * cfg.head_dim, cfg.d, 0.1 / A_SCALE)
         self.gate = Linear(cfg.d, cfg.hidden, GATE_SCALE / A_SCALE)
         self.up = Linear(cfg.d, cfg.hidden, LINEAR_SCALE / A_SCALE)
@@ -189,38 +170,36 @@ class GatedBlock(nn.Module):
     def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q (B, H, N, D) and k, v (B, K, N, D) of x (B, N, d); q already carries the temperature."""
         c = self.cfg
-        a = whole(unit(x) * self.norm_in, 127, c.quant).bfloat16()
-        y = self.qkv(a, c.quant, c.step).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
+        a = whole(unit(x) * self.norm_in, 127).bfloat16()
+        y = self.qkv(a, c.step).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
         q, k, v = y.split([c.heads, c.kv_heads, c.kv_heads], 1)
 
         def rotate(z: Tensor) -> Tensor:
             a, b = z.float().chunk(2, -1)
-            return whole(torch.cat([a * cos - b * sin, a * sin + b * cos], -1), 127, c.quant)
+            return whole(torch.cat([a * cos - b * sin, a * sin + b * cos], -1), 127)
 
         t = self.log_temperature.exp()[:, None, None]
-        return (rotate(q) * t).bfloat16(), rotate(k).bfloat16(), whole(v, 127, c.quant).bfloat16()
+        return (rotate(q) * t).bfloat16(), rotate(k).bfloat16(), whole(v, 127).bfloat16()
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return the hidden layer's activations (B, N, F) of x (B, N, d)."""
         c = self.cfg
-        a = whole(unit(x) * self.norm_mid, 127, c.quant).bfloat16()
-        gate = whole(self.gate(a, c.quant, c.step), 511, c.quant) / GATE_SCALE
-        linear = whole(self.up(a, c.quant, c.step), 32767, c.quant) / LINEAR_SCALE
-        act = whole(F.silu(gate) * ACT_SCALE, 32767, c.quant) / ACT_SCALE
-        return whole(act * linear, 127, c.quant)
+        a = whole(unit(x) * self.norm_mid, 127).bfloat16()
+        gate = whole(self.gate(a, c.step), 511) / GATE_SCALE
+        linear = whole(self.up(a, c.step), 32767) / LINEAR_SCALE
+        act = whole(F.silu(gate) * ACT_SCALE, 32767) / ACT_SCALE
+        return whole(act * linear, 127)
 
     def join(self, x: Tensor, o: Tensor) -> Tensor:
         """Add attention output o (B, H, N, D) and the hidden layer to the residual x (B, N, d)."""
         c = self.cfg
-        o = whole(2 * o.transpose(1, 2).flatten(2), 127, c.quant).bfloat16()
-        x = self.bounded(x + dropped(self.out(o, c.quant, c.step).float(), self.dropout))
-        return self.bounded(
-            x + dropped(self.down(self.hidden(x).bfloat16(), c.quant, c.step).float(), self.dropout)
-        )
+        o = whole(2 * o.transpose(1, 2).flatten(2), 127).bfloat16()
+        x = self.bounded(x + self.out(o, c.step).float())
+        return self.bounded(x + self.down(self.hidden(x).bfloat16(), c.step).float())
 
     def bounded(self, x: Tensor) -> Tensor:
         """Clamp the residual (B, N, d) to the bounds of the integers."""
-        return x.clamp(-self.cfg.residual_max, self.cfg.residual_max) if self.cfg.quant else x
+        return x.clamp(-self.cfg.residual_max, self.cfg.residual_max)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
         """Run the layer on the residual x (B, N, d), with cos and sin (B, 1, N, head_dim / 2); return (B, N, d)."""
@@ -246,17 +225,12 @@ class Net(nn.Module):
         self.phases: Tensor
         self.register_buffer("phases", rope_phases(cfg), persistent=False)
 
-    def drop(self, share: float) -> None:
-        """Leave out a share of each layer's addition (`dropped`), from now on; 0 at first."""
-        for block in self.blocks:
-            cast(Block, block).dropout = share
-
     def table(self) -> Tensor:
         """Return the embedding as the integers have it, unit rows: (V, d) float32."""
         if self.cfg.gated:
-            return fake_weight(self.embed, self.cfg.step / 2) if self.cfg.quant else self.embed
+            return fake_weight(self.embed, self.cfg.step / 2)
         e = self.embed * torch.rsqrt(self.embed.square().mean(1, keepdim=True) + 1e-12)
-        return fake_weight(e) if self.cfg.quant else e
+        return fake_weight(e)
 
     def body(self, tokens: Tensor, position: Tensor, mask: Any) -> tuple[Tensor, Tensor]:
         """Return the residual after the last block (B, N, d) float32, and the table (V, d), for tokens and
@@ -271,19 +245,17 @@ class Net(nn.Module):
     def last_norm(self, x: Tensor) -> Tensor:
         """Return the input of the head's products, (T, d) bfloat16, of residuals x (T, d)."""
         if self.norm_out is not None:
-            return whole(unit(x) * self.norm_out, 127, self.cfg.quant).bfloat16()
-        return fake_act(unit(x), A_SCALE, self.cfg.quant).bfloat16()
+            return whole(unit(x) * self.norm_out, 127).bfloat16()
+        return fake_act(unit(x), A_SCALE).bfloat16()
 
     def class_logits(self, x: Tensor) -> Tensor:
         """Return logits (T, classes), in nats, of residuals x (T, d)."""
         h = self.last_norm(x)
-        w = fake_weight(self.classes) if self.cfg.quant else self.classes
-        return (h @ w.t().bfloat16()).float() + self.class_bias
+        return (h @ fake_weight(self.classes).t().bfloat16()).float() + self.class_bias
 
     def member_hidden(self, x: Tensor, cls: Tensor) -> Tensor:
         """Return the normalised residual with the class added, (T, d), of x (T, d) and classes (T,)."""
-        shift = fake_weight(self.class_shift) if self.cfg.quant else self.class_shift
-        return self.last_norm(x + F.embedding(cls, shift))
+        return self.last_norm(x + F.embedding(cls, fake_weight(self.class_shift)))
 
     def member_logits(self, raw: Tensor, cls: Tensor) -> Tensor:
         """Return logits (T, 128), in nats, from the plain products raw (T, 128) and classes (T,)."""
@@ -333,7 +305,7 @@ def state(net: Net) -> dict[str, Tensor]:
 
 def rounded_net(net: Net) -> Rounded:
     """Return a net as its integers will be."""
-    return net_files.rounded({k: v.numpy() for k, v in state(net).items()}, net.cfg)
+    return checkpoint.rounded({k: v.numpy() for k, v in state(net).items()}, net.cfg)
 
 
 def nats(logits: Tensor, target: Tensor) -> Tensor:

@@ -1,9 +1,14 @@
 """Sessions for training: their sources, which are held out, and the token streams that the trainer reads.
 
 A session is held out by a hash of its content. So copies of one session never stand on both sides. A run that
-is repeated, or given more files, holds out the same ones. Streams have the form of prepare.py (NAME.bin,
-NAME.offsets.npy, NAME.source.npy, NAME.bytes.npy, sources.json). Sessions pass through the transcript that
-the codec uses, so every form is learnt as it will stand in a frame.
+is repeated, or given more files, holds out the same ones. Sessions pass through the transcript that the codec
+uses, so every form is learnt as it will stand in a frame. A folder of streams holds
+
+    tokenizer.json   the bundle's tokenizer
+    NAME.bin         uint16 token stream of all sessions, back to back
+    NAME.offsets.npy int64 start of each session, length n + 1
+    NAME.source.npy  uint8 source number of each session;  NAME.bytes.npy int64 content bytes of each session
+    sources.json     names of the source numbers
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ GROUP = 1024  # sessions tokenised in one call
 Spell = Callable[[Ids], Ids]
 
 
-class Record(NamedTuple):
+class LabelledSession(NamedTuple):
     """One session, its source, and the licence that its record states."""
 
     source: str
@@ -41,7 +46,7 @@ class Record(NamedTuple):
     licence: str = ""
 
 
-def record(session: Session, file: str) -> Record:
+def record(session: Session, file: str) -> LabelledSession:
     """Return the record of a loaded session.
 
     The source is the id up to its last "-", or the name of its file.
@@ -52,7 +57,7 @@ def record(session: Session, file: str) -> Record:
     stated = value.get("license", value.get("licence", ""))
     if plain(session).kind == "text":
         source = TEXT + source
-    return Record(source, session, stated if isinstance(stated, str) else "")
+    return LabelledSession(source, session, stated if isinstance(stated, str) else "")
 
 
 def plain(session: Session) -> Session:
@@ -78,10 +83,10 @@ def part_of(session: Session, held_out: float) -> str:
 
 
 @contextmanager
-def keeper(path: Path) -> Iterator[Callable[[Record], None]]:
+def keeper(path: Path) -> Iterator[Callable[[LabelledSession], None]]:
     """Open a file for writing, and yield a function that writes a record to it."""
 
-    def keep(one: Record) -> None:
+    def keep(one: LabelledSession) -> None:
         """Write one record."""
         content = base64.b64encode(one.session.to_bytes()).decode()
         packed.write(json.dumps([one.source, one.session.kind, one.licence, content]).encode() + b"\n")
@@ -90,7 +95,7 @@ def keeper(path: Path) -> Iterator[Callable[[Record], None]]:
         yield keep
 
 
-def read(path: Path) -> Iterator[Record]:
+def read(path: Path) -> Iterator[LabelledSession]:
     """Yield the records of a file."""
     with path.open("rb") as f, zstandard.ZstdDecompressor().stream_reader(f) as packed:
         rest = b""
@@ -99,7 +104,7 @@ def read(path: Path) -> Iterator[Record]:
             for line in lines:
                 source, kind, licence, content = json.loads(line)
                 session = Session.from_bytes(cast(Kind, kind), base64.b64decode(content))
-                yield Record(source, session, licence)
+                yield LabelledSession(source, session, licence)
 
 
 def texts(session: Session) -> list[str]:
@@ -117,7 +122,7 @@ def texts(session: Session) -> list[str]:
     return [text.encode("utf8", "ignore").decode() for text in found if isinstance(text, str)]
 
 
-def sample(records: Iterable[Record], limit: int) -> Iterator[Session]:
+def sample(records: Iterable[LabelledSession], limit: int) -> Iterator[Session]:
     """Yield sessions in order, each source up to `limit` content bytes."""
     used: dict[str, int] = {}
     for source, session, _ in records:
@@ -135,7 +140,7 @@ class Streams:
         self.sources: dict[str, int] = {}
         self.skipped = 0
 
-    def add(self, name: str, records: Iterable[Record]) -> tuple[int, int]:
+    def add(self, name: str, records: Iterable[LabelledSession]) -> tuple[int, int]:
         """Write NAME.bin and its companions; return the number of sessions and tokens in it."""
         offsets, source, sizes = [0], [], []
         remaining = iter(records)
@@ -163,7 +168,7 @@ class Streams:
             label = TEXT + OTHER if label.startswith(TEXT) else OTHER
         return self.sources.setdefault(label, len(self.sources))
 
-    def _tokens(self, group: list[Record]) -> list[Ids | None]:
+    def _tokens(self, group: list[LabelledSession]) -> list[Ids | None]:
         """Return the tokens of each record; None for one that no bundle tokens spell (opaque parts)."""
         sessions = [plain(session) for _, session, _ in group]
         if all(session.kind != "ids" for session in sessions):

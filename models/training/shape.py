@@ -26,8 +26,8 @@ LIMITS = {  # on values read from a file; the limits of the integers are narrowe
 
 
 @dataclass(frozen=True)
-class NetSize:
-    """The sizes of a net of its own.
+class NetShape:
+    """The sizes of a net, how sessions are cut, and the memory of the block before.
 
     Multiply-adds per token outside attention: layers * (2 d^2 + 2 d kv + 2 d hidden) + 2 * 128 d; gated: 3 d
     hidden.
@@ -42,15 +42,6 @@ class NetSize:
     rope_base: float = 10000.0
     gated: bool = False  # numeric contract 2: norms with gains, SiLU gate, queries and keys not normalised
     step: float = 0.0  # gated: smallest step of a weight, in root mean squares of its row; larger ones compress better
-    bias: bool = False  # gated: queries, keys and values have one, as in Qwen; teachers only: the integers have none
-    quant: bool = True  # the integers' roundings in the loop; a teacher needs none
-
-
-@dataclass(frozen=True)
-class NetShape(NetSize):
-    """The sizes of a net, and those it shares with its teacher: how sessions are cut, and the memory of the
-    block before."""
-
     block: int = 4096
     memory: int = 1024
 
@@ -63,10 +54,9 @@ class NetConfig(NetShape):
     residual_max: float = 32768.0  # gated: the residual is clamped to it
 
     @classmethod
-    def of(cls, size: NetSize, within: NetShape, vocab: int) -> NetConfig:
-        """Return the net of a size, or of settings that hold one, with the block and memory of `within`."""
-        sizes = {f.name: getattr(size, f.name) for f in fields(NetSize)}
-        return cls(**sizes, block=within.block, memory=within.memory, vocab=vocab)
+    def of(cls, shape: NetShape, vocab: int) -> NetConfig:
+        """Return the net of a shape, or of settings that hold one, for `vocab` ids."""
+        return cls(**{f.name: getattr(shape, f.name) for f in fields(NetShape)}, vocab=vocab)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dict for JSON."""
@@ -86,15 +76,13 @@ class NetConfig(NetShape):
         for name, limit in LIMITS.items():
             value = getattr(config, name)
             if type(value) is not int or not 0 < value <= limit:
-                raise ModelError(
-                    f"the shape of a net: {name} must be a whole number from 1 to {limit}, got {value!r}"
-                )
+                raise ModelError(f"the shape of a net: {name} must be a whole number from 1 to {limit}, got {value!r}")
         for name, least in (("rope_base", 1.0), ("step", 0.0), ("residual_max", 1.0)):
             value = getattr(config, name)
             if type(value) not in (int, float) or not least <= value <= 1e12:
                 raise ModelError(f"the shape of a net: {name} must be a number from {least:g}, got {value!r}")
-        if any(type(flag) is not bool for flag in (config.gated, config.quant, config.bias)):
-            raise ModelError("the shape of a net: gated, quant and bias must be true or false")
+        if type(config.gated) is not bool:
+            raise ModelError("the shape of a net: gated must be true or false")
         if config.vocab % CLASS or config.heads % config.kv_heads or config.head_dim % 2:
             raise ModelError(
                 f"the shape of a net: {config.vocab} ids, {config.heads} heads on {config.kv_heads} of "
@@ -122,13 +110,9 @@ class NetConfig(NetShape):
         if self.gated:
             layer |= {"gate.weight": (hidden, d), "norm_in": (d,), "norm_mid": (d,)}
             out["norm_out"] = (d,)
-        if self.bias:
-            layer["qkv.bias"] = (qkv,)
         return out | {f"blocks.{i}.{k}": shape for i in range(self.layers) for k, shape in layer.items()}
 
     def size(self) -> int:
-        """Return the bytes of the rounded net's tensors (net_files.py): an int8 per weight, a float32 per row and
+        """Return the bytes of the rounded net's tensors (checkpoint.py): an int8 per weight, a float32 per row and
         for all else."""
-        return sum(
-            math.prod(s) + 4 * s[0] if len(s) == 2 else 4 * math.prod(s) for s in self.tensors().values()
-        )
+        return sum(math.prod(s) + 4 * s[0] if len(s) == 2 else 4 * math.prod(s) for s in self.tensors().values())

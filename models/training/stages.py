@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -25,13 +26,13 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from pltz.models.bundle.folder import publish
-from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.errors import ModelError, UsageError
 
 VERSION = 1  # of the stages' behaviour: a new version repeats all of them
 Say = Callable[[str], None]
 
 
-class Work:
+class WorkFolder:
     """The work folder of a run; a context manager that holds its lock.
 
     Args:
@@ -51,9 +52,7 @@ class Work:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             self._lock.close()
-            raise UsageError(
-                f"another run works in {root}: wait for it, or choose another work folder"
-            ) from exc
+            raise UsageError(f"another run works in {root}: wait for it, or choose another work folder") from exc
         self._log = (root / "log.txt").open("a", encoding="utf8")
 
     def __enter__(self) -> Self:
@@ -106,7 +105,7 @@ def digest_files(paths: list[str]) -> list[list[Any]]:
     Raises:
         UsageError: a file is missing.
     """
-    found: list[list[Any]] = []
+    digests: list[list[Any]] = []
     for name in paths:
         path = Path(name)
         if not path.exists():
@@ -114,7 +113,25 @@ def digest_files(paths: list[str]) -> list[list[Any]]:
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         for file in files:
             with file.open("rb") as f:
-                found.append(
-                    [file.name, hashlib.file_digest(f, lambda: hashlib.blake2b(digest_size=16)).hexdigest()]
-                )
-    return found
+                content = hashlib.file_digest(f, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+                digests.append([file.name, content])
+    return digests
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of a stage.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    try:
+        return json.loads(path.read_text("utf8"))
+    except (OSError, ValueError) as exc:
+        raise ModelError(f"{path} cannot be read ({exc}): remove its folder and run again") from exc
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file of a stage, whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf8")
+    os.replace(part, path)

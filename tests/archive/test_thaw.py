@@ -11,9 +11,9 @@ import torch
 import transformers
 
 from pltz.archive.thaw import KV_NOISE, Thawed, check_target, kv_difference, thaw
+from pltz.models.target import tokenizer_files
 from pltz.models.target.checkpoint import TARGETS
 from pltz.models.target.target import Target
-from pltz.models.training import train_target
 from pltz.plt_codec.errors import ContentError, TargetMismatch, UsageError
 
 EMBEDDED = TARGETS / "mini-llama"
@@ -43,7 +43,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
         model = {"type": "BPE", "vocab": vocab, "merges": []}
         source = folder / "source.json"
         source.write_text(json.dumps({"version": "1.0", "model": model, "added_tokens": []}))
-        train_target.write_tokenizer(source, folder, POSITIONS)
+        tokenizer_files.write_tokenizer(source, folder, POSITIONS)
         return folder
 
     return make_target

@@ -48,7 +48,7 @@ def make_target(folder: Path, tokenizer_json: bytes) -> None:
     import torch
     import transformers
 
-    from pltz.models.training.train_target import write_tokenizer
+    from pltz.models.target.tokenizer_files import write_tokenizer
 
     torch.manual_seed(7)
     config = transformers.LlamaConfig(

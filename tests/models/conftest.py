@@ -14,7 +14,7 @@ import transformers
 
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.codec import Codec
-from pltz.models.training import train_target
+from pltz.models.target import tokenizer_files
 from tests.models.fake_coder import FakeBundle, FakeCoder
 
 VOCAB = 384
@@ -35,7 +35,7 @@ def save_model(tiny_tokenizer_json: Callable[..., bytes]) -> SaveModel:
         model.save_pretrained(folder)
         source = folder / "bundle_tokenizer.json"
         source.write_bytes(tiny_tokenizer_json(VOCAB))
-        train_target.write_tokenizer(source, folder, POSITIONS)
+        tokenizer_files.write_tokenizer(source, folder, POSITIONS)
         source.unlink()
         return folder
 

@@ -70,7 +70,7 @@ def make_target(folder: Path, tokenizer_json: bytes, vocab: int) -> None:
     """Write a llama of two small layers with random weights."""
     import transformers
 
-    from pltz.models.training.train_target import write_tokenizer
+    from pltz.models.target.tokenizer_files import write_tokenizer
 
     torch.manual_seed(7)
     config = transformers.LlamaConfig(

@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 
 from pltz.datasets.loaders import sample_path
-from pltz.models.training.records import Record
+from pltz.models.training.records import LabelledSession
 
 Run = Callable[..., Result]
 
@@ -42,18 +42,6 @@ limit_bytes = 5000
 [card]
 licence = "CC-BY-SA-4.0"
 """
-TEACHER = """
-[teacher]
-d = 48
-layers = 2
-heads = 2
-kv_heads = 1
-head_dim = 24
-hidden = 64
-steps = 10
-"""
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """Make a folder with the sample sessions and a configuration."""
@@ -65,7 +53,7 @@ def project(tmp_path: Path) -> Path:
 def test_example_is_what_the_library_has(run: Run) -> None:
     from pltz.models.training.settings import EXAMPLE
 
-    assert run("bundle", "train", "--example").stdout == EXAMPLE
+    assert run("bundle", "train", "--example").stdout == EXAMPLE.read_text("utf8")
 
 
 def test_train_needs_a_configuration_and_an_output(run: Run, tmp_path: Path) -> None:
@@ -146,11 +134,11 @@ def test_a_run_that_dies_goes_on(project: Path) -> None:
         if text not in lines[:-1] and (text.endswith(": begins") or ": done in" in text):
             raise Cut
 
-    def measure(bundle: Path, records: list[Record], limit: int) -> dict[str, object]:
+    def measure(bundle: Path, records: list[LabelledSession], limit: int) -> dict[str, object]:
         return eval.measured(options.load_codec(str(bundle), "cpu", 1), records, limit, shown=False)
 
-    def run() -> pipeline.Run:
-        return pipeline.Run(output, project / "work", train.read, measure, "cpu", 1, False, tell)
+    def run() -> pipeline.TrainingRun:
+        return pipeline.TrainingRun(output, project / "work", train.read, measure, "cpu", 1, False, tell)
 
     while runs < 200:
         runs += 1
@@ -228,7 +216,7 @@ def other_bundle(folder: Path, tokenizer: bytes) -> Path:
     from pltz.models.training.shape import NetConfig
 
     size = {"d": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "hidden": 32, "memory": 64}
-    net = rounded_net(Net(NetConfig(vocab=1024, **size, rope_base=100000.0, gated=True)))  # type: ignore[arg-type]
+    net = rounded_net(Net(NetConfig(vocab=1024, **size, rope_base=100000.0, gated=True)))
     write_bundle(folder, "other", export(net), tokenizer, b"words " * 50, {})
     return folder
 
@@ -435,26 +423,22 @@ def test_distill_refuses_what_it_cannot_do(run: Run, tiny: Path, project: Path) 
     assert done.exit_code == 2 and "exclude each other" in done.stderr
 
 
-def test_train_with_a_teacher_of_its_own(run: Run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train a larger net, then a student that learns its probabilities.
+def test_train_with_a_bundle_that_teaches(
+    run: Run, project: Path, tiny_tokenizer_json: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Train a student that learns the probabilities of a larger bundle of the same tokenizer.
 
     With so few steps the test only checks that it runs and improves.
     """
     from pltz.models.training import trainer
 
     monkeypatch.setattr(trainer, "REPORT_EVERY", 0.0)  # the figure then covers only the last step
-    (project / "tiny.toml").write_text(CONFIG.format(steps=60) + TEACHER)
-    call = (
-        "bundle",
-        "train",
-        "--config",
-        project / "tiny.toml",
-        "--output",
-        project / "mine",
-        "--device",
-        "cpu",
-    )
-    assert run(*call, "--no-progress").exit_code == 0
-    training = json.loads((project / "mine/card.json").read_text())["training"]
-    assert training["teacher"]["parameters"] > training["student"]["parameters"]
-    assert training["student"]["bits_per_token"] < 9.0  # by chance
+    other_bundle(project / "other", tiny_tokenizer_json())
+    config = CONFIG.format(steps=60).replace("vocabulary = 512", 'kind = "bundle"\nbundle = "other"')
+    (project / "tiny.toml").write_text(config + '[teacher]\nbundle = "other"\n')
+    call = ("--config", project / "tiny.toml", "--output", project / "mine", "--device", "cpu", "--no-progress")
+    done = run("bundle", "train", *call)
+    assert done.exit_code == 0, done.output
+    card = json.loads((project / "mine/card.json").read_text())
+    assert card["settings"]["teacher"]["bundle"] == "other"
+    assert card["training"]["student"]["bits_per_token"] < 10.0  # by chance

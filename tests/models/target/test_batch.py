@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pltz.archive.thaw import KV_NOISE, kv_difference
 from pltz.models.target.target import Target
-from pltz.models.training.train_target import write_tokenizer
+from pltz.models.target.tokenizer_files import write_tokenizer
 from pltz.plt_codec.errors import ContentError
 
 VOCAB = 1024

@@ -32,7 +32,7 @@ SCALE = ".scale"
 MAX_HEAD = 1 << 20  # bytes of config.json, and of the head of the other
 
 
-class Rows(NamedTuple):
+class Int8Rows(NamedTuple):
     """A matrix: int8 weights (n, m) and the scale of each row (n,)."""
 
     weights: npt.NDArray[np.int8]
@@ -43,24 +43,21 @@ class Rounded(NamedTuple):
     """A net: its configuration, its matrices, and the tensors that stay floats, by name in `Net.state_dict`."""
 
     config: NetConfig
-    matrices: dict[str, Rows]
+    matrices: dict[str, Int8Rows]
     rest: dict[str, Floats]
 
     def floats(self) -> dict[str, Floats]:
         """Return the state to train on from, float32."""
         out: dict[str, Floats] = {
-            k: r.weights.astype(np.float32) * r.scale[:, None].astype(np.float32)
-            for k, r in self.matrices.items()
+            k: r.weights.astype(np.float32) * r.scale[:, None].astype(np.float32) for k, r in self.matrices.items()
         }
         out |= self.rest
         if not self.config.gated:
-            out["embed"] = out["embed"] * np.float32(
-                0.5
-            )  # only its direction counts; shorter, it turns faster
+            out["embed"] = out["embed"] * np.float32(0.5)  # only its direction counts; shorter, it turns faster
         return out
 
 
-def rows(w: Floats, step: float = 0.0) -> Rows:
+def rows(w: Floats, step: float = 0.0) -> Int8Rows:
     """Return int8 weights (n, m) and the scale of each row (n,) of a float matrix (n, m).
 
     The rounding is the one in training (net.weight_scale).
@@ -69,17 +66,15 @@ def rows(w: Floats, step: float = 0.0) -> Rows:
     scale = np.maximum(np.abs(w32).max(1, keepdims=True), np.float32(1e-8)) / np.float32(127)
     if step:
         scale = np.maximum(scale, np.float32(step) * np.sqrt(np.square(w32).mean(1, keepdims=True)))
-    return Rows(np.clip(np.round(w32 / scale), -127, 127).astype(np.int8), scale[:, 0])
+    return Int8Rows(np.clip(np.round(w32 / scale), -127, 127).astype(np.int8), scale[:, 0])
 
 
 def rounded(state: Mapping[str, Floats], config: NetConfig) -> Rounded:
     """Return the rounded net of a float state (shapes: `NetConfig.tensors`)."""
-    matrices: dict[str, Rows] = {}
+    matrices: dict[str, Int8Rows] = {}
     for name, value in state.items():
         if value.ndim == 2:
-            matrices[name] = rows(
-                _unit(value) if name == "embed" and not config.gated else value, _step(name, config)
-            )
+            matrices[name] = rows(_unit(value) if name == "embed" and not config.gated else value, _step(name, config))
     return Rounded(config, matrices, {k: v.astype(np.float32) for k, v in state.items() if v.ndim != 2})
 
 
@@ -104,9 +99,7 @@ def write(net: Rounded, folder: Path) -> None:
     tensors: dict[str, Any] = dict(net.rest)
     for name, matrix in net.matrices.items():
         tensors |= {name: matrix.weights, name + SCALE: matrix.scale.astype(np.float32)}
-    tensors = {
-        k: np.array(v, order="C") for k, v in tensors.items()
-    }  # ascontiguousarray would make a scalar a vector
+    tensors = {k: np.array(v, order="C") for k, v in tensors.items()}  # ascontiguousarray would make a scalar a vector
     safetensors.numpy.save_file(tensors, folder / NET)
     (folder / CONFIG).write_text(json.dumps(net.config.to_dict(), indent=1) + "\n")
 
@@ -121,9 +114,7 @@ def read(folder: Path) -> Rounded:
         config = NetConfig.read(json.loads(_bounded(folder / CONFIG, MAX_HEAD).read_bytes()))
         tensors = safetensors.numpy.load_file(_bounded(folder / NET, config.size() + MAX_HEAD))
     except (OSError, ValueError, TypeError, KeyError, RecursionError, safetensors.SafetensorError) as exc:
-        raise ModelError(
-            f"the net in {folder} cannot be read ({exc}): remove its folder and run again"
-        ) from exc
+        raise ModelError(f"the net in {folder} cannot be read ({exc}): remove its folder and run again") from exc
     wanted = dict(_layout(config))
     found = {name: (t.dtype.type, t.shape) for name, t in tensors.items()}
     for name in sorted(wanted.keys() | found.keys()):
@@ -133,7 +124,7 @@ def read(folder: Path) -> Rounded:
                 "its folder and run again"
             )
     matrices = {
-        k: Rows(tensors[k], tensors[k + SCALE].astype(np.float64))
+        k: Int8Rows(tensors[k], tensors[k + SCALE].astype(np.float64))
         for k, s in config.tensors().items()
         if len(s) == 2
     }
@@ -152,7 +143,5 @@ def _layout(config: NetConfig) -> Iterator[tuple[str, tuple[type, tuple[int, ...
 def _bounded(path: Path, limit: int) -> Path:
     """Return the path of a file of at most `limit` bytes."""
     if (size := path.stat().st_size) > limit:
-        raise ModelError(
-            f"{path} has {size} bytes, its net has at most {limit}: remove its folder and run again"
-        )
+        raise ModelError(f"{path} has {size} bytes, its net has at most {limit}: remove its folder and run again")
     return path

@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from pltz.models.bundle.bundle import Bundle
-from pltz.models.bundle.tokenizer import SPECIALS as TOKENIZER_SPECIALS
 from pltz.models.training import dataloader
-from pltz.models.training.calibrate import groups, scaled
+from pltz.models.training.assembly import groups, scaled
 from pltz.models.training.export import export, restore
-from pltz.models.training.net import Net, block_mask, rounded_net
-from pltz.models.training.prepare import SPECIALS, bisect_order
+from pltz.models.training.net import Net, block_mask, rounded_net, visible
 from pltz.models.training.shape import NetConfig
+from pltz.models.training.vocabulary import bisect_order
 from pltz.plt_codec.engines.torch import Job, TorchEngine
-from pltz.plt_codec.lanes import Block, Layout, default_lanes
+from pltz.plt_codec.lanes import LANE_MARK, Block, Layout, default_lanes
 from pltz.plt_codec.weights import Weights
 
 SMALL = NetConfig(
@@ -110,8 +109,6 @@ def test_the_mask_is_the_codecs() -> None:
     """What a training position sees, spelt out against the rule of NUMERICS.md."""
     tokens = np.arange(32, 32 + 80)
     batch = rows(tokens)
-    from pltz.models.training.net import visible
-
     mod, n = visible(batch, SMALL.memory), batch["input"].shape[1]
     blocks: list[tuple[int, int, int, Block]] = []
     for number, block in enumerate(Layout().blocks(80, SMALL.block)):
@@ -134,10 +131,6 @@ def test_bisection_orders_every_row_once_and_keeps_neighbours_together() -> None
     assert all(len(set(order[i : i + 8] % 8)) == 1 for i in range(0, 64, 8))
 
 
-def test_specials_are_those_of_the_tokenizer() -> None:
-    assert list(TOKENIZER_SPECIALS) == SPECIALS
-
-
 @pytest.mark.skipif("mini" not in Bundle.names(), reason="no embedded bundle in this checkout")
 def test_the_card_is_of_this_bundle() -> None:
     bundle = Bundle.load("mini")
@@ -151,7 +144,7 @@ def test_a_context_is_a_block_of_one_lane_and_the_rest_follows_it() -> None:
     part = dataloader.lay(tokens, SMALL.block, lambda t: 4, 0, head=20)
     inputs, target, position, _, time, begin = part
     assert (
-        inputs[:20].tolist() == [dataloader.LANE_MARK, *tokens[:19]]
+        inputs[:20].tolist() == [LANE_MARK, *tokens[:19]]
         and target[:20].tolist() == tokens[:20].tolist()
     )
     assert time[:20].tolist() == list(range(20)) and set(begin[:20]) == {0}

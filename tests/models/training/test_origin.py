@@ -1,11 +1,10 @@
-"""A net that starts from a bundle codes as the bundle does, and what does not fit is refused by name (models/training/origin.py)."""
+"""A net that starts from a bundle codes as the bundle does, a larger one too; a misfit is refused by name (models/training/origin.py)."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,17 @@ from pltz.datasets import sample_sessions
 from pltz.models.bundle.bundle import Bundle, write_bundle
 from pltz.models.bundle.tokenizer import BundleTokenizer
 from pltz.models.session.transcript import to_tokens
-from pltz.models.training import dataloader, net_files, records, settings, train
-from pltz.models.training.assembly import _described
+from pltz.models.training import checkpoint, dataloader, settings
+from pltz.models.training import net as nets
+from pltz.models.training.checkpoint import Floats
 from pltz.models.training.export import export, restore
 from pltz.models.training.net import A_SCALE, Net, built, mask_of, rounded_net
-from pltz.models.training.origin import Origin
+from pltz.models.training.origin import Origin, grown, misfits
 from pltz.models.training.shape import NetConfig
+from pltz.plt_codec.engines.token_coder import TokenCoder
+from pltz.plt_codec.engines.torch import TorchEngine
 from pltz.plt_codec.errors import UsageError
+from pltz.plt_codec.lanes import default_lanes
 
 TINY = NetConfig(
     vocab=1024, d=32, layers=2, heads=2, kv_heads=1, head_dim=16, hidden=64, block=128, memory=64
@@ -54,10 +57,10 @@ def bits(name: str | Path, tmp_path: Path, count: int) -> tuple[float, float]:
     tokens = [to_tokens(session, bundle.tokenizer) for session in sample_sessions()[:count]]
     net_folder.mkdir()
     Origin(str(name), "[student] start").write(net_folder)
-    net = built(net_files.read(net_folder))
+    net = built(checkpoint.read(net_folder))
     total = 0.0
     for ids in tokens:
-        part = dataloader.lay(np.asarray(ids, np.int64), net.cfg.block, dataloader.default_lanes, 0)
+        part = dataloader.lay(np.asarray(ids, np.int64), net.cfg.block, lambda t: default_lanes(t, net.cfg.block), 0)
         batch = {k: torch.from_numpy(part[i][None].astype(np.int32)) for i, k in enumerate(dataloader.KEYS)}
         with torch.no_grad():
             x, table = net.body(batch["input"], batch["position"], mask_of(batch, net.cfg.memory))
@@ -89,9 +92,9 @@ def test_its_steps_are_those_of_the_weights(tiny_tokenizer: BundleTokenizer) -> 
         first = rounded_net(net)
         again = restore(export(first))
         assert again.config.step == pytest.approx(step, rel=0.02)
-        once_more = net_files.rounded(again.floats(), again.config)
-        for name, rows in first.matrices.items():
-            assert np.abs(rows.weights.astype(int) - once_more.matrices[name].weights).max() <= 1, name
+        once_more = checkpoint.rounded(again.floats(), again.config)
+        for name, matrix in first.matrices.items():
+            assert np.abs(matrix.weights.astype(int) - once_more.matrices[name].weights).max() <= 1, name
 
 
 def configuration(folder: Path, **student: Any) -> Path:
@@ -108,7 +111,7 @@ def configuration(folder: Path, **student: Any) -> Path:
 def test_a_student_has_the_shape_of_what_it_starts_from(folder: Path) -> None:
     found = settings.load(configuration(folder, memory=32))
     wanted = dataclasses.replace(Origin(str(folder), "").net.config, memory=32)
-    assert NetConfig.of(found.student, found.student, 1024) == wanted
+    assert NetConfig.of(found.student, 1024) == wanted
     assert found.student.start == found.tokenizer.bundle == str(folder)
     Origin(str(folder), "").check_shape(wanted)
 
@@ -127,79 +130,86 @@ def test_another_shape_or_tokenizer_is_refused(
         Origin("absent", "")
 
 
-def streams_in(folder: Path, tokenizer: BundleTokenizer) -> Path:
-    """Streams of five sample sessions."""
-    streams = folder / "streams"
-    streams.mkdir()
-    (streams / "tokenizer.json").write_bytes(tokenizer.json)
-    out = records.Streams(streams, tokenizer)
-    out.add("train", [records.record(s, "sample.jsonl") for s in sample_sessions()[:5]])
-    out.finish()
-    return streams
+SMALL = NetConfig(vocab=256, d=32, layers=3, heads=2, kv_heads=1, head_dim=16, hidden=48, block=64, memory=32)
+GATED = dataclasses.replace(SMALL, gated=True)
 
 
-@pytest.mark.parametrize("given", ["bundle", "net"])
-def test_training_elsewhere_starts_from_it(
-    folder: Path, tmp_path: Path, tiny_tokenizer: BundleTokenizer, monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
-    """train.py: from the configuration's bundle, or from a net by its folder; a step of next to no length leaves the weights."""
-    streams, run, net = streams_in(tmp_path, tiny_tokenizer), tmp_path / "run", tmp_path / "net"
-    net.mkdir()
-    Origin(str(folder), "").write(net)
-    words = [str(configuration(folder)), "--streams", str(streams), "--out", str(run), "--gpus", "0"]
-    monkeypatch.setattr(sys, "argv", ["train.py", *words, *(["--start", str(net)] if given == "net" else [])])
-    train.main()
-    assert len(list(run.glob("net-*"))) == (given == "bundle")
-    weights, trained = Bundle.load(folder).weights, export(net_files.read(run))
-    for name, tensor in weights.tensors.items():
-        if name.endswith(".w") and name.startswith("layer."):
-            assert np.abs(tensor.astype(int) - trained[name]).mean() < 2, name  # of another net: about 40
+def a_state(config: NetConfig) -> dict[str, Floats]:
+    """Of a net that looks trained: biases and outputs are not small."""
+    torch.manual_seed(7)
+    net = Net(config)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(torch.randn_like(p) * p.abs().mean().clamp(min=0.05))
+    return {k: v.numpy() for k, v in nets.state(net).items()}
 
 
-def test_a_teacher_in_floats_trains_and_teaches(
-    tmp_path: Path, tiny_tokenizer: BundleTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """train.py --teach: a net with biases and without roundings goes on from its own, and a gated student of another shape learns from it."""
-    streams, start = streams_in(tmp_path, tiny_tokenizer), tmp_path / "start"
-    start.mkdir()
-    torch.manual_seed(2)
-    net_files.write(
-        rounded_net(Net(dataclasses.replace(TINY, d=48, gated=True, bias=True, quant=False))), start
-    )
-    config = tmp_path / "taught.toml"
-    config.write_text(
-        'name = "taught"\n[data]\nfiles = ["chats.jsonl"]\ntext_share = 0.0\n'
-        '[teacher]\nstart = "start"\nshare = 0.7\nsteps = 3\nrows = 1\nrelative_rate = 0.01\n'
-        "[student]\nd = 32\nlayers = 1\nheads = 2\nkv_heads = 1\nhead_dim = 16\nhidden = 64\ngated = true\nblock = 128\nmemory = 64\n"
-        "steps = 2\nrows = 2\nrow = 256\nwarmup = 1\n"
-    )
-    found = settings.load(config)
-    assert found.teacher is not None
-    assert (found.teacher.d, found.teacher.bias, found.teacher.quant) == (48, True, False)  # of its start
-    assert _described(found)["teacher"]["start"] == "start"  # no folder of this machine in a card
-
-    def call(*words: object) -> None:
-        monkeypatch.setattr(
-            sys, "argv", ["train.py", str(config), "--streams", str(streams), "--gpus", "0", *map(str, words)]
-        )
-        train.main()
-
-    with pytest.raises(SystemExit):  # the teacher comes first
-        call("--out", tmp_path / "run")
-    call("--teach", "--out", tmp_path / "teacher")
-    teacher = net_files.read(tmp_path / "teacher")
-    assert json.loads((tmp_path / "teacher/fit.json").read_text())["tokens"] == 3 * 256  # one row a step
-    assert teacher.config.bias and not teacher.config.quant
-    assert np.abs(teacher.rest["blocks.0.qkv.bias"]).max() > 0  # zero at first
-    call("--teacher", tmp_path / "teacher", "--out", tmp_path / "run")
-    assert export(net_files.read(tmp_path / "run")).shape.d == 32
+def logits(state: dict[str, Floats], config: NetConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of both levels, for one row of random ids."""
+    net = Net(config)
+    net.load_state_dict({k: torch.from_numpy(v) for k, v in state.items()})
+    torch.manual_seed(1)
+    row = torch.randint(0, config.vocab, (1, 40))
+    at = torch.arange(40)[None]
+    with torch.no_grad():
+        batch = {"doc": at * 0, "time": at, "position": at, "block_start": at * 0}
+        x, table = net.body(row, at, nets.mask_of(batch, config.memory))
+        x = x.flatten(0, 1)
+        classes = net.class_logits(x)
+        cls, order = torch.sort(classes.argmax(1))
+        return net.levels(x, table, order, cls)
 
 
-def test_a_student_has_no_biases(tmp_path: Path) -> None:
-    from pltz.models.training.learning import Learning
+@pytest.mark.parametrize("config", [SMALL, GATED], ids=["contract 1", "contract 2"])
+@pytest.mark.parametrize(
+    "larger", [{"layers": 4}, {"layers": 7}, {"hidden": 80}, {"layers": 5, "hidden": 64}], ids=str
+)
+def test_a_grown_net_computes_what_it_did(config: NetConfig, larger: dict[str, Any]) -> None:
+    state = a_state(config)
+    new = dataclasses.replace(config, **larger)
+    more = grown(state, config, new)
+    assert {k: v.shape for k, v in more.items()} == new.tensors()
+    for one, other in zip(logits(state, config), logits(more, new), strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=2e-4)
 
-    config = tmp_path / "biased.toml"
-    config.write_text('[data]\nfiles = ["chats.jsonl"]\n[student]\ngated = true\nbias = true\nsteps = 2\n')
-    context: Any = type("C", (), {"s": settings.load(config), "work": None, "say": None})()
-    with pytest.raises(UsageError, match=r"^\[student\] bias, quant: what ships is integers"):
-        Learning(context).check()
+
+@pytest.mark.parametrize("config", [SMALL, GATED], ids=["contract 1", "contract 2"])
+def test_what_is_new_learns_from_the_first_step(config: NetConfig) -> None:
+    new = dataclasses.replace(config, layers=4, hidden=64)
+    net = Net(new)
+    net.load_state_dict({k: torch.from_numpy(v) for k, v in grown(a_state(config), config, new).items()})
+    at = torch.arange(40)[None]
+    batch = {"doc": at * 0, "time": at, "position": at, "block_start": at * 0}
+    row = torch.randint(0, config.vocab, (41,))
+    x, table = net.body(row[None, :-1], at, nets.mask_of(batch, new.memory))
+    sum(net.losses(x.flatten(0, 1), table, row[1:])).sum().backward()  # type: ignore[union-attr]
+    new_layer = next(i for i in range(4) if not net.state_dict()[f"blocks.{i}.out.weight"].any())
+    for name in (f"blocks.{new_layer}.out.weight", f"blocks.{new_layer}.down.weight"):
+        grad = dict(net.named_parameters())[name].grad
+        assert grad is not None and bool(grad.abs().sum() > 0)
+    other = dict(net.named_parameters())[f"blocks.{0 if new_layer else 1}.down.weight"].grad
+    assert other is not None and bool(other[:, 48:].abs().sum() > 0)
+
+
+def test_a_grown_net_becomes_integers_that_compute_the_same() -> None:
+    """Not one frequency changes: zeros add nothing in the integers either."""
+    state = a_state(SMALL)
+    new = dataclasses.replace(SMALL, layers=4, hidden=64)
+    old_weights = export(checkpoint.rounded(state, SMALL))
+    new_weights = export(checkpoint.rounded(grown(state, SMALL, new), new))
+    ids = np.random.default_rng(3).integers(0, 256, 40)
+    one, other = (TokenCoder(TorchEngine(w)).encode([ids])[0] for w in (old_weights, new_weights))
+    assert one.data == other.data and one.ideal_bits == other.ideal_bits
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"layers": 2}, "layers = 3 or more"), ({"hidden": 32}, "hidden = 48 or more"), ({"d": 64}, "d = 32")],
+    ids=str,
+)
+def test_a_net_does_not_shrink(change: dict[str, Any], words: str) -> None:
+    smaller = dataclasses.replace(SMALL, **change)
+    assert misfits(SMALL, smaller) == [words]
+    with pytest.raises(UsageError, match=words):
+        grown(a_state(SMALL), SMALL, smaller)
+    assert not misfits(SMALL, dataclasses.replace(SMALL, layers=9, hidden=64, memory=16))

@@ -1,4 +1,4 @@
-"""Rounded nets on disk: what is in them is what their configuration says, or they are refused (models/training/net_files.py, shape.py)."""
+"""Rounded nets on disk: their tensors are those of their configuration, or they are refused (models/training/checkpoint.py, shape.py)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
 
-from pltz.models.training import net_files
+from pltz.models.training import checkpoint
+from pltz.models.training import net as nets
 from pltz.models.training.export import export
 from pltz.models.training.net import Net, rounded_net
 from pltz.models.training.shape import NetConfig
@@ -24,7 +26,7 @@ GATED = dataclasses.replace(TINY, gated=True)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    net_files.write(rounded_net(Net(TINY)), tmp_path)
+    checkpoint.write(rounded_net(Net(TINY)), tmp_path)
     return tmp_path
 
 
@@ -32,10 +34,10 @@ def folder(tmp_path: Path) -> Path:
 def test_the_tensors_of_a_configuration_are_those_of_its_net(config: NetConfig, tmp_path: Path) -> None:
     net = Net(config)
     assert config.tensors() == {k: tuple(v.shape) for k, v in net.state_dict().items()}
-    net_files.write(rounded_net(net), tmp_path)
-    held = safetensors.numpy.load_file(tmp_path / net_files.NET)
+    checkpoint.write(rounded_net(net), tmp_path)
+    held = safetensors.numpy.load_file(tmp_path / checkpoint.NET)
     assert config.size() == sum(t.nbytes for t in held.values())
-    assert NetConfig.read(json.loads((tmp_path / net_files.CONFIG).read_text())) == config
+    assert NetConfig.read(json.loads((tmp_path / checkpoint.CONFIG).read_text())) == config
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_the_tensors_of_a_configuration_are_those_of_its_net(config: NetConfig, 
         ({"kv_heads": 3}, "do not divide"),
         ({"rope_base": float("nan")}, "rope_base must be"),
         ({"residual_max": -1.0}, "residual_max must be"),
-        ({"gated": 1}, "gated, quant and bias"),
+        ({"gated": 1}, "gated must be true or false"),
         ({"more": 1}, "other keys"),
         ({"layers": 3}, r"blocks\.2"),
         ({"layers": 1}, r"blocks\.1"),
@@ -59,12 +61,12 @@ def test_the_tensors_of_a_configuration_are_those_of_its_net(config: NetConfig, 
     ],
 )
 def test_a_configuration_that_lies_is_refused(folder: Path, change: dict[str, Any], message: str) -> None:
-    tree = json.loads((folder / net_files.CONFIG).read_text())
-    (folder / net_files.CONFIG).write_text(json.dumps({**tree, **change}))
+    tree = json.loads((folder / checkpoint.CONFIG).read_text())
+    (folder / checkpoint.CONFIG).write_text(json.dumps({**tree, **change}))
     tracemalloc.start()
     try:
         with pytest.raises(ModelError, match=message):
-            net_files.read(folder)
+            checkpoint.read(folder)
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
@@ -72,16 +74,16 @@ def test_a_configuration_that_lies_is_refused(folder: Path, change: dict[str, An
 
 @pytest.mark.parametrize("text", ["", "[]", "7", "[" * 100_000, " " * (1 << 21)])
 def test_a_broken_configuration_is_refused(folder: Path, text: str) -> None:
-    (folder / net_files.CONFIG).write_text(text)
+    (folder / checkpoint.CONFIG).write_text(text)
     with pytest.raises(ModelError, match="net"):
-        net_files.read(folder)
+        checkpoint.read(folder)
 
 
 def test_a_net_larger_than_its_configuration_is_not_read(folder: Path) -> None:
-    with (folder / net_files.NET).open("ab") as file:
+    with (folder / checkpoint.NET).open("ab") as file:
         file.truncate(1 << 32)  # sparse: takes no room
     with pytest.raises(ModelError, match="its net has at most"):
-        net_files.read(folder)
+        checkpoint.read(folder)
 
 
 @pytest.mark.parametrize(
@@ -96,18 +98,32 @@ def test_a_net_larger_than_its_configuration_is_not_read(folder: Path) -> None:
 def test_tensors_that_do_not_fit_are_refused(
     folder: Path, name: str, value: np.ndarray | None, message: str
 ) -> None:
-    tensors = safetensors.numpy.load_file(folder / net_files.NET)
+    tensors = safetensors.numpy.load_file(folder / checkpoint.NET)
     tensors.pop(name, None)
     if value is not None:
         tensors[name] = value
-    safetensors.numpy.save_file(tensors, folder / net_files.NET)
+    safetensors.numpy.save_file(tensors, folder / checkpoint.NET)
     with pytest.raises(ModelError, match=message):
-        net_files.read(folder)
+        checkpoint.read(folder)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
 def test_what_is_no_number_of_the_contract_is_not_exported(folder: Path, bad: float) -> None:
-    net = net_files.read(folder)
+    net = checkpoint.read(folder)
     net.rest["class_bias"] = np.full(2, bad, np.float32)
     with pytest.raises(ModelError, match="does not fit"):
         export(net)
+
+
+def test_a_rounded_net_is_the_trained_one_and_comes_back(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    for config in (TINY, dataclasses.replace(TINY, gated=True, step=0.28)):
+        found = nets.rounded_net(Net(config))
+        checkpoint.write(found, tmp_path)
+        back = checkpoint.read(tmp_path)
+        assert back.config == config and sorted(back.rest) == sorted(found.rest)
+        for name, matrix in found.matrices.items():
+            assert (back.matrices[name].weights == matrix.weights).all(), name
+            assert (back.matrices[name].scale == matrix.scale).all(), name
+        assert all(np.array_equal(back.rest[name], value) for name, value in found.rest.items())
+        nets.built(back)
