@@ -19,7 +19,7 @@ SUFFIXES = (".jsonl", ".jsonl.zst")
 
 
 @dataclass(frozen=True)
-class Record:
+class SampleSession:
     """One session to measure: its source, its messages as a chat, and the bytes of their texts."""
 
     source: str
@@ -27,7 +27,7 @@ class Record:
     content_bytes: int
 
 
-def read(path: str | None) -> Iterator[Record]:
+def read(path: str | None) -> Iterator[SampleSession]:
     """Yield the records of a file, of every JSONL file of a folder, or (None) the sample sessions.
 
     Raises:
@@ -50,7 +50,7 @@ def files(path: Path) -> list[Path]:
     return found
 
 
-def record(line: "Session", place: str) -> Record:
+def record(line: "Session", place: str) -> SampleSession:
     """Return the record of one line. ``place`` names the line in errors."""
     from pltz.models.session.session import Session, content_bytes
 
@@ -58,10 +58,10 @@ def record(line: "Session", place: str) -> Record:
     if not isinstance(value, dict) or not isinstance(value.get("messages"), list):
         raise UsageError(f'{place}: expected a record with "messages", found none')
     session = Session("chat", {"messages": value["messages"]})
-    return Record(str(value.get("id", "all")).rsplit("-", 1)[0], session, content_bytes(session))
+    return SampleSession(str(value.get("id", "all")).rsplit("-", 1)[0], session, content_bytes(session))
 
 
-def select(records: Iterable[Record], limit: int) -> list[Record]:
+def select(records: Iterable[SampleSession], limit: int) -> list[SampleSession]:
     """Return the records, grouped by source, each taken while its source stays within ``limit`` content bytes."""
     taken: Counter[str] = Counter()
     chosen = []

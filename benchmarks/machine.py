@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = (
-    "pltz", "torch", "transformers", "safetensors", "numpy", "constriction", "tokenizers", "zstandard", "brotli", "pyppmd"
+    "pltz", "torch", "transformers", "safetensors", "numpy",
+    "constriction", "tokenizers", "zstandard", "brotli", "pyppmd",
 )  # fmt: skip
 
 

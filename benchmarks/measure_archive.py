@@ -169,10 +169,10 @@ def overhead(place: Path, figures: dict[str, Any]) -> dict[str, Any]:
     n = figures["sessions"]
     packs = (stat.pack_bytes - figures["bitstring_bytes"] - figures["name_bytes"]) / n
     return {
-        "packs_bytes_a_session": round(packs, 2),
-        "index_bytes_a_session": round(stat.index_bytes / n, 2),
-        "bytes_a_session": round(packs + stat.index_bytes / n, 2),
-        "index_bytes_an_entry": round(stat.index_bytes / (stat.segments + stat.sessions), 2),
+        "packs_bytes_per_session": round(packs, 2),
+        "index_bytes_per_session": round(stat.index_bytes / n, 2),
+        "bytes_per_session": round(packs + stat.index_bytes / n, 2),
+        "index_bytes_per_entry": round(stat.index_bytes / (stat.segments + stat.sessions), 2),
         "packs": stat.packs,
     }
 
@@ -274,7 +274,8 @@ before = resident("VmRSS")
 start = time.perf_counter()
 found = FileIndex(OsFile(path))
 opened = time.perf_counter() - start
-out = {"entries": len(found), "open_ms": round(1000 * opened, 3), "resident_before_mb": before, "resident_opened_mb": resident("VmRSS")}
+out = {"entries": len(found), "open_ms": round(1000 * opened, 3)}
+out |= {"resident_before_mb": before, "resident_opened_mb": resident("VmRSS")}
 ids = [int(k).to_bytes(6, "big") + bytes(10) for k in keys]
 for kind, chosen in (("found", ids), ("absent", [os.urandom(16) for _ in ids])):
     for turn in range(2):
@@ -309,7 +310,7 @@ def opening(folder: Path, entries: int) -> dict[str, Any]:
     )
     return {
         **json.loads(done.stdout),
-        "bytes_an_entry": round(len(data) / entries, 2),
+        "bytes_per_entry": round(len(data) / entries, 2),
         "build_s": round(built, 2),
     }
 
@@ -352,5 +353,5 @@ def _grow(place: Path, steps: Sequence[int], prompts: int | None) -> Iterator[di
             "prompts": prompts,
             "sessions": count,
             "bytes": size,
-            "bytes_a_session": round(size / count, 1),
+            "bytes_per_session": round(size / count, 1),
         }

@@ -31,7 +31,8 @@ from pltz.plt_codec.weights import Weights, random_weights
 SHAPES: dict[str, dict[str, int | bool]] = {
     "mini": {"d": 384, "layers": 7, "heads": 6, "kv_heads": 3, "head_dim": 64, "hidden": 1664, "memory": 2048},
     "base": {
-        "gated": True, "d": 576, "layers": 30, "heads": 9, "kv_heads": 3, "head_dim": 64, "hidden": 1536, "memory": 1024,
+        "gated": True, "d": 576, "layers": 30, "heads": 9, "kv_heads": 3, "head_dim": 64,
+        "hidden": 1536, "memory": 1024,
     },
 }  # fmt: skip
 CHECKED = 8  # sessions compared with another engine

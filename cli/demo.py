@@ -23,8 +23,8 @@ from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.thaw import Thawed
-    from pltz.benchmarks.corpus import Record
-    from pltz.cli.bench.measure import Run
+    from pltz.benchmarks.corpus import SampleSession
+    from pltz.cli.bench.measure import CodecRun
     from pltz.models.session.codec import Codec
     from pltz.models.target.target import Target
 
@@ -92,7 +92,7 @@ def demo(
         write_text(f"{talk.text()}\n\n{as_text(found, codec.bundle.id.hex())}")
 
 
-def fitting(run: "Run", model: "Target") -> list[int]:
+def fitting(run: "CodecRun", model: "Target") -> list[int]:
     """Return the sessions that fit into the target's positions, with a question and its answer.
 
     Raises:
@@ -105,7 +105,7 @@ def fitting(run: "Run", model: "Target") -> list[int]:
     return found
 
 
-def thaw_some(run: "Run", codec: "Codec", model: "Target", count: int) -> "list[Thawed]":
+def thaw_some(run: "CodecRun", codec: "Codec", model: "Target", count: int) -> "list[Thawed]":
     """Thaw ``count`` sessions, spread over the file, one after the other."""
     able = fitting(run, model)
     chosen = able[:: max(1, len(able) // count)][:count]
@@ -147,7 +147,7 @@ def turn(role: str, content: str) -> str:
     return textwrap.fill(short, WIDTH, initial_indent=f"  {role:>9}: ", subsequent_indent=" " * 13)
 
 
-def converse(run: "Run", codec: "Codec", model: "Target") -> Talk:
+def converse(run: "CodecRun", codec: "Codec", model: "Target") -> Talk:
     """Thaw a short conversation, ask one more question, and let the target answer from the same cache."""
     index = min(fitting(run, model), key=lambda i: run.costs[i].tokens)
     start = time.perf_counter()
@@ -172,7 +172,7 @@ def converse(run: "Run", codec: "Codec", model: "Target") -> Talk:
 
 
 def figures(
-    records: "Sequence[Record]", run: "Run", model: "Target", thawed: "Sequence[Thawed]"
+    records: "Sequence[SampleSession]", run: "CodecRun", model: "Target", thawed: "Sequence[Thawed]"
 ) -> dict[str, Any]:
     """Return what the demo measured. Sizes are in bytes, times in milliseconds."""
     from pltz.models.target.kv_size import KNOWN_SHAPES, kv_bytes_of

@@ -46,6 +46,12 @@ WINGS = {
         "engines",
         "nightly",
     ),
+    "benchmarks": (
+        "machine timing corpus products random_target",
+        "peers plots",
+        "measure_archive measure_cuda measure_limits",
+        "torture",
+    ),
     "cli": (
         "ui",
         "bench archive bundle",
@@ -56,7 +62,7 @@ WINGS = {
 }
 HEAVY = {"torch", "transformers"}
 # Files that may ask for a module by a name made at run time: the facade, lazy commands, and peers that are optional.
-BY_NAME = {"cli/ui/groups.py", "benchmarks/peers.py", "benchmarks/context_mixing.py"}
+BY_NAME = {"cli/ui/groups.py", "benchmarks/peers/compressors.py", "benchmarks/peers/context_mixing.py"}
 FILES = [path.relative_to(ROOT) for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py"))]
 TREES = {path: ast.parse((ROOT / path).read_text("utf8")) for path in FILES}
 MODULES = {("pltz", *path.with_suffix("").parts): path for path in FILES}

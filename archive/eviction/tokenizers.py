@@ -32,9 +32,9 @@ class Tokenizers:
 
         ``locks``: of the directory. Raises ModelError where it is no tokenizer, and StoreError.
         """
-        from pltz.models.bundle.bridge import Target
+        from pltz.models.bundle.bridge import TargetTokenizer
 
-        name = Target(tokenizer).fingerprint
+        name = TargetTokenizer(tokenizer).fingerprint
         try:
             self._keep(name, tokenizer, locks)
         except OSError as exc:

@@ -60,7 +60,7 @@ def archive(
     output = Output(plot, force=force) if plot else None
     result = measured(FULL if full else QUICK, where, writers or os.cpu_count() or 1)
     if output and plot:
-        from pltz.benchmarks.plot_archive import sharing
+        from pltz.benchmarks.plots.archive import sharing
 
         output.write([sharing(result["sharing"], Path(plot).suffix)])
     if not as_json:
@@ -113,8 +113,8 @@ def as_text(result: dict[str, Any]) -> str:
         (
             "overhead",
             (
-                f"{over['bytes_a_session']} bytes per session: packs {over['packs_bytes_a_session']}, "
-                f"index {over['index_bytes_a_session']} ({over['index_bytes_an_entry']} per entry)"
+                f"{over['bytes_per_session']} bytes per session: packs {over['packs_bytes_per_session']}, "
+                f"index {over['index_bytes_per_session']} ({over['index_bytes_per_entry']} per entry)"
             ),
         ),
         (
@@ -139,7 +139,7 @@ def as_text(result: dict[str, Any]) -> str:
     ]
     counts = sorted({row["sessions"] for row in result["sharing"]})
     kinds = list(dict.fromkeys(row["prompts"] for row in result["sharing"]))
-    cells = {(row["prompts"], row["sessions"]): f"{row['bytes_a_session']:,}" for row in result["sharing"]}
+    cells = {(row["prompts"], row["sessions"]): f"{row['bytes_per_session']:,}" for row in result["sharing"]}
     head = ["bytes per session", *("flat" if k is None else f"{k} prompts" for k in kinds)]
     table = render(head, [[f"{n:,} sessions", *(cells[k, n] for k in kinds)] for n in counts])
     return f"{pairs(lines, '')}\n\n{table}"

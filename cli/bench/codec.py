@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pltz.archive.humanize import size
-from pltz.benchmarks import corpus, machine, peers
-from pltz.benchmarks.corpus import Record
-from pltz.benchmarks.peers import Peer
+from pltz.benchmarks import corpus, machine
+from pltz.benchmarks.corpus import SampleSession
+from pltz.benchmarks.peers import compressors as peers
+from pltz.benchmarks.peers.compressors import Peer
 from pltz.cli.bench import measure, shared
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
@@ -88,7 +89,7 @@ def codec(
 
 def figures(
     loaded: "Codec",
-    records: Sequence[Record],
+    records: Sequence[SampleSession],
     others: Sequence[Peer],
     *,
     lanes: int | None = None,
@@ -127,7 +128,7 @@ class PeerSizes:
         return {"settings": self.peer.settings, "rendering": self.rendering, "totals": self.totals}
 
 
-def peer_sizes(peer: Peer, records: Sequence[Record], shown: bool) -> PeerSizes:
+def peer_sizes(peer: Peer, records: Sequence[SampleSession], shown: bool) -> PeerSizes:
     """Run a peer over all sessions in each rendering, and keep the one with the smaller total."""
     found: dict[str, list[int]] = {}
     with Progress(peer.name, unit="sessions", total=len(records) * len(peers.RENDERINGS), shown=shown) as bar:
@@ -141,7 +142,7 @@ def peer_sizes(peer: Peer, records: Sequence[Record], shown: bool) -> PeerSizes:
     return PeerSizes(peer, best, found[best], totals)
 
 
-def rows(records: Sequence[Record], costs: "Sequence[Cost]", sizes: Sequence[PeerSizes]) -> dict[str, Any]:
+def rows(records: Sequence[SampleSession], costs: "Sequence[Cost]", sizes: Sequence[PeerSizes]) -> dict[str, Any]:
     """Return the figures of each source and of all. The records of one source follow each other in ``records``."""
     groups = {
         source: list(found) for source, found in groupby(range(len(records)), lambda i: records[i].source)
@@ -155,7 +156,7 @@ def rows(records: Sequence[Record], costs: "Sequence[Cost]", sizes: Sequence[Pee
 def row(
     name: str,
     chosen: Sequence[int],
-    records: Sequence[Record],
+    records: Sequence[SampleSession],
     costs: "Sequence[Cost]",
     sizes: Sequence[PeerSizes],
 ) -> dict[str, Any]:

@@ -9,7 +9,7 @@ byte of it counts.
 Files (``--file``) are measured one by one, as texts. For each the table also says whether the frame keeps the promise
 for data that no bundle was trained for: at most 1.02 times zstd -19 plus 16 bytes.
 
-It ends with one line of JSON. ``python benchmarks/plot_field.py`` draws it.
+It ends with one line of JSON. ``python benchmarks/plots/field.py`` draws it.
 """
 
 import json
@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pltz.archive.humanize import size
-from pltz.benchmarks import corpus, machine, peers
-from pltz.benchmarks.peers import Peer
+from pltz.benchmarks import corpus, machine
+from pltz.benchmarks.peers import compressors as peers
+from pltz.benchmarks.peers.compressors import Peer
 from pltz.cli.bench import measure, shared
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
@@ -96,7 +97,7 @@ def field(
     coders, missing = field_of([name for name in names.split(",") if name], codec, wanted(progress))
     if missing:
         click.echo("not measured: " + "; ".join(f"{name}: {why}" for name, why in missing.items()), err=True)
-    sessions = Group("sessions", [record.session for record in records])
+    sessions = SessionGroup("sessions", [record.session for record in records])
     files = [read_file(path, file_bytes) for path in paths]
     found = {name: spent_by(coder, [sessions, *files]) for name, coder in coders.items()}
     result = {
@@ -121,7 +122,7 @@ def field(
 
 
 @dataclass(frozen=True)
-class Group:
+class SessionGroup:
     """Sessions that are measured together."""
 
     name: str
@@ -147,14 +148,14 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Coder:
+class FieldCoder:
     """A coder of the field: its settings, and a function that codes a group, decodes it and compares."""
 
     settings: str
-    run: Callable[[Group], Spent]
+    run: Callable[[SessionGroup], Spent]
 
 
-def read_file(path: str, limit: int) -> Group:
+def read_file(path: str, limit: int) -> SessionGroup:
     """Return the first bytes of a file as a text. Raises UsageError where it cannot be read."""
     from pltz.models.session.session import Session
 
@@ -165,10 +166,10 @@ def read_file(path: str, limit: int) -> Group:
         raise UsageError(f"cannot read {path}: {exc.strerror}") from exc
     if not data:
         raise UsageError(f"{path} is empty: there is nothing to measure")
-    return Group(Path(path).name, [Session("text", data)])
+    return SessionGroup(Path(path).name, [Session("text", data)])
 
 
-def field_of(names: Sequence[str], codec: "Codec", shown: bool) -> tuple[dict[str, Coder], dict[str, str]]:
+def field_of(names: Sequence[str], codec: "Codec", shown: bool) -> tuple[dict[str, FieldCoder], dict[str, str]]:
     """Return pltz and the chosen peers by name, and the reason for each that is missing.
 
     Raises:
@@ -176,19 +177,22 @@ def field_of(names: Sequence[str], codec: "Codec", shown: bool) -> tuple[dict[st
     """
     if unknown := [name for name in names if name not in NAMES]:
         raise UsageError(f"unknown peer {unknown[0]!r}: choose from {','.join(NAMES)}")
-    coders = {"pltz": Coder("one file, default layout", lambda group: by_pltz(group, codec, shown))}
+    coders = {"pltz": FieldCoder("one file, default layout", lambda group: by_pltz(group, codec, shown))}
     built, absent = peers.build([name for name in names if name != LLAMA], codec.bundle.zstd_dict)
     for peer in built:
-        coders[peer.name] = Coder(peer.settings, lambda group, peer=peer: by_peer(group, peer, shown))  # type: ignore[misc]
+        coders[peer.name] = FieldCoder(
+            peer.settings,
+            lambda group, peer=peer: by_peer(group, peer, shown),  # type: ignore[misc]
+        )
     missing = {name: "not installed" if name != "zstd+dict" else "the bundle has none" for name in absent}
     if LLAMA in names:
-        from pltz.benchmarks import llama_peer
+        from pltz.benchmarks.peers import llama_model
 
-        if why := llama_peer.unavailable(weights_of(codec)):
+        if why := llama_model.unavailable(weights_of(codec)):
             missing[LLAMA] = why
         else:
             settings = "llama.cpp, Q8_0, one token at a time, one thread"
-            coders[LLAMA] = Coder(settings, lambda group: by_llama(group, codec, shown))
+            coders[LLAMA] = FieldCoder(settings, lambda group: by_llama(group, codec, shown))
     return coders, missing
 
 
@@ -214,13 +218,13 @@ def watched(items: Iterable[Item], bar: Progress) -> Iterator[Item]:
         bar.add(1)
 
 
-def by_pltz(group: Group, codec: "Codec", shown: bool) -> Spent:
+def by_pltz(group: SessionGroup, codec: "Codec", shown: bool) -> Spent:
     """Code all sessions into one file. Raises ModelError where one came back changed."""
     run = measure.run(codec, group.sessions, shown=shown)
     return Spent(group.content, len(run.data), run.encode_busy_s, run.decode_busy_s, tuple(run.costs))
 
 
-def by_peer(group: Group, peer: Peer, shown: bool) -> Spent:
+def by_peer(group: SessionGroup, peer: Peer, shown: bool) -> Spent:
     """Code each session alone."""
     texts = [peers.rendered(session, RENDERING) for session in group.sessions]
     with Progress(peer.name, unit="sessions", total=2 * len(texts), shown=shown) as bar:
@@ -234,16 +238,16 @@ def by_peer(group: Group, peer: Peer, shown: bool) -> Spent:
     return Spent(group.content, sum(sizes), middle - start, end - middle)
 
 
-def by_llama(group: Group, codec: "Codec", shown: bool) -> Spent:
+def by_llama(group: SessionGroup, codec: "Codec", shown: bool) -> Spent:
     """Code each session alone, as its bundle tokens. Raises ModelError where one came back changed."""
-    from pltz.benchmarks import llama_peer
-    from pltz.benchmarks.llama_zip import LlamaZip
+    from pltz.benchmarks.peers import llama_model
+    from pltz.benchmarks.peers.llama_zip import LlamaZip
     from pltz.models.session import transcript
 
     weights, tokenizer = weights_of(codec), codec.bundle.tokenizer
     room = weights.shape.block + weights.shape.memory
     with (
-        llama_peer.opened(weights, 1, room) as model,
+        llama_model.opened(weights, 1, room) as model,
         Progress(LLAMA, unit="sessions", total=2 * len(group.sessions), shown=shown) as bar,
     ):
         coder = LlamaZip(model, weights)
@@ -265,9 +269,9 @@ def by_llama(group: Group, codec: "Codec", shown: bool) -> Spent:
 # ---- reporting
 
 
-def spent_by(coder: Coder, groups: Sequence[Group]) -> list[Spent]:
+def spent_by(coder: FieldCoder, groups: Sequence[SessionGroup]) -> list[Spent]:
     """Measure a coder on each group. One session is coded before the clock runs."""
-    coder.run(Group("warm", groups[0].sessions[:1]))
+    coder.run(SessionGroup("warm", groups[0].sessions[:1]))
     return [coder.run(group) for group in groups]
 
 
@@ -288,7 +292,7 @@ def group_about(spent: Spent) -> dict[str, Any]:
     }
 
 
-def file_about(file: Group, ours: Spent) -> dict[str, Any]:
+def file_about(file: SessionGroup, ours: Spent) -> dict[str, Any]:
     """Return a file's bytes, and whether its frame keeps the rule."""
     import zstandard
 

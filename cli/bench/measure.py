@@ -31,7 +31,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Run:
+class CodecRun:
     """One compression and decompression of a list of sessions."""
 
     data: bytes
@@ -59,7 +59,7 @@ def run(
     lanes: int | None = None,
     steps: int | None = None,
     shown: bool = False,
-) -> Run:
+) -> CodecRun:
     """Freeze the sessions, decode them back, compare, and return what each cost.
 
     ``shown``: progress on stderr.
@@ -85,7 +85,7 @@ def run(
     encode, decode = (
         [b - a for a, b in zip(*ends, strict=True)] for ends in ((start, middle), (middle, end))
     )
-    return Run(data, costs(Reader(data), coded), encode[0], decode[0], encode[1], decode[1])
+    return CodecRun(data, costs(Reader(data), coded), encode[0], decode[0], encode[1], decode[1])
 
 
 def _clocks() -> tuple[float, float]:

@@ -85,7 +85,7 @@ def nightly(
     output = Output(plot, force=force) if plot else None
     result = measured(FULL if full else QUICK, SHIPPED[full], where, workers)
     if output and plot:
-        from pltz.benchmarks.plot_nightly import growth
+        from pltz.benchmarks.plots.nightly import growth
 
         output.write([growth(result["nights"], Path(plot).suffix)])
     if not as_json:

@@ -26,7 +26,6 @@ from pltz.archive.humanize import size
 from pltz.benchmarks import machine
 from pltz.benchmarks.products import Products, TorchThreads
 from pltz.benchmarks.timing import Time, check, frame_items, timed
-from pltz.cli.bench import engines as peers
 from pltz.cli.bench import shared
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
@@ -174,8 +173,8 @@ def speed(
         "llama": against_llama(codec.coder, loaded.weights, cut(stream, 1, tokens), rounds, used, device)
         if llama
         else None,
-        "engines": peers.measure(
-            peers.engines(loaded.weights, threads), cut(stream, 1, tokens)[0], lanes, steps, rounds
+        "engines": measure_engines(
+            cpu_engines(loaded.weights, threads), cut(stream, 1, tokens)[0], lanes, steps, rounds
         )
         if engines
         else None,
@@ -329,18 +328,18 @@ def against_llama(
 
     On a CPU both are in processor time, divided by the threads.
     """
-    from pltz.benchmarks import llama_peer
+    from pltz.benchmarks.peers import llama_model
 
-    if why := llama_peer.unavailable(weights):
+    if why := llama_model.unavailable(weights):
         return f"llama.cpp: not measured, {why}"
-    found = llama_peer.measure(weights, sessions[0], threads or 1)
+    found = llama_model.measure(weights, sessions[0], threads or 1)
     items = frame_items(coder.encode(sessions), sessions)
     seconds = []
     for _ in range(rounds):
         spent, decoded = timed(partial(coder.decode, items))
         check(sessions, decoded)
         seconds.append(spent.busy / (threads or 1) if device == "cpu" else spent.wall)
-    again = llama_peer.measure(weights, sessions[0], threads or 1)
+    again = llama_model.measure(weights, sessions[0], threads or 1)
     found = max(found, again, key=lambda one: one["tokens_per_s"])
     ours = len(sessions[0]) / min(seconds)
     return found | {
@@ -427,7 +426,7 @@ def as_text(result: dict[str, Any]) -> str:
     if found := result["llama"]:
         parts.append(found if isinstance(found, str) else llama_line(found, result["tokens_per_session"]))
     if result["engines"]:
-        parts.append(peers.table(result["engines"]))
+        parts.append(engine_table(result["engines"]))
     if result["startup"]:
         found = result["startup"]
         parts += [
@@ -469,3 +468,55 @@ def length_cells(found: dict[str, Any]) -> list[str]:
         for way in WAYS
     ]
     return [f"{found['tokens']:,}", *each, size(found["peak_bytes"]) if found["peak_bytes"] else "-"]
+
+
+def cpu_engines(weights: "Weights", threads: int | None) -> "dict[str, Coder]":
+    """Return name and coder of each engine that runs here, the compiled ones first, fastest first."""
+    from pltz.plt_codec.engines.native.coder import NativeCoder, kernels
+    from pltz.plt_codec.engines.token_coder import TokenCoder
+    from pltz.plt_codec.engines.torch import TorchEngine
+
+    compiled: dict[str, Coder] = {f"compiled, {k}": NativeCoder(weights, threads, k) for k in kernels()}
+    return compiled | {"torch": TokenCoder(TorchEngine(weights, "cpu", threads))}
+
+
+def measure_engines(
+    coders: "dict[str, Coder]",
+    session: "np.ndarray[Any, Any]",
+    lanes: int,
+    steps: int,
+    rounds: int,
+) -> list[dict[str, Any]]:
+    """Return the seconds that each coder takes to encode and decode a session, in wall and in processor time.
+
+    Raises:
+        ModelError: two coders give different frames, or a session is decoded wrongly.
+    """
+    found: dict[tuple[str, str], list[Time]] = {}
+    frames = set()
+    for _ in range(rounds):
+        for name, coder in coders.items():
+            spent, encoded = timed(partial(coder.encode, [session], lanes=lanes, steps=steps))
+            found.setdefault((name, "encode"), []).append(spent)
+            spent, decoded = timed(partial(coder.decode, frame_items(encoded, [session])))
+            found.setdefault((name, "decode"), []).append(spent)
+            check([session], decoded)
+            frames.add(encoded[0].data)
+    if len(frames) != 1:
+        raise ModelError(f"engines give {len(frames)} frames for one session: expected equal ones, no speed is valid")
+    return [
+        {"engine": name}
+        | {
+            f"{way}{clock}_s": round(min(getattr(t, kind) for t in found[name, way]), 4)
+            for way in ("encode", "decode")
+            for clock, kind in (("", "wall"), ("_processor", "busy"))
+        }
+        for name in coders
+    ]
+
+
+def engine_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the figures as text: processor time, then wall time."""
+    names = [f"{way}{clock}_s" for clock in ("_processor", "") for way in ("encode", "decode")]
+    head = ["engine, seconds", "encode processor", "decode processor", "encode wall", "decode wall"]
+    return render(head, [[row["engine"], *(f"{row[name]:.2f}" for name in names)] for row in rows])

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pltz.benchmarks import corpus, machine, peers
-from pltz.benchmarks.corpus import Record
+from pltz.benchmarks import corpus, machine
+from pltz.benchmarks.corpus import SampleSession
+from pltz.benchmarks.peers import compressors as peers
 from pltz.cli.bench import codec
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
@@ -91,7 +92,7 @@ def measured(loaded: "Codec", found: "Iterable[LabelledSession]", limit: int, *,
     """
     from pltz.models.session.session import content_bytes
 
-    records = corpus.select((Record(r.source, r.session, content_bytes(r.session)) for r in found), limit)
+    records = corpus.select((SampleSession(r.source, r.session, content_bytes(r.session)) for r in found), limit)
     if not records:
         raise UsageError(f"no session of at most {limit} content bytes: give more data, or a higher limit")
     others, _ = peers.build(["zstd+dict"], loaded.bundle.zstd_dict)

@@ -15,7 +15,7 @@ from pltz.plt_codec.errors import PltzError
 
 if TYPE_CHECKING:
     from pltz.models.bundle.folder import BundleFolder
-    from pltz.models.bundle.locations import Location
+    from pltz.models.bundle.locations import BundleLocation
 
 NAME = click.argument("name", metavar="[NAME|DIR]", required=False)
 
@@ -100,8 +100,11 @@ def verify(name: str | None, as_json: bool) -> None:
     write_text(json.dumps(result) if as_json else sentence)
 
 
-def entry(location: "Location") -> dict[str, Any]:
-    """Return identity, size and place of a bundle at hand; `problem` in place of the first two where it cannot be read."""
+def entry(location: "BundleLocation") -> dict[str, Any]:
+    """Return identity, size and place of a bundle at hand.
+
+    `problem` stands in place of the first two where it cannot be read.
+    """
     place = {"name": location.name, "source": location.source, "path": str(location.folder)}
     try:
         return facts(location.open()) | place

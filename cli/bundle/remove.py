@@ -31,7 +31,9 @@ def remove(name: str, yes: bool, as_json: bool) -> None:
 
     location = added(name)
     if not yes:
-        question = f"Remove {location.folder}? Files and archives that need the bundle {name} cannot be read without it."
+        question = (
+            f"Remove {location.folder}? Files and archives that need the bundle {name} cannot be read without it."
+        )
         click.confirm(question, abort=True, err=True)
     remove_bundle(name)
     write_text(

@@ -179,7 +179,7 @@ def _after_unknown(shapes: list[Json]) -> None:
             node["prepend"] = ""
 
 
-class Target:
+class TargetTokenizer:
     """A foreign tokenizer, from the bytes of its tokenizer.json.
 
     `marks`: ids that stand for no text. `unknown`: the mark for text without a token, or -1. `inline`: the
@@ -254,7 +254,7 @@ def fingerprint(spec: Json) -> bytes:
 class Escapes:
     """A map of a target's marks to bundle tokens and back: 15 have one each, the others a number after x15."""
 
-    def __init__(self, target: Target, bundle: BundleTokenizer) -> None:
+    def __init__(self, target: TargetTokenizer, bundle: BundleTokenizer) -> None:
         order = slot_order(target)
         self.ids = [bundle.specials[f"x{slot}"] for slot in range(ESCAPES)]
         self._slot_of = {i: slot for slot, i in enumerate(self.ids)}
@@ -298,7 +298,7 @@ class Escapes:
         return 1 + self._width  # bundle tokens
 
 
-def slot_order(target: Target) -> list[int]:
+def slot_order(target: TargetTokenizer) -> list[int]:
     """Return the target's marks by slot, 15 or more; -1 in a slot that stays empty. FORMAT.md, "Slots"."""
     name_of = {i: target.vocabulary.pieces[i] for i in target.marks}
     order = [-1] * SLOTS
@@ -336,7 +336,7 @@ class Bridge:
     """
 
     def __init__(self, target_tokenizer_json: bytes, bundle: BundleTokenizer) -> None:
-        self._target = Target(target_tokenizer_json)
+        self._target = TargetTokenizer(target_tokenizer_json)
         self._bundle = bundle
         self._escapes = Escapes(self._target, bundle)
         self.fingerprint = self._target.fingerprint

@@ -35,7 +35,7 @@ LAYOUTS = {"default": Layout(), "1 lane": Layout(1, 64), "4 lanes": Layout(4, 40
 LENGTHS = (1, 2, 17, 100, 230, 301)  # tokens; with the layouts above: one block and several, whole and cut
 
 
-class _Run:
+class _CheckRun:
     """Several sequences run through one engine, block after block, with a hash of all frequencies in coding order."""
 
     def __init__(self, engine: TorchEngine, sequences: list[Ints], layout: Layout):
@@ -157,11 +157,11 @@ def measure(weights: Weights, layout: Layout, device: str, quick: bool) -> set[s
         found.add(" ".join(hashes[: len(sequences)]))
 
     for crowd in crowds:
-        note(_Run(engine, crowd, layout).parallel())
-        note(_Run(engine, crowd, layout).stepwise())
+        note(_CheckRun(engine, crowd, layout).parallel())
+        note(_CheckRun(engine, crowd, layout).stepwise())
     if not quick:
-        note([_Run(engine, [s], layout).stepwise()[0] for s in sequences])
-        note([_Run(engine, [s], layout).parallel()[0] for s in sequences])
+        note([_CheckRun(engine, [s], layout).stepwise()[0] for s in sequences])
+        note([_CheckRun(engine, [s], layout).parallel()[0] for s in sequences])
     return {hashlib.blake2b(f.encode(), digest_size=16).hexdigest() for f in found}
 
 

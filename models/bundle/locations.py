@@ -27,7 +27,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a plain file name, neve
 PLTZ, USER = "pltz", "user"
 
 
-class Location(NamedTuple):
+class BundleLocation(NamedTuple):
     """A bundle folder that is found by name.
 
     Args:
@@ -51,7 +51,7 @@ def user_folder() -> Path:
     return Path(data) / "pltz" / "bundles"
 
 
-def locations() -> Iterator[Location]:
+def locations() -> Iterator[BundleLocation]:
     """Yield every bundle by its name. Of several with one name, the first is the only one."""
     taken: set[str] = set()
     for place in (_embedded, _installed, _added):
@@ -61,12 +61,12 @@ def locations() -> Iterator[Location]:
                 yield location
 
 
-def by_name(name: str) -> Location | None:
+def by_name(name: str) -> BundleLocation | None:
     """Return the bundle of this name, None where there is none or where it is no name but a path."""
     return next((each for each in locations() if each.name == name), None) if NAME.fullmatch(name) else None
 
 
-def by_id(bundle_id: bytes) -> Location | None:
+def by_id(bundle_id: bytes) -> BundleLocation | None:
     """Return the bundle with this id, None where there is none. Bundles that cannot be read are passed over."""
     for location in locations():
         try:
@@ -77,27 +77,29 @@ def by_id(bundle_id: bytes) -> Location | None:
     return None
 
 
-def _embedded() -> list[Location]:
+def _embedded() -> list[BundleLocation]:
     return _under(EMBEDDED, PLTZ)
 
 
-def _installed() -> tuple[Location, ...]:
+def _installed() -> tuple[BundleLocation, ...]:
     return _entry_points(GROUP, tuple(sys.path))
 
 
-def _added() -> list[Location]:
+def _added() -> list[BundleLocation]:
     return _under(user_folder(), USER)
 
 
-def _under(root: Path, source: str) -> list[Location]:
+def _under(root: Path, source: str) -> list[BundleLocation]:
     """Return the bundle folders in a folder, by name."""
     found = sorted(path.parent for path in root.glob(f"*/{HEAD}"))
-    return [Location(folder.name, folder, source) for folder in found if NAME.fullmatch(folder.name)]
+    return [BundleLocation(folder.name, folder, source) for folder in found if NAME.fullmatch(folder.name)]
 
 
 @functools.lru_cache(maxsize=1)
-def _entry_points(group: str, path: tuple[str, ...]) -> tuple[Location, ...]:
-    """Return the bundles of installed distributions, by name. One that cannot be imported is passed over with a warning.
+def _entry_points(group: str, path: tuple[str, ...]) -> tuple[BundleLocation, ...]:
+    """Return the bundles of installed distributions, by name.
+
+    One that cannot be imported is passed over with a warning.
 
     Args:
         path: `sys.path`, the key of the cache: files of any age are opened in one process.
@@ -115,5 +117,5 @@ def _entry_points(group: str, path: tuple[str, ...]) -> tuple[Location, ...]:
             )
             continue
         if NAME.fullmatch(point.name):
-            found.append(Location(point.name, folder, distribution))
+            found.append(BundleLocation(point.name, folder, distribution))
     return tuple(found)

@@ -36,7 +36,7 @@ from pltz.models.bundle.folder import (
     publish,
     sync,
 )
-from pltz.models.bundle.locations import NAME, PLTZ, USER, Location, user_folder
+from pltz.models.bundle.locations import NAME, PLTZ, USER, BundleLocation, user_folder
 from pltz.plt_codec.errors import BundleMismatch, ModelError, PltzError, UsageError
 
 WRITTEN_CARD = "CARD.md"
@@ -52,7 +52,7 @@ Take = Callable[[str, Path, int], bool]
 """take(name, to, limit): copy a file of the source, of at most `limit` bytes; False where the source lacks it."""
 
 
-def add(source: str, *, name: str | None = None, bundle_id: str | None = None) -> Location:
+def add(source: str, *, name: str | None = None, bundle_id: str | None = None) -> BundleLocation:
     """Add a bundle to the user's folder and return its location. Adding an existing one again changes nothing.
 
     Args:
@@ -92,12 +92,12 @@ def add(source: str, *, name: str | None = None, bundle_id: str | None = None) -
                 )
             part.chmod(0o755)  # mkdtemp's is private
             publish(part, root / chosen)
-            return Location(chosen, root / chosen, USER)
+            return BundleLocation(chosen, root / chosen, USER)
         finally:
             shutil.rmtree(part, ignore_errors=True)
 
 
-def added(name: str) -> Location:
+def added(name: str) -> BundleLocation:
     """Return the location of an added bundle.
 
     Raises:
@@ -115,7 +115,7 @@ def added(name: str) -> Location:
     return found
 
 
-def remove(name: str) -> Location:
+def remove(name: str) -> BundleLocation:
     """Remove an added bundle and return its former location.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Batch: prefills of many sessions in one pass of the model, each over its own past.
+"""PrefillBatch: prefills of many sessions in one pass of the model, each over its own past.
 
     row 0   . . p p p | s s s s .      past at the right end, new ids at the left; dots are padding
     row 1   p p p p p | s s . . .      that the mask hides, and positions count real tokens alone
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import DynamicCache
 
 
-class Batch:
+class PrefillBatch:
     """The rows of one pass.
 
     ``ids``: all ids of each row, (T,). ``caches``: plain caches that hold the first of them; at least one id

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pltz.models.session.session import Session
-from pltz.models.target.batch import Batch
+from pltz.models.target.batch import PrefillBatch
 from pltz.models.target.cache import is_plain, share
 from pltz.models.target.checkpoint import (
     file_signature,
@@ -315,7 +315,7 @@ class Target:
         ]
         if len(rows) < 2 or any(over) or not is_plain(self._new_cache()):
             return [self.prefill(a, cache=c) for a, c in zip(arrays, caches, strict=True)]
-        batch = Batch(arrays, caches)
+        batch = PrefillBatch(arrays, caches)
         columns, own = batch.last()
         with torch.inference_mode():
             past = batch.past(self.model.config)

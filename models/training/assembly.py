@@ -243,7 +243,7 @@ def card_of(
         "licence": settings["card"]["licence"],
         "about": settings["card"]["about"],
         "shape": head["shape"],
-        "multiply_adds_a_token": weights.shape.macs,
+        "multiply_adds_per_token": weights.shape.macs,
         "training": training,
         "settings": settings,
         "test": figures,
@@ -283,7 +283,7 @@ def as_markdown(c: dict[str, Any]) -> str:
         "",
         (f"Width {s['d']}, {s['layers']} layers, {s['heads']} query and {s['kv_heads']} key heads of "
         f"{s['head_dim']}, hidden {s['hidden']}, vocabulary {s['vocab']:,}, blocks of"),
-        (f"{s['block']} tokens, memory {s['memory']}; {c['multiply_adds_a_token'] / 1e6:.2f} M multiply-adds "
+        (f"{s['block']} tokens, memory {s['memory']}; {c['multiply_adds_per_token'] / 1e6:.2f} M multiply-adds "
         "a token outside attention. Weights int8."),
         "",
         "## Training",

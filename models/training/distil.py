@@ -214,7 +214,7 @@ class Spelling:
 
     def __init__(self, target: Target, tokenizer: BundleTokenizer) -> None:
         self.single = counterparts(tokenizer, target.tokenizer_json)
-        marks = bridge.slot_order(bridge.Target(target.tokenizer_json))[: bridge.SLOTS]
+        marks = bridge.slot_order(bridge.TargetTokenizer(target.tokenizer_json))[: bridge.SLOTS]
         self.single[FIRST_ESCAPE : FIRST_ESCAPE + len(marks)] = marks
         self.single[self.single >= target.vocab_size] = -1
         begin = getattr(target.tokenizer, "bos_token_id", None)

@@ -100,7 +100,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
     return o
 
 
-class Block(nn.Module):
+class PlainBlock(nn.Module):
     """A layer: attention and squared-ReLU network, each on the normalised residual."""
 
     def __init__(self, cfg: NetConfig):
@@ -213,7 +213,7 @@ class Net(nn.Module):
         super().__init__()
         self.cfg = cfg
         self.embed = nn.Parameter(torch.randn(cfg.vocab, cfg.d) / math.sqrt(cfg.d))
-        self.blocks = nn.ModuleList([(GatedBlock if cfg.gated else Block)(cfg) for _ in range(cfg.layers)])
+        self.blocks = nn.ModuleList([(GatedBlock if cfg.gated else PlainBlock)(cfg) for _ in range(cfg.layers)])
         self.classes = nn.Parameter(torch.zeros(cfg.vocab // 128, cfg.d))
         self.class_bias = nn.Parameter(torch.zeros(cfg.vocab // 128))
         self.member_bias = nn.Parameter(torch.zeros(cfg.vocab))

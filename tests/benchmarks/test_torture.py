@@ -9,8 +9,15 @@ from typing import Any
 
 import pytest
 
-from pltz.benchmarks.torture_child import Child, Fate, Voice
-from pltz.benchmarks.torture_record import Known, Record, Seen, Session, compare, digest_of
+from pltz.benchmarks.torture.child import Child, Fate, Voice
+from pltz.benchmarks.torture.record import (
+    AcknowledgedRecord,
+    KnownSession,
+    KnownVersion,
+    Seen,
+    compare,
+    digest_of,
+)
 
 KEY = ("acme", "t<1>")
 
@@ -90,10 +97,10 @@ def test_an_error_of_a_child_is_told(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Record:
+def record(tmp_path: Path) -> AcknowledgedRecord:
     """Make a record with one session of two versions, the first forgotten."""
-    made = Record(tmp_path / "record.jsonl")
-    made.main[KEY] = Session([Known("a", "01", True), Known("b", "02")], marks={"<1>"})
+    made = AcknowledgedRecord(tmp_path / "record.jsonl")
+    made.main[KEY] = KnownSession([KnownVersion("a", "01", True), KnownVersion("b", "02")], marks={"<1>"})
     return made
 
 
@@ -101,11 +108,11 @@ def row(version: str, digest: str, *, forgotten: bool = False, error: str = "") 
     return (*KEY, version, forgotten, digest, error)
 
 
-def wrong(record: Record, *rows: Any, **seen: Any) -> list[str]:
+def wrong(record: AcknowledgedRecord, *rows: Any, **seen: Any) -> list[str]:
     return compare(record, "main", Seen(list(rows), **seen))[0]
 
 
-def test_what_was_acknowledged_must_be_there_and_what_was_forgotten_may(record: Record) -> None:
+def test_what_was_acknowledged_must_be_there_and_what_was_forgotten_may(record: AcknowledgedRecord) -> None:
     assert wrong(record, row("01", "a", forgotten=True), row("02", "b")) == []
     assert wrong(record, row("02", "b"), gets={KEY: {"b"}}) == []
     assert "was acknowledged, and is not there" in wrong(record)[0]
@@ -123,25 +130,27 @@ def test_what_was_acknowledged_must_be_there_and_what_was_forgotten_may(record: 
         ([row("02", "b"), ("acme", "t<2>", "04", False, "d", "")], "never put"),
     ],
 )
-def test_what_nobody_asked_for_is_wrong(record: Record, rows: list[Any], why: str) -> None:
+def test_what_nobody_asked_for_is_wrong(record: AcknowledgedRecord, rows: list[Any], why: str) -> None:
     assert any(why in line for line in wrong(record, *rows))
 
 
-def test_what_was_asked_and_not_acknowledged_may_be_there_and_stays_once_it_was_seen(record: Record) -> None:
+def test_what_was_asked_and_not_acknowledged_may_be_there_and_stays_once_it_was_seen(
+    record: AcknowledgedRecord,
+) -> None:
     record.main[KEY].pending |= {"c", "d"}
     assert record.main[KEY].possible() == {"b", "c", "d"}
     assert wrong(record, row("02", "b"), row("03", "c"), gets={KEY: {"c"}}) == []
     assert "was acknowledged" in wrong(record, row("02", "b"))[0]
 
 
-def test_a_version_that_was_not_acknowledged_may_be_no_more_than_half(record: Record) -> None:
+def test_a_version_that_was_not_acknowledged_may_be_no_more_than_half(record: AcknowledgedRecord) -> None:
     half = row("03", "", error="LostError: gone")
     assert "nobody asked" in wrong(record, row("02", "b"), half)[0]
     record.main[KEY].pending.add("c")
     assert compare(record, "main", Seen([row("02", "b"), half], lost={"03"})) == ([], [(KEY, "03")])
 
 
-def test_an_erase_in_doubt_took_all_or_nothing(record: Record) -> None:
+def test_an_erase_in_doubt_took_all_or_nothing(record: AcknowledgedRecord) -> None:
     record.main[KEY].erasing = True
     assert wrong(record, row("01", "a", forgotten=True), row("02", "b")) == []
     record.main[KEY].erasing = True
@@ -150,12 +159,12 @@ def test_an_erase_in_doubt_took_all_or_nothing(record: Record) -> None:
     assert "was erased or never put" in wrong(record, row("02", "b"))[0]
 
 
-def test_verify_must_find_nothing(record: Record) -> None:
+def test_verify_must_find_nothing(record: AcknowledgedRecord) -> None:
     assert wrong(record, row("02", "b"), problems=["pack 01: damaged"]) == ["verify: pack 01: damaged"]
     assert wrong(record, row("02", "b"), lost={"02"}) == ["verify calls version 02 lost"]
 
 
-def test_the_log_is_written_line_by_line(record: Record, tmp_path: Path) -> None:
+def test_the_log_is_written_line_by_line(record: AcknowledgedRecord, tmp_path: Path) -> None:
     record.write(number=1, kind="put", asked=[[*KEY, "a"]])
     [line] = map(json.loads, (tmp_path / "record.jsonl").read_text().splitlines())
     assert (line["kind"], line["asked"]) == ("put", [[*KEY, "a"]])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from pltz.benchmarks import context_mixing, llama_peer
+from pltz.benchmarks.peers import context_mixing, llama_model
 from pltz.cli.bench import field
 from pltz.datasets import sample_sessions
 from pltz.models.session.codec import Codec
@@ -68,7 +68,7 @@ def test_the_table_and_the_line_say_the_same(run: Run, tiny: Path, tmp_path: Pat
 def test_what_is_absent_is_named_and_left_out(
     run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_peer, "PACKAGES", {"no_such_module": "no-such-package"})
+    monkeypatch.setattr(llama_model, "PACKAGES", {"no_such_module": "no-such-package"})
     monkeypatch.setattr(shutil, "which", lambda _: None)
     data = records(tmp_path / "r.jsonl", 1)
     done = run(
@@ -125,16 +125,16 @@ def test_a_command_that_fails_counts_as_plain(tmp_path: Path, monkeypatch: pytes
 
 
 def test_llama_zip_comes_back_and_needs_as_many_bits_as_one_lane_of_ours() -> None:
-    if missing := llama_peer.missing():
+    if missing := llama_model.missing():
         pytest.skip(f"{missing} not installed")
-    from pltz.benchmarks.llama_zip import LlamaZip
+    from pltz.benchmarks.peers.llama_zip import LlamaZip
     from pltz.models.bundle.bundle import Bundle
 
     bundle = Bundle.load("mini")
     weights, tokenizer = bundle.weights, bundle.tokenizer
     tokens = to_tokens(next(iter(sample_sessions())), tokenizer)[:120]
     [ours] = bundle.coder("cpu", 1).encode([tokens], lanes=1, steps=len(tokens))
-    with llama_peer.opened(weights, 1, weights.shape.block + weights.shape.memory) as model:
+    with llama_model.opened(weights, 1, weights.shape.block + weights.shape.memory) as model:
         coder = LlamaZip(model, weights)
         for part in (tokens, tokens[:1], tokens[:0]):
             coded = coder.encode(part)
@@ -143,16 +143,16 @@ def test_llama_zip_comes_back_and_needs_as_many_bits_as_one_lane_of_ours() -> No
 
 
 def test_llama_zip_sees_what_one_lane_of_ours_sees_over_many_blocks() -> None:
-    if missing := llama_peer.missing():
+    if missing := llama_model.missing():
         pytest.skip(f"{missing} not installed")
-    from pltz.benchmarks.llama_zip import LlamaZip
+    from pltz.benchmarks.peers.llama_zip import LlamaZip
     from pltz.plt_codec.engines.native.coder import NativeCoder
     from pltz.plt_codec.weights import random_weights
 
     weights = random_weights(3, d=64, hidden=128, layers=2, block=64, memory=32)
     tokens = np.random.default_rng(1).integers(0, 512, 200).astype(np.int32)
     [ours] = NativeCoder(weights, 1).encode([tokens], lanes=1, steps=64)
-    with llama_peer.opened(weights, 1, 64 + 32) as model:
+    with llama_model.opened(weights, 1, 64 + 32) as model:
         coder = LlamaZip(model, weights)
         coded = coder.encode(tokens)
         assert np.array_equal(coder.decode(coded, len(tokens)), tokens)
@@ -160,7 +160,7 @@ def test_llama_zip_sees_what_one_lane_of_ours_sees_over_many_blocks() -> None:
 
 
 def test_frequencies_sum_and_none_is_zero() -> None:
-    from pltz.benchmarks.llama_zip import frequencies
+    from pltz.benchmarks.peers.llama_zip import frequencies
 
     for logits in (np.zeros(128), np.arange(128.0) * 5, np.array([-1e9] * 127 + [0.0])):
         found = frequencies(logits.astype(np.float32))
@@ -192,7 +192,7 @@ OUT_OF_DOMAIN = {
 @pytest.mark.parametrize("name", OUT_OF_DOMAIN)
 def test_no_frame_is_longer_than_zstd_and_a_little(name: str, trained: Codec) -> None:
     data = OUT_OF_DOMAIN[name]
-    group = field.Group(name, [Session("text", data)])
+    group = field.SessionGroup(name, [Session("text", data)])
     found = field.file_about(group, field.by_pltz(group, trained, False))
     assert found["bytes"] == len(data) == content_bytes(Session("text", data))
     assert found["within_rule"], found

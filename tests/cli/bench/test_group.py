@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from pltz.benchmarks import corpus, peers
+from pltz.benchmarks import corpus
+from pltz.benchmarks.peers import compressors as peers
 from pltz.plt_codec.errors import UsageError
 
 Run = Callable[..., Result]

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from pltz.benchmarks import llama_peer, timing
+from pltz.benchmarks import timing
+from pltz.benchmarks.peers import llama_model
 from pltz.benchmarks.products import Products
-from pltz.cli.bench import engines, speed
+from pltz.cli.bench import speed
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.types import Encoded, FrameItem
 
@@ -69,9 +70,9 @@ def test_engines_that_disagree_have_no_speed() -> None:
             return [np.arange(item.tokens) for item in items]
 
     session = np.arange(5)
-    assert len(engines.measure({"a": Fake(b"1"), "b": Fake(b"1")}, session, 4, 9, 1)) == 2  # type: ignore[dict-item]
+    assert len(speed.measure_engines({"a": Fake(b"1"), "b": Fake(b"1")}, session, 4, 9, 1)) == 2  # type: ignore[dict-item]
     with pytest.raises(ModelError, match="2 frames"):
-        engines.measure({"a": Fake(b"1"), "b": Fake(b"2")}, session, 4, 9, 1)  # type: ignore[dict-item]
+        speed.measure_engines({"a": Fake(b"1"), "b": Fake(b"2")}, session, 4, 9, 1)  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("options", [(), ("--linear", 1024, "--engines")])
@@ -86,7 +87,7 @@ def test_the_plot_is_drawn_from_what_the_command_writes(
     if not options:
         for row in found["rows"]:
             row |= {"encode_us_per_token": None, "decode_us_per_token": None}
-    draw = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "plot_speed.py"))["draw"]
+    draw = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "plots" / "speed.py"))["draw"]
     draw(found, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
@@ -158,7 +159,7 @@ def test_inspect_and_decompress_start_without_torch(tiny: Path) -> None:
 
 
 def test_llama_is_left_out_with_a_clear_line(run: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_peer, "PACKAGES", {"no_such_module": "no-such-package"})
+    monkeypatch.setattr(llama_model, "PACKAGES", {"no_such_module": "no-such-package"})
     done = run("bench", "speed", *SMALL, "--together", "1", "--llama")
     assert done.exit_code == 0, done.output
     assert "llama.cpp: not measured, no-such-package not installed" in done.stdout
@@ -166,7 +167,7 @@ def test_llama_is_left_out_with_a_clear_line(run: Run, tiny: Path, monkeypatch: 
 
 
 def test_llama_is_measured_where_it_is(run: Run, tiny: Path) -> None:
-    if missing := llama_peer.missing():
+    if missing := llama_model.missing():
         pytest.skip(f"{missing} not installed")
     done = run("bench", "speed", *SMALL, "--together", "1", "--llama")
     assert done.exit_code == 0, done.output
@@ -183,7 +184,7 @@ def test_the_export_holds_the_matrices(tmp_path: Path) -> None:
     from pltz.plt_codec.weights import random_weights
 
     weights = random_weights(0, d=64, hidden=128)
-    llama_peer.write_gguf(tmp_path / "model.gguf", weights)
+    llama_model.write_gguf(tmp_path / "model.gguf", weights)
     found = {t.name: t for t in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
     assert len(found) == 4 + 10 * weights.shape.layers
     want, scale = weights["layer.1.down.w"], weights["layer.1.down.m"] * 16 / 256 / 2**24
@@ -197,5 +198,5 @@ def test_a_gated_model_has_no_export(tmp_path: Path) -> None:
     from pltz.plt_codec.weights import random_weights
 
     with pytest.raises(UsageError, match="contract 1"):
-        llama_peer.write_gguf(tmp_path / "model.gguf", random_weights(0, gated=True))
-    assert llama_peer.unavailable(random_weights(0, gated=True))
+        llama_model.write_gguf(tmp_path / "model.gguf", random_weights(0, gated=True))
+    assert llama_model.unavailable(random_weights(0, gated=True))

@@ -340,7 +340,7 @@ def test_fingerprint_is_of_the_meaning_not_of_the_layout() -> None:
 
 def test_slots_follow_from_names_then_ids() -> None:
     pieces = target("llama3").get_added_tokens_decoder()
-    tokenizer = bridge_module.Target(target("llama3").to_str().encode())
+    tokenizer = bridge_module.TargetTokenizer(target("llama3").to_str().encode())
     names = [pieces[i].content if i >= 0 else None for i in bridge_module.slot_order(tokenizer)]
     assert names[:4] == ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
     assert names[4:7] == ["<|end_of_text|>", "<|eom_id|>", "<|python_tag|>"]

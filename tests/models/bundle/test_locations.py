@@ -75,7 +75,7 @@ def test_the_first_of_one_name_is_taken(make: Make, tmp_path: Path) -> None:
 def test_distributions_are_listed_only_when_needed(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(group: str, path: tuple[str, ...]) -> tuple[locations.Location, ...]:
+    def fail(group: str, path: tuple[str, ...]) -> tuple[locations.BundleLocation, ...]:
         raise AssertionError("looked at the installed distributions")
 
     monkeypatch.setattr(locations, "_entry_points", fail)

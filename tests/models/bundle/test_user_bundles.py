@@ -70,7 +70,7 @@ def test_what_is_added_is_found(folder: Path, tmp_path: Path, user: Path, form: 
     }[form]()
     given = Bundle.load(folder)
     place = add(str(source), bundle_id=given.id.hex().upper())
-    assert place == locations.Location("tiny", user / "tiny", "user")
+    assert place == locations.BundleLocation("tiny", user / "tiny", "user")
     assert Bundle.load("tiny").id == Bundle.find(given.id).id == given.id
     assert Bundle.load("tiny").card == {"note": "x"} and (user / "tiny/CARD.md").read_text() == "# tiny\n"
     assert not (user / "tiny/unrelated.bin").exists()

@@ -1,4 +1,4 @@
-"""Rounded nets on disk: their tensors are those of their configuration, or they are refused (models/training/checkpoint.py, shape.py)."""
+"""Rounded nets on disk have the tensors of their configuration, or are refused (models/training/checkpoint.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Export, restore, merge and the layout of training rows agree with the codec (models/training/)."""
+"""Export, restore and the layout of training rows agree with the codec (models/training/export.py, dataloader.py)."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def drawn(sampler: dataloader.Sampler, rows: int = 400) -> np.ndarray:
 
 
 def test_a_source_of_long_sessions_has_its_share(tmp_path: Path) -> None:
-    """Sessions of a whole row, and longer than its window, as well as short ones; drawn in proportion to what they hold."""
+    """Draw sessions of a whole row, longer ones and short ones in proportion to their tokens."""
     lengths = {"short": [40] * 1000, "row": [500] * 80, "long": [2000] * 20}
     assert np.abs(drawn(sampler_of(tmp_path, lengths)) - 1 / 3).max() < 0.05
 

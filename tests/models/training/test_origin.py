@@ -1,4 +1,4 @@
-"""A net that starts from a bundle codes as the bundle does, a larger one too; a misfit is refused by name (models/training/origin.py)."""
+"""A net that starts from a bundle codes as the bundle does, a larger one too (models/training/origin.py)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, tiny_tokenizer_json: 
 
 
 def bits(name: str | Path, tmp_path: Path, count: int) -> tuple[float, float]:
-    """Ideal code length of the first sample sessions by a bundle's integers, and by the net that would be trained on from it."""
+    """Return the ideal bits of sample sessions by a bundle's integers, and by the net to train on from it."""
     bundle, net_folder = Bundle.load(name), tmp_path / "net"
     tokens = [to_tokens(session, bundle.tokenizer) for session in sample_sessions()[:count]]
     net_folder.mkdir()
@@ -79,7 +79,9 @@ def test_before_any_step_it_codes_as_the_bundle_does(folder: Path, tmp_path: Pat
 def test_before_any_step_it_codes_as_the_bundles_that_ship_do(
     name: str, count: int, within: float, tmp_path: Path
 ) -> None:
-    """Over 30 layers of roundings a single session comes out up to 2 % longer or shorter, as chance has it. Half a minute for base."""
+    """Allow 2 % for base: 30 layers of roundings fall this way or that. It takes half a minute."""
+    if name not in Bundle.names():
+        pytest.skip(f"bundle {name} is not in this checkout")
     integers, floats = bits(name, tmp_path, count)
     assert floats == pytest.approx(integers, rel=within)
 

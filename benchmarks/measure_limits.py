@@ -1,7 +1,7 @@
 """Measure time and peak memory of large sessions, up to the limit: the tables of docs/limits.md.
 
-    python -m pltz.cli.bench.limits                 # the zstd way to the limit, JSON of many values, nesting
-    python -m pltz.cli.bench.limits --model 1       # and the model with 1 MB
+    python -m pltz.benchmarks.measure_limits                 # the zstd way to the limit, JSON of many values, nesting
+    python -m pltz.benchmarks.measure_limits --model 1       # and the model with 1 MB
 
 Times are CPU seconds of all threads. Each row runs in a process of its own. Its peak is that process's `getrusage`,
 with imports and bundle included. The content is lines drawn at random from the sample sessions, so it repeats itself

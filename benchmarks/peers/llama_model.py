@@ -223,7 +223,7 @@ def _warmed(heat: Floats) -> Callable[[Floats], object]:
 # ---- the model
 
 
-class Model:
+class LlamaModel:
     """A llama.cpp context with one sequence, made by `opened`. Positions count from 0 and continue after `forget`."""
 
     def __init__(self, llama_cpp: Any, context: Any, width: int, residual: Floats | None) -> None:
@@ -269,7 +269,7 @@ class Model:
 
 
 @contextmanager
-def opened(weights: "Weights", threads: int, positions: int, *, faithful: bool = True) -> Iterator[Model]:
+def opened(weights: "Weights", threads: int, positions: int, *, faithful: bool = True) -> Iterator[LlamaModel]:
     """Open a model in llama.cpp with room for so many positions at a time.
 
     With ``faithful`` False clamps and temperatures are left out.
@@ -290,7 +290,7 @@ def opened(weights: "Weights", threads: int, positions: int, *, faithful: bool =
         path = Path(folder) / "model.gguf"
         write_gguf(path, weights)
         with _context(llama_cpp, path, positions, threads, callback) as context:
-            model = Model(llama_cpp, context, weights.shape.d, residual if faithful else None)
+            model = LlamaModel(llama_cpp, context, weights.shape.d, residual if faithful else None)
             try:
                 yield model
             finally:

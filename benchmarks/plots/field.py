@@ -1,4 +1,4 @@
-"""Draw field.json and field_sample.json: python benchmarks/plot_field.py
+"""Draw field.json and field_sample.json: python benchmarks/plots/field.py
 
 Each is the last line of a `pltz bench field --json`.
 """
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 RUNS = {"field": "unseen test sessions", "field_sample": "sample sessions"}
 
 
@@ -45,8 +45,8 @@ def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    kept = {title: HERE / f"{name}.json" for name, title in RUNS.items()}
+    kept = {title: RESULTS / f"{name}.json" for name, title in RUNS.items()}
     draw(
         {title: json.loads(path.read_text("utf8")) for title, path in kept.items() if path.exists()},
-        HERE / "field.png",
+        RESULTS / "field.png",
     )

@@ -1,4 +1,4 @@
-"""Draw thaw.json as thaw.png: python benchmarks/plot_thaw.py
+"""Draw thaw.json as thaw.png: python benchmarks/plots/thaw.py
 
 thaw.json holds two lines of `pltz bench thaw --json`, first of a GPU, then of a CPU.
 """
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 THAWS = "thaw", "thaw, fast layout"  # the thaws of a cold session
 
 
@@ -30,7 +30,8 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
         name = on["cpu"] if on["device"] == "cpu" else on["device"]
         fast = f", fast layout {result['fast_over_prefill']:.2f}" if "fast_over_prefill" in result else ""
         axes.set_title(
-            f"{result['shape']}, {result['tokens']:,} tokens\n{name}: thaw / prefill = {result['thaw_over_prefill']:.2f}{fast}",
+            f"{result['shape']}, {result['tokens']:,} tokens\n"
+            f"{name}: thaw / prefill = {result['thaw_over_prefill']:.2f}{fast}",
             fontsize=9,
         )
     figure.savefig(path, dpi=120)
@@ -44,5 +45,5 @@ def stored(count: int) -> str:
 
 
 if __name__ == "__main__":
-    lines = (HERE / "thaw.json").read_text("utf8").splitlines()
-    draw([json.loads(line) for line in lines], HERE / "thaw.png")
+    lines = (RESULTS / "thaw.json").read_text("utf8").splitlines()
+    draw([json.loads(line) for line in lines], RESULTS / "thaw.png")

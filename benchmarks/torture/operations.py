@@ -38,8 +38,8 @@ from pltz.archive.sessions import Item, SessionArchive, codecs_of
 from pltz.archive.storage.store import open_store
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
-from pltz.benchmarks.torture_child import Line, Voice
-from pltz.benchmarks.torture_record import Key, Record, Seen, Session, digest_of
+from pltz.benchmarks.torture.child import Line, Voice
+from pltz.benchmarks.torture.record import AcknowledgedRecord, Key, KnownSession, Seen, digest_of
 from pltz.models.bundle.bundle import Bundle
 from pltz.models.session.session import Session as Content
 from pltz.plt_codec.errors import FormatError, PltzError
@@ -103,10 +103,10 @@ class Draw:
     """The means of a plan: the dice, the record, and the leases."""
 
     dice: Random
-    record: Record
+    record: AcknowledgedRecord
     world: World
     leased: set[Any] = field(default_factory=set)
-    again: list[list[Put]] = field(default_factory=list)
+    again: list[list[PlannedPut]] = field(default_factory=list)
 
     def free(self, tenants: Iterable[str] = (*TENANTS, HOOK), *, known: bool = True) -> list[Key]:
         """Return the keys of sessions that no operation holds. ``known``: only those that have a version."""
@@ -149,11 +149,11 @@ class Operation:
         """Perform the operation in a child."""
         raise NotImplementedError
 
-    def heard(self, record: Record, facts: Line) -> str | None:
+    def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
         """Note an acknowledgement, and return what is wrong with it, if anything."""
         return None
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: AcknowledgedRecord) -> None:
         """Note how the operation ended."""
 
 
@@ -161,7 +161,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Put:
+class PlannedPut:
     """A version to put. ``parts``: its segments as bytes, of which the first ``shared`` belong to the base,
     or the messages of a chat."""
 
@@ -182,7 +182,7 @@ class Texts(Operation):
 
     def __init__(self) -> None:
         super().__init__()
-        self.commits: list[list[Put]] = []
+        self.commits: list[list[PlannedPut]] = []
 
     def plan(self, draw: Draw) -> bool:
         dice = draw.dice
@@ -205,7 +205,7 @@ class Texts(Operation):
                 session.pending.add(put.digest)
         return bool(self.commits)
 
-    def _fits(self, draw: Draw, put: Put) -> bool:
+    def _fits(self, draw: Draw, put: PlannedPut) -> bool:
         """Return whether a put may be repeated: no newer version was put since, and it was not forgotten."""
         session = draw.record.main.get(put.key)
         if (
@@ -217,7 +217,7 @@ class Texts(Operation):
             return False
         return not any(k.digest == put.digest and k.forgotten is not False for k in session.known)
 
-    def _new(self, draw: Draw) -> Put | None:
+    def _new(self, draw: Draw) -> PlannedPut | None:
         dice, mark = draw.dice, draw.record.mark()
         tenant = dice.choice(TENANTS)
         if tenant in draw.leased:
@@ -227,7 +227,7 @@ class Texts(Operation):
         if key in self.leases:
             return None
         self.leases.add(key)
-        session = draw.record.main.setdefault(key, Session())
+        session = draw.record.main.setdefault(key, KnownSession())
         if session.style is None:
             base = dice.choice(["", "base-0", "base-1", f"base-{mark[1:-1]}"])
             session.style = base, dice.random() < 0.5
@@ -239,14 +239,14 @@ class Texts(Operation):
         draw.record.use(put.base)
         return put
 
-    def _put(self, dice: Random, key: Key, session: Session, mark: str) -> Put:
+    def _put(self, dice: Random, key: Key, session: KnownSession, mark: str) -> PlannedPut:
         base, prompted = session.style
         session.parts = [*session.parts[-6:], _text(dice, mark).encode()]
         head = [prompt(base)] if base else []
         head += [prompt(key[0])] if prompted else []
         parts = (*head, *session.parts)
         labels = {"mark": mark}
-        return Put(key, parts, int(bool(base)), base, labels, digest_of("text", b"".join(parts), labels))
+        return PlannedPut(key, parts, int(bool(base)), base, labels, digest_of("text", b"".join(parts), labels))
 
     def asked(self) -> Any:
         return [[[*put.key, put.digest] for put in commit] for commit in self.commits]
@@ -275,11 +275,11 @@ class Texts(Operation):
                 if world.fault != "early-put":
                     voice.ack(key=put.key, digest=put.digest, version=receipt.version.hex())
 
-    def heard(self, record: Record, facts: Line) -> str | None:
+    def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
         record.main[tuple(facts["key"])].acknowledge(facts["digest"], facts.get("version", ""))
         return None
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: AcknowledgedRecord) -> None:
         for commit in self.commits:
             for put in commit:
                 record.use(put.base)
@@ -291,7 +291,7 @@ class Chats(Texts):
     kind = "put chats"
     prefix = "c"
 
-    def _put(self, dice: Random, key: Key, session: Session, mark: str) -> Put:
+    def _put(self, dice: Random, key: Key, session: KnownSession, mark: str) -> PlannedPut:
         turn = {"role": "user", "content": _text(dice, mark)}
         answer = {"role": "assistant", "content": " ".join(dice.choices(WORDS, k=6))}
         session.parts = [*session.parts[-4:], turn, answer]
@@ -299,7 +299,7 @@ class Chats(Texts):
         head = [{"role": "system", "content": prompt(base).decode()}] if base else []
         labels = {"mark": mark}
         parts = (*head, *session.parts)
-        return Put(key, parts, 0, base, labels, digest_of("chat", _chat(parts).to_bytes(), labels))
+        return PlannedPut(key, parts, 0, base, labels, digest_of("chat", _chat(parts).to_bytes(), labels))
 
     def work(self, world: World, voice: Voice) -> None:
         sessions = world.open("main")
@@ -350,7 +350,7 @@ class Forget(Operation):
                 raise NotFound(f"versions of {name!r} of tenant {tenant!r} are gone")
             yield found
 
-    def heard(self, record: Record, facts: Line) -> str | None:
+    def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
         for key, versions in self.chosen.items():
             for known in record.main[key].known:
                 if known.version in versions:
@@ -429,7 +429,7 @@ class Erase(Operation):
             archive.erase(tenant, name)
         voice.ack(erased=True)
 
-    def heard(self, record: Record, facts: Line) -> str | None:
+    def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
         for key in self.keys:
             record.bury(key)
         self.keys = []
@@ -488,7 +488,7 @@ class EraseBase(Operation):
         archive.erase_base(self.base)
         voice.ack(erased=True)
 
-    def heard(self, record: Record, facts: Line) -> str | None:
+    def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
         if record.bases[self.base] < self.stamp:  # else a concurrent put may have brought it back
             record.graves.add(f"assistant of {self.base}")
         return None
@@ -548,7 +548,7 @@ class Repair(Upkeep):
             uncounted=done.uncounted,
         )
 
-    def heard(self, record: Record, facts: Line) -> str | None:
+    def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
         lost = {name: facts[name] for name in ("broken", "missing", "unnamed", "uncounted") if facts[name]}
         return f"repair says that something is lost: {lost}" if lost else None
 
@@ -577,7 +577,7 @@ class Merge(Upkeep):
         voice.ack()
 
 
-class Verify(Upkeep):
+class VerifyArchive(Upkeep):
     """Verify while other operations work."""
 
     kind = "verify"
@@ -590,7 +590,7 @@ class Verify(Upkeep):
             problems=[f"{p.kind} {p.name}: {p.what}" for p in report.problems], unreadable=report.unreadable
         )
 
-    def heard(self, record: Record, facts: Line) -> str | None:
+    def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
         bad = facts["problems"] or facts["unreadable"]
         return f"verify beside others says: {facts}" if bad else None
 
@@ -614,7 +614,7 @@ class Read(Operation):
         for tenant, name in self.keys:
             voice.ack(key=(tenant, name), digest=_got(sessions, (tenant, name)))
 
-    def heard(self, record: Record, facts: Line) -> str | None:
+    def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
         key, digest = tuple(facts["key"]), facts["digest"]
         session = record.main.get(key)
         if session is None:  # erased in the meantime
@@ -628,7 +628,7 @@ class Read(Operation):
         return f"get of {key} gave {digest}, and {session.possible()} is possible"
 
 
-class Copy(Operation):
+class CopyArchive(Operation):
     """Copy sessions with their histories to the other archive."""
 
     kind = "copy"
@@ -647,7 +647,7 @@ class Copy(Operation):
             live = [v for v in main[key].live if v.version]
             self.chosen[key] = [v.version for v in live]
             self.digests |= {v.version: v.digest for v in live}
-            session = there.setdefault(key, Session())
+            session = there.setdefault(key, KnownSession())
             session.twice |= main[key].twice
             session.pending |= {v.digest for v in live} - ({k.digest for k in session.known} - session.twice)
         self.leases = {("copy", *key) for key in self.chosen}
@@ -665,7 +665,7 @@ class Copy(Operation):
         for done in copy(source, versions, to):
             voice.ack(key=(done.version.tenant, done.version.name), version=done.version.id.hex())
 
-    def heard(self, record: Record, facts: Line) -> str | None:
+    def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
         session, digest = record.copy[tuple(facts["key"])], self.digests[facts["version"]]
         if not any(k.digest == digest for k in session.known):
             session.acknowledge(digest)
@@ -687,7 +687,7 @@ class Evict(Operation):
             for _ in range(dice.randint(1, 5)):
                 mark = draw.record.mark()
                 key = (HOOK, f"h{mark}")
-                session = draw.record.main[key] = Session(settled=False)
+                session = draw.record.main[key] = KnownSession(settled=False)
                 ids: list[int] = list(range(300, 300 + dice.choice([0, 40])))
                 for _ in range(dice.randint(1, 2)):
                     ids = ids + [dice.randrange(300, 4000) for _ in range(dice.randint(1, 30))]
@@ -716,7 +716,7 @@ class Evict(Operation):
                     if ticket and hook.durable(ticket):
                         voice.ack(key=key, digest=digest)
 
-    def heard(self, record: Record, facts: Line) -> str | None:
+    def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
         record.main[tuple(facts["key"])].acknowledge(facts["digest"])
         return None
 
@@ -746,7 +746,7 @@ class Drain(Operation):
             refused=done.refused,
         )
 
-    def heard(self, record: Record, facts: Line) -> str | None:
+    def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
         return f"the worker refused: {facts['refused']}" if facts["refused"] else None
 
 
@@ -778,7 +778,7 @@ class Nightly(Operation):
         dice, mark = draw.dice, draw.record.mark()
         old = [k for k in draw.record.main if k[0] == NIGHT]
         key = dice.choice(old) if old and dice.random() < 0.5 else (NIGHT, f"n{mark}")
-        session = draw.record.main.setdefault(key, Session(settled=False))
+        session = draw.record.main.setdefault(key, KnownSession(settled=False))
         session.settled = False
         session.parts = [*session.parts[-4:], {"role": "user", "content": _text(dice, mark)}]
         value = {"id": key[1], "messages": list(session.parts)}
@@ -806,7 +806,7 @@ class Nightly(Operation):
             verify=report["verify"],
         )
 
-    def heard(self, record: Record, facts: Line) -> str | None:
+    def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
         unexpected = [
             f for f in facts["failures"] if not re.search(Collect.allowed.replace("ArchiveError: ", ""), f)
         ]
@@ -995,9 +995,9 @@ OPERATIONS: dict[type[Operation], float] = {
     Repair: 3,
     Rebuild: 2,
     Merge: 2,
-    Verify: 1,
+    VerifyArchive: 1,
     Read: 3,
-    Copy: 4,
+    CopyArchive: 4,
     Evict: 3,
     Drain: 4,
     Nightly: 3,

@@ -143,7 +143,7 @@ def _build(name: str, dictionary: bytes) -> Peer | None:
         return xz_peer()
     try:
         if name in SLOW:
-            from pltz.benchmarks import context_mixing
+            from pltz.benchmarks.peers import context_mixing
 
             return context_mixing.zpaq_peer() if name == "zpaq" else context_mixing.paq8px_peer()
         return brotli_peer() if name == "brotli" else ppmd_peer()

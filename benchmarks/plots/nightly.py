@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pltz.benchmarks import plot
+from pltz.benchmarks.plots import figure as canvas
 
 
 def growth(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
     """Return the figure as the bytes of a file. ``suffix``: .png or .svg. Raises UsageError for another."""
-    figure = plot.blank(suffix, 9, 3.6)
+    figure = canvas.blank(suffix, 9, 3.6)
     memory, speed = figure.subplots(1, 2)
     for night, style in (("new", "-"), ("known", "--")):
         mine = [row for row in rows if row["night"] == night]
@@ -28,4 +28,4 @@ def growth(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
     memory.set_ylim(bottom=0)
     memory.legend()
     speed.legend()
-    return plot.drawn(figure, suffix)
+    return canvas.drawn(figure, suffix)

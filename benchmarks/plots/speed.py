@@ -1,4 +1,4 @@
-"""Draw speed.json, speed_avx2.json and speed_cuda.json, all at once: python benchmarks/plot_speed.py
+"""Draw speed.json, speed_avx2.json and speed_cuda.json, all at once: python benchmarks/plots/speed.py
 
 Each is the line of JSON of one command:
 
@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 WAYS = ("encode", "decode")
 
 
@@ -83,4 +83,4 @@ def engines(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 if __name__ == "__main__":
     for name in ("speed", "speed_avx2", "speed_cuda"):
-        draw(json.loads((HERE / f"{name}.json").read_text("utf8")), HERE / f"{name}.png")
+        draw(json.loads((RESULTS / f"{name}.json").read_text("utf8")), RESULTS / f"{name}.png")

@@ -3,7 +3,7 @@
 The method is that of github.com/AlexBuz/llama-zip. The model gives the distribution of the next token, the coder
 narrows its interval by it, the token is passed to the model, and so on. Decoding runs the same steps. The method has no
 layout (one lane, one token after the other) and is exact only on one machine and one build; pltz adds both. Weights,
-tokenizer and context are ours (`llama_peer`): a position sees its block and the memory before it, as in one unbroken
+tokenizer and context are ours (`llama_model`): a position sees its block and the memory before it, as in one unbroken
 lane of NUMERICS.md.
 
 Every doubt is decided for the peer. Only the coder's bits count, truncated as our own are, and the number of tokens is
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pltz.benchmarks.llama_peer import NATS, NORMED, RESIDUAL, Model, embedding
+from pltz.benchmarks.peers.llama_model import NATS, NORMED, RESIDUAL, LlamaModel, embedding
 from pltz.plt_codec.range_coder import RangeDecoder, RangeEncoder
 from pltz.plt_codec.weights import CLASS, PRECISION
 
@@ -27,7 +27,7 @@ MARKER = 0  # the input before the first token
 Floats = npt.NDArray[np.float32]
 
 
-class Head:
+class ZipHead:
     """The two levels of a bundle's head in floats: from residuals (d,) to frequencies (1, n) that sum to 2^24."""
 
     def __init__(self, weights: "Weights") -> None:
@@ -70,10 +70,10 @@ def frequencies(logits: Floats) -> npt.NDArray[np.int64]:
 
 
 class LlamaZip:
-    """A coder of tokens through an open `Model`, which must have room for a block and the memory."""
+    """A coder of tokens through an open `LlamaModel`, which must have room for a block and the memory."""
 
-    def __init__(self, model: Model, weights: "Weights") -> None:
-        self._model, self._rows, self._head = model, embedding(weights), Head(weights)
+    def __init__(self, model: LlamaModel, weights: "Weights") -> None:
+        self._model, self._rows, self._head = model, embedding(weights), ZipHead(weights)
         self._block, self._memory = weights.shape.block, weights.shape.memory
 
     def encode(self, tokens: npt.NDArray[np.int32]) -> bytes:

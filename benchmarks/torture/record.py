@@ -22,7 +22,7 @@ Key = tuple[str, str]  # tenant, name
 
 
 @dataclass
-class Known:
+class KnownVersion:
     """A version that is in the archive. ``digest``: of its content, "" for one that was never whole.
     ``version``: its id in hex, "" where only the content was acknowledged. ``forgotten``: None where it was
     requested and not acknowledged."""
@@ -33,7 +33,7 @@ class Known:
 
 
 @dataclass
-class Session:
+class KnownSession:
     """The expected state of a session.
 
     ``known``: versions, oldest first.
@@ -47,7 +47,7 @@ class Session:
     ``settled``: a get must find it, which is not so before a journal is drained.
     ``stamp``: number of the operation that changed it last."""
 
-    known: list[Known] = field(default_factory=list)
+    known: list[KnownVersion] = field(default_factory=list)
     pending: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
     marks: set[str] = field(default_factory=set)
@@ -60,7 +60,7 @@ class Session:
     stamp: int = 0
 
     @property
-    def live(self) -> list[Known]:
+    def live(self) -> list[KnownVersion]:
         """Return the versions that are certainly there."""
         return [k for k in self.known if k.forgotten is False]
 
@@ -68,7 +68,7 @@ class Session:
         """Note a version that must be there from now on."""
         self.pending -= {digest} - self.twice
         if not any(k.version == version and k.digest == digest for k in self.known):
-            self.known.append(Known(digest, version))
+            self.known.append(KnownVersion(digest, version))
 
     def possible(self) -> set[str | None]:
         """Return the digests that a get may give now. None stands for "no such session"."""
@@ -83,14 +83,14 @@ class Session:
         }
 
 
-class Record:
+class AcknowledgedRecord:
     """All sessions that the archives must hold. ``graves``: marks of erased sessions and bases. ``bases``: the
     operation that put under each of them last. ``log``: a file outside of the archives, with an fsync per
     line."""
 
     def __init__(self, log: Path) -> None:
-        self.main: dict[Key, Session] = {}
-        self.copy: dict[Key, Session] = {}
+        self.main: dict[Key, KnownSession] = {}
+        self.copy: dict[Key, KnownSession] = {}
         self.graves: set[str] = set()
         self.bases: dict[str, int] = {}
         self.stamp = 0
@@ -103,7 +103,7 @@ class Record:
         self._last += 1
         return f"<{self._last}>"
 
-    def at(self, place: str) -> dict[Key, Session]:
+    def at(self, place: str) -> dict[Key, KnownSession]:
         """Return the sessions of an archive: "main" or "copy"."""
         return self.main if place == "main" else self.copy
 
@@ -154,7 +154,7 @@ class Seen:
     token: str = ""
 
 
-def compare(record: Record, place: str, seen: Seen) -> tuple[list[str], list[tuple[Key, str]]]:
+def compare(record: AcknowledgedRecord, place: str, seen: Seen) -> tuple[list[str], list[tuple[Key, str]]]:
     """Compare an archive at rest with the record, and settle what was in doubt.
 
     Returns:
@@ -187,13 +187,13 @@ def compare(record: Record, place: str, seen: Seen) -> tuple[list[str], list[tup
     return wrong, broken
 
 
-def _settle(session: Session, rows: Iterable[tuple[str, bool, str, str]]) -> tuple[list[str], list[str]]:
+def _settle(session: KnownSession, rows: Iterable[tuple[str, bool, str, str]]) -> tuple[list[str], list[str]]:
     """Match the versions that are there with those that must be.
 
     Return (differences, versions that are not whole and need not be)."""
     wrong: list[str] = []
     broken: list[str] = []
-    settled: list[Known] = []
+    settled: list[KnownVersion] = []
     order: list[int] = []
     left = list(session.known)
     for version, forgotten, digest, error in rows:
@@ -205,13 +205,13 @@ def _settle(session: Session, rows: Iterable[tuple[str, bool, str, str]]) -> tup
             continue
         if known is None and error:
             broken.append(version)
-            settled.append(Known("", version, True))
+            settled.append(KnownVersion("", version, True))
             continue
         if known is not None:
             left.remove(known)
             order.append(session.known.index(known))
             wrong += _differs(known, version, forgotten, digest, error)
-        settled.append(Known(digest or (known.digest if known else ""), version, forgotten))
+        settled.append(KnownVersion(digest or (known.digest if known else ""), version, forgotten))
     missing = [k for k in left if k.forgotten is False]
     if missing and not (session.erasing and not settled):
         wrong += [f"version {k.version or k.digest} was acknowledged, and is not there" for k in missing]
@@ -221,7 +221,7 @@ def _settle(session: Session, rows: Iterable[tuple[str, bool, str, str]]) -> tup
     return wrong, broken
 
 
-def _differs(known: Known, version: str, forgotten: bool, digest: str, error: str) -> list[str]:
+def _differs(known: KnownVersion, version: str, forgotten: bool, digest: str, error: str) -> list[str]:
     """Return what is wrong with a version that must be there."""
     wrong = []
     if known.forgotten is False and forgotten:

@@ -8,11 +8,11 @@ Writers, collectors, erasers, repairers, hook workers and the nightly job run si
 once, as processes of their own. Most are killed by SIGKILL: after a random time, or before a random disk
 call. The parent records requests and acknowledgements in memory and in DIR/record.jsonl, outside of the
 archives. After a number of kills all children stop, and the archives are compared with the record
-(`torture_record.compare`). Then a file is damaged within the limits of parity and second copies, repairers are
+(`record.compare`). Then a file is damaged within the limits of parity and second copies, repairers are
 killed while they work on it, and all is compared again.
 
 The dice are seeded: a seed draws the same operations and fates as long as the operations finish in the same
-order. The moment of a kill by time depends on the machine. benchmarks/TORTURE.md lists the checks and the
+order. The moment of a kill by time depends on the machine. benchmarks/torture/TORTURE.md lists the checks and the
 findings."""
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ class Torture:
     def __init__(
         self, folder: Path, seed: int, *, sealed: bool, every: int, fault: str | None = None
     ) -> None:
-        from pltz.benchmarks.torture_operations import KEY, KEY_FILE, Draw, World
-        from pltz.benchmarks.torture_record import Record
+        from pltz.benchmarks.torture.operations import KEY, KEY_FILE, Draw, World
+        from pltz.benchmarks.torture.record import AcknowledgedRecord
 
         self.folder, self.every, self.fault = folder, every, fault
         self.world = World.make(folder, sealed, fault)
-        self.record = Record(folder / "record.jsonl")
+        self.record = AcknowledgedRecord(folder / "record.jsonl")
         self.draw = Draw(Random(seed), self.record, self.world)
         self.dice = Random(seed + 1)  # for fates and damage; the draw of operations has dice of its own
         self.totals = Totals()
@@ -152,7 +152,7 @@ class Torture:
 
     def _start(self) -> bool:
         """Start an operation, if the dice find one that has anything to do."""
-        from pltz.benchmarks.torture_operations import FAULTS, FAULTY, OPERATIONS
+        from pltz.benchmarks.torture.operations import FAULTS, FAULTY, OPERATIONS
 
         weights = dict(OPERATIONS)
         if self.fault and (faulty := FAULTS[self.fault]):
@@ -165,7 +165,7 @@ class Torture:
         return True
 
     def _fate(self, kind: str) -> Any:
-        from pltz.benchmarks.torture_child import Fate
+        from pltz.benchmarks.torture.child import Fate
 
         if self.dice.random() >= KILLED:
             return Fate()
@@ -175,7 +175,7 @@ class Torture:
         return Fate(delay=self.dice.uniform(0, BEYOND * self.seconds.get(kind, FIRST_SECONDS)))
 
     def _launch(self, operation: Any, fate: Any) -> Any:
-        from pltz.benchmarks.torture_child import Child
+        from pltz.benchmarks.torture.child import Child
 
         self.record.stamp += 1
         operation.stamp = self.record.stamp
@@ -257,7 +257,7 @@ class Torture:
 
     def _whole(self, kind: str, work: Any) -> list[dict[str, Any]]:
         """Run work alone in a child that is not killed, and return its lines. Raises Wrong."""
-        from pltz.benchmarks.torture_child import Child, Fate
+        from pltz.benchmarks.torture.child import Child, Fate
 
         child = Child(kind, work, Fate(), self.folder / "children.log")
         said: list[dict[str, Any]] = []
@@ -273,7 +273,7 @@ class Torture:
 
     def _operate(self, operation: Any) -> None:
         """Run an operation alone to its end. Raises Wrong."""
-        from pltz.benchmarks.torture_child import Fate
+        from pltz.benchmarks.torture.child import Fate
 
         if operation.plan(self.draw):
             operation.allowed = "$."  # matches no error
@@ -285,7 +285,7 @@ class Torture:
     def check(self) -> None:
         """Archive the sessions that wait in the journal and in files, and compare the archives with the record.
         Raises Wrong."""
-        from pltz.benchmarks.torture_operations import Drain, Nightly
+        from pltz.benchmarks.torture.operations import Drain, Nightly
 
         self._operate(Drain())
         if left := [
@@ -300,8 +300,8 @@ class Torture:
         self.totals.checks += 1
 
     def _look(self, place: str) -> Any:
-        from pltz.benchmarks.torture_operations import heard, look
-        from pltz.benchmarks.torture_record import Seen
+        from pltz.benchmarks.torture.operations import heard, look
+        from pltz.benchmarks.torture.record import Seen
 
         seen, keys, token = Seen(), list(self.record.at(place)), self.tokens.get(place)
         self.dice.shuffle(keys)
@@ -312,7 +312,7 @@ class Torture:
 
     def _compare(self, place: str, *, repaired: bool = False) -> None:
         """Compare an archive with the record. After a repair no redundant copy may be missing. Raises Wrong."""
-        from pltz.benchmarks.torture_record import compare
+        from pltz.benchmarks.torture.record import compare
 
         seen = self._look(place)
         wrong, halves = compare(self.record, place, seen)
@@ -341,7 +341,7 @@ class Torture:
             self._compare(place, repaired=True)
 
     def _repair(self, place: str, fate: Any) -> None:
-        from pltz.benchmarks.torture_operations import Repair
+        from pltz.benchmarks.torture.operations import Repair
 
         repair = Repair()
         repair.plan(self.draw)
@@ -351,7 +351,7 @@ class Torture:
 
     def _last(self) -> None:
         """Finish the run: collect twice, rebuild the indexes, repair, and compare. Raises Wrong."""
-        from pltz.benchmarks.torture_operations import Collect, Rebuild, Repair
+        from pltz.benchmarks.torture.operations import Collect, Rebuild, Repair
 
         self.check()
         for place in ("main", "copy"):
@@ -366,7 +366,7 @@ class Torture:
 
 
 def _no_fate() -> Any:
-    from pltz.benchmarks.torture_child import Fate
+    from pltz.benchmarks.torture.child import Fate
 
     return Fate()
 

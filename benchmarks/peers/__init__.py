@@ -1,0 +1,1 @@
+"""General compressors and llama.cpp, each as a coder of sessions to compare with."""

@@ -1,0 +1,1 @@
+"""Figures of the kept results, in one style."""
