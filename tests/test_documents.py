@@ -1,25 +1,41 @@
-"""The code that documents show parses, imports `pltz` alone, and its calls fit the functions that they call."""
+"""The documents are short, their links lead somewhere, and their examples run.
+
+Code parses, imports `pltz` alone, and its calls fit the functions that they call. Commands run in the order of their
+page (`tests/documents.py`), and print what the page shows.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 import pltz
+from pltz.cli.root import cli
+from pltz.cli.ui.groups import EXIT_CODES
+from tests.documents import PAGES as RUN
+from tests.documents import ROOT, Block, Sandbox, blocks, commands, runs
+from tests.warm_pltz import warm_pltz
 
-ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("docs", "examples", "archive", "benchmarks", "cli", "datasets", "models", "plt_codec")
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *(page for room in ROOMS for page in sorted((ROOT / room).rglob("*.md"))),
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCED = re.compile(r"^```.*?^```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+WORDS = 900  # of README.md, for a reader who has one minute
+CHANGING = re.compile(r"\b[0-9a-f]{16,}\b|\b[\d,.]+ m?s\b|\d{4}-\d\d-\d\dT[\d:]+Z|[0-9a-f]{16}-\d+-[0-9a-f]{16}")
 
 
 def shown() -> Iterator[tuple[str, str]]:
@@ -102,7 +118,7 @@ def _misfit(start: Any, dotted: list[str], call: ast.Call) -> list[str]:
 
 def test_there_are_examples_to_check() -> None:
     assert {name.partition(":")[0] for name in SHOWN} >= {
-        "README.md",
+        "docs/quickstart.md",
         "docs/vllm.md",
         "examples/llama_server.py",
     }
@@ -131,3 +147,132 @@ def test_what_is_shown_imports_pltz_alone_and_calls_it_right(name: str) -> None:
 )
 def test_the_check_finds_what_is_wrong(code: str, fault: str) -> None:
     assert any(fault in one for one in faults(code))
+
+
+def test_readme_takes_a_minute() -> None:
+    assert len((ROOT / "README.md").read_text("utf8").split()) < WORDS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert dead_links(page) == []
+
+
+def test_the_check_finds_dead_links(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# A heading, `code`\n", "utf8")
+    page = tmp_path / "page.md"
+    page.write_text("[a](other.md#a-heading-code) [b](other.md#b) [c](gone.md) `[d](x)` [e](https://e.org)", "utf8")
+    assert dead_links(page) == ["other.md#b", "gone.md"]
+
+
+def dead_links(page: Path) -> list[str]:
+    """Return the links of a page to files that are not there, or to headings that they do not have."""
+    dead = []
+    for link in LINK.findall(FENCED.sub("", page.read_text("utf8"))):
+        name, _, anchor = link.partition("#")
+        if re.match(r"\w+:", name):
+            continue
+        path = page.parent / name if name else page
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            dead.append(link)
+    return dead
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub and mkdocs give to the headings of a page."""
+    found = re.findall(r"^#+ (.+)$", page.read_text("utf8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found}
+
+
+def test_bits_are_per_byte() -> None:
+    old = re.compile(r"\bbits an? (byte|token)", re.IGNORECASE)
+    assert [str(page) for page in RUN if old.search(page.read_text("utf8"))] == []
+
+
+# ---- commands
+
+COMMANDS = {page: [block for block in blocks(page) if block.language in ("sh", "console", "python")] for page in RUN}
+PARSED = re.compile(r"^(?:\$ )?pltz ((?:[^\n|<>&#\\;]|\\\n)+)", re.MULTILINE)
+BEFORE = {  # names that the code of a page uses and does not make
+    "transformers.md": "system_ids = [33, 99]; token_ids = [*system_ids, 101, 7, 8]; caches = {'chat-7': None}\n",
+}
+
+
+def test_exit_codes_are_listed() -> None:
+    text = (ROOT / "docs/commands.md").read_text("utf8")
+    assert all(f"| {code} | {meaning} |" in text for code, meaning in EXIT_CODES)
+
+
+def test_every_command_is_shown() -> None:
+    shown = {name for page in COMMANDS.values() for block in page for name in re.findall(r"pltz (\w+)", block.code)}
+    assert set(cli.list_commands(click.Context(cli))) <= shown
+
+
+@pytest.mark.parametrize(
+    "block", [block for page in COMMANDS.values() for block in page if block.why_not], ids=str
+)
+def test_commands_that_do_not_run_parse(block: Block) -> None:
+    for command, words in parsed(block):
+        command_of(command).make_context("pltz", words)
+
+
+def parsed(block: Block) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Yield the path and the arguments of each `pltz` command of a block."""
+    for line in PARSED.findall(block.code):
+        words = shlex.split(line.replace("\\\n", " "))
+        count = 2 if isinstance(cli.get_command(click.Context(cli), words[0]), click.Group) else 1
+        yield tuple(words[:count]), words[count:]
+
+
+def command_of(path: tuple[str, ...]) -> click.Command:
+    """Return the command of a path. Raises AssertionError where there is none."""
+    command: click.Command | None = cli
+    for name in path:
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), name)
+    assert command is not None, path
+    return command
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve a warm `pltz` to all pages."""
+    with warm_pltz(tmp_path_factory.mktemp("warm")) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page, found in COMMANDS.items() if any(not block.why_not for block in found)],
+    ids=lambda page: page.name,
+)
+def test_examples_run_and_print_what_is_shown(page: Path, path: str, tmp_path: Path) -> None:
+    sandbox = Sandbox(tmp_path, path)
+    for language, code in runs(COMMANDS[page]):
+        if language == "python":
+            sandbox.python(BEFORE.get(page.name, "") + code)
+        elif language == "sh":
+            sandbox.bash(code)
+        else:
+            for command, output in commands(code):
+                assert CHANGING.sub("...", sandbox.bash(command)) == CHANGING.sub("...", output), command
+
+
+def test_a_block_that_fails_is_noticed(path: str, tmp_path: Path) -> None:
+    sandbox = Sandbox(tmp_path, path)
+    with pytest.raises(AssertionError, match="ended with 2"):
+        sandbox.bash("pltz inspect gone.pltz\necho not reached")
+    with pytest.raises(AssertionError, match="UsageError"):
+        sandbox.python("import pltz\npltz.open('gone.pltz')")
+
+
+@pytest.mark.slow
+def test_the_site_builds(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "site/library.html").read_text("utf8")
+    assert all(f'id="{home}"' in page for home in ("pltz.archive.archive.Archive.put", "pltz.api.compress"))
+    page = (tmp_path / "site/commands.html").read_text("utf8")
+    assert "pltz archive put /data/cold chats.jsonl --tenant acme" in page, "examples of a command"

@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import click
 import pytest
@@ -122,22 +121,6 @@ def test_help_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "compress" in done.stdout
-
-
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf8")
-
-
-def test_readme_lists_the_exit_codes() -> None:
-    for code, meaning in EXIT_CODES:
-        assert f"| {code} | {meaning} |" in README
-
-
-def test_readme_commands_parse() -> None:
-    lines = [line.split("#")[0].split() for line in README.splitlines() if line.startswith("    pltz ")]
-    assert {words[1] for words in lines} == {path[0] for path in COMMANDS}
-    for words in lines:
-        path = next(path for path in LEAVES if words[1 : 1 + len(path)] == list(path))
-        LEAVES[path].make_context("pltz", words[1 + len(path) :])
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=map(" ".join, COMMANDS))
