@@ -403,9 +403,9 @@ class Codec(SessionDecoder):
         tokens = self._decode([frame for _, frame in chosen], options.progress)
         found = {}
         for (draft, frame), ids in zip(chosen, tokens, strict=True):
-            if frame.kind is Kind.CHAT and ids is not None and draft.tokens is not None:
-                if np.array_equal(ids, draft.tokens):
-                    continue  # `transcript.to_tokens` has proved that these tokens give this chat
+            same = ids is not None and draft.tokens is not None and np.array_equal(ids, draft.tokens)
+            if same and frame.kind is Kind.CHAT:
+                continue  # `transcript.to_tokens` has proved that these tokens give this chat
             try:
                 changed = draft.session.difference(self._restore(frame, ids, draft.number, bridge))
             except CorruptError as exc:
