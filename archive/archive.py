@@ -117,8 +117,8 @@ class SessionVersion:
     def of(cls, version: Version) -> SessionVersion:
         """Return a version of the catalogue as it is listed."""
         target = version.target if any(version.target) else None
-        facts = version.time, KINDS[version.kind], version.labels, target, version.forgotten, version.id
-        return SessionVersion(version.tenant, version.name, version.number, *facts)
+        facts = version.time, KINDS[version.kind], version.tags, target, version.forgotten, version.id
+        return SessionVersion(version.tenant, version.name, version.version, *facts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -333,7 +333,7 @@ class Archive:
             request.name,
             session.value,
             tenant,
-            labels=request.tags,
+            tags=request.tags,
             target=target,
             time=request.time,
             prefixes=tuple(request.prefixes),
@@ -470,7 +470,7 @@ class Archive:
         """
         wanted = (tags or {}).items()
         for version in self.tower.ls(tenant, forgotten=forgotten, history=history):
-            if wanted <= version.labels.items():
+            if wanted <= version.tags.items():
                 yield SessionVersion.of(version)
         if not partial:
             self.tower.want_whole("listed what is there")
@@ -629,7 +629,7 @@ class Archive:
         """
         chosen = self._choose(names, tenant, version, None, forgotten=True)
         if not dry_run:
-            self.tower.restore(chosen)
+            self.tower.undelete(chosen)
         return _marked(chosen, forgotten=dry_run)
 
     def erase(
@@ -728,7 +728,7 @@ class Archive:
             chosen += [
                 v
                 for v in _numbered(fitting, number)
-                if v.forgotten == forgotten and wanted <= v.labels.items()
+                if v.forgotten == forgotten and wanted <= v.tags.items()
             ]
         return chosen
 
@@ -756,24 +756,24 @@ def _marked(versions: Sequence[Version], *, forgotten: bool) -> tuple[SessionVer
 def _receipt(stored: Stored) -> PutReceipt:
     receipt = stored.receipt
     assert receipt is not None  # None only in a dry run
-    facts = receipt.version, receipt.new, receipt.size, stored.by_model, receipt.unchanged
-    return PutReceipt(receipt.tenant, receipt.name, receipt.number, *facts)
+    facts = receipt.id, receipt.new, receipt.size, stored.by_model, receipt.unchanged
+    return PutReceipt(receipt.tenant, receipt.name, receipt.version, *facts)
 
 
 def _token_receipt(put: Put) -> PutReceipt:
     if put.receipt is None:
         known = put.known
         assert known is not None  # None only if the session was put
-        return PutReceipt(known.tenant, known.name, known.number, known.id, 0, 0, not put.by_zstd, True)
+        return PutReceipt(known.tenant, known.name, known.version, known.id, 0, 0, not put.by_zstd, True)
     receipt = put.receipt
-    facts = receipt.version, receipt.new, receipt.size, not put.by_zstd, receipt.unchanged
-    return PutReceipt(receipt.tenant, receipt.name, receipt.number, *facts)
+    facts = receipt.id, receipt.new, receipt.size, not put.by_zstd, receipt.unchanged
+    return PutReceipt(receipt.tenant, receipt.name, receipt.version, *facts)
 
 
 def _numbered(versions: Sequence[Version], number: int | None) -> Sequence[Version]:
     """Return all versions, or the one of a number. Raises NotFound where none has it."""
-    found = [v for v in versions if number is None or v.number == number]
+    found = [v for v in versions if number is None or v.version == number]
     if not found:
-        there = ", ".join(str(v.number) for v in versions)
+        there = ", ".join(str(v.version) for v in versions)
         raise NotFound(f"expected a version among {there} of session {versions[0].name!r}, found {number}")
     return found

@@ -190,7 +190,7 @@ def _leaves_alike(version: Version, to: TowerArchive) -> set[bytes]:
 
 
 def _facts(version: Version) -> tuple[int, dict[str, str], int, bytes, bytes]:
-    return version.time, version.labels, version.kind, version.target, version.tokenizer
+    return version.time, version.tags, version.kind, version.target, version.tokenizer
 
 
 def _leaf_in(tower: Tower, source: TowerArchive, to: TowerArchive) -> bytes:
@@ -218,7 +218,7 @@ def _commit(batch: Sequence[tuple[Tower, NewSession]], to: TowerArchive) -> Iter
             version = tower.version
             if not np.array_equal(found.tokens, tower.tokens):
                 raise ArchiveError(
-                    f"version {version.number} of {version.name!r} does not read back from the copy: verify it"
+                    f"version {version.version} of {version.name!r} does not read back from the copy: verify it"
                 )
             yield Copied(version, False, receipt)
 
@@ -226,7 +226,7 @@ def _commit(batch: Sequence[tuple[Tower, NewSession]], to: TowerArchive) -> Iter
 def _put(version: Version, receipt: Receipt, to: TowerArchive) -> Version:
     """Return the version of a receipt, as the other archive lists it. Raises ArchiveError."""
     known = to.view.versions(to.keys.domain(TENANT, version.tenant), version.name)
-    found = next((v for v in known if v.id == receipt.version), None)
+    found = next((v for v in known if v.id == receipt.id), None)
     if found is None:
         raise ArchiveError(
             f"{receipt.name!r} was erased or collected from the copy while it was made: copy again"
@@ -243,7 +243,7 @@ def _new_session(source: TowerArchive, tower: Tower, codecs: Sequence[SegmentCod
         version.tenant,
         shared,
         base or "base",
-        version.labels,
+        version.tags,
         KINDS[version.kind],
         None if version.target == NONE else version.target,
         version.time,

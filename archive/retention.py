@@ -1,7 +1,7 @@
 """Retention: the versions that a policy lets expire. Pure: versions and a time in, versions out.
 
 A version stays if any rule keeps it. The newest version of every session stays too unless ``drop_last`` is
-set, so a policy never loses a session by accident. Rules count all versions of a session; ``labels`` only
+set, so a policy never loses a session by accident. Rules count all versions of a session; ``tags`` only
 narrows which versions may expire. Forgotten versions are neither counted nor returned.
 
     Policy(keep_last=2)                       the two newest versions of each session
@@ -34,7 +34,7 @@ class Policy:
 
     keep_last: int | None = None
     keep_within: int | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
     drop_last: bool = False
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ def _kept(version: Version, age: int, policy: Policy, now: int) -> bool:
         (age == 0 and not policy.drop_last)
         or (policy.keep_last is not None and age < policy.keep_last)
         or (policy.keep_within is not None and version.time >= now - policy.keep_within)
-        or not policy.labels.items() <= version.labels.items()
+        or not policy.tags.items() <= version.tags.items()
     )
 
 

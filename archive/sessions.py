@@ -2,7 +2,7 @@
 
     cold = SessionArchive.open("/data/cold")
     for stored in cold.put([Item("support/7", Session("chat", {"messages": [...]}), tenant="acme")]):
-        print(stored.receipt.number, stored.receipt.size)
+        print(stored.receipt.version, stored.receipt.size)
     cold.get("support/7", tenant="acme")              # the same Session
 
 A session is cut into segments, each stored once however many sessions have it:
@@ -98,7 +98,7 @@ class Item:
     name: str
     session: Session
     tenant: str = "default"
-    labels: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
     base: str | None = None
     target: bytes | None = None
     time: int | None = None
@@ -364,8 +364,8 @@ class SessionArchive:
 
     # ---- out
 
-    def get(self, name: str, tenant: str = "default", number: int | None = None) -> Session:
-        """Return a session as it was put: the last version that is not forgotten, or version ``number``.
+    def get(self, name: str, tenant: str = "default", version: int | None = None) -> Session:
+        """Return a session as it was put: the last version that is not forgotten, or the one given.
 
         Raises:
             NotFound: there is no such session or version.
@@ -373,7 +373,7 @@ class SessionArchive:
             ArchiveError: it may be in a damaged pack.
             BundleMismatch: its bundle is not among those given.
         """
-        return self.session(self.archive.get(name, tenant, number))
+        return self.session(self.archive.get(name, tenant, version))
 
     def read(self, version: Version) -> Session:
         """Return the session of a version, as `TowerArchive.ls` lists it.
@@ -512,7 +512,7 @@ class _Draft:
             item.tenant,
             way.shared,
             way.base or "base",
-            item.labels,
+            item.tags,
             item.session.kind,
             item.target,
             item.time,

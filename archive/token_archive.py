@@ -9,7 +9,7 @@ of the bundle's own vocabulary are coded directly, others through the bridge (`b
 
 A session is cut where its last version (or that of its parent) was cut, as far as it begins with the same
 ids, and then at its prefixes. So a session that grew adds only its new ids, and sessions with one system
-prompt store it once. A session that is already stored with the same ids, labels and target is not put again.
+prompt store it once. A session that is already stored with the same ids, tags and target is not put again.
 This holds for its last version and for any version of the same second, so replaying a journal after a crash
 does no harm.
 """
@@ -79,7 +79,7 @@ class TokenItem:
     ids: Tokens
     tenant: str = "default"
     tokenizer: bytes = NONE
-    labels: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
     target: bytes | None = None
     time: int | None = None
     prefixes: tuple[int, ...] = ()
@@ -279,7 +279,7 @@ class TokenArchive:
             ]
             segments.append((parent, row))
         if parent == receipt.leaf:
-            self._recent.add(receipt.version, segments)
+            self._recent.add(receipt.id, segments)
 
     def _draft(self, item: TokenItem) -> NewSession | Version:
         """Return an item cut into segments, or the version that is it where the archive has it."""
@@ -313,7 +313,7 @@ class TokenArchive:
 
     def _has(self, tower: Tower, item: TokenItem, ids: Tokens) -> bool:
         version = tower.version
-        same = version.target == (item.target or NONE) and version.labels == dict(item.labels)
+        same = version.target == (item.target or NONE) and version.tags == dict(item.tags)
         return same and np.array_equal(tower.tokens, ids)
 
     def _cut(self, item: TokenItem, codec: int, ids: Tokens, before: Tower | None) -> NewSession:
@@ -333,7 +333,7 @@ class TokenArchive:
         step = ZSTD_SEGMENT if self.by_zstd(item) else MAX_SEGMENT
         rows = _short(ids, cuts, exact=len(known), step=step)
         shared = _count(rows, cuts[shared - 1]) if shared else 0
-        options = shared, base or "base", item.labels, "ids", item.target, item.time, codec
+        options = shared, base or "base", item.tags, "ids", item.target, item.time, codec
         return NewSession(item.name, rows, item.tenant, *options)
 
     def _last(self, tenant: str, name: str, codec: int) -> Tower | None:
@@ -360,11 +360,11 @@ class TokenArchive:
         self,
         name: str,
         tenant: str = "default",
-        number: int | None = None,
+        version: int | None = None,
         *,
         salt: str | bytes | None = None,
     ) -> TokenSession:
-        """Return a session: its last version that is not forgotten, or version ``number``.
+        """Return a session: its last version that is not forgotten, or the one given.
 
         Versions that other processes have put by now are included.
 
@@ -375,7 +375,7 @@ class TokenArchive:
             ContentError: it is not one of token ids.
         """
         self.archive.view.refresh()  # a worker may have put new versions
-        tower = self.archive.get(name, tenant_of(tenant, salt), number)
+        tower = self.archive.get(name, tenant_of(tenant, salt), version)
         if KINDS[tower.version.kind] != "ids":
             raise ContentError(
                 f"session {name!r} is a {KINDS[tower.version.kind]}, not token ids: get it with pltz.Archive"

@@ -33,7 +33,7 @@ from pltz.archive.format.ids import TENANT, Tokens
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Lookup
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.parity import SHARE, SHARED
-from pltz.archive.format.record import FORGET, RESTORE
+from pltz.archive.format.record import FORGET, UNDELETE
 from pltz.archive.format.settings import MAX_SIZE, Settings
 from pltz.archive.humanize import counted, moment
 from pltz.archive.maintenance.collect import COPYING, DEAD_SHARE, SMALL, Collected, Collector
@@ -207,8 +207,8 @@ class TowerArchive:
         self._index_now_and_then()
         return receipts
 
-    def get(self, name: str, tenant: str = "default", number: int | None = None) -> Tower:
-        """Return a session's tokens: of the last version that is not forgotten, or of version ``number``.
+    def get(self, name: str, tenant: str = "default", version: int | None = None) -> Tower:
+        """Return a session's tokens: of the last version that is not forgotten, or of a version by its number.
 
         Raises:
             NotFound: there is no such session or version.
@@ -216,9 +216,9 @@ class TowerArchive:
             ArchiveError: it may be in a damaged pack.
             BundleMismatch: none of the codecs coded it.
         """
-        return self.tower(self.version(name, tenant, number))
+        return self.tower(self.version(name, tenant, version))
 
-    def version(self, name: str, tenant: str = "default", number: int | None = None) -> Version:
+    def version(self, name: str, tenant: str = "default", version: int | None = None) -> Version:
         """Return the version that `get` would read.
 
         Raises:
@@ -228,17 +228,17 @@ class TowerArchive:
             ArchiveError: it may be in a damaged pack.
         """
         known = self.history(name, tenant)
-        wanted = [v for v in known if (not v.forgotten if number is None else v.number == number)]
-        if not wanted or (number is None and self.view.hurt):
+        wanted = [v for v in known if (not v.forgotten if version is None else v.version == version)]
+        if not wanted or (version is None and self.view.hurt):
             key = self.keys.session_key(self.keys.domain(TENANT, tenant), name)
             since = wanted[-1].time if wanted else 0
             self._want_sight(
-                SESSIONS, key, f"session {name!r} of tenant {tenant!r}", [v.number for v in wanted], since
+                SESSIONS, key, f"session {name!r} of tenant {tenant!r}", [v.version for v in wanted], since
             )
             if not known and (told := self._told_of_loss(key)):
                 raise NotFound(f"session {name!r} of tenant {tenant!r} {told}")
         if not wanted:
-            raise NotFound(_not_found(name, tenant, number, known))
+            raise NotFound(_not_found(name, tenant, version, known))
         return wanted[-1]
 
     def losses(self) -> list[Loss]:
@@ -361,22 +361,22 @@ class TowerArchive:
 
     def find(
         self,
-        labels: dict[str, str] | None = None,
+        tags: dict[str, str] | None = None,
         *,
         tenant: str | None = None,
         name: str = "",
         since: int | None = None,
         until: int | None = None,
     ) -> Iterator[Version]:
-        """Yield last versions whose name contains ``name`` and that have all these labels.
+        """Yield last versions whose name contains ``name`` and that have all these tags.
 
         ``since``, ``until``: seconds since 1970; ``since`` <= time < ``until``. Raises ArchiveError,
         StoreError.
         """
-        wanted = (labels or {}).items()
+        wanted = (tags or {}).items()
         for v in self.ls(tenant):
             in_time = (since is None or v.time >= since) and (until is None or v.time < until)
-            if name in v.name and in_time and wanted <= v.labels.items():
+            if name in v.name and in_time and wanted <= v.tags.items():
                 yield v
 
     def stat(self) -> Stat:
@@ -412,17 +412,17 @@ class TowerArchive:
     def forget(self, versions: Sequence[Version]) -> int:
         """Forget versions and return how many were not forgotten yet.
 
-        `ls` and `get` no longer return them. `restore` brings them back until `collect` ran twice. Raises
+        `ls` and `get` no longer return them. `undelete` brings them back until `collect` ran twice. Raises
         NotFound where one was collected, else the errors of `put`.
         """
         return self._twice(lambda: self._mark(versions, FORGET))
 
-    def restore(self, versions: Sequence[Version]) -> int:
-        """Bring forgotten versions back (undelete) and return how many were forgotten.
+    def undelete(self, versions: Sequence[Version]) -> int:
+        """Bring forgotten versions back and return how many were forgotten.
 
         Raises NotFound, ArchiveError where they or their segments were collected, else the errors of `put`.
         """
-        return self._twice(lambda: self._mark(versions, RESTORE))
+        return self._twice(lambda: self._mark(versions, UNDELETE))
 
     def verify(
         self,
@@ -503,7 +503,7 @@ class TowerArchive:
         Args:
             dead_share: share of dead bytes from which the rest of a pack is copied.
             small: packs of fewer bytes are merged.
-            grace: seconds between condemning and deleting, in which `restore` works.
+            grace: seconds between condemning and deleting, in which `undelete` works.
             dry_run: only report the work to do.
 
         Raises ArchiveError where anything in the archive is damaged or missing: then nothing is deleted.
@@ -592,7 +592,7 @@ class TowerArchive:
         known = self.view.versions(self.keys.domain(TENANT, version.tenant), version.name)
         found = next((v for v in known if v.id == version.id), None)
         if found is None:
-            raise NotFound(f"version {version.number} of {version.name!r} is no longer in the archive")
+            raise NotFound(f"version {version.version} of {version.name!r} is no longer in the archive")
         return found
 
     def _index_now_and_then(self) -> None:
@@ -669,12 +669,12 @@ def open_keys(store: Store, settings: Settings, key: Secret | None) -> Encryptio
     return Keyring(store, settings.archive, key) if key else LockedArchive()
 
 
-def _not_found(name: str, tenant: str, number: int | None, known: list[Version]) -> str:
-    if number is not None and known:
+def _not_found(name: str, tenant: str, version: int | None, known: list[Version]) -> str:
+    if version is not None and known:
         return (
             f"session {name!r} of tenant {tenant!r} has versions "
-            f"{', '.join(str(v.number) for v in known)}, not {number}"
+            f"{', '.join(str(v.version) for v in known)}, not {version}"
         )
     if known:
-        return f"session {name!r} of tenant {tenant!r} is forgotten: restore it, or name a version"
+        return f"session {name!r} of tenant {tenant!r} is forgotten: undelete it, or name a version"
     return f"no session {name!r} of tenant {tenant!r} in this archive"

@@ -40,7 +40,7 @@ from pltz.archive.format.index_file import (
 )
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.plan import Plan
-from pltz.archive.format.record import FORGET, RESTORE, Record, unpack_labels
+from pltz.archive.format.record import FORGET, UNDELETE, Record, unpack_tags
 from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import CorruptError, FormatError, VersionError
 
@@ -98,9 +98,9 @@ class Version:
     id: bytes
     tenant: str
     name: str
-    number: int
+    version: int
     time: int
-    labels: dict[str, str]
+    tags: dict[str, str]
     leaf: bytes
     kind: int
     target: bytes
@@ -111,13 +111,13 @@ class Version:
     @property
     def order(self) -> tuple[int, int, bytes]:
         """Return the sort key that puts versions of a session oldest first."""
-        return self.number, self.time, self.leaf
+        return self.version, self.time, self.leaf
 
 
 def version_of(item: Found) -> bytes:
     """Return the version id, 16 bytes, of a session's record."""
     r = item.record
-    return version_id(key_of_session(r, item.context), r.number, r.leaf, r.time)
+    return version_id(key_of_session(r, item.context), r.version, r.leaf, r.time)
 
 
 class View:
@@ -419,28 +419,28 @@ class View:
                 yield list(rows)
 
     def state(self, version: bytes) -> tuple[int, int]:
-        """Return (verb, counter) of the mark in force for a version; (RESTORE, 0) without a mark."""
+        """Return (verb, counter) of the mark in force for a version; (UNDELETE, 0) without a mark."""
         if not self.marked():
-            return RESTORE, 0
+            return UNDELETE, 0
         marks = [item.record.mark for item in self.find(MARKS, version) if item.record.mark]
-        counter, verb = max(((m.counter, -m.verb) for m in marks), default=(0, RESTORE))
+        counter, verb = max(((m.counter, -m.verb) for m in marks), default=(0, UNDELETE))
         return -verb, counter
 
     def version(self, item: Found) -> Version:
         """Return a session's record as a version.
 
-        Raises CorruptError where its labels are damaged, Erased.
+        Raises CorruptError where its tags are damaged, Erased.
         """
         r, c = item.record, item.context
         identity = version_of(item)
-        tenant, name, labels = self.keys.session(c, r)
+        tenant, name, tags = self.keys.session(c, r)
         return Version(
             identity,
             tenant,
             name,
-            r.number,
+            r.version,
             r.time,
-            unpack_labels(labels),
+            unpack_tags(tags),
             r.leaf,
             c.kind,
             c.target,
@@ -565,7 +565,7 @@ class View:
         return {identities[n] for n in np.flatnonzero(hit).tolist()}
 
     def marked(self) -> bool:
-        """Return whether any version was ever forgotten or restored."""
+        """Return whether any version was ever forgotten or undeleted."""
         return any(index.holds(MARKS) for index in self._lookups())
 
     def _lookups(self) -> list[Lookup]:

@@ -20,7 +20,7 @@ from pltz.archive.errors import Erased, Fenced, KeyMismatch
 from pltz.archive.format.context import SEALED, Context
 from pltz.archive.format.ids import BASE, NONE, SIZE, Head, Tokens
 from pltz.archive.format.object_names import key_copies
-from pltz.archive.format.record import MAX_LABELS, Record
+from pltz.archive.format.record import MAX_TAGS, Record
 from pltz.archive.storage.store import Store, is_there
 from pltz.plt_codec.errors import CorruptError, FormatError, UsageError
 from pltz.plt_codec.varint import write_varint
@@ -137,12 +137,12 @@ class Keyring:
         if record.name is not None:
             key = self.session_key(context.domain, record.name)
             encoded = record.name.encode()
-            plain = write_varint(len(encoded)) + encoded + record.labels
+            plain = write_varint(len(encoded)) + encoded + record.tags
             veil = key[:UNIT] + seal(
                 self._key(context, key), plain, _about_session(context, record, key[:UNIT])
             )
         name = None if record.name is None else ""
-        return record._replace(bitstring=bitstring, name=name, labels=b"", veil=veil)
+        return record._replace(bitstring=bitstring, name=name, tags=b"", veil=veil)
 
     def bits(self, context: Context, record: Record) -> bytes:
         """Return the bitstring of a stored record. Raises Erased, CorruptError."""
@@ -153,7 +153,7 @@ class Keyring:
         )
 
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
-        """Return tenant, name and labels of a stored session. Raises Erased, CorruptError."""
+        """Return tenant, name and tags of a stored session. Raises Erased, CorruptError."""
         if context.cipher != SEALED:
             raise CorruptError("a record without encryption in a sealed archive: refused")
         unit, box = record.veil[:UNIT], record.veil[UNIT:]
@@ -162,10 +162,10 @@ class Keyring:
         )
         reader = Reader(plain)
         name = reader.name()
-        labels = reader.rest()
-        if len(labels) > MAX_LABELS:
-            raise CorruptError("the labels of a session are over the limit: damaged")
-        return self.domain_name(context), name, labels
+        tags = reader.rest()
+        if len(tags) > MAX_TAGS:
+            raise CorruptError("the tags of a session are over the limit: damaged")
+        return self.domain_name(context), name, tags
 
     def gone(self, context: Context, identity: bytes) -> bool:
         keys = self._holding(context)
@@ -361,5 +361,5 @@ def _about_segment(context: Context, record: Record) -> Sequence[bytes]:
 
 def _about_session(context: Context, record: Record, unit: bytes) -> Sequence[bytes]:
     c = context
-    place = struct.pack("<BQQ", c.kind, record.number, record.time)
+    place = struct.pack("<BQQ", c.kind, record.version, record.time)
     return [b"session", c.domain + c.root + c.tokenizer + c.target + place, unit, record.leaf]

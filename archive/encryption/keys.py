@@ -158,7 +158,7 @@ class Encryption(Protocol):
         """Return the bitstring of a stored record. Raises Erased, KeyMismatch, CorruptError."""
 
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
-        """Return tenant, name and labels of a stored session. Raises Erased, CorruptError."""
+        """Return tenant, name and tags of a stored session. Raises Erased, CorruptError."""
 
     def gone(self, context: Context, identity: bytes) -> bool:
         """Return whether the key of a segment or session was destroyed."""
@@ -206,7 +206,7 @@ class Plaintext:
         return record.bitstring
 
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
-        return self.domain_name(context), record.name or "", record.labels
+        return self.domain_name(context), record.name or "", record.tags
 
     def gone(self, context: Context, identity: bytes) -> bool:
         return False
@@ -241,7 +241,7 @@ class LockedArchive(Plaintext):
         raise _locked()
 
     def session(self, context: Context, record: Record) -> tuple[str, str, bytes]:
-        """Return tenant and name made from their ids, and no labels."""
+        """Return tenant and name made from their ids, and no tags."""
         return self.domain_name(context), f"sealed {record.veil[:UNIT].hex()}", b""
 
 

@@ -271,7 +271,7 @@ class Worker:
 def as_item(entry: Entry) -> TokenItem:
     """Return a journal's entry in the form that the archive takes."""
     target = entry.target if any(entry.target) else None
-    fields = entry.tokenizer, entry.labels, target, entry.time, entry.prefixes, entry.base, entry.parent
+    fields = entry.tokenizer, entry.tags, target, entry.time, entry.prefixes, entry.base, entry.parent
     return TokenItem(entry.name, entry.ids, entry.tenant, *fields)
 
 

@@ -171,7 +171,7 @@ def session_key(domain: bytes, name: str) -> bytes:
 
 
 def version_id(key: bytes, number: int, leaf: bytes, time: int) -> bytes:
-    """Return the id of one version of a session, 16 bytes, by which it is forgotten and restored."""
+    """Return the id of one version of a session, 16 bytes, by which it is forgotten and undeleted."""
     state = _begun(b"pltz version", SIZE, b"").copy()
     state.update(key + number.to_bytes(4, "little") + leaf + time.to_bytes(8, "little"))
     return state.digest()

@@ -126,7 +126,7 @@ class Builder:
                     break
                 number = known[id(context)] = self.context(context)
             self.records.append(record if number == record.context else record._replace(context=number))
-            self.size += len(record.bitstring) + len(record.name or "") * 2 + len(record.labels) + 64
+            self.size += len(record.bitstring) + len(record.name or "") * 2 + len(record.tags) + 64
             if self.size >= TARGET_SIZE:
                 break
         return len(self.records) - begin

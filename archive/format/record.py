@@ -3,7 +3,7 @@
     mark flags size | context parent id tokens name ... bitstring | check
      1    1    2         1      1    16   2     1+n                   4      29 bytes beside name and bitstring
 
-Fields that many records share are in the pack's table. Time, version number and labels take no bytes where
+Fields that many records share are in the pack's table. Time, version number and tags take no bytes where
 they have their usual values. The check covers the pack's salt and the record's place, so bytes count as a
 record only where they were written.
 """
@@ -25,28 +25,28 @@ from pltz.plt_codec.varint import read_varint
 SEGMENT, SESSION = 0x01, 0x02
 PARENT_SHIFT, PARENT_MASK = 2, 0x0C
 PARENT_NONE, PARENT_TABLE, PARENT_BACK, PARENT_INLINE = 0, 1, 2, 3
-TIME, NUMBER, LABELS = 0x10, 0x20, 0x40
+TIME, NUMBERED, TAGS = 0x10, 0x20, 0x40
 MARK = 0x80
 
-RESTORE, FORGET = 0, 1
+UNDELETE, FORGET = 0, 1
 MAX_RECORD = 1 << 28  # bytes
 MAX_NAME = 1024  # bytes of UTF-8
-MAX_LABELS = 16384  # bytes of JSON
+MAX_TAGS = 16384  # bytes of JSON
 TOKENS_PER_BYTE = 65536
 CHECK = 4  # bytes
 RESIDUE = 0x2144DF1C  # crc32 of anything followed by its own crc32, little-endian
-MAX_VEIL = 8 + 16 + 5 + MAX_NAME + MAX_LABELS  # bytes: unit, tag, length of the name, name, labels
+MAX_VEIL = 8 + 16 + 5 + MAX_NAME + MAX_TAGS  # bytes: unit, tag, length of the name, name, tags
 LEAST_VEIL = 8 + 16 + 1
 HEAD_MOST = 2 + 5  # most bytes of mark, flags and size
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A mark that forgets or restores one version. The mark with the highest counter is in force."""
+    """A mark that forgets or undeletes one version. The mark with the highest counter is in force."""
 
     version: bytes  # version id
     counter: int
-    verb: int  # RESTORE or FORGET
+    verb: int  # UNDELETE or FORGET
 
 
 class Record(NamedTuple):
@@ -59,7 +59,7 @@ class Record(NamedTuple):
         tokens: number of tokens of its segment.
         name: name of its session, None without one.
         time: time of its version, in seconds since 1970.
-        veil: in a sealed archive, unit and box in place of name and labels, which are empty then. The bitstring is
+        veil: in a sealed archive, unit and box in place of name and tags, which are empty then. The bitstring is
             a box too.
     """
 
@@ -69,9 +69,9 @@ class Record(NamedTuple):
     tokens: int = 0
     bitstring: bytes = b""
     name: str | None = None
-    number: int = 1
+    version: int = 1
     time: int = 0
-    labels: bytes = b""
+    tags: bytes = b""
     mark: Mark | None = None
     veil: bytes = b""
 
@@ -154,7 +154,7 @@ def _parse(raw: bytes, at: int, place: Place) -> Raw:
         raise _wrong(place, f"names context {context} of {place.contexts}")
     if flags & MARK:
         return Raw(Record(context, mark=_read_mark(flags, raw[:end], at, place)), PARENT_NONE, 0, len(raw))
-    if not flags & (SEGMENT | SESSION) or (flags & (TIME | NUMBER | LABELS) and not flags & SESSION):
+    if not flags & (SEGMENT | SESSION) or (flags & (TIME | NUMBERED | TAGS) and not flags & SESSION):
         raise _wrong(place, f"has flags {flags:#04x}")
     parent, how, reference = NONE, (flags & PARENT_MASK) >> PARENT_SHIFT, 0
     if how == PARENT_INLINE:
@@ -173,7 +173,7 @@ def _parse(raw: bytes, at: int, place: Place) -> Raw:
     if flags & SEGMENT:
         identity = raw[at : at + SIZE]
         tokens, at = read_varint(raw, at + SIZE)
-    name, number, time, labels, veil = None, 1, 0, b"", b""
+    name, version, time, tags, veil = None, 1, 0, b"", b""
     if flags & SESSION:
         time = place.base
         size, at = read_varint(raw, at)
@@ -182,22 +182,22 @@ def _parse(raw: bytes, at: int, place: Place) -> Raw:
         else:
             name = _name(raw[at : at + size], place)
         at += size
-        if flags & NUMBER:
-            number, at = read_varint(raw, at)
+        if flags & NUMBERED:
+            version, at = read_varint(raw, at)
         if flags & TIME:
             delta, at = read_varint(raw, at)
             time += delta
-        if flags & LABELS:
+        if flags & TAGS:
             size, at = read_varint(raw, at)
-            labels, at = raw[at : at + size], at + size
-    if veil and (not LEAST_VEIL <= len(veil) <= MAX_VEIL or labels):
+            tags, at = raw[at : at + size], at + size
+    if veil and (not LEAST_VEIL <= len(veil) <= MAX_VEIL or tags):
         raise _wrong(place, "has a sealed name that is none")
-    if at > end or len(labels) > MAX_LABELS:
+    if at > end or len(tags) > MAX_TAGS:
         raise _wrong(place, "ends before its fields do")
     bitstring = raw[at:end]
     if not tokens_fit(tokens, len(bitstring)) or (bitstring and identity is None):
         raise _wrong(place, f"claims {tokens} tokens in {len(bitstring)} bytes")
-    record = Record(context, parent, identity, tokens, bitstring, name, number, time, labels, None, veil)
+    record = Record(context, parent, identity, tokens, bitstring, name, version, time, tags, None, veil)
     return Raw(record, how, reference, len(raw))
 
 
@@ -215,35 +215,35 @@ def tokens_fit(tokens: int, size: int) -> bool:
     return 0 <= tokens <= min(SESSION_TOKENS, TOKENS_PER_BYTE * (size + 1))
 
 
-def pack_labels(labels: Mapping[str, str]) -> bytes:
-    """Return labels as bytes, none without labels.
+def pack_tags(tags: Mapping[str, str]) -> bytes:
+    """Return tags as bytes, none without tags.
 
     Raises ContentError where they are not strings or are too many.
 
-    >>> pack_labels({"b": "2", "a": "1"})
+    >>> pack_tags({"b": "2", "a": "1"})
     b'{"a":"1","b":"2"}'
     """
-    if not labels:
+    if not tags:
         return b""
-    if any(not isinstance(part, str) for pair in labels.items() for part in pair):
-        raise ContentError("expected labels as strings by strings")
-    data = json.dumps(dict(labels), sort_keys=True, separators=(",", ":")).encode()
-    if len(data) > MAX_LABELS:
-        raise ContentError(f"labels of {len(data)} bytes are over the limit of {MAX_LABELS}")
+    if any(not isinstance(part, str) for pair in tags.items() for part in pair):
+        raise ContentError("expected tags as strings by strings")
+    data = json.dumps(dict(tags), sort_keys=True, separators=(",", ":")).encode()
+    if len(data) > MAX_TAGS:
+        raise ContentError(f"tags of {len(data)} bytes are over the limit of {MAX_TAGS}")
     return data
 
 
-def unpack_labels(data: bytes) -> dict[str, str]:
-    """Undo `pack_labels`. Raises CorruptError."""
+def unpack_tags(data: bytes) -> dict[str, str]:
+    """Undo `pack_tags`. Raises CorruptError."""
     if not data:
         return {}
     try:
-        labels = json.loads(data)
+        tags = json.loads(data)
     except (ValueError, RecursionError) as exc:
-        raise CorruptError("the labels of a session are not JSON: damaged") from exc
-    if not isinstance(labels, dict) or any(not isinstance(value, str) for value in labels.values()):
-        raise CorruptError("the labels of a session are not strings by strings: damaged")
-    return labels
+        raise CorruptError("the tags of a session are not JSON: damaged") from exc
+    if not isinstance(tags, dict) or any(not isinstance(value, str) for value in tags.values()):
+        raise CorruptError("the tags of a session are not strings by strings: damaged")
+    return tags
 
 
 def _read_mark(flags: int, raw: bytes, at: int, place: Place) -> Mark:

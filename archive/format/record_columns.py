@@ -21,14 +21,13 @@ from pltz.archive.format.prefix_crc import checks
 from pltz.archive.format.record import (
     CHECK,
     FORGET,
-    LABELS,
     LEAST_VEIL,
     MARK,
-    MAX_LABELS,
     MAX_NAME,
     MAX_RECORD,
+    MAX_TAGS,
     MAX_VEIL,
-    NUMBER,
+    NUMBERED,
     PARENT_BACK,
     PARENT_INLINE,
     PARENT_MASK,
@@ -37,6 +36,7 @@ from pltz.archive.format.record import (
     RESIDUE,
     SEGMENT,
     SESSION,
+    TAGS,
     TIME,
     TOKENS_PER_BYTE,
     Mark,
@@ -67,12 +67,12 @@ class Columns:
     parent: Bytes  # (N, 16), where it is written inline
     id: Bytes  # (N, 16), id of the segment, or of a mark's version
     tokens: Ints  # or the counter of a mark
-    tag: Ints  # offset of the name or the veil
-    tag_size: Ints
-    number: Ints
+    title: Ints  # offset of the name or the veil
+    title_size: Ints
+    version: Ints
     delta: Ints  # seconds after the pack's time
-    labels: Ints  # offset of the labels
-    labels_size: Ints
+    tags: Ints  # offset of the tags
+    tags_size: Ints
     bits: Ints  # offset of the bitstring, or of a mark's verb
     end: Ints  # offset of the end of the bitstring
 
@@ -109,23 +109,23 @@ class Columns:
         seen.add(offsets[self.segment], self.id[self.segment])
         parents = self._parents(offsets, place, seen)
         session, sealed = self.session, np.isin(self.context, [*place.sealed])
-        tags = [data[a:b] for a, b in _spans(self.tag, self.tag_size)]
+        titles = [data[a:b] for a, b in _spans(self.title, self.title_size)]
         veiled = (session & sealed).tolist()
         try:
             names = [
-                (None if not s else "" if v else tag.decode())
-                for s, v, tag in zip(session.tolist(), veiled, tags, strict=True)
+                (None if not s else "" if v else title.decode())
+                for s, v, title in zip(session.tolist(), veiled, titles, strict=True)
             ]
         except UnicodeDecodeError as exc:
             raise CorruptError("the name of a session is not UTF-8: damaged") from exc
         veils = [b""] * len(ids)
         if any(veiled):
-            veils = [tag if v else b"" for v, tag in zip(veiled, tags, strict=True)]
-        labels = [b""] * len(ids)
-        if self.labels_size.any():
-            labels = [data[a:b] for a, b in _spans(self.labels, self.labels_size)]
+            veils = [title if v else b"" for v, title in zip(veiled, titles, strict=True)]
+        tags = [b""] * len(ids)
+        if self.tags_size.any():
+            tags = [data[a:b] for a, b in _spans(self.tags, self.tags_size)]
         bits = [data[a:b] for a, b in zip(self.bits.tolist(), self.end.tolist(), strict=True)]
-        numbers = np.where(self.flags & NUMBER, self.number, 1).tolist()
+        numbers = np.where(self.flags & NUMBERED, self.version, 1).tolist()
         times = np.where(session, place.base + self.delta, 0).tolist()
         columns = (
             self.context.tolist(),
@@ -136,7 +136,7 @@ class Columns:
             names,
             numbers,
             times,
-            labels,
+            tags,
         )
         rows = list(map(partial(tuple.__new__, Record), zip(*columns, [None] * len(ids), veils, strict=True)))
         for row in np.flatnonzero(self.mark).tolist():
@@ -172,7 +172,7 @@ def decode(data: bytes | memoryview, begins: Ints, end: int, place: Place) -> Co
     pen.want(ends + CHECK == np.append(begins[1:], end))
     mark, segment, session = (flags & bit > 0 for bit in (MARK, SEGMENT, SESSION))
     pen.want(np.where(mark, flags == MARK, segment | session & (flags != 0)))
-    pen.want(session | (flags & (TIME | NUMBER | LABELS) == 0))
+    pen.want(session | (flags & (TIME | NUMBERED | TAGS) == 0))
     context = pen.varint()
     pen.want(context < place.contexts)
     how = (flags & PARENT_MASK) >> PARENT_SHIFT
@@ -183,14 +183,14 @@ def decode(data: bytes | memoryview, begins: Ints, end: int, place: Place) -> Co
     parent = pen.block(how == PARENT_INLINE)
     identity = pen.block(segment | mark)
     tokens = pen.varint(segment | mark)
-    tag, tag_size = pen.span(session)
-    number = pen.varint(flags & NUMBER > 0)
+    title, title_size = pen.span(session)
+    version = pen.varint(flags & NUMBERED > 0)
     delta = pen.varint(flags & TIME > 0)
-    labels, labels_size = pen.span(flags & LABELS > 0)
+    tags, tags_size = pen.span(flags & TAGS > 0)
     sealed = session & np.isin(context, [*place.sealed])
-    pen.want(tag_size <= np.where(sealed, MAX_VEIL, MAX_NAME))
-    pen.want(~sealed | (tag_size >= LEAST_VEIL) & (labels_size == 0))
-    pen.want(labels_size <= MAX_LABELS)
+    pen.want(title_size <= np.where(sealed, MAX_VEIL, MAX_NAME))
+    pen.want(~sealed | (title_size >= LEAST_VEIL) & (tags_size == 0))
+    pen.want(tags_size <= MAX_TAGS)
     bits = pen.at.copy()
     pen.want(bits <= ends)
     pen.want(np.where(mark, bits + 1 == ends, tokens_fit(tokens, ends - bits)))
@@ -199,7 +199,7 @@ def decode(data: bytes | memoryview, begins: Ints, end: int, place: Place) -> Co
     pen.close()
     return Columns(
         flags, context, how, reference, parent, identity, tokens,
-        tag, tag_size, number, delta, labels, labels_size, bits, ends,
+        title, title_size, version, delta, tags, tags_size, bits, ends,
     )  # fmt: skip
 
 

@@ -20,13 +20,12 @@ from pltz.archive.format.ids import NONE, SIZE, many
 from pltz.archive.format.prefix_crc import checks
 from pltz.archive.format.record import (
     CHECK,
-    LABELS,
     MARK,
-    MAX_LABELS,
     MAX_NAME,
     MAX_RECORD,
+    MAX_TAGS,
     MAX_VEIL,
-    NUMBER,
+    NUMBERED,
     PARENT_BACK,
     PARENT_INLINE,
     PARENT_NONE,
@@ -34,6 +33,7 @@ from pltz.archive.format.record import (
     PARENT_TABLE,
     SEGMENT,
     SESSION,
+    TAGS,
     TIME,
     Place,
     Record,
@@ -55,18 +55,18 @@ def lay_out(rows: Sequence[Record], table: Mapping[bytes, int], place: Place) ->
     """
     marks = np.array([r.mark is not None for r in rows])
     plain = [_as_segment(r) for r in rows] if marks.any() else rows
-    contexts, parents, ids, tokens, bits, names, numbers, times, labels, _, veils = zip(*plain, strict=True)
-    tags = [b"" if n is None else v or n.encode() for n, v in zip(names, veils, strict=True)]
+    contexts, parents, ids, tokens, bits, names, numbers, times, tags, _, veils = zip(*plain, strict=True)
+    titles = [b"" if n is None else v or n.encode() for n, v in zip(names, veils, strict=True)]
     fields = _Fields(
         marks,
         np.array([i is not None for i in ids]),
         np.array([n is not None for n in names]),
         np.array([bool(v) for v in veils]),
         *(np.array(column, np.int64) for column in (contexts, tokens, numbers, times)),
-        *(np.fromiter(map(len, column), np.int64, len(rows)) for column in (tags, labels, bits)),
+        *(np.fromiter(map(len, column), np.int64, len(rows)) for column in (titles, tags, bits)),
     )
     fields.check(place.base)
-    pieces = parents, [i or b"" for i in ids], tags, labels, bits
+    pieces = parents, [i or b"" for i in ids], titles, tags, bits
     targets = [None if m else i for i, m in zip(ids, marks.tolist(), strict=True)]  # a mark is never a parent
     return Layout(fields, pieces, *_references(parents, targets, table), place)
 
@@ -88,10 +88,10 @@ class _Fields:
     sealed: Bools
     context: Ints
     tokens: Ints
-    number: Ints
+    version: Ints
     time: Ints
-    tag: Ints  # bytes of the name or the veil
-    labels: Ints  # bytes
+    title: Ints  # bytes of the name or the veil
+    tags: Ints  # bytes
     bits: Ints  # bytes
 
     def check(self, base: int) -> None:
@@ -103,13 +103,13 @@ class _Fields:
             raise ContentError(
                 f"{self.tokens[at]} tokens in {self.bits[at]} bytes are over the format's limit"
             )
-        _limit(np.where(self.sealed, 0, self.tag), MAX_NAME, "name of a session")
-        _limit(np.where(self.sealed, self.tag, 0), MAX_VEIL, "sealed name of a session")
-        _limit(self.labels, MAX_LABELS, "JSON of the labels")
+        _limit(np.where(self.sealed, 0, self.title), MAX_NAME, "name of a session")
+        _limit(np.where(self.sealed, self.title, 0), MAX_VEIL, "sealed name of a session")
+        _limit(self.tags, MAX_TAGS, "JSON of the tags")
         delta = np.where(self.session, self.time - base, 0)
         if ((delta < 0) | (delta > MAX_VALUE)).any():
             raise UsageError("the time of a version lies before its pack's, or a century after")
-        if (np.where(self.mark, self.tokens, self.number) > MAX_VALUE).any():
+        if (np.where(self.mark, self.tokens, self.version) > MAX_VALUE).any():
             raise ContentError(f"versions and marks are counted up to {MAX_VALUE}")
 
 
@@ -157,19 +157,19 @@ class Layout:
             | SESSION * f.session
             | how << PARENT_SHIFT
             | TIME * (self.delta > 0)
-            | NUMBER * (f.session & (f.number != 1))
-            | LABELS * (f.labels > 0)
+            | NUMBERED * (f.session & (f.version != 1))
+            | TAGS * (f.tags > 0)
         )
-        self.tag_width = _widths(f.tag, f.session)
-        self.number_width = _widths(f.number, self.flags & NUMBER > 0)
+        self.title_width = _widths(f.title, f.session)
+        self.number_width = _widths(f.version, self.flags & NUMBERED > 0)
         self.time_width = _widths(self.delta, self.delta > 0)
-        self.labels_width = _widths(f.labels, f.labels > 0)
+        self.tags_width = _widths(f.tags, f.tags > 0)
         self.tokens_width = _widths(f.tokens, f.segment)
         self.body = (
-            _widths(f.context) + SIZE * (how == PARENT_INLINE) + SIZE * f.segment + f.tag + f.labels + f.bits
+            _widths(f.context) + SIZE * (how == PARENT_INLINE) + SIZE * f.segment + f.title + f.tags + f.bits
         )
         self.body += (
-            self.tag_width + self.number_width + self.time_width + self.labels_width + self.tokens_width
+            self.title_width + self.number_width + self.time_width + self.tags_width + self.tokens_width
         )
         self.reference, self.reference_width = reference, _widths(reference, how == PARENT_TABLE)
         self._measure_back()
@@ -196,7 +196,7 @@ class Layout:
 
     def write(self, out: memoryview) -> None:
         """Write all records into ``out``, which has exactly ``size`` bytes."""
-        f, (parents, ids, tags, labels, bits) = self.fields, self.pieces
+        f, (parents, ids, titles, tags, bits) = self.fields, self.pieces
         begins = self.ends - _whole(self.body)
         pen = _Pen(out, begins.copy())
         pen.byte(np.full(len(begins), self.place.mark, np.uint8))
@@ -207,12 +207,12 @@ class Layout:
         pen.pieces(parents, SIZE * (self.how == PARENT_INLINE))
         pen.pieces(ids, SIZE * f.segment)
         pen.varints(f.tokens, self.tokens_width)
-        pen.varints(f.tag, self.tag_width)
-        pen.pieces(tags, f.tag)
-        pen.varints(f.number, self.number_width)
+        pen.varints(f.title, self.title_width)
+        pen.pieces(titles, f.title)
+        pen.varints(f.version, self.number_width)
         pen.varints(self.delta, self.time_width)
-        pen.varints(f.labels, self.labels_width)
-        pen.pieces(labels, f.labels)
+        pen.varints(f.tags, self.tags_width)
+        pen.pieces(tags, f.tags)
         pen.pieces(bits, f.bits)
         sums = checks(out, begins, self.ends - CHECK, self.place.seed, self.place.offset)
         for byte in range(CHECK):

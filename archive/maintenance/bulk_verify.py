@@ -219,8 +219,8 @@ class BulkVerifier:
         dice = int.from_bytes(self.view.store.random(2), "little") % SAMPLE
         rows = np.flatnonzero(found.session)[dice::SAMPLE]
         for row, key in zip(rows.tolist(), keys[dice::SAMPLE].tolist(), strict=True):
-            context, at = pack.head.contexts[int(found.context[row])], int(found.tag[row])
-            tag = bytes(records[at : at + int(found.tag_size[row])])
+            context, at = pack.head.contexts[int(found.context[row])], int(found.title[row])
+            tag = bytes(records[at : at + int(found.title_size[row])])
             record = Record(0, name="", veil=tag) if context.cipher else Record(0, name=tag.decode())
             if key_of(key_of_session(record, context)) != key:
                 return False

@@ -6,7 +6,7 @@ A run first finishes the plans of earlier runs. It copies live records that lie 
 finds every live record by reading it in a pack that stays. The ledger then lists the packs to delete, and
 only after that they are deleted. If anything names an absent pack that the ledger does not explain, the run
 stops before it deletes anything. Then it condemns packs with enough dead bytes, and small ones, by putting a
-plan. Between two runs `restore` brings back forgotten versions.
+plan. Between two runs `undelete` brings back forgotten versions.
 
     run 1: condemn A, B            A, B readable, nothing relies on them any more
     run 2: copy live of A, B to C, put a ledger entry of A and B, delete A, B; condemn ...

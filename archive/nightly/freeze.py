@@ -199,7 +199,7 @@ class _Shard:
     def _is_there(self, item: Item) -> bool:
         for version in self.cold.archive.history(item.name, item.tenant):
             try:
-                if version.labels == item.labels and self.cold.read(version) == item.session:
+                if version.tags == item.tags and self.cold.read(version) == item.session:
                     return True
             except (NotFound, FormatError, BundleMismatch):
                 continue

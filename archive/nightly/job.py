@@ -212,7 +212,7 @@ class _Job:
             "complete": found.complete,
             "missing_copies": len(found.missing_copies),
             "problems": [vars(problem) for problem in found.problems[:LISTED]],
-            "lost": [f"{v.tenant} {v.name} version {v.number}" for v in found.lost[:LISTED]],
+            "lost": [f"{v.tenant} {v.name} version {v.version}" for v in found.lost[:LISTED]],
         }
 
     def _stat(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pltz.archive.encryption.keys import Encryption
 from pltz.archive.format import ids
 from pltz.archive.format.context import Context
 from pltz.archive.format.ids import BASE, NONE, TENANT, U32, Tokens
-from pltz.archive.format.record import Record, pack_labels
+from pltz.archive.format.record import Record, pack_tags
 from pltz.archive.writing.new_session import KINDS, NewSession, Receipt, check
 
 BATCH_TOKENS = 1 << 22  # tokens per call of a codec
@@ -85,14 +85,14 @@ class PendingVersion:
 
     __slots__ = (
         "context",
+        "id",
         "kept",
         "key",
-        "labels",
         "leaf",
         "new",
-        "number",
         "session",
         "size",
+        "tags",
         "time",
         "tower",
         "version",
@@ -100,8 +100,8 @@ class PendingVersion:
 
     def __init__(self, session: NewSession, tower: list[Segment], context: Context, key: bytes, time: int):
         self.session, self.tower, self.context, self.key, self.time = session, tower, context, key, time
-        self.labels = pack_labels(session.labels)
-        self.number, self.version, self.leaf = 1, b"", NONE
+        self.tags = pack_tags(session.tags)
+        self.version, self.id, self.leaf = 1, b"", NONE
         self.kept: Version | None = None
         self.new = self.size = 0
 
@@ -109,7 +109,7 @@ class PendingVersion:
         """Return the receipt of the session."""
         s, unchanged = self.session, self.kept is not None
         return _receipt(
-            (s.tenant, s.name, self.version, self.number, self.leaf, self.new, self.size, unchanged)
+            (s.tenant, s.name, self.id, self.version, self.leaf, self.new, self.size, unchanged)
         )
 
 
@@ -209,7 +209,7 @@ def session_rows(drafts: Sequence[PendingVersion], unwritten: dict[bytes, Segmen
             leaf = None
         if d.kept:
             continue
-        own = d.session.name, d.number, d.time, d.labels, None, b""
+        own = d.session.name, d.version, d.time, d.tags, None, b""
         if leaf:
             fields = 0, leaf.parent, leaf.id, len(leaf.tokens), leaf.data, *own
             rows.append((leaf.context, _record(fields), d.key, leaf))

@@ -1,6 +1,6 @@
 """Input and output of a writer: sessions as towers of token ids, and receipts. Neither is a format.
 
-NewSession("chat-7", [prompt_ids, turn_ids], tenant="acme", shared=1) --put--> Receipt(number=1, new=2, ...)
+NewSession("chat-7", [prompt_ids, turn_ids], tenant="acme", shared=1) --put--> Receipt(version=1, new=2, ...)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NewSession:
     tenant: str = "default"
     shared: int = 0
     base: str = "base"
-    labels: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
     kind: str = "ids"
     target: bytes | None = None
     time: int | None = None
@@ -58,8 +58,8 @@ class Receipt(NamedTuple):
 
     tenant: str
     name: str
-    version: bytes
-    number: int
+    id: bytes
+    version: int
     leaf: bytes
     new: int
     size: int

@@ -26,7 +26,7 @@ from pltz.archive.format.context import ALONE, TOWER, Context
 from pltz.archive.format.ids import NONE
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, Location
 from pltz.archive.format.object_names import PACKS
-from pltz.archive.format.record import FORGET, Mark, Record, pack_labels
+from pltz.archive.format.record import FORGET, Mark, Record, pack_tags
 from pltz.archive.writing.batch import Contexts, PendingVersion, Row, Segment, batches, draft, session_rows
 from pltz.archive.writing.new_session import NewSession, Receipt
 from pltz.archive.writing.publisher import Publisher, as_it_is
@@ -64,7 +64,7 @@ class Writer:
         return [d.receipt() for d in drafts]
 
     def mark(self, versions: Sequence[Version], verb: int) -> None:
-        """Forget or restore versions.
+        """Forget or undelete versions.
 
         Restoring copies the records that lie only in condemned packs, which may be deleted at any moment.
         Raises ArchiveError where a segment is gone, Fenced, StoreError.
@@ -143,18 +143,18 @@ class Writer:
         marked = self.view.marked()
         for d in drafts:
             if d.key in latest:
-                d.number = latest[d.key].number + 1
+                d.version = latest[d.key].version + 1
             elif d.key in stored:
                 known = self.view.versions(d.context.domain, d.session.name)
-                d.number = max((v.number for v in known), default=0) + 1
+                d.version = max((v.version for v in known), default=0) + 1
                 staying = [v for v in known if not v.forgotten]
                 if staying and self._same(staying[-1], d):
-                    d.kept, d.number = staying[-1], staying[-1].number
+                    d.kept, d.version = staying[-1], staying[-1].version
             latest[d.key] = d
-            d.version = d.kept.id if d.kept else ids.version_id(d.key, d.number, d.leaf, d.time)
-            while marked and not d.kept and self.view.state(d.version)[0] == FORGET:
-                d.number += 1
-                d.version = ids.version_id(d.key, d.number, d.leaf, d.time)
+            d.id = d.kept.id if d.kept else ids.version_id(d.key, d.version, d.leaf, d.time)
+            while marked and not d.kept and self.view.state(d.id)[0] == FORGET:
+                d.version += 1
+                d.id = ids.version_id(d.key, d.version, d.leaf, d.time)
 
     def _same(self, version: Version, draft: PendingVersion) -> bool:
         """Return whether a put would add nothing to the last version.
@@ -164,7 +164,7 @@ class Writer:
         c = draft.context
         return (
             (version.leaf, version.kind, version.target) == (draft.leaf, c.kind, c.target)
-            and pack_labels(version.labels) == draft.labels
+            and pack_tags(version.tags) == draft.tags
             and version.location.pack not in self.view.condemned
             and draft.session.time in (None, version.time)
         )
@@ -199,7 +199,7 @@ class Writer:
         while leaf != NONE and len(chain) < MAX_SEGMENTS:
             places = self.view.find(SEGMENTS, leaf)
             if not places:
-                raise ArchiveError("a segment of this version is already gone: it cannot be restored")
+                raise ArchiveError("a segment of this version is already gone: it cannot be brought back")
             if all(p.location.pack in self.view.condemned for p in places) and leaf not in copied:
                 chain.append(places[0])
             copied.add(leaf)
@@ -244,8 +244,8 @@ def session_only(record: Record) -> Record:
         0,
         record.leaf,
         name=record.name,
-        number=record.number,
+        version=record.version,
         time=record.time,
-        labels=record.labels,
+        tags=record.tags,
         veil=record.veil,
     )

@@ -169,7 +169,7 @@ class PlannedPut:
     parts: tuple[Any, ...]
     shared: int
     base: str
-    labels: dict[str, str]
+    tags: dict[str, str]
     digest: str
 
 
@@ -245,8 +245,8 @@ class Texts(Operation):
         head = [prompt(base)] if base else []
         head += [prompt(key[0])] if prompted else []
         parts = (*head, *session.parts)
-        labels = {"mark": mark}
-        return PlannedPut(key, parts, int(bool(base)), base, labels, digest_of("text", b"".join(parts), labels))
+        tags = {"mark": mark}
+        return PlannedPut(key, parts, int(bool(base)), base, tags, digest_of("text", b"".join(parts), tags))
 
     def asked(self) -> Any:
         return [[[*put.key, put.digest] for put in commit] for commit in self.commits]
@@ -265,7 +265,7 @@ class Texts(Operation):
                     p.key[0],
                     p.shared,
                     p.base or "base",
-                    p.labels,
+                    p.tags,
                     "text",
                 )
                 for p in commit
@@ -273,7 +273,7 @@ class Texts(Operation):
             receipts = archive.put(sessions)
             for put, receipt in zip(commit, receipts, strict=True):
                 if world.fault != "early-put":
-                    voice.ack(key=put.key, digest=put.digest, version=receipt.version.hex())
+                    voice.ack(key=put.key, digest=put.digest, version=receipt.id.hex())
 
     def heard(self, record: AcknowledgedRecord, facts: Line) -> str | None:
         record.main[tuple(facts["key"])].acknowledge(facts["digest"], facts.get("version", ""))
@@ -297,18 +297,18 @@ class Chats(Texts):
         session.parts = [*session.parts[-4:], turn, answer]
         base = session.style[0]
         head = [{"role": "system", "content": prompt(base).decode()}] if base else []
-        labels = {"mark": mark}
+        tags = {"mark": mark}
         parts = (*head, *session.parts)
-        return PlannedPut(key, parts, 0, base, labels, digest_of("chat", _chat(parts).to_bytes(), labels))
+        return PlannedPut(key, parts, 0, base, tags, digest_of("chat", _chat(parts).to_bytes(), tags))
 
     def work(self, world: World, voice: Voice) -> None:
         sessions = world.open("main")
         voice.begin()
         for commit in self.commits:
-            items = [Item(p.key[1], _chat(p.parts), p.key[0], p.labels, base=p.base or None) for p in commit]
+            items = [Item(p.key[1], _chat(p.parts), p.key[0], p.tags, base=p.base or None) for p in commit]
             for put, stored in zip(commit, sessions.put(items), strict=True):
                 assert stored.receipt is not None
-                voice.ack(key=put.key, digest=put.digest, version=stored.receipt.version.hex())
+                voice.ack(key=put.key, digest=put.digest, version=stored.receipt.id.hex())
 
 
 # ---- forgetting and erasing
@@ -382,7 +382,7 @@ class Undelete(Forget):
     def work(self, world: World, voice: Voice) -> None:
         archive = world.open_plain("main")
         voice.begin()
-        archive.restore([v for found in self._versions(archive) for v in found])
+        archive.undelete([v for found in self._versions(archive) for v in found])
         voice.ack(forgotten=False)
 
 
@@ -691,11 +691,11 @@ class Evict(Operation):
                 ids: list[int] = list(range(300, 300 + dice.choice([0, 40])))
                 for _ in range(dice.randint(1, 2)):
                     ids = ids + [dice.randrange(300, 4000) for _ in range(dice.randint(1, 30))]
-                    labels = {"mark": mark}
-                    digest = digest_of("ids", Content("ids", ids).to_bytes(), labels)
+                    tags = {"mark": mark}
+                    digest = digest_of("ids", Content("ids", ids).to_bytes(), tags)
                     session.marks.add(mark)
                     session.pending.add(digest)
-                    rows.append((key, ids, labels, digest))
+                    rows.append((key, ids, tags, digest))
             self.rounds.append(rows)
         return True
 
@@ -708,8 +708,8 @@ class Evict(Operation):
             voice.begin()
             for rows in self.rounds:
                 tickets = [
-                    hook.on_evict(key[1], ids, tenant=key[0], tags=labels, prefixes=(40,))
-                    for key, ids, labels, _ in rows
+                    hook.on_evict(key[1], ids, tenant=key[0], tags=tags, prefixes=(40,))
+                    for key, ids, tags, _ in rows
                 ]
                 hook.flush(30)
                 for ticket, (key, _, _, digest) in zip(tickets, rows, strict=True):
@@ -852,7 +852,7 @@ def look(world: World, place: str, keys: list[Key], token: str | None, voice: Vo
             if isinstance(content, PltzError):
                 error = _named(content)
             else:
-                digest = _digest(content, v.labels)
+                digest = _digest(content, v.tags)
             digests[v.id.hex()] = digest or error
             voice.tell({"version": [v.tenant, v.name, v.id.hex(), v.forgotten, digest, error]})
     for key in keys:
@@ -950,15 +950,15 @@ def _got(sessions: SessionArchive, key: Key) -> str | None:
     tenant, name = key
     try:
         tower = sessions.archive.get(name, tenant)
-        return _digest(sessions.session(tower), tower.version.labels)
+        return _digest(sessions.session(tower), tower.version.tags)
     except NotFound:
         return None
     except PltzError as exc:
         return _named(exc)
 
 
-def _digest(content: Content, labels: Any) -> str:
-    return digest_of(content.kind, content.to_bytes(), labels)
+def _digest(content: Content, tags: Any) -> str:
+    return digest_of(content.kind, content.to_bytes(), tags)
 
 
 def prompt(name: str) -> bytes:

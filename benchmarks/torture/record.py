@@ -125,10 +125,10 @@ class AcknowledgedRecord:
         self.graves |= session.marks
 
 
-def digest_of(kind: str, data: bytes, labels: Mapping[str, str]) -> str:
+def digest_of(kind: str, data: bytes, tags: Mapping[str, str]) -> str:
     """Return a short name for the content of a session and its tags."""
     state = hashlib.blake2b(digest_size=12)
-    state.update(json.dumps([kind, sorted(labels.items())]).encode())
+    state.update(json.dumps([kind, sorted(tags.items())]).encode())
     state.update(data)
     return state.hexdigest()
 

@@ -94,7 +94,7 @@ def _show(done: "Copied", dry_run: bool, as_json: bool) -> None:
     version = SessionVersion.of(done.version)
     record = facts(version) | {"there": done.there, "dry_run": dry_run, "erased": done.erased}
     if done.receipt is not None:
-        record |= {"to_version": done.receipt.number, "bytes": done.receipt.size}
+        record |= {"to_version": done.receipt.version, "bytes": done.receipt.size}
     if as_json or not done.there:
         show(
             record,

@@ -169,8 +169,8 @@ def _lines(
             ) from exc
         if with_names:
             head = json.dumps(
-                {"tenant": version.tenant, "name": version.name, "version": version.number}
-                | {"time": version.time, "tags": version.labels}
+                {"tenant": version.tenant, "name": version.name, "version": version.version}
+                | {"time": version.time, "tags": version.tags}
             )
             line = head[:-1].encode() + b', "session": ' + line.rstrip(b"\n") + b"}\n"
         yield line

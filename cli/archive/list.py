@@ -72,8 +72,8 @@ def find(
     Where packs are damaged, missing or lost, their sessions may not be listed, and the exit code is 7.
     """
     cold = open_archive(place)
-    labels, start, end = tags_of(tags), seconds_of(since), seconds_of(until)
-    for version in cold.find(text, tenant=tenant, tags=labels, since=start, until=end, partial=True):
+    chosen, start, end = tags_of(tags), seconds_of(since), seconds_of(until)
+    for version in cold.find(text, tenant=tenant, tags=chosen, since=start, until=end, partial=True):
         show(facts(version), line_of(version), as_json)
     ctx.exit(_warn(cold))
 

@@ -144,9 +144,9 @@ def put(
     tokenizer is not the bundle's, get needs it again (get --tokenizer MODEL). thaw names it anyway.
     """
     names = SessionNames(name, name_key)
-    labels, time = tags_of(tags), seconds_of(when)
+    chosen, time = tags_of(tags), seconds_of(when)
     source = Inputs(inputs, form, place, bundles, target, tokenizer, device, threads, layout, zstd_above)
-    extra: dict[str, Any] = {"tenant": tenant, "labels": labels, "base": base, "time": time}
+    extra: dict[str, Any] = {"tenant": tenant, "tags": chosen, "base": base, "time": time}
     put_all(source.cold, names.items(source, extra), keep_opaque, dry_run, progress, as_json)
 
 
@@ -372,8 +372,8 @@ def facts(stored: "Stored") -> dict[str, Any]:
     found |= {"method": "model" if stored.by_model else "zstd", "tokens": stored.tokens}
     found |= {"segments": stored.segments, "known": stored.known, "bytes": stored.size}
     if receipt is not None:
-        found |= {"version": receipt.number, "new": receipt.new, "unchanged": receipt.unchanged}
-        found["id"] = receipt.version.hex()
+        found |= {"version": receipt.version, "new": receipt.new, "unchanged": receipt.unchanged}
+        found["id"] = receipt.id.hex()
     return found
 
 
@@ -383,7 +383,7 @@ def sentence(stored: "Stored") -> str:
     if stored.receipt is None:
         segments = counted(stored.segments - stored.known, "segment")
         return f"{head}  would add {segments}, at most {size(stored.size)}"
-    head += f"  version {stored.receipt.number}"
+    head += f"  version {stored.receipt.version}"
     if stored.receipt.unchanged:
         return f"{head}, unchanged"
     return f"{head}, {counted(stored.receipt.new, 'new segment')}, {size(stored.size)}"

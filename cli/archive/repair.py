@@ -98,7 +98,7 @@ def _acknowledge(place: str, dry_run: bool, as_json: bool) -> None:
 def as_fields(done: "Repaired") -> dict[str, Any]:
     """Return the report as JSON."""
     fields = {k: v for k, v in asdict(done).items() if k not in ("lost", "unnamed")}
-    lost = [{"tenant": v.tenant, "name": v.name, "version": v.number, "id": v.id.hex()} for v in done.lost]
+    lost = [{"tenant": v.tenant, "name": v.name, "version": v.version, "id": v.id.hex()} for v in done.lost]
     unnamed = [
         {
             "session": u.session,
@@ -126,7 +126,7 @@ def as_text(done: "Repaired", dry_run: bool) -> str:
         lines += [f"{what}: {name}" for name in names]
     if done.salvaged:
         lines.append(f"{counted(done.salvaged, 'record')} {verb}saved from packs beyond repair")
-    lines += [f"lost: version {v.number} of {v.name!r} of tenant {v.tenant!r}" for v in done.lost]
+    lines += [f"lost: version {v.version} of {v.name!r} of tenant {v.tenant!r}" for v in done.lost]
     for u in done.unnamed:
         name = (
             f"a version of {u.name!r} of tenant {u.tenant!r}"

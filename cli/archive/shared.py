@@ -142,11 +142,11 @@ def choose(
     archive: "Archive",
     names: Iterable[str],
     tenant: str | None,
-    labels: Mapping[str, str],
+    tags: Mapping[str, str],
     *,
     history: bool = False,
 ) -> "Iterator[Version]":
-    """Yield versions of the sessions named (of all without names) that have all the labels.
+    """Yield versions of the sessions named (of all without names) that have all the tags.
 
     With ``tenant`` only that tenant's. Yields the last version of each session, or all with ``history``. Raises
     NotFound for a name that no session has, ArchiveError where damage may hide it.
@@ -158,7 +158,7 @@ def choose(
         if wanted and version.name not in wanted:
             continue
         met.add(version.name)
-        if labels.items() <= version.labels.items():
+        if tags.items() <= version.tags.items():
             yield version
     if missing := sorted(wanted - met):
         archive.tower.want_whole(f"found no session {missing[0]!r}")

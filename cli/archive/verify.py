@@ -185,7 +185,7 @@ def _print(report: "Report", as_json: bool) -> None:
         record = {"unfinished": problem.kind, "name": problem.name, "what": problem.what}
         show(record, f"unfinished erase {problem.name}: {problem.what}", as_json)
     for version in report.lost:
-        text = f"lost: {version.tenant}  {version.name}  version {version.number}"
+        text = f"lost: {version.tenant}  {version.name}  version {version.version}"
         show({"lost_session": facts(SessionVersion.of(version))}, text, as_json)
     for path in report.missing_copies:
         show({"missing_copy": path}, f"missing copy: {path}", as_json)

@@ -22,7 +22,7 @@ def reopen(disk: SimDisk, codec: SegmentCodec, key: Secret | None = RAW) -> Towe
 
 def chat(name: str, *turns: list[int], tenant: str = "acme") -> NewSession:
     return NewSession(
-        name, [PROMPT, *map(np.array, turns)], tenant, shared=1, labels={"topic": name + "-tag"}
+        name, [PROMPT, *map(np.array, turns)], tenant, shared=1, tags={"topic": name + "-tag"}
     )
 
 

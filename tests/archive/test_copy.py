@@ -35,7 +35,7 @@ def filled(codec: SegmentCodec, key: Secret | None) -> TowerArchive:
     archive = made(codec, key)
     for n, turns in enumerate(([1], [1, 2], [1])):
         archive.put([NewSession("s", [PROMPT, np.array(turns)], "acme", 1, "prompts", time=100 + n)])
-    archive.put([NewSession("t", [np.array([5])], labels={"a": "b"}), NewSession("empty", [])])
+    archive.put([NewSession("t", [np.array([5])], tags={"a": "b"}), NewSession("empty", [])])
     return archive
 
 
@@ -46,7 +46,7 @@ def copied(source: TowerArchive, to: TowerArchive) -> list[bool]:
 
 def content(archive: TowerArchive) -> list[tuple[str, str, int, int, list[int]]]:
     return [
-        (v.tenant, v.name, v.number, v.time, archive.tower(v).tokens.tolist())
+        (v.tenant, v.name, v.version, v.time, archive.tower(v).tokens.tolist())
         for v in archive.ls(history=True)
     ]
 

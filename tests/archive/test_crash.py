@@ -50,7 +50,7 @@ def put(*sessions: tuple[str, list[list[int]]]) -> Callable[[TowerArchive], None
     def run(archive: TowerArchive) -> None:
         archive.put(
             [
-                NewSession(n, [PROMPT, *map(np.array, turns)], shared=1, labels={"n": n})
+                NewSession(n, [PROMPT, *map(np.array, turns)], shared=1, tags={"n": n})
                 for n, turns in sessions
             ]
         )
@@ -63,7 +63,7 @@ def forget(archive: TowerArchive) -> None:
 
 
 def restore(archive: TowerArchive) -> None:
-    archive.restore([v for v in archive.ls(history=True, forgotten=True) if v.forgotten])
+    archive.undelete([v for v in archive.ls(history=True, forgotten=True) if v.forgotten])
 
 
 def collect(archive: TowerArchive) -> None:
@@ -90,7 +90,7 @@ OPERATIONS: dict[str, Callable[[TowerArchive], None]] = {
 
 def facts_of(archive: TowerArchive) -> Facts:
     return frozenset(
-        (v.name, v.number, tuple(archive.tower(v).tokens.tolist()), v.forgotten)
+        (v.name, v.version, tuple(archive.tower(v).tokens.tolist()), v.forgotten)
         for v in archive.ls(history=True, forgotten=True)
     )
 

@@ -37,9 +37,9 @@ PROMPT = np.arange(30)
 def small(archive: TowerArchive, disk: SimDisk) -> State:
     """Make two sessions below a prompt, one with two versions of which one is forgotten, an index, and a plan."""
     sessions = [("a", [3] * 9, {}), ("b", [4] * 9, {}), ("a", [7], {"k": "v"})]
-    archive.put([NewSession(n, [PROMPT, np.array(t)], shared=1, labels=label) for n, t, label in sessions])
+    archive.put([NewSession(n, [PROMPT, np.array(t)], shared=1, tags=label) for n, t, label in sessions])
     archive.write_index()
-    archive.forget([archive.version("a", number=1)])
+    archive.forget([archive.version("a", version=1)])
     archive.collect(small=0, dead_share=0.01)
     return without_reserve(disk.seen)
 
@@ -52,7 +52,7 @@ def with_file(state: State, path: str, data: bytes) -> SimDisk:
 
 def test_every_flipped_bit_is_detected(small: State, codec: SegmentCodec) -> None:
     truth = TowerArchive.open(DirectoryStore(SimDisk(small)), [codec])
-    tokens = {(v.name, v.number): truth.tower(v).tokens.tolist() for v in truth.ls(history=True)}
+    tokens = {(v.name, v.version): truth.tower(v).tokens.tolist() for v in truth.ls(history=True)}
     files = small.files()
     assert {p.split("/")[0] for p in files} == {"archive.json", "packs", "parity", "index", "collect"}
     for path, data in files.items():
@@ -69,7 +69,7 @@ def test_every_flipped_bit_is_detected(small: State, codec: SegmentCodec) -> Non
             if bit % 8 == 0:
                 for (name, number), wanted in tokens.items():
                     try:
-                        assert archive.get(name, number=number).tokens.tolist() == wanted
+                        assert archive.get(name, version=number).tokens.tolist() == wanted
                     except PltzError:
                         continue
 
@@ -180,7 +180,7 @@ identities = st.binary(min_size=16, max_size=16)
     session=st.one_of(st.none(), names),
     number=st.integers(1, 2**32 - 1),
     time=st.integers(7, 7 + 2**32 - 1),
-    labels=st.dictionaries(names, names, max_size=3),
+    tags=st.dictionaries(names, names, max_size=3),
     epoch=st.integers(0, 2**64 - 1),
 )
 def test_records_come_back(
@@ -190,19 +190,19 @@ def test_records_come_back(
     session: str | None,
     number: int,
     time: int,
-    labels: dict[str, str],
+    tags: dict[str, str],
     epoch: int,
 ) -> None:
     builder = Builder(epoch, 7, b"salt" * 4)
     context = builder.context(Context(0, b"d" * 16, "tenant", b"t" * 16, b"b" * 16, 1))
     r = Record(context, parent, name, len(bitstring), bitstring, session)
     if session is not None:
-        r = Record(context, parent, name, 3, bitstring, session, number, time, record.pack_labels(labels))
+        r = Record(context, parent, name, 3, bitstring, session, number, time, record.pack_tags(tags))
     mark = Record(context, mark=Mark(name, number, 1))
     pack = Pack.of(builder.add(r).add(mark).finish())
     assert [item[1] for item in pack.scan() if not isinstance(item, Damage)] == [r, mark]
-    assert pack.head.epoch == epoch and record.unpack_labels(r.labels) == (
-        labels if session is not None else {}
+    assert pack.head.epoch == epoch and record.unpack_tags(r.tags) == (
+        tags if session is not None else {}
     )
 
 

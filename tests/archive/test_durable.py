@@ -82,7 +82,7 @@ def test_a_version_that_is_forgotten_already(
     with killed_before_sync(disk, "packs"):
         archive.forget([archive.version("a")])
     other = reopen(disk, codec)
-    assert other.forget([other.version("a", number=1)]) == 0
+    assert other.forget([other.version("a", version=1)]) == 0
     after_each_crash(disk, codec, lambda a: not list(a.ls()))
 
 
@@ -191,7 +191,7 @@ def test_no_room_for_an_index_is_no_failure_of_a_put(
         return put(name, data)
 
     monkeypatch.setattr(archive.store, "put", full)
-    assert [r.number for r in archive.put([NewSession("a", [PROMPT])])] == [1]
+    assert [r.version for r in archive.put([NewSession("a", [PROMPT])])] == [1]
     assert [p.kind for p in archive.problems] == ["index"]
     assert archive.get("a").tokens.tolist() == PROMPT.tolist()
     assert reopen(disk, codec).get("a").tokens.tolist() == PROMPT.tolist()
@@ -392,7 +392,7 @@ def test_a_version_that_a_collector_moves_while_it_is_marked(
         assert [v.name for v in reopen(disk, codec).ls()] == ["s1"]
     else:
         with pytest.raises(NotFound, match="no longer"):  # it was collected
-            archive.restore([version])
+            archive.undelete([version])
 
 
 def test_two_collectors_at_once(
@@ -423,7 +423,7 @@ def test_the_last_version_is_found_while_a_collector_moves_it(
     archive.put([NewSession("a", [PROMPT])])
     for n in range(2):
         archive.put([NewSession(name, [PROMPT, PROMPT + n]) for name in "ab"])
-    stays = archive.version("a", number=1).location.pack
+    stays = archive.version("a", version=1).location.pack
     plan = Plan(1, bytes(16), frozenset(archive.view.packs) - {stays})
     archive.store.put(plan.name, plan.encode())
     other, known = reopen(disk, codec), View.known
@@ -436,10 +436,10 @@ def test_the_last_version_is_found_while_a_collector_moves_it(
     if reads:
         archive.collect()
         assert other.get("a").tokens.tolist() == [*PROMPT, *(PROMPT + 1)]
-        assert [v.number for v in other.history("b")] == [1, 2]
+        assert [v.version for v in other.history("b")] == [1, 2]
     else:
         monkeypatch.setattr(View, "known", late)
-        assert [r.number for r in other.put([NewSession("a", [PROMPT + 2])])] == [4]
+        assert [r.version for r in other.put([NewSession("a", [PROMPT + 2])])] == [4]
         assert reopen(disk, codec).get("a").tokens.tolist() == (PROMPT + 2).tolist()
 
 

@@ -94,8 +94,8 @@ def erase(archive: TowerArchive, disk: SimDisk) -> None:
 
 
 def forget(archive: TowerArchive, disk: SimDisk) -> None:
-    gone = archive.version(GONE, number=1)
-    archive.restore([gone])
+    gone = archive.version(GONE, version=1)
+    archive.undelete([gone])
     archive.forget([gone])
 
 

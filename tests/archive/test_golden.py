@@ -92,7 +92,7 @@ def readable(archive: TowerArchive) -> frozenset[tuple[str, int]]:
     found = set()
     for (name, number), tokens in SESSIONS.items():
         try:
-            assert archive.get(name, number=number).tokens.tolist() == tokens
+            assert archive.get(name, version=number).tokens.tolist() == tokens
             found.add((name, number))
         except PltzError:
             continue
@@ -106,7 +106,7 @@ def repair(disk: SimDisk, name: str) -> Repaired:
 
 def whole(archive: TowerArchive) -> bool:
     report = archive.verify(decode=True)
-    forgotten = {(v.name, v.number) for v in archive.ls(history=True, forgotten=True) if v.forgotten}
+    forgotten = {(v.name, v.version) for v in archive.ls(history=True, forgotten=True) if v.forgotten}
     return report.sound and not report.undecoded and readable(archive) == ALL and forgotten == {FORGOTTEN}
 
 
@@ -186,7 +186,7 @@ def test_what_is_lost_is_named_and_the_rest_is_kept(name: str) -> None:
     assert not report.sound
     told = repair(disk, name)
     assert not told.whole
-    named = {(v.name, v.number) for v in told.lost} | {(u.name, 1) for u in told.unnamed}
+    named = {(v.name, v.version) for v in told.lost} | {(u.name, 1) for u in told.unnamed}
     assert len(told.lost) + len(told.unnamed) == len(ALL - {FORGOTTEN} - LOST[name]), named
     assert readable(opened(disk, name)) == LOST[name]
 

@@ -105,7 +105,7 @@ def test_a_token_archive_sends_large_sessions_to_zstd(
     puts = [cold.put([TokenItem("s", ids[:count], tokenizer=tokenizer)])[0] for count in (200, 400, 600)]
     assert [put.by_zstd for put in puts] == [False, True, True]
     again = TokenArchive.open(tmp_path / "cold", tokenizers, bundle, zstd_above=None)
-    assert [len(again.get("s", number=n).ids) for n in (1, 2, 3)] == [200, 400, 600]
+    assert [len(again.get("s", version=n).ids) for n in (1, 2, 3)] == [200, 400, 600]
     found = again.get("s")
     assert (found.ids == ids).all() and len(found.segments) == 3
     assert found.version.tokenizer == tokenizer

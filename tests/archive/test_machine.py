@@ -70,21 +70,21 @@ class ArchiveMachine(RuleBasedStateMachine):
         session = self.session(tenant, name, turns)
         receipt = self.handles[handle].put([session])[0]
         known = {n for n in self.model.get((tenant, name), {}) if (tenant, name, n) not in self.forgotten}
-        assert receipt.unchanged == (receipt.number in known)
-        self.learn(session, receipt.number)
+        assert receipt.unchanged == (receipt.version in known)
+        self.learn(session, receipt.version)
 
     @rule(handle=st.integers(0, HANDLES - 1), rows=st.lists(st.tuples(NAMES, TURNS), max_size=4))
     def put_many(self, handle: int, rows: list[tuple[str, list[list[int]]]]) -> None:
         sessions = [self.session("x", name, turns) for name, turns in rows]
         for session, receipt in zip(sessions, self.handles[handle].put(sessions), strict=True):
-            self.learn(session, receipt.number)
+            self.learn(session, receipt.version)
 
     @rule(handle=st.integers(0, HANDLES - 1), data=st.data())
     def forget(self, handle: int, data: st.DataObject) -> None:
         if known := list(self.handles[handle].ls(history=True)):
             v = data.draw(st.sampled_from(known))
             assert self.handles[handle].forget([v]) == 1
-            self.forgotten.add((v.tenant, v.name, v.number))
+            self.forgotten.add((v.tenant, v.name, v.version))
 
     @rule(handle=st.integers(0, HANDLES - 1), data=st.data())
     def restore(self, handle: int, data: st.DataObject) -> None:
@@ -92,10 +92,10 @@ class ArchiveMachine(RuleBasedStateMachine):
         if known:
             v = data.draw(st.sampled_from(known))
             try:
-                self.handles[handle].restore([v])
+                self.handles[handle].undelete([v])
             except (ArchiveError, NotFound):
                 return  # its segments were collected, so it stays forgotten
-            self.forgotten.discard((v.tenant, v.name, v.number))
+            self.forgotten.discard((v.tenant, v.name, v.version))
 
     @rule(handle=st.integers(0, HANDLES - 1), share=st.sampled_from([0.01, 0.5]))
     def collect(self, handle: int, share: float) -> None:
@@ -123,7 +123,7 @@ class ArchiveMachine(RuleBasedStateMachine):
         session = self.session("z", "fault", [[call]])
         self.disk.fail_at = {self.disk.calls + call: OSError(code, "no")}
         try:
-            self.learn(session, self.handles[handle].put([session])[0].number)
+            self.learn(session, self.handles[handle].put([session])[0].version)
         except (
             WriterFailed
         ):  # unsynced data may or may not last: the machine takes either branch
@@ -140,11 +140,11 @@ class ArchiveMachine(RuleBasedStateMachine):
         for v in self.open().history(session.name, session.tenant):
             if not v.forgotten:
                 tokens = tuple(self.open().tower(v).tokens.tolist())
-                assert tokens == self.model.get((v.tenant, v.name), {}).get(v.number, tokens) or (
-                    (v.tenant, v.name, v.number) in self.forgotten
+                assert tokens == self.model.get((v.tenant, v.name), {}).get(v.version, tokens) or (
+                    (v.tenant, v.name, v.version) in self.forgotten
                 )
-                self.model.setdefault((v.tenant, v.name), {})[v.number] = tokens
-                self.forgotten.discard((v.tenant, v.name, v.number))
+                self.model.setdefault((v.tenant, v.name), {})[v.version] = tokens
+                self.forgotten.discard((v.tenant, v.name, v.version))
 
     @precondition(lambda self: self.handles)
     @rule()
@@ -169,7 +169,7 @@ class ArchiveMachine(RuleBasedStateMachine):
         }
         for archive in (self.open(), self.handles[0]):
             found = {
-                (v.tenant, v.name, v.number): tuple(archive.tower(v).tokens.tolist())
+                (v.tenant, v.name, v.version): tuple(archive.tower(v).tokens.tolist())
                 for v in archive.ls(history=True)
             }
             assert found == expected
@@ -201,7 +201,7 @@ class BucketMachine(ArchiveMachine):
         s = self.server
         s.failing, s.failures, s.skip, s.late = "500 Internal Server Error", 1, skip, late
         try:
-            self.learn(session, self.handles[handle].put([session])[0].number)
+            self.learn(session, self.handles[handle].put([session])[0].version)
         except ArchiveError:
             s.reset()
             self.maybe(session)

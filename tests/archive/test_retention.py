@@ -27,7 +27,7 @@ def histories(draw: st.DrawFn) -> list[Version]:
         )
     )
     found, numbers = [], dict[tuple[str, str], int]()
-    for at, (tenant, name, time, labels, forgotten) in enumerate(rows):
+    for at, (tenant, name, time, tags, forgotten) in enumerate(rows):
         number = numbers[tenant, name] = numbers.get((tenant, name), 0) + 1
         identity = at.to_bytes(16, "little")
         found.append(
@@ -37,7 +37,7 @@ def histories(draw: st.DrawFn) -> list[Version]:
                 name,
                 number,
                 time,
-                labels,
+                tags,
                 identity,
                 0,
                 bytes(16),
@@ -67,16 +67,16 @@ def newest(versions: list[Version]) -> set[bytes]:
 
 @given(histories(), st.none() | LAST, st.none() | WITHIN, st.sampled_from([{}, {"k": "1"}]))
 def test_never_the_newest_unless_told(
-    versions: list[Version], last: int | None, within: int | None, labels: dict[str, str]
+    versions: list[Version], last: int | None, within: int | None, tags: dict[str, str]
 ) -> None:
     if last is None and within is None:
         with pytest.raises(UsageError):
             Policy(last, within)
         return
-    gone = ids(expired(versions, Policy(last, within, labels), NOW))
+    gone = ids(expired(versions, Policy(last, within, tags), NOW))
     assert not gone & newest(versions)
-    assert gone <= ids([v for v in versions if not v.forgotten and labels.items() <= v.labels.items()])
-    assert gone <= ids(expired(versions, Policy(last, within, labels, drop_last=True), NOW))
+    assert gone <= ids([v for v in versions if not v.forgotten and tags.items() <= v.tags.items()])
+    assert gone <= ids(expired(versions, Policy(last, within, tags, drop_last=True), NOW))
 
 
 @given(histories(), LAST, WITHIN, st.booleans())

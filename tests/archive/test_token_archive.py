@@ -60,9 +60,9 @@ def test_a_session_that_grew_adds_what_is_new(cold: TokenArchive) -> None:
     assert put(cold, "a", ids(50)).receipt
     more = np.concatenate([ids(50), ids(30, 9)[80:]])
     grown = put(cold, "a", more).receipt
-    assert grown and (grown.new, grown.number) == (1, 2)
+    assert grown and (grown.new, grown.version) == (1, 2)
     assert lengths(cold, "a") == [130, 30]
-    assert np.array_equal(cold.get("a").ids, more) and np.array_equal(cold.get("a", number=1).ids, ids(50))
+    assert np.array_equal(cold.get("a").ids, more) and np.array_equal(cold.get("a", version=1).ids, ids(50))
 
 
 def test_a_session_that_grows_is_not_decoded_again(
@@ -109,11 +109,11 @@ def test_a_session_that_went_back_shares_what_it_can(cold: TokenArchive) -> None
 
 
 def test_the_same_again_is_stored_once(cold: TokenArchive) -> None:
-    first = put(cold, "a", ids(50), time=5, labels={"k": "v"}, target=bytes(range(16)))
-    again = put(cold, "a", ids(50), time=9, labels={"k": "v"}, target=bytes(range(16)))
+    first = put(cold, "a", ids(50), time=5, tags={"k": "v"}, target=bytes(range(16)))
+    again = put(cold, "a", ids(50), time=9, tags={"k": "v"}, target=bytes(range(16)))
     assert not first.unchanged and again.unchanged and again.size == 0
-    assert not put(cold, "a", ids(50), time=9, labels={"k": "w"}, target=bytes(range(16))).unchanged
-    assert not put(cold, "a", ids(50), time=9, labels={"k": "w"}, target=bytes(16)).unchanged
+    assert not put(cold, "a", ids(50), time=9, tags={"k": "w"}, target=bytes(range(16))).unchanged
+    assert not put(cold, "a", ids(50), time=9, tags={"k": "w"}, target=bytes(16)).unchanged
 
 
 def test_a_replay_of_versions_stores_nothing(cold: TokenArchive) -> None:
@@ -192,7 +192,7 @@ def test_any_history_comes_back(
         if not wanted or wanted[-1] != tokens.tolist():
             wanted.append(tokens.tolist())
         assert cold.get(name).ids.tolist() == tokens.tolist()
-    assert [cold.get(name, number=n + 1).ids.tolist() for n in range(len(wanted))] == wanted
+    assert [cold.get(name, version=n + 1).ids.tolist() for n in range(len(wanted))] == wanted
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "mistral", "wordpiece"])

@@ -36,20 +36,20 @@ def reopen(disk: SimDisk, *codecs: SegmentCodec) -> TowerArchive:
 
 def test_a_tower_comes_back(archive: TowerArchive) -> None:
     (receipt,) = archive.put(
-        [chat("a", [1, 2, 3], [4], tenant="acme", kind="chat", target=b"t" * 16, labels={"k": "v"})]
+        [chat("a", [1, 2, 3], [4], tenant="acme", kind="chat", target=b"t" * 16, tags={"k": "v"})]
     )
     tower = archive.get("a", "acme")
     assert tower.tokens.tolist() == [*range(100), 1, 2, 3, 4]
     assert [len(t) for _, t in tower.segments] == [100, 3, 1]
     v = tower.version
-    assert (v.id, v.leaf, v.kind, v.target, v.labels) == (
-        receipt.version,
+    assert (v.id, v.leaf, v.kind, v.target, v.tags) == (
+        receipt.id,
         receipt.leaf,
         0,
         b"t" * 16,
         {"k": "v"},
     )
-    assert (receipt.new, receipt.number, receipt.unchanged) == (3, 1, False)
+    assert (receipt.new, receipt.version, receipt.unchanged) == (3, 1, False)
 
 
 def test_a_session_without_tokens_and_one_of_empty_segments(archive: TowerArchive) -> None:
@@ -72,25 +72,25 @@ def test_tenants_share_nothing_of_their_own(archive: TowerArchive) -> None:
 
 def test_history_stays_and_the_same_again_adds_nothing(archive: TowerArchive, disk: SimDisk) -> None:
     archive.put([chat("a", [1])])
-    assert archive.put([chat("a", [1], [2])])[0].number == 2
+    assert archive.put([chat("a", [1], [2])])[0].version == 2
     packs = archive.stat().packs
     again = archive.put([chat("a", [1], [2])])[0]
-    assert again.unchanged and again.number == 2 and archive.stat().packs == packs
-    assert [v.number for v in archive.history("a")] == [1, 2]
-    assert len(archive.get("a", number=1).tokens) == 101 and len(archive.get("a").tokens) == 102
-    assert [v.number for v in archive.ls()] == [2] and [v.number for v in archive.ls(history=True)] == [1, 2]
+    assert again.unchanged and again.version == 2 and archive.stat().packs == packs
+    assert [v.version for v in archive.history("a")] == [1, 2]
+    assert len(archive.get("a", version=1).tokens) == 101 and len(archive.get("a").tokens) == 102
+    assert [v.version for v in archive.ls()] == [2] and [v.version for v in archive.ls(history=True)] == [1, 2]
 
 
 def test_the_same_name_twice_in_a_commit_makes_two_versions(archive: TowerArchive) -> None:
     archive.put([chat("a", [1]), chat("a", [2])])
-    assert [v.number for v in archive.history("a")] == [1, 2] and archive.get("a").tokens[-1] == 2
+    assert [v.version for v in archive.history("a")] == [1, 2] and archive.get("a").tokens[-1] == 2
 
 
 def test_find_by_label_name_and_time(archive: TowerArchive) -> None:
     archive.put(
         [
-            chat("red one", [1], labels={"c": "red"}, time=100),
-            chat("blue", [2], labels={"c": "blue"}, time=200),
+            chat("red one", [1], tags={"c": "red"}, time=100),
+            chat("blue", [2], tags={"c": "blue"}, time=200),
         ]
     )
     assert [v.name for v in archive.find({"c": "red"})] == ["red one"]
@@ -151,8 +151,8 @@ def test_bytes_are_tokens_too(disk: SimDisk, archive: TowerArchive, codec: Segme
         NewSession("a", [np.zeros((2, 2), np.int64)]),
         NewSession("a", [np.array([1.5])]),
         NewSession("a", [np.zeros(0, np.int64)] * 4097),
-        chat("a", [1], labels={"k": "v" * 20000}),
-        chat("a", [1], labels={"k": 1}),
+        chat("a", [1], tags={"k": "v" * 20000}),
+        chat("a", [1], tags={"k": 1}),
         NewSession("a", [], shared=1),
         chat("a", [1], kind="song"),
         chat("a", [1], codec=3),
@@ -229,7 +229,7 @@ def test_an_error_at_any_call_leaves_the_archive_as_it_was_or_stops_the_writer(
             archive.put([chat("b", [2])])
         except StoreError:
             assert [v.name for v in reopen(disk, codec).ls()] == ["a"]
-            assert archive.put([chat("b", [2])])[0].number == 1  # the archive still works
+            assert archive.put([chat("b", [2])])[0].version == 1  # the archive still works
         except WriterFailed:
             with pytest.raises(WriterFailed, match="earlier sync failed"):
                 archive.put([chat("c", [3])])
@@ -240,19 +240,19 @@ def test_an_error_at_any_call_leaves_the_archive_as_it_was_or_stops_the_writer(
 def test_forget_restore_collect(archive: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
     archive.put([chat("a", [1] * 50), chat("b", [2] * 50)])
     archive.put([chat("a", [3] * 50)])
-    first = archive.version("a", number=1)
+    first = archive.version("a", version=1)
     assert archive.forget([first]) == 1 and archive.forget([first]) == 0
-    assert [v.number for v in archive.ls(history=True)] == [2, 1]
+    assert [v.version for v in archive.ls(history=True)] == [2, 1]
     assert archive.collect(dead_share=0.01).condemned == 3  # two packs and the mark's
-    assert archive.restore([first]) == 1  # undelete between the phases
-    assert archive.get("a", number=1).tokens[-1] == 1
+    assert archive.undelete([first]) == 1  # undelete between the phases
+    assert archive.get("a", version=1).tokens[-1] == 1
     archive.forget([first])
     done = archive.collect(dead_share=0.01)
     assert done.deleted == 3
     with pytest.raises(NotFound):
         for _ in range(3):
             archive.collect(dead_share=0.01)
-        archive.restore([first])
+        archive.undelete([first])
     fresh = reopen(disk, codec)
     assert fresh.get("a").tokens[-1] == 3 and fresh.get("b").tokens[-1] == 2
     assert fresh.verify(decode=True).sound
@@ -379,7 +379,7 @@ def test_a_writer_puts_again_what_was_condemned_under_its_hands(
 
     archive.store.put = put_late  # type: ignore[method-assign]
     receipt = archive.put([chat("new", [1] * 30, [2])])[0]
-    assert receipt.number == 1
+    assert receipt.version == 1
     fresh = reopen(disk, codec)
     assert fresh.get("new").tokens.tolist() == [*range(100), *[1] * 30, 2]
     assert fresh.verify(decode=True).sound
@@ -432,7 +432,7 @@ def test_indexes_are_written_and_merged_as_packs_come(
 def test_everything_is_rebuilt_from_the_packs_alone(
     archive: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
-    archive.put([chat(f"s{i}", [i], labels={"i": str(i)}) for i in range(20)])
+    archive.put([chat(f"s{i}", [i], tags={"i": str(i)}) for i in range(20)])
     archive.write_index()
     before = list(archive.ls(history=True))
     for path in [p for p in disk.seen.names if p.startswith("index/")]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pltz.archive.format.ids import MAX_TOKENS, NONE, SIZE, Tokens
-from pltz.archive.format.record import MAX_LABELS, MAX_NAME, pack_labels, unpack_labels
+from pltz.archive.format.record import MAX_NAME, MAX_TAGS, pack_tags, unpack_tags
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.varint import read_varint, write_varint
 
@@ -35,7 +35,7 @@ class Entry:
     tenant: str = "default"
     tokenizer: bytes = NONE
     target: bytes = NONE
-    labels: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
     prefixes: tuple[int, ...] = ()
     base: str = ""
     parent: str = ""
@@ -52,7 +52,7 @@ class Entry:
             raise ContentError(f"expected a time in seconds since 1970, got {self.time}")
         parts = [HEAD.pack(self.time, _sixteen(self.tokenizer), _sixteen(self.target))]
         parts += [_sized(_utf8(text)) for text in (self.tenant, self.name, self.base, self.parent)]
-        parts.append(_sized(pack_labels(self.labels)))
+        parts.append(_sized(pack_tags(self.tags)))
         parts += [write_varint(len(self.prefixes)), *map(write_varint, self._steps())]
         ids = self.ids.astype("<u4", copy=False) if known else _checked(self.ids)
         parts += [write_varint(len(ids)), ids.tobytes()]
@@ -80,7 +80,7 @@ class Entry:
         for _ in range(4):
             text, at = _take(body, at, MAX_NAME)
             texts.append(_text(text))
-        labels, at = _take(body, at, MAX_LABELS)
+        tags, at = _take(body, at, MAX_TAGS)
         prefixes, at = _read_prefixes(body, at)
         count, at = read_varint(body, at)
         if len(body) - at != 4 * count or time >= 1 << 40:
@@ -89,7 +89,7 @@ class Entry:
         if (count and int(ids.max()) > MAX_TOKENS) or (prefixes and prefixes[-1] > count):
             raise CorruptError("a token id or a prefix of an entry is out of range: damaged")
         tenant, name, base, parent = texts
-        return cls(name, ids, time, tenant, tokenizer, target, unpack_labels(labels), prefixes, base, parent)
+        return cls(name, ids, time, tenant, tokenizer, target, unpack_tags(tags), prefixes, base, parent)
 
 
 class Sized(NamedTuple):

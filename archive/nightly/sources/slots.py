@@ -120,7 +120,7 @@ class _Bridged:
         rows = iter(items)
         while row := list(itertools.islice(rows, COMMIT)):
             tokens = [
-                TokenItem(i.name, i.session.value, i.tenant, self._tokenizer, i.labels, i.target, i.time)
+                TokenItem(i.name, i.session.value, i.tenant, self._tokenizer, i.tags, i.target, i.time)
                 for i in row
             ]
             for item, put in zip(row, self._archive.put(tokens), strict=True):

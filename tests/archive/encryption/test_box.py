@@ -102,7 +102,7 @@ def test_a_sealed_archive_gives_back_what_was_put(
     assert archive.put([chat("a", [1, 2])])[0].unchanged
     assert archive.put([chat("c", [1, 2], [4])])[0].new == 1  # the shared turns are there
     archive.forget([archive.version("c", "acme")])
-    archive.restore([v for v in archive.ls(forgotten=True) if v.forgotten])
+    archive.undelete([v for v in archive.ls(forgotten=True) if v.forgotten])
     archive.collect(dead_share=0)
     archive.collect(dead_share=0)
     report = reopen(disk, codec).verify(decode=True)
@@ -117,7 +117,7 @@ def test_no_name_label_or_content_is_readable_in_files_or_file_names(tmp_path: P
     archive = TowerArchive.create(tmp_path / "cold", [BytesCodec()], key=Secret.file(secret))
     name, tenant, label, prompt, answer = words
     text = [np.frombuffer(t.encode(), np.uint8) for t in (prompt, answer)]
-    archive.put([NewSession(name, text, tenant, shared=1, base="the-base", labels={label: label})])
+    archive.put([NewSession(name, text, tenant, shared=1, base="the-base", tags={label: label})])
     archive.write_index()
     plain_domain = domain_id(TENANT, tenant)
     for path in (tmp_path / "cold").rglob("*"):
@@ -128,7 +128,7 @@ def test_no_name_label_or_content_is_readable_in_files_or_file_names(tmp_path: P
             assert plain_domain not in path.read_bytes() and bytes(range(32)) not in path.read_bytes()
         assert plain_domain.hex() not in path.name
     clear = TowerArchive.create(tmp_path / "clear", [BytesCodec()])
-    clear.put([NewSession(name, text, tenant, shared=1, labels={label: label})])
+    clear.put([NewSession(name, text, tenant, shared=1, tags={label: label})])
     raw = b"".join(p.read_bytes() for p in (tmp_path / "clear" / "packs").iterdir())
     assert all(word.encode() in raw for word in words)  # the search above can find
 
@@ -238,7 +238,7 @@ def test_records_moved_or_changed_by_one_who_knows_the_format_are_refused(
                 archive.get(name, "acme")
 
     def renumbered(rows: Rows) -> Rows:
-        return [*rows[:-1], (rows[-1][0], rows[-1][1]._replace(number=7))]
+        return [*rows[:-1], (rows[-1][0], rows[-1][1]._replace(version=7))]
 
     with pytest.raises(CorruptError, match="does not open"):
         reopen(rewritten(disk, renumbered), codec).get("b", "acme")

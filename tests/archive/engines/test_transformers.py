@@ -34,7 +34,7 @@ def test_an_evicted_session_goes_on_as_one_that_stayed(example: ModuleType, tmp_
     assert found["same"] and found["replies"] == 9
     assert (found["evictions"], found["thaws"]) == (8, 6) and found["refused"] == {}
     cold = TokenArchive.open(tmp_path / "cold")
-    first, second = (cold.get(f"customer/{n}", number=1) for n in (0, 1))
+    first, second = (cold.get(f"customer/{n}", version=1) for n in (0, 1))
     assert first.segments[0][0] == second.segments[0][0]  # one system prompt
     assert first.target == target.fingerprint
     assert found["archive_bytes"] * 50 < found["kv_bytes"]

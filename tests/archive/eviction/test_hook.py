@@ -37,7 +37,7 @@ def test_an_eviction_is_durable_soon(open_hook: Opened) -> None:
     )
     assert ticket == 1 and eventually(lambda: hook.durable(ticket))
     [found] = entries(hook)
-    assert (found.name, found.ids.tolist(), found.tenant, found.labels) == (
+    assert (found.name, found.ids.tolist(), found.tenant, found.tags) == (
         "chat-7",
         [1, 2, 3],
         "acme",

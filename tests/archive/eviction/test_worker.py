@@ -63,7 +63,7 @@ def test_evictions_reach_the_archive(tmp_path: Path, cold: Path, bundle: Bundle,
         assert hook.settle(60)
         found = TokenArchive.open(cold, bundle=bundle)
         for n in range(5):
-            assert np.array_equal(found.get(f"s{n}", number=1).ids, ids(n))
+            assert np.array_equal(found.get(f"s{n}", version=1).ids, ids(n))
             assert np.array_equal(found.get(f"s{n}").ids, np.append(ids(n), ids(9)))
         assert hook.status()["journal"]["waiting"] == 0
         deadline = time.monotonic() + 10
@@ -249,7 +249,7 @@ ODD = [
     entry("a", 9, parent="a"),
     entry("late", 5, time=(1 << 40) - 1),
     entry("a", 5, time=0),
-    entry("a", 9, labels={str(n): "b" for n in range(1000)}),
+    entry("a", 9, tags={str(n): "b" for n in range(1000)}),
     entry("x" * 1024, 3, tenant="y" * 1024),
     Entry("ids", np.array([(1 << 31) - 1, 0]), 7),
 ]

@@ -53,12 +53,12 @@ def oracle(records: list[Record]) -> bytes:
                 flags |= 2
                 tag = r.veil or r.name.encode()
                 body += write_varint(len(tag)) + tag
-                if r.number != 1:
-                    flags, body = flags | 0x20, body + write_varint(r.number)
+                if r.version != 1:
+                    flags, body = flags | 0x20, body + write_varint(r.version)
                 if r.time != TIME:
                     flags, body = flags | 0x10, body + write_varint(r.time - TIME)
-                if r.labels:
-                    flags, body = flags | 0x40, body + write_varint(len(r.labels)) + r.labels
+                if r.tags:
+                    flags, body = flags | 0x40, body + write_varint(len(r.tags)) + r.tags
             body += r.bitstring
         body = write_varint(r.context) + body
         raw = SALT[:1] + bytes([flags]) + write_varint(len(body)) + body
@@ -87,10 +87,10 @@ def rows(draw: st.DrawFn) -> Record:
         TIME + draw(st.sampled_from([0, 1, 2**32 - 1])),
     )
     if context == SEALED:
-        return r._replace(name="", veil=draw(st.binary(min_size=25, max_size=200)), number=number, time=time)
-    labels = draw(st.sampled_from([b"", b"{}", b"l" * 200]))
+        return r._replace(name="", veil=draw(st.binary(min_size=25, max_size=200)), version=number, time=time)
+    tags = draw(st.sampled_from([b"", b"{}", b"l" * 200]))
     name = draw(st.text(st.characters(codec="utf-8"), max_size=100))
-    return r._replace(name=name, number=number, time=time, labels=labels)
+    return r._replace(name=name, version=number, time=time, tags=tags)
 
 
 def laid_out(records: list[Record]) -> tuple[bytes, list[int]]:
@@ -161,9 +161,9 @@ class Wrong:
         Wrong(Record(0, NONE, b"i" * 16, 65536 * 3 + 1, b"12"), ContentError, "tokens in 2 bytes"),
         Wrong(Record(0, NONE, b"i" * 16, 1, b"1", "n" * 1025), ContentError, "name of a session has 1025"),
         Wrong(Record(1, NONE, None, 0, b"", "", veil=b"v" * 20000), ContentError, "sealed name"),
-        Wrong(Record(0, NONE, None, 0, b"", "n", labels=b"l" * 16385), ContentError, "labels"),
+        Wrong(Record(0, NONE, None, 0, b"", "n", tags=b"l" * 16385), ContentError, "tags"),
         Wrong(Record(0, NONE, None, 0, b"", "n", time=TIME - 1), UsageError, "lies before"),
-        Wrong(Record(0, NONE, None, 0, b"", "n", time=TIME, number=1 << 32), ContentError, "counted up to"),
+        Wrong(Record(0, NONE, None, 0, b"", "n", time=TIME, version=1 << 32), ContentError, "counted up to"),
         Wrong(Record(0, mark=Mark(b"v" * 16, 1 << 32, 0)), ContentError, "counted up to"),
         Wrong(Record(0, NONE, None, 0, b"bits", "n", time=TIME), UsageError, "no bitstring"),
         Wrong(Record(0), UsageError, "no bitstring"),

@@ -24,7 +24,7 @@ from pltz.archive.writing.new_session import NewSession
 
 @pytest.fixture
 def filled(archive: TowerArchive) -> TowerArchive:
-    """Records of every shape: parents of all kinds, versions, labels, times, marks, long names, no tokens, several packs."""
+    """Records of every shape: parents of all kinds, versions, tags, times, marks, long names, no tokens, several packs."""
     prompts = [np.arange(30) + n for n in range(3)]
     for turn in range(3):
         archive.put(
@@ -34,7 +34,7 @@ def filled(archive: TowerArchive) -> TowerArchive:
                     [prompts[n % 3], np.arange(n), *(np.full(200, t) for t in range(turn))],
                     tenant="ab"[n % 2],
                     shared=1,
-                    labels={"n": "x" * (40 * n)} if n % 4 == 0 else {},
+                    tags={"n": "x" * (40 * n)} if n % 4 == 0 else {},
                     time=1000 + 7 * n if n % 5 else None,
                 )
                 for n in range(40)

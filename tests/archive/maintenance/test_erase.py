@@ -67,7 +67,7 @@ def test_an_erased_session_does_not_open_and_the_others_do(
 ) -> None:
     sealed.put([chat("a", [1, 2], [3]), chat("b", [1, 2], [4]), chat("a", [5], tenant="other")])
     sealed.put([chat("a", [1, 2], [3], [6])])
-    sealed.forget([sealed.version("a", "acme", number=1)])
+    sealed.forget([sealed.version("a", "acme", version=1)])
     domain = sealed.keys.domain(TENANT, "acme")
     before = raw_records_open(disk, codec, domain)
     assert sealed.erase("acme", "a", dry_run=True).segments == 2
@@ -94,7 +94,7 @@ def test_an_erased_session_can_be_put_again(sealed: TowerArchive, disk: SimDisk,
     sealed.put([chat("a", [1, 2])])
     sealed.erase("acme", "a")
     receipt = sealed.put([chat("a", [1, 2])])[0]
-    assert (receipt.new, receipt.number) == (1, 1) and tokens(reopen(disk, codec), "a") == [1, 2]
+    assert (receipt.new, receipt.version) == (1, 1) and tokens(reopen(disk, codec), "a") == [1, 2]
     sealed.erase("acme", "a")
     assert not list(reopen(disk, codec).ls())
 
@@ -562,7 +562,7 @@ def test_a_base_is_erased_by_name_when_no_session_stands_on_it(
     sealed.forget([sealed.version("o", "acme")])
     with pytest.raises(ArchiveError, match=r"1 session of 1 tenant.*1 of them forgotten"):
         sealed.erase_base("own")
-    sealed.restore([sealed.version("o", "acme", number=1)])
+    sealed.undelete([sealed.version("o", "acme", version=1)])
     assert tokens(sealed, "o") == [4]
     sealed.erase("acme", "o")
     assert (

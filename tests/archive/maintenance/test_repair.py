@@ -44,7 +44,7 @@ def build(key: Secret | None) -> State:
     archive.put([NewSession("b", [PROMPT, np.array([4] * 9)], shared=1)])
     archive.write_index()
     archive.put([NewSession("a", [PROMPT, np.array([7])], shared=1)])
-    archive.forget([archive.version("a", number=1)])
+    archive.forget([archive.version("a", version=1)])
     archive.collect(small=0, dead_share=0.01)
     return without_reserve(disk.seen)
 

@@ -98,7 +98,7 @@ def test_undelete_between_the_two_phases(store: Store, codec: SegmentCodec) -> N
     archive.forget([archive.version("a")])
     archive.collect(dead_share=0.01)
     found = TowerArchive.open(store, [codec])
-    assert found.restore(found.history("a")) == 1
+    assert found.undelete(found.history("a")) == 1
     archive.collect(dead_share=0.01)
     assert TowerArchive.open(store, [codec]).get("a").tokens.tolist() == [*range(40), *[1] * 5]
     assert TowerArchive.open(store, [codec]).verify(decode=True).sound

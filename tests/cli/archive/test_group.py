@@ -259,7 +259,7 @@ turns = []
 for n in range(10000):
     turns.append({"role": "user", "content": f"turn {n}"})
     for stored in cold.put([Item("s", Session("chat", {"messages": turns}))]):
-        print(stored.receipt.number, flush=True)
+        print(stored.receipt.version, flush=True)
 """
 
 

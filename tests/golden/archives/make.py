@@ -51,8 +51,8 @@ def good(key: Secret | None = None, seed: int = 0) -> Files:
             archive.write_index()
         rest = [tokens[87:96], tokens[96:]]
         rows = [np.array(t) for t in (tokens[:87], *rest) if len(t)]
-        archive.put([NewSession(name, rows, shared=1, labels={"n": str(number)})])
-    archive.forget([archive.version(*FORGOTTEN[:1], number=1)])
+        archive.put([NewSession(name, rows, shared=1, tags={"n": str(number)})])
+    archive.forget([archive.version(*FORGOTTEN[:1], version=1)])
     archive.collect(small=0, dead_share=0.01)
     return disk.seen.files()
 
@@ -93,7 +93,7 @@ def pack(files: Files, name: str, number: int = 1) -> str:
     for path, data in files.items():
         if path.startswith("packs/"):
             rows = [item[1] for item in Pack.of(data).scan() if not isinstance(item, Damage)]
-            if any((r.name, r.number) == (name, number) for r in rows):
+            if any((r.name, r.version) == (name, number) for r in rows):
                 return path
     raise AssertionError(name)
 

@@ -161,7 +161,7 @@ def test_an_entry_comes_back(
     base: str,
     parent: str,
     ids: list[int],
-    labels: dict[str, str],
+    tags: dict[str, str],
     time: int,
     data: st.DataObject,
 ) -> None:
@@ -170,15 +170,15 @@ def test_an_entry_comes_back(
         data.draw(st.binary(min_size=16, max_size=16)),
         data.draw(st.binary(min_size=16, max_size=16)),
     )
-    one = Entry(name, np.array(ids, np.int64), time, tenant, *fingerprints, labels, ends, base, parent)
+    one = Entry(name, np.array(ids, np.int64), time, tenant, *fingerprints, tags, ends, base, parent)
     two = Entry.decode(one.encode())
     assert two.ids.tolist() == ids
     assert [getattr(one, f) for f in FIELDS] == [getattr(two, f) for f in FIELDS]
 
 
-FIELDS = ("name", "time", "tenant", "tokenizer", "target", "labels", "prefixes", "base", "parent")
+FIELDS = ("name", "time", "tenant", "tokenizer", "target", "tags", "prefixes", "base", "parent")
 SAMPLE = Entry(
-    "chat-7", np.arange(9), 5, "acme", labels={"a": "b"}, prefixes=(2, 9), base="b", parent="p"
+    "chat-7", np.arange(9), 5, "acme", tags={"a": "b"}, prefixes=(2, 9), base="b", parent="p"
 ).encode()
 
 
@@ -216,7 +216,7 @@ def test_hostile_bodies_are_refused(noise: bytes) -> None:
         Entry("n", np.array([1]), 0, target=b"short"),
         Entry("n", np.array([1]), 0, prefixes=(2,)),
         Entry("n", np.array([1, 2]), 0, prefixes=(2, 1)),
-        Entry("n", np.array([1]), 0, labels={"a": "b" * 20000}),
+        Entry("n", np.array([1]), 0, tags={"a": "b" * 20000}),
     ],
 )
 def test_what_does_not_fit_is_not_written(bad: Entry) -> None:
