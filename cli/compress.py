@@ -3,9 +3,7 @@
 import json
 import os
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,9 +13,11 @@ from pltz.archive.humanize import counted, size
 from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options
-from pltz.cli.ui.output import Output
+from pltz.cli.ui.output import Output, write_text
 from pltz.cli.ui.progress import Progress, say_expected, wanted
-from pltz.cli.ui.session_input import INPUT_FORMAT, read_sessions
+from pltz.cli.ui.session_input import INPUT_FORMAT, Inputs, input_options
+from pltz.cli.ui.session_input import as_fields as fields_of
+from pltz.cli.ui.session_input import as_text as text_of
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     help="Put the sessions into this archive, not into a file. For names, tenants and tags use pltz archive put.",
 )
 @INPUT_FORMAT
+@input_options
+@click.option(
+    "--recognise-only", "only", is_flag=True, help="List what the inputs hold and code nothing."
+)
 @options.BUNDLE
 @options.TARGET
 @options.TOKENIZER
@@ -67,6 +71,7 @@ def compress(
     output: str | None,
     place: str | None,
     form: str,
+    only: bool,
     bundle: str | None,
     target: str | None,
     tokenizer: str | None,
@@ -93,6 +98,12 @@ def compress(
     They are coded through a bridge and thaw only into that model.
     """
     options.one_tokenizer(target, tokenizer)
+    if only:
+        source = Inputs(inputs, form)
+        for _ in source:
+            pass
+        write_text(json.dumps(fields_of(source)) if as_json else text_of(source))
+        return
     if place is not None:
         if output is not None or tokenizer is not None or lanes or steps or no_verify or force:
             raise UsageError(
@@ -118,11 +129,11 @@ def compress(
     destination = Output(output, force=force, inputs=[*inputs, *filter(None, [tokenizer])])
     codec = options.load_codec(bundle, device, threads)
     codec.expect = say_expected
-    tally = Tally()
+    source = Inputs(inputs, form)
     start = time.perf_counter()
     with Progress("freeze", unit="tokens", shown=wanted(progress)) as bar:
         data = api.compress(
-            tally.count(some_sessions(inputs, form)),
+            some_sessions(source),
             bundle=codec,
             target=target,
             tokenizer=tokenizer,
@@ -136,7 +147,7 @@ def compress(
         )
     seconds = time.perf_counter() - start
     destination.write([data])
-    result = summary(tally, data, seconds, verified=not no_verify)
+    result = summary(source, data, seconds, verified=not no_verify)
     result |= {"zstd_above": zstd_above}
     destination.report(json.dumps(result | {"output": output}) if as_json else sentence(result, output))
 
@@ -165,50 +176,29 @@ def into_archive(
     put.put_all(source.cold, items, keep_opaque, False, progress, as_json)
 
 
-def some_sessions(inputs: Sequence[str], form: str) -> Iterator["Session"]:
+def some_sessions(source: Inputs) -> Iterator["Session"]:
     """Yield the sessions of all inputs.
 
-    Raises UsageError as `read_sessions` does, and for a folder without sessions: an empty file was hardly intended.
+    Raises UsageError for a folder without sessions: an empty file was hardly intended.
     """
-    none = True
-    for session in read_sessions(inputs, form):
-        none = False
-        yield session
-    if none and any(os.path.isdir(path) for path in inputs):
-        raise UsageError(f"expected sessions in {' '.join(inputs)}, found none: nothing was written")
+    yield from source
+    if not source.files and any(os.path.isdir(path) for path in source.paths):
+        raise UsageError(f"expected sessions in {' '.join(source.paths)}, found none: nothing was written")
 
 
-@dataclass
-class Tally:
-    """Counts sessions as they stream by."""
-
-    sessions: int = 0
-    content_bytes: int = 0
-    kinds: Counter[str] = field(default_factory=Counter)
-
-    def count(self, sessions: Iterable["Session"]) -> Iterator["Session"]:
-        """Yield the same sessions and count them."""
-        from pltz.models.session.session import content_bytes
-
-        for session in sessions:
-            self.sessions += 1
-            self.content_bytes += content_bytes(session)
-            self.kinds[session.kind] += 1
-            yield session
-
-
-def summary(tally: Tally, data: bytes, seconds: float, *, verified: bool) -> dict[str, Any]:
+def summary(source: Inputs, data: bytes, seconds: float, *, verified: bool) -> dict[str, Any]:
     """Return the counts and sizes of one run.
 
     Sizes are in bytes. Content is message texts, texts, and 4 bytes per token id.
     """
+    content = source.content_bytes
     return {
-        "sessions": tally.sessions,
-        "kinds": dict(sorted(tally.kinds.items())),
-        "content_bytes": tally.content_bytes,
+        "sessions": sum(source.nouns.values()),
+        "recognised": dict(sorted(source.nouns.items())),
+        "content_bytes": content,
         "methods": methods(data),
         "frozen_bytes": len(data),
-        "ratio": round(tally.content_bytes / len(data), 3),
+        "ratio": round(content / len(data), 3),
         "verified": verified,
         "seconds": round(seconds, 3),
     }
@@ -225,8 +215,10 @@ def methods(data: bytes) -> dict[str, int]:
 
 def sentence(result: dict[str, Any], output: str) -> str:
     """Return the summary in one line."""
+    nouns = ", ".join(f"{count:,} {noun}" for noun, count in result["recognised"].items()) or "none"
     return (
-        f"{output}: {counted(result['sessions'], 'session')}, {size(result['content_bytes'])} of content -> "
+        f"{output}: {counted(result['sessions'], 'session')} ({nouns}), "
+        f"{size(result['content_bytes'])} of content -> "
         f"{size(result['frozen_bytes'])} (1 : {result['ratio']:.1f}), "
         f"{'decoded back and compared' if result['verified'] else 'not verified'}, {result['seconds']:.1f} s"
     )

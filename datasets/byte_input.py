@@ -7,6 +7,7 @@ stops in the middle of a frame is an error too, never a shorter file.
 
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol
 
 import zstandard
@@ -33,10 +34,14 @@ class TooLong(LimitError, UsageError):
 
 
 class ByteInput:
-    """Bytes in order, with a look ahead. ``name``: for messages. ``limit``: in bytes."""
+    """Bytes in order, with a look ahead. ``name``: for messages. ``limit``: in bytes.
 
-    def __init__(self, stream: Readable, name: str, limit: int) -> None:
+    ``path``: the file they are read from, None where there is none or it was unpacked on the way.
+    """
+
+    def __init__(self, stream: Readable, name: str, limit: int, path: Path | None = None) -> None:
         self.name = name
+        self.path = path
         self.limit = limit
         self._blocks = _read(stream, name)
         self._ahead = bytearray()
@@ -50,12 +55,12 @@ class ByteInput:
 
     def unpack(self) -> None:
         """Unpack the bytes from here on as zstd, all frames one after the other."""
-        packed = self._drain()
+        packed, self.path = self._drain(), None
         self._blocks = _unpack(packed, self.name)
 
     def gunzip(self) -> None:
         """Unpack the bytes from here on as gzip, all members one after the other."""
-        packed = self._drain()
+        packed, self.path = self._drain(), None
         self._blocks = _gunzip(packed, self.name)
 
     def skip(self) -> None:
@@ -81,11 +86,17 @@ class ByteInput:
             self._too_long("line")
         return self._take(end + 1)
 
+    def read(self, size: int, /) -> bytes:
+        """Return at most ``size`` bytes; fewer only at the end."""
+        self.peek(size)
+        return self._take(min(len(self._ahead), self._start + size))
+
     def rest(self) -> bytes:
         """Return all bytes from here on. Raises TooLong past the limit."""
-        while self._more():
-            if len(self._ahead) - self._start > self.limit:
-                self._too_long("file")
+        while len(self._ahead) - self._start <= self.limit and self._more():
+            pass
+        if len(self._ahead) - self._start > self.limit:
+            self._too_long("file")
         return self._take(len(self._ahead))
 
     def _take(self, end: int) -> bytes:

@@ -4,42 +4,45 @@
 |---|---|---|
 | openai | JSONL, or JSON: objects with "messages", or lists of messages | one per line, or one per object |
 | sharegpt | JSONL, or JSON: objects with "conversations" | one per line, or one per object |
+| agent-log | JSONL of the events of one session | one per file |
 | jsonl | JSONL of any JSON values | one per line that is not blank |
 | text | any bytes | one per file |
 | ids | JSON or JSONL: a list of ints or a list of such lists; .npy of 1 or 2 axes | one per flat list |
 | auto | the suffix decides, else the content | |
 
 ``auto``: .jsonl and .ndjson are JSONL, .json is one JSON document, .npy is ids, and the suffixes in
-``TEXT_SUFFIXES`` are text. Anything else (standard input, bytes, other suffixes) is decided by its content.
-It is JSONL if its first line is a JSON object or list and more lines follow. It is a document if the whole is
-a JSON object or list, and text if not. Files with a .zst or .gz suffix are unpacked first, and so is such
-data under any other name. A folder stands for all regular files inside it, in the order of their paths.
+``TEXT_SUFFIXES`` are text. Anything else (standard input, bytes, other suffixes) is decided by its content. It is what
+`registry.FORMATS` recognises by its first bytes: tables, databases, zip and tar files. Else it is JSONL if its first
+line is a JSON object or list and more lines follow. It is a document if the whole is a JSON object or list. It is text
+if it is UTF-8 without NUL, and else binary. Agent logs are recognised whatever their suffix. Files with a .zst or .gz
+suffix are unpacked first, and so is such data under any other name. A folder stands for all regular files inside it,
+in the order of their paths.
 
-A JSON document that is a list of messages is one session, and a list of ints is ids. Any other list of
-objects, or of lists of objects, is one session per item.
-
-JSON that Python would change is kept as it is: that line or document becomes a text session of its exact
-bytes. Examples are repeated keys, NaN, and numbers that no double holds (see models/session/json_value.py).
+Each session is recognised: `recognise` says what it is and by which format. JSON of no known format is json, never
+silently a chat. Such remarks are warnings (`InputWarning`), or go to `ReadOptions.warn`.
 """
+
+from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
-import numpy as np
-
+from pltz.datasets import json_files, registry
 from pltz.datasets.byte_input import GZIP_MAGIC, ZSTD_MAGIC, ByteInput, Readable
+from pltz.datasets.formats.messages import why_no_chat
+from pltz.datasets.input_format import HEAD, InputFormat, Noun, Part, ReadOptions, Recognised
 from pltz.models.session.session import Session
-from pltz.plt_codec.errors import ContentError, UsageError
+from pltz.plt_codec.errors import PltzError, UsageError
 from pltz.plt_codec.limits import MAX_BYTES
 
-Format = Literal["auto", "openai", "sharegpt", "jsonl", "text", "ids"]
-FORMATS: tuple[Format, ...] = ("auto", "openai", "sharegpt", "jsonl", "text", "ids")
+Format = Literal["auto", "openai", "sharegpt", "agent-log", "jsonl", "text", "ids"]
+FORMATS: tuple[Format, ...] = ("auto", "openai", "sharegpt", "agent-log", "jsonl", "text", "ids")
 
 TEXT_SUFFIXES = frozenset(
     (
@@ -49,9 +52,12 @@ TEXT_SUFFIXES = frozenset(
     )
 )
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".npy": "npy"}
-_BOM = b"\xef\xbb\xbf"
-_NPY_MAGIC = b"\x93NUMPY"
-_KEYS = {"openai": "messages", "sharegpt": "conversations"}
+_PACKED = {".zst": ByteInput.unpack, ".gz": ByteInput.gunzip, ".tgz": ByteInput.gunzip}
+_TEXT_HEADS = frozenset(("aider",))  # recognised by their heads in files that are text by their suffix
+
+
+class InputWarning(UserWarning):
+    """A remark about an input: it is of no known format, is empty, or grew while it was read."""
 
 
 def load(
@@ -59,34 +65,58 @@ def load(
     format: Format = "auto",
     *,
     max_bytes: int = MAX_BYTES,
+    columns: Iterable[str] = (),
+    query: str | None = None,
+    exact: bool = False,
 ) -> Iterator[Session]:
     """Yield the sessions of a file, a folder, a binary file object, bytes, or ``"-"`` for standard input.
 
     Input is read incrementally: a JSONL file of any length takes the memory of its longest line.
     ``max_bytes`` bounds that line, and a whole file of another format.
 
+    Args:
+        columns: of a table; empty: all that JSON can hold.
+        query: of a SQLite database, which answers with a session per row.
+        exact: keep JSON whose bytes its value would not give back as a text of these bytes.
+
     Raises UsageError where the source is missing or does not have the format (with the line number),
-    CorruptError for damaged zstd data, and ContentError for ids out of range.
+    CorruptError for damaged zstd data, LimitError for an archive over its bounds, and ContentError for ids out of
+    range.
 
     >>> [session] = load(b'{"messages":[{"role":"user","content":"Hi"}]}')
     >>> session.value["messages"][0]["content"]
     'Hi'
     """
-    if format not in FORMATS:
-        raise UsageError(f"expected a format of {', '.join(FORMATS)}, found {format!r}")
+    options = ReadOptions(format, max_bytes, tuple(columns), query, exact, _warn)
+    return (found.session for found in recognise(source, options))
+
+
+def recognise(
+    source: str | os.PathLike[str] | bytes | Readable, options: ReadOptions | None = None
+) -> Iterator[Recognised]:
+    """Yield the sessions of a source with what they were recognised as. Arguments and errors are those of `load`.
+
+    >>> [found] = recognise(b'{"messages":[{"role":"user","content":"Hi"}]}')
+    >>> found.noun, found.format
+    ('chat', 'openai')
+    """
+    options = options or ReadOptions()
+    if options.format not in FORMATS:
+        raise UsageError(f"expected a format of {', '.join(FORMATS)}, found {options.format!r}")
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _sessions(ByteInput(io.BytesIO(source), "bytes", max_bytes), format)
+        return _of_source(ByteInput(io.BytesIO(source), "bytes", options.max_bytes), options)
     if source == "-":
-        return _sessions(ByteInput(sys.stdin.buffer, "standard input", max_bytes), format)
+        return _of_source(ByteInput(sys.stdin.buffer, "standard input", options.max_bytes), options)
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if not os.path.exists(source):
             raise UsageError(f"expected a file or a folder, found nothing at {path}")
-        return _folder(path, format, max_bytes) if path.is_dir() else _file(path, format, max_bytes)
+        return _folder(path, options) if path.is_dir() else _file(path, options)
     if not hasattr(source, "read"):
         raise UsageError(f"expected a path, bytes or a binary file, found {type(source).__name__}")
     stream = getattr(source, "buffer", source)  # a text stream such as sys.stdin has its bytes beneath
-    return _sessions(ByteInput(stream, str(getattr(source, "name", "stream")), max_bytes), format)
+    name = str(getattr(source, "name", "stream"))
+    return _of_source(ByteInput(stream, name, options.max_bytes), options)
 
 
 def sample_path() -> Path:
@@ -116,233 +146,174 @@ def sample_assignments() -> list[dict[str, str]]:
 _SAMPLE = Path(__file__).with_name("sample")
 
 
-def _folder(folder: Path, format: Format, max_bytes: int) -> Iterator[Session]:
+def _warn(text: str) -> None:
+    warnings.warn(text, InputWarning, stacklevel=2)
+
+
+def _folder(folder: Path, options: ReadOptions) -> Iterator[Recognised]:
     found = (Path(base, name) for base, _, names in os.walk(folder, onerror=_unreadable) for name in names)
     for path in sorted(found, key=lambda path: path.relative_to(folder).as_posix()):
         if path.is_file():  # a pipe or a socket in a folder would block for ever
-            yield from _file(path, format, max_bytes)
+            yield from _file(path, options)
 
 
 def _unreadable(exc: OSError) -> NoReturn:
     raise UsageError(f"{exc.filename}: cannot be read: {exc.strerror}") from exc
 
 
-def _file(path: Path, format: Format, max_bytes: int) -> Iterator[Session]:
+def _file(path: Path, options: ReadOptions) -> Iterator[Recognised]:
     try:
         stream = path.open("rb")
     except OSError as exc:
         _unreadable(exc)
     with stream:
-        yield from _sessions(ByteInput(stream, str(path), max_bytes), format, path.suffixes[-2:])
+        before = os.fstat(stream.fileno())
+        whole = path if path.is_file() else None  # a pipe is read once, front to back
+        source = ByteInput(stream, str(path), options.max_bytes, whole)
+        yield from _of_source(source, options, path.suffixes[-2:])
+        after = os.fstat(stream.fileno())
+        if whole and (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            options.warn(
+                f"{path}: changed while it was read, from {before.st_size:,} to {after.st_size:,} bytes: "
+                "freeze it again when nothing writes to it"
+            )
 
 
-def _sessions(source: ByteInput, format: Format, suffixes: list[str] | None = None) -> Iterator[Session]:
-    """Yield the sessions of one source: unpack it, determine the format, read it."""
-    suffixes = [suffix.lower() for suffix in suffixes or []]
-    packed = suffixes[-1:] in ([".zst"], [".gz"])
+def _of_source(
+    source: ByteInput, options: ReadOptions, suffixes: list[str] | None = None, *, nested: bool = False
+) -> Iterator[Recognised]:
+    """Yield the sessions of one source, and remark what a user may not expect of it."""
+    sessions = other = 0
+    remark = ""
+    empty = not source.peek(1)
+    for found in _recognised(source, options, suffixes or [], nested):
+        sessions += 1
+        if found.noun == "json" and options.format == "auto":
+            other += 1
+            remark = remark or f"{found.place}: {why_no_chat(found.session.value)}"
+        elif found.noun == "binary":
+            options.warn(f"{found.place}: no text in UTF-8: kept byte for byte, as binary")
+        yield found
+    if empty:
+        options.warn(f"{source.name}: is empty")
+    elif not sessions:
+        options.warn(f"{source.name}: holds no session")
+    if other:
+        count = "1 session is" if other == 1 else f"{other:,} sessions are"
+        options.warn(f"{remark}; {count} kept as JSON, value for value")
+
+
+def _recognised(
+    source: ByteInput, options: ReadOptions, suffixes: list[str], nested: bool
+) -> Iterator[Recognised]:
+    """Yield the sessions of one source: unpack it, determine the format, read it, recognise what was read."""
+    suffix = _unpacked(source, options, [suffix.lower() for suffix in suffixes])
+    known, parts = _parts(source, options, suffix)
+    for part in parts:
+        if isinstance(part.content, ByteInput):
+            if nested:
+                raise UsageError(f"{source.name}: an archive inside an archive: unpack it first")
+            ends = Path(part.content.name).suffixes[-2:]
+            yield from _of_source(part.content, options, ends, nested=True)
+        else:
+            yield _named(part, known, source.name)
+
+
+def _unpacked(source: ByteInput, options: ReadOptions, suffixes: list[str]) -> str:
+    """Unpack a zstd or gzip source, and return the suffix of what is inside."""
+    packed = suffixes[-1] if suffixes and suffixes[-1] in _PACKED else ""
     suffix = "".join((suffixes[:-1] if packed else suffixes)[-1:])
     told = suffix in _SUFFIXES or suffix in TEXT_SUFFIXES
-    look = not packed and not told and format != "text"
-    if suffixes[-1:] == [".zst"] or (look and source.peek(4) == ZSTD_MAGIC):
+    look = not packed and not told and options.format != "text"
+    if packed:
+        _PACKED[packed](source)
+    elif look and source.peek(4) == ZSTD_MAGIC:
         source.unpack()
-    elif suffixes[-1:] == [".gz"] or (look and source.peek(2) == GZIP_MAGIC):
+    elif look and source.peek(2) == GZIP_MAGIC:
         source.gunzip()
-    yield from _READERS[_kind(source, format, suffix)](source, format)
+    return suffix
 
 
-def _kind(source: ByteInput, format: Format, suffix: str) -> str:
-    """Return how to read a source: jsonl, json, npy, text, or sniff where only its content can tell."""
-    if format == "text" or (format == "auto" and suffix in TEXT_SUFFIXES):
-        return "text"
-    if format == "jsonl":
-        return "jsonl"
-    kind = _SUFFIXES.get(suffix)
-    if kind == "npy" or (kind is None and format in ("auto", "ids") and source.peek(6) == _NPY_MAGIC):
-        return "npy"
-    return kind or "sniff"
+def _parts(
+    source: ByteInput, options: ReadOptions, suffix: str
+) -> tuple[InputFormat | None, Iterator[Part]]:
+    """Return the format of a source, None where its values say it, and an iterator of its parts."""
+    format, kind = options.format, _SUFFIXES.get(suffix)
+    if format == "text":
+        return None, iter([Part(Session("text", source.rest()), source.name, "text")])
+    if format == "agent-log":
+        events = json_files.first_events(source)
+        return (registry.of_events(events) if events else None), json_files.read_events(source, options)
+    if format in ("auto", "ids") and (kind in (None, "npy")):
+        known = registry.of_head(source.peek(HEAD))
+        is_text = suffix in TEXT_SUFFIXES
+        if known is None and kind == "npy":
+            known = next(one for one in registry.FORMATS if one.name == "npy")
+        if known and known.read and (not is_text or known.name in _TEXT_HEADS):
+            return known, known.read(source, options)
+    if format == "auto" and suffix in TEXT_SUFFIXES:
+        return None, iter([Part(Session("text", source.rest()), source.name, "text")])
+    if format == "auto" and (events := json_files.first_events(source)) and (known := registry.of_events(events)):
+        return known, json_files.read_events(source, options)
+    if format == "jsonl" or kind == "jsonl":
+        return None, json_files.read_lines(source, options)
+    if kind == "npy":
+        raise UsageError(f"{source.name}: expected {format}, found a .npy file: use --format ids")
+    if kind == "json" or format != "auto":
+        return None, json_files.read_document(source, options)
+    return None, _sniff(source, options)
 
 
-def _read_text(source: ByteInput, format: Format) -> Iterator[Session]:
-    yield Session("text", source.rest())
-
-
-def _read_jsonl(source: ByteInput, format: Format, ahead: bytes = b"") -> Iterator[Session]:
-    """Yield one session per line. ``ahead``: the line already taken off the source to sniff it."""
-    number = 0
-    line: bytes | None = ahead or source.line()
-    while line is not None:
-        number += 1
-        place = f"{source.name}: line {number}"
-        text = _content(line, number == 1, place)
-        if text.strip(b" \t\r\n"):
-            yield _of_line(text, format, place)
-        line = source.line()
-
-
-def _content(line: bytes, first: bool, place: str) -> bytes:
-    """Return a line without its line end and byte order mark. Raises UsageError for UTF-16."""
-    if first and line[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise UsageError(f"{place}: expected UTF-8, found UTF-16: convert it, or read it as text")
-    line = line.removesuffix(b"\n").removesuffix(b"\r")
-    return line.removeprefix(_BOM) if first else line
-
-
-def _of_line(text: bytes, format: Format, place: str) -> Session:
-    try:
-        session = Session.from_json_line(text)
-    except UsageError as exc:
-        raise UsageError(f"{place}: {exc}; --format text takes files of any content") from exc
-    if format == "ids":
-        return _of_ids(session.value, place)
-    _check_shape(session, format, place)
-    return session
-
-
-def _check_shape(session: Session, format: Format, place: str) -> None:
-    """Refuse a session that does not have the requested format.
-
-    Lines kept as text pass. Raises UsageError.
-    """
-    key = _KEYS.get(format)
-    if key is None or session.kind == "text":
-        return
-    value = session.value
-    if isinstance(value, dict) and isinstance(value.get(key), list):
-        return
-    if format == "openai" and isinstance(value, list) and all(isinstance(item, dict) for item in value):
-        return
-    found = f"the keys {', '.join(value) or 'of an empty object'}"[:80] if isinstance(value, dict) else "none"
-    raise UsageError(f'{place}: expected an object with a list "{key}", found {found}: try --format auto')
-
-
-def _read_json(source: ByteInput, format: Format) -> Iterator[Session]:
-    """Yield the sessions of one JSON document, or of JSON lines in a file named as a document."""
-    first = source.line() or b""
-    if _is_json(first) and source.peek(4096).strip():
-        yield from _read_jsonl(source, format, first)
-    else:
-        yield from _of_file(first + source.rest(), format, source.name)
-
-
-def _sniff(source: ByteInput, format: Format) -> Iterator[Session]:
-    """Yield the sessions of JSON lines, a JSON document or text, as the content tells."""
-    start = source.peek(4096).removeprefix(_BOM).lstrip()[:1]
-    if format != "auto":
-        yield from _read_json(source, format)
-        return
+def _sniff(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
+    """Yield the sessions of JSON lines, a JSON document, text or bytes, as the content tells."""
+    start = source.peek(HEAD).removeprefix(json_files.BOM).lstrip()[:1]
     first = source.line() or b"" if start in (b"{", b"[") else b""
-    if first and _is_json(first) and source.peek(4096).strip():
-        yield from _read_jsonl(source, format, first)
+    if first and json_files.is_json(first) and source.peek(HEAD).strip():
+        yield from json_files.read_lines(source, options, first)
         return
     data = first + source.rest()
-    if first and _is_json(data):
-        yield from _of_file(data, format, source.name)
+    if first and json_files.is_json(data):
+        yield from json_files.of_document(data, options, source.name)
     else:
-        yield Session("text", data)
+        yield Part(Session("text", data), source.name, "text" if is_text(data) else "binary")
 
 
-def _is_json(data: bytes) -> bool:
-    """Return whether these bytes are one JSON text."""
+def _named(part: Part, known: InputFormat | None, file: str) -> Recognised:
+    """Return a part as the session that it is, and what it was recognised as."""
+    content, noun = part.content, part.noun
+    assert not isinstance(content, ByteInput)
+    if isinstance(content, bytes):
+        content, noun = _of_bytes(content)
+    if noun is None and content.kind == "chat":
+        known = registry.of_value(content.value) or known
+        noun = known.noun if known and (known.of_value or known.of_events) else "json"
+        return Recognised(content, noun, known.name if known else "json", file, part.place)
+    noun = noun or cast("Noun", content.kind)
+    return Recognised(content, noun, known.name if known else noun, file, part.place)
+
+
+def _of_bytes(data: bytes) -> tuple[Session, Noun | None]:
+    """Return bytes as JSON, with no noun yet, where all of them are an object or a list; else as text or binary."""
+    if data.lstrip()[:1] in (b"{", b"["):
+        try:
+            session = Session.from_json_line(data)
+        except PltzError:
+            pass
+        else:
+            return session, None if session.kind == "chat" else "json"
+    return Session("text", data), "text" if is_text(data) else "binary"
+
+
+def is_text(data: bytes) -> bool:
+    """Return whether bytes are text: UTF-8 without NUL.
+
+    >>> is_text("é".encode()), is_text(bytes(4)), is_text(b"\\xff")
+    (True, False, False)
+    """
+    if b"\0" in data:
+        return False
     try:
-        Session.from_json_line(data.removeprefix(_BOM))
-    except UsageError:
+        data.decode()
+    except UnicodeDecodeError:
         return False
     return True
-
-
-def _of_file(data: bytes, format: Format, name: str) -> Iterator[Session]:
-    """Yield the sessions of a JSON document's bytes. Raises UsageError."""
-    try:
-        document = Session.from_json_line(data.removeprefix(_BOM))
-    except UsageError as exc:
-        raise UsageError(f"{name}: {exc}; --format text takes files of any content") from exc
-    if document.kind == "chat":
-        yield from _of_document(document.value, format, name)
-    elif format == "ids":
-        raise UsageError(f"{name}: expected a list of token ids, found other JSON")
-    else:
-        yield Session("text", data)
-
-
-def _of_document(value: Any, format: Format, name: str) -> Iterator[Session]:
-    """Yield the sessions of a JSON document's value, by the rule at the top of this file."""
-    if format == "ids" or (format == "auto" and (_is_ids(value) or _is_rows(value))):
-        rows = value if _is_rows(value) else [value]
-        for number, row in enumerate(rows, 1):
-            yield _of_ids(row, f"{name}: sequence {number}")
-        return
-    many = isinstance(value, list) and (_all(value, _is_session) or not value)
-    for number, item in enumerate(value if many else [value], 1):
-        session = Session("chat", item)
-        _check_shape(session, format, f"{name}: session {number}" if many else name)
-        yield session
-
-
-def _all(value: Any, test: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(test, value))
-
-
-def _is_session(item: Any) -> bool:
-    """Return whether an item is an object that is no message, or a list of objects."""
-    if isinstance(item, dict):
-        if any(isinstance(item.get(key), list) for key in _KEYS.values()):
-            return True
-        return not (isinstance(item.get("role"), str) or isinstance(item.get("from"), str))
-    return _all(item, lambda message: isinstance(message, dict))
-
-
-def _is_ids(value: Any) -> bool:
-    return _all(value, lambda item: type(item) is int)
-
-
-def _is_rows(value: Any) -> bool:
-    """Return whether a value is a list of lists of ints, at least one of them not empty."""
-    return _all(value, lambda row: row == [] or _is_ids(row)) and any(value)
-
-
-def _of_ids(value: Any, place: str) -> Session:
-    if not _is_ids(value) and value != []:
-        raise UsageError(f"{place}: expected a list of token ids, found other JSON")
-    try:
-        return Session("ids", value)
-    except (ContentError, UsageError) as exc:
-        raise ContentError(f"{place}: expected ids 0..2^31-1, found others") from exc
-
-
-def _read_npy(source: ByteInput, format: Format) -> Iterator[Session]:
-    """Yield the sessions of a .npy of integers: one for (T,), or one per row of (n, T). Raises UsageError."""
-    if format not in ("auto", "ids"):
-        raise UsageError(f"{source.name}: expected {format}, found a .npy file: use --format ids")
-    array = _npy(source.rest(), source.name)
-    if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or (array.ndim == 2 and not array.shape[1]):
-        found = f"{array.dtype} of shape {array.shape}"
-        raise UsageError(f"{source.name}: expected integer ids with one or two axes, found {found}")
-    for number, row in enumerate(array if array.ndim == 2 else array[None], 1):
-        try:
-            yield Session("ids", row)
-        except ContentError as exc:
-            raise ContentError(f"{source.name}: sequence {number}: {exc}") from exc
-
-
-def _npy(data: bytes, name: str) -> np.ndarray[Any, Any]:
-    """Return the array of a .npy file, without pickles and never larger than the file. Raises UsageError."""
-    stream = io.BytesIO(data)
-    try:
-        headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        shape, _, dtype = headers[np.lib.format.read_magic(stream)](stream)
-        size = math.prod(shape) * dtype.itemsize  # bytes
-    except Exception as exc:  # the header is a Python literal: nearly any exception may be raised
-        raise UsageError(f"{name}: expected a .npy file of integers: {exc}") from exc
-    held = len(data) - stream.tell()
-    if size != held or min(shape, default=0) < 0 or dtype.hasobject:
-        raise UsageError(f"{name}: expected {size} bytes for {dtype} of shape {shape}, found {held}")
-    return cast("np.ndarray[Any, Any]", np.load(io.BytesIO(data), allow_pickle=False))
-
-
-_READERS: dict[str, Callable[[ByteInput, Format], Iterator[Session]]] = {
-    "text": _read_text,
-    "jsonl": _read_jsonl,
-    "json": _read_json,
-    "npy": _read_npy,
-    "sniff": _sniff,
-}

@@ -16,7 +16,8 @@ from pltz.cli.ui.groups import Command
 from pltz.cli.ui.key_options import key_options, secret
 from pltz.cli.ui.options import nonempty
 from pltz.cli.ui.progress import Progress, say_expected, wanted
-from pltz.cli.ui.session_input import INPUT_FORMAT, read_sessions
+from pltz.cli.ui.session_input import INPUT_FORMAT, input_options
+from pltz.cli.ui.session_input import Inputs as InputFiles
 from pltz.plt_codec.errors import ContentError, TokenizerMismatch, UsageError
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def init(place: str, parity: float | None, as_json: bool) -> None:
     help="Time of the sessions, such as 2026-01-31T12:00. UTC without a zone.  [default: now]",
 )
 @INPUT_FORMAT
+@input_options
 @click.option(
     "--keep-opaque", is_flag=True, help="Keep sessions with image, audio or file parts, as plain bytes."
 )
@@ -270,7 +272,7 @@ class Inputs:
         for path in self.paths:
             stem = stem_of(path)
             rows = (
-                self._pltz(path) if is_pltz(path) else ((s, None) for s in read_sessions([path], self.form))
+                self._pltz(path) if is_pltz(path) else ((s, None) for s in InputFiles([path], self.form))
             )
             for number, (session, target) in enumerate(rows):
                 if self._model is not None:

@@ -1,25 +1,156 @@
-"""Read sessions from the inputs that a user names: files, folders, stdin."""
+"""Read sessions from the inputs that a user names: files, folders, stdin; and say what they were recognised as."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import click
+
+from pltz.archive.humanize import counted
 from pltz.cli.ui import options
+from pltz.cli.ui.output import printable
 from pltz.plt_codec.errors import UsageError
 
 if TYPE_CHECKING:
-    from pltz.datasets.loaders import Format
+    from pltz.datasets.input_format import ReadOptions, Recognised
     from pltz.models.session.session import Session
 
-INPUT_FORMAT = options.form(("auto", "openai", "sharegpt", "jsonl", "text", "ids"), "Format of the inputs.")
+META = "pltz.input"
+INPUT_FORMAT = options.form(
+    ("auto", "openai", "sharegpt", "agent-log", "jsonl", "text", "ids"),
+    "Format of the inputs. auto recognises them all; agent-log makes one session of each JSONL file.",
+)
 
 
-def read_sessions(inputs: Sequence[str], form: str) -> Iterator[Session]:
-    """Yield the sessions of all inputs, in order. Raises UsageError where stdin is named twice."""
-    from pltz.datasets.loaders import load
+def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if value:
+        ctx.meta.setdefault(META, {})[parameter.name] = value
 
-    if inputs.count("-") > 1:
-        raise UsageError("stdin (-) can be read only once")
-    for path in inputs:
-        yield from load(path, cast("Format", form))
+
+def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--column``, ``--query`` and ``--exact``. `read_sessions` reads them."""
+    for option in (
+        click.option(
+            "--exact",
+            is_flag=True,
+            expose_value=False,
+            callback=_keep,
+            help="Keep the bytes of JSON inputs too, not only their values.",
+        ),
+        click.option(
+            "--query",
+            metavar="SQL",
+            expose_value=False,
+            callback=_keep,
+            help="The rows of a SQLite database to take, a session per row.",
+        ),
+        click.option(
+            "--column",
+            "columns",
+            metavar="NAME",
+            multiple=True,
+            expose_value=False,
+            callback=_keep,
+            help="Take only this column of a Parquet or Arrow table (repeatable).",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@dataclass
+class FileCounts:
+    """Sessions of one input file: by what they are, by format, and their content in bytes."""
+
+    nouns: Counter[str] = field(default_factory=Counter)
+    formats: Counter[str] = field(default_factory=Counter)
+    content_bytes: int = 0
+
+    def add(self, found: Recognised) -> None:
+        """Count one session."""
+        from pltz.models.session.session import content_bytes
+
+        self.nouns[found.noun] += 1
+        self.formats[found.format] += 1
+        self.content_bytes += content_bytes(found.session)
+
+    def words(self) -> str:
+        """Return the counts in words: ``3 chat, 1 json``."""
+        return ", ".join(f"{count:,} {noun}" for noun, count in self.nouns.items()) or "nothing"
+
+
+class Inputs:
+    """The inputs of a command, read once, with counts of what was recognised in them.
+
+    Remarks about an input are printed on stderr when it was read.
+    """
+
+    def __init__(self, paths: Sequence[str], form: str) -> None:
+        if paths.count("-") > 1:
+            raise UsageError("stdin (-) can be read only once")
+        self.paths, self.form = paths, form
+        self.files: dict[str, FileCounts] = {}
+        self.remarks: list[str] = []
+
+    def __iter__(self) -> Iterator[Session]:
+        """Yield the sessions of all inputs, in order. Raises as `pltz.datasets.load`."""
+        return (found.session for found in self.recognised())
+
+    def recognised(self) -> Iterator[Recognised]:
+        """Yield the sessions with what they were recognised as, and count them."""
+        from pltz.datasets.loaders import recognise
+
+        options = self._options()
+        for path in self.paths:
+            for found in recognise(path, options):
+                self.files.setdefault(found.file, FileCounts()).add(found)
+                yield found
+
+    @property
+    def nouns(self) -> dict[str, int]:
+        """Return the number of sessions by what they were recognised as."""
+        total: Counter[str] = sum((file.nouns for file in self.files.values()), Counter())
+        return dict(total)
+
+    @property
+    def content_bytes(self) -> int:
+        """Return the content of the sessions read so far, in bytes."""
+        return sum(file.content_bytes for file in self.files.values())
+
+    def _options(self) -> ReadOptions:
+        from pltz.datasets.input_format import ReadOptions
+
+        given = click.get_current_context().meta.get(META, {})
+        return ReadOptions(format=self.form, warn=self._remark, **given)
+
+    def _remark(self, text: str) -> None:
+        self.remarks.append(text)
+        click.echo(f"warning: {printable(text)}", err=True)
+
+
+def as_text(inputs: Inputs) -> str:
+    """Return what inputs hold, a line per file and a total."""
+    lines = []
+    for name, file in inputs.files.items():
+        formats = ", ".join(file.formats)
+        lines.append(f"{name}: {counted(file.nouns.total(), 'session')}: {file.words()} ({formats})")
+    total = sum(inputs.nouns.values())
+    lines.append(f"{counted(total, 'session')} in {counted(len(inputs.files), 'file')}; nothing was coded")
+    return "\n".join(map(printable, lines))
+
+
+def as_fields(inputs: Inputs) -> dict[str, Any]:
+    """Return what inputs hold, as JSON."""
+    files = [
+        {
+            "file": name,
+            "recognised": dict(file.nouns),
+            "formats": dict(file.formats),
+            "content_bytes": file.content_bytes,
+        }
+        for name, file in inputs.files.items()
+    ]
+    return {"recognised": inputs.nouns, "files": files, "remarks": inputs.remarks}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pltz.cli.ui import options
 from pltz.cli.ui.output import Output
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from pltz.models.session.session import Session
 
 SESSION_FORMAT = options.form(
-    ("auto", "jsonl", "text", "ids"),
-    "Output format: one line of JSON per session, the bytes of texts, or one JSON list of ids per line.",
+    ("auto", "jsonl", "text", "ids", "agent-log"),
+    "Output format: one line of JSON per session, the bytes of texts, one JSON list of ids per line, or one line of "
+    "JSON per event of an agent log.",
 )
 
 
@@ -38,14 +39,29 @@ def render(sessions: Iterable[Session], form: str) -> Iterator[bytes]:
     for number, session in enumerate(sessions):
         if form == "jsonl":
             yield json_line(session, number)
+        elif form == "agent-log":
+            yield event_lines(session, number)
         elif session.kind != form:
             raise ContentError(f"session {number} of the selection is of kind {session.kind}, not {form}")
         else:
             yield session.value if form == "text" else session.to_json_line()
 
 
+def event_lines(session: Session, number: int) -> bytes:
+    """Return a session as an agent's log has it, a line of JSON per event. Raises ContentError where it is none."""
+    from pltz.datasets.json_files import log_lines
+
+    if session.kind == "text":
+        return cast(bytes, session.value)
+    if session.kind != "chat" or not isinstance(session.value, list):
+        raise ContentError(f"session {number} of the selection is no list of events: leave --format agent-log out")
+    return log_lines(session)
+
+
 def json_line(session: Session, number: int) -> bytes:
     """Return one JSONL line. Raises ContentError, with a way out, for a text that is no JSON line."""
+    if session.kind == "text" and _is_json_line(session.value):
+        return cast(bytes, session.value) + b"\n"  # kept by --exact as the line that it is
     try:
         return session.to_json_line()
     except ContentError as error:
@@ -53,3 +69,10 @@ def json_line(session: Session, number: int) -> bytes:
             f"session {number} of the selection: {error} (pick one with --session I, or join texts "
             "with --format text)"
         ) from error
+
+
+def _is_json_line(text: bytes) -> bool:
+    """Return whether a text is one line that holds a JSON object or list."""
+    from pltz.datasets.json_files import is_json
+
+    return text[:1] in (b"{", b"[") and b"\n" not in text and is_json(text)

@@ -244,7 +244,7 @@ def content_bytes(session: Session) -> int:
     """Return the raw size of a session's content in bytes, which ratios are computed against.
 
     It is the UTF-8 bytes of all message texts of a chat, the bytes of a text, or 4 bytes per id. JSON that is
-    no chat is all content: the UTF-8 bytes of its shortest text.
+    no chat, and the events of an agent log, are all content: the UTF-8 bytes of their shortest text.
 
     >>> content_bytes(Session("chat", {"messages": [{"role": "user", "content": "h\\u00e9"}]}))
     3
@@ -258,7 +258,18 @@ def content_bytes(session: Session) -> int:
     value = session.value
     messages = value.get("messages", value.get("conversations")) if isinstance(value, dict) else value
     if isinstance(messages, list) and (not messages or any(isinstance(m, dict) for m in messages)):
-        return sum(_text_bytes(m.get("content", m.get("value"))) for m in messages if isinstance(m, dict))
+        return sum(_message_bytes(m) for m in messages if isinstance(m, dict))
+    return _json_bytes(value)
+
+
+def _message_bytes(message: dict[str, Any]) -> int:
+    """Return the bytes of a message's content, or of all of an event that has neither a role nor a content."""
+    if any(key in message for key in ("content", "value", "role", "from")):
+        return _text_bytes(message.get("content", message.get("value")))
+    return _json_bytes(message)
+
+
+def _json_bytes(value: Any) -> int:
     try:
         return len(json_value.dump(value).encode("utf-8", "surrogatepass"))
     except ContentError:

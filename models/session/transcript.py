@@ -6,12 +6,17 @@ token followed by the BPE tokens of some text (UTF-8, lone surrogates kept as th
     {"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello!"}]}
     <|user|>Hi<|assistant|>Hello!
 
-| segment | text | meaning | |---|---|---| | <|sharegpt|> | "" or a style | first; the container is an object,
-in the ShareGPT style or the one given | | <|list|> | "" or a style | first; the messages are a list at the
-top | | <|system|> <|user|> <|assistant|> <|tool|> <|developer|> <|function|> | the message's text | a message
-| | <|message|> | JSON object | a message of any other form, as it is | | <|message|> | JSON list of one
-object | a mould for the message just before: its other keys | | <|meta|> | JSON object | last; the session's
-object, null in place of the messages | | <|meta|> | JSON value | first and only; any JSON value, as it is |
+| segment | text | meaning |
+|---|---|---|
+| <|sharegpt|> | "" or a style | first; the container is an object, in the ShareGPT style or the one given |
+| <|list|> | "" or a style | first; the messages are a list at the top |
+| <|list|> | 0 | first; one message follows, and the session is that message itself |
+| <|system|> <|user|> <|assistant|> <|tool|> <|developer|> <|function|> | the message's text | a message |
+| <|message|> | JSON object | a message of any other form, as it is |
+| <|message|> | JSON list of one object | a mould for the message just before: its other keys |
+| <|message|> | JSON list of an object and a number n | a frame for the n texts just before: a message |
+| <|meta|> | JSON object | last; the session's object, null in place of the messages |
+| <|meta|> | JSON value | first and only; any JSON value, as it is |
 
 A *style* says how messages are spelt. It has the container key (null for a list), role key, text key, and the
 role name behind a special where it is not the usual one. Without <|sharegpt|> or <|list|> the style is
@@ -30,10 +35,20 @@ left out. So text stays plain text, never escaped inside JSON, in messages that 
     {"role":"user","content":[{"type":"text","text":"Hi"}]}
         <|user|>Hi<|message|>[{"role":null,"content":[{"type":"text","text":null}]}]
 
+A *frame* keeps a message whose texts lie deeper: events of agent logs, tool calls and their results. Each
+text is a segment of its own. The frame is the message with "" in the place of each text, in their order.
+An empty string of the message itself is written {"":""} there, and an object with the only key "" once more
+in such an object. Strings are lifted where JSON would escape them or they hold words (`_is_prose`):
+
+    {"type":"user","message":{"role":"user","content":"Where is\nmy bicycle?"}}
+        <|user|>Where is
+        my bicycle?<|message|>[{"type":"user","message":{"role":"user","content":""}},1]
+
 ``to_tokens`` reads its own tokens back and compares strictly before it returns. So a chat that would come
 back changed is refused instead.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -43,7 +58,13 @@ import numpy.typing as npt
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer, Ids
 from pltz.models.session import json_value
 from pltz.models.session.session import Kind, Session
-from pltz.plt_codec.errors import ContentError, CorruptError, OpaqueContentError, TokenizerMismatch
+from pltz.plt_codec.errors import (
+    ContentError,
+    CorruptError,
+    LimitError,
+    OpaqueContentError,
+    TokenizerMismatch,
+)
 
 _ID = {name: i for i, name in enumerate(SPECIALS)}
 MESSAGE, META, SHAREGPT, LIST = _ID["message"], _ID["meta"], _ID["sharegpt"], _ID["list"]
@@ -63,6 +84,16 @@ TEXT_PARTS = frozenset(
     ("text", "input_text", "output_text", "summary_text", "refusal", "thinking", "redacted_thinking")
 ) | frozenset(("reasoning", "tool_use", "tool_result", "tool_call", "function_call", "server_tool_use"))
 """Types of content parts that hold text or JSON; any other type is refused as opaque."""
+
+_VOICES = _ALIASES | {
+    **dict.fromkeys(("tool_result", "function_call_output", "custom_tool_call_output"), _ID["tool"]),
+    **dict.fromkeys(("tool_use", "server_tool_use", "custom_tool_call"), _ID["function"]),
+}
+"""The special before a text of a frame, by the role or type of the object that holds it."""
+
+ALONE = b"0"  # the style of a session that is one message
+PROSE = 16  # characters: a shorter string stays in its frame
+_MARKS = re.compile(r'[\s"\\]')  # between words, or escaped in JSON
 
 _Segment = tuple[int, bytes]  # special id, text
 
@@ -218,7 +249,8 @@ def _segments(session: Session) -> list[_Segment]:
     refuse_opaque(session)
     style, messages = _style_of(session.value)
     if style is None:
-        return [(META, _json(session.value))]
+        framed = _framed(session.value) if isinstance(session.value, dict) else None
+        return [(META, _json(session.value))] if framed is None else [(LIST, ALONE), *framed]
     row = _style_segment(style)
     for message in messages:
         row += _message_segments(message, style)
@@ -288,8 +320,8 @@ def _message_segments(message: dict[str, Any], style: _Style) -> list[_Segment]:
     """Return one message: a role and its text, a mould after it where those are not all, or plain JSON."""
     role, content = message.get(style.role), message.get(style.text)
     text, hollow = _lift(content)
-    if not isinstance(role, str) or text is None:
-        return [(MESSAGE, _json(message))]
+    if not isinstance(role, str) or text is None or (isinstance(hollow, list) and _has_prose(hollow[1:])):
+        return _framed(message) or [(MESSAGE, _json(message))]
     special = _ALIASES.get(role, _ID["user"])
     usual = role == style.names[special]
     mould = {**message, style.role: None if usual else role, style.text: hollow}
@@ -310,6 +342,56 @@ def _lift(content: Any) -> tuple[str | None, Any]:
     return None, None
 
 
+def _framed(message: dict[str, Any]) -> list[_Segment] | None:
+    """Return a message as its texts and their frame; None where it holds no text worth a segment."""
+    texts: list[_Segment] = []
+    frame = _frame(message, _ID["user"], texts)
+    if not texts:
+        return None
+    try:
+        return [*texts, (MESSAGE, _json([frame, len(texts)]))]
+    except LimitError:  # the frame is nested a little deeper than the message
+        return None
+
+
+def _frame(value: Any, voice: int, texts: list[_Segment]) -> Any:
+    """Return a value with "" in the place of its texts, and append these. ``voice``: the special before a text."""
+    if isinstance(value, str):
+        if _is_prose(value):
+            texts.append((voice, value.encode("utf-8", "surrogatepass")))
+            return ""
+        return value or {"": ""}
+    if isinstance(value, list):
+        return [_frame(item, voice, texts) for item in value]
+    if isinstance(value, dict):
+        inner = _voice(value, voice)
+        found = {key: _frame(item, inner, texts) for key, item in value.items()}
+        return {"": found} if list(value) == [""] else found
+    return value
+
+
+def _voice(value: dict[str, Any], above: int) -> int:
+    """Return the special of a role or type that an object of a message names, else the one ``above`` it."""
+    for key in ("role", "type"):
+        name = value.get(key)
+        if isinstance(name, str) and name in _VOICES:
+            return _VOICES[name]
+    return above
+
+
+def _has_prose(value: Any) -> bool:
+    """Return whether any string in a value is worth a segment of its own."""
+    if isinstance(value, str):
+        return _is_prose(value)
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(map(_has_prose, items))
+
+
+def _is_prose(text: str) -> bool:
+    """Return whether a string is coded shorter as text than inside JSON: it holds words, or JSON would escape it."""
+    return len(text) >= PROSE and _MARKS.search(text) is not None
+
+
 def _json(value: Any) -> bytes:
     return json_value.dump(value).encode("utf-8", "surrogatepass")
 
@@ -324,6 +406,9 @@ def _value(segments: list[_Segment]) -> Any:
             _corrupt("<|meta|> to be the last segment", "more after it")
         return _parse(segments[0][1])
     style = _PLAIN
+    if segments and segments[0] == (LIST, ALONE):
+        alone = _messages(segments[1:], style)
+        return alone[0] if len(alone) == 1 else _corrupt("one message", f"{len(alone)}")
     if segments and segments[0][0] in (SHAREGPT, LIST):
         style, segments = _parse_style(*segments[0]), segments[1:]
     meta: Any = {style.container: None}
@@ -355,11 +440,13 @@ def _parse_style(special: int, text: bytes) -> _Style:
 
 def _messages(segments: list[_Segment], style: _Style) -> list[Any]:
     messages: list[Any] = []
-    spoken = False  # the segment before is a role and its text, so a mould may follow
+    spoken = 0  # segments just before that are a role and a text, so a mould or a frame may follow
     for special, text in segments:
         if special in ROLES:
             messages.append({style.role: style.names[special], style.text: _text(text)})
-        elif special != MESSAGE:
+            spoken += 1
+            continue
+        if special != MESSAGE:
             _corrupt("a message", f"the special <|{SPECIALS[special]}|>")
         else:
             value = _parse(text)
@@ -367,10 +454,47 @@ def _messages(segments: list[_Segment], style: _Style) -> list[Any]:
                 messages.append(value)
             elif spoken and isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
                 messages[-1] = _fill(value[0], messages[-1], style)
+            elif isinstance(value, list) and _is_frame(value, spoken):
+                texts = [message[style.text] for message in messages[-value[1] :]]
+                messages[-value[1] :] = [_unframed(value[0], texts)]
             else:
-                _corrupt("a message or the mould of one", "another value")
-        spoken = special in ROLES
+                _corrupt("a message, the mould of one or a frame", "another value")
+        spoken = 0
     return messages
+
+
+def _is_frame(value: list[Any], spoken: int) -> bool:
+    """Return whether a value is a frame for some of the texts just before."""
+    match value:
+        case [dict(), int(count)] if not isinstance(count, bool):
+            return 0 < count <= spoken
+    return False
+
+
+def _unframed(frame: dict[str, Any], texts: list[str]) -> Any:
+    """Return the message of a frame and its texts."""
+    rest = iter(texts)
+    message = _filled(frame, rest)
+    if not isinstance(message, dict) or next(rest, None) is not None:
+        _corrupt("a frame with a place for each text", "fewer places")
+    return message
+
+
+def _filled(value: Any, texts: Iterator[str]) -> Any:
+    if value == "":
+        return next(texts, None) or _corrupt("a text for each place of a frame", "fewer texts")
+    if isinstance(value, list):
+        return [_filled(item, texts) for item in value]
+    if isinstance(value, dict):
+        if list(value) != [""]:
+            return {key: _filled(item, texts) for key, item in value.items()}
+        inner = value[""]
+        if inner == "":
+            return ""
+        if isinstance(inner, dict) and list(inner) == [""]:
+            return {"": _filled(inner[""], texts)}
+        _corrupt("an empty string or an object in an escape of a frame", "another value")
+    return value
 
 
 def _fill(mould: dict[str, Any], message: dict[str, Any], style: _Style) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def test_chats_come_back(run: Run, frozen: Path, chats: Path, tmp_path: Path) ->
 def test_summary(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
     done = run("compress", chats, "-o", tmp_path / "a.pltz", "--json")
     found = json.loads(done.stdout)
-    assert found["sessions"] == 4 and found["kinds"] == {"chat": 4} and found["verified"] is True
+    assert found["sessions"] == 4 and found["recognised"] == {"chat": 4} and found["verified"] is True
     assert found["frozen_bytes"] == (tmp_path / "a.pltz").stat().st_size
     again = run("compress", chats, "-o", tmp_path / "b.pltz", "--no-verify")
     assert "4 sessions" in again.stdout and "not verified" in again.stdout
@@ -174,7 +174,8 @@ def test_a_folder_of_no_sessions_is_no_file_of_none(run: Run, chats: Path, tmp_p
     folder.mkdir()
     refused(run("compress", folder, "-o", out), 2, f"expected sessions in {folder}, found none")
     (folder / "blank.jsonl").write_bytes(b"\n")
-    refused(run("compress", folder, "-o", out), 2, "found none")
+    done = run("compress", folder, "-o", out)
+    assert done.exit_code == 2 and "blank.jsonl: holds no session" in done.stderr and "found none" in done.stderr
     assert not out.exists()
     assert run("compress", folder, chats, "-o", out).exit_code == 0
     blank.write_bytes(b"")
@@ -248,3 +249,35 @@ def test_the_fast_layout_is_for_long_sessions(run: Run, tmp_path: Path) -> None:
     refused = run(*words, "--lanes", 2, "-o", tmp_path / "b.pltz")
     assert refused.exit_code == 2 and "without lanes and steps" in refused.output
     assert not (tmp_path / "b.pltz").exists()
+
+
+EVENTS = b'{"type":"user","sessionId":"s","message":{"role":"user","content":"Hi there"}}\n{"type":"summary"}\n'
+
+
+def test_an_agent_log_comes_back_line_by_line(run: Run, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_bytes(EVENTS)
+    done = run("compress", tmp_path / "log.jsonl", "-o", tmp_path / "log.pltz")
+    assert done.exit_code == 0 and "1 session (1 agent log)" in done.stdout
+    back = run("decompress", tmp_path / "log.pltz", "--format", "agent-log")
+    assert back.stdout_bytes == EVENTS
+    assert run("decompress", tmp_path / "log.pltz").stdout.count("\n") == 1
+
+
+def test_recognise_only_codes_nothing(run: Run, tiny: Path, chats: Path, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_bytes(EVENTS)
+    (tmp_path / "odd.jsonl").write_bytes(b'{"messages":"oops"}\n')
+    paths = (chats, tmp_path / "log.jsonl", tmp_path / "odd.jsonl")
+    done = run("compress", *paths, "--recognise-only")
+    assert done.exit_code == 0 and "log.jsonl: 1 session: 1 agent log (claude-code)" in done.stdout
+    assert '"messages" is a string' in done.stderr
+    found = json.loads(run("compress", *paths, "--recognise-only", "--json").stdout)
+    assert found["recognised"] == {"chat": 4, "agent log": 1, "json": 1} and len(found["remarks"]) == 1
+
+
+def test_exact_bytes_come_back(run: Run, tiny: Path, tmp_path: Path) -> None:
+    data = b'{"messages": [{"role": "user", "content": "Hi"}]}\n{"messages":[]}\n'
+    (tmp_path / "a.jsonl").write_bytes(data)
+    for words, same in (((), False), (("--exact",), True)):
+        done = run("compress", tmp_path / "a.jsonl", "-o", tmp_path / "a.pltz", "--force", *words)
+        assert done.exit_code == 0, done.output
+        assert (run("decompress", tmp_path / "a.pltz").stdout_bytes == data) is same

@@ -21,12 +21,14 @@ from pltz.models.session.transcript import (
 from pltz.plt_codec.errors import ContentError, CorruptError, OpaqueContentError, TokenizerMismatch
 
 strings = st.text(st.characters(exclude_categories=()), max_size=12)
+prose = st.builds("{} and \n{} more words".format, strings, strings)  # a text that a frame lifts out
 scalars = (
     st.none()
     | st.booleans()
     | st.integers(-(10**60), 10**60)
     | st.floats(allow_nan=False, allow_infinity=False)
     | strings
+    | prose
 )
 json_values = st.recursive(
     scalars,
@@ -222,6 +224,25 @@ def built(tokenizer: BundleTokenizer, *segments: tuple[str, bytes]) -> list[int]
     return ids
 
 
+CALL = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": 'grep -n "a b" *.py\n', "": None}}
+EVENT = {
+    "type": "assistant",
+    "uuid": "9ff29d57",
+    "note": "",
+    "message": {"role": "assistant", "content": [{"type": "text", "text": 'He said "hello" to me.\nTwice.'}, CALL]},
+}
+
+
+@pytest.mark.parametrize("value", [[EVENT, EVENT], {"messages": [EVENT["message"]]}, EVENT, {"": EVENT, "a": {"": ""}}])
+def test_texts_deep_in_a_message_are_coded_as_text(tiny_tokenizer: BundleTokenizer, value: Any) -> None:
+    session = Session("chat", value)
+    tokens = to_tokens(session, tiny_tokenizer)
+    assert from_tokens("chat", tokens, tiny_tokenizer) == session
+    text = tiny_tokenizer.decode(tokens[tokens >= len(SPECIALS)])
+    assert b'He said "hello" to me.\nTwice.' in text and b'grep -n "a b" *.py\n' in text
+    assert b'\\"' not in text and b"\\n" not in text
+
+
 DAMAGED: dict[str, list[tuple[str, bytes]]] = {
     "a lane": [("lane", b"")],
     "an escape": [("user", b"a"), ("x3", b"")],
@@ -253,6 +274,18 @@ DAMAGED: dict[str, list[tuple[str, bytes]]] = {
     "style with strange names": [("list", b'[null,"b","c",{"user":1}]')],
     "style with names a list": [("list", b'[null,"b","c",[]]')],
     "not UTF-8": [("user", b"\xff")],
+    "frame without texts": [("message", b'[{"a":""},1]')],
+    "frame of no texts": [("user", b"a"), ("message", b"[{},0]")],
+    "frame of more texts than there are": [("user", b"a"), ("message", b'[{"a":"","b":""},2]')],
+    "frame with a place too few": [("user", b"a"), ("user", b"b"), ("message", b'[{"a":""},2]')],
+    "frame with a place too many": [("user", b"a"), ("message", b'[{"a":"","b":""},1]')],
+    "frame with true for a number": [("user", b"a"), ("message", b'[{"a":""},true]')],
+    "frame that is a list": [("user", b"a"), ("message", b'[[""],1]')],
+    "frame with a strange escape": [("user", b"a"), ("message", b'[{"a":"","b":{"":1}},1]')],
+    "frame that is an escape": [("user", b"a"), ("message", b'[{"":""},1]')],
+    "frame over a message": [("user", b"a"), ("message", b"{}"), ("user", b"b"), ("message", b'[{"a":"","b":""},2]')],
+    "alone without a message": [("list", b"0")],
+    "alone with two": [("list", b"0"), ("user", b"a"), ("user", b"b")],
 }
 
 

@@ -1,0 +1,101 @@
+"""An input format: how one kind of file is recognised, what its sessions are called, and how it is read.
+
+`registry.FORMATS` lists all of them. A new format is one file in datasets/formats/ and one line there. A format
+says how it is recognised by one of three functions, and reads its files itself only where a file is no JSON:
+
+    of_head     the first bytes of a file (parquet, zip, aider's history)
+    of_events   the first objects of a JSONL file that is one session (agent logs)
+    of_value    one JSON value that is one session (a chat, a logged request)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pltz.models.session.session import Session
+from pltz.plt_codec.limits import MAX_BYTES
+
+if TYPE_CHECKING:
+    from pltz.datasets.byte_input import ByteInput
+
+Noun = Literal["chat", "agent log", "json", "text", "ids", "binary"]
+NOUNS: tuple[Noun, ...] = ("chat", "agent log", "json", "text", "ids", "binary")
+
+HEAD = 4096  # bytes of a file that `of_head` looks at
+EVENTS = 8  # objects of a file that `of_events` looks at
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """A session of an input, and what it was recognised as.
+
+    Attributes:
+        noun: what it is, a word of `NOUNS`.
+        format: name of its format, a name in `registry.FORMATS`, or json, text, ids or binary.
+        file: file it was read from, or what stands for one.
+        place: the file, with the place in it.
+    """
+
+    session: Session
+    noun: Noun
+    format: str
+    file: str
+    place: str
+
+
+def _silent(text: str) -> None:
+    """Drop a remark."""
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How to read inputs.
+
+    Attributes:
+        format: name of the format of all of them, or auto.
+        max_bytes: of a line, and of a file that is one session.
+        columns: of a table; empty: all that JSON can hold.
+        query: of a database, which answers with a session per row.
+        exact: keep the bytes of a JSON text that its value would not give back.
+        warn: called with each remark, a sentence without a full stop.
+    """
+
+    format: str = "auto"
+    max_bytes: int = MAX_BYTES
+    columns: tuple[str, ...] = ()
+    query: str | None = None
+    exact: bool = False
+    warn: Callable[[str], None] = _silent
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a file as its format reads it, not yet recognised.
+
+    Attributes:
+        content: a session, the bytes of a JSON value or a text, or a file inside the file.
+        place: of the part, for messages.
+        noun: what it is, where the format says so.
+    """
+
+    content: Session | bytes | ByteInput
+    place: str
+    noun: Noun | None = None
+
+
+Read = Callable[["ByteInput", ReadOptions], Iterator[Part]]
+
+
+@dataclass(frozen=True)
+class InputFormat:
+    """One input format. ``about``: what its files are, for the help and the documents."""
+
+    name: str
+    noun: Noun
+    about: str
+    of_head: Callable[[bytes], bool] | None = None
+    of_events: Callable[[Sequence[dict[str, Any]]], bool] | None = None
+    of_value: Callable[[Any], bool] | None = None
+    read: Read | None = None

@@ -1,0 +1,225 @@
+"""JSON files: one JSON document, or one JSON value per line, as sessions.
+
+A document that is a list of messages is one session, and a list of integers is ids. Any other list of objects, or of
+lists of objects, is one session per item. A JSONL file is one session per line, or one in all where its first lines
+are events of an agent (`registry.of_events`).
+
+JSON that Python would change is kept as it is: that line or document becomes a text session of its exact bytes.
+Examples are repeated keys, NaN, and numbers that no double holds (see models/session/json_value.py). With ``exact``
+so does every JSON text whose bytes differ from the shortest text of its value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pltz.datasets import registry
+from pltz.datasets.byte_input import ByteInput
+from pltz.datasets.input_format import EVENTS, Noun, Part, ReadOptions
+from pltz.models.session.session import Session
+from pltz.plt_codec.errors import ContentError, UsageError
+
+BOM = b"\xef\xbb\xbf"
+AHEAD = (1 << 14, 1 << 18, 1 << 22)  # bytes that are looked at, one after the other, for the first events
+_KEYS = {"openai": "messages", "sharegpt": "conversations"}
+
+
+def read_lines(source: ByteInput, options: ReadOptions, ahead: bytes = b"") -> Iterator[Part]:
+    """Yield one session per line. ``ahead``: the line already taken off the source to look at it."""
+    number = 0
+    line: bytes | None = ahead or source.line()
+    while line is not None:
+        number += 1
+        place = f"{source.name}: line {number}"
+        text = _content(line, number == 1, place)
+        if text.strip(b" \t\r\n"):
+            yield _of_line(text, options, place, whole=line.endswith(b"\n"))
+        line = source.line()
+
+
+def read_document(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
+    """Yield the sessions of one JSON document, or of JSON lines in a file named as a document."""
+    first = source.line() or b""
+    if is_json(first) and source.peek(4096).strip():
+        yield from read_lines(source, options, first)
+    else:
+        yield from of_document(first + source.rest(), options, source.name)
+
+
+def read_events(source: ByteInput, options: ReadOptions) -> Iterator[Part]:
+    """Yield a JSONL file of events as one session: the list of its objects. Raises UsageError."""
+    data = source.rest()
+    values: list[Any] = []
+    kept = False  # some line is JSON that Python would change
+    for number, line in enumerate(data.removeprefix(BOM).split(b"\n"), 1):
+        if line.strip(b" \t\r"):
+            part = _of_line(
+                line.removesuffix(b"\r"), options, f"{source.name}: line {number}", whole=data.endswith(b"\n")
+            )
+            assert isinstance(part.content, Session)
+            kept = kept or part.content.kind == "text"
+            values.append(part.content.value)
+    session = Session("chat", values)
+    if kept or (options.exact and log_lines(session) != data):
+        session = Session("text", data)
+    yield Part(session, source.name, "agent log")
+
+
+def log_lines(session: Session) -> bytes:
+    """Return a session that is a list as one line of JSON per item, as agent logs are. Raises ContentError.
+
+    >>> log_lines(Session("chat", [{"a": 1}, {"b": 2}]))
+    b'{"a":1}\\n{"b":2}\\n'
+    """
+    return b"".join(Session("chat", item).to_json_line() for item in session.value)
+
+
+def first_events(source: ByteInput) -> list[dict[str, Any]]:
+    """Return the first objects of a JSONL file without taking them; none where a line is no object."""
+    if source.peek(4).removeprefix(BOM)[:1] != b"{":
+        return []
+    for size in AHEAD:
+        data = source.peek(size)
+        lines = data.removeprefix(BOM).split(b"\n")
+        lines = (lines[:-1] if len(data) == size else lines)[:EVENTS]
+        if lines:
+            break
+    else:
+        return []
+    try:
+        events = [json.loads(line) for line in lines if line.strip()]
+    except (ValueError, RecursionError):
+        return []
+    return events if all(isinstance(event, dict) for event in events) else []
+
+
+def _content(line: bytes, first: bool, place: str) -> bytes:
+    """Return a line without its line end and byte order mark. Raises UsageError for UTF-16."""
+    if first and line[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise UsageError(f"{place}: expected UTF-8, found UTF-16: convert it, or read it as text")
+    line = line.removesuffix(b"\n").removesuffix(b"\r")
+    return line.removeprefix(BOM) if first else line
+
+
+def _of_line(text: bytes, options: ReadOptions, place: str, *, whole: bool) -> Part:
+    """Return the session of one line. ``whole``: the line has an end, or lines behind it."""
+    try:
+        session = Session.from_json_line(text)
+    except UsageError as exc:
+        way_out = "--format text takes files of any content"
+        if not whole:
+            way_out = f"the line has no end: if the file is still being written, try again later; {way_out}"
+        raise UsageError(f"{place}: {exc}; {way_out}") from exc
+    if options.format == "ids":
+        return Part(_of_ids(session.value, place), place)
+    _check_shape(session, options.format, place)
+    return Part(_exact(session, text, options), place, "json" if session.kind == "text" else None)
+
+
+def _exact(session: Session, text: bytes, options: ReadOptions) -> Session:
+    """Return a session, or with ``exact`` its bytes as a text where its value would not give them back."""
+    if options.exact and session.kind == "chat" and session.to_json_line() != text + b"\n":
+        return Session("text", text)
+    return session
+
+
+def _check_shape(session: Session, format: str, place: str) -> None:
+    """Refuse a session that does not have the requested format.
+
+    Lines kept as text pass. Raises UsageError.
+    """
+    key = _KEYS.get(format)
+    if key is None or session.kind == "text":
+        return
+    value = session.value
+    if isinstance(value, dict) and isinstance(value.get(key), list):
+        return
+    if format == "openai" and isinstance(value, list) and all(isinstance(item, dict) for item in value):
+        return
+    found = f"the keys {', '.join(value) or 'of an empty object'}"[:80] if isinstance(value, dict) else "none"
+    raise UsageError(f'{place}: expected an object with a list "{key}", found {found}: try --format auto')
+
+
+def is_json(data: bytes) -> bool:
+    """Return whether these bytes are one JSON text."""
+    try:
+        Session.from_json_line(data.removeprefix(BOM))
+    except UsageError:
+        return False
+    return True
+
+
+def of_document(data: bytes, options: ReadOptions, name: str) -> Iterator[Part]:
+    """Yield the sessions of a JSON document's bytes. Raises UsageError."""
+    try:
+        document = Session.from_json_line(data.removeprefix(BOM))
+    except UsageError as exc:
+        raise UsageError(f"{name}: {exc}; --format text takes files of any content") from exc
+    if document.kind == "chat":
+        parts = list(_of_value(document.value, options.format, name))
+        lost = options.exact and (len(parts) > 1 or document.to_json_line() != data)
+        if lost and not any(isinstance(p.content, Session) and p.content.kind == "ids" for p in parts):
+            parts = [Part(Session("text", data), name, _noun_of(document.value))]
+        yield from parts
+    elif options.format == "ids":
+        raise UsageError(f"{name}: expected a list of token ids, found other JSON")
+    else:
+        yield Part(Session("text", data), name, "json")
+
+
+def _noun_of(value: Any) -> Noun:
+    """Return the noun of a JSON value, which may be a list of chats."""
+    items = value if isinstance(value, list) and _all(value, _is_session) else [value]
+    known = [registry.of_value(item) for item in items]
+    return "json" if None in known or known[0] is None else known[0].noun
+
+
+def _of_value(value: Any, format: str, name: str) -> Iterator[Part]:
+    """Yield the sessions of a JSON document's value, by the rule at the top of this file."""
+    if format == "ids" or (format == "auto" and (_is_ids(value) or _is_rows(value))):
+        rows = value if _is_rows(value) else [value]
+        for number, row in enumerate(rows, 1):
+            place = f"{name}: sequence {number}"
+            yield Part(_of_ids(row, place), place)
+        return
+    one = format == "auto" and value and registry.of_value(value) is not None and not _all(value, _has_messages)
+    many = isinstance(value, list) and not one and (_all(value, _is_session) or not value)
+    for number, item in enumerate(value if many else [value], 1):
+        place = f"{name}: session {number}" if many else name
+        _check_shape(Session("chat", item), format, place)
+        yield Part(Session("chat", item), place)
+
+
+def _all(value: Any, test: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(test, value))
+
+
+def _has_messages(item: Any) -> bool:
+    return isinstance(item, dict) and any(isinstance(item.get(key), list) for key in _KEYS.values())
+
+
+def _is_session(item: Any) -> bool:
+    """Return whether an item is an object that is no message, or a list of objects."""
+    if isinstance(item, dict):
+        return _has_messages(item) or not (isinstance(item.get("role"), str) or isinstance(item.get("from"), str))
+    return _all(item, lambda message: isinstance(message, dict))
+
+
+def _is_ids(value: Any) -> bool:
+    return _all(value, lambda item: type(item) is int)
+
+
+def _is_rows(value: Any) -> bool:
+    """Return whether a value is a list of lists of ints, at least one of them not empty."""
+    return _all(value, lambda row: row == [] or _is_ids(row)) and any(value)
+
+
+def _of_ids(value: Any, place: str) -> Session:
+    if not _is_ids(value) and value != []:
+        raise UsageError(f"{place}: expected a list of token ids, found other JSON")
+    try:
+        return Session("ids", value)
+    except (ContentError, UsageError) as exc:
+        raise ContentError(f"{place}: expected ids 0..2^31-1, found others") from exc

@@ -1,0 +1,57 @@
+"""The input formats that pltz recognises, in the order in which they are tried. A new one is a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pltz.datasets.formats import (
+    aider,
+    anthropic,
+    claude_code,
+    codex,
+    langchain,
+    npy,
+    openai,
+    packed,
+    sharegpt,
+    sqlite,
+    table,
+)
+from pltz.datasets.input_format import InputFormat
+
+FORMATS: tuple[InputFormat, ...] = (
+    *packed.FORMATS,
+    *table.FORMATS,
+    sqlite.FORMAT,
+    npy.FORMAT,
+    aider.FORMAT,
+    claude_code.FORMAT,
+    codex.FORMAT,
+    codex.DOCUMENT,
+    *anthropic.FORMATS,
+    *openai.FORMATS,
+    *sharegpt.FORMATS,
+    langchain.FORMAT,
+    openai.MESSAGES,
+)
+
+
+def of_head(head: bytes) -> InputFormat | None:
+    """Return the format of a file that begins with these bytes, or None."""
+    return next((known for known in FORMATS if known.of_head and known.of_head(head)), None)
+
+
+def of_events(events: Sequence[dict[str, Any]]) -> InputFormat | None:
+    """Return the format of a file that begins with these objects and is one session, or None."""
+    return next((known for known in FORMATS if known.of_events and known.of_events(events)), None)
+
+
+def of_value(value: Any) -> InputFormat | None:
+    """Return the format of a JSON value that is one session, or None.
+
+    >>> of_value({"messages": [{"role": "user", "content": "Hi"}]}).name
+    'openai'
+    >>> of_value({"messages": "oops"})
+    """
+    return next((known for known in FORMATS if known.of_value and known.of_value(value)), None)
