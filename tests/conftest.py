@@ -22,6 +22,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from pltz.datasets import sample_sessions
 from pltz.models.bundle.tokenizer import SPECIALS, BundleTokenizer
 
+# Test processes run beside each other, and so do those they start: threads of torch would wait for each other's cores.
+# The tests of thread counts set their own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 settings.register_profile("pltz", deadline=None)  # a shared machine stalls for longer than a deadline
 settings.load_profile("pltz")
 
