@@ -38,7 +38,7 @@ from pltz.plt_codec.limits import ZSTD_ABOVE
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pltz.archive.catalog.view import Version
+    from pltz.archive.catalog.lookup import Version
     from pltz.archive.kv_store.store import HotStore
     from pltz.archive.kv_store.thawer import Thawer
     from pltz.archive.maintenance.erase import Erasure
@@ -375,7 +375,7 @@ class Archive:
         ([33, 99, 101], 1, {'model': 'm'})
         """
         self.tokens  # noqa: B018  (its tokenizers are known to the archive from now on)
-        self.tower.view.refresh()
+        self.tower.catalog.refresh()
         found = self.tower.get(name, tenant_of(tenant, salt), version)
         return ArchivedSession(**vars(SessionVersion.of(found.version)), session=self.sessions.session(found))
 
@@ -410,7 +410,7 @@ class Archive:
             ModelError: the target cannot be used.
             Also the errors of `get`.
         """
-        self.tower.view.refresh()
+        self.tower.catalog.refresh()
         thawer = self.thawer(target, hot, any_target=any_target, chunk=chunk)
         return thawer.thaw(name, tenant_of(tenant, salt), version)
 
@@ -700,7 +700,7 @@ class Archive:
 
         Raises NotFound where there is none, ArchiveError where damage may hide it.
         """
-        self.tower.view.refresh()
+        self.tower.catalog.refresh()
         found = self.tower.history(name, tenant)
         if not found:
             self.tower.want_whole(f"found no session {name!r} of tenant {tenant!r}")

@@ -25,7 +25,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from pltz.archive.catalog.view import LOOKS, Version
+from pltz.archive.catalog.listing import ATTEMPTS
+from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, LostError, NotFound
 from pltz.archive.format.ids import BASE, NONE, SIZE, TENANT
@@ -68,7 +69,7 @@ def copy(
         StoreError, WriterFailed, Fenced: as `TowerArchive.put`.
         ArchiveError: a copy does not read back.
     """
-    to.view.refresh()  # once: `put` finds versions put there meanwhile
+    to.catalog.refresh()  # once: `put` finds versions put there meanwhile
     batch: list[tuple[Tower, NewSession]] = []
     names: set[tuple[str, str]] = set()
     tokens = 0
@@ -128,15 +129,15 @@ def _again(source: TowerArchive, version: Version, work: Callable[[], T]) -> T |
 
     None: the version was erased. Raises its errors.
     """
-    for _ in range(LOOKS):
+    for _ in range(ATTEMPTS):
         try:
             return work()
         except (LostError, NotFound) as exc:
-            failure, before = exc, set(source.view.packs)
-            source.view.refresh()
+            failure, before = exc, set(source.catalog.listing.packs)
+            source.catalog.refresh()
             if _erased(source, version):
                 return None
-            if set(source.view.packs) == before:  # no pack changed, so it is lost
+            if set(source.catalog.listing.packs) == before:  # no pack changed, so it is lost
                 break
     raise failure
 
@@ -147,16 +148,16 @@ def _erased(source: TowerArchive, version: Version) -> bool:
     The proof is that its record is there and its key is not, or that no record is left and a collector
     deleted the pack.
     """
-    view, pack = source.view, version.location.pack
-    if pack in view.packs:
+    catalog, pack = source.catalog, version.location.pack
+    if pack in catalog.listing.packs:
         try:
-            item = view.at(version.location)
-            return view.keys.gone(item.context, key_of_session(item.record, item.context))
+            item = catalog.lookup.at(version.location)
+            return catalog.keys.gone(item.context, key_of_session(item.record, item.context))
         except FileNotFoundError:
-            view.refresh()
+            catalog.refresh()
         except FormatError:
             return False
-    if pack in view.packs or pack in view.missing():
+    if pack in catalog.listing.packs or pack in catalog.damage.missing():
         return False
     return all(known.id != version.id for known in source.history(version.name, version.tenant))
 
@@ -185,7 +186,7 @@ def _there(source: TowerArchive, versions: Sequence[Version], to: TowerArchive) 
 
 def _leaves_alike(version: Version, to: TowerArchive) -> set[bytes]:
     """Return the leaves of equal versions in the other archive: same name, time, tags, kind and target."""
-    known = to.view.versions(to.keys.domain(TENANT, version.tenant), version.name)
+    known = to.catalog.lookup.versions(to.keys.domain(TENANT, version.tenant), version.name)
     return {v.leaf for v in known if _facts(v) == _facts(version)}
 
 
@@ -225,7 +226,7 @@ def _commit(batch: Sequence[tuple[Tower, NewSession]], to: TowerArchive) -> Iter
 
 def _put(version: Version, receipt: Receipt, to: TowerArchive) -> Version:
     """Return the version of a receipt, as the other archive lists it. Raises ArchiveError."""
-    known = to.view.versions(to.keys.domain(TENANT, version.tenant), version.name)
+    known = to.catalog.lookup.versions(to.keys.domain(TENANT, version.tenant), version.name)
     found = next((v for v in known if v.id == receipt.id), None)
     if found is None:
         raise ArchiveError(

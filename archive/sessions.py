@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pltz.archive.catalog.view import Version
+from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import (
     BundleCodec,
     BytesCodec,
@@ -218,7 +218,7 @@ class SessionArchive:
             TokenizerMismatch: ids that are not ids of the bundle.
             StoreError, WriterFailed, Fenced: as `TowerArchive.put`; sessions yielded before stay.
         """
-        self.archive.view.refresh()
+        self.archive.catalog.refresh()
         for batch in self._batches(items, keep_opaque):
             self._choose(batch)
             receipts: Sequence[Receipt | None] = [None] * len(batch)
@@ -326,7 +326,7 @@ class SessionArchive:
         A new name costs one look-up only.
         """
         domain = self.archive.keys.domain(TENANT, item.tenant)
-        versions = [v for v in self.archive.view.versions(domain, item.name) if not v.forgotten]
+        versions = [v for v in self.archive.catalog.lookup.versions(domain, item.name) if not v.forgotten]
         if not versions:
             return None
         try:

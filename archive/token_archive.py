@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from pltz.archive.catalog.view import Version
+from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import BundleCodec, ids_codec
 from pltz.archive.errors import KeyMismatch, NotFound
 from pltz.archive.format import ids as identity
@@ -246,7 +246,7 @@ class TokenArchive:
         Yielded results are durable whatever is raised later.
         """
         for batch in _batches(items):
-            self.archive.view.refresh()
+            self.archive.catalog.refresh()
             drafts = [self._draft(item) for item in batch]
             fresh = [draft for draft in drafts if isinstance(draft, NewSession)]
             receipts = iter(self.archive.put(fresh))
@@ -342,7 +342,7 @@ class TokenArchive:
         return self._tower(versions[-1], codec) if versions else None
 
     def _versions(self, tenant: str, name: str) -> list[Version]:
-        return self.archive.view.versions(self.archive.keys.domain(TENANT, tenant), name)
+        return self.archive.catalog.lookup.versions(self.archive.keys.domain(TENANT, tenant), name)
 
     def _tower(self, version: Version, codec: int) -> Tower | None:
         if (version.tokenizer, KINDS[version.kind]) != (self.archive.codecs[codec].tokenizer, "ids"):
@@ -374,7 +374,7 @@ class TokenArchive:
             BundleMismatch: its bundle or tokenizer is not among those given.
             ContentError: it is not one of token ids.
         """
-        self.archive.view.refresh()  # a worker may have put new versions
+        self.archive.catalog.refresh()  # a worker may have put new versions
         tower = self.archive.get(name, tenant_of(tenant, salt), version)
         if KINDS[tower.version.kind] != "ids":
             raise ContentError(

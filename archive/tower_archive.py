@@ -5,7 +5,7 @@
     tower = archive.get("chat-7", tenant="acme")     # tower.tokens == prompt_ids + turn_ids
 
 This module opens archives, reads them, lists the catalogue and forgets versions. Writing is `writer.Writer`,
-garbage collection `collect.Collector`, checking `verify.Verifier`; they share one `view.View`. Several
+garbage collection `collect.Collector`, checking `verify.Verifier`; they share one `catalog.Catalog`. Several
 processes may do all of it at once. One `TowerArchive` belongs to one thread.
 """
 
@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from pltz.archive.catalog.chain import Chains, Heard, Known
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.chain import Chains, Heard, KnownSegment
 from pltz.archive.catalog.freshness import Token, token_of
 from pltz.archive.catalog.ledger import Loss, PackState
-from pltz.archive.catalog.view import Found, Problem, Version, View
+from pltz.archive.catalog.listing import Found
+from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.problems import Problem
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keyring import Keyring
 from pltz.archive.encryption.keys import Encryption, LockedArchive, Plaintext, Secret
@@ -174,7 +177,7 @@ class TowerArchive:
     @property
     def problems(self) -> list[Problem]:
         """Return the problems met so far; `verify` reads everything."""
-        return list(self.view.problems)
+        return list(self.catalog.damage.problems)
 
     def want_whole(self, what: str) -> None:
         """Raise ArchiveError where a listing may lack sessions because packs are damaged or gone.
@@ -182,7 +185,7 @@ class TowerArchive:
         ``what``: the completed work, for the message.
         """
         losses = {loss.pack for loss in self.losses()}
-        if hiding := self.view.hiding() - losses:
+        if hiding := self.catalog.damage.hiding() - losses:
             raise ArchiveError(
                 f"{what}, but sessions may be missing: {counted(len(hiding), 'pack')} damaged or gone, "
                 "see pltz archive repair"
@@ -202,7 +205,7 @@ class TowerArchive:
             WriterFailed: a sync failed; nothing was acknowledged, and this archive object writes no more.
             Fenced: plans or keys changed meanwhile; nothing was acknowledged, put again.
         """
-        self.view.refresh()
+        self.catalog.refresh()
         receipts = self._writer.put(sessions)
         self._index_now_and_then()
         return receipts
@@ -229,7 +232,7 @@ class TowerArchive:
         """
         known = self.history(name, tenant)
         wanted = [v for v in known if (not v.forgotten if version is None else v.version == version)]
-        if not wanted or (version is None and self.view.hurt):
+        if not wanted or (version is None and self.catalog.damage.hiding()):
             key = self.keys.session_key(self.keys.domain(TENANT, tenant), name)
             since = wanted[-1].time if wanted else 0
             self._want_sight(
@@ -243,22 +246,22 @@ class TowerArchive:
 
     def losses(self) -> list[Loss]:
         """Return the packs that repair gave up and whose loss is not acknowledged. Raises StoreError."""
-        return self.view.losses()
+        return self.catalog.damage.losses()
 
     def acknowledge(self, losses: Sequence[Loss] | None = None) -> list[Loss]:
         """Record that a person knows of losses (None: all) and return them; they are not reported any more.
 
         `get` of a session that an acknowledged loss names still says so. Raises StoreError, WriterFailed.
         """
-        self.view.refresh()
+        self.catalog.refresh()
         known = self.losses()
         chosen = known if losses is None else [loss for loss in known if loss in losses]
-        self.view.ledger.acknowledge(chosen)
+        self.catalog.ledger.acknowledge(chosen)
         return chosen
 
     def _told_of_loss(self, key: bytes) -> str | None:
         """Return the message about a session that an acknowledged loss names; None where none does."""
-        for loss in self.view.ledger.losses():
+        for loss in self.catalog.ledger.losses():
             if loss.acknowledged is not None and index_file.key_of(key) in loss.entry.sessions:
                 lost, told = moment(loss.entry.time), moment(loss.acknowledged)
                 return f"was lost: repair gave up pack {loss.pack.hex()} at {lost}; acknowledged at {told}"
@@ -271,11 +274,11 @@ class TowerArchive:
 
         ``since``: time of the last of them, in seconds since 1970. Raises LostError, ArchiveError.
         """
-        if (state := self.view.lost(section, identity, since)) is not None:
+        if (state := self.catalog.damage.hides(section, identity, since)) is not None:
             left = f"; name a version of those left: {', '.join(map(str, found))}" if found else ""
             error = MissingPack if state is PackState.MISSING else LostError
             raise error(f"a record of {what} is damaged or gone: see pltz archive repair{left}")
-        if not found and (blind := self.view.blind()):
+        if not found and (blind := self.catalog.damage.uncatalogued()):
             raise ArchiveError(
                 f"found no {what}, and {counted(len(blind), 'pack')} damaged or gone may have had it: "
                 "see pltz archive repair, then ask again"
@@ -288,10 +291,10 @@ class TowerArchive:
         """
         self.keys.refresh()  # do not read content erased meanwhile
         domain = self.keys.domain(TENANT, tenant)
-        found = self.view.versions(domain, name)
+        found = self.catalog.lookup.versions(domain, name)
         if not found:
-            self.view.refresh()
-            found = self.view.versions(domain, name)
+            self.catalog.refresh()
+            found = self.catalog.lookup.versions(domain, name)
         return found
 
     def tower(self, version: Version) -> Tower:
@@ -308,7 +311,7 @@ class TowerArchive:
         """
         return self._twice(lambda: self._towers([version], heard=self._writer.proved.heard))[0]
 
-    def towers(self, versions: Sequence[Version], known: Mapping[bytes, Known] | None = None) -> list[Tower]:
+    def towers(self, versions: Sequence[Version], known: Mapping[bytes, KnownSegment] | None = None) -> list[Tower]:
         """Return the tokens of versions, decoded together, shared segments once.
 
         All of them are in memory at once: ask for some hundred at a time. ``known``: segments that the caller
@@ -326,7 +329,7 @@ class TowerArchive:
         return self._twice(lambda: self._record(segment))
 
     def _record(self, segment: bytes) -> Found:
-        found = self.view.find(SEGMENTS, segment)
+        found = self.catalog.lookup.find(SEGMENTS, segment)
         if not found:
             raise LostError(f"segment {segment.hex()} is damaged or gone: see pltz archive verify")
         return found[0]
@@ -336,10 +339,10 @@ class TowerArchive:
 
         Raises NotFound, and the errors of `version` and `tower`.
         """
-        if not self._twice(lambda: self.view.find(SEGMENTS, segment)):
+        if not self._twice(lambda: self.catalog.lookup.find(SEGMENTS, segment)):
             self._want_sight(SEGMENTS, segment, f"segment {segment.hex()}")
             raise NotFound(f"no segment {segment.hex()} in this archive")
-        return self._twice(lambda: Chains(self.view, self.codecs).tower(segment))
+        return self._twice(lambda: Chains(self.catalog, self.codecs).tower(segment))
 
     def ls(
         self, tenant: str | None = None, *, forgotten: bool = False, history: bool = False
@@ -348,10 +351,10 @@ class TowerArchive:
 
         Forgotten versions come only on request. Raises ArchiveError, StoreError.
         """
-        self.view.refresh()
+        self.catalog.refresh()
         chosen = [
             v
-            for v in self.view.all_versions()
+            for v in self.catalog.lookup.all_versions()
             if (tenant is None or v.tenant == tenant) and (forgotten or not v.forgotten)
         ]
         for number, v in enumerate(chosen):
@@ -384,29 +387,29 @@ class TowerArchive:
 
         Segments stored twice (by two writers at once) count twice. Raises StoreError.
         """
-        self.view.refresh()
-        view = self.view
-        lookups: list[Lookup] = [*view.indexes.values(), view.tail]
-        starts = {pack: number << 30 for number, pack in enumerate(view.packs)}
+        self.catalog.refresh()
+        catalog = self.catalog
+        lookups: list[Lookup] = [*catalog.listing.indexes.values(), catalog.listing.tail]
+        starts = {pack: number << 30 for number, pack in enumerate(catalog.listing.packs)}
         segments, sessions, marks = (
             len(index_file.gather(lookups, section, starts)[0]) for section in range(len(index_file.SECTIONS))
         )
         sizes = self.store.list(object_names.INDEXES)
         return Stat(
             self.settings.archive,
-            len(view.packs),
-            sum(view.packs.values()),
-            len(view.indexes),
-            sum(sizes.get(n, 0) for n in view.indexes),
+            len(catalog.listing.packs),
+            sum(catalog.listing.packs.values()),
+            len(catalog.listing.indexes),
+            sum(sizes.get(n, 0) for n in catalog.listing.indexes),
             segments,
             sessions,
             marks,
             len(self._uncovered()),
-            len(view.condemned & set(view.packs)),
-            view.epoch,
-            len(view.problems),
-            len(view.missing()),
-            len(view.losses()),
+            len(catalog.listing.condemned & set(catalog.listing.packs)),
+            catalog.listing.epoch,
+            len(catalog.damage.problems),
+            len(catalog.damage.missing()),
+            len(catalog.damage.losses()),
         )
 
     def forget(self, versions: Sequence[Version]) -> int:
@@ -441,7 +444,7 @@ class TowerArchive:
         """
         from pltz.archive.maintenance.verify import Verifier
 
-        verifier = Verifier(View(self.store, self.keys), self.codecs, self.settings, resume)
+        verifier = Verifier(Catalog(self.store, self.keys), self.codecs, self.settings, resume)
         return verifier.run(
             decode=decode,
             fraction=fraction,
@@ -456,7 +459,7 @@ class TowerArchive:
 
         Raises StoreError.
         """
-        return str(token_of(self.view))
+        return str(token_of(self.catalog))
 
     def erase(
         self, tenant: str, name: str | None = None, *, bases: bool = False, dry_run: bool = False
@@ -476,7 +479,7 @@ class TowerArchive:
         """
         from pltz.archive.maintenance.erase import Eraser
 
-        eraser = Eraser(self.view)
+        eraser = Eraser(self.catalog)
         if name is not None and bases:
             raise UsageError("bases are erased with a whole tenant, or by name: leave the session's name out")
         with self.store.using_reserve(0 if dry_run else 1):
@@ -493,7 +496,7 @@ class TowerArchive:
         from pltz.archive.maintenance.erase import Eraser
 
         with self.store.using_reserve(0 if dry_run else 1):
-            return Eraser(self.view).base(name, dry_run=dry_run)
+            return Eraser(self.catalog).base(name, dry_run=dry_run)
 
     def collect(
         self, *, dead_share: float = DEAD_SHARE, small: int = SMALL, grace: int = 0, dry_run: bool = False
@@ -509,7 +512,7 @@ class TowerArchive:
         Raises ArchiveError where anything in the archive is damaged or missing: then nothing is deleted.
         Raises StoreError.
         """
-        run = Collector(self.view, self._writer).run
+        run = Collector(self.catalog, self._writer).run
         if dry_run:
             return run(dead_share=dead_share, small=small, grace=grace, dry_run=True)
         with self.store.using_reserve(COPYING):
@@ -518,7 +521,7 @@ class TowerArchive:
             try:
                 self.write_index()
             except StoreError as exc:  # the collection stands; an index can be written later
-                self.view.problem("index", "", str(exc))
+                self.catalog.damage.note("index", "", str(exc))
         return done
 
     def rebuild(self) -> None:
@@ -542,18 +545,18 @@ class TowerArchive:
 
     def _write_index(self, everything: bool) -> set[str]:
         """Do the work of `write_index` and return the names of the index files put."""
-        view = self.view
+        catalog = self.catalog
         absorbed: dict[str, index_file.FileIndex] = {}
-        entries, packs = view.tail.count, len(view.tail.packs)
-        for name, known in sorted(view.indexes.items(), key=lambda item: len(item[1])):
+        entries, packs = catalog.listing.tail.count, len(catalog.listing.tail.packs)
+        for name, known in sorted(catalog.listing.indexes.items(), key=lambda item: len(item[1])):
             fits = packs + len(known.packs) <= index_file.MAX_PACKS
             if everything or (fits and len(known) <= 2 * entries):
                 absorbed[name] = known
                 entries += len(known)
                 packs += len(known.packs)
-        sources: list[Lookup] = [view.tail, *absorbed.values()]
-        covered = {p for source in sources for p in source.packs if p in view.packs}
-        sizes = {p: view.packs[p] for p in covered - view.unreadable}  # damaged packs are scanned on opening
+        sources: list[Lookup] = [catalog.listing.tail, *absorbed.values()]
+        covered = {p for source in sources for p in source.packs if p in catalog.listing.packs}
+        sizes = {p: catalog.listing.packs[p] for p in covered - catalog.damage.damaged()}  # damaged packs are scanned on opening
         made = set()
         for part in index_file.parts(sizes):
             data = index_file.build(sources, part)
@@ -565,20 +568,20 @@ class TowerArchive:
             made.add(name)
         for old in set(absorbed) - made:
             self.store.delete(object_names.index(old))
-        view.reset_tail()
-        view.refresh()
+        catalog.listing.reset_tail()
+        catalog.refresh()
         return made
 
     def _look(self, unused: Iterable[str] = ()) -> None:
         """Read the files afresh. ``unused``: names of index files to skip."""
-        self.view = View(self.store, self.keys, unused)
-        self.view.refresh()
-        self._writer = Writer(self.view, self.codecs, self.settings.parity)
+        self.catalog = Catalog(self.store, self.keys, unused)
+        self.catalog.refresh()
+        self._writer = Writer(self.catalog, self.codecs, self.settings.parity)
 
     def _mark(self, versions: Sequence[Version], verb: int) -> int:
-        self.view.refresh()
+        self.catalog.refresh()
         known = [self._again(v) for v in {v.id: v for v in versions}.values()]
-        fresh = [v for v in known if self.view.state(v.id)[0] != verb]
+        fresh = [v for v in known if self.catalog.lookup.mark(v.id)[0] != verb]
         if fresh:
             with self.store.using_reserve(1) if verb == FORGET else nullcontext():
                 self._writer.mark(fresh, verb)
@@ -589,7 +592,7 @@ class TowerArchive:
 
     def _again(self, version: Version) -> Version:
         """Return the same version at its present place. Raises NotFound."""
-        known = self.view.versions(self.keys.domain(TENANT, version.tenant), version.name)
+        known = self.catalog.lookup.versions(self.keys.domain(TENANT, version.tenant), version.name)
         found = next((v for v in known if v.id == version.id), None)
         if found is None:
             raise NotFound(f"version {version.version} of {version.name!r} is no longer in the archive")
@@ -600,27 +603,27 @@ class TowerArchive:
 
         The put is durable already, so a full disk costs only time.
         """
-        tail = self.view.tail
-        waiting = self._uncovered() - self.view.unreadable  # unreadable packs never get an index
+        tail = self.catalog.listing.tail
+        waiting = self._uncovered() - self.catalog.damage.damaged()  # unreadable packs never get an index
         entries = sum(tail.counts.get(pack, 0) for pack in waiting)
-        size = sum(self.view.packs[pack] for pack in waiting)
+        size = sum(self.catalog.listing.packs[pack] for pack in waiting)
         if len(waiting) >= INDEX_PACKS or entries >= INDEX_ENTRIES or size >= INDEX_BYTES:
             try:
                 self.write_index(everything=False)
             except StoreError as exc:
-                self.view.problem("index", "", str(exc))
+                self.catalog.damage.note("index", "", str(exc))
 
     def _uncovered(self) -> set[bytes]:
-        covered = set[bytes]().union(*(set(i.packs) for i in self.view.indexes.values()))
-        return set(self.view.packs) - covered
+        covered = set[bytes]().union(*(set(i.packs) for i in self.catalog.listing.indexes.values()))
+        return set(self.catalog.listing.packs) - covered
 
     def _towers(
         self,
         versions: Sequence[Version],
-        known: Mapping[bytes, Known] | None = None,
+        known: Mapping[bytes, KnownSegment] | None = None,
         heard: Heard | None = None,
     ) -> list[Tower]:
-        chains = Chains(self.view, self.codecs, known, heard)
+        chains = Chains(self.catalog, self.codecs, known, heard)
         chains.load([v.leaf for v in versions])
         return [Tower(v, chains.tower(v.leaf)) for v in versions]
 
@@ -629,7 +632,7 @@ class TowerArchive:
         try:
             return work()
         except (FileNotFoundError, LostError):
-            self.view.refresh()
+            self.catalog.refresh()
             try:
                 return work()
             except FileNotFoundError as exc:

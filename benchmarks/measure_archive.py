@@ -180,18 +180,18 @@ def overhead(place: Path, figures: dict[str, Any]) -> dict[str, Any]:
 def reading(place: Path) -> dict[str, Any]:
     """Measure warm lookups of records through the index, and verify next to reading and hashing the same bytes."""
     archive = TowerArchive.open(place, [ReadyCodec()])
-    view = archive.view
-    keys, numbers, offsets = next(iter(view.indexes.values())).columns(SEGMENTS)
-    names = next(iter(view.indexes.values())).names
+    catalog = archive.catalog
+    keys, numbers, offsets = next(iter(catalog.listing.indexes.values())).columns(SEGMENTS)
+    names = next(iter(catalog.listing.indexes.values())).names
     chosen = np.random.default_rng(1).integers(0, len(keys), LOOKUPS).tolist()
-    there = [view.at(index_file.Location(names[int(numbers[n])], int(offsets[n]))).record.id for n in chosen]
+    there = [catalog.lookup.at(index_file.Location(names[int(numbers[n])], int(offsets[n]))).record.id for n in chosen]
     ids = [i for i in there if i is not None]
-    found = _spans(lambda i: view.find(SEGMENTS, i), ids)
-    absent = _spans(lambda i: view.find(SEGMENTS, i), [os.urandom(SIZE) for _ in range(LOOKUPS)])
+    found = _spans(lambda i: catalog.lookup.find(SEGMENTS, i), ids)
+    absent = _spans(lambda i: catalog.lookup.find(SEGMENTS, i), [os.urandom(SIZE) for _ in range(LOOKUPS)])
     start = time.perf_counter()
     report = archive.verify()
     spent = time.perf_counter() - start
-    size = sum(view.packs.values())
+    size = sum(catalog.listing.packs.values())
     read, hashed = _rates(place / "packs")
     return {
         "lookups": LOOKUPS,

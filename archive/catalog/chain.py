@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.ledger import PackState
-from pltz.archive.catalog.view import Found, Version, View
+from pltz.archive.catalog.listing import Found
+from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import Coded, SegmentCodec, codec_of
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.errors import Erased, KeyMismatch, LostError, MissingPack
@@ -37,7 +39,7 @@ Heard = Callable[["Found", bytes], None]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RecordToDecode:
     """A record to decode.
 
     ``above``: the context tokens it was coded after, (m,), m at most the reach of its codec.
@@ -49,7 +51,7 @@ class Wanted:
 
 
 def decode_records(
-    codecs: list[SegmentCodec], keys: Encryption, wanted: Sequence[Wanted], heard: Heard | None = None
+    codecs: list[SegmentCodec], keys: Encryption, wanted: Sequence[RecordToDecode], heard: Heard | None = None
 ) -> list[Answer]:
     """Return the tokens of each record, (T,), or the error that keeps them from being read.
 
@@ -75,7 +77,9 @@ def decode_records(
     return out
 
 
-def _decode(codec: SegmentCodec, keys: Encryption, wanted: Sequence[Wanted], heard: Heard | None) -> list[Answer]:
+def _decode(
+    codec: SegmentCodec, keys: Encryption, wanted: Sequence[RecordToDecode], heard: Heard | None
+) -> list[Answer]:
     """Decode one batch. If it fails, decode its records one by one to find the culprit."""
     try:
         bits = [keys.bits(w.item.context, w.item.record) for w in wanted]
@@ -89,7 +93,7 @@ def _decode(codec: SegmentCodec, keys: Encryption, wanted: Sequence[Wanted], hea
     return [_proved(keys, w, tokens, heard) for w, tokens in zip(wanted, found, strict=True)]
 
 
-def _proved(keys: Encryption, wanted: Wanted, tokens: Tokens, heard: Heard | None) -> Answer:
+def _proved(keys: Encryption, wanted: RecordToDecode, tokens: Tokens, heard: Heard | None) -> Answer:
     context = wanted.item.context
     try:
         ids = identity.checked(tokens)
@@ -113,7 +117,7 @@ def _no_codec(item: Found) -> BundleMismatch:
     )
 
 
-def lost(view: View, versions: Iterable[Version], bad: Container[bytes] = ()) -> Iterator[Version]:
+def lost_versions(catalog: Catalog, versions: Iterable[Version], bad: Container[bytes] = ()) -> Iterator[Version]:
     """Yield the versions with a segment that is missing or in ``bad``; forgotten ones are left out.
 
     Nothing is decoded.
@@ -124,7 +128,7 @@ def lost(view: View, versions: Iterable[Version], bad: Container[bytes] = ()) ->
         at = version.leaf
         while at not in whole:
             chain[at] = None
-            places = [] if at in bad else view.find(SEGMENTS, at)
+            places = [] if at in bad else catalog.lookup.find(SEGMENTS, at)
             if not places or places[0].record.parent in chain:
                 whole[at] = False
                 break
@@ -134,7 +138,7 @@ def lost(view: View, versions: Iterable[Version], bad: Container[bytes] = ()) ->
             yield version
 
 
-class Known(NamedTuple):
+class KnownSegment(NamedTuple):
     """A segment that the caller already has, so it is neither read nor decoded.
 
     ``parent``: id of the segment above it; ``tokens``: (T,).
@@ -152,12 +156,12 @@ class Chains:
 
     def __init__(
         self,
-        view: View,
+        catalog: Catalog,
         codecs: list[SegmentCodec],
-        known: Mapping[bytes, Known] | None = None,
+        known: Mapping[bytes, KnownSegment] | None = None,
         heard: Heard | None = None,
     ):
-        self.view, self.codecs, self._heard = view, codecs, heard
+        self.catalog, self.codecs, self._heard = catalog, codecs, heard
         self._known = known or {}
         self._places: dict[bytes, list[Found]] = {}
         self._depth: dict[bytes, int] = {NONE: -1}
@@ -223,9 +227,9 @@ class Chains:
             if at in self._known:
                 at = self._known[at].parent
                 continue
-            places = self._places[at] = self.view.find(SEGMENTS, at)
+            places = self._places[at] = self.catalog.lookup.find(SEGMENTS, at)
             if not places:
-                error = MissingPack if self.view.lost(SEGMENTS, at) is PackState.MISSING else LostError
+                error = MissingPack if self.catalog.damage.hides(SEGMENTS, at) is PackState.MISSING else LostError
                 self._answers[at] = error(f"segment {at.hex()} is damaged or gone: see pltz archive repair")
                 self._depth[at] = 0
                 path.pop()
@@ -260,7 +264,7 @@ class Chains:
         ready = [n for n in range(len(level)) if not isinstance(above[n], PltzError)]
         wanted = [self._wanted(self._places[level[n]][0], above[n]) for n in ready]
         answers = dict(
-            zip(ready, decode_records(self.codecs, self.view.keys, wanted, self._heard), strict=True)
+            zip(ready, decode_records(self.codecs, self.catalog.keys, wanted, self._heard), strict=True)
         )
         for number, segment in enumerate(level):
             answer = answers.get(number, above[number])
@@ -285,8 +289,8 @@ class Chains:
         return LostError(f"segment {segment.hex()} does not decode to what it was: {failures[0]}")
 
     def _single(self, item: Found, above: Tokens) -> Answer:
-        return decode_records(self.codecs, self.view.keys, [self._wanted(item, above)], self._heard)[0]
+        return decode_records(self.codecs, self.catalog.keys, [self._wanted(item, above)], self._heard)[0]
 
-    def _wanted(self, item: Found, above: Answer) -> Wanted:
+    def _wanted(self, item: Found, above: Answer) -> RecordToDecode:
         assert not isinstance(above, PltzError)
-        return Wanted(item, item.record.parent, above)
+        return RecordToDecode(item, item.record.parent, above)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.ledger import PackState
-from pltz.archive.catalog.view import View
 from pltz.plt_codec.errors import FormatError, UsageError
 
 PREFIX = 8  # bytes of an id
@@ -51,22 +51,24 @@ class Token(NamedTuple):
         return cls(bytes.fromhex(match[1]), int(match[2]), bytes.fromhex(match[3]))
 
 
-def token_of(view: View) -> Token:
+def token_of(catalog: Catalog) -> Token:
     """Return the token of the present state. Raises StoreError.
 
-    The newest pack is the last one that this view put. If it put none, all headers are read, and the pack
+    The newest pack is the last one that this catalog put. If it put none, all headers are read, and the pack
     with the latest time is the newest.
     """
-    known = known_packs(view)
-    newest = view.newest or max(view.packs, key=lambda pack: (_time(view, pack), pack), default=bytes(PREFIX))
-    return Token(view.ledger.archive[:PREFIX], len(known), newest[:PREFIX])
+    known = known_packs(catalog)
+    packs = sorted(catalog.listing.packs, reverse=True)  # of packs of the same time the last by id
+    newest = catalog.listing.newest or max(packs, key=lambda pack: _time(catalog, pack), default=bytes(PREFIX))
+    return Token(catalog.ledger.archive[:PREFIX], len(known), newest[:PREFIX])
 
 
-def rolled_back(view: View, expected: Token) -> str | None:
+def rolled_back(catalog: Catalog, expected: Token) -> str | None:
     """Return the evidence that the archive is older than a token, or None. Raises StoreError."""
-    known = known_packs(view)
-    if view.ledger.archive[:PREFIX] != expected.archive:
-        return f"the token is of archive {expected.archive.hex()}..., and this is archive {view.ledger.archive.hex()}"
+    known = known_packs(catalog)
+    if catalog.ledger.archive[:PREFIX] != expected.archive:
+        here = catalog.ledger.archive.hex()
+        return f"the token is of archive {expected.archive.hex()}..., and this is archive {here}"
     if any(expected.newest) and not any(pack.startswith(expected.newest) for pack in known):
         return (
             f"pack {expected.newest.hex()}..., which the token names, is gone, and no collector deleted it: "
@@ -80,20 +82,20 @@ def rolled_back(view: View, expected: Token) -> str | None:
     return None
 
 
-def known_packs(view: View) -> set[bytes]:
+def known_packs(catalog: Catalog) -> set[bytes]:
     """Return the packs that are there and those that the ledger says were deleted or lost.
 
     Raises StoreError.
     """
-    absent = view.absent()
+    absent = catalog.listing.absent()
     explained = {pack for pack, state in absent.items() if state is not PackState.MISSING}
-    lost = {loss.pack for loss in view.ledger.losses()}
-    return set(view.packs) | view.ledger.deleted | lost | explained
+    lost = {loss.pack for loss in catalog.ledger.losses()}
+    return set(catalog.listing.packs) | catalog.ledger.deleted | lost | explained
 
 
-def _time(view: View, pack: bytes) -> int:
+def _time(catalog: Catalog, pack: bytes) -> int:
     """Return the time in a pack's header, in seconds since 1970; -1 where it cannot be read."""
     try:
-        return view.pack(pack).head.time
+        return catalog.listing.opened(pack).head.time
     except (FormatError, FileNotFoundError):
         return -1

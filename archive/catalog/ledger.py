@@ -49,12 +49,13 @@ class PackState(Enum):
     """The state of a pack."""
 
     PRESENT = "present"
+    DAMAGED = "damaged"  # there, with bytes that cannot be read
     DELETED = "deleted"  # by a collector, after it proved that nothing needs the pack
     LOST = "lost"  # repair gave it up
     MISSING = "missing"  # damage: something names it, it is absent, and no entry says why
 
 
-class Kind(IntEnum):
+class EntryKind(IntEnum):
     """The kind of an entry."""
 
     DELETED = 1
@@ -63,7 +64,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One entry.
 
     Attributes:
@@ -75,7 +76,7 @@ class Entry:
         sessions, segments: first 48 bits of session keys and segment ids.
     """
 
-    kind: Kind
+    kind: EntryKind
     archive: bytes
     time: int
     names: frozenset[bytes]
@@ -104,23 +105,23 @@ class Entry:
         return data + digest(PERSON, data)
 
     @classmethod
-    def decode(cls, data: bytes) -> Entry:
+    def decode(cls, data: bytes) -> LedgerEntry:
         """Return the entry in a file's bytes. Raises CorruptError, VersionError."""
         if len(data) < HEADER.size + SIZE or digest(PERSON, data[:-SIZE]) != data[-SIZE:]:
             raise CorruptError("a ledger entry does not match its checksum: damaged")
         magic, version, kind, flags, zero, archive, time, missing, *counts = HEADER.unpack_from(data)
         if magic != MAGIC:
             raise CorruptError("a ledger entry does not begin with its magic: damaged")
-        if version != VERSION or kind not in tuple(Kind) or flags > 1 or zero:
+        if version != VERSION or kind not in tuple(EntryKind) or flags > 1 or zero:
             raise VersionError(f"a ledger entry of version {version}, kind {kind}: use a newer pltz")
         names, sessions, segments = counts
         ends = [HEADER.size + SIZE * names, 0, 0]
         ends[1] = ends[0] + KEY_SIZE * sessions
         ends[2] = ends[1] + KEY_SIZE * segments
-        if ends[2] + SIZE != len(data) or time >= MAX_TIME or (kind == Kind.LOST and names != 1):
+        if ends[2] + SIZE != len(data) or time >= MAX_TIME or (kind == EntryKind.LOST and names != 1):
             raise CorruptError("a ledger entry does not have the size it claims: damaged")
         entry = cls(
-            Kind(kind),
+            EntryKind(kind),
             archive,
             time,
             frozenset(_split(data[HEADER.size : ends[0]], SIZE)),
@@ -144,7 +145,7 @@ class Loss:
     """A pack that repair gave up. ``acknowledged``: time in seconds since 1970, or None."""
 
     name: str  # of its entry
-    entry: Entry
+    entry: LedgerEntry
     acknowledged: int | None = None
 
     @property
@@ -153,7 +154,7 @@ class Loss:
         return next(iter(self.entry.names))
 
 
-class Ledger:
+class PackLedger:
     """The entries of an archive's ledger that were read so far.
 
     Attributes:
@@ -165,7 +166,7 @@ class Ledger:
         self.store = store
         self.deleted: set[bytes] = set()
         self.damaged: dict[str, str] = {}
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, LedgerEntry] = {}
         self._lost: dict[bytes, str] = {}  # pack -> name of its entry
         self._archive: bytes | None = None
 
@@ -203,11 +204,11 @@ class Ledger:
         """
         when: dict[str, int] = {}
         for entry in self._entries.values():
-            if entry.kind == Kind.ACKNOWLEDGED:
+            if entry.kind == EntryKind.ACKNOWLEDGED:
                 for name in entry.names:
                     when[name.hex()] = min(entry.time, when.get(name.hex(), MAX_TIME))
         found = sorted(self._entries.items())
-        losses = [Loss(name, entry, when.get(name)) for name, entry in found if entry.kind == Kind.LOST]
+        losses = [Loss(name, entry, when.get(name)) for name, entry in found if entry.kind == EntryKind.LOST]
         return [loss for loss in losses if loss.pack not in self.deleted]
 
     def put_deleted(self, packs: Iterable[bytes]) -> None:
@@ -218,7 +219,7 @@ class Ledger:
         fresh = sorted(set(packs) - self.deleted)
         for begin in range(0, len(fresh), MOST_NAMES):
             part = frozenset(fresh[begin : begin + MOST_NAMES])
-            self._put(Entry(Kind.DELETED, self.archive, self.store.now(), part))
+            self._put(LedgerEntry(EntryKind.DELETED, self.archive, self.store.now(), part))
 
     def put_lost(
         self,
@@ -230,19 +231,19 @@ class Ledger:
     ) -> None:
         """Record a pack that is given up. Both copies are durable on return.
 
-        ``missing``, ``complete``, ``sessions`` and ``segments`` are as in `Entry`. Raises StoreError,
+        ``missing``, ``complete``, ``sessions`` and ``segments`` are as in `LedgerEntry`. Raises StoreError,
         WriterFailed.
         """
         if pack not in self._lost:
             keys = frozenset(sessions), frozenset(segments)
             now = self.store.now()
-            self._put(Entry(Kind.LOST, self.archive, now, frozenset({pack}), missing, complete, *keys))
+            self._put(LedgerEntry(EntryKind.LOST, self.archive, now, frozenset({pack}), missing, complete, *keys))
 
     def acknowledge(self, losses: Sequence[Loss]) -> None:
         """Record that a person knows of these losses. Raises StoreError, WriterFailed."""
         names = frozenset(bytes.fromhex(loss.name) for loss in losses if loss.acknowledged is None)
         if names:
-            self._put(Entry(Kind.ACKNOWLEDGED, self.archive, self.store.now(), names))
+            self._put(LedgerEntry(EntryKind.ACKNOWLEDGED, self.archive, self.store.now(), names))
 
     def unsound(self) -> Iterator[tuple[str, str]]:
         """Yield (path, reason) of each missing or damaged copy whose other copy is sound.
@@ -258,7 +259,7 @@ class Ledger:
                 except FormatError as exc:
                     yield path, str(exc)
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: LedgerEntry) -> None:
         data = entry.encode()
         name = entry.name
         for path in ledger_copies(name):
@@ -286,12 +287,12 @@ class Ledger:
         if why:
             self.damaged[name] = "; ".join(why)
 
-    def _know(self, name: str, entry: Entry) -> None:
+    def _know(self, name: str, entry: LedgerEntry) -> None:
         self.damaged.pop(name, None)
         self._entries[name] = entry
-        if entry.kind == Kind.DELETED:
+        if entry.kind == EntryKind.DELETED:
             self.deleted |= entry.names
-        elif entry.kind == Kind.LOST:
+        elif entry.kind == EntryKind.LOST:
             self._lost[next(iter(entry.names))] = name
 
 
@@ -307,9 +308,9 @@ def as_text(loss: Loss) -> str:
     return f"repair gave it up: {what} lost, {named}; pltz archive repair --acknowledge ends this message"
 
 
-def decode_as(name: str, data: bytes) -> Entry:
+def decode_as(name: str, data: bytes) -> LedgerEntry:
     """Decode the entry of a given name. Raises CorruptError, VersionError."""
-    entry = Entry.decode(data)
+    entry = LedgerEntry.decode(data)
     if data[-SIZE:].hex() != name:
         raise CorruptError("a ledger entry has the name of another: damaged")
     return entry

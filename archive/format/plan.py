@@ -18,6 +18,7 @@ VERSION = 1
 HEADER = struct.Struct("<4sB3sQ16sQI")  # magic, version, reserved, epoch, random, time, packs
 PERSON = b"pltz plan"
 MAX_EPOCH = (1 << 62) - 1
+MAX_PLAN = 1 << 26  # bytes of a file
 
 
 @dataclass(frozen=True)

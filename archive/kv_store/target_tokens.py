@@ -31,7 +31,7 @@ from pltz.plt_codec.errors import TokenizerMismatch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pltz.archive.catalog.view import Version
+    from pltz.archive.catalog.lookup import Version
     from pltz.archive.sessions import SessionArchive
     from pltz.archive.tower_archive import Tower
     from pltz.models.target.target import Target

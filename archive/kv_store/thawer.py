@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pltz.archive.catalog.chain import MAX_SEGMENTS, Known
+from pltz.archive.catalog.chain import MAX_SEGMENTS, KnownSegment
 from pltz.archive.errors import LostError
 from pltz.archive.format.ids import NONE
 from pltz.archive.kv_store.kv_block import KVBlock, can_cut, cut, join
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import DynamicCache
 
-    from pltz.archive.catalog.view import Version
+    from pltz.archive.catalog.lookup import Version
     from pltz.archive.sessions import SessionArchive
     from pltz.models.target.target import Target
 
@@ -367,13 +367,13 @@ class Thawer:
         if self.hot is not None and not len(flight.lease):
             flight.shared, _ = base_of(self.cold.archive, flight.tower)
 
-    def _known(self, batch: list[_Flight]) -> dict[bytes, Known]:
+    def _known(self, batch: list[_Flight]) -> dict[bytes, KnownSegment]:
         """Return the archive's tokens for the hot segments of a batch."""
-        known: dict[bytes, Known] = {}
+        known: dict[bytes, KnownSegment] = {}
         for flight in () if self._sealed else batch:
             above = NONE
             for segment, block in zip(flight.lease.segments, flight.lease.blocks, strict=True):
-                known[segment] = Known(above, block.tokens)
+                known[segment] = KnownSegment(above, block.tokens)
                 above = segment
         return known
 

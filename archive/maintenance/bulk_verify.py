@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from pltz.archive.catalog.view import View
+from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.format import object_names, record_columns
 from pltz.archive.format.byte_source import File
 from pltz.archive.format.ids import SIZE
@@ -105,8 +105,8 @@ class Listing:
 class BulkVerifier:
     """Checks packs against all entries of the indexes. Nothing is proved where an index is damaged."""
 
-    def __init__(self, view: View):
-        self.view = view
+    def __init__(self, catalog: Catalog):
+        self.catalog = catalog
         self._rooms: list[Room] = []
 
     @cached_property
@@ -115,7 +115,7 @@ class BulkVerifier:
 
         Computed while the first packs are hashed.
         """
-        indexes: list[Lookup] = [*self.view.indexes.values(), self.view.tail]
+        indexes: list[Lookup] = [*self.catalog.listing.indexes.values(), self.catalog.listing.tail]
         found: dict[bytes, list[tuple[Listing, int]]] = {}
         try:
             for index in indexes:
@@ -143,15 +143,15 @@ class BulkVerifier:
 
     def _sealed(self, name: bytes, room: Room) -> tuple[memoryview, Pack, int] | None:
         try:
-            file = self.view.store.open(object_names.pack(name))
+            file = self.catalog.store.open(object_names.pack(name))
             if file.size > MOST_BYTES:
                 return None
             data = room.filled(file)
-            pack = Pack.of(data, self.view.ledger.archive)
+            pack = Pack.of(data, self.catalog.ledger.archive)
             digest, count = pack.seal()
         except (FormatError, FileNotFoundError):
             return None
-        there = digest == name and len(data) == self.view.packs.get(name) and count <= MOST_RECORDS
+        there = digest == name and len(data) == self.catalog.listing.packs.get(name) and count <= MOST_RECORDS
         return (data, pack, count) if there else None
 
     def _swept(
@@ -216,7 +216,7 @@ class BulkVerifier:
 
     def _sampled(self, pack: Pack, records: memoryview, found: Columns, keys: U64) -> bool:
         """Return whether the keys of a sample of sessions match their names."""
-        dice = int.from_bytes(self.view.store.random(2), "little") % SAMPLE
+        dice = int.from_bytes(self.catalog.store.random(2), "little") % SAMPLE
         rows = np.flatnonzero(found.session)[dice::SAMPLE]
         for row, key in zip(rows.tolist(), keys[dice::SAMPLE].tolist(), strict=True):
             context, at = pack.head.contexts[int(found.context[row])], int(found.title[row])

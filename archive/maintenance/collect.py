@@ -30,7 +30,9 @@ from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from pltz.archive.catalog.view import Found, View, version_of
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.listing import Found
+from pltz.archive.catalog.lookup import version_of
 from pltz.archive.encryption.key_files import MAGIC as KEYS
 from pltz.archive.errors import ArchiveError, FullError, StoreError, UnreadableError
 from pltz.archive.format import object_names
@@ -68,8 +70,8 @@ class Collected:
 class Collector:
     """One run of garbage collection. Several may run at once: plans are numbered, and copies do no harm."""
 
-    def __init__(self, view: View, writer: Writer):
-        self.view, self.writer = view, writer
+    def __init__(self, catalog: Catalog, writer: Writer):
+        self.catalog, self.writer = catalog, writer
 
     def run(
         self, *, dead_share: float = DEAD_SHARE, small: int = SMALL, grace: int = 0, dry_run: bool = False
@@ -87,11 +89,11 @@ class Collector:
             FullError: there is no room to free even one pack.
             StoreError: the store failed.
         """
-        self.view.refresh()
+        self.catalog.refresh()
         self._want_evidence()
-        condemned = self.view.condemned_by(self.view.store.now() - grace)
+        condemned = self.catalog.listing.condemned_by(self.catalog.store.now() - grace)
         copied = deleted = freed = 0
-        if condemned & set(self.view.packs):
+        if condemned & set(self.catalog.listing.packs):
             copied, deleted, freed = self._finish(condemned, dry_run)
         if not dry_run:
             self._sweep_parity()
@@ -102,12 +104,12 @@ class Collector:
             live = census.live_segments, census.live_versions
         least = sorted(plan, key=lambda pack: weights.get(pack, (0, 0))[1])[:FEW]
         if plan and not dry_run:
-            with self.view.store.using_reserve(NOTING):
+            with self.catalog.store.using_reserve(NOTING):
                 try:
                     plan = self._condemn(plan)
                 except FullError:
                     plan = self._condemn(set(least))
-            self.view.read_plans()
+            self.catalog.listing.read_plans()
         return Collected(copied, deleted, freed, len(plan), *live)
 
     def _condemn(self, packs: AbstractSet[bytes]) -> set[bytes]:
@@ -115,8 +117,8 @@ class Collector:
 
         Raises FullError where there is no room for it.
         """
-        store = self.view.store
-        plan = Plan(self.view.epoch + 1, store.random(16), frozenset(packs), store.now())
+        store = self.catalog.store
+        plan = Plan(self.catalog.listing.epoch + 1, store.random(16), frozenset(packs), store.now())
         if not store.put(plan.name, plan.encode()):
             return set()
         store.put(plan.copy, plan.encode())
@@ -130,9 +132,9 @@ class Collector:
         """
         copied = deleted = freed = 0
         short = True
-        while short and (condemned := condemned & set(self.view.packs)):
+        while short and (condemned := condemned & set(self.catalog.listing.packs)):
             with self._census() as census:
-                known = dict(self.view.packs)
+                known = dict(self.catalog.listing.packs)
                 condemned &= set(known)  # another collector may have been faster
                 if dry_run:
                     return sum(1 for _ in census.stranded()), len(condemned), sum(known[p] for p in condemned)
@@ -142,7 +144,7 @@ class Collector:
                     if freed > 0:  # the next run reports how much is needed
                         break
                     raise
-            with self.view.store.using_reserve(NOTING):
+            with self.catalog.store.using_reserve(NOTING):
                 freed += self._delete(going, known)
             copied, deleted = copied + number, deleted + len(going)
         return copied, deleted, freed
@@ -182,17 +184,17 @@ class Collector:
         Returns the bytes freed, less those of packs that are new since ``known``.
         """
         freed = sum(known[pack] for pack in condemned)
-        self.view.refresh()
-        self.view.store.settle(object_names.PACKS)  # another collector may be between link and fsync of a copy
+        self.catalog.refresh()
+        self.catalog.store.settle(object_names.PACKS)  # another collector may be between link and fsync of a copy
         self._prove(condemned)
-        self.view.refresh()
+        self.catalog.refresh()
         self._want_evidence()
-        self.view.ledger.put_deleted(condemned)
+        self.catalog.ledger.put_deleted(condemned)
         for pack in sorted(condemned):  # parity first: left-over parity must never bring a pack back
-            self.view.store.delete(object_names.parity(pack))
-            self.view.store.delete(object_names.pack(pack))
-        freed -= sum(size for pack, size in self.view.packs.items() if pack not in known)
-        self.view.refresh()
+            self.catalog.store.delete(object_names.parity(pack))
+            self.catalog.store.delete(object_names.pack(pack))
+        freed -= sum(size for pack, size in self.catalog.listing.packs.items() if pack not in known)
+        self.catalog.refresh()
         return freed
 
     def _copy(self, census: LiveSet, packs: Collection[bytes] | None = None) -> int:
@@ -220,7 +222,7 @@ class Collector:
     def _at(self, location: Location) -> tuple[Record, Context]:
         """Read a record that is to be copied. Raises ArchiveError where its pack was deleted meanwhile."""
         try:
-            _, record, context = self.view.at(location)
+            _, record, context = self.catalog.lookup.at(location)
         except FileNotFoundError:
             raise ArchiveError("another collector is deleting what was condemned: collect again") from None
         return record, context
@@ -245,9 +247,9 @@ class Collector:
         deleted one meanwhile, because its live records are in a pack not listed before. Raises ArchiveError
         where something is damaged, newer or missing.
         """
-        census = self.view.look(self._read_all)
+        census = self.catalog.listing.stable(self._read_all)
         try:
-            census.settle(self.view.condemned if condemned is None else condemned)
+            census.settle(self.catalog.listing.condemned if condemned is None else condemned)
         except BaseException:
             census.close()
             raise
@@ -255,37 +257,37 @@ class Collector:
 
     def _read_all(self) -> LiveSet:
         self._want_evidence()
-        census, vanished = LiveSet(), self.view.vanished
+        census, before = LiveSet(), self.catalog.listing.staleness
         try:
-            for pack in sorted(self.view.packs):
+            for pack in sorted(self.catalog.listing.packs):
                 self._read(pack, census)
         except BaseException:
             census.close()
             raise
-        if self.view.vanished != vanished:
-            census.close()  # `look` calls this again
+        if self.catalog.listing.staleness != before:
+            census.close()  # `stable` calls this again
         return census
 
     def _read(self, pack: bytes, census: LiveSet) -> None:
         try:
-            for item in self.view.scan(pack):
+            for item in self.catalog.listing.scan(pack):
                 if isinstance(item, Damage):
                     raise ArchiveError(f"pack {pack.hex()} is damaged ({item.why}): collecting stops")
                 self._count(census, item)
         except FormatError as exc:
             raise ArchiveError(f"pack {pack.hex()} cannot be read ({exc}): collecting stops") from exc
         except FileNotFoundError:
-            self.view.ledger.refresh()
-            if pack not in self.view.ledger.deleted:
+            self.catalog.ledger.refresh()
+            if pack not in self.catalog.ledger.deleted:
                 raise ArchiveError(
                     f"pack {pack.hex()} vanished, and no collector deleted it: collecting stops; "
                     "run pltz archive repair"
                 ) from None
-            self.view.vanished += 1
+            self.catalog.listing.note_stale()
 
     def _count(self, census: LiveSet, item: Found) -> None:
         """Add a record to the census. Erased content is never live, so nothing keeps it."""
-        r, gone = item.record, self.view.keys.gone
+        r, gone = item.record, self.catalog.keys.gone
         named = r.name is not None and not gone(item.context, key_of_session(r, item.context))
         segment = r.id if r.id is not None and not gone(item.context, r.id) else None
         census.add(item.location, r, version_of(item) if named else None, segment)
@@ -295,27 +297,27 @@ class Collector:
 
         A slow writer may put parity after its pack was collected.
         """
-        store = self.view.store
+        store = self.catalog.store
         protected = object_names.packs_among(store.list(object_names.PARITY))
-        for pack in sorted(self.view.ledger.deleted & protected):
+        for pack in sorted(self.catalog.ledger.deleted & protected):
             if not is_there(store, object_names.pack(pack)):  # else both were left by a killed collector
                 store.delete(object_names.parity(pack))
 
     def _want_evidence(self) -> None:
         """Raise ArchiveError where anything names an absent pack or plan that the ledger does not explain."""
-        view = self.view
-        if missing := view.missing():
+        catalog = self.catalog
+        if missing := catalog.damage.missing():
             raise ArchiveError(
                 f"pack {min(missing).hex()} is gone, and no collector deleted it: "
                 "collecting stops and deletes nothing; "
                 "run pltz archive repair"
             )
-        if view.unlisted:
+        if catalog.listing.unlisted:
             raise ArchiveError(
-                f"pack {min(view.unlisted).hex()} is there, and the list of packs/ leaves it out: "
+                f"pack {min(catalog.listing.unlisted).hex()} is there, and the list of packs/ leaves it out: "
                 "collecting stops and deletes nothing; check the store, then collect again"
             )
-        if plans := view.missing_plans():
+        if plans := catalog.listing.missing_plans():
             raise ArchiveError(
                 f"{object_names.plan(min(plans))} is gone, and its copy is left: collecting stops and deletes nothing; "
                 "run pltz archive repair"
@@ -327,13 +329,13 @@ class Collector:
         Otherwise their grace would not end before that time. Packs whose own time is in the future are left
         out: there it is this clock that is behind.
         """
-        now = self.view.store.now()
-        ahead = (self.view.condemned & set(self.view.packs)) - self.view.condemned_by(now)
-        return {pack for pack in ahead if self.view.pack(pack).head.time <= now}
+        listing, now = self.catalog.listing, self.catalog.store.now()
+        ahead = (listing.condemned & set(listing.packs)) - listing.condemned_by(now)
+        return {pack for pack in ahead if listing.opened(pack).head.time <= now}
 
     def _tidy(self) -> None:
         """Delete files that killed writers left. Files that cannot be read or deleted stay."""
-        store = self.view.store
+        store = self.catalog.store
         for name in store.left(store.now() - LEFT):
             try:
                 if store.read(name, 0, len(KEYS)) != KEYS:
@@ -343,9 +345,9 @@ class Collector:
 
     def _choose(self, weights: Mapping[bytes, tuple[int, int]], dead_share: float, small: int) -> set[bytes]:
         """Return the packs worth emptying. The census stops at a damaged pack, so none is among them."""
-        staying = set(self.view.packs) - self.view.condemned
+        staying = set(self.catalog.listing.packs) - self.catalog.listing.condemned
         dead = {
             p for p in staying & set(weights) if weights[p][0] - weights[p][1] > dead_share * weights[p][0]
         }
-        little = {p for p in staying if self.view.packs[p] < small}
+        little = {p for p in staying if self.catalog.listing.packs[p] < small}
         return dead | (little if len(little) > 1 else set())

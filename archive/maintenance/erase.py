@@ -33,7 +33,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
-from pltz.archive.catalog.view import Problem, Version, View
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.problems import Problem
 from pltz.archive.encryption.box import KEY, UNIT, Tree, unit_of
 from pltz.archive.encryption.domain_keys import DomainKeys, Unit
 from pltz.archive.encryption.key_files import KeyFolder
@@ -123,13 +125,13 @@ class Eraser:
     Raises UsageError for an archive opened without keys.
     """
 
-    def __init__(self, view: View):
-        if not isinstance(view.keys, Keyring):
+    def __init__(self, catalog: Catalog):
+        if not isinstance(catalog.keys, Keyring):
             raise UsageError(
                 "erasing destroys keys, and this archive was opened without any: a sealed one needs its key; "
                 "in one without encryption, forget and then collect twice frees the bytes"
             )
-        self.view, self.keys = view, view.keys
+        self.catalog, self.keys = catalog, catalog.keys
 
     def tenant(self, tenant: str, *, bases: bool = False, dry_run: bool = False) -> Erasure:
         """Erase all sessions, segments and names of a tenant.
@@ -150,8 +152,9 @@ class Eraser:
                 return over
             records, unread = self._prove(known.domain, set(known.roots), None)
             return replace(over, records=over.records + records, unread=unread)
-        versions = sum(v.tenant == tenant for v in self.view.all_versions())
-        look = self._look if bases else self.view.look  # damage hinders the erasure of bases, not of the tenant
+        versions = sum(v.tenant == tenant for v in self.catalog.lookup.all_versions())
+        # damage hinders the erasure of bases, not of the tenant
+        look = self._look if bases else self.catalog.listing.stable
         uses = look(lambda: self._uses(tenant, lambda v: v.tenant == tenant))
         free = [use for use in uses if bases and not use.others]
         if dry_run:
@@ -259,7 +262,7 @@ class Eraser:
         return begun
 
     def _fresh(self) -> dict[bytes, Tree]:
-        return {self.view.store.random(UNIT): Tree.root(self.view.store.random(KEY))}
+        return {self.catalog.store.random(UNIT): Tree.root(self.catalog.store.random(KEY))}
 
     def _empty(self, known: DomainKeys, roots: Collection[bytes], **changes: Any) -> _Done:
         """Destroy all keys under some roots of a domain, and prove it."""
@@ -315,13 +318,13 @@ class Eraser:
 
     def _finish(self, dry_run: bool) -> _Finished:
         """Finish the certain ones of the erases that were cut off: FORMAT.md, "Unfinished erase"."""
-        self.view.refresh()
+        self.catalog.refresh()
         folder = self.keys.folder
         if dry_run:
             finished = _Finished({domain: len(files) for domain, files in folder.leftovers().items()})
         else:
             finished = _Finished(folder.finish())
-        for base in begun_bases(self.view, self.keys):
+        for base in begun_bases(self.catalog, self.keys):
             try:
                 users = self.users(base.domain, base.older)
             except ArchiveError:  # packs are damaged: this base waits, the requested erasure need not
@@ -337,9 +340,9 @@ class Eraser:
 
         Raises ArchiveError where some are unreadable or gone.
         """
-        self.view.refresh()
-        found = self.view.look(work)
-        if self.view.hiding():
+        self.catalog.refresh()
+        found = self.catalog.listing.stable(work)
+        if self.catalog.damage.hiding():
             raise ArchiveError(
                 "packs are damaged, gone or lost, so what other sessions share is not known: repair first; "
                 "where repair gives up, pltz archive repair --acknowledge"
@@ -347,7 +350,7 @@ class Eraser:
         return found
 
     def _known(self, kind: int, name: str) -> DomainKeys:
-        self.view.refresh()
+        self.catalog.refresh()
         known = self.keys.of(self.keys.domain(kind, name))
         if known is None:
             raise NotFound(f"no {'base' if kind == BASE else 'tenant'} {name!r} in this archive")
@@ -359,10 +362,10 @@ class Eraser:
 
     def _towers(self, domain: bytes, name: str) -> list[set[bytes]]:
         """Return, for each version, its segments in the tenant's domain. Shared prompts are left out."""
-        return [self._own(domain, v.leaf) for v in self.view.versions(domain, name)]
+        return [self._own(domain, v.leaf) for v in self.catalog.lookup.versions(domain, name)]
 
     def _used_by_others(self, tenant: str, domain: bytes, name: str) -> set[bytes]:
-        others = [v for v in self.view.all_versions() if v.tenant == tenant and v.name != name]
+        others = [v for v in self.catalog.lookup.all_versions() if v.tenant == tenant and v.name != name]
         return set[bytes]().union(*(self._own(domain, v.leaf) for v in others))
 
     def _own(self, domain: bytes, leaf: bytes) -> set[bytes]:
@@ -372,7 +375,7 @@ class Eraser:
             at = todo.pop()
             if at == NONE or at in found:
                 continue
-            for place in self.view.find(SEGMENTS, at):  # nothing is found of lost or erased segments
+            for place in self.catalog.lookup.find(SEGMENTS, at):  # nothing is found of lost or erased segments
                 if place.context.domain == domain:  # follow all places: a crafted record must not cut the tower short
                     found.add(at)
                     todo.append(place.record.parent)
@@ -380,7 +383,7 @@ class Eraser:
 
     def _uses(self, tenant: str, going: Callable[[Version], bool]) -> list[BaseUse]:
         """Return the bases on which versions that are ``going`` stand, with their other users."""
-        versions, grounds = self.view.all_versions(), Grounds(self.view)
+        versions, grounds = self.catalog.lookup.all_versions(), Grounds(self.catalog)
         used = {domain for v in versions if going(v) for domain, _ in grounds.under(v.leaf)}
         if not used:
             return []
@@ -405,8 +408,8 @@ class Eraser:
         wanted = {(domain, root) for root in roots}
 
         def work() -> dict[tuple[str, str], bool]:
-            grounds, found = Grounds(self.view), dict[tuple[str, str], bool]()
-            for v in self.view.all_versions():
+            grounds, found = Grounds(self.catalog), dict[tuple[str, str], bool]()
+            for v in self.catalog.lookup.all_versions():
                 if wanted & grounds.under(v.leaf):
                     found[v.tenant, v.name] = v.forgotten and found.get((v.tenant, v.name), True)
             return found
@@ -440,11 +443,11 @@ class Eraser:
 
         None stands for a pack that could not be read whole.
         """
-        for name in sorted(object_names.packs_among(self.view.store.list(object_names.PACKS))):
+        for name in sorted(object_names.packs_among(self.catalog.store.list(object_names.PACKS))):
             damaged = False
             try:
-                file = self.view.store.open(object_names.pack(name))
-                pack = Pack(file.read, file.size, archive=self.view.ledger.archive)
+                file = self.catalog.store.open(object_names.pack(name))
+                pack = Pack(file.read, file.size, archive=self.catalog.ledger.archive)
                 for item in pack.scan():
                     if isinstance(item, Damage):
                         damaged = True
@@ -466,8 +469,8 @@ class Eraser:
 class Grounds:
     """The base domains under towers. Each segment is looked up once, so shared segments cost little."""
 
-    def __init__(self, view: View):
-        self.view = view
+    def __init__(self, catalog: Catalog):
+        self.catalog = catalog
         self._known: dict[bytes, frozenset[tuple[bytes, bytes]]] = {NONE: frozenset()}
 
     def under(self, leaf: bytes) -> frozenset[tuple[bytes, bytes]]:
@@ -482,7 +485,7 @@ class Grounds:
             if at in self._known:
                 chain.append((at, self._known[at]))
                 continue
-            found = self.view.find(SEGMENTS, at)
+            found = self.catalog.lookup.find(SEGMENTS, at)
             bases = [p.context for p in found if p.context.domain_kind == BASE]
             chain.append((at, frozenset((c.domain, c.root) for c in bases)))
             parents = {p.record.parent for p in found}
@@ -497,12 +500,12 @@ class Grounds:
         return under
 
 
-def begun_bases(view: View, keys: Keyring) -> Iterator[DomainKeys]:
+def begun_bases(catalog: Catalog, keys: Keyring) -> Iterator[DomainKeys]:
     """Yield the keys of base domains with an unfinished erase; only domains with records in a pack."""
     domains = set[bytes]()
-    for pack in sorted(view.packs):
+    for pack in sorted(catalog.listing.packs):
         with suppress(FormatError, FileNotFoundError):
-            domains.update(c.domain for c in view.pack(pack).head.contexts if c.domain_kind == BASE)
+            domains.update(c.domain for c in catalog.listing.opened(pack).head.contexts if c.domain_kind == BASE)
     for domain in sorted(domains):
         with suppress(CorruptError):
             known = keys.of(domain)
@@ -510,12 +513,12 @@ def begun_bases(view: View, keys: Keyring) -> Iterator[DomainKeys]:
                 yield known
 
 
-def unfinished(view: View) -> Iterator[Problem]:
+def unfinished(catalog: Catalog) -> Iterator[Problem]:
     """Yield each unfinished erase that files and keys show; without the key fewer are seen.
 
     Spec: FORMAT.md, "Unfinished erase".
     """
-    keys, folder = view.keys, KeyFolder(view.store)
+    keys, folder = catalog.keys, KeyFolder(catalog.store)
     for domain, files in sorted(folder.leftovers().items()):
         what = "a change of the archive's key" if domain == MASTER else "an erase"
         yield Problem(
@@ -526,22 +529,22 @@ def unfinished(view: View) -> Iterator[Problem]:
         )
     if not isinstance(keys, Keyring):
         return
-    for base in begun_bases(view, keys):
+    for base in begun_bases(catalog, keys):
         with suppress(ArchiveError):  # packs are damaged, which is reported elsewhere
-            if not Eraser(view).users(base.domain, base.older):
+            if not Eraser(catalog).users(base.domain, base.older):
                 what = f"the erase of base {base.name!r} is unfinished, or goes on now; the next erase finishes it"
                 yield Problem("erase", base.domain.hex(), what)
     for domain in sorted(folder.generations()):
         with suppress(CorruptError):
             known = None if domain == MASTER else keys.of(domain)
             if known and known.doomed:
-                yield Problem("erase", domain.hex(), _doomed(view, keys, known))
+                yield Problem("erase", domain.hex(), _doomed(catalog, keys, known))
 
 
-def _doomed(view: View, keys: Keyring, known: DomainKeys) -> str:
+def _doomed(catalog: Catalog, keys: Keyring, known: DomainKeys) -> str:
     """Return a sentence that names the sessions that an erase doomed and did not erase."""
     units = {unit.number for unit in known.doomed}
-    names = {v.name for v in view.all_versions() if v.tenant == known.name}
+    names = {v.name for v in catalog.lookup.all_versions() if v.tenant == known.name}
     going = sorted(n for n in names if unit_of(keys.session_key(known.domain, n)) in units)
     what = ", ".join(map(repr, going)) or "a session that is gone"
     return (

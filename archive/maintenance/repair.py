@@ -28,10 +28,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from pltz.archive.catalog.chain import lost
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.chain import lost_versions
 from pltz.archive.catalog.ledger import MAX_FILE as MAX_ENTRY
 from pltz.archive.catalog.ledger import PackState, decode_as
-from pltz.archive.catalog.view import MAX_PLAN, Version, View
+from pltz.archive.catalog.lookup import Version
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Encryption, LockedArchive
 from pltz.archive.errors import ArchiveError, StoreError
@@ -42,7 +43,7 @@ from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import MAX_SIZE as MAX_PACK
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
-from pltz.archive.format.plan import Plan
+from pltz.archive.format.plan import MAX_PLAN, Plan
 from pltz.archive.format.prefix_crc import Stretch
 from pltz.archive.format.record import Record
 from pltz.archive.format.settings import MAX_SIZE, Settings
@@ -138,12 +139,12 @@ class Repairer:
             return self.report  # it is unknown which packs are condemned, so packs must wait
         self._indexes()
         keys = self._keys(settings) if self._keys else (LockedArchive() if settings.sealed else None)
-        view = View(self.store, keys)
-        view.refresh()
-        self.report.recorded += [loss.pack.hex() for loss in view.losses()]
-        self._want_own(view)
-        for pack in sorted(self._pack_names(view)):
-            self._pack(view, pack, settings.parity)
+        catalog = Catalog(self.store, keys)
+        catalog.refresh()
+        self.report.recorded += [loss.pack.hex() for loss in catalog.damage.losses()]
+        self._want_own(catalog)
+        for pack in sorted(self._pack_names(catalog)):
+            self._pack(catalog, pack, settings.parity)
         self._towers(keys)
         return self.report
 
@@ -246,23 +247,23 @@ class Repairer:
             if not self.dry_run:
                 self.store.delete(path)
 
-    def _pack_names(self, view: View) -> set[bytes]:
+    def _pack_names(self, catalog: Catalog) -> set[bytes]:
         """Return the packs that are there or that something names."""
         parity = object_names.packs_among(self.store.list(object_names.PARITY))
-        return parity | view.missing() | set(view.packs)
+        return parity | catalog.damage.missing() | set(catalog.listing.packs)
 
-    def _pack(self, view: View, pack: bytes, shares: tuple[int, int]) -> None:
+    def _pack(self, catalog: Catalog, pack: bytes, shares: tuple[int, int]) -> None:
         self.report.checked += 1
         name = object_names.pack(pack)
         data = SalvageReader.of(self.store, name, MAX_PACK)
-        if data is None and self._gone(view, pack):
+        if data is None and self._gone(catalog, pack):
             return
-        if data is not None and self._foreign(view, data):
-            return self._move_out(view, pack)
+        if data is not None and self._foreign(catalog, data):
+            return self._move_out(catalog, pack)
         try:
             if data is not None and _is(pack, data):
-                if pack not in view.ledger.deleted:  # else a collector is deleting the pack, parity first
-                    self._protect(view, pack, data, shares)
+                if pack not in catalog.ledger.deleted:  # else a collector is deleting the pack, parity first
+                    self._protect(catalog, pack, data, shares)
                 return
         except VersionError:
             return  # left to the newer pltz that wrote it
@@ -271,31 +272,31 @@ class Repairer:
         best: Stretch = sources[0] if sources else b""
         if parity:
             restored = parity.restore(sources)[0]
-            if self._foreign(view, restored):
-                return self._move_out(view, pack)
+            if self._foreign(catalog, restored):
+                return self._move_out(catalog, pack)
             if _is(pack, restored):
                 self._replace(name, None if data is None else data.whole(), restored)
-                self._protect(view, pack, restored, shares)
+                self._protect(catalog, pack, restored, shares)
                 return
             best = restored
-        if self._foreign(view, best):
-            return self._move_out(view, pack)
-        self._salvage(view, pack, best, shares)
+        if self._foreign(catalog, best):
+            return self._move_out(catalog, pack)
+        self._salvage(catalog, pack, best, shares)
 
-    def _foreign(self, view: View, data: Stretch) -> bool:
+    def _foreign(self, catalog: Catalog, data: Stretch) -> bool:
         """Return whether these are the bytes of a pack of another archive, damaged or not."""
         try:
-            return _opened(data).head.archive != view.ledger.archive
+            return _opened(data).head.archive != catalog.ledger.archive
         except FormatError:
             return False
 
-    def _move_out(self, view: View, pack: bytes) -> None:
+    def _move_out(self, catalog: Catalog, pack: bytes) -> None:
         """Move a pack of another archive aside, with its parity, and salvage nothing.
 
         The ledger records the deletion first.
         """
         if not self.dry_run:
-            view.ledger.put_deleted([pack])
+            catalog.ledger.put_deleted([pack])
         for name in (object_names.pack(pack), object_names.parity(pack)):
             if (left := self._maybe(name, 1 << 31)) is None:
                 continue
@@ -303,36 +304,37 @@ class Repairer:
             if not self.dry_run:
                 self.store.delete(name)
 
-    def _want_own(self, view: View) -> None:
+    def _want_own(self, catalog: Catalog) -> None:
         """Raise ArchiveError where there are packs and all are of another archive.
 
         In that case archive.json is the wrong one.
         """
         others = set[bytes]()
-        for pack in view.packs:
+        for pack in catalog.listing.packs:
             data = SalvageReader.of(self.store, object_names.pack(pack), MAX_PACK)
-            if data is None or not self._foreign(view, data):
+            if data is None or not self._foreign(catalog, data):
                 return
             others.add(_opened(data).head.archive)
         if others:
+            here, there = catalog.ledger.archive.hex(), min(others).hex()
             raise ArchiveError(
-                f"{SETTINGS} is of archive {view.ledger.archive.hex()}, and all packs are of archive {min(others).hex()}: "
+                f"{SETTINGS} is of archive {here}, and all packs are of archive {there}: "
                 f"bring the right {SETTINGS} from a backup; nothing was changed"
             )
 
-    def _gone(self, view: View, pack: bytes) -> bool:
+    def _gone(self, catalog: Catalog, pack: bytes) -> bool:
         """Return whether the ledger, read after the pack was found absent, explains the absence.
 
         Left-over parity of a deleted pack is deleted.
         """
-        view.ledger.refresh()
-        state = view.ledger.state(pack)
+        catalog.ledger.refresh()
+        state = catalog.ledger.state(pack)
         name = object_names.parity(pack)
         if state is PackState.DELETED and not self.dry_run:
             self.store.delete(name)
         return state is PackState.DELETED or (state is PackState.LOST and not is_there(self.store, name))
 
-    def _protect(self, view: View, pack: bytes, data: Stretch, shares: tuple[int, int]) -> None:
+    def _protect(self, catalog: Catalog, pack: bytes, data: Stretch, shares: tuple[int, int]) -> None:
         """Give a sound pack sound parity unless it has it."""
         if not shares[0]:
             return
@@ -356,7 +358,7 @@ class Repairer:
         self.store.delete(name)
         self.store.put(name, made.encode())
         if not is_there(self.store, object_names.pack(pack)):  # collected meanwhile
-            self._gone(view, pack)
+            self._gone(catalog, pack)
 
     def _parity(self, pack: bytes) -> Parity | None:
         data = self._maybe(object_names.parity(pack), 1 << 31)
@@ -366,52 +368,52 @@ class Repairer:
             return None
         return parity if parity and parity.pack == pack else None
 
-    def _salvage(self, view: View, pack: bytes, best: Stretch, shares: tuple[int, int]) -> None:
+    def _salvage(self, catalog: Catalog, pack: bytes, best: Stretch, shares: tuple[int, int]) -> None:
         """Move a pack beyond repair aside.
 
         Its readable records go into a new pack, its losses into the ledger, and the pack is condemned.
         """
-        view.ledger.refresh()
-        deleted = pack in view.ledger.deleted  # a killed collector left it: its live records are elsewhere
+        catalog.ledger.refresh()
+        deleted = pack in catalog.ledger.deleted  # a killed collector left it: its live records are elsewhere
         rows = [] if deleted else list(_scan(best))
         missing: int | None = 0
         sessions, segments, covered = set[int](), set[int](), True
         if not deleted:
-            missing, sessions, segments, covered = self._note_lost(view, pack, best, {at for at, _ in rows})
+            missing, sessions, segments, covered = self._note_lost(catalog, pack, best, {at for at, _ in rows})
         self.report.salvaged += len(rows)
         if self.dry_run:
             return
         if rows:
             contexts = _opened(best).head.contexts
-            Writer(view, [], shares).copy([(contexts[r.context], r) for _, r in rows])
+            Writer(catalog, [], shares).copy([(contexts[r.context], r) for _, r in rows])
         if missing == 0 and not sessions:
-            view.ledger.put_deleted([pack])
+            catalog.ledger.put_deleted([pack])
         else:
-            view.ledger.put_lost(pack, missing, covered, sessions, segments)
-        self._condemn(view, pack)
+            catalog.ledger.put_lost(pack, missing, covered, sessions, segments)
+        self._condemn(catalog, pack)
         for name in (object_names.pack(pack), object_names.parity(pack)):
             if (left := self._maybe(name, 1 << 31)) is not None:
                 self._put_aside(name, left)
                 self.store.delete(name)
 
-    def _condemn(self, view: View, pack: bytes) -> None:
+    def _condemn(self, catalog: Catalog, pack: bytes) -> None:
         """Condemn a pack, so that no writer relies on it and no collector waits for it.
 
         Raises ArchiveError.
         """
         for _ in range(8):
-            view.read_plans()
-            if pack in view.condemned:
+            catalog.listing.read_plans()
+            if pack in catalog.listing.condemned:
                 return
-            plan = Plan(view.epoch + 1, self.store.random(16), frozenset({pack}))
+            plan = Plan(catalog.listing.epoch + 1, self.store.random(16), frozenset({pack}))
             if self.store.put(plan.name, plan.encode()):
                 self.store.put(plan.copy, plan.encode())
-        view.read_plans()
-        if pack not in view.condemned:
+        catalog.listing.read_plans()
+        if pack not in catalog.listing.condemned:
             raise ArchiveError("others keep collecting: try again")
 
     def _note_lost(
-        self, view: View, pack: bytes, best: Stretch, read: set[int]
+        self, catalog: Catalog, pack: bytes, best: Stretch, read: set[int]
     ) -> tuple[int | None, set[int], set[int], bool]:
         """Note the records of a pack that were not read, as far as footer and indexes tell.
 
@@ -426,9 +428,9 @@ class Repairer:
             self.report.uncounted += 1
         sessions, segments, covered = set[int](), set[int](), False
         known: dict[int, tuple[str, str]] = {}
-        for session, called in _named(view):
+        for session, called in _named(catalog):
             known.setdefault(key_of(session), called)
-        for index in view.indexes.values():
+        for index in catalog.listing.indexes.values():
             covered |= pack in index.packs
             segments |= {
                 key for key, at in index.entries(SEGMENTS) if at.pack == pack and at.offset not in read
@@ -442,9 +444,9 @@ class Repairer:
 
     def _towers(self, keys: Encryption | None) -> None:
         """Report the versions that lack a segment."""
-        view = View(self.store, keys)
-        view.refresh()
-        self.report.lost += lost(view, view.all_versions())
+        catalog = Catalog(self.store, keys)
+        catalog.refresh()
+        self.report.lost += lost_versions(catalog, catalog.lookup.all_versions())
 
     def _replace(self, name: str, old: bytes | None, new: bytes) -> None:
         self.report.restored.append(name)
@@ -513,9 +515,9 @@ def _scan(data: Stretch) -> Iterator[tuple[int, Record]]:
         return
 
 
-def _named(view: View) -> Iterable[tuple[bytes, tuple[str, str]]]:
+def _named(catalog: Catalog) -> Iterable[tuple[bytes, tuple[str, str]]]:
     """Yield session key, tenant and name of the versions that can be read."""
-    for v in view.all_versions():
+    for v in catalog.lookup.all_versions():
         with suppress(FileNotFoundError):  # collected meanwhile
-            item = view.at(v.location)
+            item = catalog.lookup.at(v.location)
             yield key_of_session(item.record, item.context), (v.tenant, v.name)

@@ -14,10 +14,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, compress
 
-from pltz.archive.catalog.chain import MAX_SEGMENTS, Answer, Chains, Wanted, decode_records, lost
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.chain import (
+    MAX_SEGMENTS,
+    Answer,
+    Chains,
+    RecordToDecode,
+    decode_records,
+    lost_versions,
+)
 from pltz.archive.catalog.freshness import Token, rolled_back, token_of
 from pltz.archive.catalog.ledger import MISSING, as_text
-from pltz.archive.catalog.view import LOOKS, MAX_PLAN, Found, Problem, Version, View, tell
+from pltz.archive.catalog.listing import ATTEMPTS, Found
+from pltz.archive.catalog.lookup import Version
+from pltz.archive.catalog.problems import Problem, Problems
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.concurrency import run_alongside
 from pltz.archive.encryption.key_files import MAX_SIZE as MAX_KEYS
@@ -30,7 +40,7 @@ from pltz.archive.format.index_file import SECTIONS, SEGMENTS, Location, key_of,
 from pltz.archive.format.object_names import SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
-from pltz.archive.format.plan import Plan
+from pltz.archive.format.plan import MAX_PLAN, Plan
 from pltz.archive.format.settings import MAX_SIZE as MAX_SETTINGS
 from pltz.archive.format.settings import Settings
 from pltz.archive.maintenance.bulk_verify import BulkVerified, BulkVerifier, whole
@@ -96,17 +106,17 @@ class Span:
 
 
 class Verifier:
-    """Checks an archive through a fresh view of its files.
+    """Checks an archive through a fresh catalog of its files.
 
     ``resume``: the report of a run that was stopped.
     """
 
     def __init__(
-        self, view: View, codecs: list[SegmentCodec], settings: Settings, resume: Report | None = None
+        self, catalog: Catalog, codecs: list[SegmentCodec], settings: Settings, resume: Report | None = None
     ):
-        self.view, self.codecs, self.settings = view, codecs, settings
+        self.catalog, self.codecs, self.settings = catalog, codecs, settings
         self.report = resume or Report()
-        self._told = set(self.report.problems)
+        self._problems = Problems(self.report.problems)
         self._end: float | None = None
         self._stop: int | None = None  # bytes
         self._progress: Callable[[Report], None] | None = None
@@ -139,20 +149,21 @@ class Verifier:
         Raises StoreError where files cannot be read at all. Damage is in the report, not raised.
         """
         try:
-            self.view.refresh()
+            self.catalog.refresh()
         except ArchiveError as exc:
-            self.report.problems += self.view.problems or [Problem("plan", object_names.PLANS, str(exc))]
+            for problem in self.catalog.damage.problems or [Problem("plan", object_names.PLANS, str(exc))]:
+                self._problems.add(problem)
             return self.report
-        for pack in sorted(self.view.missing()):
+        for pack in sorted(self.catalog.damage.missing()):
             self._wrong("pack", pack.hex(), "is gone, and no collector deleted it: run pltz archive repair")
-        for loss in self.view.losses():
+        for loss in self.catalog.damage.losses():
             self._wrong("loss", loss.pack.hex(), as_text(loss))
-        if expect and (why := rolled_back(self.view, expect)):
+        if expect and (why := rolled_back(self.catalog, expect)):
             self._wrong("freshness", str(expect), why)
-        self.report.token = str(token_of(self.view))
+        self.report.token = str(token_of(self.catalog))
         self._progress = progress
         if max_seconds is not None:
-            self._end = self.view.store.now() + max_seconds
+            self._end = self.catalog.store.now() + max_seconds
         swept: list[BulkVerified] = []
         doubted: set[bytes] = set()  # packs that bulk verification did not prove: checked record by record
         spans = self._chosen(fraction, anywhere and decode)
@@ -162,9 +173,9 @@ class Verifier:
         self._check_redundancy()
         self._check_indexes(digests(), doubted)
         if doubted or not self.report.complete or not whole(swept):
-            self.report.lost += self.view.look(self._lost)
-        for problem in self.view.problems:
-            self._tell(problem)
+            self.report.lost += self.catalog.listing.stable(self._lost)
+        for problem in self.catalog.damage.problems:
+            self._problems.add(problem)
         return self.report
 
     def _check_packs(self, spans: list[Span], decode: bool, swept: list[BulkVerified], doubted: set[bytes]) -> None:
@@ -196,16 +207,16 @@ class Verifier:
 
     def _lost(self) -> list[Version]:
         """Return the versions of which something is missing."""
-        versions = chain.from_iterable(self.view.histories())
-        return list(lost(self.view, versions, self.report.bad))
+        versions = chain.from_iterable(self.catalog.lookup.histories())
+        return list(lost_versions(self.catalog, versions, self.report.bad))
 
     def _late(self) -> bool:
-        return self._end is not None and self.view.store.now() >= self._end
+        return self._end is not None and self.catalog.store.now() >= self._end
 
     def _chosen(self, fraction: float, anywhere: bool) -> list[Span]:
         """Return the spans to check, in order."""
-        dice = random.Random(self.view.store.random(8))
-        packs = sorted(pack for pack in self.view.packs if pack > self.report.cursor)
+        dice = random.Random(self.catalog.store.random(8))
+        packs = sorted(pack for pack in self.catalog.listing.packs if pack > self.report.cursor)
         if fraction < 1:
             self.report.complete = False
             packs = [pack for pack in packs if dice.random() < fraction]
@@ -218,7 +229,7 @@ class Verifier:
         at = dice.randrange(len(packs))
         first = packs[at]
         try:
-            byte = dice.randrange(max(1, self.view.pack(first).size))
+            byte = dice.randrange(max(1, self.catalog.listing.opened(first).size))
         except (FormatError, FileNotFoundError):  # the check reports it
             byte = 0
         others = [*packs[at + 1 :], *packs[:at]]
@@ -232,7 +243,7 @@ class Verifier:
         if decode:
             yield from ((span, None) for span in spans)
         else:
-            found = BulkVerifier(self.view).run([span.pack for span in spans])
+            found = BulkVerifier(self.catalog).run([span.pack for span in spans])
             yield from ((Span(pack), swept) for pack, swept in found)
 
     def _check_pack(self, pack: bytes, decode: bool) -> None:
@@ -242,8 +253,8 @@ class Verifier:
         """
         start = self.report.offset
         try:
-            file = self.view.store.open(object_names.pack(pack))
-            if Pack(file.read, file.size, archive=self.view.ledger.archive).verify() != pack:
+            file = self.catalog.store.open(object_names.pack(pack))
+            if Pack(file.read, file.size, archive=self.catalog.ledger.archive).verify() != pack:
                 self._wrong("pack", pack.hex(), "its digest is not its name")
         except FormatError as exc:
             self._wrong("pack", pack.hex(), str(exc))
@@ -280,7 +291,7 @@ class Verifier:
         A pack without a footer is a problem already told.
         """
         with suppress(FormatError, FileNotFoundError):
-            missing = self.view.pack(pack).count() - read
+            missing = self.catalog.listing.opened(pack).count() - read
             self.report.unreadable += max(
                 0, missing
             )  # a footer that counts too few must not offset another pack
@@ -289,11 +300,11 @@ class Verifier:
         self.report.within, self.report.offset = pack, offset
 
     def _erased(self, item: Found) -> bool:
-        return item.record.id is not None and self.view.keys.gone(item.context, item.record.id)
+        return item.record.id is not None and self.catalog.keys.gone(item.context, item.record.id)
 
     def _records(self, pack: bytes) -> Iterator[Found]:
         try:
-            for item in self.view.scan(pack):
+            for item in self.catalog.listing.scan(pack):
                 if isinstance(item, Damage):
                     self._wrong("pack", pack.hex(), f"{item.size} bytes at {item.offset}: {item.why}")
                 else:
@@ -305,10 +316,10 @@ class Verifier:
 
     def _check_found(self, item: Found) -> None:
         """Check that the indexes find the record by each of its identities, unless its pack was deleted since."""
-        if item.location.pack not in self.view.packs:
+        if item.location.pack not in self.catalog.listing.packs:
             return
         for section, identity in keys_of(item.record, item.context):
-            if item.location not in self.view.places(section, identity):
+            if item.location not in self.catalog.lookup.places(section, identity):
                 where = f"{item.location.pack.hex()} at {item.location.offset}"
                 self._wrong(
                     "index", SECTIONS[section], f"the record in {where} is not found through any index"
@@ -320,11 +331,11 @@ class Verifier:
         Where a pack vanished meanwhile, a collector moved its records: look again for those that failed. A record
         whose parent was collected is no damage in itself. If a version needs it, that version is found lost.
         """
-        for _ in range(LOOKS):
-            vanished, answers = self.view.vanished, self._answers(items)
-            if self.view.vanished == vanished:
+        for _ in range(ATTEMPTS):
+            before, answers = self.catalog.listing.staleness, self._answers(items)
+            if self.catalog.listing.staleness == before:
                 return self._note(items, answers)
-            self.view.refresh()
+            self.catalog.refresh()
             ready = [not isinstance(answer, CorruptError) for answer in answers]
             self._note(list(compress(items, ready)), list(compress(answers, ready)))
             items = [i for i, done in zip(items, ready, strict=True) if not (done or self._erased(i))]
@@ -348,22 +359,22 @@ class Verifier:
         for _ in range(MAX_SEGMENTS):
             if at == NONE:
                 return False
-            if not (places := self.view.find(SEGMENTS, at)):
-                return not self.view.hurt
+            if not (places := self.catalog.lookup.find(SEGMENTS, at)):
+                return not self.catalog.damage.hiding()
             at = places[0].record.parent
         return False
 
     def _answers(self, items: Sequence[Found]) -> list[Answer]:
         """Return the tokens, (T,), of each record, or the error. Segments above them are decoded first, once."""
-        chains = Chains(self.view, self.codecs)
+        chains = Chains(self.catalog, self.codecs)
         chains.load([i.record.parent for i in items if i.context.mode & TOWER])
         above = [chains.above(i) for i in items]
         wanted = [
-            Wanted(i, i.record.parent, a)
+            RecordToDecode(i, i.record.parent, a)
             for i, a in zip(items, above, strict=True)
             if not isinstance(a, PltzError)
         ]
-        answers = iter(decode_records(self.codecs, self.view.keys, wanted))
+        answers = iter(decode_records(self.codecs, self.catalog.keys, wanted))
         return [a if isinstance(a, PltzError) else next(answers) for a in above]
 
     def _undecodable(self, item: Found, exc: PltzError) -> None:
@@ -374,7 +385,7 @@ class Verifier:
     def _check_parity(self, pack: bytes) -> None:
         """Check the parity of a pack, if any. Missing parity is no damage and is counted later."""
         try:
-            parity = Parity.decode(self.view.store.view(object_names.parity(pack)))
+            parity = Parity.decode(self.catalog.store.view(object_names.parity(pack)))
             parity.verify()
             if parity.pack != pack:
                 self._wrong("parity", pack.hex(), "is that of another pack")
@@ -385,13 +396,14 @@ class Verifier:
 
     def _check_copies(self) -> None:
         """Check second copies of small files and key files, and that no parity is left of deleted packs."""
-        store = self.view.store
+        store = self.catalog.store
         parity = store.list(object_names.PARITY)
-        for pack in sorted(object_names.packs_among(parity) & self.view.ledger.deleted - set(self.view.packs)):
+        deleted = self.catalog.ledger.deleted - self.catalog.listing.packs.keys()
+        for pack in sorted(object_names.packs_among(parity) & deleted):
             self._wrong(
                 "parity", pack.hex(), "is left of a deleted pack: the next pltz archive collect takes it away"
             )
-        for epoch in sorted(self.view.missing_plans()):
+        for epoch in sorted(self.catalog.listing.missing_plans()):
             name = object_names.last_part(object_names.plan(epoch))
             self._wrong("plan", name, "is gone, and its copy is left: run pltz archive repair")
         with suppress(FileNotFoundError):
@@ -408,47 +420,48 @@ class Verifier:
                         self._wrong("plan", name, "its copy is that of another")
                 except FormatError as exc:
                     self._wrong("plan", name, str(exc))
-        for path, why in self.view.ledger.unsound():
+        for path, why in self.catalog.ledger.unsound():
             if why != MISSING:
                 self._wrong("ledger", path, why)
         self._check_keys()
 
     def _check_keys(self) -> None:
         """Check key files, except older ones that an unfinished erase left."""
-        folder = KeyFolder(self.view.store)
-        for name in sorted(self.view.store.list(object_names.KEYS)):
+        folder = KeyFolder(self.catalog.store)
+        for name in sorted(self.catalog.store.list(object_names.KEYS)):
             try:
-                KeyFile.decode(self.view.store.read(f"{object_names.KEYS}/{name}", 0, MAX_KEYS))
+                KeyFile.decode(self.catalog.store.read(f"{object_names.KEYS}/{name}", 0, MAX_KEYS))
             except FormatError as exc:
                 if not folder.outdated(name):
                     self._wrong("keys", name, str(exc))
             except FileNotFoundError:
                 continue
-        self.report.unfinished = list(unfinished(self.view))
+        self.report.unfinished = list(unfinished(self.catalog))
 
     def _check_redundancy(self) -> None:
         """Note each redundant copy that is missing while its original is there."""
         listed = {
             f"{folder}/{name}"
             for folder in (object_names.PARITY, object_names.KEYS, object_names.LEDGER)
-            for name in self.view.store.list(folder)
+            for name in self.catalog.store.list(folder)
         }
         self.report.missing_copies = [
             copy
             for copy, original in sorted(self._copies())
             if copy not in listed
-            and not is_there(self.view.store, copy)  # it may have been put since
-            and is_there(self.view.store, original)  # or both may have gone
+            and not is_there(self.catalog.store, copy)  # it may have been put since
+            and is_there(self.catalog.store, original)  # or both may have gone
         ]
 
     def _copies(self) -> Iterator[tuple[str, str]]:
         """Yield the path of each redundant copy that should exist, with the path of its original."""
-        store = self.view.store
+        store = self.catalog.store
         yield SETTINGS_COPY, SETTINGS
         for epoch in object_names.plans_among(store.list(object_names.PLANS)):
             yield object_names.plan_copy(epoch), object_names.plan(epoch)
         if self.settings.parity[0]:
-            staying = set(self.view.packs) - self.view.ledger.deleted  # a collector deletes the parity first
+            # a collector deletes the parity first
+            staying = set(self.catalog.listing.packs) - self.catalog.ledger.deleted
             yield from ((object_names.parity(pack), object_names.pack(pack)) for pack in staying)
         entries = object_names.ledger_entries_among(store.list(object_names.LEDGER))
         for name in entries | object_names.ledger_copies_among(store.list(object_names.PARITY)):
@@ -464,7 +477,7 @@ class Verifier:
         Holds the GIL for little of its time.
         """
         found: dict[str, bytes | FormatError] = {}
-        for name, index in list(self.view.indexes.items()):
+        for name, index in list(self.catalog.listing.indexes.items()):
             try:
                 found[name] = index.verify()
             except FormatError as exc:
@@ -472,7 +485,7 @@ class Verifier:
         return found
 
     def _check_indexes(self, digests: dict[str, bytes | FormatError], doubted: set[bytes]) -> None:
-        for name, index in list(self.view.indexes.items()):
+        for name, index in list(self.catalog.listing.indexes.items()):
             try:
                 found = digests[name] if name in digests else index.verify()
                 if isinstance(found, FormatError):
@@ -481,14 +494,14 @@ class Verifier:
                     self._wrong("index", name, "its digest is not its name")
                 for section in range(len(SECTIONS) if doubted else 0):
                     for key, location in index.entries(section):
-                        if location.pack in doubted and location.pack in self.view.packs:
+                        if location.pack in doubted and location.pack in self.catalog.listing.packs:
                             self._check_entry(name, section, key, location)
             except FormatError as exc:
                 self._wrong("index", name, str(exc))
 
     def _check_entry(self, name: str, section: int, key: int, location: Location) -> None:
         try:
-            item = self.view.at(location)
+            item = self.catalog.lookup.at(location)
             keys = [(s, key_of(i)) for s, i in keys_of(item.record, item.context)]
         except FormatError:
             return  # reported with its pack
@@ -502,7 +515,4 @@ class Verifier:
             )
 
     def _wrong(self, kind: str, name: str, what: str) -> None:
-        self._tell(Problem(kind, name, what))
-
-    def _tell(self, problem: Problem) -> None:
-        tell(self.report.problems, self._told, problem)
+        self._problems.note(kind, name, what)

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from pltz.archive.catalog.view import Version
+from pltz.archive.catalog.lookup import Version
 from pltz.archive.nightly import engine
 from pltz.archive.nightly.config import Config
 from pltz.archive.nightly.freeze import Freezer
@@ -175,7 +175,7 @@ class _Job:
         archive, looked, forgotten = self._open(), 0, 0
         for rule in self.config.retention:
             batch: list[Version] = []
-            for history in archive.view.histories():
+            for history in archive.catalog.lookup.histories():
                 if rule.tenant is not None and history[0].tenant != rule.tenant:
                     continue
                 looked += len(history)
@@ -202,7 +202,7 @@ class _Job:
         wanted = self.config.verify
         assert wanted is not None
         archive = self.freezer.open().archive
-        share = max(wanted.share, min(1.0, LEAST_PACKS / max(1, len(archive.view.packs))))
+        share = max(wanted.share, min(1.0, LEAST_PACKS / max(1, len(archive.catalog.listing.packs))))
         found = archive.verify(decode=True, fraction=share, max_seconds=wanted.max_seconds, anywhere=True)
         return {
             "sound": found.sound,

@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Place:
+class BucketPlace:
     """The place of an archive and the way to speak to it.
 
     ``timeout``: seconds per request; ``retries``: attempts after a request that failed on the way.
@@ -66,10 +66,10 @@ class Place:
     retries: int = 5
 
     @classmethod
-    def of(cls, url: str, options: Mapping[str, str] | None = None, **how: float) -> Place:
+    def of(cls, url: str, options: Mapping[str, str] | None = None, **how: float) -> BucketPlace:
         """Return the place of a URL. Raises UsageError where it is not s3://bucket or s3://bucket/prefix.
 
-        >>> Place.of("s3://cold/team-a/").prefix
+        >>> BucketPlace.of("s3://cold/team-a/").prefix
         'team-a'
         """
         parts = urlsplit(url)
@@ -89,14 +89,14 @@ class ObjectStore:
     """A bucket, or a prefix in one. Implements `store.Store`.
 
     Args:
-        place: a URL (``s3://bucket/prefix``) or a `Place`.
+        place: a URL (``s3://bucket/prefix``) or a `BucketPlace`.
         cache: folder for copies of index files; None is ``pltz`` in the user's cache folder.
 
     Raises UsageError for an invalid URL, StoreError where `obstore` is missing.
     """
 
-    def __init__(self, place: str | Place, cache: str | os.PathLike[str] | None = None):
-        self.place = Place.of(place) if isinstance(place, str) else place
+    def __init__(self, place: str | BucketPlace, cache: str | os.PathLike[str] | None = None):
+        self.place = BucketPlace.of(place) if isinstance(place, str) else place
         self._remote = _connect(self.place)
         folder = Path(cache) if cache else _cache_folder()
         self._cache = (
@@ -266,7 +266,7 @@ class ObjectStore:
             raise StoreError(f"cannot {what} in {self.place.url}: {_why(exc, status, code, text)}") from exc
 
 
-def _connect(place: Place) -> S3Store:
+def _connect(place: BucketPlace) -> S3Store:
     try:
         from obstore.exceptions import BaseError
         from obstore.store import S3Store
@@ -294,7 +294,7 @@ def _connect(place: Place) -> S3Store:
         ) from exc
 
 
-def _endpoint(place: Place) -> str:
+def _endpoint(place: BucketPlace) -> str:
     """Return the URL of the server; empty for Amazon's own."""
     named = (
         place.options.get("endpoint")

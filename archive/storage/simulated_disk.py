@@ -43,16 +43,16 @@ class Change:
 
 
 @dataclass
-class State:
+class DiskState:
     """The content of a disk: names of files, their bytes, folders."""
 
     names: dict[str, int] = field(default_factory=dict)
     data: dict[int, bytes] = field(default_factory=dict)
     folders: set[str] = field(default_factory=lambda: {""})
 
-    def copy(self) -> State:
+    def copy(self) -> DiskState:
         """Return an independent copy."""
-        return State(dict(self.names), dict(self.data), set(self.folders))
+        return DiskState(dict(self.names), dict(self.data), set(self.folders))
 
     def files(self) -> dict[str, bytes]:
         """Return path -> bytes of every reachable file."""
@@ -63,8 +63,8 @@ class State:
 class SimDisk:
     """A simulated disk. Implements `disk.Disk`."""
 
-    def __init__(self, state: State | None = None, seed: int = 0):
-        self.seen = state.copy() if state else State()
+    def __init__(self, state: DiskState | None = None, seed: int = 0):
+        self.seen = state.copy() if state else DiskState()
         for inode in self.seen.names.values():  # a durable name without bytes keeps its inode
             self.seen.data.setdefault(inode, b"")
         self.durable = self.seen.copy()
@@ -87,7 +87,7 @@ class SimDisk:
         twin.capacity = self.capacity
         return twin
 
-    def crashes(self, unread: str | None = None) -> Iterator[State]:
+    def crashes(self, unread: str | None = None) -> Iterator[DiskState]:
         """Yield every state that a power cut may leave now.
 
         Names in the folder ``unread``, which nothing reads, are not varied.
@@ -235,7 +235,7 @@ class SimDisk:
         self.pending.append(change)
         self.watch()
 
-    def _apply(self, state: State, change: Change, outcome: str) -> None:
+    def _apply(self, state: DiskState, change: Change, outcome: str) -> None:
         if change.what == "directory":
             state.folders.add(change.path)
         elif change.what == "name":

@@ -17,7 +17,7 @@ from itertools import accumulate
 import numpy as np
 
 from pltz.archive.catalog.chain import NOTHING
-from pltz.archive.catalog.view import Version
+from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Encryption
 from pltz.archive.format import ids

@@ -15,8 +15,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import NOTHING
-from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import Coded
 from pltz.archive.concurrency import run_alongside
 from pltz.archive.errors import ArchiveError, StoreError
@@ -37,14 +37,14 @@ WORTH = 1 << 20  # smallest pack, in bytes, that is worth a thread
 
 
 class Publisher:
-    """Puts rows for one view.
+    """Puts rows for one catalog.
 
     ``proved`` is told of the segments decoded here. ``parity`` has thousandths of parity: for the whole pack,
     and for the segments that many sessions depend on.
     """
 
-    def __init__(self, view: View, proved: VerifiedSegments, parity: tuple[int, int]):
-        self.view, self.proved, self.parity = view, proved, parity
+    def __init__(self, catalog: Catalog, proved: VerifiedSegments, parity: tuple[int, int]):
+        self.catalog, self.proved, self.parity = catalog, proved, parity
 
     def put(self, rows: list[Row]) -> None:
         """Lay out packs, prove them and put them; all are durable on return.
@@ -55,8 +55,9 @@ class Publisher:
         while rows:
             contexts, records, _, segments = zip(*rows, strict=True)
             times = [r.time for r in records if r.name is not None]
-            time = min(times) if times else self.view.store.now()
-            builder = Builder(self.view.epoch, time, self.view.store.random(16), self.view.ledger.archive)
+            time = min(times) if times else self.catalog.store.now()
+            salt, archive = self.catalog.store.random(16), self.catalog.ledger.archive
+            builder = Builder(self.catalog.listing.epoch, time, salt, archive)
             count = builder.fill(contexts, records)
             part, rows = rows[:count], rows[count:]
             out = builder.lay_out()
@@ -69,13 +70,13 @@ class Publisher:
             with run_alongside(partial(self._about, data, part, offsets), worth=long) as about:
                 self._put_pack(name, data)
             entries, parity = about()
-            self.view.add_pack(name, len(data), entries)
+            self.catalog.listing.add_pack(name, len(data), entries)
             self._put_parity(name, parity)
             self.proved.remember(name, zip(offsets, segments, strict=False))
 
     def _prove_decoding(self, rows: Sequence[Row]) -> None:
         """Decode every new segment from the bytes in the pack and compare, before a byte is written."""
-        bits, segments = self.view.keys.bits, [segment for *_, segment in rows if segment]
+        bits, segments = self.catalog.keys.bits, [segment for *_, segment in rows if segment]
         with ExitStack() as stack:
             compared: Callable[[], None] = _nothing
             for codec, numbers in batches(segments):
@@ -97,7 +98,7 @@ class Publisher:
 
     def _put_pack(self, name: bytes, data: bytes) -> None:
         path = object_names.pack(name)
-        if not self.view.store.put(path, data):
+        if not self.catalog.store.put(path, data):
             raise StoreError(f"{path} holds other bytes than its name says: nothing was acknowledged")
 
     def _about(
@@ -128,15 +129,15 @@ class Publisher:
         """
         if not parity:
             return
-        store = self.view.store
+        store = self.catalog.store
         try:
             store.put(object_names.parity(name), parity)
             if not is_there(store, object_names.pack(name)):
-                self.view.ledger.refresh()
-                if name in self.view.ledger.deleted:  # collected while this writer was stalled
+                self.catalog.ledger.refresh()
+                if name in self.catalog.ledger.deleted:  # collected while this writer was stalled
                     store.delete(object_names.parity(name))
         except StoreError as exc:
-            self.view.problem("parity", name.hex(), f"{exc}: this pack has no parity until repair writes it")
+            self.catalog.damage.note("parity", name.hex(), f"{exc}: this pack has no parity until repair writes it")
 
 
 def as_it_is(context: Context, record: Record) -> Row:

@@ -11,8 +11,9 @@ from contextlib import suppress
 
 import numpy as np
 
+from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import NOTHING
-from pltz.archive.catalog.view import Found, View
+from pltz.archive.catalog.listing import Found
 from pltz.archive.codecs.codec import Coded, SegmentCodec, codec_of
 from pltz.archive.format import ids
 from pltz.archive.format.context import TOWER
@@ -26,8 +27,8 @@ PROVED = 1 << 18  # segments remembered as decoded and compared
 class VerifiedSegments:
     """The segments that one process has proved to decode, and their places."""
 
-    def __init__(self, view: View, codecs: list[SegmentCodec]):
-        self.view, self.codecs = view, codecs
+    def __init__(self, catalog: Catalog, codecs: list[SegmentCodec]):
+        self.catalog, self.codecs = catalog, codecs
         self._known: dict[bytes, tuple[bytes, int, bytes]] = {}  # pack, offset, the segment's digest
 
     def place(self, segment: Segment) -> Location | None:
@@ -37,7 +38,7 @@ class VerifiedSegments:
         """
         if known := self._remembered(segment):
             return known
-        for item in self.view.find(SEGMENTS, segment.id):
+        for item in self.catalog.lookup.find(SEGMENTS, segment.id):
             if self._decodes(item, segment):
                 self.remember(item.location.pack, [(item.location.offset, segment)])
                 return item.location
@@ -50,10 +51,10 @@ class VerifiedSegments:
         location, digest = Location(*known[:2]), known[2]
         if digest != segment.digest:
             raise collision(segment.id)
-        if location.pack not in self.view.packs or location.pack in self.view.condemned:
+        if location.pack not in self.catalog.listing.packs or location.pack in self.catalog.listing.condemned:
             return None
         with suppress(FormatError, FileNotFoundError):  # damaged since then: another place may serve
-            if not (self.view.keys.cipher and self._going(self.view.at(location), segment.id)):
+            if not (self.catalog.keys.cipher and self._going(self.catalog.lookup.at(location), segment.id)):
                 return location
         return None
 
@@ -62,8 +63,8 @@ class VerifiedSegments:
 
         Raises CorruptError where different tokens have its id.
         """
-        codec, keys = codec_of(self.codecs, item.context), self.view.keys
-        if item.location.pack in self.view.condemned or codec is None or self._going(item, segment.id):
+        codec, keys = codec_of(self.codecs, item.context), self.catalog.keys
+        if item.location.pack in self.catalog.listing.condemned or codec is None or self._going(item, segment.id):
             return False
         try:
             bits, mode = keys.bits(item.context, item.record), item.context.mode
@@ -81,11 +82,11 @@ class VerifiedSegments:
         return False
 
     def _problem(self, item: Found, what: str) -> None:
-        self.view.problem("record", f"{item.location.pack.hex()} at {item.location.offset}", what)
+        self.catalog.damage.note("record", f"{item.location.pack.hex()} at {item.location.offset}", what)
 
     def _going(self, item: Found, segment: bytes) -> bool:
         """Return whether a segment was erased or is being erased. A writer does not rely on it then."""
-        keys = self.view.keys
+        keys = self.catalog.keys
         return keys.gone(item.context, segment) or keys.doomed(item.context, segment)
 
     def remember(self, pack: bytes, segments: Iterable[tuple[int, Segment | None]]) -> None:

@@ -17,8 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.chain import MAX_SEGMENTS, NOTHING
-from pltz.archive.catalog.view import Found, Version, View
+from pltz.archive.catalog.listing import Found
+from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import Plain, SegmentCodec, layout_mode
 from pltz.archive.errors import ArchiveError, Fenced
 from pltz.archive.format import ids
@@ -36,10 +38,10 @@ from pltz.archive.writing.verified_segments import VerifiedSegments, collision
 class Writer:
     """Puts sessions and marks. One per process is enough; several processes need not know of each other."""
 
-    def __init__(self, view: View, codecs: list[SegmentCodec], parity: tuple[int, int] = (0, 0)):
-        self.view, self.codecs = view, codecs
-        self.proved = VerifiedSegments(view, codecs)
-        self._publisher = Publisher(view, self.proved, parity)
+    def __init__(self, catalog: Catalog, codecs: list[SegmentCodec], parity: tuple[int, int] = (0, 0)):
+        self.catalog, self.codecs = catalog, codecs
+        self.proved = VerifiedSegments(catalog, codecs)
+        self._publisher = Publisher(catalog, self.proved, parity)
 
     def put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
         """Freeze sessions and return a receipt for each, once all are durable. See `TowerArchive.put`.
@@ -51,15 +53,15 @@ class Writer:
             return self._put(sessions)
 
     def _put(self, sessions: Sequence[NewSession]) -> list[Receipt]:
-        contexts = Contexts(self.codecs, self.view.keys)
-        drafts, segments = draft(sessions, contexts, self.view.store.now())
+        contexts = Contexts(self.codecs, self.catalog.keys)
+        drafts, segments = draft(sessions, contexts, self.catalog.store.now())
         fresh, relied = self._sort_out(segments)
         self._encode(list(fresh.values()))
         self._number(drafts)
         self._publisher.put(self._sealed(session_rows(drafts, dict(fresh))))
         if relied or any(d.kept for d in drafts):  # another writer may be between link and fsync
-            self.view.store.settle(PACKS)
-        self.view.keys.check(contexts.domains)
+            self.catalog.store.settle(PACKS)
+        self.catalog.keys.check(contexts.domains)
         self._fence(segments, relied)
         return [d.receipt() for d in drafts]
 
@@ -69,18 +71,18 @@ class Writer:
         Restoring copies the records that lie only in condemned packs, which may be deleted at any moment.
         Raises ArchiveError where a segment is gone, Fenced, StoreError.
         """
-        tenant = {v.location: self.view.at(v.location) for v in versions}
+        tenant = {v.location: self.catalog.lookup.at(v.location) for v in versions}
         rows: list[tuple[Context, Record]] = []
         copied: set[bytes] = set()
         for v in versions:
             item = tenant[v.location]
             if verb != FORGET:
                 rows += self._rescued(item, copied)
-            counter = self.view.state(v.id)[1] + 1
+            counter = self.catalog.lookup.mark(v.id)[1] + 1
             rows.append((item.context, Record(0, mark=Mark(v.id, counter, verb))))
-        before = self.view.epoch
+        before = self.catalog.listing.epoch
         self._publisher.put([as_it_is(*row) for row in rows])
-        lost = self.view.read_plans() if verb != FORGET else frozenset()
+        lost = self.catalog.listing.read_plans() if verb != FORGET else frozenset()
         self._check_plans(before)
         if lost and any(at.pack in lost for v in versions for at in self._places(v)):
             self.mark(versions, verb)
@@ -99,16 +101,16 @@ class Writer:
             if fresh.setdefault(segment.id, segment).digest != segment.digest:
                 raise collision(segment.id)
         relied: dict[bytes, Location] = {}
-        for name in self.view.known(SEGMENTS, list(fresh)):
+        for name in self.catalog.lookup.known(SEGMENTS, list(fresh)):
             if location := self.proved.place(fresh[name]):
                 relied[name] = location
                 del fresh[name]
         return fresh, relied
 
     def _sealed(self, rows: list[Row]) -> list[Row]:
-        if not self.view.keys.cipher:
+        if not self.catalog.keys.cipher:
             return rows
-        return [(c, self.view.keys.seal(c, r), key, segment) for c, r, key, segment in rows]
+        return [(c, self.catalog.keys.seal(c, r), key, segment) for c, r, key, segment in rows]
 
     def _encode(self, segments: Sequence[Segment]) -> None:
         """Encode segments after their tower, or alone where that is no longer.
@@ -139,20 +141,20 @@ class Writer:
     def _number(self, drafts: list[PendingVersion]) -> None:
         """Give each session its version number, or find that its last version is the same."""
         latest: dict[bytes, PendingVersion] = {}
-        stored = self.view.known(SESSIONS, [d.key for d in drafts])
-        marked = self.view.marked()
+        stored = self.catalog.lookup.known(SESSIONS, [d.key for d in drafts])
+        marked = self.catalog.lookup.marked()
         for d in drafts:
             if d.key in latest:
                 d.version = latest[d.key].version + 1
             elif d.key in stored:
-                known = self.view.versions(d.context.domain, d.session.name)
+                known = self.catalog.lookup.versions(d.context.domain, d.session.name)
                 d.version = max((v.version for v in known), default=0) + 1
                 staying = [v for v in known if not v.forgotten]
                 if staying and self._same(staying[-1], d):
                     d.kept, d.version = staying[-1], staying[-1].version
             latest[d.key] = d
             d.id = d.kept.id if d.kept else ids.version_id(d.key, d.version, d.leaf, d.time)
-            while marked and not d.kept and self.view.state(d.id)[0] == FORGET:
+            while marked and not d.kept and self.catalog.lookup.mark(d.id)[0] == FORGET:
                 d.version += 1
                 d.id = ids.version_id(d.key, d.version, d.leaf, d.time)
 
@@ -165,17 +167,17 @@ class Writer:
         return (
             (version.leaf, version.kind, version.target) == (draft.leaf, c.kind, c.target)
             and pack_tags(version.tags) == draft.tags
-            and version.location.pack not in self.view.condemned
+            and version.location.pack not in self.catalog.listing.condemned
             and draft.session.time in (None, version.time)
         )
 
     def _fence(self, segments: Sequence[Segment], relied: dict[bytes, Location]) -> None:
         """Put segments again whose places were condemned since (step 7 of a put). Raises Fenced."""
         while True:
-            before = self.view.epoch
-            condemned = self.view.read_plans()
+            before = self.catalog.listing.epoch
+            condemned = self.catalog.listing.read_plans()
             self._check_plans(before)
-            if self.view.epoch == before:
+            if self.catalog.listing.epoch == before:
                 return
             lost = {name for name, at in relied.items() if at.pack in condemned}
             again = list({s.id: s for s in segments if s.id in lost}.values())
@@ -185,8 +187,8 @@ class Writer:
 
     def _check_plans(self, before: int) -> None:
         """Raise Fenced where a plan after the known epoch is gone: it is unknown which packs it condemned."""
-        for epoch in range(before + 1, self.view.epoch):
-            if not self.view.has_plan(epoch):
+        for epoch in range(before + 1, self.catalog.listing.epoch):
+            if not self.catalog.listing.has_plan(epoch):
                 raise Fenced(
                     f"the plan of epoch {epoch} is gone, so what it condemned is not known: "
                     "nothing was acknowledged, put again"
@@ -197,24 +199,24 @@ class Writer:
         chain: list[Found] = []
         leaf = item.record.leaf
         while leaf != NONE and len(chain) < MAX_SEGMENTS:
-            places = self.view.find(SEGMENTS, leaf)
+            places = self.catalog.lookup.find(SEGMENTS, leaf)
             if not places:
                 raise ArchiveError("a segment of this version is already gone: it cannot be brought back")
-            if all(p.location.pack in self.view.condemned for p in places) and leaf not in copied:
+            if all(p.location.pack in self.catalog.listing.condemned for p in places) and leaf not in copied:
                 chain.append(places[0])
             copied.add(leaf)
             leaf = places[0].record.parent
         for found in reversed(chain):
             yield found.context, segment_only(found.record)
-        if item.location.pack in self.view.condemned:
+        if item.location.pack in self.catalog.listing.condemned:
             yield item.context, session_only(item.record)
 
     def _places(self, version: Version) -> Iterator[Location]:
-        item = self.view.at(version.location)
+        item = self.catalog.lookup.at(version.location)
         yield item.location
         leaf = item.record.leaf
         for _ in range(MAX_SEGMENTS):
-            places = self.view.find(SEGMENTS, leaf) if leaf != NONE else []
+            places = self.catalog.lookup.find(SEGMENTS, leaf) if leaf != NONE else []
             if not places:
                 return
             yield from (p.location for p in places)

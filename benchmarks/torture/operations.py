@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from pltz.archive.catalog.view import Version
+from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import BytesCodec, Coded, Plain, SegmentCodec
 from pltz.archive.copy import copy
 from pltz.archive.encryption.keyring import Keyring

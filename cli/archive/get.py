@@ -19,7 +19,7 @@ from pltz.plt_codec.errors import ContentError, UsageError
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive
-    from pltz.archive.catalog.view import Version
+    from pltz.archive.catalog.lookup import Version
     from pltz.models.session.session import Session
 
 
@@ -70,7 +70,7 @@ def get(
     if form == "auto":
         form = form_of([session.kind for session in sessions])
     destination.write(render(sessions, form), whole=True)
-    if number is None and (blind := cold.tower.view.blind()):
+    if number is None and (blind := cold.tower.catalog.damage.uncatalogued()):
         click.echo(
             f"warning: a newer version may be hidden: {counted(len(blind), 'pack')} damaged or gone; "
             "run pltz archive repair, then get again",

@@ -169,9 +169,9 @@ def put_all(
             sessions += 1
             frozen += stored.size
             bar.add(1)
-            view = cold.archive.view
-            if view.newest and len(view.packs) != packs:  # the token changes only with a commit
-                packs, token = len(view.packs), cold.archive.token()
+            catalog = cold.archive.catalog
+            if catalog.listing.newest and len(catalog.listing.packs) != packs:  # the token changes only with a commit
+                packs, token = len(catalog.listing.packs), cold.archive.token()
             show(facts(stored) | ({"token": token} if token else {}), sentence(stored), as_json)
     if not as_json:
         verb = "would be stored" if dry_run else "stored, decoded back and compared"

@@ -16,7 +16,7 @@ from pltz.plt_codec.limits import ZSTD_ABOVE
 
 if TYPE_CHECKING:
     from pltz.archive.archive import Archive, SessionVersion
-    from pltz.archive.catalog.view import Version
+    from pltz.archive.catalog.lookup import Version
     from pltz.plt_codec.lanes import LayoutName
 
 DIR: Decorator = click.argument("place", metavar="DIR")

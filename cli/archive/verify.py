@@ -137,7 +137,7 @@ class VerifyState:
 
     def load(self) -> "Report | None":
         """Return what an earlier run had found, or None where there was none."""
-        from pltz.archive.catalog.view import Problem
+        from pltz.archive.catalog.problems import Problem
         from pltz.archive.maintenance.verify import Report
 
         if not self.path.exists():

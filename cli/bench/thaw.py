@@ -241,7 +241,7 @@ class Bench:
                 name = in_turns(count, layout)
                 puts = cold.put(Item(name, Session("ids", whole[:end]), tenant=name) for end in ends)
                 self.stored[name] = sum(stored.size for stored in puts)
-        self.cold.archive.view.refresh()
+        self.cold.archive.catalog.refresh()
         self.expected: Expected = self.target.prefill(whole)
         self.kv_bytes = self.target.kv_bytes(tokens)
         room = 2 * self.kv_bytes + (1 << 24)

@@ -21,7 +21,7 @@ from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.format.context import ALONE
 from pltz.archive.format.ids import Tokens
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.storage.s3 import ObjectStore, Place
+from pltz.archive.storage.s3 import BucketPlace, ObjectStore
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.tower_archive import TowerArchive
@@ -130,9 +130,9 @@ class S3Server:
         self.only = ""  # method
         self.requests: list[str] = []
 
-    def place(self) -> Place:
+    def place(self) -> BucketPlace:
         """Return an unused prefix."""
-        return Place(self.bucket, os.urandom(4).hex(), self.options)
+        return BucketPlace(self.bucket, os.urandom(4).hex(), self.options)
 
     def count(self, start: str) -> int:
         """Count the requests that begin with ``start``."""

@@ -7,7 +7,7 @@ import numpy as np
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.pack import Damage, Pack
-from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
@@ -30,7 +30,7 @@ def tokens(archive: TowerArchive, name: str, tenant: str = "acme") -> list[int]:
     return list(archive.get(name, tenant).tokens[30:].tolist())
 
 
-def without_reserve(state: State) -> State:
+def without_reserve(state: DiskState) -> DiskState:
     """Return the state without the archive's reserve, whose bytes mean nothing and whose absence is no damage."""
     twin = state.copy()
     for name in RESERVES:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pltz.archive import copy
-from pltz.archive.catalog.view import View
+from pltz.archive.catalog.lookup import RecordLookup
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, LostError
@@ -75,7 +75,7 @@ def test_what_is_erased_from_a_copy_while_it_is_made_is_named(
     codec: SegmentCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, to = filled(codec, None), made(codec, None)
-    monkeypatch.setattr(View, "versions", lambda view, domain, name: [])
+    monkeypatch.setattr(RecordLookup, "versions", lambda catalog, domain, name: [])
     with pytest.raises(ArchiveError, match="copy again"):
         copied(source, to)
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from pltz.archive.codecs.codec import SegmentCodec
-from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
@@ -99,7 +99,7 @@ def live(facts: Facts) -> Facts:
     return frozenset(f for f in facts if not f[3])
 
 
-def check(world: World, state: State, allowed: Sequence[Facts]) -> None:
+def check(world: World, state: DiskState, allowed: Sequence[Facts]) -> None:
     """Open the state after a crash, and check that it is sound and holds one of the allowed sets of facts."""
     archive = TowerArchive.open(DirectoryStore(SimDisk(state, seed=1)), [world.codec])
     found = live(facts_of(archive))
@@ -116,7 +116,7 @@ def step(world: World, name: str, unread: str | None = None) -> None:
     after = facts_of(TowerArchive.open(DirectoryStore(dry), [world.codec]))
     if name in ("collect", "collect twice", "index", "rebuild"):
         assert live(after) == live(before)
-    todo: dict[frozenset[tuple[str, bytes]], State] = {}
+    todo: dict[frozenset[tuple[str, bytes]], DiskState] = {}
 
     def watch() -> None:
         for state in world.disk.crashes(unread):
@@ -188,7 +188,7 @@ def test_the_simulator_finds_a_missing_sync(codec: SegmentCodec, broken: type[Si
 
 def step_on(world: World, name: str) -> None:
     """Run `step` on a disk that cannot be cloned into its own kind."""
-    archive, seen = world.open(), [State()]
+    archive, seen = world.open(), [DiskState()]
     world.disk.watch = lambda: seen.extend(world.disk.crashes())
     OPERATIONS[name](archive)
     world.disk.watch = lambda: None

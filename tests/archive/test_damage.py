@@ -23,7 +23,7 @@ from pltz.archive.format.pack import Builder, Damage, Pack
 from pltz.archive.format.plan import Plan
 from pltz.archive.format.record import Mark, Place, Record
 from pltz.archive.format.settings import Settings
-from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
@@ -34,7 +34,7 @@ PROMPT = np.arange(30)
 
 
 @pytest.fixture
-def small(archive: TowerArchive, disk: SimDisk) -> State:
+def small(archive: TowerArchive, disk: SimDisk) -> DiskState:
     """Make two sessions below a prompt, one with two versions of which one is forgotten, an index, and a plan."""
     sessions = [("a", [3] * 9, {}), ("b", [4] * 9, {}), ("a", [7], {"k": "v"})]
     archive.put([NewSession(n, [PROMPT, np.array(t)], shared=1, tags=label) for n, t, label in sessions])
@@ -44,7 +44,7 @@ def small(archive: TowerArchive, disk: SimDisk) -> State:
     return without_reserve(disk.seen)
 
 
-def with_file(state: State, path: str, data: bytes) -> SimDisk:
+def with_file(state: DiskState, path: str, data: bytes) -> SimDisk:
     changed = state.copy()
     changed.data[changed.names[path]] = data
     return SimDisk(changed, seed=9)
@@ -54,7 +54,7 @@ STEPS = {"packs": 9, "parity": 53}  # of files with a test of every bit: format/
 
 
 @pytest.mark.parametrize("kind", ["archive.json", "packs", "parity", "index", "collect"])
-def test_flipped_bits_are_detected(small: State, codec: SegmentCodec, kind: str) -> None:
+def test_flipped_bits_are_detected(small: DiskState, codec: SegmentCodec, kind: str) -> None:
     """Flip every bit of each file, or one of STEPS."""
     truth = TowerArchive.open(DirectoryStore(SimDisk(small)), [codec])
     tokens = {(v.name, v.version): truth.tower(v).tokens.tolist() for v in truth.ls(history=True)}
@@ -77,11 +77,11 @@ def test_flipped_bits_are_detected(small: State, codec: SegmentCodec, kind: str)
                         continue
 
 
-def test_each_kind_of_file_is_flipped(small: State) -> None:
+def test_each_kind_of_file_is_flipped(small: DiskState) -> None:
     assert {p.split("/")[0] for p in small.files()} == {"archive.json", "packs", "parity", "index", "collect"}
 
 
-def first(state: State, folder: str) -> tuple[str, bytes]:
+def first(state: DiskState, folder: str) -> tuple[str, bytes]:
     path = min(p for p in state.files() if p.startswith(folder))
     return path, state.files()[path]
 
@@ -104,7 +104,7 @@ DEFECTS: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("defect", DEFECTS)
 @pytest.mark.parametrize("folder", ["packs", "index", "archive.json", "collect"])
-def test_damaged_archives(small: State, codec: SegmentCodec, folder: str, defect: str) -> None:
+def test_damaged_archives(small: DiskState, codec: SegmentCodec, folder: str, defect: str) -> None:
     path, data = first(small, folder)
     disk = with_file(small, path, DEFECTS[defect](data))
     if folder in ("archive.json", "collect"):

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from pltz.archive import tower_archive as module
-from pltz.archive.catalog.view import Version, View
+from pltz.archive.catalog.listing import Listing
+from pltz.archive.catalog.lookup import RecordLookup, Version
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.copy import copy
 from pltz.archive.errors import ArchiveError, Fenced, NotFound, StoreError, WriterFailed
@@ -203,7 +204,7 @@ def test_an_index_is_written_before_opening_takes_long(
     """Index a few large packs: an archive of 131,000 sessions in 8 packs was scanned for 3.8 s on every open."""
     archive.put([NewSession(f"s{n}", [PROMPT + n]) for n in range(600)])
     fresh = reopen(disk, codec)
-    assert fresh.view.tail.count == 0 and len(fresh.view.indexes) == 1
+    assert fresh.catalog.listing.tail.count == 0 and len(fresh.catalog.listing.indexes) == 1
     assert fresh.get("s599").tokens.tolist() == (PROMPT + 599).tolist()
 
 
@@ -212,7 +213,7 @@ def test_an_index_is_written_where_packs_are_large(
 ) -> None:
     monkeypatch.setattr(module, "INDEX_BYTES", 1000)
     archive.put([NewSession("a", [np.random.default_rng(0).integers(0, 1 << 31, 500)])])
-    assert len(reopen(disk, codec).view.indexes) == 1
+    assert len(reopen(disk, codec).catalog.listing.indexes) == 1
 
 
 def test_a_damaged_pack_does_not_have_the_index_written_again_and_again(
@@ -253,7 +254,7 @@ def test_a_rebuild_that_finds_no_room_leaves_the_indexes(
     assert archive.get("a").tokens.tolist() == PROMPT.tolist()
     room = True
     archive.rebuild()
-    assert len(disk.names("index")) == 1 and not reopen(disk, codec).view.tail.packs
+    assert len(disk.names("index")) == 1 and not reopen(disk, codec).catalog.listing.tail.packs
 
 
 def test_a_rebuild_replaces_a_damaged_index_of_the_same_name(
@@ -265,7 +266,7 @@ def test_a_rebuild_replaces_a_damaged_index_of_the_same_name(
     disk.overwrite(f"index/{name}", bytes(size))
     archive.rebuild()
     fresh = reopen(disk, codec)
-    assert list(fresh.view.indexes) == [name] and fresh.verify().sound
+    assert list(fresh.catalog.listing.indexes) == [name] and fresh.verify().sound
 
 
 @pytest.mark.parametrize("everything", [True, False])
@@ -284,7 +285,7 @@ def test_more_packs_than_an_index_covers(
     archive.write_index(everything=everything)
     assert archive.stat().tail == 0
     fresh = reopen(disk, codec)
-    assert fresh.view.tail.count == 0 and len(fresh.view.indexes) >= 3
+    assert fresh.catalog.listing.tail.count == 0 and len(fresh.catalog.listing.indexes) >= 3
     assert [fresh.get(f"s{n}").tokens[0] for n in range(8)] == list(range(8))
     assert fresh.verify().sound
 
@@ -345,8 +346,8 @@ def test_what_others_do_while_one_lists_is_no_damage(
         return listed(folder)
 
     monkeypatch.setattr(reader.store, "list", then_more)
-    reader.view.refresh()
-    assert reader.view.missing() == set()
+    reader.catalog.refresh()
+    assert reader.catalog.damage.missing() == set()
 
 
 def test_a_plan_that_is_deleted_while_one_reads(
@@ -364,8 +365,8 @@ def test_a_plan_that_is_deleted_while_one_reads(
         return found
 
     monkeypatch.setattr(archive.store, "list", then_deleted)
-    archive.view.refresh()
-    assert archive.view.epoch == 2 and not archive.view.has_plan(1)
+    archive.catalog.refresh()
+    assert archive.catalog.listing.epoch == 2 and not archive.catalog.listing.has_plan(1)
 
 
 @pytest.mark.parametrize("verb", ["forget", "restore"])
@@ -424,12 +425,12 @@ def test_the_last_version_is_found_while_a_collector_moves_it(
     for n in range(2):
         archive.put([NewSession(name, [PROMPT, PROMPT + n]) for name in "ab"])
     stays = archive.version("a", version=1).location.pack
-    plan = Plan(1, bytes(16), frozenset(archive.view.packs) - {stays})
+    plan = Plan(1, bytes(16), frozenset(archive.catalog.listing.packs) - {stays})
     archive.store.put(plan.name, plan.encode())
-    other, known = reopen(disk, codec), View.known
+    other, known = reopen(disk, codec), RecordLookup.known
 
     def late(*about: Any) -> set[bytes]:
-        monkeypatch.setattr(View, "known", known)
+        monkeypatch.setattr(RecordLookup, "known", known)
         archive.collect()
         return known(*about)
 
@@ -438,7 +439,7 @@ def test_the_last_version_is_found_while_a_collector_moves_it(
         assert other.get("a").tokens.tolist() == [*PROMPT, *(PROMPT + 1)]
         assert [v.version for v in other.history("b")] == [1, 2]
     else:
-        monkeypatch.setattr(View, "known", late)
+        monkeypatch.setattr(RecordLookup, "known", late)
         assert [r.version for r in other.put([NewSession("a", [PROMPT + 2])])] == [4]
         assert reopen(disk, codec).get("a").tokens.tolist() == (PROMPT + 2).tolist()
 
@@ -449,13 +450,13 @@ def test_a_collector_counts_what_another_moves(
     for n in range(2):
         archive.put([NewSession(f"s{n}", [PROMPT + n])])
     archive.collect()
-    slow, scan = reopen(disk, codec), View.scan
+    slow, scan = reopen(disk, codec), Listing.scan
 
-    def late(self: View, pack: bytes) -> Iterator[Any]:
-        monkeypatch.setattr(View, "scan", scan)
+    def late(self: Listing, pack: bytes) -> Iterator[Any]:
+        monkeypatch.setattr(Listing, "scan", scan)
         archive.collect()
         return scan(self, pack)
 
-    monkeypatch.setattr(View, "scan", late)
+    monkeypatch.setattr(Listing, "scan", late)
     done = slow.collect(dry_run=True)
     assert (done.live_versions, done.live_segments) == (2, 2)

@@ -17,7 +17,7 @@ from pltz.archive.encryption.keys import Secret
 from pltz.archive.errors import ArchiveError, FullError
 from pltz.archive.nightly.state import State as NightlyState
 from pltz.archive.storage.disk import Disk, OsDisk
-from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
@@ -248,9 +248,9 @@ def test_every_kill_on_a_full_disk(codec: SegmentCodec, key: Secret | None, kill
         ways["forget"] = lambda archive: forget(archive, [1])
     opened = 0
     for number, (name, way) in enumerate(ways.items()):
-        left: dict[frozenset[tuple[str, bytes]], State] = {}
+        left: dict[frozenset[tuple[str, bytes]], DiskState] = {}
 
-        def watch(left: dict[frozenset[tuple[str, bytes]], State] = left) -> None:
+        def watch(left: dict[frozenset[tuple[str, bytes]], DiskState] = left) -> None:
             for state in disk.crashes("tmp"):
                 files = frozenset((p, d) for p, d in state.files().items() if not p.startswith("tmp/"))
                 left.setdefault(files, state)

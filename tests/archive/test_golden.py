@@ -10,7 +10,7 @@ import pytest
 from pltz.archive.codecs.codec import BytesCodec
 from pltz.archive.format.object_names import FOLDERS
 from pltz.archive.maintenance.repair import Repaired, Repairer
-from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive, open_keys
 from pltz.plt_codec.errors import CorruptError, PltzError, UsageError, VersionError
@@ -76,7 +76,7 @@ SPECIAL = [
 
 
 def disk_of(name: str) -> SimDisk:
-    state = State(folders={"", *FOLDERS})
+    state = DiskState(folders={"", *FOLDERS})
     with zipfile.ZipFile(HERE / f"{name}.zip") as archive:
         for number, path in enumerate(archive.namelist()):
             state.names[path], state.data[number] = number, archive.read(path)

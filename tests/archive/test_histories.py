@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from pltz.archive.catalog.view import Version, View
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.lookup import Version
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.storage.simulated_disk import SimDisk
 from pltz.archive.storage.store import DirectoryStore
@@ -26,8 +27,8 @@ def filled(archive: TowerArchive) -> TowerArchive:
     return archive
 
 
-def grouped(view: View) -> list[list[Version]]:
-    rows = itertools.groupby(view.all_versions(), key=lambda v: (v.tenant, v.name))
+def grouped(catalog: Catalog) -> list[list[Version]]:
+    rows = itertools.groupby(catalog.lookup.all_versions(), key=lambda v: (v.tenant, v.name))
     return [list(versions) for _, versions in rows]
 
 
@@ -36,21 +37,21 @@ def by_name(histories: list[list[Version]]) -> list[list[Version]]:
 
 
 def test_histories_are_the_catalogue(filled: TowerArchive) -> None:
-    found = list(filled.view.histories())
-    assert by_name(found) == grouped(filled.view)
+    found = list(filled.catalog.lookup.histories())
+    assert by_name(found) == grouped(filled.catalog)
     assert len(found) == 40 and all(len(versions) == 3 for versions in found)
     assert sum(v.forgotten for versions in found for v in versions) == 9
     filled.write_index()
-    assert by_name(list(filled.view.histories())) == grouped(filled.view)
+    assert by_name(list(filled.catalog.lookup.histories())) == grouped(filled.catalog)
 
 
 def test_an_empty_archive_has_none(archive: TowerArchive) -> None:
-    assert list(archive.view.histories()) == []
+    assert list(archive.catalog.lookup.histories()) == []
 
 
 def test_a_damaged_index_is_dropped(filled: TowerArchive, disk: SimDisk, codec: SegmentCodec) -> None:
     filled.write_index()
-    wanted = by_name(list(filled.view.histories()))
+    wanted = by_name(list(filled.catalog.lookup.histories()))
     [name] = filled.store.list("index")
     data = bytearray(filled.store.read(f"index/{name}", 0, 1 << 20))
     for at in range(len(data) // 2, len(data) - 16):
@@ -58,5 +59,5 @@ def test_a_damaged_index_is_dropped(filled: TowerArchive, disk: SimDisk, codec: 
     filled.store.delete(f"index/{name}")
     filled.store.put(f"index/{name}", bytes(data))
     archive = TowerArchive.open(DirectoryStore(disk), [codec])
-    assert by_name(list(archive.view.histories())) == wanted
+    assert by_name(list(archive.catalog.lookup.histories())) == wanted
     assert {problem.kind for problem in archive.problems} == {"index"}

@@ -47,7 +47,7 @@ def test_a_crafted_record_never_puts_a_segment_below_another_tower(
     archive = TowerArchive.create(DirectoryStore(disk), [one])
     archive.put([NewSession("a", [np.arange(40), np.arange(50)]), NewSession("b", [np.arange(9)])])
     leaf, other = archive.version("a").leaf, archive.version("b").leaf
-    item = archive.view.find(0, leaf)[0]
+    item = archive.catalog.lookup.find(0, leaf)[0]
     answers = set()
     for salt in range(256):
         copy = disk.clone()
@@ -102,7 +102,7 @@ def test_a_pack_from_the_end_of_time(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec, time: int
 ) -> None:
     archive.put([NewSession("a", [np.arange(40)])])
-    item = archive.view.find(0, archive.version("a").leaf)[0]
+    item = archive.catalog.lookup.find(0, archive.version("a").leaf)[0]
     builder = Builder(0, 5, bytes(16), archive.settings.archive)
     data = builder.add(item.record._replace(context=builder.context(item.context), time=9, name="b")).finish()
     data = crafted(data, time=time)
@@ -242,7 +242,7 @@ def test_an_index_over_packs_that_cannot_be(
     disk: SimDisk, archive: TowerArchive, codec: SegmentCodec
 ) -> None:
     archive.put([NewSession("a", [np.arange(40)])])
-    [pack] = archive.view.packs
+    [pack] = archive.catalog.listing.packs
     size = (1 << 32) - 1
     lies = MemoryIndex()
     far = Entries(np.array([5], np.uint64), np.array([3 << 30], np.uint64))
@@ -250,15 +250,15 @@ def test_an_index_over_packs_that_cannot_be(
     data = build([lies], {pack: size})
     assert DirectoryStore(disk).put(f"index/{data[-16:].hex()}", data)
     fresh = TowerArchive.open(DirectoryStore(disk), [codec])
-    assert [v.name for versions in fresh.view.histories() for v in versions] == ["a"]
+    assert [v.name for versions in fresh.catalog.lookup.histories() for v in versions] == ["a"]
     assert {p.kind for p in fresh.problems} == {"index"}
 
 
 def test_problems_are_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch, archive: TowerArchive) -> None:
-    monkeypatch.setattr("pltz.archive.catalog.view.MOST_PROBLEMS", 20, raising=False)
+    monkeypatch.setattr("pltz.archive.catalog.problems.MOST_PROBLEMS", 20, raising=False)
     for n in range(50):
-        archive.view.problem("record", f"{n}", "damaged")
-        archive.view.problem("record", f"{n % 3}", "damaged")
+        archive.catalog.damage.note("record", f"{n}", "damaged")
+        archive.catalog.damage.note("record", f"{n % 3}", "damaged")
     assert len(archive.problems) == 21 and "no more are listed" in archive.problems[-1].what
     assert not archive.verify().problems
 

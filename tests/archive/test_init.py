@@ -14,7 +14,7 @@ import pytest
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.object_names import FOLDERS, SETTINGS
-from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
@@ -103,7 +103,7 @@ def test_a_crash_of_init_at_any_point(codec: SegmentCodec, sealed: bool) -> None
     """Crash an init: it leaves no archive, a whole one, or one that the next init finishes with any key."""
     key = KEYS[0] if sealed else None
     disk = SimDisk()
-    states: list[State] = []
+    states: list[DiskState] = []
     disk.watch = lambda: states.extend(disk.crashes("tmp"))
     TowerArchive.create(DirectoryStore(disk), [codec], key=key)
     finished = whole = 0

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pltz.archive.catalog.view import Version
+from pltz.archive.catalog.lookup import Version
 from pltz.archive.format.index_file import Location
 from pltz.archive.retention import Policy, expired, seconds
 from pltz.plt_codec.errors import UsageError

@@ -342,7 +342,7 @@ def test_a_dry_run_changes_nothing(archive: TowerArchive, disk: SimDisk) -> None
         archive.put([chat(f"s{i}", [i])])
     before = disk.seen.files()
     assert archive.collect(dry_run=True).condemned == 3
-    archive.view.refresh()
+    archive.catalog.refresh()
     assert disk.seen.files() == before
 
 
@@ -368,7 +368,7 @@ def test_a_writer_puts_again_what_was_condemned_under_its_hands(
     archive.put([chat("old", [1] * 30)])
     other = reopen(disk, codec)
     other.forget(list(other.ls()))
-    archive.view.refresh()
+    archive.catalog.refresh()
     put_pack, state = archive.store.put, {"armed": True}
 
     def put_late(name: str, data: bytes) -> bool:
@@ -474,7 +474,7 @@ def test_a_crafted_collision_is_refused(archive: TowerArchive, monkeypatch: pyte
 
 def test_parity_put_after_its_pack_was_collected_is_swept(archive: TowerArchive) -> None:
     archive.put([NewSession("gone", [np.arange(9)])])
-    [pack] = archive.view.packs
+    [pack] = archive.catalog.listing.packs
     late = archive.store.read(f"parity/{pack.hex()}", 0, 1 << 20)
     archive.forget([archive.version("gone")])
     archive.collect(dead_share=0.01)

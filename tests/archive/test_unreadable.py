@@ -41,10 +41,10 @@ if what == "index":
     ids = [os.urandom(16) for _ in range(2000)]
     path.chmod(0o600)
     os.truncate(path, 100)
-    print(len(archive.view.known(SEGMENTS, ids)), [p.kind for p in archive.view.problems])
+    print(len(archive.catalog.lookup.known(SEGMENTS, ids)), [p.kind for p in archive.catalog.damage.problems])
     print(len(list(archive.ls())))
 else:
-    scan = archive.view.scan(bytes.fromhex(path.name))
+    scan = archive.catalog.listing.scan(bytes.fromhex(path.name))
     next(scan)
     os.truncate(path, 100)
     try:
@@ -154,7 +154,7 @@ class TestBadSectors:
 
         monkeypatch.setattr(os, "pread", refuse)
         with pytest.raises(StoreError, match="no permission"):
-            list(archive.view.scan(next(iter(archive.view.packs))))
+            list(archive.catalog.listing.scan(next(iter(archive.catalog.listing.packs))))
 
 
 def test_a_map_of_what_shrank(tmp_path: Path) -> None:

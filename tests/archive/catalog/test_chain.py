@@ -104,8 +104,8 @@ def test_damage_is_said_of_all_that_needs_it_and_of_nothing_else(filled: TowerAr
 
     versions = list(filled.ls())
     chain = [name for name, _ in filled.tower(versions[7]).segments]
-    damaged = bytes(filled.view.find(0, chain[2])[0].record.bitstring)
-    chains = Chains(filled.view, [Deaf(1, b"zlib with tower.")])
+    damaged = bytes(filled.catalog.lookup.find(0, chain[2])[0].record.bitstring)
+    chains = Chains(filled.catalog, [Deaf(1, b"zlib with tower.")])
     chains.load([v.leaf for v in versions])
     for n, version in enumerate(versions):
         if n == 7:
@@ -123,7 +123,7 @@ def test_the_shorter_of_alone_and_after_the_tower_is_kept(disk: SimDisk) -> None
     archive = TowerArchive.create(DirectoryStore(disk), [codec])
     near, far = PROMPT[50:90], np.array([7] * 40)
     receipts = archive.put([NewSession("near", [PROMPT, near]), NewSession("far", [PROMPT, far])])
-    found = [archive.view.find(0, r.leaf)[0] for r in receipts]
+    found = [archive.catalog.lookup.find(0, r.leaf)[0] for r in receipts]
     assert [f.context.mode for f in found] == [1, 0] and [f.record.name for f in found] == ["near", "far"]
     assert len(found[1].record.bitstring) < len(codec.encode([Plain(far, PROMPT)])[0])
     fresh = TowerArchive.open(DirectoryStore(disk), [codec])

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pltz.archive.catalog.ledger import Entry, Kind, Ledger, PackState
+from pltz.archive.catalog.ledger import EntryKind, LedgerEntry, PackLedger, PackState
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.copy import copy
 from pltz.archive.errors import ArchiveError, LostError, MissingPack, NotFound, StoreError
 from pltz.archive.format.object_names import ledger_copies
 from pltz.archive.maintenance.repair import Repaired, Repairer
-from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
@@ -128,8 +128,8 @@ def test_a_pack_that_vanishes_under_an_open_archive(codec: SegmentCodec) -> None
     path = pack_of(archive, "b")
     for name in (path, path.replace("packs", "parity")):
         disk.unlink(name)
-    archive.view.refresh()
-    assert [pack.hex() for pack in archive.view.missing()] == [path.removeprefix("packs/")]
+    archive.catalog.refresh()
+    assert [pack.hex() for pack in archive.catalog.damage.missing()] == [path.removeprefix("packs/")]
     with pytest.raises(ArchiveError, match="gone"):
         archive.collect()
 
@@ -176,7 +176,7 @@ def test_a_list_of_packs_that_is_short_hides_nothing(
     disk.leaves_out = lambda folder, name: folder == "packs" and (all_of_it or name == hidden)
     archive = reopen(disk, codec)
     assert [archive.get(name).tokens.tolist() for name in NAMES] == [tokens(name) for name in NAMES]
-    assert [v.name for v in archive.ls()] == [*NAMES] and not archive.view.missing()
+    assert [v.name for v in archive.ls()] == [*NAMES] and not archive.catalog.damage.missing()
     before = disk.seen.files()
     with pytest.raises(ArchiveError, match="leaves it out"):
         reopen(disk, codec).collect()
@@ -231,8 +231,8 @@ def test_a_plan_of_which_only_the_copy_is_there_stops_a_collector(codec: Segment
 def test_a_collector_says_what_it_deletes_before_it_does(codec: SegmentCodec) -> None:
     disk = three(codec)
     archive = reopen(disk, codec)
-    condemned = set(archive.view.condemned)
-    ledger, seen = Ledger(DirectoryStore(disk)), 0
+    condemned = set(archive.catalog.listing.condemned)
+    ledger, seen = PackLedger(DirectoryStore(disk)), 0
 
     def watch() -> None:
         nonlocal seen
@@ -243,7 +243,7 @@ def test_a_collector_says_what_it_deletes_before_it_does(codec: SegmentCodec) ->
                 p for p in condemned if f"packs/{p.hex()}" not in files or f"parity/{p.hex()}" not in files
             }
             for side in ("ledger/", "parity/ledger-"):
-                entries = [Entry.decode(d) for p, d in files.items() if p.startswith(side)] if gone else []
+                entries = [LedgerEntry.decode(d) for p, d in files.items() if p.startswith(side)] if gone else []
                 assert gone <= set().union(*(e.names for e in entries)), "an entry before each deletion"
 
     disk.watch = watch
@@ -252,8 +252,8 @@ def test_a_collector_says_what_it_deletes_before_it_does(codec: SegmentCodec) ->
     ledger.refresh()
     assert ledger.deleted == condemned and not ledger.losses()
     fresh = reopen(disk, codec)
-    assert {fresh.view.state_of(pack) for pack in condemned} == {PackState.DELETED}
-    assert {fresh.view.state_of(pack) for pack in fresh.view.packs} == {PackState.PRESENT}
+    assert {fresh.catalog.damage.state(pack) for pack in condemned} == {PackState.DELETED}
+    assert {fresh.catalog.damage.state(pack) for pack in fresh.catalog.listing.packs} == {PackState.PRESENT}
     assert fresh.verify(decode=True).sound
 
 
@@ -267,11 +267,11 @@ def test_an_entry_of_which_one_copy_is_left(codec: SegmentCodec, side: int, how:
     before = disk.seen.files()[path]
     disk.unlink(path) if how == "gone" else disk.overwrite(path, before[:-1] + b"?")
     archive = reopen(disk, codec)
-    assert not archive.view.missing() and [v.name for v in archive.ls()] == [*NAMES]
+    assert not archive.catalog.damage.missing() and [v.name for v in archive.ls()] == [*NAMES]
     archive.want_whole("listed")
-    assert [p for p, _ in archive.view.ledger.unsound()] == [path]
+    assert [p for p, _ in archive.catalog.ledger.unsound()] == [path]
     assert path in repaired(disk).restored and disk.seen.files()[path] == before
-    assert not list(Ledger(DirectoryStore(disk)).unsound())
+    assert not list(PackLedger(DirectoryStore(disk)).unsound())
 
 
 def test_an_entry_of_which_no_copy_is_left_makes_its_packs_missing(codec: SegmentCodec) -> None:
@@ -280,7 +280,7 @@ def test_an_entry_of_which_no_copy_is_left_makes_its_packs_missing(codec: Segmen
     for path in [p for p in disk.seen.names if "ledger" in p]:
         disk.unlink(path)
     archive = reopen(disk, codec)
-    assert len(archive.view.missing()) == 3 and not archive.verify().sound
+    assert len(archive.catalog.damage.missing()) == 3 and not archive.verify().sound
     with pytest.raises(ArchiveError):
         archive.collect()
 
@@ -370,7 +370,7 @@ def test_every_crash_of_giving_up_ends_in_a_loss_that_is_known(codec: SegmentCod
     disk.unlink(path.replace("packs", "parity"))
     disk.overwrite(path, b"rot")
     disk = SimDisk(disk.seen)
-    states: dict[frozenset[tuple[str, bytes]], State] = {}
+    states: dict[frozenset[tuple[str, bytes]], DiskState] = {}
 
     def watch() -> None:
         for state in disk.crashes("tmp"):
@@ -394,25 +394,25 @@ def test_every_crash_of_giving_up_ends_in_a_loss_that_is_known(codec: SegmentCod
 # The format
 
 
-def entries() -> st.SearchStrategy[Entry]:
+def entries() -> st.SearchStrategy[LedgerEntry]:
     names = st.frozensets(st.binary(min_size=16, max_size=16), max_size=5)
     keys = st.frozensets(st.integers(0, (1 << 48) - 1), max_size=5)
     time = st.integers(0, (1 << 62) - 1)
     ours = st.binary(min_size=16, max_size=16)
     missing = st.none() | st.integers(0, 1 << 22)
-    plain = st.builds(Entry, st.sampled_from([Kind.DELETED, Kind.ACKNOWLEDGED]), ours, time, names)
+    plain = st.builds(LedgerEntry, st.sampled_from([EntryKind.DELETED, EntryKind.ACKNOWLEDGED]), ours, time, names)
     one = names.filter(bool).map(lambda n: frozenset([min(n)]))
-    return plain | st.builds(Entry, st.just(Kind.LOST), ours, time, one, missing, st.booleans(), keys, keys)
+    return plain | st.builds(LedgerEntry, st.just(EntryKind.LOST), ours, time, one, missing, st.booleans(), keys, keys)
 
 
 @given(entries())
-def test_entries_come_back(entry: Entry) -> None:
-    assert Entry.decode(entry.encode()) == entry
+def test_entries_come_back(entry: LedgerEntry) -> None:
+    assert LedgerEntry.decode(entry.encode()) == entry
 
 
 @settings(max_examples=30)
 @given(entries(), st.data())
-def test_anything_else_is_refused(entry: Entry, data: st.DataObject) -> None:
+def test_anything_else_is_refused(entry: LedgerEntry, data: st.DataObject) -> None:
     whole = entry.encode()
     at = data.draw(st.integers(0, len(whole) - 1))
     for hurt in (
@@ -421,16 +421,16 @@ def test_anything_else_is_refused(entry: Entry, data: st.DataObject) -> None:
         whole[:at] + bytes([whole[at] ^ 1 << data.draw(st.integers(0, 7))]) + whole[at + 1 :],
     ):
         with pytest.raises(FormatError):
-            Entry.decode(hurt)
+            LedgerEntry.decode(hurt)
 
 
 def test_an_entry_of_another_archive_counts_for_nothing(codec: SegmentCodec) -> None:
     disk = three(codec)
     store = DirectoryStore(disk)
-    [pack, *_] = reopen(disk, codec).view.packs
-    stranger = Entry(Kind.DELETED, b"?" * 16, 5, frozenset({pack}))
+    [pack, *_] = reopen(disk, codec).catalog.listing.packs
+    stranger = LedgerEntry(EntryKind.DELETED, b"?" * 16, 5, frozenset({pack}))
     for path in ledger_copies(stranger.name):
         store.put(path, stranger.encode())
     disk.unlink(f"packs/{pack.hex()}")
     archive = reopen(disk, codec)
-    assert archive.view.state_of(pack) is PackState.MISSING and not archive.verify().sound
+    assert archive.catalog.damage.state(pack) is PackState.MISSING and not archive.verify().sound

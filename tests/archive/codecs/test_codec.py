@@ -80,7 +80,7 @@ def test_the_fast_layout(bundle: Bundle, tmp_path: Path) -> None:
     plain = TowerArchive.open(place, [BundleCodec(bundle)])
     assert plain.get("long").tokens.tolist() == np.concatenate(turns).tolist()
     assert plain.verify(decode=True).decoded == 3
-    found = {len(t): plain.view.find(SEGMENTS, s)[0] for s, t in plain.get("long").segments}
+    found = {len(t): plain.catalog.lookup.find(SEGMENTS, s)[0] for s, t in plain.get("long").segments}
     assert {size: item.context.mode & FAST for size, item in found.items()} == {
         2049: FAST,
         2048: 0,
@@ -96,7 +96,7 @@ def test_the_fast_layout(bundle: Bundle, tmp_path: Path) -> None:
     )  # the same tokens are the same segment, however coded
     assert plain.put([NewSession("other", [turns[0][::-1]])])[0].new == 1
     [(segment, _)] = plain.get("other").segments
-    assert plain.view.find(SEGMENTS, segment)[0].context.mode == ALONE
+    assert plain.catalog.lookup.find(SEGMENTS, segment)[0].context.mode == ALONE
 
 
 def test_the_layout_of_turns(bundle: Bundle, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_layout_of_turns(bundle: Bundle, tmp_path: Path) -> None:
     plain = TowerArchive.open(place, [BundleCodec(bundle)])
     assert plain.get("grown").tokens.tolist() == np.concatenate(turns).tolist()
     assert plain.verify(decode=True).decoded == 5
-    found = {len(t): plain.view.find(SEGMENTS, s)[0] for s, t in plain.get("grown").segments}
+    found = {len(t): plain.catalog.lookup.find(SEGMENTS, s)[0] for s, t in plain.get("grown").segments}
     assert {size: item.context.mode & ~TOWER for size, item in found.items()} == {
         48: 0, 49: TURN, 100: TURN, 500: TURN, 2048: TURN,
     }  # fmt: skip

@@ -357,8 +357,8 @@ def test_a_record_that_was_damaged_since_is_not_relied_on(
     sealed: TowerArchive, disk: SimDisk, codec: SegmentCodec
 ) -> None:
     sealed.put([chat("a", [1])])
-    [item] = sealed.view.find(0, sealed.version("a", "acme").leaf)
-    [root] = sealed.view.find(0, item.record.parent)
+    [item] = sealed.catalog.lookup.find(0, sealed.version("a", "acme").leaf)
+    [root] = sealed.catalog.lookup.find(0, item.record.parent)
     path = f"packs/{root.location.pack.hex()}"
     data = bytearray(disk.read(path, 0, 1 << 20))
     data[root.location.offset + 30] ^= 1
@@ -376,7 +376,7 @@ def test_records_under_keys_made_since_the_last_refresh_are_read(
     other = reopen(disk, codec)
     other.erase("acme")
     other.put([chat("a", [3]), chat("c", [4], tenant="cyan")])
-    sealed.view._list()
-    found = {(v.tenant, v.name): sealed.tower(v).tokens[30:].tolist() for v in sealed.view.all_versions()}
+    sealed.catalog.listing.read()
+    found = {(v.tenant, v.name): sealed.tower(v).tokens[30:].tolist() for v in sealed.catalog.lookup.all_versions()}
     assert found == {("acme", "a"): [3], ("blue", "b"): [2], ("cyan", "c"): [4]}
     assert sealed.problems == []

@@ -11,7 +11,7 @@ from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import StoreError
 from pltz.archive.eviction.journal.entry import Entry
 from pltz.archive.eviction.journal.writer import Journal
-from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import RESERVES, DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.plt_codec.errors import PltzError
@@ -55,7 +55,7 @@ class Life:
                 self.opened += 1
                 self.check(state)
 
-    def check(self, state: State) -> None:
+    def check(self, state: DiskState) -> None:
         """Start after a crash, let the worker run, and compare."""
         disk = SimDisk(state, seed=self.opened)
         after = Bench(disk, self.bench.codec)
@@ -117,7 +117,7 @@ def test_every_crash_with_an_entry_that_is_refused(bench: Bench) -> None:
     life.disk.watch = lambda: None
     strange = entry("x", 5, tokenizer=b"unknown tokenize")
     life.journal.append([entry("a", 10).encode(), strange.encode(), entry("b", 10, 1).encode()])
-    states: list[State] = []
+    states: list[DiskState] = []
     life.disk.watch = lambda: states.extend(life.disk.crashes("tmp"))
     done = bench.worker().once()
     life.journal.close()

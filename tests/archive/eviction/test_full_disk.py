@@ -20,7 +20,7 @@ from pltz.archive.eviction.journal.writer import Journal
 from pltz.archive.eviction.tokenizers import Tokenizers
 from pltz.archive.eviction.worker import Worker
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.storage.simulated_disk import BLOCK, SimDisk, State
+from pltz.archive.storage.simulated_disk import BLOCK, DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from tests.archive.eviction.conftest import Bench, MemoryLocks, entry
@@ -131,7 +131,7 @@ def test_every_kill_while_a_full_journal_drains(two: Two, codec: SegmentCodec) -
     two.disk.capacity = 6 * BLOCK
     durable = {fact(one) for one in fill(Journal(two.disk, two.locks, segment=9000))}
     two.locks.held.clear()
-    left: list[tuple[State, State]] = []
+    left: list[tuple[DiskState, DiskState]] = []
 
     def crash() -> None:
         left.extend(

@@ -322,7 +322,7 @@ def test_a_damaged_session_does_not_take_others_with_it(
     list(cold.put([Item("victim", Session("text", b"words that are not in the others, not one."))]))
     pack = max((tmp_path / "cold/packs").iterdir(), key=lambda p: p.stat().st_mtime_ns)
     record = cold.archive.version("victim")
-    place = cold.archive.view.places(0, record.leaf)[0]
+    place = cold.archive.catalog.lookup.places(0, record.leaf)[0]
     data = bytearray(pack.read_bytes())
     data[place.offset + 30] ^= 255
     pack.chmod(0o644)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pltz.archive.catalog.view import View
+from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.format import index_file
 from pltz.archive.format.ids import SIZE
@@ -48,12 +48,12 @@ def filled(archive: TowerArchive) -> TowerArchive:
 
 
 def test_a_sound_archive_is_proved_without_reading_records(filled: TowerArchive) -> None:
-    view = View(filled.store)
-    view.refresh()
-    found = dict(BulkVerifier(view).run(sorted(view.packs)))
+    catalog = Catalog(filled.store)
+    catalog.refresh()
+    found = dict(BulkVerifier(catalog).run(sorted(catalog.listing.packs)))
     assert len(found) > 5 and all(found.values())
     for pack, swept in found.items():
-        items = [i for i in view.scan(pack) if not isinstance(i, Damage)]
+        items = [i for i in catalog.listing.scan(pack) if not isinstance(i, Damage)]
         assert swept and swept.records == len(items)
         assert swept.ids.tobytes() == b"".join(i.record.id for i in items if i.record.id)
         parents = {i.record.parent for i in items if not i.record.mark and i.record.parent != bytes(SIZE)}
@@ -63,9 +63,9 @@ def test_a_sound_archive_is_proved_without_reading_records(filled: TowerArchive)
 
 
 def test_a_missing_segment_is_seen(filled: TowerArchive) -> None:
-    view = View(filled.store)
-    view.refresh()
-    swept = [s for _, s in BulkVerifier(view).run(sorted(view.packs)) if s]
+    catalog = Catalog(filled.store)
+    catalog.refresh()
+    swept = [s for _, s in BulkVerifier(catalog).run(sorted(catalog.listing.packs)) if s]
     assert not all(whole(swept[:n] + swept[n + 1 :]) for n in range(len(swept)))
     fewer = [s for s in swept if not len(s.parents)]
     assert whole(fewer)
@@ -79,7 +79,7 @@ def test_an_index_that_is_wrong_is_named(
 ) -> None:
     """The file is whole, its digest its name: only a look at both sides finds it."""
     filled.write_index()
-    name, known = next(iter(filled.view.indexes.items()))
+    name, known = next(iter(filled.catalog.listing.indexes.items()))
     wrong, hurt = MemoryIndex(), False
     for pack in known.names:
         rows = []
@@ -113,10 +113,10 @@ def test_indexes_may_say_the_same(filled: TowerArchive) -> None:
     filled.write_index()
     for name, data in before.items():
         assert filled.store.put(f"index/{name}", data)
-    view = View(filled.store)
-    view.refresh()
-    assert len(view.indexes) == 1 + len(before) and before
-    assert all(found for _, found in BulkVerifier(view).run(sorted(view.packs)))
+    catalog = Catalog(filled.store)
+    catalog.refresh()
+    assert len(catalog.listing.indexes) == 1 + len(before) and before
+    assert all(found for _, found in BulkVerifier(catalog).run(sorted(catalog.listing.packs)))
 
 
 @given(st.lists(st.integers(0, (1 << 44) - 1) | st.integers(0, 99)))

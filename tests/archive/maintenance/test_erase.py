@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pltz.archive.catalog.view import Version, View
+from pltz.archive.catalog.lookup import RecordLookup, Version
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.box import KEY, Tree, unit_of, unseal
 from pltz.archive.encryption.domain_keys import DomainKeys, Unit
@@ -23,7 +23,7 @@ from pltz.archive.format.object_names import key_copies
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.maintenance.erase import BaseUse, Eraser
 from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
@@ -292,10 +292,10 @@ def test_every_crash_of_a_sealed_archive(codec: SegmentCodec) -> None:
             except NotFound:
                 continue
             after = catalogue(reopen(dry, codec))
-            states: dict[frozenset[tuple[str, bytes]], State] = {}
+            states: dict[frozenset[tuple[str, bytes]], DiskState] = {}
 
             def watch(
-                disk: SimDisk = disk, states: dict[frozenset[tuple[str, bytes]], State] = states
+                disk: SimDisk = disk, states: dict[frozenset[tuple[str, bytes]], DiskState] = states
             ) -> None:
                 nonlocal cases
                 for state in disk.crashes("tmp"):
@@ -371,7 +371,7 @@ def test_every_crash_of_an_erase_is_an_unfinished_erase_and_no_damage(what: str,
     before, dry = catalogue(reopen(disk, codec)), disk.clone()
     erase(reopen(dry, codec))
     after = catalogue(reopen(dry, codec))
-    states: dict[frozenset[tuple[str, bytes]], State] = {}
+    states: dict[frozenset[tuple[str, bytes]], DiskState] = {}
 
     def watch() -> None:
         for state in disk.crashes("tmp"):
@@ -718,9 +718,9 @@ def test_a_failed_sync_of_a_key_file_stops_everything(disk: SimDisk, codec: Segm
 
 def test_erased_is_its_own_error(sealed: TowerArchive, disk: SimDisk) -> None:
     sealed.put([chat("a", [1])])
-    item = sealed.view.at(sealed.version("a", "acme").location)
+    item = sealed.catalog.lookup.at(sealed.version("a", "acme").location)
     sealed.erase("acme", "a")
-    sealed.view.refresh()
+    sealed.catalog.refresh()
     with pytest.raises(Erased):
         sealed.keys.bits(item.context, item.record)
 
@@ -735,14 +735,14 @@ def test_what_a_collector_moves_meanwhile_is_not_taken_for_unused(
     sealed.put([chat("a", [1, 2], [3])])
     sealed.put([chat("b", [1, 2], [4])])
     sealed.collect()
-    eraser, listed = reopen(disk, codec), View.all_versions
+    eraser, listed = reopen(disk, codec), RecordLookup.all_versions
 
-    def late(self: View) -> list[Version]:
-        monkeypatch.setattr(View, "all_versions", listed)
+    def late(self: RecordLookup) -> list[Version]:
+        monkeypatch.setattr(RecordLookup, "all_versions", listed)
         sealed.collect()
         return listed(self)
 
-    monkeypatch.setattr(View, "all_versions", late)
+    monkeypatch.setattr(RecordLookup, "all_versions", late)
     done = eraser.erase("acme", "a")
     assert (done.segments, done.shared) == (1, 1)
     fresh = reopen(disk, codec)

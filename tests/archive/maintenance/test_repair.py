@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pltz.archive.catalog.ledger import Ledger
-from pltz.archive.catalog.view import View
+from pltz.archive.catalog.catalog import Catalog
+from pltz.archive.catalog.ledger import PackLedger
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.encryption.key_files import KeyFile, KeyFolder
 from pltz.archive.encryption.keys import Secret
@@ -24,7 +24,7 @@ from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.parity import Parity
 from pltz.archive.format.plan import Plan
 from pltz.archive.maintenance.repair import Repaired, Repairer
-from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore, Store
 from pltz.archive.tower_archive import TowerArchive, open_keys
 from pltz.archive.writing.new_session import NewSession
@@ -36,7 +36,7 @@ PROMPT = np.arange(30)
 KEY = Secret(b"sixteen bytes or more", 0)
 
 
-def build(key: Secret | None) -> State:
+def build(key: Secret | None) -> DiskState:
     """Three packs, an index, a plan, two sessions of which one has two versions, one forgotten."""
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()], key=key)
@@ -50,11 +50,11 @@ def build(key: Secret | None) -> State:
 
 
 @pytest.fixture(params=[None, KEY], ids=["clear", "sealed"])
-def small(request: pytest.FixtureRequest) -> State:
+def small(request: pytest.FixtureRequest) -> DiskState:
     return build(request.param)
 
 
-def with_file(state: State, path: str, data: bytes | None) -> SimDisk:
+def with_file(state: DiskState, path: str, data: bytes | None) -> SimDisk:
     changed = state.copy()
     if data is None:
         del changed.names[path]
@@ -67,7 +67,7 @@ def repaired(disk: SimDisk) -> Repaired:
     return Repairer(DirectoryStore(disk)).run()
 
 
-def same_files(disk: SimDisk, state: State) -> bool:
+def same_files(disk: SimDisk, state: DiskState) -> bool:
     """Return whether all files are as before, except those moved aside, indexes, and parity of condemned packs.
 
     Repair does not remake that parity.
@@ -81,7 +81,7 @@ def same_files(disk: SimDisk, state: State) -> bool:
     return now == {p: d for p, d in then.items() if p in now or p not in passing}
 
 
-def test_flipped_bits_are_put_back(small: State) -> None:
+def test_flipped_bits_are_put_back(small: DiskState) -> None:
     """Flip bits in every file; the slow test below flips a bit of each byte."""
     for path, data in small.files().items():
         for bit in range(0, 8 * len(data), 149):
@@ -104,14 +104,14 @@ def test_a_flipped_bit_of_every_byte_is_put_back() -> None:
             assert_flip_is_put_back(state, path, 8 * at + (at + at // 8) % 8)
 
 
-def assert_flip_is_put_back(state: State, path: str, bit: int) -> None:
+def assert_flip_is_put_back(state: DiskState, path: str, bit: int) -> None:
     flipped = bytearray(state.files()[path])
     flipped[bit // 8] ^= 1 << bit % 8
     disk = with_file(state, path, bytes(flipped))
     assert repaired(disk).whole and same_files(disk, state), (path, bit)
 
 
-def test_every_cut_length_and_a_missing_file_is_put_back(small: State) -> None:
+def test_every_cut_length_and_a_missing_file_is_put_back(small: DiskState) -> None:
     """Cut the smallest file of each kind at every length, the others at every 29th."""
     files = small.files()
     smallest = {path.split("/")[0]: path for path in sorted(files, key=lambda path: -len(files[path]))}
@@ -136,7 +136,7 @@ DEFECTS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_damaged_archives_come_back(small: State, defect: str) -> None:
+def test_damaged_archives_come_back(small: DiskState, defect: str) -> None:
     for path, data in small.files().items():
         disk = with_file(small, path, DEFECTS[defect](data))
         assert repaired(disk).whole and same_files(disk, small), path
@@ -144,7 +144,7 @@ def test_damaged_archives_come_back(small: State, defect: str) -> None:
         assert not (again.restored or again.aside or again.broken), path
 
 
-def test_damage_in_every_file_at_once(small: State) -> None:
+def test_damage_in_every_file_at_once(small: DiskState) -> None:
     disk = SimDisk(small.copy(), seed=4)
     for path, data in small.files().items():
         if (
@@ -161,7 +161,7 @@ def test_damage_in_every_file_at_once(small: State) -> None:
     assert repaired(disk).whole and same_files(disk, small)
 
 
-def test_what_was_damaged_is_kept_aside(small: State) -> None:
+def test_what_was_damaged_is_kept_aside(small: DiskState) -> None:
     path = next(p for p in small.files() if p.startswith("packs/"))
     hurt = bytes(100) + small.files()[path][100:]
     disk = with_file(small, path, hurt)
@@ -170,7 +170,7 @@ def test_what_was_damaged_is_kept_aside(small: State) -> None:
     assert disk.seen.files()[report.aside[0]] == hurt and report.aside[0].startswith("damaged/packs-")
 
 
-def test_a_dry_run_changes_nothing(small: State) -> None:
+def test_a_dry_run_changes_nothing(small: DiskState) -> None:
     path = next(p for p in small.files() if p.startswith("packs/"))
     disk = with_file(small, path, b"")
     before = disk.seen.files()
@@ -178,14 +178,14 @@ def test_a_dry_run_changes_nothing(small: State) -> None:
     assert report.restored == [path] and disk.seen.files() == before
 
 
-def test_a_sound_archive_is_left_alone(small: State) -> None:
+def test_a_sound_archive_is_left_alone(small: DiskState) -> None:
     disk = SimDisk(small.copy())
     report = repaired(disk)
     assert report.whole and not (report.restored or report.remade or report.aside) and report.checked >= 5
     assert disk.seen.files() == small.files()
 
 
-def test_missing_parity_is_made(small: State) -> None:
+def test_missing_parity_is_made(small: DiskState) -> None:
     disk = SimDisk(small.copy())
     for path in [p for p in disk.seen.names if p.startswith("parity/") and len(p) == 39]:
         del disk.seen.names[path]
@@ -198,7 +198,7 @@ def test_missing_parity_is_made(small: State) -> None:
     )
 
 
-def big() -> State:
+def big() -> DiskState:
     """One pack of more than its floor of parity, six sessions with noise, below one shared prompt."""
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [ZlibCodec()])
@@ -270,7 +270,7 @@ def test_a_lost_leaf_costs_the_sessions_that_need_it_and_a_lost_pack_not_its_pro
     assert [v.name for v in left.verify(decode=True).lost] == ["y"]
 
 
-def test_no_sound_copy_of_archive_json_or_a_plan(small: State) -> None:
+def test_no_sound_copy_of_archive_json_or_a_plan(small: DiskState) -> None:
     disk = SimDisk(small.copy())
     for path in ("archive.json", "parity/archive.json"):
         disk.seen.data[disk.seen.names[path]] = b"{}"
@@ -304,13 +304,13 @@ def test_the_names_of_lost_sessions_need_the_key(codec: SegmentCodec) -> None:
     assert [u.name for u in opened.unnamed] == ["secret-name"]
 
 
-def test_every_crash_of_a_repair_goes_on(small: State) -> None:
+def test_every_crash_of_a_repair_goes_on(small: DiskState) -> None:
     files = small.files()
     for path in sorted(p for p in files if not p.startswith(("index/", "tmp/")))[::2]:
         disk = with_file(small, path, files[path][: len(files[path]) // 2] + b"rot")
-        states: dict[frozenset[tuple[str, bytes]], State] = {}
+        states: dict[frozenset[tuple[str, bytes]], DiskState] = {}
 
-        def watch(disk: SimDisk = disk, states: dict[frozenset[tuple[str, bytes]], State] = states) -> None:
+        def watch(disk: SimDisk = disk, states: dict[frozenset[tuple[str, bytes]], DiskState] = states) -> None:
             for state in disk.crashes("tmp"):
                 states.setdefault(frozenset(f for f in state.files().items() if f[0][:4] != "tmp/"), state)
 
@@ -324,7 +324,7 @@ def test_every_crash_of_a_repair_goes_on(small: State) -> None:
 def test_a_crash_between_pack_and_parity_leaves_a_pack_that_repair_protects(codec: SegmentCodec) -> None:
     disk = SimDisk()
     archive = TowerArchive.create(DirectoryStore(disk), [codec])
-    lone: list[State] = []
+    lone: list[DiskState] = []
 
     def watch() -> None:
         for state in disk.crashes("tmp"):
@@ -369,7 +369,7 @@ def test_no_crash_of_a_collector_leaves_parity_without_its_pack(codec: SegmentCo
     assert archive.collect(dead_share=0).deleted and cases > 50
 
 
-def test_parity_that_stands_for_other_bytes_is_never_believed(small: State) -> None:
+def test_parity_that_stands_for_other_bytes_is_never_believed(small: DiskState) -> None:
     """Somebody swapped two parity files, or wrote one over bytes that are not the pack's."""
     parity = [p for p in small.files() if p.startswith("parity/") and len(p) == 39]
     disk = SimDisk(small.copy())
@@ -418,7 +418,7 @@ def test_repair_over_each_store(store: Store) -> None:
 # At once with others, and what is not to be believed
 
 
-def test_a_plan_under_another_name_is_not_put_in_its_place(small: State) -> None:
+def test_a_plan_under_another_name_is_not_put_in_its_place(small: DiskState) -> None:
     disk = SimDisk(small)
     store = DirectoryStore(disk)
     store.put("parity/0000000000000002", store.read("parity/0000000000000001", 0, 1 << 20))
@@ -441,7 +441,7 @@ def test_an_older_key_does_not_stand_in_for_a_damaged_one(codec: SegmentCodec) -
     assert disk.seen.files()[before] == files[before] and disk.seen.files()[last] == files[last]
 
 
-def test_what_is_damaged_stays_where_no_copy_of_it_can_be_kept(small: State) -> None:
+def test_what_is_damaged_stays_where_no_copy_of_it_can_be_kept(small: DiskState) -> None:
     disk = SimDisk(small)
     path = next(p for p in small.files() if p.startswith("packs/"))
     hurt = b"?" + small.files()[path][1:]
@@ -476,7 +476,7 @@ def test_keys_that_are_erased_meanwhile_are_not_put_back(
 
 
 def test_a_pack_that_a_collector_deletes_meanwhile_is_not_lost(
-    small: State, monkeypatch: pytest.MonkeyPatch
+    small: DiskState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SimDisk(small)
     names, store = Repairer._pack_names, DirectoryStore(disk)
@@ -484,9 +484,9 @@ def test_a_pack_that_a_collector_deletes_meanwhile_is_not_lost(
         p for path, d in small.files().items() if path[:8] == "collect/" for p in Plan.decode(d).condemned
     }
 
-    def then_collected(self: Repairer, view: View) -> set[bytes]:
-        found = names(self, view)
-        Ledger(store).put_deleted(condemned)
+    def then_collected(self: Repairer, catalog: Catalog) -> set[bytes]:
+        found = names(self, catalog)
+        PackLedger(store).put_deleted(condemned)
         for pack in condemned:
             store.delete(f"parity/{pack.hex()}")
             store.delete(f"packs/{pack.hex()}")
@@ -497,7 +497,7 @@ def test_a_pack_that_a_collector_deletes_meanwhile_is_not_lost(
 
 
 def test_no_parity_is_left_of_a_pack_that_is_collected_meanwhile(
-    small: State, monkeypatch: pytest.MonkeyPatch
+    small: DiskState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SimDisk(small)
     pack = max(p for p in small.files() if p.startswith("packs/")).removeprefix("packs/")
@@ -506,7 +506,7 @@ def test_no_parity_is_left_of_a_pack_that_is_collected_meanwhile(
 
     def then_collected(self: Parity) -> bytes:
         if self.pack.hex() == pack:
-            Ledger(DirectoryStore(disk)).put_deleted([bytes.fromhex(pack)])
+            PackLedger(DirectoryStore(disk)).put_deleted([bytes.fromhex(pack)])
             DirectoryStore(disk).delete(f"packs/{pack}")
         return made(self)
 

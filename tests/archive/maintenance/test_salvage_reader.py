@@ -66,7 +66,7 @@ def pack(tmp_path: Path) -> Path:
     )
     ids = [digest(b"test", bytes([n])) for n in range(24)]
     records = [Record(0, NONE, i, 9, dice.bytes(SIZE // 24), f"s{n}", 1, 9) for n, i in enumerate(ids)]
-    Writer(archive.view, [], archive.settings.parity).copy([(context, record) for record in records])
+    Writer(archive.catalog, [], archive.settings.parity).copy([(context, record) for record in records])
     [path] = (tmp_path / "cold/packs").iterdir()
     path.chmod(0o600)
     return path

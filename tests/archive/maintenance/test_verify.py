@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.catalog.freshness import Token
-from pltz.archive.catalog.view import View
 from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.encryption.keys import Secret
 from pltz.archive.format.ids import Tokens
@@ -146,7 +146,7 @@ def test_lost_redundancy_is_told_of_and_repair_puts_it_back(
             archive.collect()
     archive.collect()
     paths = [p for p in disk.seen.files() if p.startswith(("parity/", "ledger/")) or p.endswith("-1")]
-    condemned = {f"parity/{pack.hex()}" for pack in archive.view.condemned & set(archive.view.packs)}
+    condemned = {f"parity/{pack.hex()}" for pack in archive.catalog.listing.condemned & set(archive.catalog.listing.packs)}
     assert condemned & set(paths) and "parity/archive.json" in paths
     assert any(p.startswith("ledger/") for p in paths)
     assert any(p.startswith("keys/") for p in paths) == (key is not None)
@@ -235,8 +235,8 @@ def test_a_record_whose_parent_a_collector_moved_meanwhile_is_no_damage(
     archive.put([NewSession("other", [np.arange(5)])])
     archive.put([NewSession("child", [prompt, np.concatenate([prompt, noise])])])
     archive.collect(small=4000)
-    view = View(archive.store, archive.keys)
-    verifier = verify.Verifier(view, archive.codecs, archive.settings)
+    catalog = Catalog(archive.store, archive.keys)
+    verifier = verify.Verifier(catalog, archive.codecs, archive.settings)
     check = verifier._check_packs
 
     def late(*args: Any) -> None:
@@ -261,5 +261,5 @@ def test_a_forgotten_record_whose_parent_was_collected_is_no_damage(
     for _ in range(3):
         archive.collect(small=4000)
     report = archive.verify(decode=True)
-    assert len(archive.view.packs) == 2 and report.records == 5
+    assert len(archive.catalog.listing.packs) == 2 and report.records == 5
     assert report.sound, report

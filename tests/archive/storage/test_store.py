@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from pltz.archive.catalog.view import View
+from pltz.archive.catalog.catalog import Catalog
 from pltz.archive.codecs.codec import SegmentCodec
 from pltz.archive.errors import ArchiveError, StoreError
 from pltz.archive.format.index_file import FileIndex
 from pltz.archive.storage.disk import OsDisk
-from pltz.archive.storage.s3 import ObjectStore, Place
+from pltz.archive.storage.s3 import BucketPlace, ObjectStore
 from pltz.archive.storage.store import DirectoryStore, Store, open_store
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
@@ -151,22 +151,22 @@ def test_indexes_are_kept_on_this_machine(s3: S3Server, codec: SegmentCodec, tmp
 
 
 def test_what_goes_wrong_is_named_without_secrets(s3: S3Server) -> None:
-    def message(place: Place) -> str:
+    def message(place: BucketPlace) -> str:
         with pytest.raises(StoreError) as caught:
             ObjectStore(place).put("packs/a", b"1")
         assert "hunter2" not in str(caught.value) + repr(place)
         return str(caught.value)
 
     options = {**s3.options, "secret_access_key": "hunter2"}
-    assert "no such bucket" in message(Place("nowhere", "", options))
+    assert "no such bucket" in message(BucketPlace("nowhere", "", options))
     nobody = {**options, "endpoint": "http://127.0.0.1:1"}
-    assert "cannot be reached" in message(Place("cold", "", nobody, retries=0))
+    assert "cannot be reached" in message(BucketPlace("cold", "", nobody, retries=0))
     s3.failing = "503 Slow Down"
-    assert "503" in message(Place(s3.bucket, "", options, retries=0))
+    assert "503" in message(BucketPlace(s3.bucket, "", options, retries=0))
     s3.failing = "403 Forbidden"
-    assert "no permission" in message(Place(s3.bucket, "", options, retries=0))
+    assert "no permission" in message(BucketPlace(s3.bucket, "", options, retries=0))
     with pytest.raises(StoreError, match="no permission"):
-        ObjectStore(Place(s3.bucket, "", options)).list("packs")
+        ObjectStore(BucketPlace(s3.bucket, "", options)).list("packs")
 
 
 def test_a_busy_store_is_asked_again(s3: S3Server) -> None:
@@ -194,12 +194,12 @@ def test_a_store_that_overwrites_is_refused(s3: S3Server, codec: SegmentCodec) -
 
 def test_a_fault_leaves_the_archive_as_it_was(s3: S3Server, codec: SegmentCodec) -> None:
     """Fail every request of a put once, before or after the server has done its work: no object is ever partial."""
-    place = Place(s3.bucket, "faults", s3.options, retries=0)
+    place = BucketPlace(s3.bucket, "faults", s3.options, retries=0)
     TowerArchive.create(ObjectStore(place), [codec]).put([session("a", 1)])
     for late in (False, True):
         for turn in range(8):
             archive = TowerArchive.open(ObjectStore(place), [codec])
-            archive._writer.view.refresh()
+            archive._writer.catalog.refresh()
             s3.failing, s3.failures, s3.skip, s3.late = "500 Internal Server Error", 1, turn, late
             try:
                 archive.put([session("b", turn, int(late))])
@@ -226,10 +226,10 @@ def test_a_file_is_no_archive(tmp_path: Path) -> None:
 
 
 def test_places() -> None:
-    assert Place.of("s3://cold/a/b/") == Place("cold", "a/b") and Place.of("s3://cold").url == "s3://cold"
+    assert BucketPlace.of("s3://cold/a/b/") == BucketPlace("cold", "a/b") and BucketPlace.of("s3://cold").url == "s3://cold"
     for wrong in ("s3://", "s3:///x", "http://cold", "s3://key:secret@cold", "s3://cold?x=1"):
         with pytest.raises(UsageError) as caught:
-            Place.of(wrong)
+            BucketPlace.of(wrong)
         assert "secret" not in str(caught.value)
     assert isinstance(open_store("s3://cold/x"), ObjectStore)
 
@@ -242,10 +242,10 @@ def test_an_object_larger_than_any_of_ours_is_not_fetched(
     store.put("packs/" + "0" * 32, bytes(1001))
     with pytest.raises(CorruptError, match="more than any of ours"):
         store.view("packs/" + "0" * 32)
-    assert not View(store).packs
-    view = View(store)
-    view.refresh()
-    assert [p.kind for p in view.problems] == ["pack"]
+    assert not Catalog(store).listing.packs
+    catalog = Catalog(store)
+    catalog.refresh()
+    assert [p.kind for p in catalog.damage.problems] == ["pack"]
 
 
 def test_a_hole_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

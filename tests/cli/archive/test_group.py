@@ -81,7 +81,7 @@ def test_the_fast_layout(trained: None, run: Run, cold: Path, tmp_path: Path) ->
     assert [f["method"] for f in found] == ["model", "model"] and found[0]["tokens"] > 2048
     assert found[0]["bytes"] < found[1]["bytes"]  # the price of more lanes
     archive = TowerArchive.open(cold, [])
-    modes = {v.name: archive.view.find(SEGMENTS, v.leaf)[0].context.mode for v in archive.ls()}
+    modes = {v.name: archive.catalog.lookup.find(SEGMENTS, v.leaf)[0].context.mode for v in archive.ls()}
     assert modes == {"plain": ALONE, "fast": FAST}
     for words in (("plain",), ("fast", "--tenant", "other")):
         done = run("archive", "get", cold, *words)

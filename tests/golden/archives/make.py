@@ -24,7 +24,7 @@ from pltz.archive.format.object_names import FOLDERS, SETTINGS, SETTINGS_COPY
 from pltz.archive.format.pack import Damage, Pack
 from pltz.archive.format.settings import FORMAT
 from pltz.archive.maintenance.repair import Repairer
-from pltz.archive.storage.simulated_disk import SimDisk, State
+from pltz.archive.storage.simulated_disk import DiskState, SimDisk
 from pltz.archive.storage.store import DirectoryStore
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
@@ -82,7 +82,7 @@ def given_up(files: Files, *, acknowledged: bool = False) -> Files:
 
 def disk_of(files: Files) -> SimDisk:
     """A disk that holds these files, and all folders."""
-    state = State(folders={"", *FOLDERS})
+    state = DiskState(folders={"", *FOLDERS})
     for number, (path, data) in enumerate(files.items()):
         state.names[path], state.data[number] = number, data
     return SimDisk(state, seed=5)

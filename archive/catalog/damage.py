@@ -1,0 +1,98 @@
+"""The damage report: the state of each pack, and what damage may hide.
+
+    damage.state(pack)                    one of PackState, for any pack that something named
+    damage.hiding()                       packs that may hold sessions that look-ups miss
+    damage.hides(SESSIONS, key)           the state of the pack that keeps one session from being read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pltz.archive.catalog.ledger import Loss, PackState
+from pltz.archive.catalog.listing import Listing
+from pltz.archive.catalog.lookup import RecordLookup
+from pltz.archive.catalog.problems import Problem, Problems
+from pltz.archive.format.index_file import SESSIONS, key_of
+from pltz.plt_codec.errors import FormatError
+
+
+class DamageReport:
+    """The damage that one process met in an archive. Its methods raise StoreError."""
+
+    def __init__(self, listing: Listing, lookup: RecordLookup, problems: Problems) -> None:
+        self._listing, self._lookup, self._problems = listing, lookup, problems
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """Return the problems met so far, each once."""
+        return list(self._problems)
+
+    def note(self, kind: str, name: str, what: str) -> None:
+        """Add a problem, as `Problems.note` does."""
+        self._problems.note(kind, name, what)
+
+    def state(self, pack: bytes) -> PackState:
+        """Return the state of a pack that something named."""
+        absent = self._listing.absent()
+        if pack not in self._listing.packs:
+            return absent.get(pack, PackState.MISSING)
+        return PackState.DAMAGED if pack in self._problems.packs else PackState.PRESENT
+
+    def damaged(self) -> set[bytes]:
+        """Return the packs that are there and have bytes that could not be read."""
+        return set(self._problems.packs & self._listing.packs.keys())
+
+    def missing(self) -> set[bytes]:
+        """Return the absent packs that neither a collector nor repair accounts for."""
+        return {pack for pack, state in self._listing.absent().items() if state is PackState.MISSING}
+
+    def losses(self) -> list[Loss]:
+        """Return the unacknowledged losses of packs that did not come back."""
+        self._listing.absent()  # reads the ledger, and adds packs that an incomplete listing omitted
+        known = self._listing.ledger.losses()
+        return [loss for loss in known if loss.acknowledged is None and loss.pack not in self._listing.packs]
+
+    def hiding(self) -> set[bytes]:
+        """Return the packs that may hold sessions that look-ups miss: damaged, missing or lost."""
+        missing = self.missing()  # adds packs that an incomplete listing omitted
+        return self.damaged() | missing | {loss.pack for loss in self.losses()}
+
+    def uncatalogued(self) -> set[bytes]:
+        """Return the packs of `hiding` whose contents neither an index nor a complete loss entry lists."""
+        covered = set[bytes]().union(*(index.packs for index in self._listing.indexes.values()))
+        listed = {loss.pack for loss in self.losses() if loss.entry.complete}
+        unlisted = {loss.pack for loss in self.losses() if not loss.entry.complete}
+        return (self.hiding() - covered - listed) | unlisted
+
+    def hides(self, section: int, identity: bytes, since: int = 0) -> PackState | None:
+        """Return the state of the pack that keeps a record of this identity from being read.
+
+        - MISSING: an index names the record in a missing pack.
+        - LOST: an unacknowledged loss, recorded at ``since`` (seconds since 1970) or later, names it.
+        - DAMAGED: an index names it at a damaged place.
+        - None: no such pack is known.
+
+        Raises ArchiveError, StoreError.
+        """
+        return self._listing.stable(lambda: self._hides(section, identity, since))
+
+    def _hides(self, section: int, identity: bytes, since: int) -> PackState | None:
+        missing = self.missing()
+        named = self._lookup.named(section, identity)
+        if any(location.pack in missing for location in named):
+            return PackState.MISSING
+        key = key_of(identity)
+        for loss in self.losses():
+            keys = loss.entry.sessions if section == SESSIONS else loss.entry.segments
+            if key in keys and loss.entry.time >= since:
+                return PackState.LOST
+        for location in named:
+            try:
+                if location.pack in self._listing.packs:
+                    self._lookup.at(location)
+            except FormatError:
+                return PackState.DAMAGED
+            except FileNotFoundError:
+                self._listing.note_stale()
+        return None

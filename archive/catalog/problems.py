@@ -1,0 +1,62 @@
+"""Problems: everything wrong that one process met in an archive, each once, and the packs that it could not read.
+
+    problems.note("pack", pack.hex(), "12 bytes at 70: ...", pack=pack)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+MOST_PROBLEMS = 10_000  # at most this many are listed
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem found in the archive.
+
+    Attributes:
+        kind: the kind of file or object it concerns, such as pack, record, index, plan, ledger, loss, session,
+            settings, parity, keys, erase or freshness.
+        name: name of the file, or of the session's version.
+    """
+
+    kind: str
+    name: str
+    what: str
+
+
+class Problems:
+    """A list of problems without repetitions. ``problems``: a list to extend; None: a new one."""
+
+    def __init__(self, problems: list[Problem] | None = None) -> None:
+        self._problems = [] if problems is None else problems
+        self._known = set(self._problems)
+        self._packs: set[bytes] = set()
+
+    def __iter__(self) -> Iterator[Problem]:
+        return iter(self._problems)
+
+    @property
+    def packs(self) -> AbstractSet[bytes]:
+        """Return the packs with bytes that could not be read."""
+        return self._packs
+
+    def note(self, kind: str, name: str, what: str, *, pack: bytes | None = None) -> None:
+        """Add a problem unless it is known. ``pack``: the pack with bytes that could not be read, if any.
+
+        After MOST_PROBLEMS problems one last problem says that there are more.
+        """
+        if pack is not None:
+            self._packs.add(pack)
+        self.add(Problem(kind, name, what))
+
+    def add(self, problem: Problem) -> None:
+        """Add a problem, as `note` does."""
+        if problem in self._known or len(self._problems) > MOST_PROBLEMS:
+            return
+        if len(self._problems) == MOST_PROBLEMS:
+            problem = Problem(problem.kind, "", f"more than {MOST_PROBLEMS} problems: no more are listed")
+        self._known.add(problem)
+        self._problems.append(problem)
