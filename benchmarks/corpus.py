@@ -41,7 +41,11 @@ def read(path: str | None) -> Iterator[SampleSession]:
 
 
 def files(path: Path) -> list[Path]:
-    """Return the file itself, or the JSONL files of a folder by name."""
+    """Return the file itself, or the JSONL files of a folder by name.
+
+    Raises:
+        UsageError: the folder has none.
+    """
     if not path.is_dir():
         return [path]
     found = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
@@ -51,7 +55,11 @@ def files(path: Path) -> list[Path]:
 
 
 def record(line: "Session", place: str) -> SampleSession:
-    """Return the record of one line. ``place`` names the line in errors."""
+    """Return the session of one line. ``place`` names the line in errors.
+
+    Raises:
+        UsageError: the line has no messages.
+    """
     from pltz.models.session.session import Session, content_bytes
 
     value = line.value if line.kind == "chat" else None

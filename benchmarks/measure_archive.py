@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from pltz.archive.archive import Archive, PutRequest
 from pltz.archive.child_python import command, environment, safe_path
 from pltz.archive.codecs.codec import Coded, Plain
 from pltz.archive.format import index_file
@@ -27,7 +29,9 @@ from pltz.archive.format.ids import SIZE, Tokens
 from pltz.archive.format.index_file import SEGMENTS, SESSIONS, FileIndex
 from pltz.archive.tower_archive import TowerArchive
 from pltz.archive.writing.new_session import NewSession
-from pltz.plt_codec.errors import CorruptError
+from pltz.models.bundle.bundle import Bundle
+from pltz.models.session.transcript import to_tokens_many
+from pltz.plt_codec.errors import CorruptError, ModelError
 
 SHORT, LONG = (530, 200), (4000, 1500)  # tokens and bytes: a mean chat, a session of 4000 tokens
 PROMPT = 1000, 375  # a shared prompt
@@ -52,7 +56,7 @@ class ReadyCodec:
         self.sealed = 0  # the number of segments that `drop` keeps
 
     def make(self, tokens: int, size: int) -> Tokens:
-        """Make a new segment of so many tokens that is coded in ``size`` bytes."""
+        """Make a new segment (tokens,) that is coded in ``size`` bytes."""
         number = self._first + len(self._known)
         ids = self._dice.integers(0, 1 << 16, tokens, dtype=np.uint32)
         ids[0], ids[1] = number & 0xFFFF, number >> 16
@@ -69,10 +73,16 @@ class ReadyCodec:
         del self._known[self.sealed :]
 
     def encode(self, batch: Sequence[Plain]) -> list[bytes]:
+        """Return the bitstrings that were made for these segments."""
         heads = [HEAD.unpack_from(p.tokens.data) for p in batch]
         return [self._at(low | high << 16)[1] for low, high in heads]
 
     def decode(self, batch: Sequence[Coded]) -> list[Tokens]:
+        """Return the tokens (T,) of each bitstring.
+
+        Raises:
+            CorruptError: a bitstring is not one that was made.
+        """
         found = [self._at(int.from_bytes(c.data[:4], "little")) for c in batch]
         if [data for _, data in found] != [c.data for c in batch]:
             raise CorruptError("not one of the bitstrings that were made: damaged")
@@ -313,6 +323,64 @@ def opening(folder: Path, entries: int) -> dict[str, Any]:
         "bytes_per_entry": round(len(data) / entries, 2),
         "build_s": round(built, 2),
     }
+
+
+def growing(folder: Path, bundle: Bundle, turns: int, tokens: int, together: int) -> list[dict[str, Any]]:
+    """Measure sessions that grow by `tokens` tokens in each of `turns` puts, coded by a bundle on the CPU.
+
+    Three rows, the favourable case first: one session in one put, one session turn by turn, and `together`
+    sessions side by side, the turns of all in one commit. Seconds and bytes are cumulative after each put. Bytes
+    are those of all files, of which the first put pays the archive's own. Each session is read back at the end.
+
+    Raises:
+        ModelError: a session came back changed.
+    """
+    from pltz.datasets import sample_sessions
+
+    stream = np.concatenate(to_tokens_many(list(sample_sessions()), bundle.tokenizer)).astype(np.int32)
+    whole = turns * tokens
+    ids = [np.take(stream, np.arange(n * whole, (n + 1) * whole), mode="wrap") for n in range(together)]
+    ends = [tokens * n for n in range(1, turns + 1)]
+    cases = (("one put", [whole], ids[:1]), ("turn by turn", ends, ids[:1]), ("side by side", ends, ids))
+    return [_grown(folder / way.replace(" ", "-"), bundle, way, steps, sessions) for way, steps, sessions in cases]
+
+
+def _grown(
+    place: Path, bundle: Bundle, way: str, ends: Sequence[int], sessions: Sequence[npt.NDArray[np.int32]]
+) -> dict[str, Any]:
+    archive = Archive.open(place, create=True, bundle=bundle)
+    archive.put("warm", sessions[0][::-1][:100].copy())
+    empty = _bytes_of(place)
+    seconds, stored, spent = [], [], 0.0
+    for end in ends:
+        requests = [PutRequest(str(n), ids[:end]) for n, ids in enumerate(sessions)]
+        start = time.perf_counter()
+        list(archive.put_many(requests))
+        spent += time.perf_counter() - start
+        seconds.append(round(spent, 3))
+        stored.append(round((_bytes_of(place) - empty) / len(sessions), 1))
+    start = time.perf_counter()
+    back = [archive.get(str(n)).ids for n in range(len(sessions))]
+    read = time.perf_counter() - start
+    if not all(np.array_equal(a, b) for a, b in zip(back, sessions, strict=True)):
+        raise ModelError("a session came back changed from the archive: no figure of this run is valid")
+    return {
+        "way": way,
+        "sessions": len(sessions),
+        "puts": len(ends),
+        "tokens": ends[-1],
+        "tokens_after_put": list(ends),
+        "seconds_after_put": seconds,
+        "bytes_per_session_after_put": stored,
+        "bytes_per_session": stored[-1],
+        "puts_per_s": round(len(ends) * len(sessions) / spent, 2),
+        "tokens_per_s": round(ends[-1] * len(sessions) / spent, 1),
+        "read_s_per_session": round(read / len(sessions), 3),
+    }
+
+
+def _bytes_of(place: Path) -> int:
+    return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
 
 
 def sharing(folder: Path, most: int, prompts: Sequence[int]) -> list[dict[str, Any]]:

@@ -91,6 +91,7 @@ def other_engine(weights: Weights) -> NativeCoder | TokenCoder:
 
 
 def main() -> None:
+    """Run the command line described at the top of this file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bundle", help="bundle, a name or a folder (default: random weights)")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="mini", help="of the random weights")

@@ -42,6 +42,9 @@ class Products:
         """Return the seconds of one pass, in the faster order of those that the device takes.
 
         On the CPU it is the processor time of all threads.
+
+        Raises:
+            RuntimeError: the device takes none of the orders.
         """
         found, refused = [], None
         for order in self._orders:

@@ -87,6 +87,7 @@ class RandomTarget(Target):
 
     @property
     def fingerprint(self) -> bytes:
+        """Return 16 bytes that name shape, dtype, device and seed."""
         config = self.model.config.to_json_string()
         text = f"random {SEED} {self.device.type} {self.model.dtype} {config}"
         return hashlib.blake2b(text.encode(), digest_size=16, person=b"pltz random").digest()

@@ -25,14 +25,18 @@ def timed(call: Callable[[], Any]) -> tuple[Time, Any]:
 
 
 def frame_items(encoded: Sequence[Any], sessions: "Sequence[np.ndarray[Any, Any]]") -> list[Any]:
-    """Return the items that the decoder takes: each encoded frame with its number of tokens, lanes and steps."""
+    """Return the items that the decoder takes, for sessions (T,): each frame with its tokens, lanes and steps."""
     from pltz.plt_codec.types import FrameItem
 
     return [FrameItem(e.data, len(s), e.lanes, e.steps) for e, s in zip(encoded, sessions, strict=True)]
 
 
 def check(sessions: "Sequence[np.ndarray[Any, Any]]", decoded: Sequence[Any]) -> None:
-    """Check that every session came back unchanged. Raises ModelError where one did not."""
+    """Check that every session (T,) came back unchanged.
+
+    Raises:
+        ModelError: one did not.
+    """
     import numpy as np
 
     if not all(np.array_equal(a, b) for a, b in zip(sessions, decoded, strict=True)):

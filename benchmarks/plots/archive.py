@@ -1,4 +1,7 @@
-"""Draw bytes per session against sessions, as the paper's Table 1, with matplotlib (extra ``plots``)."""
+"""Draw the figures of `pltz bench archive` with matplotlib (extra ``plots``).
+
+`sharing` draws bytes per session against sessions, as the paper's Table 1. `growth` draws sessions that grow.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,5 +24,28 @@ def sharing(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
         )
     axes.set(xscale="log", xlabel="sessions", ylabel="bytes per session, every file counted")
     axes.set_ylim(bottom=0)
-    axes.legend()
+    canvas.finish(axes)
+    return canvas.drawn(figure, suffix)
+
+
+def growth(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
+    """Return the figure as the bytes of a file: bytes stored and seconds spent, per session, as turns arrive.
+
+    Raises:
+        UsageError: ``suffix`` is neither .png nor .svg.
+    """
+    figure = canvas.blank(suffix, 9, 4)
+    stored, spent = figure.subplots(1, 2)
+    for row in rows:
+        tokens, marker = row["tokens_after_put"], "o" if row["puts"] == 1 else "."
+        label = row["way"] if row["sessions"] == 1 else f"{row['sessions']} sessions {row['way']}"
+        stored.plot(tokens, row["bytes_per_session_after_put"], "-", marker=marker, label=label)
+        seconds = [s / row["sessions"] for s in row["seconds_after_put"]]
+        spent.plot(tokens, seconds, "-", marker=marker, label=label)
+    stored.set(xlabel="tokens of a session", ylabel="bytes per session, every file counted")
+    spent.set(xlabel="tokens of a session", ylabel="seconds per session, all puts so far")
+    for axes in (stored, spent):
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(left=0)
+        canvas.finish(axes)
     return canvas.drawn(figure, suffix)

@@ -7,25 +7,26 @@ from pltz.benchmarks.plots import figure as canvas
 
 
 def growth(rows: Sequence[dict[str, Any]], suffix: str) -> bytes:
-    """Return the figure as the bytes of a file. ``suffix``: .png or .svg. Raises UsageError for another."""
-    figure = canvas.blank(suffix, 9, 3.6)
+    """Return the figure as the bytes of a file.
+
+    Raises:
+        UsageError: ``suffix`` is neither .png nor .svg.
+    """
+    figure = canvas.blank(suffix, 9, 4.2)
     memory, speed = figure.subplots(1, 2)
     for night, style in (("new", "-"), ("known", "--")):
         mine = [row for row in rows if row["night"] == night]
         counts = [row["sessions"] for row in mine]
-        label = "a night with new sessions" if night == "new" else "a night with nothing new"
+        label = "new sessions" if night == "new" else "nothing new"
         memory.plot(counts, [row["peak_memory_mb"] for row in mine], style, marker="o", label=label)
-        memory.plot(
-            counts,
-            [row["freeze_peak_memory_mb"] for row in mine],
-            ":",
-            marker=".",
-            label=f"{label}: freezing",
-        )
+        freezing = [row["freeze_peak_memory_mb"] for row in mine]
+        memory.plot(counts, freezing, ":", marker=".", label=f"{label}, freezing alone")
         speed.plot(counts, [row["per_s"] for row in mine], style, marker="o", label=label)
-    memory.set(xscale="log", xlabel="sessions in the source", ylabel="peak memory, MB")
+    memory.set(xscale="log", xlabel="sessions in the source", ylabel="peak memory of a night, MB")
     speed.set(xscale="log", yscale="log", xlabel="sessions in the source", ylabel="sessions per second")
     memory.set_ylim(bottom=0)
-    memory.legend()
-    speed.legend()
+    memory.margins(y=0.1)
+    memory.set_ylim(bottom=0, top=1.1 * max(row["peak_memory_mb"] for row in rows))
+    for axes in (memory, speed):
+        canvas.finish(axes)
     return canvas.drawn(figure, suffix)

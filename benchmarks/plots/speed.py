@@ -1,44 +1,40 @@
-"""Draw speed.json, speed_avx2.json and speed_cuda.json, all at once: python benchmarks/plots/speed.py
-
-Each is the line of JSON of one command:
-
-    cd benchmarks/results
-    pltz bench speed --threads 1 --rounds 6 --linear 1048576 --llama --engines --startup --json > speed.json
-    pltz bench speed --threads 1 --rounds 3 --linear 262144 --llama --engines --startup --json > speed_avx2.json
-    pltz bench speed --device cuda --together 1,4,16,1024 --rounds 2 --linear 1048576 --json > speed_cuda.json
+"""Draw the figure of one `pltz bench speed` with matplotlib (extra ``plots``).
 
 A panel is left out where a run did not measure it: the CUDA engine counts no stages, and --linear and --engines are
 optional.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "results"
+from pltz.benchmarks.plots import figure as canvas
+
 WAYS = ("encode", "decode")
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
-    """Draw tokens/s by sessions together, microseconds per token by stage and by length, and seconds by engine."""
-    from matplotlib.figure import Figure
+def panels(found: dict[str, Any], suffix: str) -> bytes:
+    """Return the figure as the bytes of a file.
 
+    It has tokens/s by sessions together, microseconds per token by stage and by length, and seconds by engine.
+
+    Raises:
+        UsageError: ``suffix`` is neither .png nor .svg.
+    """
     counted = all(row[f"{way}_us_per_token"] for row in found["rows"] for way in WAYS)
-    panels = [
+    every = [
         (rates, found["rows"], True),
         (stages, found["rows"], counted),
         (costs, found["linear"], bool(found["linear"])),
         (engines, found.get("engines"), bool(found.get("engines"))),
     ]
-    shown = [(panel, data) for panel, data, measured in panels if measured]
-    figure = Figure(figsize=(4 * len(shown), 3.5), layout="constrained")
+    shown = [(panel, data) for panel, data, measured in every if measured]
+    figure = canvas.blank(suffix, 4 * len(shown), 4)
     for axes, (panel, data) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         panel(axes, data)
-        axes.legend()
+        canvas.finish(axes)
     on = found["machine"]
     cpu = f"{on['cpu']}, {on['threads']} thread(s), {on['engine']}"
     figure.suptitle(cpu if on["device"] == "cpu" else on["device"], fontsize=9)
-    figure.savefig(path, dpi=110)
+    return canvas.drawn(figure, suffix)
 
 
 def rates(axes: Any, rows: list[dict[str, Any]]) -> None:
@@ -71,16 +67,12 @@ def costs(axes: Any, lengths: list[dict[str, Any]]) -> None:
 
 
 def engines(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Draw processor seconds of one session by engine, from 0.01 s up."""
-    for i, way in enumerate(WAYS):
-        places = [n + 0.4 * i for n in range(len(rows))]
-        axes.barh(places, [row[f"{way}_processor_s"] for row in rows], height=0.4, label=way)
-    axes.set_yticks([n + 0.2 for n in range(len(rows))], [row["engine"] for row in rows])
+    """Draw processor seconds of one session by engine, as points on a logarithmic axis."""
+    for way in WAYS:
+        seconds = [row[f"{way}_processor_s"] for row in rows]
+        axes.plot(seconds, range(len(rows)), "o", label=way)
+    axes.set_yticks(range(len(rows)), [row["engine"] for row in rows])
     axes.invert_yaxis()
-    axes.set(xlabel="seconds of the processor, one session", xscale="log")
+    axes.grid(axis="y", linewidth=0.3)
+    axes.set(xlabel="processor seconds, one session", xscale="log")
     axes.xaxis.set_minor_formatter("")
-
-
-if __name__ == "__main__":
-    for name in ("speed", "speed_avx2", "speed_cuda"):
-        draw(json.loads((RESULTS / f"{name}.json").read_text("utf8")), RESULTS / f"{name}.png")

@@ -1,40 +1,76 @@
-"""Draw thaw.json as thaw.png: python benchmarks/plots/thaw.py
+"""Draw the figures of `pltz bench thaw` with matplotlib (extra ``plots``)."""
 
-thaw.json holds two lines of `pltz bench thaw --json`, first of a GPU, then of a CPU.
-"""
-
-import json
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "results"
+from pltz.benchmarks.plots import figure as canvas
+
 THAWS = "thaw", "thaw, fast layout"  # the thaws of a cold session
 
 
-def draw(found: list[dict[str, Any]], path: Path) -> None:
-    """Draw one panel per machine: milliseconds of each way to the KV, as bars, with the bytes stored for it."""
-    from matplotlib.figure import Figure
+def ways(results: Sequence[dict[str, Any]], suffix: str) -> bytes:
+    """Return the figure as the bytes of a file: milliseconds of each way to the KV, one panel per machine.
 
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    for axes, result in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
+    Raises:
+        UsageError: ``suffix`` is neither .png nor .svg.
+    """
+    figure = canvas.blank(suffix, 11, 4.2)
+    for axes, result in zip(figure.subplots(1, len(results), squeeze=False)[0], results, strict=True):
         rows = result["rows"][::-1]
-        bars = axes.barh([row["way"] for row in rows], [row["ms"] for row in rows], color="C0")
-        for bar, row in zip(bars, rows, strict=True):
-            bar.set_color("C1" if row["way"] in THAWS else "C0")
-        labels = [f" {row['ms']:,.1f} ms, {stored(row['stored_bytes'])}" for row in rows]
-        axes.bar_label(bars, labels, fontsize=7)
+        for place, row in enumerate(rows):
+            axes.plot(row["ms"], place, "o", color="C1" if row["way"] in THAWS else "C0")
+            text = f"{row['ms']:,.1f} ms, {stored(row['stored_bytes'])}"
+            axes.annotate(
+                text, (row["ms"], place), (7, 0), textcoords="offset points", va="center", fontsize=7,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+            )  # fmt: skip
+        axes.set_yticks(range(len(rows)), [row["way"] for row in rows])
         axes.set(xscale="log", xlabel="milliseconds")
-        axes.set_xlim(right=30 * max(row["ms"] for row in rows))
-        axes.tick_params(labelsize=7)
-        on = result["machine"]
-        name = on["cpu"] if on["device"] == "cpu" else on["device"]
+        axes.set_xlim(min(row["ms"] for row in rows) / 2, 100 * max(row["ms"] for row in rows))
+        axes.grid(axis="y", linewidth=0.3)
         fast = f", fast layout {result['fast_over_prefill']:.2f}" if "fast_over_prefill" in result else ""
         axes.set_title(
             f"{result['shape']}, {result['tokens']:,} tokens\n"
-            f"{name}: thaw / prefill = {result['thaw_over_prefill']:.2f}{fast}",
+            f"{machine_of(result)}: thaw / prefill = {result['thaw_over_prefill']:.2f}{fast}",
             fontsize=9,
         )
-    figure.savefig(path, dpi=120)
+        canvas.finish(axes)
+    return canvas.drawn(figure, suffix)
+
+
+def turns(results: Sequence[dict[str, Any]], suffix: str) -> bytes:
+    """Return the figure as the bytes of a file: thaw over prefill by the turns that a session was archived in.
+
+    There is one panel per machine and shape, and one line per bundle and layout.
+
+    Raises:
+        UsageError: ``suffix`` is neither .png nor .svg.
+    """
+    panels: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        panels.setdefault(f"{result['shape']}, {result['tokens']:,} tokens, {machine_of(result)}", []).append(result)
+    figure = canvas.blank(suffix, 5 * len(panels), 4)
+    for axes, (title, found) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for result in found:
+            for layout in dict.fromkeys(row["layout"] for row in result["turns"]):
+                rows = [row for row in result["turns"] if row["layout"] == layout]
+                name = f"{result.get('bundle_name', 'mini')}, {layout} layout"
+                axes.plot([row["turns"] for row in rows], [row["over_prefill"] for row in rows], "o-", label=name)
+        counts = sorted({row["turns"] for result in found for row in result["turns"]})
+        axes.axhline(1.0, color="grey", linewidth=0.8, linestyle=":")
+        axes.set(xscale="log", xlabel="turns in which the session was archived", ylabel="thaw / bare prefill")
+        axes.set_xticks(counts, [str(count) for count in counts])
+        axes.set_xticks([], minor=True)
+        axes.set_ylim(bottom=0)
+        axes.set_title(title, fontsize=9)
+        canvas.finish(axes)
+    return canvas.drawn(figure, suffix)
+
+
+def machine_of(result: dict[str, Any]) -> str:
+    """Return the name of the GPU, or of the processor."""
+    on = result["machine"]
+    return str(on["cpu"] if on["device"] == "cpu" else on["device"])
 
 
 def stored(count: int) -> str:
@@ -42,8 +78,3 @@ def stored(count: int) -> str:
     if not count:
         return "nothing stored"
     return f"{count / 1e6:,.0f} MB" if count >= 1e6 else f"{count:,} B"
-
-
-if __name__ == "__main__":
-    lines = (RESULTS / "thaw.json").read_text("utf8").splitlines()
-    draw([json.loads(line) for line in lines], RESULTS / "thaw.png")

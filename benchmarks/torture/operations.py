@@ -78,6 +78,7 @@ class World:
 
     @property
     def journal(self) -> Path:
+        """Return the folder of the hook's journal."""
         return self.folder / "journal"
 
     def place(self, name: str) -> Path:

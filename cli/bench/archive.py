@@ -13,6 +13,7 @@ import click
 
 from pltz.benchmarks import machine
 from pltz.cli.bench import shared
+from pltz.cli.ui import options
 from pltz.cli.ui.groups import Command
 from pltz.cli.ui.output import Output, write_text
 from pltz.cli.ui.table import pairs, render
@@ -20,6 +21,7 @@ from pltz.cli.ui.table import pairs, render
 QUICK = {"sessions": 50_000, "entries": 1_000_000, "sharing": 5_000}
 FULL = {"sessions": 1_000_000, "entries": 10_000_000, "sharing": 500_000}
 PROMPTS = 1, 50, 500
+TOGETHER = 4  # sessions that grow side by side
 
 
 @click.command(
@@ -29,6 +31,7 @@ PROMPTS = 1, 50, 500
         "pltz bench archive",
         "pltz bench archive --full --where /data --plot archive.png",
         "pltz bench archive --writers 4 --json",
+        "pltz bench archive --growing --turns 40 --turn-tokens 100 --plot growing.png",
     ],
 )
 @click.option(
@@ -37,6 +40,28 @@ PROMPTS = 1, 50, 500
     help="Measure 1,000,000 sessions, 10,000,000 index entries, and sharing of up to 500,000 sessions. Takes minutes "
     "and 4 GB of disk.",
 )
+@click.option(
+    "--growing",
+    is_flag=True,
+    help="Measure sessions that grow instead, turn by turn, coded by a bundle on the CPU. Takes minutes.",
+)
+@click.option(
+    "--turns",
+    type=click.IntRange(min=1),
+    default=40,
+    show_default=True,
+    metavar="N",
+    help="--growing: puts per session.",
+)
+@click.option(
+    "--turn-tokens",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="--growing: tokens per put.",
+)
+@options.BUNDLE
 @shared.WHERE
 @click.option(
     "--writers",
@@ -44,20 +69,41 @@ PROMPTS = 1, 50, 500
     metavar="N",
     help="Processes that write at once, after a run with one.  [default: all cores]",
 )
-@shared.plot("sharing")
+@shared.plot("sharing, or growth")
 @shared.FORCE
 @shared.JSON
 def archive(
-    full: bool, where: str | None, writers: int | None, plot: str | None, force: bool, as_json: bool
+    full: bool,
+    growing: bool,
+    turns: int,
+    turn_tokens: int,
+    bundle: str | None,
+    where: str | None,
+    writers: int | None,
+    plot: str | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Measure the archive: putting, looking up, verifying, opening an index, bytes per session.
 
     Half of the sessions have 200 bytes, half 1,500. Their bitstrings are made beforehand, so the archive is measured,
     not a model. The time includes all work of the archive: naming, lookups, layout, reading back, decoding and
     comparing, fsync.
+
+    With --growing a model codes real text: one session in one put, one turn by turn, and four side by side.
     """
     shared.check_where(where)
     output = Output(plot, force=force) if plot else None
+    if growing:
+        result = measured_growing(bundle, turns, turn_tokens, where)
+        if output and plot:
+            from pltz.benchmarks.plots.archive import growth
+
+            output.write([growth(result["growing"], Path(plot).suffix)])
+        if not as_json:
+            write_text(growing_text(result) + "\n")
+        write_text(json.dumps(result))
+        return
     result = measured(FULL if full else QUICK, where, writers or os.cpu_count() or 1)
     if output and plot:
         from pltz.benchmarks.plots.archive import sharing
@@ -91,6 +137,41 @@ def measured(sizes: dict[str, int], where: str | None, writers: int) -> dict[str
         figures["sharing"] = measure.sharing(folder, sizes["sharing"], PROMPTS)  # type: ignore[assignment]
     on = machine.describe(None, "cpu", None)
     return {"benchmark": "archive", **figures, "load_at_start": round(load, 2), "machine": on}
+
+
+def measured_growing(bundle: str | None, turns: int, tokens: int, where: str | None) -> dict[str, Any]:
+    """Measure sessions that grow and return the figures, next to the size of one bitstring of the whole."""
+    from pltz.benchmarks import measure_archive as measure
+    from pltz.models.bundle.bundle import Bundle
+
+    load = os.getloadavg()[0]
+    loaded = Bundle.load(bundle)
+    with tempfile.TemporaryDirectory(prefix="pltz-bench-", dir=where) as name:
+        rows = measure.growing(Path(name), loaded, turns, tokens, TOGETHER)
+    on = machine.describe(loaded.coder(), "cpu", None)
+    facts = {"bundle": loaded.id.hex(), "turns": turns, "turn_tokens": tokens, "growing": rows}
+    return {"benchmark": "archive growing", **facts, "load_at_start": round(load, 2), "machine": on}
+
+
+def growing_text(result: dict[str, Any]) -> str:
+    """Return the figures of sessions that grow as text."""
+    head = ["put as", "sessions", "puts each", "puts/s", "tokens/s", "bytes each", "last put, ms", "read, s each"]
+    lines = []
+    for row in result["growing"]:
+        before, last = ([0.0] + row["seconds_after_put"])[-2:]
+        lines.append(
+            [
+                row["way"],
+                str(row["sessions"]),
+                str(row["puts"]),
+                f"{row['puts_per_s']:,.2f}",
+                f"{row['tokens_per_s']:,.0f}",
+                f"{row['bytes_per_session']:,.0f}",
+                f"{1e3 * (last - before):,.0f}",
+                f"{row['read_s_per_session']:.2f}",
+            ]
+        )
+    return render(head, lines)
 
 
 def as_text(result: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ byte of it counts.
 Files (``--file``) are measured one by one, as texts. For each the table also says whether the frame keeps the promise
 for data that no bundle was trained for: at most 1.02 times zstd -19 plus 16 bytes.
 
-It ends with one line of JSON. ``python benchmarks/plots/field.py`` draws it.
+It ends with one line of JSON. ``python -m pltz.benchmarks.plots`` draws it.
 """
 
 import json

@@ -151,7 +151,7 @@ def switched() -> int:
 
 
 def as_form(ids: "Ids", form: str) -> Any:
-    """Return ids in a form that a serving loop might hold."""
+    """Return ids (T,) in a form that a serving loop might hold."""
     if form == "torch":
         import torch
 

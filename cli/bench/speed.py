@@ -198,7 +198,7 @@ def numbers(text: str) -> list[int]:
 
 
 def sample_tokens(codec: "Codec") -> "tuple[np.ndarray[Any, Any], float]":
-    """Return the bundle tokens of the sample sessions, concatenated, and the content bytes per token."""
+    """Return the bundle tokens (n,) of the sample sessions, concatenated, and the content bytes per token."""
     import numpy as np
 
     from pltz.datasets import sample_sessions
@@ -211,7 +211,7 @@ def sample_tokens(codec: "Codec") -> "tuple[np.ndarray[Any, Any], float]":
 
 
 def cut(stream: "np.ndarray[Any, Any]", count: int, tokens: int) -> "list[np.ndarray[Any, Any]]":
-    """Cut ``count`` sessions of ``tokens`` each from different places of the stream, wrapping around its end."""
+    """Cut ``count`` sessions (tokens,) from different places of the stream (n,), wrapping around its end."""
     import numpy as np
 
     return [np.take(stream, np.arange(i * tokens, (i + 1) * tokens), mode="wrap") for i in range(count)]
@@ -227,7 +227,7 @@ def row(
     device: str,
     threads: int | None,
 ) -> dict[str, Any]:
-    """Measure the rates of coding some sessions side by side, and of the products in between."""
+    """Measure the rates of coding some sessions (T,) side by side, and of the products in between."""
     rows = lanes * len(sessions)
     tokens = sum(map(len, sessions))
     products = {"decode": Products(weights, rows, device), "encode": Products(weights, ENCODE_ROWS, device)}
@@ -302,7 +302,7 @@ def counted(coder: "Coder", call: Callable[[], Any]) -> "tuple[Time, Any, dict[s
 
 
 def length(coder: "Coder", sessions: "Sequence[np.ndarray[Any, Any]]") -> dict[str, Any]:
-    """Return the seconds for one session in the default layout, and the process's peak memory so far."""
+    """Return the seconds for one session (T,) in the default layout, and the process's peak memory so far."""
     encode, encoded = timed(lambda: coder.encode(sessions))
     decode, decoded = timed(lambda: coder.decode(frame_items(encoded, sessions)))
     check(sessions, decoded)
@@ -376,7 +376,11 @@ def start_times(bundle: Path) -> dict[str, Any]:
 
 
 def run_command(*arguments: object) -> tuple[float, bool]:
-    """Return the wall seconds of ``pltz`` with these arguments, and whether it loaded torch."""
+    """Return the wall seconds of ``pltz`` with these arguments, and whether it loaded torch.
+
+    Raises:
+        ModelError: the command failed.
+    """
     words, variables = command(COMMAND, *arguments), environment()
     spent, done = timed(
         lambda: subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
@@ -487,7 +491,7 @@ def measure_engines(
     steps: int,
     rounds: int,
 ) -> list[dict[str, Any]]:
-    """Return the seconds that each coder takes to encode and decode a session, in wall and in processor time.
+    """Return the seconds that each coder takes to encode and decode a session (T,), in wall and processor time.
 
     Raises:
         ModelError: two coders give different frames, or a session is decoded wrongly.

@@ -136,6 +136,7 @@ def thaw(
         result = {
             "benchmark": "thaw",
             "bundle": bench.bundle_id,
+            "bundle_name": bench.bundle_name,
             "shape": shape,
             "dtype": str(bench.target.model.dtype).removeprefix("torch."),
             "tokens": tokens,
@@ -214,7 +215,7 @@ class Bench:
 
         codec = options.load_codec(bundle, device, threads)
         loaded: Any = codec.bundle
-        self.coder, self.bundle_id = codec.coder, loaded.id.hex()
+        self.coder, self.bundle_id, self.bundle_name = codec.coder, loaded.id.hex(), loaded.name
         self.target = target_of(shape, folder, loaded.tokenizer.json, device)
         self.folder, self.device, self.tokens = folder, self.target.device, tokens
         self.can_drop = True
@@ -264,7 +265,11 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def check(self, thawed: "Thawed", ids: "np.ndarray[Any, Any]", expected: "Expected") -> None:
-        """Compare a thaw with a prefill and note the differences in `Checked`. Raises ModelError for other ids."""
+        """Compare a thaw with a prefill of ids (T,), and note the differences in `Checked`.
+
+        Raises:
+            ModelError: the thaw gave other ids.
+        """
         import numpy as np
 
         from pltz.archive.thaw import kv_difference
@@ -415,7 +420,11 @@ def measure(
 
 
 def measure_many(bench: Bench, count: int, rounds: int) -> dict[str, Any]:
-    """Return milliseconds per session for thawing several in one call, and for prefilling them one by one."""
+    """Return milliseconds per session for thawing several in one call, and for prefilling them one by one.
+
+    Raises:
+        PltzError: a thaw failed.
+    """
     from pltz.archive.kv_store import Thawer, Wanted
     from pltz.archive.thaw import Thawed
 

@@ -47,7 +47,7 @@ class Rounded(NamedTuple):
     rest: dict[str, Floats]
 
     def floats(self) -> dict[str, Floats]:
-        """Return the state to train on from, float32."""
+        """Return the state to train on from, float32 (shapes: `NetConfig.tensors`)."""
         out: dict[str, Floats] = {
             k: r.weights.astype(np.float32) * r.scale[:, None].astype(np.float32) for k, r in self.matrices.items()
         }

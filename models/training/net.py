@@ -299,7 +299,7 @@ def built(found: Rounded) -> Net:
 
 
 def state(net: Net) -> dict[str, Tensor]:
-    """Return a net's tensors on the CPU, under their names before compiling."""
+    """Return a net's tensors on the CPU, by their names before compiling (shapes: `NetConfig.tensors`)."""
     return {k.replace("_orig_mod.", ""): v.detach().cpu() for k, v in net.state_dict().items()}
 
 

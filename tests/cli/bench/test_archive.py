@@ -32,6 +32,25 @@ def test_a_small_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [p.name for p in tmp_path.iterdir()] == ["sharing.png"]
 
 
+def test_sessions_that_grow(run: Run, tiny: Path, tmp_path: Path) -> None:
+    """Put a session in one piece, turn by turn, and beside others: every way stores and returns the same tokens."""
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "growing.svg"
+    words = ("--growing", "--turns", 3, "--turn-tokens", 40, "--where", tmp_path, "--plot", plot)
+    done = run("bench", "archive", *words)
+    assert done.exit_code == 0, done.output
+    whole, turns, together = json.loads(done.output.strip().splitlines()[-1])["growing"]
+    assert (whole["puts"], turns["puts"], together["puts"]) == (1, 3, 3) and together["sessions"] == 4
+    for row in (whole, turns, together):
+        assert row["tokens"] == 120 and row["tokens_after_put"][-1] == 120
+        assert row["seconds_after_put"] == sorted(row["seconds_after_put"])
+        assert row["bytes_per_session_after_put"] == sorted(row["bytes_per_session_after_put"])
+        spent = row["seconds_after_put"][-1]
+        assert row["puts_per_s"] == pytest.approx(row["puts"] * row["sessions"] / spent, rel=0.1)
+    assert whole["bytes_per_session"] < turns["bytes_per_session"]
+    assert "growing" in done.output and b"<svg" in plot.read_bytes()
+
+
 def test_folders_and_formats_are_checked(run: Run, tmp_path: Path) -> None:
     assert run("bench", "archive", "--where", str(tmp_path / "none")).exit_code == 2
 

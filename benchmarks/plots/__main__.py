@@ -1,0 +1,48 @@
+"""Draw every kept result again: python -m pltz.benchmarks.plots
+
+Each file in benchmarks/results holds the lines of JSON of these commands, run on the machine that the line names:
+
+    pltz bench speed --threads 1 --rounds 6 --linear 1048576 --llama --engines --startup --json > speed.json
+    pltz bench speed --threads 1 --rounds 3 --linear 262144 --llama --engines --startup --json > speed_avx2.json
+    pltz bench speed --device cuda --together 1,4,16,1024 --rounds 2 --linear 1048576 --json > speed_cuda.json
+    pltz bench thaw --device cuda --shape llama-8b --json > thaw.json; pltz bench thaw --json >> thaw.json
+    pltz bench thaw --device cuda --shape llama-8b --turns 1,4,8,40 --json > thaw_turns.json
+    pltz bench archive --full --writers 2 --json > archive.json
+    pltz bench archive --growing --json > archive_growing.json
+    pltz bench field --json > field.json, field_sample.json
+    pltz bench nightly --full --json > nightly.json
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pltz.benchmarks.plots import archive, field, nightly, speed, thaw
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def lines(name: str) -> list[dict[str, Any]]:
+    """Return the results in a kept file, one per line; none where there is no such file."""
+    path = RESULTS / f"{name}.json"
+    return [json.loads(line) for line in path.read_text("utf8").splitlines()] if path.is_file() else []
+
+
+def main() -> None:
+    """Draw every figure whose results are kept."""
+    figures = {name: speed.panels(lines(name)[0], ".png") for name in ("speed", "speed_avx2", "speed_cuda")}
+    figures["thaw"] = thaw.ways(lines("thaw"), ".png")
+    figures["thaw_turns"] = thaw.turns(lines("thaw_turns"), ".png")
+    figures["sharing"] = archive.sharing(lines("archive")[0]["sharing"], ".png")
+    if growing := lines("archive_growing"):
+        figures["archive_growing"] = archive.growth(growing[0]["growing"], ".png")
+    titles = {"field": "unseen test sessions", "field_sample": "sample sessions"}
+    figures["field"] = field.rates({title: lines(name)[0] for name, title in titles.items() if lines(name)}, ".png")
+    figures["nightly"] = nightly.growth(lines("nightly")[0]["nights"], ".png")
+    for name, data in figures.items():
+        (RESULTS / f"{name}.png").write_bytes(data)
+        print(RESULTS / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()
