@@ -27,9 +27,8 @@ from pltz.models.session.transcript import to_tokens_many
 from pltz.models.training import checkpoint, records
 from pltz.models.training.export import export
 from pltz.models.training.origin import Origin
-from pltz.models.training.run import RunContext
 from pltz.models.training.settings import TrainSettings
-from pltz.models.training.stages import Say, digest, read_json, write_json
+from pltz.models.training.stages import RunContext, Say, digest, read_json, write_json
 from pltz.plt_codec.errors import ContentError, UsageError
 from pltz.plt_codec.weights import Weights
 from pltz.plt_codec.zstd import Fallback

@@ -7,8 +7,8 @@
     order       ids put into classes                            evaluate    test sessions, by real decoding
     teacher     a bundle's net (if asked for)                   card        what was done and measured
 
-The left column is in corpus.py, training is here, and the stages after it are in assembly.py. run.py is what
-they share. stages.py defines a stage and how a killed run goes on; settings.py defines the settings. Reading
+The left column is in corpus.py, training is here, and the stages after it are in assembly.py. stages.py
+defines a stage, how a killed run goes on, and the context that stages share; settings.py the settings. Reading
 files and measuring are handed in, because they belong to packages above this one.
 """
 
@@ -33,11 +33,10 @@ from pltz.models.training.assembly import Assembly
 from pltz.models.training.corpus import Corpus
 from pltz.models.training.origin import Origin
 from pltz.models.training.records import TEXT
-from pltz.models.training.run import RunContext, TrainingRun
 from pltz.models.training.schedule import Schedule
 from pltz.models.training.settings import Data, TrainSettings
 from pltz.models.training.shape import NetConfig
-from pltz.models.training.stages import Say, WorkFolder, read_json
+from pltz.models.training.stages import RunContext, Say, TrainingRun, WorkFolder, read_json
 from pltz.models.training.trainer import CHECKPOINT, REPORT, Machine, TrainingJob, fit
 from pltz.models.training.vocabulary import covered
 from pltz.plt_codec.errors import UsageError
