@@ -1,6 +1,8 @@
 # make demo   install into .venv, freeze and thaw the sample sessions
 # make test   the same .venv with the test tools: ruff, mypy --strict, every test
 # make wheels dist/: the wheel of pltz, and pltz-base, the bundle base as a distribution of its own
+# make sbom   dist/pltz.cdx.json: versions and licences of everything that pltz ships and needs
+# make docs   site/: the documentation
 #
 # PYTHON=python3.12 picks the interpreter (3.11 or newer), JOBS=8 the test processes.
 
@@ -11,10 +13,10 @@ BIN := $(VENV)/bin
 BASE := distributions/base
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint wheels base clean
+.PHONY: help demo test lint wheels base sbom docs clean
 
 help:
-	@sed -n '1,5s/^# \{0,1\}//p' Makefile
+	@sed -n '1,7s/^# \{0,1\}//p' Makefile
 
 demo: $(VENV)/.runtime
 	$(BIN)/pltz demo
@@ -37,8 +39,16 @@ base: $(VENV)/.runtime
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist ./$(BASE)
 	rm -rf $(BASE)/build $(BASE)/*.egg-info
 
+sbom: $(VENV)/.runtime
+	$(PIP) -e '.[release]'
+	$(BIN)/python distributions/sbom.py dist/pltz.cdx.json
+
+docs: $(VENV)/.runtime
+	$(PIP) -e '.[docs]'
+	$(BIN)/python -m mkdocs build --quiet
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info plt_codec/engines/native/_native*.so archive/format/_batch*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info plt_codec/engines/native/_native*.so archive/format/_batch*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # Each stamp is as new as the last install it stands for: an unchanged checkout installs nothing again.
 $(VENV)/.runtime: pyproject.toml constraints.txt $(wildcard setup.py plt_codec/engines/native/*.[ch] archive/format/*.[ch] archive/eviction/*.c)
