@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 
 from pltz.models.bundle.bundle import Bundle
-from pltz.plt_codec.engines.torch import Job, Memory, Stepper, TorchEngine
+from pltz.plt_codec.engines.torch import BlockJob, Memory, Stepper, TorchEngine
 from pltz.plt_codec.lanes import LANE_MARK, Layout
 from pltz.plt_codec.weights import CLASS, Weights, random_weights
 
@@ -44,7 +44,7 @@ class _CheckRun:
         self.memory: list[Memory | None] = [None] * len(sequences)
         self.hash = [hashlib.blake2b(digest_size=12) for _ in sequences]
 
-    def _rounds(self) -> Iterator[tuple[list[int], list[Job]]]:
+    def _rounds(self) -> Iterator[tuple[list[int], list[BlockJob]]]:
         for number in range(max(len(b) for b in self.blocks)):
             chosen = [i for i, b in enumerate(self.blocks) if len(b) > number]
             jobs = []
@@ -52,7 +52,7 @@ class _CheckRun:
                 block, tokens = self.blocks[i][number], self.sequences[i]
                 before = int(tokens[block.start - 1]) if block.start else LANE_MARK
                 jobs.append(
-                    Job(
+                    BlockJob(
                         block,
                         block.inputs(tokens[block.start : block.start + block.tokens], before),
                         self.memory[i],
@@ -105,7 +105,7 @@ class _CheckRun:
         return [h.hexdigest() for h in self.hash]
 
 
-def _inputs(job: Job) -> Ints:
+def _inputs(job: BlockJob) -> Ints:
     if job.inputs is None:
         raise ValueError("a job without inputs")
     return job.inputs

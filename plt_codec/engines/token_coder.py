@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.engines.torch import Job, Memory, Stepper, TorchEngine
+from pltz.plt_codec.engines.torch import BlockJob, Memory, Stepper, TorchEngine
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.lanes import LANE_MARK, Block, Layout
 from pltz.plt_codec.prefix import Ids, checked, each, remembered, room
@@ -59,14 +59,14 @@ class TokenCoder:
         layout = Layout.of(lanes, steps, shape.block)
         known = each(contexts, len(sequences), shape)
         writers = [
-            _Writer(checked(t, shape.vocab), layout, shape.block, c)
+            _SequenceWriter(checked(t, shape.vocab), layout, shape.block, c)
             for t, c in zip(sequences, known, strict=True)
         ]
 
-        def cost(w: _Writer, new: bool) -> int:
+        def cost(w: _SequenceWriter, new: bool) -> int:
             return w.block.steps * w.block.lanes + (w.first if new else 0)
 
-        memories = _Contexts(self.engine)
+        memories = _ContextMemories(self.engine)
         for batch in _batches(writers, cost, ENCODE_ROWS, ENCODE_ROWS):
             memories.give(batch)
             self._encode_blocks(batch)
@@ -74,8 +74,8 @@ class TokenCoder:
                 progress(sum(w.done_tokens for w in batch))
         return [w.finish(layout) for w in writers]
 
-    def _encode_blocks(self, writers: list[_Writer]) -> None:
-        jobs = [Job(w.block, w.inputs(), w.memory) for w in writers]
+    def _encode_blocks(self, writers: list[_SequenceWriter]) -> None:
+        jobs = [BlockJob(w.block, w.inputs(), w.memory) for w in writers]
         residuals, memories = self.engine.parallel(jobs)
         for w, x, memory in zip(writers, residuals, memories, strict=True):
             rows = np.flatnonzero(w.block.predicting().reshape(-1))
@@ -100,20 +100,20 @@ class TokenCoder:
         """
         shape = self.engine.shape
         readers = [
-            _Reader(i, Layout(i.lanes, i.steps), shape.block, remembered(i.context, shape)) for i in items
+            _SequenceReader(i, Layout(i.lanes, i.steps), shape.block, remembered(i.context, shape)) for i in items
         ]
 
-        def cost(r: _Reader, new: bool) -> int:
+        def cost(r: _SequenceReader, new: bool) -> int:
             return Stepper.cache_bytes(self.engine, r.block, r.remembered)
 
-        memories = _Contexts(self.engine)
+        memories = _ContextMemories(self.engine)
         for batch in _batches(readers, cost, DECODE_BYTES, DECODE_JOBS):
             memories.give(batch)
             self._decode_blocks(batch, progress)
         return [r.tokens[r.first :] for r in readers]
 
-    def _decode_blocks(self, readers: list[_Reader], progress: Progress | None) -> None:
-        stepper = Stepper(self.engine, [Job(r.block, None, r.memory) for r in readers])
+    def _decode_blocks(self, readers: list[_SequenceReader], progress: Progress | None) -> None:
+        stepper = Stepper(self.engine, [BlockJob(r.block, None, r.memory) for r in readers])
         ordered = [readers[n] for n in stepper.order]
         for step in range(max(r.block.steps for r in ordered)):
             alive = [r for r in ordered if r.block.steps > step]
@@ -146,7 +146,7 @@ class TokenCoder:
             r.advance(memory)
 
 
-class _Side:
+class _SequenceState:
     """One sequence in either direction: its position and its memory.
 
     `tokens` holds the context's `first` tokens, then its own. `waits`: the memory of its context is still to
@@ -193,7 +193,7 @@ class _Side:
         self.memory = memory if self.left else None
 
 
-class _Writer(_Side):
+class _SequenceWriter(_SequenceState):
     def __init__(self, tokens: Ids, layout: Layout, block: int, context: Ids):
         super().__init__(np.concatenate([context, tokens]), layout, block, context)
         self.blocks = layout.extent(len(tokens), block).blocks
@@ -233,7 +233,7 @@ class _Writer(_Side):
         return Encoded(data, self.bits, self.blocks, layout.lanes, layout.steps)
 
 
-class _Reader(_Side):
+class _SequenceReader(_SequenceState):
     def __init__(self, item: FrameItem, layout: Layout, block: int, context: Ids):
         if not 0 <= item.tokens < MAX_TOKENS:
             raise CorruptError(f"expected fewer than {MAX_TOKENS} tokens in a frame, found {item.tokens}")
@@ -266,14 +266,14 @@ class _Reader(_Side):
         self._begin()
 
 
-class _Contexts:
+class _ContextMemories:
     """The memories of contexts: each is computed once per batch, and kept while the next batch needs it too."""
 
     def __init__(self, engine: TorchEngine):
         self.engine = engine
         self.known: dict[bytes, Memory] = {}
 
-    def give(self, sides: Sequence[_Side]) -> None:
+    def give(self, sides: Sequence[_SequenceState]) -> None:
         """Set the context's memory on the sequences that begin in this batch."""
         waiting = [s for s in sides if s.waits]
         needed = {s.key: s.context for s in waiting}
@@ -284,14 +284,14 @@ class _Contexts:
             keys = missing[begin : begin + together]
             blocks = [Block(0, len(needed[key]), 1) for key in keys]
             jobs = [
-                Job(b, b.inputs(needed[key], LANE_MARK), None) for b, key in zip(blocks, keys, strict=True)
+                BlockJob(b, b.inputs(needed[key], LANE_MARK), None) for b, key in zip(blocks, keys, strict=True)
             ]
             self.known.update(zip(keys, self.engine.parallel(jobs)[1], strict=True))
         for s in waiting:
             s.memory, s.waits = self.known[s.key], False
 
 
-_T = TypeVar("_T", bound=_Side)
+_T = TypeVar("_T", bound=_SequenceState)
 
 
 def _batches(

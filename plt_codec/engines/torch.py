@@ -71,7 +71,7 @@ class Memory:
 
 
 @dataclass
-class Job:
+class BlockJob:
     """One block to run.
 
     ``block``: its grid. ``inputs``: its input ids (steps, lanes), where known. ``memory``: the keys and
@@ -306,7 +306,7 @@ class TorchEngine:
     # -- all positions at once
 
     @exactly
-    def parallel(self, jobs: Sequence[Job]) -> tuple[list[Tensor], list[Memory]]:
+    def parallel(self, jobs: Sequence[BlockJob]) -> tuple[list[Tensor], list[Memory]]:
         """Run all positions of some blocks at once.
 
         Return the residuals of each job in step-major order, (steps * lanes, d), and the memory that its next
@@ -352,7 +352,7 @@ class TorchEngine:
             x = self._join(i, x, stepper.attend(i, number, q, k, v))
         return x
 
-    def _attend_block(self, i: int, job: Job, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend_block(self, i: int, job: BlockJob, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend within one block under the lane mask.
 
         Takes q (N, heads, D) and k, v (kv_heads, memory + N, D); returns (N, heads * D).
@@ -373,7 +373,7 @@ class TorchEngine:
         return torch.cat(out)
 
 
-def _inputs(job: Job) -> npt.NDArray[np.int64]:
+def _inputs(job: BlockJob) -> npt.NDArray[np.int64]:
     if job.inputs is None:
         raise UsageError("the parallel pass needs the input ids of every job")
     return job.inputs
@@ -388,7 +388,7 @@ def _kept(block: Block, memory: int) -> npt.NDArray[np.int64]:
 class _Group:
     """Jobs of one lane count and one memory size, longest first, with their keys and values."""
 
-    jobs: list[Job]
+    jobs: list[BlockJob]
     lanes: int
     old: int
     keys: list[Tensor]  # per layer (jobs, kv_heads, old + steps * lanes, D) float32
@@ -405,7 +405,7 @@ class Stepper:
     The rows of a step are the jobs of `order` that still have this step, in that order, each with its lanes.
     """
 
-    def __init__(self, engine: TorchEngine, jobs: Sequence[Job]):
+    def __init__(self, engine: TorchEngine, jobs: Sequence[BlockJob]):
         self.engine = engine
         self.order = sorted(
             range(len(jobs)), key=lambda n: (jobs[n].block.lanes, jobs[n].remembered, -jobs[n].block.steps)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pltz.plt_codec.engines.native.coder import NativeCoder, available, kernels
 from pltz.plt_codec.engines.reference import Oracle
 from pltz.plt_codec.engines.token_coder import TokenCoder
-from pltz.plt_codec.engines.torch import Job, TorchEngine
+from pltz.plt_codec.engines.torch import BlockJob, TorchEngine
 from pltz.plt_codec.errors import ContentError, CorruptError, UsageError
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.range_coder import RangeEncoder
@@ -101,7 +101,7 @@ def test_children_of_one_context_run_it_once(monkeypatch: pytest.MonkeyPatch) ->
     engine = TorchEngine(WEIGHTS)
     parallel = engine.parallel
 
-    def counted(jobs: Sequence[Job]) -> Any:
+    def counted(jobs: Sequence[BlockJob]) -> Any:
         ran.append(sum(j.block.tokens for j in jobs))
         return parallel(jobs)
 

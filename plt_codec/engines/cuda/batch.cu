@@ -1,20 +1,20 @@
 /* Many sessions together: one kernel a stage over the rows of all sessions, launched again and again by the host.
  *
- * An iteration (collect .. finish) takes the next rows of each slot: one step of its block when decoding, as many whole steps
- * as fit when encoding. Slots take a new session when theirs has ended, so the host only repeats the same launches until
- * nothing is left. Grids are fixed; blocks beyond the rows of an iteration end at once.
+ * An iteration (collect .. finish) takes the next rows of each slot: one step of its block when decoding, as many whole
+ * steps as fit when encoding. Slots take a new session when theirs has ended, so the host only repeats the same
+ * launches until nothing is left. Grids are fixed; CTAs beyond the rows of an iteration end at once.
  */
 #include "common.cuh"
 
 DEV int warp_of() { return (int)threadIdx.x >> 5; }
-DEV int lane_of() { return (int)threadIdx.x & 31; }
+DEV int thread_of() { return (int)threadIdx.x & 31; }
 
 /* ---------------------------------------------------------------- iterations */
 
 /* One thread a slot (at most 1024): moves sessions on, refills, deals out rows. */
 KERNEL(1024) collect(State *state, Session *sessions, int32_t *slots, Piece *pieces) {
     int32_t *sums = (int32_t *)shared(); /* 2 x 32 */
-    const int i = (int)threadIdx.x, lane = lane_of(), warp = warp_of();
+    const int i = (int)threadIdx.x, thread = thread_of(), warp = warp_of();
     const bool mine = i < state->slots;
     int held = mine ? slots[i] : -1, done = 0;
     if (held >= 0) {
@@ -34,9 +34,9 @@ KERNEL(1024) collect(State *state, Session *sessions, int32_t *slots, Piece *pie
     }
     /* the n-th empty slot takes the n-th waiting session */
     const uint32_t empty = __ballot_sync(FULL, mine && held < 0);
-    if (lane == 0) sums[warp] = __popc(empty);
+    if (thread == 0) sums[warp] = __popc(empty);
     const uint32_t ended = __ballot_sync(FULL, done);
-    if (lane == 0) sums[32 + warp] = __popc(ended);
+    if (thread == 0) sums[32 + warp] = __popc(ended);
     __syncthreads();
     int before = 0, all = 0, dones = 0;
     for (int w = 0; w < (int)blockDim.x / 32; w++) {
@@ -44,7 +44,7 @@ KERNEL(1024) collect(State *state, Session *sessions, int32_t *slots, Piece *pie
         all += sums[w];
         dones += sums[32 + w];
     }
-    const int next = state->next, wanted = next + before + __popc(empty & ((1u << lane) - 1));
+    const int next = state->next, wanted = next + before + __popc(empty & ((1u << thread) - 1));
     if (mine && held < 0 && wanted < state->count) {
         held = wanted;
         set_block(sessions[held], sessions[held].first);
@@ -53,7 +53,7 @@ KERNEL(1024) collect(State *state, Session *sessions, int32_t *slots, Piece *pie
     if (mine) slots[i] = held;
     const uint32_t busy = __ballot_sync(FULL, mine && held >= 0);
     __syncthreads();
-    if (lane == 0) sums[warp] = __popc(busy);
+    if (thread == 0) sums[warp] = __popc(busy);
     __syncthreads();
     int occupied = 0;
     for (int w = 0; w < (int)blockDim.x / 32; w++) occupied += sums[w];
@@ -67,10 +67,10 @@ KERNEL(1024) collect(State *state, Session *sessions, int32_t *slots, Piece *pie
     int upto = wish;
     for (int n = 1; n < 32; n <<= 1) {
         const int other = __shfl_up_sync(FULL, upto, n);
-        if (lane >= n) upto += other;
+        if (thread >= n) upto += other;
     }
     __syncthreads();
-    if (lane == 31) sums[warp] = upto;
+    if (thread == 31) sums[warp] = upto;
     __syncthreads();
     int from = upto - wish;
     for (int w = 0; w < warp; w++) from += sums[w];
@@ -91,9 +91,10 @@ KERNEL(1024) collect(State *state, Session *sessions, int32_t *slots, Piece *pie
 }
 
 /* A warp a row: what the row is, its embedding and that normed. Rows of slots cut short lie beyond state->rows. */
-KERNEL(256) enter(State *state, Session *sessions, const Piece *pieces, Row *rows, const int32_t *tokens, const int8_t *embed_w,
-                  const int32_t *embed_m, const int32_t *gains, int32_t *x, int8_t *a) {
-    const int r = (int)blockIdx.x * 8 + warp_of(), lane = lane_of();
+KERNEL(256)
+enter(State *state, Session *sessions, const Piece *pieces, Row *rows, const int32_t *tokens, const int8_t *embed_w,
+      const int32_t *embed_m, const int32_t *gains, int32_t *x, int8_t *a) {
+    const int r = (int)blockIdx.x * 8 + warp_of(), thread = thread_of();
     if (r >= state->rows) return;
     int low = 0, high = state->slots; /* the last slot that begins at or before r and has rows */
     while (high - low > 1) {
@@ -108,52 +109,64 @@ KERNEL(256) enter(State *state, Session *sessions, const Piece *pieces, Row *row
     const int64_t at = s.start + lane_start(s, k) + step;
     const bool predicts = step < s.C - 1 || k < s.full;
     const int token = (step == 0 && k != 0) || at == 0 ? 0 : tokens[s.token_at + at - 1];
-    if (lane == 0) {
+    if (thread == 0) {
         const int target = predicts && !state->decoding ? tokens[s.token_at + at] : 0;
-        rows[r] = Row{low, (int32_t)at, token, predicts ? target >> 7 : -1, s.old + step * s.L + k, target, p.session, k};
+        rows[r] =
+            Row{low, (int32_t)at, token, predicts ? target >> 7 : -1, s.old + step * s.L + k, target, p.session, k};
     }
     const int8_t *w = embed_w + (int64_t)(token >> 3) * 8 * DP + (token & 7) * 64;
     const int32_t m = embed_m[token];
     int32_t *to = x + (int64_t)r * DP;
     for (int i = 0; i < DP / 64; i++) {
-        const int c = i * 64 + lane * 2;
-        to[c] = entry(w[i * 512 + lane * 2], m);
-        to[c + 1] = entry(w[i * 512 + lane * 2 + 1], m);
+        const int c = i * 64 + thread * 2;
+        to[c] = entry(w[i * 512 + thread * 2], m);
+        to[c + 1] = entry(w[i * 512 + thread * 2 + 1], m);
     }
     __syncwarp();
-    norm_row(to, a + (int64_t)r * DP, lane, gains);
+    norm_row(to, a + (int64_t)r * DP, thread, gains);
 }
 
 KERNEL(256) norms(const State *state, const int32_t *x, const int32_t *gains, int8_t *a) {
     const int r = (int)blockIdx.x * 8 + warp_of();
-    if (r < state->rows) norm_row(x + (int64_t)r * DP, a + (int64_t)r * DP, lane_of(), gains);
+    if (r < state->rows) norm_row(x + (int64_t)r * DP, a + (int64_t)r * DP, thread_of(), gains);
 }
 
 /* ---------------------------------------------------------------- products */
 
 enum { TO_QKV, TO_RESIDUAL, TO_HIDDEN, TO_GATED, TO_LOGITS };
-enum { BM = 128, BN = 128, /* fixed: a thread copies two pieces of inputs and two of weights a chunk */
-     PRODUCT_SHARED = (BM + BN) * 64 * 6 }; /* range_coder.py: 96 KB */
+enum {
+    BM = 128,
+    BN = 128, /* fixed: a thread copies two pieces of inputs and two of weights a chunk */
+    PRODUCT_SHARED = (BM + BN) * 64 * 6
+}; /* range_coder.py: 96 KB */
 
 /* Contract 2: of the hidden layer, from its gate and its linear half. act: int16 numbers. */
 DEV int32_t hidden(int32_t gate, int32_t up, const int32_t *act) {
     return clamp_to((act[clamp_to(gate, GATE_MAX) + GATE_MAX] * clamp_to(up, 32767) + (1 << 15)) >> 16, 127);
 }
 
-/* 128 rows times 128 channels a block, 64 x 32 a warp. Channels come in multiples of 64: in the last block half may be missing. a (rows, K), w tiles, out (rows, stride).
- * TO_GATED: tiles of gate and up take turns, out is (rows, stride / 2). table: biases of logits; the gate's function. */
-template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *table,
-                                            void *out, int stride) {
+/* 128 rows times 128 channels a CTA, 64 x 32 a warp. Channels come in multiples of 64: in the last CTA half may be
+ * missing. a (rows, K), w tiles, out (rows, stride). TO_GATED: tiles of gate and up take turns, out is (rows, stride /
+ * 2). table: biases of logits; the gate's function. */
+template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *state, const int8_t *a, const int8_t *w,
+                                                                   const int32_t *m, const int32_t *table, void *out,
+                                                                   int stride) {
     const int row0 = (int)blockIdx.y * BM, tile0 = (int)blockIdx.x * (BN / 8), all = state->rows;
     if (row0 >= all) return;
     uint8_t *mem = shared();
-    const int tid = (int)threadIdx.x, lane = lane_of(), wm = warp_of() & 1, wn = warp_of() >> 1;
+    const int tid = (int)threadIdx.x, thread = thread_of(), wm = warp_of() & 1, wn = warp_of() >> 1;
     const int second = (tile0 + 8) * 8 < stride ? 8 : 0; /* from where the second half of the weights comes */
     enum { /* a stage holds some chunks; all stages fill the shared memory */
-        CHUNKS = K / 64, PART = CHUNKS % 3 == 0 ? 3 : CHUNKS % 2 == 0 ? 2 : 1, STAGES = 6 / PART, STEPS = CHUNKS / PART,
-        CHUNK = (BM + BN) * 64,
+           CHUNKS = K / 64,
+           PART = CHUNKS % 3 == 0 ? 3
+           : CHUNKS % 2 == 0      ? 2
+                                  : 1,
+           STAGES = 6 / PART,
+           STEPS = CHUNKS / PART,
+           CHUNK = (BM + BN) * 64,
     };
-    const int8_t *a_from = a + (int64_t)(row0 + tid / 4) * K + tid % 4 * 16, *w_from = w + (int64_t)(tile0 + tid / 32) * CHUNKS * 512 + tid % 32 * 16;
+    const int8_t *a_from = a + (int64_t)(row0 + tid / 4) * K + tid % 4 * 16,
+                 *w_from = w + (int64_t)(tile0 + tid / 32) * CHUNKS * 512 + tid % 32 * 16;
     auto load = [&](int step) {
 #pragma unroll
         for (int part = 0; part < PART; part++) {
@@ -191,11 +204,12 @@ template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *
 #pragma unroll
             for (int i = 0; i < 4; i++) {
 #pragma unroll
-                for (int h = 0; h < 2; h++) f[i][h] = *(const uint4 *)(at + (wm * 64 + i * 16 + h * 8) * 64 + lane * 16);
+                for (int h = 0; h < 2; h++)
+                    f[i][h] = *(const uint4 *)(at + (wm * 64 + i * 16 + h * 8) * 64 + thread * 16);
             }
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                const uint4 b = *(const uint4 *)(bt + (wn * 4 + j) * 512 + lane * 16);
+                const uint4 b = *(const uint4 *)(bt + (wn * 4 + j) * 512 + thread * 16);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     if (UNSIGNED) {
@@ -213,43 +227,47 @@ template <int KIND, int K, bool UNSIGNED = false> DEV void product(const State *
     if (KIND == TO_GATED) {
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
-            const int n = (tile0 + wn * 4 + j) * 8 + (lane & 3) * 2, place = (tile0 + wn * 4 + j) * 4 + (lane & 3) * 2;
+            const int n = (tile0 + wn * 4 + j) * 8 + (thread & 3) * 2,
+                      place = (tile0 + wn * 4 + j) * 4 + (thread & 3) * 2;
             const int2 of_gate = *(const int2 *)(m + n), of_up = *(const int2 *)(m + n + 8);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                const int r = row0 + wm * 64 + (i >> 1) * 16 + (i & 1) * 8 + (lane >> 2);
+                const int r = row0 + wm * 64 + (i >> 1) * 16 + (i & 1) * 8 + (thread >> 2);
                 if (r >= all) continue;
                 const int32_t *gate = &c[i >> 1][j][(i & 1) * 2], *up = &c[i >> 1][j + 1][(i & 1) * 2];
                 const int32_t h0 = hidden(scaled(gate[0], of_gate.x), scaled(up[0], of_up.x), table);
                 const int32_t h1 = hidden(scaled(gate[1], of_gate.y), scaled(up[1], of_up.y), table);
-                *(uint16_t *)((uint8_t *)out + (int64_t)r * (stride / 2) + place) = (uint16_t)((uint32_t)h0 & 255 | ((uint32_t)h1 & 255) << 8);
+                *(uint16_t *)((uint8_t *)out + (int64_t)r * (stride / 2) + place) =
+                    (uint16_t)((uint32_t)h0 & 255 | ((uint32_t)h1 & 255) << 8);
             }
         }
         return;
     }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        const int n = (tile0 + wn * 4 + j) * 8 + (lane & 3) * 2;
+        const int n = (tile0 + wn * 4 + j) * 8 + (thread & 3) * 2;
         const int32_t m0 = m[n], m1 = m[n + 1];
         int2 before[8]; /* residuals, all under way at once */
         if (KIND == TO_RESIDUAL) {
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                const int r = row0 + wm * 64 + (i >> 1) * 16 + (i & 1) * 8 + (lane >> 2);
+                const int r = row0 + wm * 64 + (i >> 1) * 16 + (i & 1) * 8 + (thread >> 2);
                 before[i] = r < all ? *(const int2 *)((const int32_t *)out + (int64_t)r * stride + n) : make_int2(0, 0);
             }
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const int r = row0 + wm * 64 + (i >> 1) * 16 + (i & 1) * 8 + (lane >> 2);
+            const int r = row0 + wm * 64 + (i >> 1) * 16 + (i & 1) * 8 + (thread >> 2);
             if (r >= all) continue;
             const int32_t y0 = scaled(c[i >> 1][j][(i & 1) * 2], m0), y1 = scaled(c[i >> 1][j][(i & 1) * 2 + 1], m1);
             const int64_t place = (int64_t)r * stride + n;
             if (KIND == TO_QKV) {
-                *(uint32_t *)((int16_t *)out + place) = ((uint32_t)clamp_to(y0, 32767) & 0xffff) | (uint32_t)clamp_to(y1, 32767) << 16;
+                *(uint32_t *)((int16_t *)out + place) =
+                    ((uint32_t)clamp_to(y0, 32767) & 0xffff) | (uint32_t)clamp_to(y1, 32767) << 16;
             } else if (KIND == TO_RESIDUAL) {
                 const int2 x = before[i];
-                *(int2 *)((int32_t *)out + place) = make_int2(clamp_to(x.x + y0, RESIDUAL_MAX), clamp_to(x.y + y1, RESIDUAL_MAX));
+                *(int2 *)((int32_t *)out + place) =
+                    make_int2(clamp_to(x.x + y0, RESIDUAL_MAX), clamp_to(x.y + y1, RESIDUAL_MAX));
             } else if (KIND == TO_HIDDEN) {
                 const uint32_t u0 = (uint32_t)min(max(y0, 0), 255), u1 = (uint32_t)min(max(y1, 0), 255);
                 *(uint16_t *)((uint8_t *)out + place) = (uint16_t)((u0 * u0 + 128) >> 8 | (u1 * u1 + 128) >> 8 << 8);
@@ -266,13 +284,15 @@ KERNEL2(256) to_qkv(const State *state, const int8_t *a, const int8_t *w, const 
 KERNEL2(256) to_out(const State *state, const int8_t *o, const int8_t *w, const int32_t *m, int32_t *x) {
     product<TO_RESIDUAL, OP>(state, o, w, m, 0, x, DP);
 }
-KERNEL2(256) to_up(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *act, uint8_t *h) {
+KERNEL2(256)
+to_up(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *act, uint8_t *h) {
     product<GATED ? TO_GATED : TO_HIDDEN, DP>(state, a, w, m, act, h, GATED ? 2 * FP : FP);
 }
 KERNEL2(256) to_down(const State *state, const int8_t *h, const int8_t *w, const int32_t *m, int32_t *x) {
     product<TO_RESIDUAL, FP, !GATED>(state, h, w, m, 0, x, DP);
 }
-KERNEL2(256) to_class(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *bias, int32_t *logits) {
+KERNEL2(256)
+to_class(const State *state, const int8_t *a, const int8_t *w, const int32_t *m, const int32_t *bias, int32_t *logits) {
     product<TO_LOGITS, DP>(state, a, w, m, bias, logits, CP);
 }
 #endif
@@ -280,33 +300,40 @@ KERNEL2(256) to_class(const State *state, const int8_t *a, const int8_t *w, cons
 /* ---------------------------------------------------------------- attention */
 
 /* A warp a row: queries to q (rows, HEADS, 64), keys and values to the cache. */
-KERNEL(256) heads(const State *state, const Row *rows, const int16_t *y, const int32_t *phase, const int16_t *cosine, const int16_t *sine,
-                  int32_t layer, int8_t *q, const Cache *caches, int8_t *memory) {
-    const int r = (int)blockIdx.x * 8 + warp_of(), lane = lane_of();
+KERNEL(256)
+heads(const State *state, const Row *rows, const int16_t *y, const int32_t *phase, const int16_t *cosine,
+      const int16_t *sine, int32_t layer, int8_t *q, const Cache *caches, int8_t *memory) {
+    const int r = (int)blockIdx.x * 8 + warp_of(), thread = thread_of();
     if (r >= state->rows) return;
     const Row row = rows[r];
     const Cache cache = caches[row.slot];
     const int16_t *from = y + (int64_t)r * QP;
-    turn_heads(from, row.at, phase, cosine, sine, lane, [&](int h) {
-        return h < HEADS ? q + ((int64_t)r * HEADS + h) * HW : keys_of(cache, memory, layer, h - HEADS) + (int64_t)row.key * HW;
+    turn_heads(from, row.at, phase, cosine, sine, thread, [&](int h) {
+        return h < HEADS ? q + ((int64_t)r * HEADS + h) * HW
+                         : keys_of(cache, memory, layer, h - HEADS) + (int64_t)row.key * HW;
     });
 #pragma unroll
     for (int h = 0; h < KV; h++) {
         int8_t *v = keys_of(cache, memory, layer, h) + cache.room * HW;
-        for (int i = lane; i < HD; i += 32) v[value_place(row.key, i)] = (int8_t)clamp_to(from[(HEADS + KV + h) * HD + i], 127);
+        for (int i = thread; i < HD; i += 32)
+            v[value_place(row.key, i)] = (int8_t)clamp_to(from[(HEADS + KV + h) * HD + i], 127);
     }
 }
 
-enum { QUERIES = 64, /* of a block */
-       MIXED = 72 }; /* numbers a row: neighbouring rows begin 8 banks apart */
+enum {
+    QUERIES = 64, /* of a CTA */
+    MIXED = 72
+}; /* numbers a row: neighbouring rows begin 8 banks apart */
 
-/* out += shares of 32 keys times their values v; out[n]: dims 8 n + 2 t, + 1 of rows g, g, g + 8, g + 8. One sum for both bytes of the
- * shares, unlike mix(): the registers that a second one takes are worth more than the few shifts of large shares. */
+/* out += shares of 32 keys times their values v; out[n]: dims 8 n + 2 t, + 1 of rows g, g, g + 8, g + 8. One sum for
+ * both bytes of the shares, unlike mix(): the registers that a second one takes are worth more than the few shifts of
+ * large shares. */
 DEV void add_values(const Queries &q, const Keys &v, const int32_t w[4][4], int32_t out[8][4]) {
     uint32_t low[4], high[4], large = 0;
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-        uint32_t first[4], second[4]; /* words of w * t + 2^23: the share's low byte is the last of the first, its high byte the second */
+        uint32_t first[4], second[4]; /* words of w * t + 2^23: the share's low byte is the last of the first, its high
+                                         byte the second */
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const uint64_t p = multiply((uint32_t)w[(r & 2) + (i >> 1)][(r & 1) * 2 + (i & 1)], q.t[r & 1]) + (1 << 23);
@@ -322,31 +349,35 @@ DEV void add_values(const Queries &q, const Keys &v, const int32_t w[4][4], int3
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             int32_t part[4] = {0, 0, 0, 0};
-            mma_u8(part, high[0], high[1], high[2], high[3], n & 1 ? v.f[n / 2].z : v.f[n / 2].x, n & 1 ? v.f[n / 2].w : v.f[n / 2].y);
+            mma_u8(part, high[0], high[1], high[2], high[3], n & 1 ? v.f[n / 2].z : v.f[n / 2].x,
+                   n & 1 ? v.f[n / 2].w : v.f[n / 2].y);
 #pragma unroll
             for (int i = 0; i < 4; i++) out[n][i] += part[i] << 8;
         }
     }
 #pragma unroll
     for (int n = 0; n < 8; n++) {
-        mma_u8(out[n], low[0], low[1], low[2], low[3], n & 1 ? v.f[n / 2].z : v.f[n / 2].x, n & 1 ? v.f[n / 2].w : v.f[n / 2].y);
+        mma_u8(out[n], low[0], low[1], low[2], low[3], n & 1 ? v.f[n / 2].z : v.f[n / 2].x,
+               n & 1 ? v.f[n / 2].w : v.f[n / 2].y);
     }
 }
 
-/* A block QUERIES queries of one key head and one slot; a warp 16 of them and its share of the keys. Three times over the keys:
- * highest score, sum of weights, shares times values; between them the warps meet in shared memory. Blocks of the same keys follow
- * each other, so that L2 holds those: of all slots together it could not. */
-KERNEL3(256) attend(const Session *sessions, const Piece *pieces, const int8_t *q, const Cache *caches, int8_t *memory,
-                   int32_t layer, const int32_t *heat, const int32_t *exp, int8_t *o) {
+/* A CTA QUERIES queries of one key head and one slot; a warp 16 of them and its share of the keys. Three times over the
+ * keys: highest score, sum of weights, shares times values; between them the warps meet in shared memory. CTAs of the
+ * same keys follow each other, so that L2 holds those: of all slots together it could not. */
+KERNEL3(256)
+attend(const Session *sessions, const Piece *pieces, const int8_t *q, const Cache *caches, int8_t *memory,
+       int32_t layer, const int32_t *heat, const int32_t *exp, int8_t *o) {
     const Piece piece = pieces[blockIdx.z];
     if (!piece.rows) return;
-    const int head = (int)blockIdx.y, lane = lane_of(), g = lane >> 2, t = lane & 3, queries = piece.rows * GROUP;
+    const int head = (int)blockIdx.y, thread = thread_of(), g = thread >> 2, t = thread & 3,
+              queries = piece.rows * GROUP;
     const int L = sessions[piece.session].L, old = sessions[piece.session].old;
     const Cache cache = caches[blockIdx.z];
     const int8_t *keys = keys_of(cache, memory, layer, head), *values = keys + cache.room * HW;
-    int32_t *lowest = (int32_t *)shared();                   /* QUERIES: of -score */
-    uint32_t *sum = (uint32_t *)(lowest + QUERIES);          /* QUERIES */
-    int32_t *mixed = (int32_t *)(sum + QUERIES);             /* QUERIES x MIXED */
+    int32_t *lowest = (int32_t *)shared(); /* QUERIES: of -score */
+    uint32_t *sum = (uint32_t *)(lowest + QUERIES); /* QUERIES */
+    int32_t *mixed = (int32_t *)(sum + QUERIES); /* QUERIES x MIXED */
     uint32_t *table = (uint32_t *)(mixed + QUERIES * MIXED); /* WEIGHTS */
     const uint8_t *weights = (const uint8_t *)table;
     fill_weights(table, exp, (int)threadIdx.x, 256);
@@ -362,7 +393,8 @@ KERNEL3(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
         uint4 part[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) { /* rows past the last repeat it */
-            const int query = min(chunk * QUERIES + tile * 16 + h * 8 + g, queries - 1), r = query / GROUP, qh = head * GROUP + query % GROUP;
+            const int query = min(chunk * QUERIES + tile * 16 + h * 8 + g, queries - 1), r = query / GROUP,
+                      qh = head * GROUP + query % GROUP;
             part[h] = *(const uint4 *)(q + ((int64_t)(piece.row + r) * HEADS + qh) * HW + t * 16);
             f.limit[h] = old + (piece.step + r / L + 1) * L;
             f.heat[h] = (uint32_t)heat[qh];
@@ -374,13 +406,13 @@ KERNEL3(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
         for (int i = 4; i < 32; i <<= 1) groups = max(groups, __shfl_xor_sync(FULL, groups, i));
         __syncthreads();
         int32_t c[4][4], low[2] = {0x7fffffff, 0x7fffffff};
-        Keys k = load_keys(keys, min(share, groups - 1), lane);
+        Keys k = load_keys(keys, min(share, groups - 1), thread);
 #pragma unroll 2
         for (int kg = share; kg < groups; kg += shares) {
             const Keys now = k;
-            k = load_keys(keys, min(kg + shares, groups - 1), lane);
+            k = load_keys(keys, min(kg + shares, groups - 1), thread);
             scores(f, now, 0, 0, c);
-            top(f, kg, lane, c, low);
+            top(f, kg, thread, c, low);
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -391,12 +423,12 @@ KERNEL3(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
         f.most[0] = -lowest[tile * 16 + g];
         f.most[1] = -lowest[tile * 16 + 8 + g];
         uint32_t total[2] = {0, 0};
-        k = load_keys(keys, min(share, groups - 1), lane);
+        k = load_keys(keys, min(share, groups - 1), thread);
 #pragma unroll 2
         for (int kg = share; kg < groups; kg += shares) {
             const Keys now = k;
-            k = load_keys(keys, min(kg + shares, groups - 1), lane);
-            weigh(f, now, kg, lane, weights, c, (uint32_t)lane * 4);
+            k = load_keys(keys, min(kg + shares, groups - 1), thread);
+            weigh(f, now, kg, thread, weights, c, (uint32_t)thread * 4);
             add_weights(c, total);
         }
 #pragma unroll
@@ -411,8 +443,8 @@ KERNEL3(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
 #pragma unroll
         for (int h = 0; h < 2; h++) f.t[h] = key_scale(sum[tile * 16 + h * 8 + g]);
         for (int kg = share; kg < groups; kg += shares) {
-            weigh(f, load_keys(keys, kg, lane), kg, lane, weights, c, (uint32_t)lane * 4);
-            add_values(f, load_keys(values, kg, lane), c, out);
+            weigh(f, load_keys(keys, kg, thread), kg, thread, weights, c, (uint32_t)thread * 4);
+            add_values(f, load_keys(values, kg, thread), c, out);
         }
 #pragma unroll
         for (int i = 0; i < 32; i++) {
@@ -430,7 +462,9 @@ KERNEL3(256) attend(const Session *sessions, const Piece *pieces, const int8_t *
 }
 
 /* Where a session with a context begins: that context's keys and values, computed before, to the front. */
-KERNEL(256) recall(const Session *sessions, const Piece *pieces, const Cache *caches, int8_t *memory, const Cache *contexts, const int8_t *known) {
+KERNEL(256)
+recall(const Session *sessions, const Piece *pieces, const Cache *caches, int8_t *memory, const Cache *contexts,
+       const int8_t *known) {
     const Piece piece = pieces[blockIdx.x];
     if (!piece.rows) return;
     const Session &s = sessions[piece.session];
@@ -440,14 +474,15 @@ KERNEL(256) recall(const Session *sessions, const Piece *pieces, const Cache *ca
     const int64_t bytes = (int64_t)((s.first + 63) / 64) * 64 * HW; /* whole groups of keys: rooms are multiples */
 #pragma unroll
     for (int values = 0; values < 2; values++) {
-        const uint4 *a = (const uint4 *)(known + from.at + (int64_t)head * from.room * (2 * HW) + values * from.room * HW);
+        const uint4 *a =
+            (const uint4 *)(known + from.at + (int64_t)head * from.room * (2 * HW) + values * from.room * HW);
         uint4 *b = (uint4 *)(memory + to.at + (int64_t)head * to.room * (2 * HW) + values * to.room * HW);
         for (int64_t i = threadIdx.x; i < bytes / 16; i += 256) b[i] = a[i];
     }
 }
 
-/* Where a block ends and another follows: what that one may see, to the front. Keys only move down, a step at a time. wide: values are
- * where attend_wide() of wide.cu reads them. */
+/* Where a block ends and another follows: what that one may see, to the front. Keys only move down, a step at a time.
+ * wide: values are where attend_wide() of wide.cu reads them. */
 KERNEL(256) remember(const Session *sessions, const Piece *pieces, const Cache *caches, int8_t *memory, int32_t wide) {
     const Piece piece = pieces[blockIdx.x];
     if (!piece.rows) return;
@@ -485,35 +520,40 @@ struct Interval {
 };
 
 /* A warp a row: frequencies of the classes. */
-KERNEL(256) classes(const State *state, const Row *rows, const int32_t *logits, const int32_t *exp, uint32_t *sums, Interval *intervals) {
-    const int r = (int)blockIdx.x * 8 + warp_of(), lane = lane_of();
+KERNEL(256)
+classes(const State *state, const Row *rows, const int32_t *logits, const int32_t *exp, uint32_t *sums,
+        Interval *intervals) {
+    const int r = (int)blockIdx.x * 8 + warp_of(), thread = thread_of();
     if (r >= state->rows) return;
     int32_t l[PER];
 #pragma unroll
-    for (int i = 0; i < PER; i++) l[i] = lane * PER + i < CLASSES ? logits[(int64_t)r * CP + lane * PER + i] : 0;
+    for (int i = 0; i < PER; i++) l[i] = thread * PER + i < CLASSES ? logits[(int64_t)r * CP + thread * PER + i] : 0;
     uint32_t *to = sums + (int64_t)r * SUMS;
-    cumulate<PER>(l, CLASSES, exp, to, lane);
+    cumulate<PER>(l, CLASSES, exp, to, thread);
     if (state->decoding || rows[r].cls < 0) return;
     __syncwarp();
     const int c = rows[r].cls;
-    if (lane == 0) intervals[(int64_t)r * 2] = Interval{to[c], to[c + 1] - to[c]};
+    if (thread == 0) intervals[(int64_t)r * 2] = Interval{to[c], to[c + 1] - to[c]};
 }
 
-/* Logits of the 128 members of a class, 4 warps: z (DP, shared), its norm a (DP, shared) -> l (128, shared). gains: norm_row(). */
-DEV void member_logits(const int32_t *x, int c, const int8_t *shift_w, const int32_t *shift_m, const int8_t *embed_w, const int32_t *member_m,
-                       const int32_t *member_b, const int32_t *gains, int32_t *z, int8_t *a, int32_t *l, int warp, int lane) {
+/* Logits of the 128 members of a class, 4 warps: z (DP, shared), its norm a (DP, shared) -> l (128, shared). gains:
+ * norm_row(). */
+DEV void member_logits(const int32_t *x, int c, const int8_t *shift_w, const int32_t *shift_m, const int8_t *embed_w,
+                       const int32_t *member_m, const int32_t *member_b, const int32_t *gains, int32_t *z, int8_t *a,
+                       int32_t *l, int warp, int thread) {
     if (warp == 0) {
         const int32_t m = shift_m[c];
-        for (int i = lane; i < DP; i += 32) z[i] = i < D ? clamp_to(x[i] + shift(shift_w[(int64_t)c * D + i], m), RESIDUAL_MAX) : 0;
+        for (int i = thread; i < DP; i += 32)
+            z[i] = i < D ? clamp_to(x[i] + shift(shift_w[(int64_t)c * D + i], m), RESIDUAL_MAX) : 0;
         __syncwarp();
-        norm_row(z, a, lane, gains);
+        norm_row(z, a, thread, gains);
     }
     __syncthreads();
-    const int8_t *w = embed_w + ((int64_t)c * 16 + warp * 4) * 8 * DP + lane * 16;
+    const int8_t *w = embed_w + ((int64_t)c * 16 + warp * 4) * 8 * DP + thread * 16;
     int32_t dot[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int i = 0; i < DP / 64; i++) {
-        const uint4 v = *(const uint4 *)(a + i * 64 + (lane & 3) * 16);
+        const uint4 v = *(const uint4 *)(a + i * 64 + (thread & 3) * 16);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const uint4 f = *(const uint4 *)(w + j * 8 * DP + i * 512);
@@ -524,37 +564,40 @@ DEV void member_logits(const int32_t *x, int c, const int8_t *shift_w, const int
     for (int j = 0; j < 4; j++) {
         dot[j] += __shfl_xor_sync(FULL, dot[j], 1);
         dot[j] += __shfl_xor_sync(FULL, dot[j], 2);
-        const int member = warp * 32 + j * 8 + (lane >> 2), token = c * 128 + member;
-        if ((lane & 3) == 0) l[member] = scaled(dot[j], member_m[token]) + member_b[token];
+        const int member = warp * 32 + j * 8 + (thread >> 2), token = c * 128 + member;
+        if ((thread & 3) == 0) l[member] = scaled(dot[j], member_m[token]) + member_b[token];
     }
 }
 
-/* A block a row: frequencies of the members, its class known. */
-KERNEL(128) members(const State *state, const Row *rows, const int32_t *x, const int8_t *shift_w, const int32_t *shift_m, const int8_t *embed_w,
-                    const int32_t *member_m, const int32_t *member_b, const int32_t *gains, const int32_t *exp, uint32_t *sums,
-                    Interval *intervals) {
-    const int r = (int)blockIdx.x, lane = lane_of();
+/* A CTA a row: frequencies of the members, its class known. */
+KERNEL(128)
+members(const State *state, const Row *rows, const int32_t *x, const int8_t *shift_w, const int32_t *shift_m,
+        const int8_t *embed_w, const int32_t *member_m, const int32_t *member_b, const int32_t *gains,
+        const int32_t *exp, uint32_t *sums, Interval *intervals) {
+    const int r = (int)blockIdx.x, thread = thread_of();
     if (r >= state->rows) return;
     const int c = rows[r].cls;
     if (c < 0) return;
     int32_t *z = (int32_t *)shared(), *l = z + DP;
     int8_t *a = (int8_t *)(l + 128);
-    member_logits(x + (int64_t)r * DP, c, shift_w, shift_m, embed_w, member_m, member_b, gains, z, a, l, warp_of(), lane);
+    member_logits(x + (int64_t)r * DP, c, shift_w, shift_m, embed_w, member_m, member_b, gains, z, a, l, warp_of(),
+                  thread);
     __syncthreads();
     if (warp_of()) return;
-    const int32_t mine[4] = {l[lane * 4], l[lane * 4 + 1], l[lane * 4 + 2], l[lane * 4 + 3]};
+    const int32_t mine[4] = {l[thread * 4], l[thread * 4 + 1], l[thread * 4 + 2], l[thread * 4 + 3]};
     uint32_t *to = sums + (int64_t)r * SUMS;
-    cumulate<4>(mine, 128, exp, to, lane);
+    cumulate<4>(mine, 128, exp, to, thread);
     if (state->decoding) return;
     __syncwarp();
     const int i = rows[r].target & 127;
-    if (lane == 0) intervals[(int64_t)r * 2 + 1] = Interval{to[i], to[i + 1] - to[i]};
+    if (thread == 0) intervals[(int64_t)r * 2 + 1] = Interval{to[i], to[i + 1] - to[i]};
 }
 
 /* A warp a slot: the symbols of one step out of its stream, classes (level 0) or members (level 1). */
-KERNEL(128) decode(State *state, Session *sessions, const Piece *pieces, Row *rows, const uint32_t *sums, const uint32_t *words, int32_t level,
-                   int32_t *tokens) {
-    const int slot = (int)blockIdx.x * 4 + warp_of(), lane = lane_of();
+KERNEL(128)
+decode(State *state, Session *sessions, const Piece *pieces, Row *rows, const uint32_t *sums, const uint32_t *words,
+       int32_t level, int32_t *tokens) {
+    const int slot = (int)blockIdx.x * 4 + warp_of(), thread = thread_of();
     if (slot >= state->slots || !pieces[slot].rows) return;
     const Piece piece = pieces[slot];
     Session &s = sessions[piece.session];
@@ -563,8 +606,9 @@ KERNEL(128) decode(State *state, Session *sessions, const Piece *pieces, Row *ro
     double bits = 0;
     for (int k = 0; k < active; k++) {
         uint32_t frequency;
-        const int symbol = decode_symbol(c, sums + (int64_t)(piece.row + k) * SUMS, level ? 128 : CLASSES, frequency, lane);
-        if (lane == (k & 31)) {
+        const int symbol =
+            decode_symbol(c, sums + (int64_t)(piece.row + k) * SUMS, level ? 128 : CLASSES, frequency, thread);
+        if (thread == (k & 31)) {
             Row &row = rows[piece.row + k];
             bits += bits_of(frequency);
             if (level) tokens[s.token_at + row.at] = row.cls * 128 + symbol;
@@ -572,7 +616,7 @@ KERNEL(128) decode(State *state, Session *sessions, const Piece *pieces, Row *ro
         }
     }
     for (int i = 16; i; i >>= 1) bits += __shfl_xor_sync(FULL, bits, i);
-    if (lane) return;
+    if (thread) return;
     s.lower = c.lower;
     s.range = c.range;
     s.point = c.point;
@@ -587,8 +631,10 @@ KERNEL(128) decode(State *state, Session *sessions, const Piece *pieces, Row *ro
 }
 
 /* A warp a slot: the intervals of its rows into its stream, in the order of FORMAT.md. */
-KERNEL(128) encode(State *state, Session *sessions, const Piece *pieces, const Row *rows, const Interval *intervals, uint32_t *words) {
-    const int slot = (int)blockIdx.x * 4 + warp_of(), lane = lane_of();
+KERNEL(128)
+encode(State *state, Session *sessions, const Piece *pieces, const Row *rows, const Interval *intervals,
+       uint32_t *words) {
+    const int slot = (int)blockIdx.x * 4 + warp_of(), thread = thread_of();
     if (slot >= state->slots || !pieces[slot].rows) return;
     const Piece piece = pieces[slot];
     Session &s = sessions[piece.session];
@@ -598,7 +644,7 @@ KERNEL(128) encode(State *state, Session *sessions, const Piece *pieces, const R
     double bits = 0;
     int coded = 0;
     for (int first = 0; first < 2 * piece.rows; first += 32) {
-        const int n = first + lane, step = n / (2 * s.L), level = n / s.L & 1, r = piece.row + step * s.L + n % s.L;
+        const int n = first + thread, step = n / (2 * s.L), level = n / s.L & 1, r = piece.row + step * s.L + n % s.L;
         Interval mine = {0, 0};
         if (n < 2 * piece.rows && rows[r].cls >= 0) {
             mine = intervals[(int64_t)r * 2 + level];
@@ -606,16 +652,17 @@ KERNEL(128) encode(State *state, Session *sessions, const Piece *pieces, const R
             coded += level;
         }
         for (int i = 0; i < 32; i++) {
-            const uint32_t cumulative = __shfl_sync(FULL, mine.cumulative, i), frequency = __shfl_sync(FULL, mine.frequency, i);
+            const uint32_t cumulative = __shfl_sync(FULL, mine.cumulative, i),
+                           frequency = __shfl_sync(FULL, mine.frequency, i);
             if (!frequency) continue;
             const uint64_t scale = range >> 24, add = scale * cumulative;
             lower += add;
-            if (lower < add && lane == 0) { /* carry; the first word cannot overflow, the code stays below 1 */
+            if (lower < add && thread == 0) { /* carry; the first word cannot overflow, the code stays below 1 */
                 for (int64_t w = place - 1; w >= 0 && ++out[w] == 0; w--) {}
             }
             range = scale * frequency;
             if (range >> 32) continue;
-            if (lane == 0 && place < s.words) out[place] = (uint32_t)(lower >> 32);
+            if (thread == 0 && place < s.words) out[place] = (uint32_t)(lower >> 32);
             place++;
             lower <<= 32;
             range <<= 32;
@@ -625,7 +672,7 @@ KERNEL(128) encode(State *state, Session *sessions, const Piece *pieces, const R
         bits += __shfl_xor_sync(FULL, bits, i);
         coded += __shfl_xor_sync(FULL, coded, i);
     }
-    if (lane) return;
+    if (thread) return;
     s.lower = lower;
     s.range = range;
     s.place = place;

@@ -1,4 +1,4 @@
-"""Batch: sequences on the device, the buffers to code them, and the launches that do it."""
+"""A batch of sequences on the device: the buffers to code them, and the launches that do it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.engines.cuda.contexts import Contexts
+from pltz.plt_codec.engines.cuda.contexts import ContextBatch
 from pltz.plt_codec.engines.cuda.device import CLUSTER, Device
 from pltz.plt_codec.engines.cuda.pack import PROVEN_KEYS, cluster_memory, gated_plan, grid_plan, up
-from pltz.plt_codec.engines.cuda.rows import ROWS, STATE_TYPE, Rows
-from pltz.plt_codec.engines.cuda.work import Work, all_steps, key_bytes, key_room, most_lanes, plan_slots
+from pltz.plt_codec.engines.cuda.rows import ROWS, RowBuffers
+from pltz.plt_codec.engines.cuda.structs import BATCH
+from pltz.plt_codec.engines.cuda.work import (
+    SequenceWork,
+    all_steps,
+    key_bytes,
+    key_room,
+    most_lanes,
+    plan_slots,
+)
 from pltz.plt_codec.engines.queued import Queued, watcher
 from pltz.plt_codec.errors import CorruptError
 from pltz.plt_codec.lanes import MAX_LANES
@@ -22,30 +30,37 @@ from pltz.plt_codec.weights import Shape
 if TYPE_CHECKING:
     from pltz.plt_codec.engines.cuda.coder import CudaCoder
 
-SLOTS = 1024  # sequences under way when decoding, at most: one block of threads looks after them
+SLOTS = 1024  # sequences under way when decoding, at most: one CTA looks after them
 ENCODE_SLOTS = 64
-BURST = 32  # iterations between two looks at what is left
-CLUSTER_LANES = 16  # cluster.cu: most lanes; grid.cu: of its narrow kernel
+BURST = 32  # iterations between two downloads of the state
+CLUSTER_LANES = 16  # most lanes of cluster.cu, and of the narrow kernel of grid.cu
 DAMAGED, SPENT = 1, 2
 
 
-def by_attend_wide(device: Device, shape: Shape, work: Sequence[Work], decoding: bool) -> bool:
+def by_attend_wide(device: Device, shape: Shape, work: Sequence[SequenceWork], decoding: bool) -> bool:
     """Return whether the attention of wide.cu serves these sequences and their contexts."""
     return not decoding and device.wide and max(key_room(shape, w) for w in work) <= PROVEN_KEYS
 
 
-class Batch(Rows):
-    """One upload of sequences and the buffers to code them: made, run, downloaded, freed.
+class SequenceBatch(RowBuffers):
+    """One upload of sequences and the buffers to code them: made, run, downloaded, closed.
 
-    sessions: as the kernels see them, each with the number of its context in ``known``, or -1.
+    Args:
+        coder: its limits decide which kernels run.
+        sessions: (n,) of type SESSION. Each has the number of its context in ``known``, or -1.
+        work: of each sequence. The one with the most keys stands first, where slots are taken in turn.
+        known: keys and values of the contexts; None where there are none.
+        tokens: ids of all sequences, (t,); places for them when decoding.
+        words: their streams, (w,); places for them when encoding.
+        decoding: decode; else encode.
     """
 
     def __init__(
         self,
         coder: CudaCoder,
         sessions: npt.NDArray[Any],
-        work: Sequence[Work],
-        known: Contexts | None,
+        work: Sequence[SequenceWork],
+        known: ContextBatch | None,
         tokens: npt.NDArray[np.int32],
         words: npt.NDArray[np.uint32],
         decoding: bool,
@@ -53,22 +68,21 @@ class Batch(Rows):
         super().__init__(coder.model)
         self.work, self.decoding = work, decoding
         s = self.shape
-        self.grid = decoding and coder.alone(work)
-        self.gated = decoding and coder.gated(work)
-        self.clusters = 1 if self.grid or self.gated else coder.clusters(work) if decoding else 0
+        self.grid, self.gated, self.clusters = self._kernels(coder) if decoding else (False, False, 0)
         most_slots = self.clusters or (SLOTS if decoding else ENCODE_SLOTS)
         self.wide = by_attend_wide(self.device, s, work, decoding)
         self.known = known if any(w.first for w in work) else None
-        rooms = plan_slots(s, work, most_slots, self.device.room() // 2 if len(work) > 1 else 0)
+        by_room = sorted(work, key=lambda w: -key_room(s, w))
+        rooms = plan_slots(s, by_room, most_slots, self.device.room() // 2 if len(work) > 1 else 0)
         self.slots = len(rooms)
-        lanes = [most_lanes(s, w) for w in (work[: self.slots] if self.slots < len(work) else work)]
+        lanes = [most_lanes(s, w) for w in work]
         self.lanes = max(lanes)
         most = sum(sorted(lanes)[-self.slots :]) if decoding else sum(up(w.tokens, self.lanes) for w in work)
         self.rows = min(ROWS, up(max(most, MAX_LANES), 128))
         caches = np.zeros((self.slots, 2), np.int64)
         caches[:, 1] = rooms
         caches[:, 0] = (np.cumsum(rooms) - rooms) * key_bytes(s)
-        state = np.zeros(1, STATE_TYPE)
+        state = np.zeros(1, BATCH)
         state["slots"], state["count"], state["left"] = self.slots, len(work), len(work)
         state["rows_max"], state["decoding"] = self.rows, decoding
         arrays = {
@@ -77,8 +91,13 @@ class Batch(Rows):
         }  # fmt: skip
         self._open(arrays, self._sizes(sum(rooms) * key_bytes(s)))
 
+    def _kernels(self, coder: CudaCoder) -> tuple[bool, bool, int]:
+        """Return whether grid.cu does it, whether gated.cu does, and the clusters at work (0: batch.cu does it)."""
+        grid, gated = coder.alone(self.work), coder.gated(self.work)
+        return grid, gated, 1 if grid or gated else coder.clusters(self.work)
+
     def _sizes(self, memory: int) -> dict[str, int]:
-        """Bytes of the working buffers."""
+        """Return the sizes of the working buffers, in bytes; ``memory``: of keys and values."""
         s, r = self.shape, self.rows
         out = {"memory": memory, "pieces": self.slots * 16}
         if self.grid:
@@ -91,25 +110,23 @@ class Batch(Rows):
             "logits": r * up(s.classes, 64) * 4, "sums": r * (max(s.classes, 128) // 4 + 1) * 16, "intervals": r * 16,
         }  # fmt: skip
 
-    def _address(self, name: str) -> int:
+    def address(self, name: str) -> int:
         """Return the address of a buffer, of a buffer of contexts, or of a tensor."""
         return (
-            self.known._address(name)
-            if name in ("contexts", "known") and self.known
-            else super()._address(name)
+            self.known.address(name) if name in ("contexts", "known") and self.known else super().address(name)
         )
 
-    def _begin(self, threads: int) -> None:
-        """Deal out rows; sequences that begin behind a context get its keys and values."""
+    def begin(self, threads: int) -> None:
+        """Launch the kernels that deal out rows and give sequences that begin the keys and values of their context."""
         self._collect(threads)
         if self.known:
-            self._launch("recall", (self.slots, self.shape.layers * self.shape.kv_heads, 1), 256, "sessions", "pieces", "caches",
-                         "memory", "contexts", "known")  # fmt: skip
+            self._launch("recall", (self.slots, self.shape.layers * self.shape.kv_heads, 1), 256, "sessions", "pieces",
+                         "caches", "memory", "contexts", "known")  # fmt: skip
 
     def iterate(self) -> None:
-        """The launches of one iteration."""
+        """Launch the kernels of one iteration."""
         s, rows, go = self.shape, self.rows, self._launch
-        self._begin(up(self.slots, 32))
+        self.begin(up(self.slots, 32))
         self._layers(self.lanes if self.decoding else rows)
         self._product("to_class", s.classes, "a", "class.w", "class.m", "class.b", "logits")
         go("classes", (-(-rows // 8), 1, 1), 256, "state", "rows", "logits", "table.exp", "sums", "intervals")
@@ -122,11 +139,14 @@ class Batch(Rows):
             go("decode", each, 128, "state", "sessions", "pieces", "rows", "sums", "words", 1, "tokens")
         else:
             go("encode", each, 128, "state", "sessions", "pieces", "rows", "intervals", "words")
-        go("remember", (self.slots, s.layers * s.kv_heads, 1), 256, "sessions", "pieces", "caches", "memory",
-           int(self.wide))  # fmt: skip
+        self._remember()
 
-    def block(self) -> None:
-        """The launches of one block of each slot: a cluster a slot, or all of the GPU for one."""
+    def _remember(self) -> None:
+        self._launch("remember", (self.slots, self.shape.layers * self.shape.kv_heads, 1), 256, "sessions", "pieces",
+                     "caches", "memory", int(self.wide))  # fmt: skip
+
+    def decode_block(self) -> None:
+        """Launch the kernel that decodes one block of each slot: by a cluster each, or one slot by the whole GPU."""
         s, go = self.shape, self._launch
         if self.grid:
             clusters = self.device.grid
@@ -139,50 +159,63 @@ class Batch(Rows):
                "model", "words", "tokens", "wire", shared=grid_plan(s, clusters)[size], cluster=CLUSTER,
                together=True)  # fmt: skip
         elif self.gated:
-            go("decode_gated", (self.device.gated * CLUSTER, 1, 1), 512, "state", "sessions", "slots", "pieces", "caches",
-               "memory", "model", "words", "tokens", "wire", shared=gated_plan(s)["P_GATED_SHARED"], cluster=CLUSTER,
-               together=True)  # fmt: skip
+            go("decode_gated", (self.device.gated * CLUSTER, 1, 1), 512, "state", "sessions", "slots", "pieces",
+               "caches", "memory", "model", "words", "tokens", "wire", shared=gated_plan(s)["P_GATED_SHARED"],
+               cluster=CLUSTER, together=True)  # fmt: skip
         else:
-            go("decode_block", (self.slots * CLUSTER, 1, 1), 512, "state", "sessions", "slots", "pieces", "caches", "memory",
-               "model", "words", "tokens", shared=cluster_memory(s), cluster=CLUSTER)  # fmt: skip
-        go("remember", (self.slots, s.layers * s.kv_heads, 1), 256, "sessions", "pieces", "caches", "memory",
-           int(self.wide))  # fmt: skip
-        self._begin(32)
+            go("decode_block", (self.slots * CLUSTER, 1, 1), 512, "state", "sessions", "slots", "pieces", "caches",
+               "memory", "model", "words", "tokens", shared=cluster_memory(s), cluster=CLUSTER)  # fmt: skip
+        self._remember()
 
     def least(self) -> int:
-        """Iterations that are needed in any case."""
+        """Return the iterations that are needed in any case."""
         total = sum(w.tokens for w in self.work)
         longest = max(all_steps(self.shape, w) for w in self.work) if self.decoding else 1
         return max(longest, total // self.rows) + 1
 
     def run(self, progress: Progress | None) -> None:
-        """Repeat the iteration until nothing is left. Raises CorruptError."""
+        """Code all sequences.
+
+        Raises:
+            CorruptError: a stream does not hold its number of tokens, or damaged data.
+        """
         if self.clusters:
-            self._begin(32)
-            replay, burst = self.block, 1
+            self.begin(32)
+            replay, burst = self._next_block, 1
         else:
             replay, burst = self.device.record(self.iterate), self.least()
-        state = np.zeros(1, STATE_TYPE)
+        state = np.zeros(1, BATCH)
         done = 0
         told = watcher() if self.clusters and self._single() else None
         while True:
             for _ in range(min(burst, 8 * BURST)):
                 replay()
             if told:
-                at = self._address("tokens") + 4 * bool(
-                    self.work[0].first
-                )  # the last of its context stands before
+                at = self.address("tokens") + 4 * bool(self.work[0].first)  # the last of its context stands before
                 told(Queued(at, self.work[0].tokens, self.device.stream, self.device.name))
                 told = None
             burst = 1 if self.clusters else max(burst - 8 * BURST, BURST)
-            self.download("state", state)
-            if state["error"][0]:
-                raise self._error(int(state["error"][0]), int(state["failed"][0]))
-            if progress and state["tokens"][0] > done:
-                progress(int(state["tokens"][0]) - done)
-                done = int(state["tokens"][0])
+            done = self.report(state, done, progress)
             if not state["left"][0]:
                 return
+
+    def report(self, state: npt.NDArray[Any], done: int, progress: Progress | None) -> int:
+        """Download the state, (1,) of type BATCH, and report tokens done since ``done``; return all done.
+
+        Raises:
+            CorruptError: the device found one.
+        """
+        self.download("state", state)
+        if state["error"][0]:
+            raise self._error(int(state["error"][0]), int(state["failed"][0]))
+        tokens = int(state["tokens"][0])
+        if progress and tokens > done:
+            progress(tokens - done)
+        return tokens
+
+    def _next_block(self) -> None:
+        self.decode_block()
+        self.begin(32)
 
     def _single(self) -> bool:
         """Return whether there is one sequence, of one block."""

@@ -1,26 +1,31 @@
-/* Few sessions: one kernel decodes a whole block, a cluster of 16 thread blocks a session.
+/* Few sessions: one kernel decodes a whole block, a cluster of 16 CTAs a session.
  *
- * The blocks of a cluster share a step's work and meet at cluster barriers; what one of them has computed it writes into the
- * shared memory of all (residuals, activations, queries), so that each stage begins with everything at hand. Every block
- * decodes the symbols itself, with the same result: nothing waits for a word from elsewhere. Weights are loaded from L2 into
- * registers while a barrier is pending.
+ * The CTAs of a cluster share a step's work and meet at cluster barriers; what one of them has computed it writes into
+ * the shared memory of all (residuals, activations, queries), so that each stage begins with everything at hand. Every
+ * CTA decodes the symbols itself, with the same result: nothing waits for a word from elsewhere. Weights are loaded
+ * from L2 into registers while a barrier is pending.
  *
- * A stage of a layer ends at a barrier:  queries, keys, values | highest scores | sums | shares times values | attention
- * output | residual | hidden | residual. Keys are dealt out to the blocks 32 at a time. At most 16 lanes.
+ * A stage of a layer ends at a barrier:  queries, keys, values | highest scores | sums | shares times values |
+ * attention output | residual | hidden | residual. Keys are dealt out to the CTAs 32 at a time. At most 16 lanes.
  */
 #include "common.cuh"
 #if !P_GATED && (defined(PLTZ_EMULATE) || __CUDA_ARCH__ >= 900)
 
 enum { CTAS = 16, WARPS = 16, LANES = 16, THREADS = WARPS * 32 };
 enum { ROWS_ALL = LANES * HEADS, TILES = HEADS, OWN = TILES }; /* queries: 16 lanes of each head, 16 a tile */
-DEV constexpr int pitch(int bytes) { return bytes % 128 ? bytes : bytes + 64; } /* two rows of 64 bytes fill all banks */
+DEV constexpr int pitch(int bytes) {
+    return bytes % 128 ? bytes : bytes + 64;
+} /* two rows of 64 bytes fill all banks */
 DEV constexpr int least(int a, int b) { return a < b ? a : b; }
 DEV constexpr int most_of(int a, int b) { return a > b ? a : b; }
 
-/* A product's channels (tiles of 8) dealt out to the blocks of a cluster and their warps; inputs split where warps are left. */
-template <int ALL, int CHUNKS, int BLOCKS, bool SPLIT = true /* else an even number of tiles, by whole warps */, bool UNSIGNED = false> struct Share {
+/* A product's channels (tiles of 8) dealt out to the CTAs of a cluster and their warps; inputs split where warps are
+ * left. */
+template <int ALL, int CHUNKS, int OF_CTAS, bool SPLIT = true /* else an even number of tiles, by whole warps */,
+          bool UNSIGNED = false>
+struct Share {
     enum {
-        NT = SPLIT ? (ALL + BLOCKS - 1) / BLOCKS : (ALL + 2 * BLOCKS - 1) / (2 * BLOCKS) * 2, /* tiles of a block */
+        NT = SPLIT ? (ALL + OF_CTAS - 1) / OF_CTAS : (ALL + 2 * OF_CTAS - 1) / (2 * OF_CTAS) * 2, /* tiles of a CTA */
         SPLITS = NT >= WARPS || !SPLIT ? 1 : least(WARPS / NT, CHUNKS),
         TW = NT >= WARPS ? (NT + WARPS - 1) / WARPS : 1, /* tiles of a warp */
         CW = (CHUNKS + SPLITS - 1) / SPLITS,           /* chunks of a warp */
@@ -28,8 +33,8 @@ template <int ALL, int CHUNKS, int BLOCKS, bool SPLIT = true /* else an even num
     };
     uint4 w[KEEP ? TW * CW : 1];
     const int8_t *from;
-    int tile, split; /* first tile of the warp, within the block; its part of the inputs */
-    int first;       /* first tile of the block */
+    int tile, split; /* first tile of the warp, within the CTA; its part of the inputs */
+    int first;       /* first tile of the CTA */
 
     DEV void place(int rank, int warp) {
         first = rank * NT;
@@ -37,10 +42,11 @@ template <int ALL, int CHUNKS, int BLOCKS, bool SPLIT = true /* else an even num
         split = NT >= WARPS ? 0 : warp / NT;
     }
     DEV bool has(int i) const { return tile + i * WARPS < NT && first + tile + i * WARPS < ALL && split < SPLITS; }
-    DEV uint4 fetch(int i, int c, int lane) const {
-        return *(const uint4 *)(from + ((int64_t)(first + tile + i * WARPS) * CHUNKS + split * CW + c) * 512 + lane * 16);
+    DEV uint4 fetch(int i, int c, int thread) const {
+        return *(const uint4 *)(from + ((int64_t)(first + tile + i * WARPS) * CHUNKS + split * CW + c) * 512 +
+                                thread * 16);
     }
-    DEV void load(const int8_t *weights, int rank, int warp, int lane) {
+    DEV void load(const int8_t *weights, int rank, int warp, int thread) {
         from = weights;
         place(rank, warp);
         if (!KEEP) return;
@@ -48,19 +54,20 @@ template <int ALL, int CHUNKS, int BLOCKS, bool SPLIT = true /* else an even num
         for (int i = 0; i < TW; i++) {
 #pragma unroll
             for (int c = 0; c < CW; c++) {
-                w[i * CW + c] = has(i) && split * CW + c < CHUNKS ? fetch(i, c, lane) : make_uint4(0, 0, 0, 0);
+                w[i * CW + c] = has(i) && split * CW + c < CHUNKS ? fetch(i, c, thread) : make_uint4(0, 0, 0, 0);
             }
         }
     }
-    /* Sums of tile i of the warp over its inputs: rows g, g, g + 8, g + 8, channels 2 t, 2 t + 1. Whole warps come here. */
-    DEV void multiply(int i, const uint8_t *a, int stride, int lane, int32_t out[4]) const {
+    /* Sums of tile i of the warp over its inputs: rows g, g, g + 8, g + 8, channels 2 t, 2 t + 1. Whole warps come
+     * here. */
+    DEV void multiply(int i, const uint8_t *a, int stride, int thread, int32_t out[4]) const {
         int32_t sum[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
-        const uint8_t *row = a + (lane >> 2) * stride + split * CW * 64 + (lane & 3) * 16;
+        const uint8_t *row = a + (thread >> 2) * stride + split * CW * 64 + (thread & 3) * 16;
 #pragma unroll
         for (int c = 0; c < CW; c++) {
             if (CW * SPLITS > CHUNKS && split * CW + c >= CHUNKS) continue;
             const uint4 p = *(const uint4 *)(row + c * 64), q = *(const uint4 *)(row + 8 * stride + c * 64);
-            const uint4 b = KEEP ? w[KEEP ? i * CW + c : 0] : fetch(i, c, lane);
+            const uint4 b = KEEP ? w[KEEP ? i * CW + c : 0] : fetch(i, c, thread);
             if (UNSIGNED) {
                 mma_u8(sum[0], p.x, q.x, p.y, q.y, b.x, b.y);
                 mma_u8(sum[1], p.z, q.z, p.w, q.w, b.z, b.w);
@@ -73,40 +80,48 @@ template <int ALL, int CHUNKS, int BLOCKS, bool SPLIT = true /* else an even num
         for (int n = 0; n < 4; n++) out[n] = sum[0][n] + sum[1][n];
     }
 };
-typedef Share<HD / 8, DP / 64, 1> ShareQkv; /* of one head; a block has whole heads */
+typedef Share<HD / 8, DP / 64, 1> ShareQkv; /* of one head; a CTA has whole heads */
 typedef Share<DP / 8, OP / 64, CTAS> ShareOut;
 typedef Share<FP / 8, DP / 64, CTAS, false> ShareUp;
 typedef Share<DP / 8, FP / 64, CTAS, true, true> ShareDown;
-typedef Share<CP / 8, DP / 64, 1> ShareClass; /* every block computes all classes */
+typedef Share<CP / 8, DP / 64, 1> ShareClass; /* every CTA computes all classes */
 
 enum { /* shared memory */
-    A_PITCH = pitch(DP), H_PITCH = pitch(FP), O_PITCH = pitch(OP), ACC_PITCH = 72, PART = 72, /* rows begin 8 banks apart */
-    AT_X = 0,                                   /* residuals (16, DP) int32 */
-    AT_A = AT_X + LANES * DP * 4,               /* their norm (16, A_PITCH) */
-    AT_H = AT_A + LANES * A_PITCH,              /* hidden */
-    AT_O = AT_H + LANES * H_PITCH,              /* attention output */
-    AT_Q = AT_O + LANES * O_PITCH,              /* queries, keys and values of a step (HEADS + 2 KV, 16, 64) */
-    AT_MOST = AT_Q + (HEADS + 2 * KV) * LANES * HW,             /* (CTAS, ROWS_ALL) of each block, then (2, ROWS_ALL): own, result */
-    AT_SUM = AT_MOST + (CTAS + 2) * ROWS_ALL * 4,
-    AT_PART = AT_SUM + (CTAS + 2) * ROWS_ALL * 4, /* own share of shares times values (ROWS_ALL, 64) int32 */
-    AT_PARTS = AT_PART + ROWS_ALL * PART * 4,     /* of each block, the rows this one adds up: (CTAS, OWN, 64) */
-    AT_ACC = AT_PARTS + most_of(CTAS * OWN * HW, LANES * CP) * 4, /* sums of split products (16, ACC_PITCH), zero between uses */
-    AT_STAGE = AT_ACC + LANES * ACC_PITCH * 4,  /* what goes to the other blocks */
-    STAGE_SIZE = most_of(most_of(LANES * HW, OWN * HW), most_of(LANES * ShareUp::NT * 8, LANES * ShareOut::NT * 32)),
-    AT_LOGITS = AT_PARTS,                       /* (16, CP), used while PARTS is not */
-    AT_CUM = AT_STAGE + (STAGE_SIZE + 15) / 16 * 16, /* cumulative frequencies (2, 16, SUMS): classes, members */
-    AT_STEP = AT_CUM + 2 * LANES * SUMS * 4,    /* tokens, classes, positions of the lanes; error: (4, 16) int32 */
-    AT_CODER = AT_STEP + 4 * LANES * 4,         /* the decoder between its uses, and the worth of its symbols */
-    AT_WEIGHTS = AT_CODER + 64,                 /* of keys (WEIGHTS) */
-    AT_MEETING = (AT_WEIGHTS + WEIGHTS * 4 + 31) / 32 * 32, /* 32 bytes */
-    AT_EXP = AT_MEETING + 32,                   /* table.exp */
-    AT_TURN = AT_EXP + 256,                     /* cosine, sine of a step: (16, 32) pairs of int16 */
-    AT_CLASS = AT_TURN + LANES * 128,           /* multipliers and biases of the classes (2, CP) */
-    AT_HEAT = AT_CLASS + CP * 8,                /* (LAYERS, HEADS) */
-    AT_SCALE = AT_HEAT + (LAYERS * HEADS + 3) / 4 * 16, /* multipliers of this block: (LAYERS, SCALES) */
-    SCALE_OUT = HW, SCALE_UP = SCALE_OUT + ShareOut::NT * 8, SCALE_DOWN = SCALE_UP + ShareUp::NT * 8,
-    SCALES = SCALE_DOWN + ShareDown::NT * 8,
-    SHARED = AT_SCALE + LAYERS * SCALES * 4,
+       A_PITCH = pitch(DP),
+       H_PITCH = pitch(FP),
+       O_PITCH = pitch(OP),
+       ACC_PITCH = 72,
+       PART = 72, /* rows begin 8 banks apart */
+       AT_X = 0,                                   /* residuals (16, DP) int32 */
+       AT_A = AT_X + LANES * DP * 4,               /* their norm (16, A_PITCH) */
+       AT_H = AT_A + LANES * A_PITCH,              /* hidden */
+       AT_O = AT_H + LANES * H_PITCH,              /* attention output */
+       AT_Q = AT_O + LANES * O_PITCH,              /* queries, keys and values of a step (HEADS + 2 KV, 16, 64) */
+       AT_MOST = AT_Q +
+           (HEADS + 2 * KV) * LANES * HW, /* (CTAS, ROWS_ALL) of each CTA, then (2, ROWS_ALL): own, result */
+       AT_SUM = AT_MOST + (CTAS + 2) * ROWS_ALL * 4,
+       AT_PART = AT_SUM + (CTAS + 2) * ROWS_ALL * 4, /* own share of shares times values (ROWS_ALL, 64) int32 */
+       AT_PARTS = AT_PART + ROWS_ALL * PART * 4, /* of each CTA, the rows this one adds up: (CTAS, OWN, 64) */
+       AT_ACC = AT_PARTS +
+           most_of(CTAS * OWN * HW, LANES *CP) * 4, /* sums of split products (16, ACC_PITCH), zero between uses */
+       AT_STAGE = AT_ACC + LANES * ACC_PITCH * 4, /* what goes to the other CTAs */
+       STAGE_SIZE = most_of(most_of(LANES * HW, OWN *HW), most_of(LANES *ShareUp::NT * 8, LANES *ShareOut::NT * 32)),
+       AT_LOGITS = AT_PARTS, /* (16, CP), used while PARTS is not */
+       AT_CUM = AT_STAGE + (STAGE_SIZE + 15) / 16 * 16, /* cumulative frequencies (2, 16, SUMS): classes, members */
+       AT_STEP = AT_CUM + 2 * LANES * SUMS * 4, /* tokens, classes, positions of the lanes; error: (4, 16) int32 */
+       AT_CODER = AT_STEP + 4 * LANES * 4, /* the decoder between its uses, and the worth of its symbols */
+       AT_WEIGHTS = AT_CODER + 64, /* of keys (WEIGHTS) */
+       AT_MEETING = (AT_WEIGHTS + WEIGHTS * 4 + 31) / 32 * 32, /* 32 bytes */
+       AT_EXP = AT_MEETING + 32, /* table.exp */
+       AT_TURN = AT_EXP + 256, /* cosine, sine of a step: (16, 32) pairs of int16 */
+       AT_CLASS = AT_TURN + LANES * 128, /* multipliers and biases of the classes (2, CP) */
+       AT_HEAT = AT_CLASS + CP * 8, /* (LAYERS, HEADS) */
+       AT_SCALE = AT_HEAT + (LAYERS * HEADS + 3) / 4 * 16, /* multipliers of this CTA: (LAYERS, SCALES) */
+       SCALE_OUT = HW,
+       SCALE_UP = SCALE_OUT + ShareOut::NT * 8,
+       SCALE_DOWN = SCALE_UP + ShareUp::NT * 8,
+       SCALES = SCALE_DOWN + ShareDown::NT * 8,
+       SHARED = AT_SCALE + LAYERS * SCALES * 4,
 };
 
 struct Model { /* addresses of the tensors (pack.py), those of layers in tables of LAYERS */
@@ -118,27 +133,29 @@ struct Model { /* addresses of the tensors (pack.py), those of layers in tables 
 };
 
 struct Place { /* of this thread */
-    mutable int rank, warp, lane, tid;
+    mutable int rank, warp, thread, tid;
     uint8_t *m;
-    uint64_t *meeting;      /* of this block (common.cuh) */
+    uint64_t *meeting; /* of this CTA (common.cuh) */
     mutable uint32_t round; /* exchanges so far */
-    mutable int64_t last;   /* P_TRACE: when the stage before ended */
+    mutable int64_t last; /* P_TRACE: when the stage before ended */
 };
 #ifdef PLTZ_EMULATE
 typedef uint64_t Remote;
 #else
 typedef uint32_t Remote; /* address in the shared memory of the cluster */
 #endif
-/* Makes the compiler forget what it has computed from the thread's place: else it computes hundreds of addresses ahead of the
- * layers and has no registers left to keep them in. */
-DEV void forget(const Place &p) { asm volatile("" : "+r"(p.rank), "+r"(p.warp), "+r"(p.lane), "+r"(p.tid)); }
-/* The same for a number that is to be worked out here, once, and kept in a register: not again at each use, nor later. */
+/* Makes the compiler forget what it has computed from the thread's place: else it computes hundreds of addresses ahead
+ * of the layers and has no registers left to keep them in. */
+DEV void forget(const Place &p) { asm volatile("" : "+r"(p.rank), "+r"(p.warp), "+r"(p.thread), "+r"(p.tid)); }
+/* The same for a number that is to be worked out here, once, and kept in a register: not again at each use, nor later.
+ */
 DEV void forget(int32_t &v) { asm volatile("" : "+r"(v)); }
 DEV void forget(uint32_t &v) { asm volatile("" : "+r"(v)); }
 
-/* An exchange: warp w of each block sends block w what that needs (into `to`, a place of this block's memory, there), and all
- * wait until all that was to come has come. Between two exchanges every block passes a __syncthreads, and no buffer is written
- * again in the exchange after the one in which it was read: so nothing is overwritten that someone still reads. */
+/* An exchange: warp w of each CTA sends CTA w what that needs (into `to`, a place of this CTA's memory, there), and all
+ * wait until all that was to come has come. Between two exchanges every CTA passes a __syncthreads, and no buffer is
+ * written again in the exchange after the one in which it was read: so nothing is overwritten that someone still reads.
+ */
 struct Sender {
     Remote to, meeting;
     DEV void put16(int at, uint4 v) const { send16(to + at, v, meeting); }
@@ -154,7 +171,7 @@ DEV void wait(const Place &p, uint32_t bytes) {
     if (p.tid == 0) meeting_expect(p.meeting, p.round, bytes);
     meeting_wait(p.meeting, p.round++);
 }
-#ifdef P_TRACE /* cycles of each stage in the first block, for measurements */
+#ifdef P_TRACE /* cycles of each stage in the first CTA, for measurements */
 __device__ unsigned long long trace[64];
 DEV void mark(const Place &p, int stage) {
     if (p.tid || blockIdx.x) return;
@@ -167,7 +184,7 @@ DEV void mark(const Place &, int) {}
 #endif
 
 DEV void norm_rows(const Place &p) {
-    norm_row((const int32_t *)(p.m + AT_X) + p.warp * DP, (int8_t *)(p.m + AT_A) + p.warp * A_PITCH, p.lane);
+    norm_row((const int32_t *)(p.m + AT_X) + p.warp * DP, (int8_t *)(p.m + AT_A) + p.warp * A_PITCH, p.thread);
     __syncthreads();
     forget(p);
 }
@@ -177,19 +194,22 @@ template <class S> DEV void gather(const Place &p, const S &share, const uint8_t
     int32_t *acc = (int32_t *)(p.m + AT_ACC);
     if (share.has(0)) {
         int32_t c[4];
-        share.multiply(0, a, stride, p.lane, c);
+        share.multiply(0, a, stride, p.thread, c);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            atomicAdd(&acc[((p.lane >> 2) + (i >> 1) * 8) * ACC_PITCH + share.tile * 8 + (p.lane & 3) * 2 + (i & 1)], c[i]);
+            atomicAdd(
+                &acc[((p.thread >> 2) + (i >> 1) * 8) * ACC_PITCH + share.tile * 8 + (p.thread & 3) * 2 + (i & 1)],
+                c[i]);
         }
     }
     __syncthreads();
 }
 
-/* A product that ends in the residual: this block's channels of all rows, to all blocks. */
-template <class S> DEV void add_residual(const Place &p, const S &share, const uint8_t *a, int stride, const int32_t *m) {
+/* A product that ends in the residual: this CTA's channels of all rows, to all CTAs. */
+template <class S>
+DEV void add_residual(const Place &p, const S &share, const uint8_t *a, int stride, const int32_t *m) {
     enum { N = S::NT * 8 };
-    static_assert(S::NT < WARPS && N <= 64, "a block's channels fit ACC");
+    static_assert(S::NT < WARPS && N <= 64, "a CTA's channels fit ACC");
     gather(p, share, a, stride);
     int32_t *acc = (int32_t *)(p.m + AT_ACC), *x = (int32_t *)(p.m + AT_X), *stage = (int32_t *)(p.m + AT_STAGE);
     const int width = least(N, DP - share.first * 8);
@@ -202,13 +222,13 @@ template <class S> DEV void add_residual(const Place &p, const S &share, const u
     __syncthreads();
     if (width <= 0) return;
     const Sender to = sender(p, x + share.first * 8);
-    for (int i = p.lane; i < LANES * N / 4; i += 32) {
+    for (int i = p.thread; i < LANES * N / 4; i += 32) {
         const int r = i / (N / 4), n = i % (N / 4) * 4;
         if (n < width) to.put16((r * DP + n) * 4, *(const uint4 *)(stage + r * N + n));
     }
 }
 
-/* Keys and values of a step into the cache, by the block that reads them. */
+/* Keys and values of a step into the cache, by the CTA that reads them. */
 DEV void keep_keys(const Place &p, int layer, int8_t *memory, const Cache &cache, int lanes, int key) {
     for (int i = p.warp; i < 2 * KV * lanes; i += WARPS) {
         const int h = i / lanes, lane = i % lanes, slot = key + lane;
@@ -216,74 +236,80 @@ DEV void keep_keys(const Place &p, int layer, int8_t *memory, const Cache &cache
         const uint8_t *from = p.m + AT_Q + ((HEADS + h) * LANES + lane) * HW;
         int8_t *to = keys_of(cache, memory, layer, h % KV);
         if (h < KV) {
-            *(uint16_t *)(to + (int64_t)slot * HW + p.lane * 2) = *(const uint16_t *)(from + p.lane * 2);
+            *(uint16_t *)(to + (int64_t)slot * HW + p.thread * 2) = *(const uint16_t *)(from + p.thread * 2);
         } else {
             to += cache.room * HW;
-            for (int n = p.lane; n < HD; n += 32) to[value_place(slot, n)] = (int8_t)from[n];
+            for (int n = p.thread; n < HD; n += 32) to[value_place(slot, n)] = (int8_t)from[n];
         }
     }
     __syncthreads();
 }
 
-/* Queries, keys and values of this block's heads, to all blocks. */
+/* Queries, keys and values of this CTA's heads, to all CTAs. */
 DEV void make_heads(const Place &p, const Model &model, int layer, ShareQkv &share) {
     int32_t *acc = (int32_t *)(p.m + AT_ACC);
     for (int h = p.rank; h < HEADS + 2 * KV; h += CTAS) {
-        if (h != p.rank) share.load(model.qkv_w[layer] + (int64_t)h * HD * DP, 0, p.warp, p.lane);
+        if (h != p.rank) share.load(model.qkv_w[layer] + (int64_t)h * HD * DP, 0, p.warp, p.thread);
         gather(p, share, p.m + AT_A, A_PITCH);
-        const int32_t *m = h == p.rank ? (const int32_t *)(p.m + AT_SCALE) + layer * SCALES : model.qkv_m[layer] + h * HD;
-        int16_t y[2] = {0, 0}; /* values lane and lane + HD / 2 of row `warp` */
+        const int32_t *m =
+            h == p.rank ? (const int32_t *)(p.m + AT_SCALE) + layer * SCALES : model.qkv_m[layer] + h * HD;
+        int16_t y[2] = {0, 0}; /* values `thread` and `thread` + HD / 2 of row `warp` */
         uint8_t *stage = p.m + AT_STAGE + p.warp * HW;
-        if (p.lane < HD / 2) {
+        if (p.thread < HD / 2) {
             int32_t *row = acc + p.warp * ACC_PITCH;
-            y[0] = (int16_t)clamp_to(scaled(row[p.lane], m[p.lane]), 32767);
-            y[1] = (int16_t)clamp_to(scaled(row[p.lane + HD / 2], m[p.lane + HD / 2]), 32767);
-            row[p.lane] = row[p.lane + HD / 2] = 0;
+            y[0] = (int16_t)clamp_to(scaled(row[p.thread], m[p.thread]), 32767);
+            y[1] = (int16_t)clamp_to(scaled(row[p.thread + HD / 2], m[p.thread + HD / 2]), 32767);
+            row[p.thread] = row[p.thread + HD / 2] = 0;
         }
         if (h < HEADS + KV) {
             int32_t a = 0, b = 0;
-            if (p.lane < HD / 2) {
-                const int16_t *turn = (const int16_t *)(p.m + AT_TURN) + (p.warp * 32 + p.lane) * 2;
+            if (p.thread < HD / 2) {
+                const int16_t *turn = (const int16_t *)(p.m + AT_TURN) + (p.warp * 32 + p.thread) * 2;
                 const int32_t c = turn[0], s = turn[1];
                 a = (y[0] * c - y[1] * s + (1 << 13)) >> 14;
                 b = (y[0] * s + y[1] * c + (1 << 13)) >> 14;
             }
             const double scale = norm_scale(joined(sum_warp((uint64_t)((int64_t)a * a + (int64_t)b * b))), HEAD_GAIN);
             if (HD < HW) {
-                stage[p.lane] = stage[p.lane + 32] = 0;
+                stage[p.thread] = stage[p.thread + 32] = 0;
                 __syncwarp();
             }
-            if (p.lane < HD / 2) {
-                stage[p.lane] = (uint8_t)norm_one(a, scale);
-                stage[p.lane + HD / 2] = (uint8_t)norm_one(b, scale);
+            if (p.thread < HD / 2) {
+                stage[p.thread] = (uint8_t)norm_one(a, scale);
+                stage[p.thread + HD / 2] = (uint8_t)norm_one(b, scale);
             }
             __syncwarp();
-        } else if (p.lane < HD / 2) {
-            stage[p.lane] = (uint8_t)clamp_to(y[0], 127);
-            stage[p.lane + HD / 2] = (uint8_t)clamp_to(y[1], 127);
+        } else if (p.thread < HD / 2) {
+            stage[p.thread] = (uint8_t)clamp_to(y[0], 127);
+            stage[p.thread + HD / 2] = (uint8_t)clamp_to(y[1], 127);
         }
         __syncthreads();
         const Sender to = sender(p, p.m + AT_Q + h * LANES * HW);
-        for (int i = p.lane; i < LANES * HW / 16; i += 32) to.put16(i * 16, *(const uint4 *)(p.m + AT_STAGE + i * 16));
+        for (int i = p.thread; i < LANES * HW / 16; i += 32)
+            to.put16(i * 16, *(const uint4 *)(p.m + AT_STAGE + i * 16));
         __syncthreads();
     }
 }
 
-/* Sends this block's numbers of all queries to all blocks. */
+/* Sends this CTA's numbers of all queries to all CTAs. */
 DEV void spread_rows(const Place &p, int at) {
     const int32_t *own = (const int32_t *)(p.m + at) + CTAS * ROWS_ALL;
     __syncthreads();
     const Sender to = sender(p, (int32_t *)(p.m + at) + p.rank * ROWS_ALL);
-    for (int i = p.lane * 4; i < ROWS_ALL; i += 128) to.put16(i * 4, *(const uint4 *)(own + i));
+    for (int i = p.thread * 4; i < ROWS_ALL; i += 128) to.put16(i * 4, *(const uint4 *)(own + i));
 }
 
-/* What a warp carries through the attention of a layer: one tile of queries, some groups of 32 keys, the first ones held. */
+/* What a warp carries through the attention of a layer: one tile of queries, some groups of 32 keys, the first ones
+ * held. */
 #ifndef P_HELD
 #define P_HELD 2
 #endif
-enum { HELD = P_HELD, EARLY = 2 }; /* groups whose scores stay in registers; whose keys are loaded before the queries come */
+enum {
+    HELD = P_HELD,
+    EARLY = 2
+}; /* groups whose scores stay in registers; whose keys are loaded before the queries come */
 struct Reader {
-    bool works;       /* warps left over rest */
+    bool works; /* warps left over rest */
     int tile, first, stride, groups, head, per_head, queries, keys_all;
     const int8_t *keys, *values;
     DEV int group(int i) const { return first + i * stride; }
@@ -307,15 +333,18 @@ DEV Reader make_reader(const Place &p, int layer, int8_t *memory, const Cache &c
 }
 /* Attention of all queries over the keys of the cluster. Begins while queries and keys are under way (what lies before
  * keys_old is there), ends with the output sent. */
-DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &cache, int lanes, int keys_old, int keys_all) {
-    int32_t *mosts = (int32_t *)(p.m + AT_MOST), *part = (int32_t *)(p.m + AT_PART), *parts_in = (int32_t *)(p.m + AT_PARTS);
+DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &cache, int lanes, int keys_old,
+                        int keys_all) {
+    int32_t *mosts = (int32_t *)(p.m + AT_MOST), *part = (int32_t *)(p.m + AT_PART),
+            *parts_in = (int32_t *)(p.m + AT_PARTS);
     uint32_t *sums = (uint32_t *)(p.m + AT_SUM);
-    const uint8_t *weights = p.m + AT_WEIGHTS + p.lane * 4;
-    const int g = p.lane >> 2, t = p.lane & 3;
+    const uint8_t *weights = p.m + AT_WEIGHTS + p.thread * 4;
+    const int g = p.thread >> 2, t = p.thread & 3;
     const Reader a = make_reader(p, layer, memory, cache, lanes, keys_all);
     const int mine = a.tile * 16 + g; /* and mine + 8: rows of this thread */
     Queries f;
-    int32_t c[HELD][4][4]; /* all set, also where there is no group: else registers would be kept for what they held before */
+    int32_t c[HELD][4]
+             [4]; /* all set, also where there is no group: else registers would be kept for what they held before */
 #pragma unroll
     for (int i = 0; i < HELD * 16; i++) c[i / 16][i / 4 % 4][i % 4] = 0;
     {
@@ -324,7 +353,7 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
         for (int i = 0; i < EARLY * 4; i++) k[i / 4].f[i % 4] = make_uint4(0, 0, 0, 0);
 #pragma unroll
         for (int i = 0; i < EARLY; i++) {
-            if (a.has(i) && a.group(i) * 32 + 32 <= keys_old) k[i] = load_keys(a.keys, a.group(i), p.lane);
+            if (a.has(i) && a.group(i) * 32 + 32 <= keys_old) k[i] = load_keys(a.keys, a.group(i), p.thread);
         }
         for (int i = p.tid; i < ROWS_ALL; i += THREADS) {
             mosts[CTAS * ROWS_ALL + i] = 0x7fffffff; /* of -score */
@@ -337,7 +366,8 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
         uint4 rows[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) { /* rows past the last repeat it */
-            const int n = min(a.tile % a.per_head * 16 + h * 8 + g, a.queries - 1), r = n / GROUP, qh = a.head * GROUP + n % GROUP;
+            const int n = min(a.tile % a.per_head * 16 + h * 8 + g, a.queries - 1), r = n / GROUP,
+                      qh = a.head * GROUP + n % GROUP;
             rows[h] = *(const uint4 *)(p.m + AT_Q + (qh * LANES + r) * HW + t * 16);
             f.limit[h] = keys_all;
             f.heat[h] = ((const uint32_t *)(p.m + AT_HEAT))[layer * HEADS + qh];
@@ -350,13 +380,13 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
         for (int i = 0; i < HELD; i++) {
             if (!a.has(i)) continue;
             const bool early = i < EARLY && a.group(i) * 32 + 32 <= keys_old;
-            scores(f, early ? k[i < EARLY ? i : 0] : load_keys(a.keys, a.group(i), p.lane), 0, 0, c[i]);
-            top(f, a.group(i), p.lane, c[i], low);
+            scores(f, early ? k[i < EARLY ? i : 0] : load_keys(a.keys, a.group(i), p.thread), 0, 0, c[i]);
+            top(f, a.group(i), p.thread, c[i], low);
         }
         for (int i = HELD; a.has(i); i++) {
             int32_t more[4][4];
-            scores(f, load_keys(a.keys, a.group(i), p.lane), 0, 0, more);
-            top(f, a.group(i), p.lane, more, low);
+            scores(f, load_keys(a.keys, a.group(i), p.thread), 0, 0, more);
+            top(f, a.group(i), p.thread, more, low);
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -388,14 +418,15 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
             if (!a.has(i)) continue;
 #pragma unroll
             for (int j = 0; j < 16; j++) c[i][j >> 2][j & 3] += f.most[j >> 1 & 1];
-            weigh(f, a.group(i), p.lane, weights, c[i]);
+            weigh(f, a.group(i), p.thread, weights, c[i]);
             add_weights(c[i], total);
 #pragma unroll
-            for (int j = 0; j < 8; j++) w[i][j >> 1][j & 1] = (uint32_t)(c[i][j >> 1][(j & 1) * 2] | c[i][j >> 1][(j & 1) * 2 + 1] << 16);
+            for (int j = 0; j < 8; j++)
+                w[i][j >> 1][j & 1] = (uint32_t)(c[i][j >> 1][(j & 1) * 2] | c[i][j >> 1][(j & 1) * 2 + 1] << 16);
         }
         for (int i = HELD; a.has(i); i++) {
             int32_t more[4][4];
-            weigh(f, load_keys(a.keys, a.group(i), p.lane), a.group(i), p.lane, weights, more);
+            weigh(f, load_keys(a.keys, a.group(i), p.thread), a.group(i), p.thread, weights, more);
             add_weights(more, total);
         }
 #pragma unroll
@@ -433,13 +464,13 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
                     one[j >> 1][(j & 1) * 2] = (int32_t)(w[i][j >> 1][j & 1] & 0xffff);
                     one[j >> 1][(j & 1) * 2 + 1] = (int32_t)(w[i][j >> 1][j & 1] >> 16);
                 }
-                mix<4>(f, a.values, a.group(i), p.lane, first, one, lo, hi);
+                mix<4>(f, a.values, a.group(i), p.thread, first, one, lo, hi);
             }
 #pragma unroll 1
             for (int i = HELD; a.has(i); i++) {
                 int32_t more[4][4];
-                weigh(f, load_keys(a.keys, a.group(i), p.lane), a.group(i), p.lane, weights, more);
-                mix<4>(f, a.values, a.group(i), p.lane, first, more, lo, hi);
+                weigh(f, load_keys(a.keys, a.group(i), p.thread), a.group(i), p.thread, weights, more);
+                mix<4>(f, a.values, a.group(i), p.thread, first, more, lo, hi);
             }
 #pragma unroll
             for (int i = 0; i < 16; i++) {
@@ -451,8 +482,9 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
     }
     __syncthreads();
     mark(p, 8);
-    const Sender to = sender(p, parts_in + p.rank * OWN * HW); /* row n goes to the block n / OWN */
-    for (int i = p.lane * 4; i < OWN * HW; i += 128) to.put16(i * 4, *(const uint4 *)(part + (p.warp * OWN + i / HW) * PART + i % HW));
+    const Sender to = sender(p, parts_in + p.rank * OWN * HW); /* row n goes to the CTA n / OWN */
+    for (int i = p.thread * 4; i < OWN * HW; i += 128)
+        to.put16(i * 4, *(const uint4 *)(part + (p.warp * OWN + i / HW) * PART + i % HW));
     wait(p, CTAS * OWN * HW * 4);
     mark(p, 9);
     uint8_t *stage = p.m + AT_STAGE;
@@ -464,58 +496,68 @@ DEV void attend_cluster(const Place &p, int layer, int8_t *memory, const Cache &
     }
     __syncthreads();
     const Sender output = sender(p, p.m + AT_O);
-    for (int i = p.lane; i < OWN * (HD / 8); i += 32) {
+    for (int i = p.thread; i < OWN * (HD / 8); i += 32) {
         const int local = i / (HD / 8), dim = i % (HD / 8) * 8, row = p.rank * OWN + local;
         const int tile = row / 16, head = tile / a.per_head, n = tile % a.per_head * 16 + row % 16;
         if (tile >= a.per_head * KV || n >= a.queries) continue;
-        output.put8((n / GROUP) * O_PITCH + (head * GROUP + n % GROUP) * HD + dim, *(const uint2 *)(stage + local * HW + dim));
+        output.put8((n / GROUP) * O_PITCH + (head * GROUP + n % GROUP) * HD + dim,
+                    *(const uint2 *)(stage + local * HW + dim));
     }
 }
 
-/* Frequencies of the members of one lane's class, by the whole block; to all blocks. */
+/* Frequencies of the members of one lane's class, by the whole CTA; to all CTAs. */
 DEV void make_members(const Place &p, const Model &model, int k, int c) {
     int32_t *z = (int32_t *)(p.m + AT_PART), *l = z + DP; /* free at this time */
     int8_t *a = (int8_t *)(p.m + AT_A);
     uint4 w[DP / 64];
-    const int member = p.warp * 8 + (p.lane >> 2), token = c * 128 + member;
+    const int member = p.warp * 8 + (p.thread >> 2), token = c * 128 + member;
     const int32_t scale = model.member_m[token], bias = model.member_b[token];
-    const int8_t *from = model.embed_w + ((int64_t)c * 16 + p.warp) * 8 * DP + p.lane * 16;
+    const int8_t *from = model.embed_w + ((int64_t)c * 16 + p.warp) * 8 * DP + p.thread * 16;
 #pragma unroll
     for (int i = 0; i < DP / 64; i++) w[i] = *(const uint4 *)(from + i * 512);
     if (p.warp == 0) {
         const int32_t *x = (const int32_t *)(p.m + AT_X) + k * DP;
         const int32_t m = model.shift_m[c];
-        for (int i = p.lane; i < DP; i += 32) z[i] = i < D ? clamp_to(x[i] + shift(model.shift_w[(int64_t)c * D + i], m), RESIDUAL_MAX) : 0;
+        for (int i = p.thread; i < DP; i += 32)
+            z[i] = i < D ? clamp_to(x[i] + shift(model.shift_w[(int64_t)c * D + i], m), RESIDUAL_MAX) : 0;
         __syncwarp();
-        norm_row(z, a, p.lane);
+        norm_row(z, a, p.thread);
     }
     __syncthreads();
     int32_t dot = 0;
 #pragma unroll
     for (int i = 0; i < DP / 64; i++) {
-        const uint4 v = *(const uint4 *)(a + i * 64 + (p.lane & 3) * 16);
+        const uint4 v = *(const uint4 *)(a + i * 64 + (p.thread & 3) * 16);
         dot = dot4(v.x, w[i].x, dot4(v.y, w[i].y, dot4(v.z, w[i].z, dot4(v.w, w[i].w, dot))));
     }
     dot += __shfl_xor_sync(FULL, dot, 1);
     dot += __shfl_xor_sync(FULL, dot, 2);
-    if ((p.lane & 3) == 0) l[member] = scaled(dot, scale) + bias;
+    if ((p.thread & 3) == 0) l[member] = scaled(dot, scale) + bias;
     __syncthreads();
     uint32_t *sums = (uint32_t *)(p.m + AT_STAGE);
     if (p.warp == 0) {
-        const int32_t mine[4] = {l[p.lane * 4], l[p.lane * 4 + 1], l[p.lane * 4 + 2], l[p.lane * 4 + 3]};
-        cumulate<4>(mine, 128, (const int32_t *)(p.m + AT_EXP), sums, p.lane);
+        const int32_t mine[4] = {l[p.thread * 4], l[p.thread * 4 + 1], l[p.thread * 4 + 2], l[p.thread * 4 + 3]};
+        cumulate<4>(mine, 128, (const int32_t *)(p.m + AT_EXP), sums, p.thread);
     }
     __syncthreads();
     const Sender to = sender(p, (uint32_t *)(p.m + AT_CUM) + (LANES + k) * SUMS);
-    for (int i = p.lane * 4; i < 132; i += 128) to.put16(i * 4, *(const uint4 *)(sums + i));
+    for (int i = p.thread * 4; i < 132; i += 128) to.put16(i * 4, *(const uint4 *)(sums + i));
 }
 
-KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, Piece *pieces, const Cache *caches, int8_t *memory,
-                         const GRID_CONSTANT Model model, const uint32_t *words, int32_t *tokens) {
+KERNEL(512)
+decode_block(State *state, Session *sessions, const int32_t *slots, Piece *pieces, const Cache *caches, int8_t *memory,
+             const GRID_CONSTANT Model model, const uint32_t *words, int32_t *tokens) {
     const int slot = (int)blockIdx.x / CTAS;
     const int held = slots[slot];
     if (held < 0) return; /* the whole cluster */
-    Place p = {cluster_rank(), (int)threadIdx.x >> 5, (int)threadIdx.x & 31, (int)threadIdx.x, shared(), (uint64_t *)(shared() + AT_MEETING), 0, 0};
+    Place p = {cluster_rank(),
+               (int)threadIdx.x >> 5,
+               (int)threadIdx.x & 31,
+               (int)threadIdx.x,
+               shared(),
+               (uint64_t *)(shared() + AT_MEETING),
+               0,
+               0};
     const Session s = sessions[held];
     const Cache cache = caches[slot];
     Coder *kept = (Coder *)(p.m + AT_CODER);
@@ -532,7 +574,8 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
         ((int32_t *)(p.m + AT_CLASS))[i] = model.class_m[i];
         ((int32_t *)(p.m + AT_CLASS))[CP + i] = model.class_b[i];
     }
-    for (int i = p.tid; i < LAYERS * HEADS; i += THREADS) ((int32_t *)(p.m + AT_HEAT))[i] = model.heat[i / HEADS][i % HEADS];
+    for (int i = p.tid; i < LAYERS * HEADS; i += THREADS)
+        ((int32_t *)(p.m + AT_HEAT))[i] = model.heat[i / HEADS][i % HEADS];
     for (int i = p.tid; i < LAYERS * SCALES; i += THREADS) {
         const int layer = i / SCALES, n = i % SCALES;
         int32_t v = 0;
@@ -567,10 +610,10 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
     cluster_wait();
     int step = 0;
     for (; step < s.C; step++) {
-        if (p.rank < HEADS + 2 * KV) qkv.load(model.qkv_w[0] + (int64_t)p.rank * HD * DP, 0, p.warp, p.lane);
-        if (p.lane < HD / 2) {
-            const uint32_t j = (uint32_t)at[p.warp] * (uint32_t)model.phase[p.lane] >> 10 & 1023;
-            int16_t *turn = (int16_t *)(p.m + AT_TURN) + (p.warp * 32 + p.lane) * 2;
+        if (p.rank < HEADS + 2 * KV) qkv.load(model.qkv_w[0] + (int64_t)p.rank * HD * DP, 0, p.warp, p.thread);
+        if (p.thread < HD / 2) {
+            const uint32_t j = (uint32_t)at[p.warp] * (uint32_t)model.phase[p.thread] >> 10 & 1023;
+            int16_t *turn = (int16_t *)(p.m + AT_TURN) + (p.warp * 32 + p.thread) * 2;
             turn[0] = model.cosine[j];
             turn[1] = model.sine[j];
         }
@@ -579,8 +622,8 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
             const int8_t *w = model.embed_w + (int64_t)(token >> 3) * 8 * DP + (token & 7) * 64;
             const int32_t m = model.embed_m[token];
             for (int i = 0; i < DP / 64; i++) {
-                const int c = i * 64 + p.lane * 2;
-                const uint16_t two = *(const uint16_t *)(w + i * 512 + p.lane * 2);
+                const int c = i * 64 + p.thread * 2;
+                const uint16_t two = *(const uint16_t *)(w + i * 512 + p.thread * 2);
                 x[p.warp * DP + c] = entry((int8_t)(two & 255), m);
                 x[p.warp * DP + c + 1] = entry((int8_t)(two >> 8), m);
             }
@@ -597,12 +640,12 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
             make_heads(p, model, layer, qkv);
             mark(p, 2);
             attend_cluster(p, layer, memory, cache, s.L, key, key + s.L);
-            out.load(model.out_w[layer], p.rank, p.warp, p.lane);
+            out.load(model.out_w[layer], p.rank, p.warp, p.thread);
             wait(p, s.L * HEADS * HD);
             mark(p, 10);
             add_residual(p, out, p.m + AT_O, O_PITCH, scale + SCALE_OUT);
             mark(p, 11);
-            upper.load(model.up_w[layer], p.rank, p.warp, p.lane);
+            upper.load(model.up_w[layer], p.rank, p.warp, p.thread);
             wait(p, LANES * DP * 4);
             mark(p, 12);
             norm_rows(p);
@@ -611,32 +654,36 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
             for (int i = 0; i < ShareUp::TW; i++) {
                 if (!upper.has(i)) continue;
                 int32_t c[4];
-                upper.multiply(i, p.m + AT_A, A_PITCH, p.lane, c);
-                const int local = upper.tile + i * WARPS, n = local * 8 + (p.lane & 3) * 2;
+                upper.multiply(i, p.m + AT_A, A_PITCH, p.thread, c);
+                const int local = upper.tile + i * WARPS, n = local * 8 + (p.thread & 3) * 2;
                 uint8_t *stage = p.m + AT_STAGE + local * 8; /* (16, NT * 8) */
                 const int32_t m0 = scale[SCALE_UP + n], m1 = scale[SCALE_UP + n + 1];
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    const uint32_t u0 = (uint32_t)min(max(scaled(c[2 * h], m0), 0), 255), u1 = (uint32_t)min(max(scaled(c[2 * h + 1], m1), 0), 255);
-                    *(uint16_t *)(stage + ((p.lane >> 2) + h * 8) * (ShareUp::NT * 8) + (p.lane & 3) * 2) = (uint16_t)((u0 * u0 + 128) >> 8 | (u1 * u1 + 128) >> 8 << 8);
+                    const uint32_t u0 = (uint32_t)min(max(scaled(c[2 * h], m0), 0), 255),
+                                   u1 = (uint32_t)min(max(scaled(c[2 * h + 1], m1), 0), 255);
+                    *(uint16_t *)(stage + ((p.thread >> 2) + h * 8) * (ShareUp::NT * 8) + (p.thread & 3) * 2) =
+                        (uint16_t)((u0 * u0 + 128) >> 8 | (u1 * u1 + 128) >> 8 << 8);
                 }
             }
             __syncthreads();
             mark(p, 14);
             const Sender hidden = sender(p, p.m + AT_H + upper.first * 8);
-            for (int i = p.lane; i < LANES * ShareUp::NT / 2; i += 32) {
+            for (int i = p.thread; i < LANES * ShareUp::NT / 2; i += 32) {
                 const int r = i / (ShareUp::NT / 2), n = i % (ShareUp::NT / 2);
-                if (upper.first + 2 * n < FP / 8) hidden.put16(r * H_PITCH + n * 16, *(const uint4 *)(p.m + AT_STAGE + i * 16));
+                if (upper.first + 2 * n < FP / 8)
+                    hidden.put16(r * H_PITCH + n * 16, *(const uint4 *)(p.m + AT_STAGE + i * 16));
             }
-            down.load(model.down_w[layer], p.rank, p.warp, p.lane);
+            down.load(model.down_w[layer], p.rank, p.warp, p.thread);
             wait(p, LANES * FP);
             mark(p, 15);
             add_residual(p, down, p.m + AT_H, H_PITCH, scale + SCALE_DOWN);
             mark(p, 16);
             if (layer + 1 < LAYERS) {
-                if (p.rank < HEADS + 2 * KV) qkv.load(model.qkv_w[layer + 1] + (int64_t)p.rank * HD * DP, 0, p.warp, p.lane);
+                if (p.rank < HEADS + 2 * KV)
+                    qkv.load(model.qkv_w[layer + 1] + (int64_t)p.rank * HD * DP, 0, p.warp, p.thread);
             } else {
-                head.load(model.class_w, 0, p.warp, p.lane);
+                head.load(model.class_w, 0, p.warp, p.thread);
             }
             wait(p, LANES * DP * 4);
             mark(p, 17);
@@ -650,10 +697,12 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
         for (int i = 0; i < ShareClass::TW; i++) {
             if (!head.has(i)) continue;
             int32_t c[4];
-            head.multiply(i, p.m + AT_A, A_PITCH, p.lane, c);
+            head.multiply(i, p.m + AT_A, A_PITCH, p.thread, c);
 #pragma unroll
             for (int n = 0; n < 4; n++) {
-                atomicAdd(&logits[((p.lane >> 2) + (n >> 1) * 8) * CP + (head.tile + i * WARPS) * 8 + (p.lane & 3) * 2 + (n & 1)], c[n]);
+                atomicAdd(&logits[((p.thread >> 2) + (n >> 1) * 8) * CP + (head.tile + i * WARPS) * 8 +
+                                  (p.thread & 3) * 2 + (n & 1)],
+                          c[n]);
             }
         }
         __syncthreads();
@@ -663,10 +712,10 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
             int32_t l[PER];
 #pragma unroll
             for (int i = 0; i < PER; i++) {
-                const int n = p.lane * PER + i;
+                const int n = p.thread * PER + i;
                 l[i] = n < CLASSES ? scaled(logits[p.warp * CP + n], class_m[n]) + class_m[CP + n] : 0;
             }
-            cumulate<PER>(l, CLASSES, (const int32_t *)(p.m + AT_EXP), cum + p.warp * SUMS, p.lane);
+            cumulate<PER>(l, CLASSES, (const int32_t *)(p.m + AT_EXP), cum + p.warp * SUMS, p.thread);
         }
         __syncthreads();
         mark(p, 18);
@@ -674,15 +723,15 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
             Coder coder = *kept;
             uint32_t frequency = 1u << 24, one;
             for (int k = 0; k < active; k++) {
-                const int symbol = decode_symbol(coder, cum + k * SUMS, CLASSES, one, p.lane);
-                if (p.lane == k) {
+                const int symbol = decode_symbol(coder, cum + k * SUMS, CLASSES, one, p.thread);
+                if (p.thread == k) {
                     found[k] = symbol;
                     frequency = one;
                 }
             }
             const double bits = bits_of_warp(frequency);
-            __syncwarp(); /* all have read what lane 0 now writes */
-            if (p.lane == 0) {
+            __syncwarp(); /* all have read what thread 0 now writes */
+            if (p.thread == 0) {
                 *kept = coder;
                 *worth += bits;
             }
@@ -697,8 +746,8 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
             Coder coder = *kept;
             uint32_t frequency = 1u << 24, one;
             for (int k = 0; k < active; k++) {
-                const int symbol = decode_symbol(coder, cum + (LANES + k) * SUMS, 128, one, p.lane);
-                if (p.lane == k) {
+                const int symbol = decode_symbol(coder, cum + (LANES + k) * SUMS, 128, one, p.thread);
+                if (p.thread == k) {
                     input[k] = found[k] * 128 + symbol;
                     frequency = one;
                     if (p.rank == 0) tokens[s.token_at + at[k]] = input[k];
@@ -708,7 +757,7 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
             const double bits = bits_of_warp(frequency) + *worth;
             __syncwarp();
             if (!coder.error && bits > s.budget) coder.error = SPENT;
-            if (p.lane == 0) {
+            if (p.thread == 0) {
                 *kept = coder;
                 *worth = bits;
                 *error = coder.error;
@@ -721,7 +770,7 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
     cluster_arrive(); /* nobody leaves while others write to its memory */
     cluster_wait();
     if (p.rank || p.warp) return;
-    if (p.lane) return;
+    if (p.thread) return;
     const Coder coder = *kept;
     Session &to = sessions[held];
     to.lower = coder.lower;
@@ -729,7 +778,8 @@ KERNEL(512) decode_block(State *state, Session *sessions, const int32_t *slots, 
     to.point = coder.point;
     to.place = coder.place;
     to.bits = *worth;
-    to.step = s.C - 1; /* as after the last step of an iteration of batch.cu: remember() and collect() go on from there */
+    to.step =
+        s.C - 1; /* as after the last step of an iteration of batch.cu: remember() and collect() go on from there */
     pieces[slot] = Piece{held, 0, s.L, s.C - 1};
     if (coder.error) {
         to.error = coder.error;

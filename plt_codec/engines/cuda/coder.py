@@ -1,28 +1,32 @@
-"""Sequences to frames and back on a GPU: same interface, frames and errors as `token_coder.TokenCoder`.
+"""Sequences to frames and back on a GPU, with the interface, frames and errors of `token_coder.TokenCoder`.
 
-Everything between token ids and stream words happens on the device: the host uploads a batch of sequences, repeats the same
-launches until nothing is left, and downloads tokens or words. What is batched with what, and which kernels run, changes no bit.
+Everything between token ids and stream words happens on the device. The host uploads a batch of sequences, repeats the
+same launches until nothing is left, and downloads tokens or words. The choice of batches and kernels changes no bit.
 
-Slots bound the memory: a slot holds the keys and values of one sequence under way and takes the next one when it ends. The
-sequences are sorted, the largest first, so that each fits the slot of one that came before it.
+Slots bound the memory: a slot holds the keys and values of one sequence under way and takes the next one when it ends.
+The sequences are sorted, the largest first, so that each fits the slot of one that came before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pltz.plt_codec.engines.cuda import device as gpu
-from pltz.plt_codec.engines.cuda.batch import CLUSTER_LANES, Batch, by_attend_wide
-from pltz.plt_codec.engines.cuda.contexts import Contexts, OneContext, computed
-from pltz.plt_codec.engines.cuda.model import Model
+from pltz.plt_codec.engines.cuda.batch import CLUSTER_LANES, SequenceBatch, by_attend_wide
+from pltz.plt_codec.engines.cuda.chain import IDS, LINKS, ChainDecoder
+from pltz.plt_codec.engines.cuda.contexts import ContextBatch, SingleContext, computed
+from pltz.plt_codec.engines.cuda.model import DeviceModel
 from pltz.plt_codec.engines.cuda.pack import MOST_SHARED, cluster_memory, gated_plan, grid_plan, macros, up
-from pltz.plt_codec.engines.cuda.session import SESSION
-from pltz.plt_codec.engines.cuda.work import KEYS, Work, key_bytes, key_room, most_lanes
+from pltz.plt_codec.engines.cuda.structs import SESSION
+from pltz.plt_codec.engines.cuda.work import KEYS, SequenceWork, key_bytes, key_room, most_lanes
+from pltz.plt_codec.engines.queued import watcher
 from pltz.plt_codec.errors import ContentError, CorruptError
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.prefix import NOTHING, Ids, each, remembered
@@ -31,26 +35,33 @@ from pltz.plt_codec.types import MAX_TOKENS, Encoded, FrameItem, Progress, Token
 from pltz.plt_codec.weights import Weights
 
 TOKENS = 1 << 25  # tokens on the device at once
-FRAME_WORDS = 2  # 32-bit words a token takes in a stream, at most: two symbols of at most 24 bits, and a carry of rounding
+FRAME_WORDS = 2  # 32-bit words per token in a stream, at most: two symbols of at most 24 bits, and a carry of rounding
 GRID_LIMIT = 2  # sequences one after the other by grid.cu: with more, cluster.cu decodes them faster
 GRID_WIDE_LIMIT = 4  # the same of more than 16 lanes: with more, batch.cu does
 GATED_LIMIT = 2  # sequences one after the other by gated.cu: with more, batch.cu decodes them faster
-CLUSTER_LIMIT = 3  # sequences a cluster: with more, batch.cu decodes them faster
+CLUSTER_LIMIT = 3  # sequences per cluster: with more, batch.cu decodes them faster
 
 
 class CudaCoder:
-    """Codes sequences of bundle token ids on one GPU.
+    """A coder of sequences of bundle token ids on one GPU.
 
-    device: "cuda" or "cuda:n". Raises UsageError where that cannot be used, ModelError where memory does not suffice.
+    Args:
+        weights: the model.
+        device: "cuda" or "cuda:n".
+
+    Raises:
+        UsageError: the device is not there, or cannot run the kernels.
+        ModelError: memory does not suffice.
     """
 
     def __init__(self, weights: Weights, device: str = "cuda", *, on: gpu.Device | None = None):
         self.shape, self.weights = weights.shape, weights
-        self.kernel = "cuda"  # as NativeCoder.kernel: what runs, in a word
+        self.kernel = "cuda"  # as NativeCoder.kernel
         number = int(device.partition(":")[2] or 0)
         self._device: gpu.Device = on or gpu.CudaDevice(number, macros(weights))
-        self.model = Model(weights, self._device)
-        self.one_context = OneContext(self.model)
+        self.model = DeviceModel(weights, self._device)
+        self.single_context = SingleContext(self.model)
+        self._chains = ChainDecoder(self.model)
 
     def encode(
         self,
@@ -61,44 +72,78 @@ class CudaCoder:
         steps: int | None = None,
         progress: Progress | None = None,
     ) -> list[Encoded]:
-        """sequences: each (T,) ids -> a frame each. Raises ContentError, UsageError.
+        """Encode sequences of ids, each (T,), into a frame each; as `token_coder.TokenCoder.encode`.
 
-        contexts: the tokens before each sequence, (m,) or None, as in `token_coder.TokenCoder`.
-        progress: told of tokens done.
+        Raises:
+            ContentError: ids are not one row of ids of the vocabulary.
+            UsageError: the layout is out of range, or the contexts are not as many as the sequences.
+            ModelError: memory does not suffice.
         """
         known = each(contexts, len(sequences), self.shape)
         layout = Layout.of(lanes, steps, self.shape.block)
         tokens = [_checked(np.asarray(t), self.shape.vocab) for t in sequences]
-        jobs = [_Job(len(t), layout, c) for t, c in zip(tokens, known, strict=True)]
+        inputs = [_CudaSequence(len(t), layout, c) for t, c in zip(tokens, known, strict=True)]
         out = [Encoded(b"", 0.0, 0, layout.lanes, layout.steps)] * len(tokens)
-        for part in self._parts(jobs):
-            sessions, words = self._encode_part([tokens[n] for n in part], [jobs[n] for n in part], progress)
+        for part in self._parts(inputs):
+            sessions, words = self._encode_part([tokens[n] for n in part], [inputs[n] for n in part], progress)
             for n, s in zip(part, sessions, strict=True):
-                blocks = -(-len(tokens[n]) // jobs[n].work.whole(self.shape))
-                data = _finish(
-                    words[int(s["word_at"]) :][: int(s["place"])], int(s["lower"]), int(s["range"])
-                )
+                blocks = inputs[n].work.blocks(self.shape)
+                data = _finish(words[int(s["word_at"]) :][: int(s["place"])], int(s["lower"]), int(s["range"]))
                 out[n] = Encoded(data, float(s["bits"]), blocks, layout.lanes, layout.steps)
         return out
 
     def decode(
         self, items: Sequence[FrameItem], *, progress: Progress | None = None
     ) -> list[npt.NDArray[np.int64]]:
-        """Frames -> ids, each (tokens,). Raises CorruptError where a stream cannot be what it says; contexts as in `encode`."""
-        jobs = []
-        for i in items:
-            if not 0 <= i.tokens < MAX_TOKENS:
-                raise CorruptError(f"expected fewer than {MAX_TOKENS} tokens in a frame, found {i.tokens}")
-            jobs.append(_Job(i.tokens, Layout(i.lanes, i.steps), remembered(i.context, self.shape)))
+        """Decode frames into their ids, each (tokens,).
+
+        Raises:
+            CorruptError: a stream does not hold its number of tokens, or damaged data.
+            ContentError: a context is not one row of ids of the vocabulary.
+            ModelError: memory does not suffice.
+        """
+        inputs = [_CudaSequence.of(i, remembered(i.context, self.shape)) for i in items]
         out = [np.zeros(0, np.int64)] * len(items)
-        for part in self._parts(jobs):
-            found = self._decode_part([items[n].data for n in part], [jobs[n] for n in part], progress)
+        for part in self._parts(inputs):
+            found = self._decode_part([items[n].data for n in part], [inputs[n] for n in part], progress)
             for n, t in zip(part, found, strict=True):
                 out[n] = t
         return out
 
-    def clusters(self, work: Sequence[Work]) -> int:
-        """Clusters to decode these sequences with, one each; 0: they are too many or too wide."""
+    def decode_chain(
+        self, items: Sequence[FrameItem], *, progress: Progress | None = None
+    ) -> list[npt.NDArray[np.int64]]:
+        """Decode frames each of which was encoded after the tokens of those before it, into ids, each (tokens,).
+
+        The context of the first item stands before all of them; the contexts of the others are ignored. Frames that
+        the whole GPU decodes one by one are decoded without a pause in between.
+
+        Raises:
+            CorruptError: a stream does not hold its number of tokens, or damaged data.
+            ContentError: the context is not one row of ids of the vocabulary.
+            ModelError: memory does not suffice.
+        """
+        above = remembered(items[0].context, self.shape) if items else NOTHING
+        before, links = len(above), list[_CudaSequence]()
+        for i in items:
+            links.append(_CudaSequence.of(i, np.zeros(min(before, self.shape.memory), np.int64)))
+            before += i.tokens
+        out: list[npt.NDArray[np.int64]] = []
+        runs = list(self._runs(links))
+        for run in runs:
+            here = slice(len(out), len(out) + len(run))
+            if len(run) == 1 or not self.block_kernel(run[0].work):
+                for item in items[here]:
+                    out += self.decode([replace(item, context=above)], progress=progress)
+                    above = np.concatenate([above, out[-1]])[-self.shape.memory :]
+            else:
+                data = [i.data for i in items[here]]
+                out += self._decode_run(data, run, above, progress, alone=len(runs) == 1)
+                above = np.concatenate([above, *out[here]])[-self.shape.memory :]
+        return out
+
+    def clusters(self, work: Sequence[SequenceWork]) -> int:
+        """Return the clusters that decode these sequences, one each; 0 if they are too many or too wide."""
         s, most = self.shape, self._device.clusters
         fits = s.head_dim % 8 == 0 and s.heads <= 16 and cluster_memory(s) <= MOST_SHARED
         if (
@@ -110,7 +155,7 @@ class CudaCoder:
             return 0
         return min(most, len(work))
 
-    def alone(self, work: Sequence[Work]) -> bool:
+    def alone(self, work: Sequence[SequenceWork]) -> bool:
         """Return whether to decode these sequences one by one, each by the whole GPU."""
         s, grid = self.shape, self._device.grid
         if not grid:
@@ -122,7 +167,7 @@ class CudaCoder:
             and all(key_room(s, w) <= 512 * plan["P_GRID_GROUPS"] for w in work)
         )
 
-    def gated(self, work: Sequence[Work]) -> bool:
+    def gated(self, work: Sequence[SequenceWork]) -> bool:
         """Return whether to decode these sequences of a gated bundle one by one, each by the whole GPU."""
         lanes = max(most_lanes(self.shape, w) for w in work)
         return (
@@ -131,71 +176,122 @@ class CudaCoder:
             and lanes <= gated_plan(self.shape)["P_GATED_LANES"]
         )
 
-    def _parts(self, jobs: Sequence[_Job]) -> Iterator[list[int]]:
-        """Places of the sequences that are not empty, the largest first, in runs of bounded tokens and bounded memory of contexts."""
+    def block_kernel(self, work: SequenceWork) -> str:
+        """Return the name of the kernel by which the whole GPU decodes a sequence; "" if none does."""
+        if not work.tokens:
+            return ""
+        if self.gated([work]):
+            return "decode_gated"
+        if not self.alone([work]):
+            return ""
+        return "decode_grid" if most_lanes(self.shape, work) <= CLUSTER_LANES else "decode_grid_wide"
+
+    def _runs(self, links: Sequence[_CudaSequence]) -> Iterator[list[_CudaSequence]]:
+        """Yield the parts of a chain that one kernel decodes, of bounded size."""
+        for _, same in groupby(links, lambda link: self.block_kernel(link.work)):
+            run: list[_CudaSequence] = []
+            ids = 0
+            for link in same:
+                more = link.work.tokens
+                if run and (len(run) == LINKS or ids + more > IDS):
+                    yield run
+                    run = []
+                if not run:
+                    ids = link.work.first
+                run.append(link)
+                ids += more
+            yield run
+
+    def _decode_run(
+        self,
+        data: Sequence[bytes],
+        run: Sequence[_CudaSequence],
+        above: Ids,
+        progress: Progress | None,
+        *,
+        alone: bool,
+    ) -> list[npt.NDArray[np.int64]]:
+        """Decode a part of a chain after the ids above it, (m,). ``alone``: it is all of the chain."""
+        work = [link.work for link in run]
+        own = np.array([w.tokens for w in work], np.int64)
+        s = np.zeros(len(work), SESSION)
+        s["first"] = [w.first for w in work]
+        s["total"] = s["first"] + own
+        s["lanes"], s["steps"] = [w.lanes for w in work], [w.steps for w in work]
+        s["token_at"] = len(above) + np.cumsum(own) - own - s["first"]
+        s["context"] = np.where(s["first"] > 0, 0, -1)
+        words = _open_streams(s, data)
+        ids = np.zeros(len(above) + int(own.sum()), np.int32)
+        ids[: len(above)] = above
+        found = self._chains.decode(self, s, work, ids, words, watcher() if alone else None, progress)
+        return [part.astype(np.int64) for part in np.split(found, np.cumsum(own)[:-1])]
+
+    def _parts(self, inputs: Sequence[_CudaSequence]) -> Iterator[list[int]]:
+        """Yield the numbers of the sequences that are not empty, the largest first.
+
+        They come in runs of bounded tokens and bounded memory of contexts.
+        """
         order = sorted(
-            (n for n, job in enumerate(jobs) if job.work.tokens),
-            key=lambda n: (-key_room(self.shape, jobs[n].work), -jobs[n].work.tokens),
+            (n for n, one in enumerate(inputs) if one.work.tokens),
+            key=lambda n: (-key_room(self.shape, inputs[n].work), -inputs[n].work.tokens),
         )
-        most = self._device.room() // 4 if len(order) > 1 and any(jobs[n].work.first for n in order) else 0
+        most = self._device.room() // 4 if len(order) > 1 and any(inputs[n].work.first for n in order) else 0
         part: list[int] = []
         known: set[bytes] = set()
         total = longest = 0
         for n in order:
-            job = jobs[n]
-            longest = max(longest, up(job.work.first, KEYS))
-            memory = len(known | {job.key}) * longest * key_bytes(self.shape)
-            if part and (total + job.work.tokens > TOKENS or (job.work.first and memory > most)):
+            one = inputs[n]
+            longest = max(longest, up(one.work.first, KEYS))
+            memory = len(known | {one.key}) * longest * key_bytes(self.shape)
+            if part and (total + one.work.tokens > TOKENS or (one.work.first and memory > most)):
                 yield part
-                part, known, total, longest = [], set(), 0, up(job.work.first, KEYS)
+                part, known, total, longest = [], set(), 0, up(one.work.first, KEYS)
             part.append(n)
-            known.add(job.key)
-            total += job.work.tokens
+            known.add(one.key)
+            total += one.work.tokens
         if part:
             yield part
 
-    def _sessions(self, jobs: Sequence[_Job], words: Sequence[int]) -> tuple[npt.NDArray[Any], list[Ids]]:
-        """The sessions as the kernels see them, and their contexts, each once; words: stream words of each.
+    def _sessions(self, inputs: Sequence[_CudaSequence]) -> tuple[npt.NDArray[Any], list[Ids]]:
+        """Return the sessions as the kernels see them, and their contexts, each once.
 
-        Of a context the last token alone stands before a session's own: the only one that is an input there.
+        Only the last token of a context stands before a session's own: no other one is an input there.
         """
-        s = np.zeros(len(jobs), SESSION)
-        s["first"] = [job.work.first for job in jobs]
-        own = np.array([job.work.tokens for job in jobs], np.int64)
+        s = np.zeros(len(inputs), SESSION)
+        s["first"] = [one.work.first for one in inputs]
+        own = np.array([one.work.tokens for one in inputs], np.int64)
         s["total"] = s["first"] + own
-        s["lanes"], s["steps"] = [job.work.lanes for job in jobs], [job.work.steps for job in jobs]
-        s["words"] = words
+        s["lanes"], s["steps"] = [one.work.lanes for one in inputs], [one.work.steps for one in inputs]
         ends = np.cumsum(own + (s["first"] > 0))
         s["token_at"] = ends - own - s["first"]
-        s["word_at"] = np.cumsum(s["words"]) - s["words"]
-        s["range"] = np.uint64(0xFFFFFFFFFFFFFFFF)
         numbers: dict[bytes, int] = {}
         contexts: list[Ids] = []
-        for job in jobs:
-            if job.work.first and job.key not in numbers:
-                numbers[job.key] = len(contexts)
-                contexts.append(job.context)
-        s["context"] = [numbers[job.key] if job.work.first else -1 for job in jobs]
+        for one in inputs:
+            if one.work.first and one.key not in numbers:
+                numbers[one.key] = len(contexts)
+                contexts.append(one.context)
+        s["context"] = [numbers[one.key] if one.work.first else -1 for one in inputs]
         return s, contexts
 
     def _known(
-        self, contexts: Sequence[Ids], work: Sequence[Work], decoding: bool
-    ) -> AbstractContextManager[Contexts | None]:
-        """Keys and values of contexts, laid out for who codes these sequences."""
+        self, contexts: Sequence[Ids], work: Sequence[SequenceWork], decoding: bool
+    ) -> AbstractContextManager[ContextBatch | None]:
+        """Return the keys and values of contexts, laid out for the kernels that code these sequences."""
         return computed(
-            self.model, self.one_context, contexts, by_attend_wide(self._device, self.shape, work, decoding)
+            self.model, self.single_context, contexts, by_attend_wide(self._device, self.shape, work, decoding)
         )
 
     def _encode_part(
-        self, tokens: Sequence[npt.NDArray[np.int32]], jobs: Sequence[_Job], progress: Progress | None
+        self, tokens: Sequence[npt.NDArray[np.int32]], inputs: Sequence[_CudaSequence], progress: Progress | None
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint32]]:
-        sessions, contexts = self._sessions(jobs, [FRAME_WORDS * job.work.tokens + 4 for job in jobs])
+        sessions, contexts = self._sessions(inputs)
+        _place_words(sessions, [FRAME_WORDS * one.work.tokens + 4 for one in inputs])
         words = np.zeros(int(sessions["words"].sum()), np.uint32)
-        all_tokens = np.concatenate([a for job, t in zip(jobs, tokens, strict=True) for a in (job.before, t)])
-        work = [job.work for job in jobs]
+        all_tokens = np.concatenate([a for one, t in zip(inputs, tokens, strict=True) for a in (one.before, t)])
+        work = [one.work for one in inputs]
         with (
             self._known(contexts, work, False) as known,
-            Batch(self, sessions, work, known, all_tokens, words, False) as batch,
+            SequenceBatch(self, sessions, work, known, all_tokens, words, False) as batch,
         ):
             batch.run(progress)
             batch.download("sessions", sessions)
@@ -203,42 +299,60 @@ class CudaCoder:
         return sessions, words
 
     def _decode_part(
-        self, data: Sequence[bytes], jobs: Sequence[_Job], progress: Progress | None
+        self, data: Sequence[bytes], inputs: Sequence[_CudaSequence], progress: Progress | None
     ) -> list[npt.NDArray[np.int64]]:
-        streams = [np.frombuffer(d + bytes(-len(d) % 4), ">u4").astype(np.uint32) for d in data]
-        sessions, contexts = self._sessions(jobs, [len(s) for s in streams])
-        sessions["budget"] = [8 * len(d) + SLACK for d in data]
-        sessions["place"] = STATE // 4
-        for n, s in enumerate(streams):
-            first = [int(w) for w in s[:2]] + [0, 0]
-            sessions["point"][n] = np.uint64(first[0] << 32 | first[1])
-        tokens = np.concatenate([np.pad(job.before, (0, job.work.tokens)) for job in jobs])
-        words = np.concatenate([*streams, np.zeros(1, np.uint32)])
-        work = [job.work for job in jobs]
+        sessions, contexts = self._sessions(inputs)
+        words = _open_streams(sessions, data)
+        tokens = np.concatenate([np.pad(one.before, (0, one.work.tokens)) for one in inputs])
+        work = [one.work for one in inputs]
         with (
             self._known(contexts, work, True) as known,
-            Batch(self, sessions, work, known, tokens, words, True) as batch,
+            SequenceBatch(self, sessions, work, known, tokens, words, True) as batch,
         ):
             batch.run(progress)
             batch.download("tokens", tokens)
         begins = (sessions["token_at"] + sessions["first"]).tolist()
-        return [
-            tokens[at : at + job.work.tokens].astype(np.int64) for at, job in zip(begins, jobs, strict=True)
-        ]
+        return [tokens[at : at + one.work.tokens].astype(np.int64) for at, one in zip(begins, inputs, strict=True)]
 
 
-class _Job:
+class _CudaSequence:
     """One sequence to code: its work, and its context as far as that counts."""
 
     def __init__(self, tokens: int, layout: Layout, context: Ids):
         self.context = context if tokens else NOTHING
-        self.work = Work(tokens, layout.lanes or 0, layout.steps or 0, len(self.context))
+        self.work = SequenceWork(tokens, layout.lanes or 0, layout.steps or 0, len(self.context))
         self.key = self.context.tobytes()
         self.before = self.context[-1:].astype(np.int32)
 
+    @classmethod
+    def of(cls, item: FrameItem, context: Ids) -> _CudaSequence:
+        """Return the sequence of a frame. Raises CorruptError for an impossible number of tokens."""
+        if not 0 <= item.tokens < MAX_TOKENS:
+            raise CorruptError(f"expected fewer than {MAX_TOKENS} tokens in a frame, found {item.tokens}")
+        return cls(item.tokens, Layout(item.lanes, item.steps), context)
+
+
+def _place_words(sessions: npt.NDArray[Any], counts: Sequence[int]) -> None:
+    """Give each session its words of the stream buffer, and begin its range."""
+    sessions["words"] = counts
+    sessions["word_at"] = np.cumsum(sessions["words"]) - sessions["words"]
+    sessions["range"] = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+def _open_streams(sessions: npt.NDArray[Any], data: Sequence[bytes]) -> npt.NDArray[np.uint32]:
+    """Give each session its stream to decode; return the words of all streams."""
+    streams = [np.frombuffer(d + bytes(-len(d) % 4), ">u4").astype(np.uint32) for d in data]
+    _place_words(sessions, [len(s) for s in streams])
+    sessions["budget"] = [8 * len(d) + SLACK for d in data]
+    sessions["place"] = STATE // 4
+    for n, s in enumerate(streams):
+        first = [int(w) for w in s[:2]] + [0, 0]
+        sessions["point"][n] = np.uint64(first[0] << 32 | first[1])
+    return np.concatenate([*streams, np.zeros(1, np.uint32)])
+
 
 def _checked(tokens: npt.NDArray[Any], vocab: int) -> npt.NDArray[np.int32]:
-    """Same checks and messages as frame.TokenCoder."""
+    """Return ids as int32, after the checks of `prefix.checked`."""
     if tokens.ndim != 1 or len(tokens) >= MAX_TOKENS:
         raise ContentError(f"expected one row of fewer than {MAX_TOKENS} token ids, got shape {tokens.shape}")
     if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocab):
@@ -247,7 +361,7 @@ def _checked(tokens: npt.NDArray[Any], vocab: int) -> npt.NDArray[np.int32]:
 
 
 def _finish(words: npt.NDArray[np.uint32], lower: int, width: int) -> bytes:
-    """The shortest bytes that decode to what the words and the state say (RangeEncoder.finish)."""
+    """Return the shortest bytes that decode to these words and this state (`RangeEncoder.finish`)."""
     total = 4 * len(words) + STATE
     lower |= int.from_bytes(words.astype(">u4").tobytes(), "big") << 64
     for size in range(max(0, total - STATE - 1), total):

@@ -3,10 +3,11 @@
  * The shape comes as macros (P_D, P_LAYERS, ...; pack.py). Every instruction that plain C++ lacks has a name here, and
  * emulate.h gives the same names on a CPU, so that the tests run these sources without a GPU.
  *
- * Layouts. A product multiplies chunks of 64 inputs: thread (g, t) = (lane / 4, lane % 4) of a warp holds the 16 bytes
- * t * 16 .. t * 16 + 15 of row g, which are its fragments of two mma.m16n8k32 (the order of inputs within a chunk is the same
- * on both sides and changes no sum). Activations and keys are therefore plain rows; weights are tiles [row / 8][k / 64][row % 8]
- * [k % 64]; values are stored as the fragments that the product of weights and values reads (value_place).
+ * Layouts. A product multiplies chunks of 64 inputs: thread (g, t) = (thread / 4, thread % 4) of a warp holds the 16
+ * bytes t * 16 .. t * 16 + 15 of row g, which are its fragments of two mma.m16n8k32 (the order of inputs within a chunk
+ * is the same on both sides and changes no sum). Activations and keys are therefore plain rows; weights are tiles [row
+ * / 8][k / 64][row % 8] [k % 64]; values are stored as the fragments that the product of weights and values reads
+ * (value_place).
  */
 #ifndef PLTZ_EMULATE
 #ifdef __CUDACC_RTC__ /* which has no headers */
@@ -23,18 +24,20 @@ typedef unsigned long long uint64_t;
 #endif
 #define DEV __device__ __forceinline__
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
-#define KERNEL2(threads) extern "C" __global__ void __launch_bounds__(threads, 2) /* two blocks a multiprocessor */
+#define KERNEL2(threads) extern "C" __global__ void __launch_bounds__(threads, 2) /* two CTAs a multiprocessor */
 #define KERNEL3(threads) extern "C" __global__ void __launch_bounds__(threads, 3)
 extern __shared__ __align__(128) uint8_t shared_memory[];
 DEV uint8_t *shared() { return shared_memory; }
 
 DEV void mma_s8(int32_t *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 DEV void mma_u8(int32_t *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 DEV uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 DEV void copy16(void *to, const void *from) { /* global to shared, asynchronous */
@@ -48,63 +51,87 @@ DEV int cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return (int)r;
 }
-/* A meeting point of a block, two words of shared memory: one for even rounds, one for odd ones. Others send data together
- * with word of its arrival; a round is over when as many bytes have come as were expected. */
+/* A meeting point of a CTA, two words of shared memory: one for even rounds, one for odd ones. Others send data
+ * together with word of its arrival; a round is over when as many bytes have come as were expected. */
 DEV void meeting_open(uint64_t *m) {
     asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(m)));
     asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(m + 1)));
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 DEV void meeting_expect(uint64_t *m, uint32_t round, uint32_t bytes) { /* by one thread */
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(m + (round & 1))), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(m + (round & 1))),
+                 "r"(bytes)
+                 : "memory");
 }
-DEV void meeting_wait(uint64_t *m, uint32_t round) { /* 20 ns: how long a thread may sleep between two looks; without, a step takes 1 % more */
-    asm volatile("{.reg .pred p;\n again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, 20;\n @!p bra again;}"
-                 ::"r"(shared_address(m + (round & 1))), "r"(round >> 1 & 1) : "memory");
+DEV void meeting_wait(
+    uint64_t *m,
+    uint32_t round) { /* 20 ns: how long a thread may sleep between two looks; without, a step takes 1 % more */
+    asm volatile(
+        "{.reg .pred p;\n again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, 20;\n @!p bra again;}" ::"r"(
+            shared_address(m + (round & 1))),
+        "r"(round >> 1 & 1)
+        : "memory");
 }
-/* From global memory, with word of its arrival; multiples of 16 bytes. It takes no turn among the loads of a multiprocessor. */
+/* From global memory, with word of its arrival; multiples of 16 bytes. It takes no turn among the loads of a
+ * multiprocessor. */
 DEV void bulk_copy(void *to, const void *from, uint32_t bytes, uint64_t *m, uint32_t round) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(m + (round & 1))) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(m + (round & 1)))
+                 : "memory");
 }
-/* An address of this block's shared memory in block `rank` of the cluster. */
+/* An address of this CTA's shared memory in CTA `rank` of the cluster. */
 DEV uint32_t peer(const void *p, int rank) {
     uint32_t a;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(shared_address(p)), "r"(rank));
     return a;
 }
 DEV void send16(uint32_t to, uint4 v, uint32_t meeting) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
-                 ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(meeting) : "memory");
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to),
+        "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(meeting)
+        : "memory");
 }
 DEV void send8(uint32_t to, uint2 v, uint32_t meeting) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];"
-                 ::"r"(to), "r"(v.x), "r"(v.y), "r"(meeting) : "memory");
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(to),
+                 "r"(v.x), "r"(v.y), "r"(meeting)
+                 : "memory");
 }
 /* The same, joined with what is there: added to it; the lower of both. */
 DEV void send_sum(uint32_t to, int32_t v, uint32_t meeting) {
-    asm volatile("red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%0], %1, [%2];" ::"r"(to), "r"(v), "r"(meeting) : "memory");
+    asm volatile(
+        "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%0], %1, [%2];" ::"r"(to),
+        "r"(v), "r"(meeting)
+        : "memory");
 }
 DEV void send_least(uint32_t to, int32_t v, uint32_t meeting) {
-    asm volatile("red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.min.s32 [%0], %1, [%2];" ::"r"(to), "r"(v), "r"(meeting) : "memory");
+    asm volatile(
+        "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.min.s32 [%0], %1, [%2];" ::"r"(to),
+        "r"(v), "r"(meeting)
+        : "memory");
 }
-/* Into another block's shared memory: there once both have met. */
-DEV void put4(uint32_t to, uint32_t v) { asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory"); }
+/* Into another CTA's shared memory: there once both have met. */
+DEV void put4(uint32_t to, uint32_t v) {
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+}
 DEV void put16(uint32_t to, uint4 v) {
-    asm volatile("st.shared::cluster.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+    asm volatile("st.shared::cluster.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
 }
 DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 #endif
-/* Words that blocks of different clusters give each other through L2, without any order among them. */
+/* Words that CTAs of different clusters give each other through L2, without any order among them. */
 DEV uint32_t wire_load(const uint32_t *from) {
     uint32_t v;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(from));
     return v;
 }
 DEV void wire_store(uint32_t *to, uint32_t v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(v)); }
-/* A word that says that what its block wrote before is there; who has read it, and then looks again, sees that. */
-DEV void post(uint32_t *to, uint32_t v) { asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory"); }
+/* A word that says that what its CTA wrote before is there; who has read it, and then looks again, sees that. */
+DEV void post(uint32_t *to, uint32_t v) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
+}
 DEV void look_again() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 DEV bool breathe() { return true; } /* between two looks at a word */
 DEV int32_t dot4(uint32_t a, uint32_t b, int32_t c) { return __dp4a((int32_t)a, (int32_t)b, c); }
@@ -139,16 +166,37 @@ DEV void forget(double &a, double &b) { asm volatile("" : "+d"(a), "+d"(b)); } /
 #endif
 
 enum {
-    D = P_D, LAYERS = P_LAYERS, HEADS = P_HEADS, KV = P_KV, HD = P_HEAD, FF = P_HIDDEN, VOCAB = P_VOCAB,
-    BLOCK = P_BLOCK, MEMORY = P_MEMORY, NORM_GAIN = P_NORM_GAIN, HEAD_GAIN = P_HEAD_GAIN,
-    GATED = P_GATED, GATE_MAX = 511,         /* contract 2 */
-    GROUP = HEADS / KV, CLASSES = VOCAB / 128, HW = 64,  /* HW: bytes a head takes, zeros after HD */
-    DP = (D + 63) / 64 * 64, OP = (HEADS * HD + 63) / 64 * 64, FP = (FF + 63) / 64 * 64,
-    QKV = (HEADS + 2 * KV) * HD, QP = (QKV + 63) / 64 * 64, CP = (CLASSES + 63) / 64 * 64,
-    PER = (CLASSES + 31) / 32,               /* classes a thread of a warp holds */
+    D = P_D,
+    LAYERS = P_LAYERS,
+    HEADS = P_HEADS,
+    KV = P_KV,
+    HD = P_HEAD,
+    FF = P_HIDDEN,
+    VOCAB = P_VOCAB,
+    BLOCK = P_BLOCK,
+    MEMORY = P_MEMORY,
+    NORM_GAIN = P_NORM_GAIN,
+    HEAD_GAIN = P_HEAD_GAIN,
+    GATED = P_GATED,
+    GATE_MAX = 511, /* contract 2 */
+    GROUP = HEADS / KV,
+    CLASSES = VOCAB / 128,
+    HW = 64, /* HW: bytes a head takes, zeros after HD */
+    DP = (D + 63) / 64 * 64,
+    OP = (HEADS * HD + 63) / 64 * 64,
+    FP = (FF + 63) / 64 * 64,
+    QKV = (HEADS + 2 * KV) * HD,
+    QP = (QKV + 63) / 64 * 64,
+    CP = (CLASSES + 63) / 64 * 64,
+    PER = (CLASSES + 31) / 32, /* classes a thread of a warp holds */
     SUMS = ((CLASSES > 128 ? CLASSES : 128) + 4) / 4 * 4, /* cumulative frequencies of a row */
-    RESIDUAL_MAX = (1 << 22) - 1, LANES_MAX = 64, DEFAULT_LANES = 16, DEFAULT_STEPS = 512,
-    OK = 0, DAMAGED = 1, SPENT = 2,
+    RESIDUAL_MAX = (1 << 22) - 1,
+    LANES_MAX = 64,
+    DEFAULT_LANES = 16,
+    DEFAULT_STEPS = 512,
+    OK = 0,
+    DAMAGED = 1,
+    SPENT = 2,
 };
 #define FULL 0xffffffffu
 #ifdef PLTZ_EMULATE
@@ -160,16 +208,17 @@ enum {
 /* ---------------------------------------------------------------- state in device memory; device.py has the same */
 
 struct Session { /* one sequence; 192 bytes */
-    int64_t token_at, total;    /* its tokens: those of the context are counted, of them the last is there at least */
-    int64_t word_at, words;     /* its stream: decoder: 32-bit words given; encoder: room */
+    int64_t token_at, total; /* its tokens: those of the context are counted, of them the last is there at least */
+    int64_t word_at, words; /* its stream: decoder: 32-bit words given; encoder: room */
     uint64_t lower, range, point;
-    int64_t place;              /* words read or written */
-    double bits, budget;        /* worth of the symbols so far; decoder: most they may be worth */
-    int64_t start;              /* the block under way */
-    int32_t lanes, steps;       /* explicit layout, or 0, 0 */
+    int64_t place; /* words read or written */
+    double bits, budget; /* worth of the symbols so far; decoder: most they may be worth */
+    int64_t start; /* the block under way */
+    int32_t lanes, steps; /* explicit layout, or 0, 0 */
     int32_t size, L, C, full, step, old;
     int32_t error, done;
-    int32_t first, context;     /* tokens of its context, and where those are remembered (-1: it has none): its own begin at `first` */
+    int32_t first,
+        context; /* tokens of its context, and where those are remembered (-1: it has none): its own begin at `first` */
     int64_t spare[7];
 };
 struct Piece { /* rows of one slot in this iteration, step-major */
@@ -195,8 +244,8 @@ DEV int8_t *keys_of(const Cache &c, int8_t *memory, int layer, int head) {
 /* ---------------------------------------------------------------- contract */
 
 DEV int32_t clamp_to(int32_t a, int32_t most) { return min(max(a, -most), most); }
-/* rs(dot * m, 24). Where a row of some matrix could leave 2^30 (P_WIDE; pack.py), it is held there: contract 2 says so, and in
- * contract 1, where no logit gets that far, all that follows clamps further. */
+/* rs(dot * m, 24). Where a row of some matrix could leave 2^30 (P_WIDE; pack.py), it is held there: contract 2 says so,
+ * and in contract 1, where no logit gets that far, all that follows clamps further. */
 DEV int32_t scaled(int32_t dot, int32_t m) {
     const int64_t y = ((int64_t)dot * m + (1 << 23)) >> 24;
     if (P_WIDE) return (int32_t)(y > 1 << 30 ? 1 << 30 : y < -(1 << 30) ? -(1 << 30) : y);
@@ -205,14 +254,16 @@ DEV int32_t scaled(int32_t dot, int32_t m) {
 /* rs(w * m, 16) of a weight and a multiplier: within 127 * 2^15. */
 DEV int32_t shift(int32_t w, int32_t m) { return (int32_t)(((int64_t)w * m + (1 << 15)) >> 16); }
 DEV int32_t entry(int32_t w, int32_t m) { return clamp_to(shift(w, m), RESIDUAL_MAX); }
-/* The sum of a warp's numbers, all below 2^49: in two parts, for which there is an instruction: 24 bits, and the rest. */
+/* The sum of a warp's numbers, all below 2^49: in two parts, for which there is an instruction: 24 bits, and the rest.
+ */
 DEV uint2 sum_warp(uint64_t v) {
-    const uint32_t low = __reduce_add_sync(FULL, (uint32_t)v & 0xffffff), high = __reduce_add_sync(FULL, (uint32_t)(v >> 24));
+    const uint32_t low = __reduce_add_sync(FULL, (uint32_t)v & 0xffffff),
+                   high = __reduce_add_sync(FULL, (uint32_t)(v >> 24));
     return make_uint2(low & 0xffffff, high + (low >> 24));
 }
 DEV double joined(uint2 sum) { return fma((double)sum.y, 16777216.0, (double)sum.x); }
-/* floor(n / d) of whole numbers, 0 <= n < 2^51, 0 < d < 2^32, all in double: a first reciprocal, after two steps of Newton's, gives it to
- * within 1; the rest, which is exact, sets it right. No conversion stands in the chain. */
+/* floor(n / d) of whole numbers, 0 <= n < 2^51, 0 < d < 2^32, all in double: a first reciprocal, after two steps of
+ * Newton's, gives it to within 1; the rest, which is exact, sets it right. No conversion stands in the chain. */
 DEV double quotient(double n, double d) {
     double inverse = near_inverse(d);
     inverse = fma(inverse, fma(-d, inverse, 1.0), inverse);
@@ -233,17 +284,22 @@ DEV double norm_scale(double total, uint32_t gain) {
     const double s = fmax(total, 1.0), near = near_root(s), root = floor_root(near, fma(-near, near, s));
     return quotient((double)((uint64_t)gain << 32), root) * (1.0 / ((uint64_t)1 << 40));
 }
-DEV int32_t nearest(double v) { return low_word(v + 6755399441055744.0); } /* |v| < 2^31; 1.5 * 2^52 leaves no fraction */
-/* clamp(rs(x * t, 40), 127). In double: |x| t < 2^50, so the product and 2^-42 beside it are exact, and 2^-42 sends the halves up.
- * Factor: of norm_scale(). */
+DEV int32_t nearest(double v) {
+    return low_word(v + 6755399441055744.0);
+} /* |v| < 2^31; 1.5 * 2^52 leaves no fraction */
+/* clamp(rs(x * t, 40), 127). In double: |x| t < 2^50, so the product and 2^-42 beside it are exact, and 2^-42 sends the
+ * halves up. Factor: of norm_scale(). */
 DEV int32_t norm_one(double x, double factor) {
     return clamp_to(nearest(fma(x, factor, 1.0 / ((uint64_t)1 << 42))), 127);
 }
-/* Contract 2. (norm_gain << 32) // max(1, isqrt(total)) as a factor that turns x into x t / 2^32. A row of more than 512 numbers can have
- * a total of up to 2^54, so the two parts of its sum, each exact, meet only where little is left of them. */
+/* Contract 2. (norm_gain << 32) // max(1, isqrt(total)) as a factor that turns x into x t / 2^32. A row of more than
+ * 512 numbers can have a total of up to 2^54, so the two parts of its sum, each exact, meet only where little is left
+ * of them. */
 DEV double gained_scale(uint2 total) {
-    const double high = (double)total.y * 16777216.0, low = (double)(total.x | total.y ? total.x : 1), root = near_root(high + low);
-    return quotient((double)((uint64_t)NORM_GAIN << 32), floor_root(root, fma(-root, root, high) + low)) * (1.0 / ((uint64_t)1 << 32));
+    const double high = (double)total.y * 16777216.0, low = (double)(total.x | total.y ? total.x : 1),
+                 root = near_root(high + low);
+    return quotient((double)((uint64_t)NORM_GAIN << 32), floor_root(root, fma(-root, root, high) + low)) *
+           (1.0 / ((uint64_t)1 << 32));
 }
 /* clamp(rs(rs(x * t, 32) * gain, 20), 127); as norm_one(), with 2^-34 for the halves. The first is within 2^18. */
 DEV int32_t gained_one(int32_t x, double factor, int32_t gain) {
@@ -252,12 +308,12 @@ DEV int32_t gained_one(int32_t x, double factor, int32_t gain) {
 }
 
 /* One warp: x (DP) -> out (DP), zeros beyond D on both sides; gains (DP): contract 2. */
-DEV void norm_row(const int32_t *x, int8_t *out, int lane, const int32_t *gains = 0) {
+DEV void norm_row(const int32_t *x, int8_t *out, int thread, const int32_t *gains = 0) {
     int32_t v[DP / 32];
     uint64_t total = 0;
 #pragma unroll
     for (int i = 0; i < DP / 64; i++) {
-        const int2 two = *(const int2 *)(x + i * 64 + lane * 2);
+        const int2 two = *(const int2 *)(x + i * 64 + thread * 2);
         v[2 * i] = two.x;
         v[2 * i + 1] = two.y;
         total += (uint64_t)((int64_t)two.x * two.x) + (uint64_t)((int64_t)two.y * two.y);
@@ -266,19 +322,21 @@ DEV void norm_row(const int32_t *x, int8_t *out, int lane, const int32_t *gains 
     const double scale = GATED ? gained_scale(sum) : norm_scale(joined(sum), NORM_GAIN);
 #pragma unroll
     for (int i = 0; i < DP / 64; i++) {
-        const int2 gain = GATED ? *(const int2 *)(gains + i * 64 + lane * 2) : make_int2(0, 0);
+        const int2 gain = GATED ? *(const int2 *)(gains + i * 64 + thread * 2) : make_int2(0, 0);
         const int32_t a = GATED ? gained_one(v[2 * i], scale, gain.x) : norm_one(v[2 * i], scale);
         const int32_t b = GATED ? gained_one(v[2 * i + 1], scale, gain.y) : norm_one(v[2 * i + 1], scale);
-        *(uint16_t *)(out + i * 64 + lane * 2) = (uint16_t)((uint32_t)a & 255 | ((uint32_t)b & 255) << 8);
+        *(uint16_t *)(out + i * 64 + thread * 2) = (uint16_t)((uint32_t)a & 255 | ((uint32_t)b & 255) << 8);
     }
 }
 
-/* One warp: a row's queries and keys, HD values each, turned by its position and normed (contract 2: brought to 8 bits): y -> to(head),
- * of HW, bytes beyond HD untouched. Eight heads at a time; each has its scale worked out by a thread of its own. */
-template <class To> DEV void turn_heads(const int16_t *y, int32_t at, const int32_t *phase, const int16_t *cosine, const int16_t *sine, int lane, To to) {
+/* One warp: a row's queries and keys, HD values each, turned by its position and normed (contract 2: brought to 8
+ * bits): y -> to(head), of HW, bytes beyond HD untouched. Eight heads at a time; each has its scale worked out by a
+ * thread of its own. */
+template <class To> DEV void turn_heads(const int16_t *y, int32_t at, const int32_t *phase, const int16_t *cosine,
+                                        const int16_t *sine, int thread, To to) {
     enum { ALL = HEADS + KV, PART = 8 };
-    const bool mine = lane < HD / 2;
-    const uint32_t j = mine ? (uint32_t)at * (uint32_t)phase[lane] >> 10 & 1023 : 0;
+    const bool mine = thread < HD / 2;
+    const uint32_t j = mine ? (uint32_t)at * (uint32_t)phase[thread] >> 10 & 1023 : 0;
     const int32_t c = cosine[j], s = sine[j];
 #pragma unroll
     for (int first = 0; first < ALL; first += PART) {
@@ -288,14 +346,14 @@ template <class To> DEV void turn_heads(const int16_t *y, int32_t at, const int3
         for (int i = 0; i < PART; i++) {
             const int16_t *from = y + (first + i) * HD;
             const bool there = first + i < ALL && mine;
-            const int32_t p = there ? from[lane] : 0, q = there ? from[lane + HD / 2] : 0;
+            const int32_t p = there ? from[thread] : 0, q = there ? from[thread + HD / 2] : 0;
             a[i] = (p * c - q * s + (1 << 13)) >> 14; /* |p|, |q| < 2^15, |c|, |s| <= 2^14: below 2^30 + 2^13 */
             b[i] = (p * s + q * c + (1 << 13)) >> 14;
         }
 #pragma unroll
         for (int i = 0; i < PART && !GATED; i++) {
             const uint2 sum = sum_warp((uint64_t)((int64_t)a[i] * a[i] + (int64_t)b[i] * b[i]));
-            if (lane == i) total = joined(sum);
+            if (thread == i) total = joined(sum);
         }
         const double scale = GATED ? 0 : norm_scale(total, HEAD_GAIN);
 #pragma unroll
@@ -304,8 +362,8 @@ template <class To> DEV void turn_heads(const int16_t *y, int32_t at, const int3
             const double factor = GATED ? 0 : __shfl_sync(FULL, scale, i);
             int8_t *out = to(first + i);
             if (!mine) continue;
-            out[lane] = (int8_t)(GATED ? clamp_to((a[i] + 64) >> 7, 127) : norm_one(a[i], factor));
-            out[lane + HD / 2] = (int8_t)(GATED ? clamp_to((b[i] + 64) >> 7, 127) : norm_one(b[i], factor));
+            out[thread] = (int8_t)(GATED ? clamp_to((a[i] + 64) >> 7, 127) : norm_one(a[i], factor));
+            out[thread + HD / 2] = (int8_t)(GATED ? clamp_to((b[i] + 64) >> 7, 127) : norm_one(b[i], factor));
         }
     }
 }
@@ -313,23 +371,26 @@ template <class To> DEV void turn_heads(const int16_t *y, int32_t at, const int3
 /* Byte of the value (key, dim) in a head's values: [key / 32][dim / 16][thread][dim / 8 % 2][half][byte]. */
 DEV int value_place(int key, int dim) {
     const int k = key & 31, tile = k >> 3, t = (k & 7) >> 1;
-    return (key >> 5) * 2048 + (dim >> 4) * 512 + ((dim & 7) * 4 + t) * 16 + (dim >> 3 & 1) * 8 + (tile >> 1) * 4 + (tile & 1) * 2 + (k & 1);
+    return (key >> 5) * 2048 + (dim >> 4) * 512 + ((dim & 7) * 4 + t) * 16 + (dim >> 3 & 1) * 8 + (tile >> 1) * 4 +
+           (tile & 1) * 2 + (k & 1);
 }
-/* The same where products of 64 rows read it (wide.cu): [key / 64][dim][key / 32 % 2][byte], bytes of 32 keys in the order in which a
- * thread has their weights: thread t keys 2 t, + 1, 8 + 2 t, + 1, then the same from 16 on. */
+/* The same where products of 64 rows read it (wide.cu): [key / 64][dim][key / 32 % 2][byte], bytes of 32 keys in the
+ * order in which a thread has their weights: thread t keys 2 t, + 1, 8 + 2 t, + 1, then the same from 16 on. */
 DEV int value_row_place(int key, int dim) {
     const int k = key & 31, tile = k >> 3;
     return (key >> 6) * 4096 + dim * 64 + (key & 32) + (tile >> 1) * 16 + ((k & 7) >> 1) * 4 + (tile & 1) * 2 + (k & 1);
 }
-DEV int value_at(int key, int dim, int wide) { return P_WGMMA && wide ? value_row_place(key, dim) : value_place(key, dim); }
+DEV int value_at(int key, int dim, int wide) {
+    return P_WGMMA && wide ? value_row_place(key, dim) : value_place(key, dim);
+}
 
 /* ---------------------------------------------------------------- attention of 16 queries by a warp */
 
-/* Weight of a key: w = rs(exp[e & 63], 5) >> (e >> 6), e = min(below * heat >> 16, 1023), below = most - s. It is 0 from e = 1023
- * on, so a larger e does no harm; but heat * 2^10 must fit 32 bits. Where it does not (P_HOT; pack.py), `below` ends at `far`, from
- * where on e is 1023.
- * The table lies in shared memory once for each thread of a warp (64 x 32), so that no two threads meet in a bank. `table` is this
- * thread's copy; or all of it, and `own` = 4 * lane, which the compiler joins with the mask: an instruction less, a register more. */
+/* Weight of a key: w = rs(exp[e & 63], 5) >> (e >> 6), e = min(below * heat >> 16, 1023), below = most - s. It is 0
+ * from e = 1023 on, so a larger e does no harm; but heat * 2^10 must fit 32 bits. Where it does not (P_HOT; pack.py),
+ * `below` ends at `far`, from where on e is 1023. The table lies in shared memory once for each thread of a warp (64 x
+ * 32), so that no two threads meet in a bank. `table` is this thread's copy; or all of it, and `own` = 4 * thread,
+ * which the compiler joins with the mask: an instruction less, a register more. */
 enum { WEIGHTS = 64 * 32 };
 DEV void fill_weights(uint32_t *table, const int32_t *exp, int tid, int threads) {
     for (int i = tid; i < WEIGHTS; i += threads) table[i] = (uint32_t)(exp[i >> 5] + 16) >> 5;
@@ -340,11 +401,12 @@ DEV uint32_t key_weight(uint32_t below, uint32_t far, uint32_t heat, const uint8
         const uint32_t e = min(min(below, far) * heat, 1023u << 16);
         return *(const uint32_t *)(table + (e >> 9 & 63 << 7 | own)) >> (e >> 22);
     }
-    const uint64_t e = multiply(below, heat << 10); /* the whole powers of two in the upper half: the multiplier's work, not the shifter's */
+    const uint64_t e = multiply(
+        below, heat << 10); /* the whole powers of two in the upper half: the multiplier's work, not the shifter's */
     return shift_right(*(const uint32_t *)(table + ((uint32_t)e >> 19 & 63 << 7 | own)), (uint32_t)(e >> 32));
 }
-/* 2^40 / sum, and a little less where one key has all the weight: there rs(w * t, 24) would be 2^16, one more than 16 bits hold,
- * and 2^16 - 1 gives the same output, since |v| < 2^14. */
+/* 2^40 / sum, and a little less where one key has all the weight: there rs(w * t, 24) would be 2^16, one more than 16
+ * bits hold, and 2^16 - 1 gives the same output, since |v| < 2^14. */
 DEV uint32_t key_scale(uint32_t sum) {
     return (uint32_t)fmin(quotient((double)((uint64_t)1 << 40), (double)max(sum, 1u)), (double)((1u << 25) - 512));
 }
@@ -353,7 +415,7 @@ struct Queries { /* fragments of 16 queries, negated; rows g and g + 8 of this t
     uint4 a, b;
     int32_t limit[2], most[2]; /* keys they see; the highest score */
     uint32_t heat[2], far[2], t[2];
-    int32_t whole;             /* keys that all rows of the warp see */
+    int32_t whole; /* keys that all rows of the warp see */
 };
 DEV uint32_t negated(uint32_t v) { /* of four bytes in -127 .. 127 */
     uint32_t out = 0;
@@ -372,10 +434,10 @@ DEV void finish_queries(Queries &q) {
 struct Keys { /* fragments of 32 keys, or of 32 values */
     uint4 f[4];
 };
-DEV Keys load_keys(const int8_t *from, int kg, int lane) {
+DEV Keys load_keys(const int8_t *from, int kg, int thread) {
     Keys k;
 #pragma unroll
-    for (int j = 0; j < 4; j++) k.f[j] = *(const uint4 *)(from + (int64_t)kg * 2048 + j * 512 + lane * 16);
+    for (int j = 0; j < 4; j++) k.f[j] = *(const uint4 *)(from + (int64_t)kg * 2048 + j * 512 + thread * 16);
     return k;
 }
 /* c[j] = base - score of keys 8 j + 2 t, + 1 for rows g, g, g + 8, g + 8. */
@@ -389,11 +451,11 @@ DEV void scores(const Queries &q, const Keys &k, int32_t base0, int32_t base1, i
 #pragma unroll
     for (int j = 0; j < 4; j++) mma_s8(c[j], q.a.z, q.b.z, q.a.w, q.b.w, k.f[j].z, k.f[j].w);
 }
-DEV bool sees(const Queries &q, int kg, int j, int i, int lane) {
-    return kg * 32 + j * 8 + (lane & 3) * 2 + (i & 1) < q.limit[i >> 1];
+DEV bool sees(const Queries &q, int kg, int j, int i, int thread) {
+    return kg * 32 + j * 8 + (thread & 3) * 2 + (i & 1) < q.limit[i >> 1];
 }
 /* c: -score of 32 keys; low: the lowest so far. */
-DEV void top(const Queries &q, int kg, int lane, const int32_t c[4][4], int32_t low[2]) {
+DEV void top(const Queries &q, int kg, int thread, const int32_t c[4][4], int32_t low[2]) {
     if (kg * 32 + 32 <= q.whole) {
 #pragma unroll
         for (int i = 0; i < 16; i++) low[i >> 1 & 1] = min(low[i >> 1 & 1], c[i >> 2][i & 3]);
@@ -403,28 +465,30 @@ DEV void top(const Queries &q, int kg, int lane, const int32_t c[4][4], int32_t 
     for (int j = 0; j < 4; j++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            if (sees(q, kg, j, i, lane)) low[i >> 1] = min(low[i >> 1], c[j][i]);
+            if (sees(q, kg, j, i, thread)) low[i >> 1] = min(low[i >> 1], c[j][i]);
         }
     }
 }
 /* c, how far below the highest the scores of 32 keys are, becomes their weights. */
-DEV void weigh(const Queries &q, int kg, int lane, const uint8_t *table, int32_t c[4][4], uint32_t own = 0) {
+DEV void weigh(const Queries &q, int kg, int thread, const uint8_t *table, int32_t c[4][4], uint32_t own = 0) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) c[j][i] = (int32_t)key_weight((uint32_t)c[j][i], q.far[i >> 1], q.heat[i >> 1], table, own);
+        for (int i = 0; i < 4; i++)
+            c[j][i] = (int32_t)key_weight((uint32_t)c[j][i], q.far[i >> 1], q.heat[i >> 1], table, own);
     }
     if (kg * 32 + 32 > q.whole) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) c[j][i] = sees(q, kg, j, i, lane) ? c[j][i] : 0;
+            for (int i = 0; i < 4; i++) c[j][i] = sees(q, kg, j, i, thread) ? c[j][i] : 0;
         }
     }
 }
-DEV void weigh(const Queries &q, const Keys &k, int kg, int lane, const uint8_t *table, int32_t c[4][4], uint32_t own = 0) {
+DEV void weigh(const Queries &q, const Keys &k, int kg, int thread, const uint8_t *table, int32_t c[4][4],
+               uint32_t own = 0) {
     scores(q, k, q.most[0], q.most[1], c);
-    weigh(q, kg, lane, table, c, own);
+    weigh(q, kg, thread, table, c, own);
 }
 DEV void add_weights(const int32_t c[4][4], uint32_t total[2]) {
 #pragma unroll
@@ -433,7 +497,8 @@ DEV void add_weights(const int32_t c[4][4], uint32_t total[2]) {
         total[1] += (uint32_t)(c[j][2] + c[j][3]);
     }
 }
-/* Share of a key, p = rs(w * t, 24) < 2^16, in the upper half of a word. key_share_of: in the lower half, from t * 2^7; w <= 2^15, t < 2^25. */
+/* Share of a key, p = rs(w * t, 24) < 2^16, in the upper half of a word. key_share_of: in the lower half, from t * 2^7;
+ * w <= 2^15, t < 2^25. */
 DEV uint32_t key_share(uint32_t w, uint32_t t) { return w * (t >> 8) + ((w * (t & 255) + (1 << 23)) >> 8); }
 DEV uint32_t key_share_of(uint32_t w, uint32_t t) { return (uint32_t)((multiply(w + w, t) + (1u << 31)) >> 32); }
 /* Shares of 32 keys as fragments of their low and of their high bytes. */
@@ -442,7 +507,8 @@ DEV void shares_of(const Queries &q, const int32_t w[4][4], uint32_t low[4], uin
     for (int r = 0; r < 4; r++) {
         uint32_t p[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) p[i] = key_share((uint32_t)w[(r & 2) + (i >> 1)][(r & 1) * 2 + (i & 1)], q.t[r & 1]);
+        for (int i = 0; i < 4; i++)
+            p[i] = key_share((uint32_t)w[(r & 2) + (i >> 1)][(r & 1) * 2 + (i & 1)], q.t[r & 1]);
         const uint32_t first = __byte_perm(p[0], p[1], 0x7632), second = __byte_perm(p[2], p[3], 0x7632);
         low[r] = __byte_perm(first, second, 0x6420);
         high[r] = __byte_perm(first, second, 0x7531);
@@ -450,13 +516,14 @@ DEV void shares_of(const Queries &q, const int32_t w[4][4], uint32_t low[4], uin
 }
 /* low + 256 high += shares of 32 keys times their values, for N / 2 of the 4 pieces of 16 dims from `first` on;
  * o[n]: dims 8 n + 2 t, + 1 of rows g, g, g + 8, g + 8. */
-template <int N> DEV void mix(const Queries &q, const int8_t *values, int kg, int lane, int first, const int32_t w[4][4], int32_t low[N][4], int32_t high[N][4]) {
+template <int N> DEV void mix(const Queries &q, const int8_t *values, int kg, int thread, int first,
+                              const int32_t w[4][4], int32_t low[N][4], int32_t high[N][4]) {
     uint32_t part[4], upper[4];
     shares_of(q, w, part, upper);
     const uint32_t more = upper[0] | upper[1] | upper[2] | upper[3];
     if (!__any_sync(FULL, (part[0] | part[1] | part[2] | part[3] | more) != 0)) return;
     const bool large = __any_sync(FULL, more != 0);
-    const int8_t *from = values + (int64_t)kg * 2048 + first * 512 + lane * 16;
+    const int8_t *from = values + (int64_t)kg * 2048 + first * 512 + thread * 16;
     uint4 v[N / 2];
 #pragma unroll
     for (int n = 0; n < N / 2; n++) v[n] = *(const uint4 *)(from + n * 512);
@@ -475,35 +542,35 @@ template <int N> DEV void mix(const Queries &q, const int8_t *values, int kg, in
 
 /* ---------------------------------------------------------------- frequencies and the range coder */
 
-/* One warp: logits l[N] a thread, symbol lane * N + i, `n` symbols in all -> sums (n + 1) cumulative frequencies. */
-template <int N> DEV void cumulate(const int32_t *l, int n, const int32_t *exp, uint32_t *sums, int lane) {
+/* One warp: logits l[N] a thread, symbol thread * N + i, `n` symbols in all -> sums (n + 1) cumulative frequencies. */
+template <int N> DEV void cumulate(const int32_t *l, int n, const int32_t *exp, uint32_t *sums, int thread) {
     int32_t most = (int32_t)0x80000000;
     uint32_t w[N], total = 0;
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        if (lane * N + i < n) most = max(most, l[i]);
+        if (thread * N + i < n) most = max(most, l[i]);
     }
     most = __reduce_max_sync(FULL, most);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const uint32_t e = min((uint32_t)most - (uint32_t)l[i], 1983u);
         w[i] = total;
-        if (lane * N + i < n) total += (uint32_t)exp[e & 63] >> (e >> 6);
+        if (thread * N + i < n) total += (uint32_t)exp[e & 63] >> (e >> 6);
     }
     uint32_t below = total;
     for (int i = 1; i < 32; i <<= 1) {
         const uint32_t other = __shfl_up_sync(FULL, below, i);
-        if (lane >= i) below += other;
+        if (thread >= i) below += other;
     }
     const uint32_t all = __shfl_sync(FULL, below, 31);
     below -= total;
     const uint32_t ratio = (uint32_t)quotient((double)(((uint64_t)(1 << 24) - (uint32_t)n) << 20), (double)all);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const int s = lane * N + i;
+        const int s = thread * N + i;
         if (s < n) sums[s] = (uint32_t)s + (uint32_t)(((uint64_t)(below + w[i]) * ratio) >> 20);
     }
-    if (lane == 0) sums[n] = 1u << 24;
+    if (thread == 0) sums[n] = 1u << 24;
 }
 
 struct Coder { /* a decoder's state, the same in all threads of a warp */
@@ -513,14 +580,14 @@ struct Coder { /* a decoder's state, the same in all threads of a warp */
     int32_t error;
 };
 /* One warp: the next symbol of n (its cumulative frequencies in sums), its frequency. On error: symbol 0, error set. */
-DEV int32_t decode_symbol(Coder &c, const uint32_t *sums, int n, uint32_t &frequency, int lane) {
+DEV int32_t decode_symbol(Coder &c, const uint32_t *sums, int n, uint32_t &frequency, int thread) {
     const uint64_t scale = c.range >> 24, at = c.point - c.lower;
     int count = 0;
     for (int i = 0; i < n; i += 128) {
         int mine = 0;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const int s = i + j * 32 + lane;
+            const int s = i + j * 32 + thread;
             if (s < n) mine += scale * sums[s] <= at;
         }
         /* how many of n lie at or below: the sum of the threads' counts (0 to 4), bit by bit */
@@ -544,6 +611,64 @@ DEV int32_t decode_symbol(Coder &c, const uint32_t *sums, int n, uint32_t &frequ
         c.place++;
     }
     return symbol;
+}
+/* The next symbol of n. s: N cumulative frequencies of this thread and the one behind them, symbols thread * N ..;
+ * words: the stream's next 32, one a thread, of which `used` are used up. One chain of dependent steps a symbol, so no
+ * branches in it; c.lower is 0 here: only its distance to the point counts. */
+template <int N>
+DEV int32_t next_symbol(Coder &c, const uint32_t s[N + 1], uint32_t words, int &used, uint32_t &frequency) {
+    const uint64_t scale = c.range >> 24, at = c.point;
+    const uint32_t word = __shfl_sync(FULL, words, used);
+    int mine = 0;
+    uint32_t low = s[0], high = s[1];
+#pragma unroll
+    for (int i = 1; i < N; i++) {
+        if (scale * s[i] <= at) {
+            mine = i;
+            low = s[i];
+            high = s[i + 1];
+        }
+    }
+    const uint32_t below = __ballot_sync(FULL, scale * s[0] <= at);
+    const int winner = 31 - __clz((int)below);
+    low = __shfl_sync(FULL, low, winner);
+    high = __shfl_sync(FULL, high, winner);
+    mine = __shfl_sync(FULL, mine, winner);
+    const bool bad = at >= scale << 24; /* what follows is then of no use, and stays harmless */
+    c.error |= bad ? DAMAGED : OK;
+    frequency = high - low;
+    const uint64_t rest = at - scale * low, range = scale * frequency;
+    const bool more = !(range >> 32);
+    c.range = more ? range << 32 : range;
+    c.point = more ? rest << 32 | word : rest;
+    used += more;
+    return bad ? 0 : winner * N + mine;
+}
+/* One warp: the symbols of the lanes from rows of sums of n symbols; symbol and frequency of lane k in thread k. */
+template <int N> DEV int32_t next_symbols(Coder &c, const uint32_t *sums, int n, int active, uint32_t words, int &used,
+                                          uint32_t &frequency, int thread) {
+    uint32_t s[N + 1], next[N + 1];
+    int32_t found = 0;
+    const uint32_t *from = sums + thread * N;
+    auto fetch = [&](uint32_t *to, const uint32_t *from) {
+#pragma unroll
+        for (int i = 0; i <= N; i++) to[i] = n == 32 * N || thread * N + i < n ? from[i] : 1u << 24;
+    };
+    fetch(s, from);
+#pragma unroll 2
+    for (int k = 0; k < active; k++) {
+        from += SUMS;
+        fetch(next, from); /* past the last there is room too */
+        uint32_t one;
+        const int32_t symbol = next_symbol<N>(c, s, words, used, one);
+#pragma unroll
+        for (int i = 0; i <= N; i++) s[i] = next[i];
+        if (thread == k) {
+            found = symbol;
+            frequency = max(one, 1u);
+        }
+    }
+    return found;
 }
 DEV double bits_of(uint32_t frequency) { return 24.0 - log2((double)frequency); }
 /* Their sum over a warp, to a few digits: enough for a decoder's budget, and far from its critical path. */

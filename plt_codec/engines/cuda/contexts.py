@@ -1,10 +1,11 @@
-"""Contexts: what sequences stand behind, run through the model in one parallel pass for its keys and values (NUMERICS.md, "Context").
+"""Contexts: the tokens before sequences, run in one parallel pass for keys and values (NUMERICS.md, "Context").
 
-    ids of the contexts --collect, enter, layers--> keys and values, one region a context, kept while the sequences behind them are coded
+    ids of the contexts --collect, enter, layers--> keys and values, kept while the sequences behind them are coded
 
-A context is a block of one lane, all of its positions at once, and nothing of it is coded. Sequences that stand behind the same
-context share its region: `recall` copies it to the slot of each when that begins. One context alone, what a session that grew turn by
-turn asks for again and again, has buffers and a recording of the launches that stay: the launches alone take the host longer than the device.
+A context is a block of one lane, all of its positions at once, and nothing of it is coded. Sequences behind the same
+context share its keys and values: `recall` copies them to the slot of each one when it begins. A session that grew turn
+by turn needs one context after another. So a single context keeps its buffers, and a recording of its launches, between
+calls: without, the host takes longer to launch the kernels than the device to run them.
 """
 
 from __future__ import annotations
@@ -17,86 +18,113 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.engines.cuda.model import Model
+from pltz.plt_codec.engines.cuda.model import DeviceModel
 from pltz.plt_codec.engines.cuda.pack import up
-from pltz.plt_codec.engines.cuda.rows import ROWS, STATE_TYPE, Rows, packed
-from pltz.plt_codec.engines.cuda.session import SESSION
+from pltz.plt_codec.engines.cuda.rows import ROWS, RowBuffers, packed
+from pltz.plt_codec.engines.cuda.structs import BATCH, SESSION
 from pltz.plt_codec.engines.cuda.work import KEYS, key_bytes
 from pltz.plt_codec.prefix import Ids
 
-SLOTS = 1024  # contexts run side by side, at most
+SLOTS = 1024  # contexts that run side by side, at most
 
 
-class Contexts(Rows):
-    """Room for so many contexts, each of at most `longest` tokens: its keys and values at "known", where each one's are at "contexts".
+class ContextBatch(RowBuffers):
+    """Buffers for ``count`` contexts of at most ``longest`` tokens each.
 
-    wide: values lie as the attention of wide.cu reads them.
+    The keys and values lie in the buffer "known"; "contexts" says where those of each context begin.
+
+    Args:
+        wide: lay values out as the attention of wide.cu reads them.
+        places: contexts whose keys and values are kept; None is all. With 1 they replace each other, pass by pass.
+        ids: room for the ids of all contexts; None is ``count * longest``.
     """
 
-    def __init__(self, model: Model, count: int, longest: int, wide: bool):
+    def __init__(
+        self,
+        model: DeviceModel,
+        count: int,
+        longest: int,
+        wide: bool,
+        *,
+        places: int | None = None,
+        ids: int | None = None,
+    ):
         super().__init__(model)
-        self.wide, self.count, self.longest = wide, count, longest
-        self.slots = min(count, SLOTS, max(1, ROWS // longest))
+        self.wide, self.count, self.longest, self.places = wide, count, longest, places or count
+        self.slots = min(self.places, SLOTS, max(1, ROWS // longest))
         self.rows = up(self.slots * longest, 128)
-        self._first = 0  # of the contexts under way
+        self._first = 0  # number of the first context of the pass
         room = up(longest, KEYS)
-        places = np.zeros((count, 2), np.int64)
-        places[:, 0] = np.arange(count) * room * key_bytes(self.shape)
-        places[:, 1] = room
-        none = [np.zeros(1, np.int64)] * count
-        arrays = self._arrays(none) | {"tokens": np.zeros(count * longest, np.int32), "contexts": places}
-        self._open(arrays, {"memory": count * room * key_bytes(self.shape), **self._row_sizes()})
+        where = np.zeros((self.places, 2), np.int64)
+        where[:, 0] = np.arange(self.places) * room * key_bytes(self.shape)
+        where[:, 1] = room
+        arrays = self._arrays(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(ids or count * longest, np.int32))
+        self._open(
+            arrays | {"contexts": where}, {"memory": self.places * room * key_bytes(self.shape), **self._row_sizes()}
+        )
 
-    def _arrays(self, contexts: Sequence[Ids]) -> dict[str, npt.NDArray[Any]]:
-        """The contexts as the kernels see them, the ids last."""
-        lengths = np.array([len(c) for c in contexts], np.int64)
+    def _arrays(
+        self, begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], ids: npt.NDArray[np.int32]
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return the contexts as the kernels see them, the ids last."""
         sessions = np.zeros(self.count, SESSION)
-        sessions["total"] = sessions["steps"] = lengths
-        sessions["lanes"], sessions["context"] = 1, -1
-        sessions["token_at"] = np.cumsum(lengths) - lengths
-        state = np.zeros(1, STATE_TYPE)
-        state["slots"], state["count"], state["left"] = self.slots, self.count, self.count
+        used = sessions[: len(lengths)]
+        used["total"] = used["steps"] = lengths
+        used["lanes"], used["context"] = 1, -1
+        used["token_at"] = begins
+        state = np.zeros(1, BATCH)
+        state["slots"], state["count"], state["left"] = self.slots, len(lengths), len(lengths)
         state["rows_max"] = self.rows
-        tokens = np.concatenate(contexts).astype(np.int32)
-        return {
-            "state": state,
-            "sessions": sessions,
-            "slots": np.full(self.slots, -1, np.int32),
-            "tokens": tokens,
-        }
+        return {"state": state, "sessions": sessions, "slots": np.full(self.slots, -1, np.int32), "tokens": ids}
+
+    def place(
+        self, begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], ids: npt.NDArray[np.int32]
+    ) -> None:
+        """Replace the contexts by those that begin at ``begins`` (n,) of ``ids`` (t,) and have ``lengths`` (n,).
+
+        They may overlap, and their ids may be written later, before their pass runs.
+        """
+        self.device.upload(self._at["arrays"], packed(self._arrays(begins, lengths, ids))[1])
 
     def load(self, contexts: Sequence[Ids]) -> None:
-        """Take the ids of all contexts, (m,) each, at least one, in place of those before."""
-        self.device.upload(self._at["arrays"], packed(self._arrays(contexts))[1])
+        """Replace the contexts by these ids, (m,) each; at least one, and as many as there is room for."""
+        lengths = np.array([len(c) for c in contexts], np.int64)
+        self.place(np.cumsum(lengths) - lengths, lengths, np.concatenate(contexts).astype(np.int32))
 
     def run(self) -> None:
-        """Queue the passes. All contexts of a round fit its rows whole, so each takes one iteration, and nothing need be asked of the device."""
-        for first in range(0, self.count, self.slots):
+        """Queue the passes over the next contexts, as many as are kept.
+
+        All contexts of a pass fit its rows whole, so each takes one iteration, and the host need not wait.
+        """
+        for first in range(0, self.places, self.slots):
             self._first = first
             self._collect(up(self.slots, 32))
             self._layers(self.longest, known=True)
 
-    def _address(self, name: str) -> int:
-        """The slots of a round hold the contexts from `_first` on."""
+    def address(self, name: str) -> int:
+        """Return the address of a buffer or a tensor. The slots of a pass hold the contexts from `_first` on."""
         if name == "caches":
             return self._within["contexts"] + 16 * self._first
-        return self._at["memory"] if name == "known" else super()._address(name)
+        return self._at["memory"] if name == "known" else super().address(name)
 
 
-class OneContext:
-    """A context alone, of up to M tokens: buffers that stay, and one recording for each way values lie. For one thread at a time."""
+class SingleContext:
+    """One context of up to M tokens, with buffers and a recording per layout of values that stay.
 
-    def __init__(self, model: Model):
+    Threads take turns.
+    """
+
+    def __init__(self, model: DeviceModel):
         self._model, self._lock = model, Lock()
-        self._made: dict[bool, Contexts] = {}
+        self._made: dict[bool, ContextBatch] = {}
         self._replay: dict[bool, Any] = {}
 
     @contextmanager
-    def of(self, context: Ids, wide: bool) -> Iterator[Contexts]:
-        """The context, its passes queued; it holds until this is left."""
+    def of(self, context: Ids, wide: bool) -> Iterator[ContextBatch]:
+        """Queue the pass over a context, (m,), and yield the batch that holds it."""
         with self._lock:
             if wide not in self._made:
-                made = Contexts(self._model, 1, self._model.shape.memory, wide)
+                made = ContextBatch(self._model, 1, self._model.shape.memory, wide)
                 self._replay[wide] = self._model.device.record(made.run)
                 self._made[wide] = made
             self._made[wide].load([context])
@@ -110,16 +138,16 @@ class OneContext:
 
 @contextmanager
 def computed(
-    model: Model, alone: OneContext, contexts: Sequence[Ids], wide: bool
-) -> Iterator[Contexts | None]:
-    """The keys and values of some contexts, while this is open; None where there are none."""
+    model: DeviceModel, single: SingleContext, contexts: Sequence[Ids], wide: bool
+) -> Iterator[ContextBatch | None]:
+    """Yield the keys and values of contexts, (m,) each; None where there are none."""
     if not contexts:
         yield None
     elif len(contexts) == 1:
-        with alone.of(contexts[0], wide) as known:
+        with single.of(contexts[0], wide) as known:
             yield known
     else:
-        with Contexts(model, len(contexts), max(map(len, contexts)), wide) as known:
+        with ContextBatch(model, len(contexts), max(map(len, contexts)), wide) as known:
             known.load(contexts)
             known.run()
             yield known

@@ -1,8 +1,8 @@
-"""The GPU: compiles the kernels at first use (NVRTC), keeps what was compiled, allocates, copies and launches.
+"""The GPU: compiles the kernels at first use (NVRTC), caches them, allocates, copies and launches.
 
-Goes through NVIDIA's own bindings (`cuda-bindings`, the extra `pltz[cuda]`), in the primary context of the device, which it
-shares with torch. Compiled kernels lie in the user's cache folder ($XDG_CACHE_HOME/pltz, else ~/.cache/pltz), named by
-everything they depend on.
+It uses NVIDIA's own bindings (`cuda-bindings`, the extra `pltz[cuda]`) and the primary context of the device, which it
+shares with torch. Compiled kernels are cached in $XDG_CACHE_HOME/pltz, else ~/.cache/pltz. Their names depend on
+everything that determines them.
 """
 
 from __future__ import annotations
@@ -26,56 +26,64 @@ from pltz.plt_codec.errors import ModelError, UsageError
 HERE = Path(__file__).resolve().parent
 SOURCES = ("common.cuh", "batch.cu", "wide.cu", "cluster.cu", "grid.cu", "gated.cu")
 OLDEST = 80  # compute capability that the instructions need
-CLUSTERS = 90  # from here on there are clusters of blocks
-MOST_GATED = 8  # clusters of gated.cu, whose blocks have places for the words that they meet by
-CLUSTER = 16  # blocks of a cluster of cluster.cu and grid.cu
-MOST_CONFIGS = 256  # ways to launch that are remembered
+CLUSTERS = 90  # from here on there are clusters of CTAs
+MOST_GATED = 8  # clusters of gated.cu: its CTAs have places for the words by which they meet
+CLUSTER = 16  # CTAs per cluster of cluster.cu, grid.cu and gated.cu
+MOST_CONFIGS = 256  # launch configurations that are kept
 Argument = Any  # a ctypes scalar
 
 
 class Device(Protocol):
-    """A device, as the coder needs it. Addresses are plain numbers."""
+    """A device as the coder needs it. Addresses are plain numbers."""
 
-    clusters: int  # clusters of the decoder of few sessions that run side by side; 0: none
-    grid: int  # clusters of the decoder of one session; 0: it cannot run
-    gated: int  # clusters of the decoder of one session of contract 2; 0: it cannot run
-    wide: bool  # whether many sessions go by the kernels of wide.cu
-    stream: int  # where all of its work is queued, a CUstream; 0: it works at once
-    name: str  # as torch names it
+    clusters: int  # clusters of cluster.cu that run side by side; 0: it cannot run
+    grid: int  # clusters of grid.cu; 0: it cannot run
+    gated: int  # clusters of gated.cu; 0: it cannot run
+    wide: bool  # whether the kernels of wide.cu serve many sessions
+    stream: int  # the CUstream of all its work; 0: it works synchronously
+    name: str  # its name in torch
 
     def alloc(self, size: int) -> int:
-        """Bytes of zeros. Raises ModelError where memory does not suffice."""
+        """Return the address of ``size`` bytes of zeros. Raises ModelError if memory does not suffice."""
 
     def free(self, address: int) -> None:
-        """Give back what alloc gave."""
+        """Free memory that `alloc` returned."""
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
-        """Array to device."""
+        """Copy an array of any shape to the device."""
 
     def download(self, address: int, array: npt.NDArray[Any]) -> None:
-        """Device to array, after everything launched before."""
+        """Fill an array of any shape from the device, after everything launched before."""
 
     def launch(
         self, kernel: str, grid: tuple[int, int, int], threads: int, args: Sequence[Argument],
         shared: int = 0, cluster: int = 1, together: bool = False,
     ) -> None:  # fmt: skip
-        """Start a kernel; order is kept. together: all its blocks run side by side."""
+        """Launch a kernel with ``shared`` bytes of shared memory and ``cluster`` CTAs per cluster.
+
+        Launches run in order. ``together``: all CTAs of the kernel run side by side.
+        """
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Record the launches of `work` and return a call that replays them."""
 
     def room(self) -> int:
-        """Bytes of device memory that are free."""
+        """Return the bytes of device memory that are free."""
 
 
 def source() -> str:
-    """All kernels as one text."""
+    """Return all kernels as one text."""
     text = "".join((HERE / name).read_text("utf8") for name in SOURCES if (HERE / name).exists())
     return text.replace('#include "common.cuh"', "")
 
 
 def compile_kernels(shape: Mapping[str, int], capability: int) -> bytes:
-    """Machine code of the kernels. Raises ModelError where the compiler refuses, ImportError where there is none."""
+    """Return the machine code of the kernels for the macros of a shape.
+
+    Raises:
+        ModelError: they do not compile.
+        ImportError: there is no compiler.
+    """
     from cuda.bindings import nvrtc
 
     target = f"sm_{capability}" + ("a" if capability == 90 else "")
@@ -111,7 +119,7 @@ def _folder() -> Path:
 
 
 def _keep(path: Path, data: bytes) -> None:
-    """Write whole or not at all; a cache that cannot be written is no error."""
+    """Write a file whole or not at all. A cache that cannot be written is no error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
@@ -122,7 +130,7 @@ def _keep(path: Path, data: bytes) -> None:
 
 
 def _ask(answer: tuple[Any, ...]) -> Any:
-    """The result of a call of the bindings. Raises ModelError with the driver's words."""
+    """Return the result of a call of the bindings. Raises ModelError with the name of the driver's error."""
     status, *rest = answer
     if int(status):
         raise ModelError(f"CUDA: {getattr(status, 'name', status)}")
@@ -130,7 +138,7 @@ def _ask(answer: tuple[Any, ...]) -> Any:
 
 
 def _allocate(cu: Any, size: int) -> int:
-    """The address of so many bytes more. Raises ModelError where memory does not suffice."""
+    """Return the address of ``size`` new bytes. Raises ModelError if memory does not suffice."""
     status, address = cu.cuMemAlloc(size)
     if int(status):
         raise ModelError(f"not enough GPU memory: {size} bytes more are needed ({status.name})")
@@ -139,7 +147,7 @@ def _allocate(cu: Any, size: int) -> int:
 
 @functools.cache
 def count() -> int:
-    """GPUs that the driver shows; 0 where there is no driver or the extra is not installed."""
+    """Return the number of GPUs; 0 if there is no driver or the extra is not installed."""
     try:
         from cuda.bindings import driver, nvrtc  # noqa: F401
 
@@ -156,7 +164,12 @@ def count() -> int:
 
 
 class CudaDevice:
-    """One GPU with the kernels for one shape. Raises UsageError where it cannot run them."""
+    """One GPU with the kernels for one shape.
+
+    Raises:
+        UsageError: it is not there, or cannot run them.
+        ModelError: the kernels do not compile.
+    """
 
     def __init__(self, number: int, shape: Mapping[str, int]):
         from cuda.bindings import driver
@@ -194,7 +207,7 @@ class CudaDevice:
         self.wide = wgmma(shape, self.capability)
 
     def _clusters(self, kernel: str, shared: int) -> int:
-        """Clusters of a kernel that run side by side."""
+        """Return the number of clusters of a kernel that run side by side."""
         config = self._config((CLUSTER * 64, 1, 1), 512, shared, CLUSTER, False)
         try:
             return int(
@@ -235,7 +248,7 @@ class CudaDevice:
         _ask((*self._cu.cuCtxSetCurrent(self._context), None))
 
     def function(self, kernel: str, shared: int, cluster: int) -> Any:
-        """The kernel, allowed the shared memory and the cluster it wants."""
+        """Return a kernel, allowed that many bytes of shared memory and CTAs per cluster."""
         if kernel not in self._functions:
             f = _ask(self._cu.cuModuleGetFunction(self._module, kernel.encode()))
             names = self._cu.CUfunction_attribute
@@ -250,14 +263,17 @@ class CudaDevice:
         _ask((*self._cu.cuFuncSetAttribute(function, name, value), None))
 
     def alloc(self, size: int) -> int:
-        """Bytes of zeros. Raises ModelError where memory does not suffice."""
+        """Return the address of ``size`` bytes of zeros. Raises ModelError if memory does not suffice."""
         self._enter()
         address = self._pool.take(size)
         _ask((*self._cu.cuMemsetD8Async(address, 0, max(size, 16), self._stream), None))
         return address
 
     def free(self, address: int) -> None:
-        """Give back what alloc gave. What still runs may use it: who gets it next comes after, in the one stream there is."""
+        """Free memory that `alloc` returned.
+
+        Kernels under way may still use it: its next owner comes after them in the one stream there is.
+        """
         self._enter()
         self._pool.give(address)
 
@@ -267,14 +283,14 @@ class CudaDevice:
             self._pool.drop()
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
-        """Array to device. It may change once this returns: the driver has it in memory of its own by then."""
+        """Copy an array of any shape to the device. The driver has its own copy once this returns."""
         self._enter()
         data = np.ascontiguousarray(array)
         if data.nbytes:
             _ask((*self._cu.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._stream), None))
 
     def download(self, address: int, array: npt.NDArray[Any]) -> None:
-        """Device to array, after everything launched before."""
+        """Fill an array of any shape from the device, after everything launched before."""
         self._enter()
         if array.nbytes:
             _ask((*self._cu.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self._stream), None))
@@ -284,7 +300,10 @@ class CudaDevice:
         self, kernel: str, grid: tuple[int, int, int], threads: int, args: Sequence[Argument],
         shared: int = 0, cluster: int = 1, together: bool = False,
     ) -> None:  # fmt: skip
-        """Start a kernel; order is kept. together: all its blocks run side by side."""
+        """Launch a kernel with ``shared`` bytes of shared memory and ``cluster`` CTAs per cluster.
+
+        Launches run in order. ``together``: all CTAs of the kernel run side by side.
+        """
         cu = self._cu
         f = self.function(kernel, shared, cluster)
         pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(a) for a in args))
@@ -312,13 +331,13 @@ class CudaDevice:
         return _Recording(cu, executable, self._stream)
 
     def room(self) -> int:
-        """Bytes of device memory that are free."""
+        """Return the bytes of device memory that are free."""
         self._enter()
         return int(_ask(self._cu.cuMemGetInfo())[0])
 
 
 class _Recording:
-    """Launches to be repeated. What it holds goes with it, once all that was launched has run."""
+    """Recorded launches. The driver frees the recording once all launches have run."""
 
     def __init__(self, cu: Any, executable: Any, stream: Any):
         self._cu, self._executable, self._stream = cu, executable, stream

@@ -1,24 +1,31 @@
 /* One session of contract 2: one kernel decodes a whole block on the whole GPU.
  *
- * Clusters of 16 thread blocks, as many as run side by side. The channels of a product are dealt out to all blocks, 8 at a time; its
- * inputs are split among the warps of a block. All blocks meet after each stage, and what one has computed the others read from L2:
+ * Clusters of 16 CTAs, as many as run side by side. The channels of a product are dealt out to all CTAs, 8 at a time;
+ * its inputs are split among the warps of a CTA. All CTAs meet after each stage, and what one has computed the others
+ * read from L2:
  *
  *     norm, queries, keys, values | attention | its output | norm, hidden | residual        five meetings a layer
  *
- * Attention is the work of one cluster a key head: a block has every sixteenth group of 32 keys, and the blocks of the cluster meet
- * for highest scores, sums, and shares times values. Each stage's weights are on their way while the blocks meet for it. Norms are
- * worked out by every block that needs them: cheaper than one meeting more.
+ * Attention is the work of one cluster a key head: a CTA has every sixteenth group of 32 keys, and the CTAs of the
+ * cluster meet for highest scores, sums, and shares times values. Each stage's weights are on their way while the CTAs
+ * meet for it. Norms are worked out by every CTA that needs them: cheaper than one meeting more.
  */
 #include "common.cuh"
 #if P_GATED && (defined(PLTZ_EMULATE) || __CUDA_ARCH__ >= 900)
 
 namespace gated {
 enum {
-    CTAS = 16, THREADS = 512, WARPS = 16, MOST_BLOCKS = 128,
-    LANES = 32, ROW_TILES = LANES / 16, ROWS = 96,         /* queries of a key head, most: pack.py, GATED_LANES and GATED_QUERIES */
-    KEPT = 10,                                             /* groups of 32 keys, and their values, that a block has at hand */
-    TILES = 4, AHEAD = 32 << 10,                           /* tiles of 8 channels at once; bytes of weights that are asked for ahead */
-    PITCH = DP % 128 ? DP : DP + 64,                       /* of normed rows: neighbours do not meet in the banks */
+    CTAS = 16,
+    THREADS = 512,
+    WARPS = 16,
+    MOST_CTAS = 128,
+    LANES = 32,
+    ROW_TILES = LANES / 16,
+    ROWS = 96,         /* queries of a key head, most: pack.py, GATED_LANES and GATED_QUERIES */
+    KEPT = 10, /* groups of 32 keys, and their values, that a CTA has at hand */
+    TILES = 4,
+    AHEAD = 32 << 10, /* tiles of 8 channels at once; bytes of weights that are asked for ahead */
+    PITCH = DP % 128 ? DP : DP + 64, /* of normed rows: neighbours do not meet in the banks */
     MIXED_PITCH = 72,
 };
 struct Model { /* model.py: the same order */
@@ -29,8 +36,8 @@ struct Model { /* model.py: the same order */
     const int32_t *qkv_m[LAYERS], *out_m[LAYERS], *up_m[LAYERS], *down_m[LAYERS], *heat[LAYERS];
     const int32_t *norm_out, *act, *norm_in[LAYERS], *norm_mid[LAYERS];
 };
-struct Wire { /* what the blocks tell each other, in device memory */
-    uint32_t here[MOST_BLOCKS]; /* how often each block has come to a meeting */
+struct Wire { /* what the CTAs tell each other, in device memory */
+    uint32_t here[MOST_CTAS]; /* how often each CTA has come to a meeting */
     int32_t stop, spare[127];
     int32_t feed[LANES], cls[LANES];
     int32_t x[LANES * DP];
@@ -41,11 +48,12 @@ struct Wire { /* what the blocks tell each other, in device memory */
     uint32_t sums[LANES * SUMS];
 };
 struct Shared {
-    uint64_t meeting[4]; /* of a block and the weights that it asked for */
+    uint64_t meeting[4]; /* of a CTA and the weights that it asked for */
     /* products */
     int8_t a[LANES * PITCH];
     int32_t part[WARPS * LANES * 8]; /* of the tiles at once and the splits of their inputs */
-    /* attention: what the blocks of the cluster sent; nothing else is here, so that no block need know what another one is at */
+    /* attention: what the CTAs of the cluster sent; nothing else is here, so that no CTA need know what another one is
+     * at */
     int32_t lows[CTAS * ROWS];
     uint32_t totals[CTAS * ROWS];
     int32_t mixes[CTAS * (ROWS / CTAS) * HW]; /* of every sixteenth query */
@@ -54,7 +62,7 @@ struct Shared {
             int8_t q[ROWS * HW];
             int32_t mixed[ROWS * MIXED_PITCH];
         };
-        uint32_t sums[LANES * SUMS]; /* first block */
+        uint32_t sums[LANES * SUMS]; /* first CTA */
     };
     int8_t ahead[AHEAD]; /* weights of the next product */
     int8_t keys[KEPT * 2048], values[KEPT * 2048]; /* of a head, as they were before the step */
@@ -69,18 +77,18 @@ struct Shared {
     int8_t member[DP];
 };
 
-#ifdef P_TRACE /* cycles of each stage in the first block, for measurements */
+#ifdef P_TRACE /* cycles of each stage in the first CTA, for measurements */
 __device__ unsigned long long trace[64];
 #endif
 struct Place {
     Shared *m;
     Wire *wire;
-    int tid, lane, warp, block, blocks, lanes;
+    int tid, thread, warp, cta, ctas, lanes;
     uint32_t round, asked; /* meetings; how often weights were asked for */
 #ifdef P_TRACE
     int64_t last;
     DEV void mark(int stage) {
-        if (tid || block) return;
+        if (tid || cta) return;
         const int64_t now = clock64();
         if (last) atomicAdd(&trace[stage], (unsigned long long)(now - last));
         last = now;
@@ -89,22 +97,23 @@ struct Place {
     DEV void mark(int) {}
 #endif
 
-    /* All blocks of the GPU meet. What is asked for is on its way meanwhile. stage: of the trace. */
+    /* All CTAs of the GPU meet. What is asked for is on its way meanwhile. stage: of the trace. */
     template <class Ask> DEV void meet(int stage, Ask ask) {
         mark(stage);
         __syncthreads();
         round++;
-        if (tid == 0) post(&wire->here[block], round);
+        if (tid == 0) post(&wire->here[cta], round);
         ask();
         if (warp == 0) {
             bool all = false;
             while (!all) { /* all loads under way at once */
-                uint32_t here[MOST_BLOCKS / 32];
+                uint32_t here[MOST_CTAS / 32];
 #pragma unroll
-                for (int i = 0; i < MOST_BLOCKS / 32; i++) here[i] = i * 32 + lane < blocks ? wire_load(&wire->here[i * 32 + lane]) : round;
+                for (int i = 0; i < MOST_CTAS / 32; i++)
+                    here[i] = i * 32 + thread < ctas ? wire_load(&wire->here[i * 32 + thread]) : round;
                 all = true;
 #pragma unroll
-                for (int i = 0; i < MOST_BLOCKS / 32; i++) all = all && (int32_t)(here[i] - round) >= 0;
+                for (int i = 0; i < MOST_CTAS / 32; i++) all = all && (int32_t)(here[i] - round) >= 0;
                 all = all || !breathe();
             }
             look_again();
@@ -114,10 +123,15 @@ struct Place {
     }
 };
 
-/* A product of lanes (rows) with tiles of 8 channels; U tiles are a unit that ends together (2: gate and linear half). Unit u is of block
- * u % blocks, which takes AT_ONCE of its own at a time and splits their inputs among its warps. */
+/* A product of lanes (rows) with tiles of 8 channels; U tiles are a unit that ends together (2: gate and linear half).
+ * Unit u is of CTA u % ctas, which takes AT_ONCE of its own at a time and splits their inputs among its warps. */
 template <int K, int U, bool UNSIGNED> struct Product {
-    enum { CHUNKS = K / 64, AT_ONCE = TILES / U, BYTES = CHUNKS * 512 /* of a tile */, ROOM = AHEAD / BYTES /* tiles */ };
+    enum {
+        CHUNKS = K / 64,
+        AT_ONCE = TILES / U,
+        BYTES = CHUNKS * 512 /* of a tile */,
+        ROOM = AHEAD / BYTES /* tiles */
+    };
     const int8_t *w;
     const int32_t *m;
     int all; /* units */
@@ -128,26 +142,33 @@ template <int K, int U, bool UNSIGNED> struct Product {
     DEV Part part(const Place &p, int unit, int warp) const {
         int n = 0;
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) n += unit + i * p.blocks < all ? U : 0;
+        for (int i = 0; i < AT_ONCE; i++) n += unit + i * p.ctas < all ? U : 0;
         const int split = n == 1 ? warp : n == 2 ? warp >> 1 : n == 3 ? warp * 11 >> 5 : warp >> 2;
         return Part{n, min(n == 1 ? 16 : n == 2 ? 8 : n == 3 ? 5 : 4, (int)CHUNKS), warp - split * n, split};
     }
-    DEV int tile(const Place &p, int unit, int n) const { return (unit + n / U * p.blocks) * U + n % U; } /* n-th from a unit of the block on */
-    /* Weights of the first round, on their way to shared memory while the blocks meet, as far as there is room. One thread asks, by copies that
-     * take no turn among the loads of the multiprocessor: those that look for the word of the other blocks would wait for all before them. */
+    DEV int tile(const Place &p, int unit, int n) const {
+        return (unit + n / U * p.ctas) * U + n % U;
+    } /* n-th from a unit of the CTA on */
+    /* Weights of the first round, on their way to shared memory while the CTAs meet, as far as there is room. One
+     * thread asks, by copies that take no turn among the loads of the multiprocessor: those that look for the word of
+     * the other CTAs would wait for all before them. */
     DEV void ask(Place &p) const {
         if (p.tid == 32) {
-            const int n = min(part(p, p.block, 0).n, (int)ROOM);
+            const int n = min(part(p, p.cta, 0).n, (int)ROOM);
             meeting_expect(p.m->meeting, p.asked, (uint32_t)n * BYTES);
-            for (int i = 0; i < n; i++) bulk_copy(p.m->ahead + i * BYTES, w + (int64_t)tile(p, p.block, i) * BYTES, BYTES, p.m->meeting, p.asked);
+            for (int i = 0; i < n; i++)
+                bulk_copy(p.m->ahead + i * BYTES, w + (int64_t)tile(p, p.cta, i) * BYTES, BYTES, p.m->meeting, p.asked);
         }
         p.asked++;
     }
-    /* end(row, channel of the unit's first tile, sums, multipliers, x): of U tiles each; x (rows, stride) is what the sums are added to, or 0. */
-    template <class End> DEV void run(Place &p, const int8_t *a, int a_stride, const int32_t *x, int stride, End end) const {
-        const int g = p.lane >> 2, t = p.lane & 3, row_tiles = (p.lanes + 15) / 16, row = p.tid / 8, channel = p.tid % 8;
+    /* end(row, channel of the unit's first tile, sums, multipliers, x): of U tiles each; x (rows, stride) is what the
+     * sums are added to, or 0. */
+    template <class End>
+    DEV void run(Place &p, const int8_t *a, int a_stride, const int32_t *x, int stride, End end) const {
+        const int g = p.thread >> 2, t = p.thread & 3, row_tiles = (p.lanes + 15) / 16, row = p.tid / 8,
+                  channel = p.tid % 8;
         meeting_wait(p.m->meeting, p.asked - 1);
-        for (int unit = p.block; unit < all; unit += AT_ONCE * p.blocks) {
+        for (int unit = p.cta; unit < all; unit += AT_ONCE * p.ctas) {
             const Part mine = part(p, unit, p.warp);
             int32_t scales[TILES], before[TILES];
 #pragma unroll
@@ -161,9 +182,9 @@ template <int K, int U, bool UNSIGNED> struct Product {
                 int32_t c[ROW_TILES][4];
 #pragma unroll
                 for (int i = 0; i < ROW_TILES * 4; i++) c[i / 4][i % 4] = 0;
-                const int8_t *from = w + (int64_t)tile(p, unit, mine.tile) * CHUNKS * 512 + p.lane * 16;
-                const bool ahead = unit == p.block && mine.tile < ROOM;
-                const int8_t *held = p.m->ahead + (ahead ? mine.tile : 0) * BYTES + p.lane * 16;
+                const int8_t *from = w + (int64_t)tile(p, unit, mine.tile) * CHUNKS * 512 + p.thread * 16;
+                const bool ahead = unit == p.cta && mine.tile < ROOM;
+                const int8_t *held = p.m->ahead + (ahead ? mine.tile : 0) * BYTES + p.thread * 16;
 #pragma unroll 2
                 for (int chunk = mine.split; chunk < CHUNKS; chunk += mine.splits) {
                     const uint4 b = ahead ? *(const uint4 *)(held + chunk * 512) : *(const uint4 *)(from + chunk * 512);
@@ -184,7 +205,8 @@ template <int K, int U, bool UNSIGNED> struct Product {
                 int32_t *to = p.m->part + (mine.tile * mine.splits + mine.split) * LANES * 8;
 #pragma unroll
                 for (int i = 0; i < ROW_TILES * 4; i++) {
-                    if (i / 4 < row_tiles) to[(i / 4 * 16 + g + (i >> 1 & 1) * 8) * 8 + t * 2 + (i & 1)] = c[i / 4][i % 4];
+                    if (i / 4 < row_tiles)
+                        to[(i / 4 * 16 + g + (i >> 1 & 1) * 8) * 8 + t * 2 + (i & 1)] = c[i / 4][i % 4];
                 }
             }
             __syncthreads();
@@ -197,12 +219,13 @@ template <int K, int U, bool UNSIGNED> struct Product {
                     for (int u = 0; u < U; u++) {
                         sums[u] = 0;
 #pragma unroll 4
-                        for (int s = 0; s < mine.splits; s++) sums[u] += p.m->part[((i + u) * mine.splits + s) * LANES * 8 + p.tid];
+                        for (int s = 0; s < mine.splits; s++)
+                            sums[u] += p.m->part[((i + u) * mine.splits + s) * LANES * 8 + p.tid];
                     }
-                    end(row, (unit + i / U * p.blocks) * 8 + channel, sums, scales + i, before + i);
+                    end(row, (unit + i / U * p.ctas) * 8 + channel, sums, scales + i, before + i);
                 }
             }
-            if (unit + AT_ONCE * p.blocks < all) __syncthreads();
+            if (unit + AT_ONCE * p.ctas < all) __syncthreads();
         }
     }
 };
@@ -220,26 +243,30 @@ template <int N> DEV void norm_each(const Place &p, const int32_t *gains) {
     for (int r = 0; r < N; r++) {
         const int row = p.warp + r * WARPS;
 #pragma unroll
-        for (int i = 0; i < DP / 64; i++) v[r][i] = row < p.lanes ? *(const int2 *)(p.wire->x + row * DP + i * 64 + p.lane * 2) : make_int2(0, 0);
+        for (int i = 0; i < DP / 64; i++)
+            v[r][i] = row < p.lanes ? *(const int2 *)(p.wire->x + row * DP + i * 64 + p.thread * 2) : make_int2(0, 0);
     }
 #pragma unroll
     for (int r = 0; r < N; r++) {
         uint64_t total = 0;
 #pragma unroll
-        for (int i = 0; i < DP / 64; i++) total += (uint64_t)((int64_t)v[r][i].x * v[r][i].x) + (uint64_t)((int64_t)v[r][i].y * v[r][i].y);
+        for (int i = 0; i < DP / 64; i++)
+            total += (uint64_t)((int64_t)v[r][i].x * v[r][i].x) + (uint64_t)((int64_t)v[r][i].y * v[r][i].y);
         scale[r] = gained_scale(sum_warp(total));
     }
 #pragma unroll
     for (int i = 0; i < DP / 64; i++) {
-        const int2 gain = *(const int2 *)(gains + i * 64 + p.lane * 2);
+        const int2 gain = *(const int2 *)(gains + i * 64 + p.thread * 2);
 #pragma unroll
         for (int r = 0; r < N; r++) {
-            const uint32_t a = (uint32_t)gained_one(v[r][i].x, scale[r], gain.x), b = (uint32_t)gained_one(v[r][i].y, scale[r], gain.y);
-            *(uint16_t *)(p.m->a + (p.warp + r * WARPS) * PITCH + i * 64 + p.lane * 2) = (uint16_t)(a & 255 | (b & 255) << 8);
+            const uint32_t a = (uint32_t)gained_one(v[r][i].x, scale[r], gain.x),
+                           b = (uint32_t)gained_one(v[r][i].y, scale[r], gain.y);
+            *(uint16_t *)(p.m->a + (p.warp + r * WARPS) * PITCH + i * 64 + p.thread * 2) =
+                (uint16_t)(a & 255 | (b & 255) << 8);
         }
     }
 }
-/* All rows, by every block: cheaper than to share them out and meet once more. */
+/* All rows, by every CTA: cheaper than to share them out and meet once more. */
 DEV void norm_rows(const Place &p, const int32_t *gains) {
     if (p.warp + WARPS < p.lanes) norm_each<LANES / WARPS>(p, gains);
     else if (p.warp < p.lanes) norm_each<1>(p, gains);
@@ -247,243 +274,331 @@ DEV void norm_rows(const Place &p, const int32_t *gains) {
 }
 
 /* A warp: HD values of one head, a thread's two in `pair`, turned by their position, brought to 8 bits. */
-DEV int2 pair_of(const Place &p, const int16_t *y) { return p.lane < HD / 2 ? make_int2(y[p.lane], y[p.lane + HD / 2]) : make_int2(0, 0); }
+DEV int2 pair_of(const Place &p, const int16_t *y) {
+    return p.thread < HD / 2 ? make_int2(y[p.thread], y[p.thread + HD / 2]) : make_int2(0, 0);
+}
 DEV void turn_one(const Place &p, int2 pair, int32_t at, int8_t *out) {
-    if (p.lane >= HD / 2) return;
-    const uint32_t j = (uint32_t)at * (uint32_t)p.m->phase[p.lane] >> 10 & 1023;
+    if (p.thread >= HD / 2) return;
+    const uint32_t j = (uint32_t)at * (uint32_t)p.m->phase[p.thread] >> 10 & 1023;
     const int32_t c = p.m->cosine[j], s = p.m->sine[j], a = pair.x, b = pair.y;
-    out[p.lane] = (int8_t)clamp_to((((a * c - b * s + (1 << 13)) >> 14) + 64) >> 7, 127);
-    out[p.lane + HD / 2] = (int8_t)clamp_to((((a * s + b * c + (1 << 13)) >> 14) + 64) >> 7, 127);
+    out[p.thread] = (int8_t)clamp_to((((a * c - b * s + (1 << 13)) >> 14) + 64) >> 7, 127);
+    out[p.thread + HD / 2] = (int8_t)clamp_to((((a * s + b * c + (1 << 13)) >> 14) + 64) >> 7, 127);
 }
 
-/* A block's groups of keys and values that were there before a step, on their way to shared memory. */
-DEV void ask_keys(const Place &p, const Session &s, int step, int layer, int h, const Cache &cache, int8_t *memory) {
-    const int8_t *keys = keys_of(cache, memory, layer, h), *values = keys + cache.room * HW;
-    const int whole = (s.old + step * s.L) / 32;
-    for (int i = p.warp; i < KEPT * 4; i += WARPS) { /* quarters of a group */
-        const int kg = cluster_rank() + i / 4 * CTAS, at = i % 4 * 512 + p.lane * 16;
-        if (kg >= whole) break;
-        copy16(p.m->keys + i / 4 * 2048 + at, keys + (int64_t)kg * 2048 + at);
-        copy16(p.m->values + i / 4 * 2048 + at, values + (int64_t)kg * 2048 + at);
-    }
-    copies_commit();
-}
-
-/* One key head by a cluster: queries, keys and values of this step from y; all lanes see all keys up to `keys`. */
-DEV void attend_head(Place &p, const Session &s, int step, int layer, int h, const Cache &cache, int8_t *memory) {
-    const int rank = cluster_rank(), g = p.lane >> 2, t = p.lane & 3, queries = p.lanes * GROUP;
-    const int first = s.old + step * s.L, all = first + s.L, groups = (all + 31) / 32, busy = min(groups, (int)CTAS);
-    int8_t *keys = keys_of(cache, memory, layer, h), *values = keys + cache.room * HW;
-    const int tiles = (queries + 15) / 16;
-    int wide = 1;
-    while (wide < tiles) wide *= 2;
-    const int tile = p.warp % wide, share = p.warp / wide, shares = WARPS / wide;
-    const bool active = tile < tiles;
-    const int from = rank + CTAS * share, by = CTAS * shares; /* groups of a warp */
-    ask_keys(p, s, step, layer, h, cache, memory);
-    enum { QUERIES_EACH = ROWS / WARPS, KEYS_EACH = LANES / WARPS };
-    int2 query_pairs[QUERIES_EACH], key_pairs[KEYS_EACH], value_pairs[KEYS_EACH];
-    auto fresh = [&](int row) { return row < s.L && (first + row) / 32 % CTAS == rank; }; /* else another block's group */
-#pragma unroll
-    for (int n = 0; n < QUERIES_EACH; n++) {
-        const int i = p.warp + n * WARPS;
-        if (i < queries) query_pairs[n] = pair_of(p, p.wire->y + i / GROUP * QP + (h * GROUP + i % GROUP) * HD);
-    }
-#pragma unroll
-    for (int n = 0; n < KEYS_EACH; n++) {
-        const int row = p.warp + n * WARPS;
-        if (!fresh(row)) continue;
-        key_pairs[n] = pair_of(p, p.wire->y + row * QP + (HEADS + h) * HD);
-        value_pairs[n] = pair_of(p, p.wire->y + row * QP + (HEADS + KV + h) * HD);
-    }
-#pragma unroll
-    for (int n = 0; n < QUERIES_EACH; n++) {
-        const int i = p.warp + n * WARPS;
-        if (i < queries) turn_one(p, query_pairs[n], (int32_t)s.start + lane_start(s, i / GROUP) + step, p.m->q + i * HW);
-    }
-#pragma unroll
-    for (int n = 0; n < KEYS_EACH; n++) {
-        const int row = p.warp + n * WARPS, key = first + row;
-        if (!fresh(row)) continue;
-        turn_one(p, key_pairs[n], (int32_t)s.start + lane_start(s, row) + step, keys + (int64_t)key * HW);
-        if (p.lane >= HD / 2) continue;
-        values[value_place(key, p.lane)] = (int8_t)clamp_to(value_pairs[n].x, 127);
-        values[value_place(key, p.lane + HD / 2)] = (int8_t)clamp_to(value_pairs[n].y, 127);
-    }
-    const int at_hand = min(first / 32, rank + KEPT * CTAS); /* groups below it that are this block's are in shared memory */
-    auto keys_at = [&](int kg) { return kg < at_hand ? load_keys(p.m->keys, kg / CTAS, p.lane) : load_keys(keys, kg, p.lane); };
-    auto values_at = [&](int kg) { return kg < at_hand ? load_keys(p.m->values, kg / CTAS, p.lane) : load_keys(values, kg, p.lane); };
-    copies_wait<0>();
-    for (int i = p.tid; i < queries; i += THREADS) {
-        p.m->low[i] = 0x7fffffff;
-        p.m->sum[i] = 0;
-    }
-    for (int i = p.tid; i < queries * MIXED_PITCH; i += THREADS) p.m->mixed[i] = 0;
-    __syncthreads();
-    p.mark(20);
-    const uint8_t *weights = (const uint8_t *)p.m->table;
+/* Attention of one key head for the lanes from first_lane on, by a cluster. Each CTA has every sixteenth group of 32
+ * keys. A warp has 16 queries and a share of the groups; it keeps the scores of its first groups in registers, then
+ * their weights. The stages are called in the order in which they stand here; between them the CTAs of the cluster
+ * meet. */
+struct Attention {
+    enum { HELD = 2, QUERIES_EACH = ROWS / WARPS, KEYS_EACH = LANES / WARPS };
+    Place &p;
+    const Session &s;
+    const int step, layer, h, first_lane, lanes, queries, rank, g, t;
+    const int first, all, groups, busy; /* keys before the step and after it; groups of them; CTAs that have some */
+    int8_t *const keys, *const values;
+    const int at_hand; /* groups below it that are this CTA's are in shared memory */
+    const int tiles, tile, share; /* of 16 queries */
+    const int from, by; /* groups of this warp */
+    const bool active;
     Queries f;
-    uint4 part[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) { /* rows past the last repeat it */
-        const int query = min(tile * 16 + i * 8 + g, queries - 1);
-        part[i] = *(const uint4 *)(p.m->q + query * HW + t * 16);
-        f.limit[i] = all;
-        f.heat[i] = (uint32_t)p.m->heat[layer * HEADS + h * GROUP + query % GROUP];
+    int32_t held[HELD][4][4];
+
+    DEV Attention(Place &p, const Session &s, int step, int layer, int h, int first_lane, int lanes, const Cache &cache,
+                  int8_t *memory)
+        : p(p), s(s), step(step), layer(layer), h(h), first_lane(first_lane), lanes(lanes), queries(lanes * GROUP),
+          rank(cluster_rank()), g(p.thread >> 2), t(p.thread & 3), first(s.old + step * s.L), all(first + s.L),
+          groups((all + 31) / 32), busy(min(groups, (int)CTAS)), keys(keys_of(cache, memory, layer, h)),
+          values(keys + cache.room * HW), at_hand(min(first / 32, rank + KEPT * CTAS)), tiles((queries + 15) / 16),
+          tile(p.warp % tiles), share(p.warp / tiles), from(rank + CTAS * share), by(CTAS * (WARPS / tiles)),
+          active(share < WARPS / tiles) {}
+
+    DEV int row_of(int i) const { return tile * 16 + i * 8 + g; }
+    DEV Keys keys_at(int kg) const {
+        return kg < at_hand ? load_keys(p.m->keys, kg / CTAS, p.thread) : load_keys(keys, kg, p.thread);
     }
-    f.a = part[0];
-    f.b = part[1];
-    finish_queries(f);
-    auto row_of = [&](int i) { return tile * 16 + i * 8 + g; };
-    int32_t c[4][4];
-    if (active && from < groups) {
-        int32_t least[2] = {0x7fffffff, 0x7fffffff};
-        for (int kg = from; kg < groups; kg += by) {
-            scores(f, keys_at(kg), 0, 0, c);
-            top(f, kg, p.lane, c, least);
+    DEV Keys values_at(int kg) const {
+        return kg < at_hand ? load_keys(p.m->values, kg / CTAS, p.thread) : load_keys(values, kg, p.thread);
+    }
+    /* A CTA's whole groups of keys and values that were there before the step, on their way to shared memory. */
+    DEV void ask_keys() const {
+        const int whole = first / 32;
+        for (int i = p.warp; i < KEPT * 4; i += WARPS) { /* quarters of a group */
+            const int kg = rank + i / 4 * CTAS, at = i % 4 * 512 + p.thread * 16;
+            if (kg >= whole) break;
+            copy16(p.m->keys + i / 4 * 2048 + at, keys + (int64_t)kg * 2048 + at);
+            copy16(p.m->values + i / 4 * 2048 + at, values + (int64_t)kg * 2048 + at);
+        }
+        copies_commit();
+    }
+    /* The key of a lane, where this CTA keeps it. Where two clusters share the lanes, both write the same bytes. */
+    DEV bool fresh(int lane) const { return lane < s.L && (first + lane) / 32 % CTAS == rank; }
+    DEV int position(int lane) const { return (int32_t)s.start + lane_start(s, lane) + step; }
+
+    /* Queries of the lanes, and keys and values of the step, out of the product. */
+    DEV void turn() {
+        ask_keys();
+        int2 query_pairs[QUERIES_EACH], key_pairs[KEYS_EACH], value_pairs[KEYS_EACH];
+#pragma unroll
+        for (int n = 0; n < QUERIES_EACH; n++) {
+            const int i = p.warp + n * WARPS;
+            if (i < queries)
+                query_pairs[n] = pair_of(p, p.wire->y + (first_lane + i / GROUP) * QP + (h * GROUP + i % GROUP) * HD);
         }
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            for (int n = 1; n < 4; n <<= 1) least[i] = min(least[i], __shfl_xor_sync(FULL, least[i], n));
-            if (t == 0 && row_of(i) < queries) atomicMin(&p.m->low[row_of(i)], least[i]);
+        for (int n = 0; n < KEYS_EACH; n++) {
+            const int lane = p.warp + n * WARPS;
+            if (!fresh(lane)) continue;
+            key_pairs[n] = pair_of(p, p.wire->y + lane * QP + (HEADS + h) * HD);
+            value_pairs[n] = pair_of(p, p.wire->y + lane * QP + (HEADS + KV + h) * HD);
         }
+#pragma unroll
+        for (int n = 0; n < QUERIES_EACH; n++) {
+            const int i = p.warp + n * WARPS;
+            if (i < queries) turn_one(p, query_pairs[n], position(first_lane + i / GROUP), p.m->q + i * HW);
+        }
+#pragma unroll
+        for (int n = 0; n < KEYS_EACH; n++) {
+            const int lane = p.warp + n * WARPS, key = first + lane;
+            if (!fresh(lane)) continue;
+            turn_one(p, key_pairs[n], position(lane), keys + (int64_t)key * HW);
+            if (p.thread >= HD / 2) continue;
+            values[value_place(key, p.thread)] = (int8_t)clamp_to(value_pairs[n].x, 127);
+            values[value_place(key, p.thread + HD / 2)] = (int8_t)clamp_to(value_pairs[n].y, 127);
+        }
+        for (int i = p.tid; i < queries; i += THREADS) {
+            p.m->low[i] = 0x7fffffff;
+            p.m->sum[i] = 0;
+        }
+        for (int i = p.tid; i < queries * MIXED_PITCH; i += THREADS) p.m->mixed[i] = 0;
+        copies_wait<0>();
+        __syncthreads();
+        p.mark(20);
     }
-    __syncthreads();
-    for (int i = p.tid; i < queries * CTAS; i += THREADS) {
-        if (rank < busy) put4(peer(p.m->lows + rank * ROWS + i / CTAS, i % CTAS), (uint32_t)p.m->low[i / CTAS]);
-    }
-    p.mark(21);
-    cluster_arrive();
-    cluster_wait();
-    p.mark(22);
-    for (int i = p.tid; i < queries; i += THREADS) {
-        int32_t least = 0x7fffffff;
+
+    /* Scores, negated, and the lowest of each query: in this CTA, then in the cluster. */
+    DEV void score() {
+        uint4 part[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) { /* rows past the last repeat it */
+            const int query = min(row_of(i), queries - 1);
+            part[i] = *(const uint4 *)(p.m->q + query * HW + t * 16);
+            f.limit[i] = all;
+            f.heat[i] = (uint32_t)p.m->heat[layer * HEADS + h * GROUP + query % GROUP];
+        }
+        f.a = part[0];
+        f.b = part[1];
+        finish_queries(f);
+        if (active && from < groups) {
+            int32_t least[2] = {0x7fffffff, 0x7fffffff};
+#pragma unroll
+            for (int n = 0; n < HELD; n++) {
+                const int kg = from + n * by;
+                if (kg >= groups) break;
+                scores(f, keys_at(kg), 0, 0, held[n]);
+                top(f, kg, p.thread, held[n], least);
+            }
+#pragma unroll 1
+            for (int kg = from + HELD * by; kg < groups; kg += by) {
+                int32_t c[4][4];
+                scores(f, keys_at(kg), 0, 0, c);
+                top(f, kg, p.thread, c, least);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                for (int n = 1; n < 4; n <<= 1) least[i] = min(least[i], __shfl_xor_sync(FULL, least[i], n));
+                if (t == 0 && row_of(i) < queries) atomicMin(&p.m->low[row_of(i)], least[i]);
+            }
+        }
+        __syncthreads();
+        for (int i = p.tid; i < queries * CTAS; i += THREADS) {
+            if (rank < busy) put4(peer(p.m->lows + rank * ROWS + i / CTAS, i % CTAS), (uint32_t)p.m->low[i / CTAS]);
+        }
+        p.mark(21);
+        cluster_arrive();
+        cluster_wait();
+        p.mark(22);
+        for (int i = p.tid; i < queries; i += THREADS) {
+            int32_t least = 0x7fffffff;
 #pragma unroll 4
-        for (int n = 0; n < busy; n++) least = min(least, p.m->lows[n * ROWS + i]);
-        p.m->low[i] = least;
-    }
-    __syncthreads();
-    if (active && from < groups) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) f.most[i] = -p.m->low[min(row_of(i), queries - 1)];
-        uint32_t total[2] = {0, 0};
-        for (int kg = from; kg < groups; kg += by) {
-            weigh(f, keys_at(kg), kg, p.lane, weights, c, (uint32_t)p.lane * 4);
-            add_weights(c, total);
+            for (int n = 0; n < busy; n++) least = min(least, p.m->lows[n * ROWS + i]);
+            p.m->low[i] = least;
         }
+        __syncthreads();
+    }
+
+    /* Weights of the keys, and the sum of each query: in this CTA, then in the cluster. */
+    DEV void weigh_keys() {
+        const uint8_t *table = (const uint8_t *)p.m->table;
+        if (active && from < groups) {
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            for (int n = 1; n < 4; n <<= 1) total[i] += __shfl_xor_sync(FULL, total[i], n);
-            if (t == 0 && row_of(i) < queries) atomicAdd(&p.m->sum[row_of(i)], total[i]);
+            for (int i = 0; i < 2; i++) f.most[i] = -p.m->low[min(row_of(i), queries - 1)];
+            uint32_t total[2] = {0, 0};
+#pragma unroll
+            for (int n = 0; n < HELD; n++) {
+                const int kg = from + n * by;
+                if (kg >= groups) break;
+#pragma unroll
+                for (int i = 0; i < 16; i++) held[n][i / 4][i % 4] += f.most[i >> 1 & 1];
+                weigh(f, kg, p.thread, table, held[n], (uint32_t)p.thread * 4);
+                add_weights(held[n], total);
+            }
+#pragma unroll 1
+            for (int kg = from + HELD * by; kg < groups; kg += by) {
+                int32_t c[4][4];
+                weigh(f, keys_at(kg), kg, p.thread, table, c, (uint32_t)p.thread * 4);
+                add_weights(c, total);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                for (int n = 1; n < 4; n <<= 1) total[i] += __shfl_xor_sync(FULL, total[i], n);
+                if (t == 0 && row_of(i) < queries) atomicAdd(&p.m->sum[row_of(i)], total[i]);
+            }
         }
-    }
-    __syncthreads();
-    for (int i = p.tid; i < queries * CTAS; i += THREADS) {
-        if (rank < busy) put4(peer(p.m->totals + rank * ROWS + i / CTAS, i % CTAS), p.m->sum[i / CTAS]);
-    }
-    p.mark(23);
-    cluster_arrive();
-    cluster_wait();
-    p.mark(24);
-    for (int i = p.tid; i < queries; i += THREADS) {
-        uint32_t total = 0;
+        __syncthreads();
+        for (int i = p.tid; i < queries * CTAS; i += THREADS) {
+            if (rank < busy) put4(peer(p.m->totals + rank * ROWS + i / CTAS, i % CTAS), p.m->sum[i / CTAS]);
+        }
+        p.mark(23);
+        cluster_arrive();
+        cluster_wait();
+        p.mark(24);
+        for (int i = p.tid; i < queries; i += THREADS) {
+            uint32_t total = 0;
 #pragma unroll 4
-        for (int n = 0; n < busy; n++) total += p.m->totals[n * ROWS + i];
-        p.m->sum[i] = total;
-    }
-    __syncthreads();
-    if (active && from < groups) {
-        int32_t out[8][4];
-#pragma unroll
-        for (int i = 0; i < 32; i++) out[i / 4][i % 4] = 0;
-#pragma unroll
-        for (int i = 0; i < 2; i++) f.t[i] = key_scale(p.m->sum[min(row_of(i), queries - 1)]);
-        for (int kg = from; kg < groups; kg += by) {
-            weigh(f, keys_at(kg), kg, p.lane, weights, c, (uint32_t)p.lane * 4);
-            add_values(f, values_at(kg), c, out);
+            for (int n = 0; n < busy; n++) total += p.m->totals[n * ROWS + i];
+            p.m->sum[i] = total;
         }
+        __syncthreads();
+    }
+
+    /* Shares times values: in this CTA, then the sums over the cluster, each query's by the CTA query % CTAS. */
+    DEV void mix_values() {
+        if (active && from < groups) {
+            int32_t out[8][4];
 #pragma unroll
-        for (int i = 0; i < 32; i++) {
-            const int row = row_of(i >> 1 & 1), dim = (i >> 2) * 8 + t * 2 + (i & 1);
-            if (row < queries) atomicAdd(&p.m->mixed[row * MIXED_PITCH + dim], out[i / 4][i % 4]);
+            for (int i = 0; i < 32; i++) out[i / 4][i % 4] = 0;
+#pragma unroll
+            for (int i = 0; i < 2; i++) f.t[i] = key_scale(p.m->sum[min(row_of(i), queries - 1)]);
+#pragma unroll
+            for (int n = 0; n < HELD; n++) {
+                const int kg = from + n * by;
+                if (kg >= groups) break;
+                add_values(f, values_at(kg), held[n], out);
+            }
+#pragma unroll 1
+            for (int kg = from + HELD * by; kg < groups; kg += by) {
+                int32_t c[4][4];
+                weigh(f, keys_at(kg), kg, p.thread, (const uint8_t *)p.m->table, c, (uint32_t)p.thread * 4);
+                add_values(f, values_at(kg), c, out);
+            }
+#pragma unroll
+            for (int i = 0; i < 32; i++) {
+                const int row = row_of(i >> 1 & 1), dim = (i >> 2) * 8 + t * 2 + (i & 1);
+                if (row < queries) atomicAdd(&p.m->mixed[row * MIXED_PITCH + dim], out[i / 4][i % 4]);
+            }
         }
-    }
-    __syncthreads();
-    for (int i = p.tid; i < queries * (HW / 4); i += THREADS) { /* a query's to the block that ends it: the sixteenth of each */
-        const int query = i / (HW / 4), dim = i % (HW / 4) * 4;
-        int32_t *to = p.m->mixes + (rank * (ROWS / CTAS) + query / CTAS) * HW + dim;
-        if (rank < busy) put16(peer(to, query % CTAS), *(const uint4 *)(p.m->mixed + query * MIXED_PITCH + dim));
-    }
-    p.mark(25);
-    cluster_arrive();
-    cluster_wait();
-    p.mark(26);
-    for (int i = p.tid; i < (queries - rank + CTAS - 1) / CTAS * HD; i += THREADS) {
-        const int n = i / HD, query = rank + n * CTAS, dim = i % HD;
-        int32_t total = 0;
+        __syncthreads();
+        for (int i = p.tid; i < queries * (HW / 4); i += THREADS) {
+            const int query = i / (HW / 4), dim = i % (HW / 4) * 4;
+            int32_t *to = p.m->mixes + (rank * (ROWS / CTAS) + query / CTAS) * HW + dim;
+            if (rank < busy) put16(peer(to, query % CTAS), *(const uint4 *)(p.m->mixed + query * MIXED_PITCH + dim));
+        }
+        p.mark(25);
+        cluster_arrive();
+        cluster_wait();
+        p.mark(26);
+        for (int i = p.tid; i < (queries - rank + CTAS - 1) / CTAS * HD; i += THREADS) {
+            const int n = i / HD, query = rank + n * CTAS, dim = i % HD;
+            int32_t total = 0;
 #pragma unroll 4
-        for (int block = 0; block < busy; block++) total += p.m->mixes[(block * (ROWS / CTAS) + n) * HW + dim];
-        p.wire->o[query / GROUP * OP + (h * GROUP + query % GROUP) * HD + dim] = (int8_t)clamp_to((total + (1 << 14)) >> 15, 127);
+            for (int cta = 0; cta < busy; cta++) total += p.m->mixes[(cta * (ROWS / CTAS) + n) * HW + dim];
+            p.wire->o[(first_lane + query / GROUP) * OP + (h * GROUP + query % GROUP) * HD + dim] =
+                (int8_t)clamp_to((total + (1 << 14)) >> 15, 127);
+        }
+    }
+};
+
+/* Attention of a step and a layer: a cluster per key head, or two where there are enough and more than 16 lanes. */
+DEV void attend(Place &p, const Session &s, int step, int layer, const Cache &cache, int8_t *memory) {
+    const int clusters = p.ctas / CTAS, cluster = p.cta / CTAS, parts = p.lanes > 16 && clusters >= 2 * KV ? 2 : 1;
+    for (int unit = cluster; unit < KV * parts; unit += clusters) {
+        const int first_lane = unit / KV * 16, lanes = parts == 1 ? p.lanes : unit < KV ? 16 : p.lanes - 16;
+        Attention attention(p, s, step, layer, unit % KV, first_lane, lanes, cache, memory);
+        attention.turn();
+        attention.score();
+        attention.weigh_keys();
+        attention.mix_values();
     }
 }
 
-/* First block: the symbols of a step, level 0 classes and 1 members, out of the stream; their cumulative frequencies are in sums. */
-DEV void decode_symbols(const Place &p, const Session &s, int step, int active, int level, Coder &coder, double &worth, int32_t *tokens) {
+/* First CTA, first warp: the range decoder, and the class of lane `thread`. */
+struct Symbols {
+    Coder coder; /* lower is 0: only its distance to the point counts */
+    double worth;
+    int32_t cls;
+};
+/* First CTA: the symbols of a step, level 0 classes and 1 members. Their cumulative frequencies are in sums. */
+template <int LEVEL>
+DEV void decode_symbols(const Place &p, const Session &s, int step, int active, Symbols &d, int32_t *tokens) {
     if (p.warp) return;
-    uint32_t mine = 1u << 24; /* frequency of this thread's lane */
-    for (int k = 0; k < active; k++) {
-        uint32_t frequency;
-        const int symbol = decode_symbol(coder, p.m->sums + k * SUMS, level ? 128 : CLASSES, frequency, p.lane);
-        if (p.lane != k) continue;
-        mine = frequency;
-        if (level) {
-            const int token = p.wire->cls[k] * 128 + symbol;
-            p.wire->feed[k] = token;
-            tokens[s.token_at + s.start + lane_start(s, k) + step] = token;
-        } else {
-            p.wire->cls[k] = symbol;
-        }
+    const uint32_t following = d.coder.place + p.thread < d.coder.words ? d.coder.data[d.coder.place + p.thread] : 0;
+    uint32_t frequency = 1u << 24;
+    int used = 0;
+    const int32_t symbol = next_symbols<LEVEL ? 4 : PER>(d.coder, p.m->sums, LEVEL ? 128 : CLASSES, active, following,
+                                                         used, frequency, p.thread);
+    d.coder.place += used;
+    d.worth += bits_of_warp(frequency);
+    if (LEVEL) {
+        if (!d.coder.error && d.worth > s.budget) d.coder.error = SPENT;
+        if (p.thread == 0) p.wire->stop = d.coder.error;
+        if (p.thread >= active) return;
+        const int32_t token = d.cls * 128 + symbol;
+        p.wire->feed[p.thread] = token;
+        tokens[s.token_at + s.start + lane_start(s, p.thread) + step] = token;
+    } else {
+        d.cls = symbol;
+        if (p.thread < active) p.wire->cls[p.thread] = symbol;
     }
-    worth += bits_of_warp(mine);
-    if (!level) return;
-    if (!coder.error && worth > s.budget) coder.error = SPENT;
-    if (p.lane == 0) p.wire->stop = coder.error;
 }
 
-/* Cumulative frequencies of a row's members, its class known: by one block. */
+/* Cumulative frequencies of a row's members, its class known: by one CTA. */
 DEV void members_of(const Place &p, const Model &model, int row) {
-    const int c = p.wire->cls[row], member = p.warp * 8 + (p.lane >> 2), token = c * 128 + member;
+    const int c = p.wire->cls[row], member = p.warp * 8 + (p.thread >> 2), token = c * 128 + member;
     const int32_t scale = model.member_m[token], bias = model.member_b[token];
-    const int8_t *w = model.embed_w + ((int64_t)c * 16 + p.warp) * 8 * DP + p.lane * 16;
+    const int8_t *w = model.embed_w + ((int64_t)c * 16 + p.warp) * 8 * DP + p.thread * 16;
     if (p.warp == 0) {
         const int32_t m = model.shift_m[c];
-        for (int i = p.lane; i < DP; i += 32) {
-            p.m->z[i] = i < D ? clamp_to(p.wire->x[row * DP + i] + shift(model.shift_w[(int64_t)c * D + i], m), RESIDUAL_MAX) : 0;
+        for (int i = p.thread; i < DP; i += 32) {
+            p.m->z[i] =
+                i < D ? clamp_to(p.wire->x[row * DP + i] + shift(model.shift_w[(int64_t)c * D + i], m), RESIDUAL_MAX)
+                      : 0;
         }
         __syncwarp();
-        norm_row(p.m->z, p.m->member, p.lane, model.norm_out);
+        norm_row(p.m->z, p.m->member, p.thread, model.norm_out);
     }
     __syncthreads();
     int32_t dot = 0;
 #pragma unroll
     for (int i = 0; i < DP / 64; i++) {
-        const uint4 v = *(const uint4 *)(p.m->member + i * 64 + (p.lane & 3) * 16), f = *(const uint4 *)(w + i * 512);
+        const uint4 v = *(const uint4 *)(p.m->member + i * 64 + (p.thread & 3) * 16), f = *(const uint4 *)(w + i * 512);
         dot = dot4(v.x, f.x, dot4(v.y, f.y, dot4(v.z, f.z, dot4(v.w, f.w, dot))));
     }
     dot += __shfl_xor_sync(FULL, dot, 1);
     dot += __shfl_xor_sync(FULL, dot, 2);
-    if ((p.lane & 3) == 0) p.m->l[member] = scaled(dot, scale) + bias;
+    if ((p.thread & 3) == 0) p.m->l[member] = scaled(dot, scale) + bias;
     __syncthreads();
     if (p.warp == 0) {
-        const int32_t mine[4] = {p.m->l[p.lane * 4], p.m->l[p.lane * 4 + 1], p.m->l[p.lane * 4 + 2], p.m->l[p.lane * 4 + 3]};
-        cumulate<4>(mine, 128, p.m->exp, p.wire->sums + row * SUMS, p.lane);
+        const int32_t mine[4] = {p.m->l[p.thread * 4], p.m->l[p.thread * 4 + 1], p.m->l[p.thread * 4 + 2],
+                                 p.m->l[p.thread * 4 + 3]};
+        cumulate<4>(mine, 128, p.m->exp, p.wire->sums + row * SUMS, p.thread);
     }
     __syncthreads();
 }
 } // namespace gated
 
-KERNEL(512) decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *pieces, const Cache *caches, int8_t *memory,
-                         const GRID_CONSTANT gated::Model model, const uint32_t *words, int32_t *tokens, gated::Wire *wire) {
+KERNEL(512)
+decode_gated(State *state, Session *sessions, const int32_t *slots, Piece *pieces, const Cache *caches, int8_t *memory,
+             const GRID_CONSTANT gated::Model model, const uint32_t *words, int32_t *tokens, gated::Wire *wire) {
     using namespace gated;
     static_assert(sizeof(Shared) <= P_GATED_SHARED && sizeof(Wire) <= P_GATED_WIRE, "pack.py: gated_plan");
     const int held = slots[0];
@@ -491,9 +606,17 @@ KERNEL(512) decode_gated(State *state, Session *sessions, const int32_t *slots, 
     const Session s = sessions[held];
     const Cache cache = caches[0];
     const uint32_t epoch = (uint32_t)state->epoch;
-    Place p = {(Shared *)shared(), wire, (int)threadIdx.x, (int)threadIdx.x & 31, (int)threadIdx.x >> 5, (int)blockIdx.x, (int)gridDim.x, s.L, epoch, 0};
+    Place p = {(Shared *)shared(),
+               wire,
+               (int)threadIdx.x,
+               (int)threadIdx.x & 31,
+               (int)threadIdx.x >> 5,
+               (int)blockIdx.x,
+               (int)gridDim.x,
+               s.L,
+               epoch,
+               0};
     if (p.tid == 0) meeting_open(p.m->meeting);
-    const int clusters = p.blocks / CTAS, cluster = p.block / CTAS;
     for (int i = p.tid; i < ROWS * HW; i += THREADS) p.m->q[i] = 0; /* beyond HD it stays so */
     for (int i = p.tid; i < 64; i += THREADS) p.m->exp[i] = model.exp[i];
     for (int i = p.tid; i < HD / 2; i += THREADS) p.m->phase[i] = model.phase[i];
@@ -504,8 +627,7 @@ KERNEL(512) decode_gated(State *state, Session *sessions, const int32_t *slots, 
     for (int i = p.tid; i < 2 * GATE_MAX + 1; i += THREADS) p.m->act[i] = model.act[i];
     for (int i = p.tid; i < LAYERS * HEADS; i += THREADS) p.m->heat[i] = model.heat[i / HEADS][i % HEADS];
     fill_weights(p.m->table, model.exp, p.tid, THREADS);
-    Coder coder = {s.lower, s.range, s.point, s.place, s.words, words + s.word_at, 0};
-    double worth = s.bits;
+    Symbols symbols = {{0, s.range, s.point - s.lower, s.place, s.words, words + s.word_at, 0}, s.bits, 0};
     auto qkv = [&](int layer) { return Qkv{model.qkv_w[layer], model.qkv_m[layer], QP / 8}; };
     auto out = [&](int layer) { return Out{model.out_w[layer], model.out_m[layer], DP / 8}; };
     auto up = [&](int layer) { return Up{model.up_w[layer], model.up_m[layer], FP / 8}; };
@@ -519,56 +641,65 @@ KERNEL(512) decode_gated(State *state, Session *sessions, const int32_t *slots, 
     cluster_wait();
     for (int step = 0; step < s.C; step++) {
         const int active = active_lanes(s, step);
-        for (int row = p.block * WARPS + p.warp; row < s.L; row += p.blocks * WARPS) {
+        for (int row = p.cta * WARPS + p.warp; row < s.L; row += p.ctas * WARPS) {
             const int token = step ? wire->feed[row] : row == 0 && s.start ? tokens[s.token_at + s.start - 1] : 0;
             const int8_t *w = model.embed_w + (int64_t)(token >> 3) * 8 * DP + (token & 7) * 64;
             const int32_t m = model.embed_m[token];
-            for (int i = p.lane; i < DP; i += 32) wire->x[row * DP + i] = entry(w[i / 64 * 512 + i % 64], m);
+            for (int i = p.thread; i < DP; i += 32) wire->x[row * DP + i] = entry(w[i / 64 * 512 + i % 64], m);
         }
         p.meet(0, [&] { qkv(0).ask(p); });
-        for (int layer = 0; layer < LAYERS; layer++) {
-            norm_rows(p, model.norm_in[layer]);
-            qkv(layer).run(p, p.m->a, PITCH, 0, 0, [&](int row, int channel, const int32_t *sums, const int32_t *m, const int32_t *) {
-                wire->y[row * QP + channel] = (int16_t)clamp_to(scaled(sums[0], m[0]), 32767);
-            });
-            p.meet(2, [&] { out(layer).ask(p); });
-            for (int h = cluster; h < KV; h += clusters) attend_head(p, s, step, layer, h, cache, memory);
-            p.meet(4, nothing);
-            out(layer).run(p, wire->o, OP, wire->x, DP, add);
-            p.meet(6, [&] { up(layer).ask(p); });
-            norm_rows(p, model.norm_mid[layer]);
-            up(layer).run(p, p.m->a, PITCH, 0, 0, [&](int row, int channel, const int32_t *sums, const int32_t *m, const int32_t *) {
-                wire->h[row * FP + channel] = (uint8_t)(hidden(scaled(sums[0], m[0]), scaled(sums[1], m[1]), p.m->act) & 255);
-            });
-            p.meet(8, [&] { down(layer).ask(p); });
-            down(layer).run(p, (const int8_t *)wire->h, FP, wire->x, DP, add);
-            p.meet(10, [&] {
-                if (layer + 1 < LAYERS) qkv(layer + 1).ask(p);
-                else classes.ask(p);
-            });
+        for (int half = 0; half < 2 * LAYERS || p.cta < classes.all;
+             half++) { /* of layers: one copy of the norms, for the code's size */
+            const int layer = half / 2;
+            norm_rows(p, half == 2 * LAYERS ? model.norm_out : half % 2 ? model.norm_mid[layer] : model.norm_in[layer]);
+            if (half == 2 * LAYERS) break;
+            if (half % 2 == 0) {
+                qkv(layer).run(p, p.m->a, PITCH, 0, 0,
+                               [&](int row, int channel, const int32_t *sums, const int32_t *m, const int32_t *) {
+                                   wire->y[row * QP + channel] = (int16_t)clamp_to(scaled(sums[0], m[0]), 32767);
+                               });
+                p.meet(2, [&] { out(layer).ask(p); });
+                attend(p, s, step, layer, cache, memory);
+                p.meet(4, nothing);
+                out(layer).run(p, wire->o, OP, wire->x, DP, add);
+                p.meet(6, [&] { up(layer).ask(p); });
+            } else {
+                up(layer).run(p, p.m->a, PITCH, 0, 0,
+                              [&](int row, int channel, const int32_t *sums, const int32_t *m, const int32_t *) {
+                                  wire->h[row * FP + channel] =
+                                      (uint8_t)(hidden(scaled(sums[0], m[0]), scaled(sums[1], m[1]), p.m->act) & 255);
+                              });
+                p.meet(8, [&] { down(layer).ask(p); });
+                down(layer).run(p, (const int8_t *)wire->h, FP, wire->x, DP, add);
+                p.meet(10, [&] {
+                    if (layer + 1 < LAYERS) qkv(layer + 1).ask(p);
+                    else classes.ask(p);
+                });
+            }
         }
-        if (p.block < classes.all) norm_rows(p, model.norm_out);
-        classes.run(p, p.m->a, PITCH, 0, 0, [&](int row, int channel, const int32_t *sums, const int32_t *m, const int32_t *) {
-            wire->logits[row * CP + channel] = scaled(sums[0], m[0]) + model.class_b[channel];
-        });
+        classes.run(p, p.m->a, PITCH, 0, 0,
+                    [&](int row, int channel, const int32_t *sums, const int32_t *m, const int32_t *) {
+                        wire->logits[row * CP + channel] = scaled(sums[0], m[0]) + model.class_b[channel];
+                    });
         p.meet(12, nothing);
-        if (p.block == 0) {
+        if (p.cta == 0) {
             for (int row = p.warp; row < active; row += WARPS) {
                 int32_t l[PER];
 #pragma unroll
-                for (int i = 0; i < PER; i++) l[i] = p.lane * PER + i < CLASSES ? wire->logits[row * CP + p.lane * PER + i] : 0;
-                cumulate<PER>(l, CLASSES, p.m->exp, p.m->sums + row * SUMS, p.lane);
+                for (int i = 0; i < PER; i++)
+                    l[i] = p.thread * PER + i < CLASSES ? wire->logits[row * CP + p.thread * PER + i] : 0;
+                cumulate<PER>(l, CLASSES, p.m->exp, p.m->sums + row * SUMS, p.thread);
             }
             __syncthreads();
-            decode_symbols(p, s, step, active, 0, coder, worth, tokens);
+            decode_symbols<0>(p, s, step, active, symbols, tokens);
         }
         p.meet(14, nothing);
-        for (int row = p.block; row < active; row += p.blocks) members_of(p, model, row);
+        for (int row = p.cta; row < active; row += p.ctas) members_of(p, model, row);
         p.meet(16, nothing);
-        if (p.block == 0) {
+        if (p.cta == 0) {
             for (int i = p.tid; i < active * SUMS; i += THREADS) p.m->sums[i] = wire->sums[i];
             __syncthreads();
-            decode_symbols(p, s, step, active, 1, coder, worth, tokens);
+            decode_symbols<1>(p, s, step, active, symbols, tokens);
             __syncthreads();
             for (int i = p.tid; i < ROWS * HW; i += THREADS) p.m->q[i] = 0; /* the sums lay there */
         }
@@ -577,15 +708,17 @@ KERNEL(512) decode_gated(State *state, Session *sessions, const int32_t *slots, 
     }
     cluster_arrive(); /* nobody leaves while others write to its memory */
     cluster_wait();
-    if (p.tid || p.block) return;
+    if (p.tid || p.cta) return;
     state->epoch = (int32_t)p.round;
+    const Coder &coder = symbols.coder;
     Session &to = sessions[held];
     to.lower = coder.lower;
     to.range = coder.range;
     to.point = coder.point;
     to.place = coder.place;
-    to.bits = worth;
-    to.step = s.C - 1; /* as after the last step of an iteration of batch.cu: remember() and collect() go on from there */
+    to.bits = symbols.worth;
+    to.step =
+        s.C - 1; /* as after the last step of an iteration of batch.cu: remember() and collect() go on from there */
     pieces[0] = Piece{held, 0, s.L, s.C - 1};
     if (coder.error) {
         to.error = coder.error;

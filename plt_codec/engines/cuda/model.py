@@ -1,4 +1,4 @@
-"""Model: a bundle's tensors on a device, by name, and as the kernels of a whole block ask for them (struct Model of cluster.cu and of gated.cu)."""
+"""A bundle's tensors on a device, by name and in the order of struct Model of cluster.cu and gated.cu."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ OF_LAYERS = ("qkv.w", "out.w", "up.w", "down.w", "qkv.m", "out.m", "up.m", "down
 GATED_LAYERS = ("norm_in", "norm_mid")
 
 
-class Model:
-    """``at``: address of each tensor; ``pointers``: those that a kernel takes together. Raises ModelError where memory does not suffice."""
+class DeviceModel:
+    """The tensors of one bundle on one device.
+
+    ``at``: address of each tensor by name. ``pointers``: the addresses that a kernel takes together.
+
+    Raises:
+        ModelError: memory does not suffice.
+    """
 
     def __init__(self, weights: Weights, device: Device):
         self.shape, self.device = weights.shape, device

@@ -1,4 +1,4 @@
-"""A bundle's tensors as the kernels read them (layouts: common.cuh), and the macros that tell the kernels their shape."""
+"""A bundle's tensors as the kernels read them (layouts: common.cuh), and the macros that tell their shape."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from pltz.plt_codec.weights import Array, Shape, Weights
 TILE = 8  # rows of a tile of weights
 CHUNK = 64  # inputs of a tile; rows of activations are padded to a multiple
 GRID = 7  # clusters of grid.cu: as many as an H100 or H200 runs side by side
-GRID_GROUPS = 16  # groups of 32 keys that a block of grid.cu has, at most: 512 keys in its cluster each
-GATED_LANES, GATED_QUERIES = (
-    32,
-    96,
-)  # that gated.cu has room for; queries of a key head: lanes times the query heads of it
+GRID_GROUPS = 16  # groups of 32 keys per CTA of grid.cu, at most: 512 keys per cluster each
+GATED_LANES = 32  # lanes of gated.cu, at most
+GATED_QUERIES = 96  # its queries per key head, at most: lanes times the query heads of a key head
 GATED_DEPTH = 40  # layers, at most: pointers to all weights fit the 4 KB of a kernel's arguments
-MOST_SHARED = 227 << 10  # shared memory a block can have
+MOST_SHARED = 227 << 10  # bytes of shared memory that a CTA can have
 
-WGMMA = 90  # the one compute capability that has the instructions of wide.cu
-PROVEN = {  # what wide.cu has run with on such a GPU
+WGMMA = 90  # the only compute capability with the instructions of wide.cu
+PROVEN = {  # shapes that wide.cu has run with on such a GPU
     "P_D": 384, "P_HEADS": 6, "P_KV": 3, "P_HEAD": 64, "P_HIDDEN": 1664, "P_VOCAB": 16384, "P_GATED": 0,
     "P_HOT": 0, "P_COLD": 0, "P_WIDE": 0,
 }  # fmt: skip
@@ -32,24 +30,27 @@ PARTS = ("qkv", "out", "up", "down")
 
 
 def _largest(w: Array, m: Array, most: int) -> int:
-    """Bound of a row's scaled product with inputs up to `most`."""
+    """Return a bound of a row's scaled product with inputs up to `most`."""
     return int((np.abs(w.astype(np.int64)).sum(1) * most * m.astype(np.int64)).max()) >> 24
 
 
 def up(n: int, to: int) -> int:
-    """n rounded up to a multiple of `to`."""
+    """Round n up to a multiple of `to`."""
     return -(-n // to) * to
 
 
 def pitch(size: int) -> int:
-    """Bytes between rows in shared memory, so that neighbours do not meet in its banks."""
+    """Return the bytes between rows of ``size`` bytes in shared memory, so that neighbours meet in no bank."""
     return size if size % 128 else size + 64
 
 
 @functools.cache
 def grid_plan(s: Shape, clusters: int = GRID) -> Mapping[str, int]:
-    """Macros of grid.cu: clusters (0: it does not serve this shape) and heads of each; groups of 32 keys a block; most lanes;
-    bytes of shared memory, for 16 lanes and for 32, and of the wire, a lane."""
+    """Return the macros of grid.cu.
+
+    They are the clusters (0: it does not serve this shape), heads per cluster, groups of 32 keys per CTA, most lanes,
+    bytes of shared memory for 16 lanes and for 32, and bytes of the wire per lane.
+    """
     group, dp, fp, ct = s.heads // s.kv_heads, up(s.d, 64), up(s.hidden, 64), up(s.classes, 64)
     each = next(
         n for n in range(1, s.heads + 1)
@@ -79,7 +80,7 @@ def grid_plan(s: Shape, clusters: int = GRID) -> Mapping[str, int]:
     )  # fmt: skip
 
     def shared(own: int) -> int:
-        """Bytes of a block that stands for `own` lanes (Grid<own>::SHARED)."""
+        """Return the bytes of a CTA that stands for `own` lanes (Grid<own>::SHARED)."""
         total = own * (dp + 16 * pitch(dp) + 16 * pitch(128 * upper) + out * 64 + each * 1024 + kv * 1280)
         total += own * each * (512 + 16 * 256 + 2 * 16 * 72 * 4)
         total += own * max(each * groups * 1024, rows(upper, chunks) + rows(down, 2 * upper))
@@ -93,13 +94,14 @@ def grid_plan(s: Shape, clusters: int = GRID) -> Mapping[str, int]:
         return narrow and own * items <= 16 and shared(own) <= MOST_SHARED
 
     return {
-        "P_GRID": clusters if fits(1) else 0, "P_GRID_HEADS": each, "P_GRID_GROUPS": groups, "P_GRID_LANES": 32 if fits(2) else 16,
-        "P_GRID_SHARED": shared(1), "P_GRID_WIDE_SHARED": shared(2), "P_GRID_WIRE": 8 * (2 * clusters * dp + 1),
+        "P_GRID": clusters if fits(1) else 0, "P_GRID_HEADS": each, "P_GRID_GROUPS": groups,
+        "P_GRID_LANES": 32 if fits(2) else 16, "P_GRID_SHARED": shared(1), "P_GRID_WIDE_SHARED": shared(2),
+        "P_GRID_WIRE": 8 * (2 * clusters * dp + 1),
     }  # fmt: skip
 
 
 def cluster_memory(s: Shape) -> int:
-    """Shared memory of a block of cluster.cu (SHARED there)."""
+    """Return the bytes of shared memory of a CTA of cluster.cu (SHARED there)."""
     dp, fp, op, cp = up(s.d, 64), up(s.hidden, 64), up(s.heads * s.head_dim, 64), up(s.classes, 64)
     rows, out, upper = 16 * s.heads, -(-dp // 8 // 16), -(-fp // 8 // 32) * 2
     total = 16 * (dp * 4 + pitch(dp) + pitch(fp) + pitch(op)) + (s.heads + 2 * s.kv_heads) * 1024
@@ -112,7 +114,7 @@ def cluster_memory(s: Shape) -> int:
 
 @functools.cache
 def gated_plan(s: Shape) -> Mapping[str, int]:
-    """Macros of gated.cu: most lanes (0: it does not serve this shape), bytes of shared memory and of the wire, at most."""
+    """Return the macros of gated.cu: most lanes (0: not this shape), bytes of shared memory and of the wire."""
     dp, sums = up(s.d, 64), (max(s.classes, 128) // 4 + 1) * 16
     shared = GATED_LANES * (pitch(dp) + 16 * 8 * 4) + GATED_QUERIES * (16 * 8 + 64 * 4)
     shared += max(GATED_QUERIES * (64 + 72 * 4), GATED_LANES * sums) + 64 * 32 * 4
@@ -131,18 +133,19 @@ def wgmma(shape: Mapping[str, int], capability: int) -> bool:
 
     Otherwise those of batch.cu do.
 
-    Only where they have run on one and gave the bytes that the others give: `mini`'s shape, any number of layers. An
-    asynchronous product that is not waited for shows on a GPU alone, and each shape is machine code of its own. Their source
-    serves any shape of contract 1 (the tests by emulation run it on others). To let in more, change PROVEN for a run on an
-    H100 or H200 with that shape among the models: the tests of test_cuda.py that end in on_a_gpu, the frames of
-    `pltz.benchmarks.measure_cuda` against the CPU's, and compute-sanitizer's racecheck, memcheck and synccheck.
+    They serve only what they have run with there and given the bytes of the other kernels: the shape of `mini`, with
+    any number of layers. An asynchronous product that is not waited for shows on a GPU alone, and each shape is machine
+    code of its own. Their source serves any shape of contract 1; the tests by emulation run it on others. To admit
+    more, change PROVEN for a run on an H100 or H200 with that shape among the models: the tests of test_cuda.py that
+    end in on_a_gpu, the frames of `pltz.benchmarks.measure_cuda` against the CPU's, and compute-sanitizer's racecheck,
+    memcheck and synccheck.
     """
     proven = all(shape[name] == value for name, value in PROVEN.items())
     return capability == WGMMA and proven and shape["P_BLOCK"] + shape["P_MEMORY"] <= PROVEN_KEYS
 
 
 def macros(weights: Weights) -> dict[str, int]:
-    """Names and values that the sources are compiled with."""
+    """Return the names and values of the macros that the sources are compiled with."""
     s = weights.shape
     most = {part: 127 for part in PARTS} | ({"gate": 127} if s.gated else {"down": 254})
     products = [
@@ -162,7 +165,7 @@ def macros(weights: Weights) -> dict[str, int]:
 
 
 def tiles(w: Array) -> npt.NDArray[np.int8]:
-    """(n, k) int8 -> tiles [n / 8][k / 64][8][64] of it, padded with zeros to multiples of 64."""
+    """Cut a matrix (n, k) int8 into tiles [n / 8][k / 64][8][64], padded with zeros to multiples of 64."""
     n, k = up(w.shape[0], CHUNK), up(w.shape[1], CHUNK)
     full = np.zeros((n, k), np.int8)
     full[: w.shape[0], : w.shape[1]] = w
@@ -170,12 +173,12 @@ def tiles(w: Array) -> npt.NDArray[np.int8]:
 
 
 def padded(v: Array) -> npt.NDArray[np.int32]:
-    """(n,) int32, zeros up to a multiple of 64."""
+    """Pad a vector (n,) with zeros to a multiple of 64, as int32."""
     return np.pad(v.astype(np.int32), (0, up(len(v), CHUNK) - len(v)))
 
 
 def tensors(weights: Weights) -> dict[str, Array]:
-    """Name -> array, as it goes to the device."""
+    """Return the arrays for the device by name."""
     out: dict[str, Array] = {"embed.w": tiles(weights["embed.w"])}
     for name in ("embed.m", "shift.w", "shift.m", "member.m", "member.b"):
         out[name] = np.ascontiguousarray(weights[name])

@@ -1,7 +1,7 @@
-"""A pool: device memory that was given back and is kept for who asks next.
+"""A pool of device memory: freed buffers are kept for the next allocation.
 
-Asking a driver for memory, and above all giving it back, takes it a fifth of a millisecond where other work has much of the device's memory
-mapped; one session needs nine buffers and is decoded in fifteen milliseconds. What is kept is bounded, so that it is never missed elsewhere.
+To allocate and above all to free memory takes a driver 0.2 ms where other work has mapped much of the device's memory.
+One session needs nine buffers and is decoded in 15 ms. The memory kept is bounded, so that others never miss it.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections.abc import Callable
 
 LEAST = 512  # bytes
 LARGEST = 32 << 20  # bytes of a buffer that is kept
-KEPT = 64 << 20  # bytes of all that is kept
+KEPT = 64 << 20  # bytes of all buffers that are kept
 
 
 class Pool:
-    """Buffers of powers of two bytes, those of more than LARGEST as large as asked for. Any thread may call.
+    """Buffers of powers of two bytes; those over LARGEST are as large as asked for. Any thread may call.
 
     Args:
-        get: asks the driver: bytes -> address. What it raises comes through, after a second try with nothing kept.
-        put: gives an address back to the driver.
+        get: allocates bytes and returns the address. Its errors come through, after a second try with nothing kept.
+        put: frees an address.
     """
 
     def __init__(self, get: Callable[[int], int], put: Callable[[int], None]) -> None:
         self._get, self._put = get, put
         self._lock = threading.RLock()
-        self._sizes: dict[int, int] = {}  # address -> bytes, of what is in use
+        self._sizes: dict[int, int] = {}  # address -> bytes, of buffers in use
         self._kept: dict[int, list[int]] = {}  # bytes -> addresses
         self.kept = 0  # bytes
 
     def take(self, size: int) -> int:
-        """The address of at least `size` bytes; what is in them is anything."""
+        """Return the address of at least `size` bytes of any content."""
         room = size if size > LARGEST else 1 << (max(size, LEAST) - 1).bit_length()
         with self._lock:
             found = self._kept.get(room)
@@ -49,7 +49,7 @@ class Pool:
             return address
 
     def give(self, address: int) -> None:
-        """Take back what `take` gave."""
+        """Take a buffer back."""
         with self._lock:
             room = self._sizes.pop(address)
             if room > LARGEST:
@@ -61,7 +61,7 @@ class Pool:
             self.kept += room
 
     def drop(self) -> None:
-        """Give the driver all that is kept."""
+        """Free all buffers that are kept."""
         with self._lock:
             for addresses in self._kept.values():
                 for address in addresses:

@@ -1,4 +1,4 @@
-"""Rows: the positions of one iteration of the kernels of batch.cu, their buffers, and the launches that take them through the layers."""
+"""The rows of one iteration of batch.cu: positions of sequences, their buffers, and the launches of the layers."""
 
 from __future__ import annotations
 
@@ -8,39 +8,24 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.engines.cuda.model import Model
+from pltz.plt_codec.engines.cuda.model import DeviceModel
 from pltz.plt_codec.engines.cuda.pack import up
 
 ROWS = 32768  # positions of one iteration, at most
 PRODUCT_SHARED = 96 << 10  # shared memory of the products of batch.cu
-QUERIES = 64  # of a block of its attention
-ATTEND_BLOCKS = 4096  # of its attention, at most; each goes through queries until none are left
-WIDE_QUERIES = 128  # of a block of the attention of wide.cu
+QUERIES = 64  # per CTA of its attention
+ATTEND_CTAS = 4096  # CTAs of its attention, at most; each takes queries until none are left
+WIDE_QUERIES = 128  # per CTA of the attention of wide.cu
 WIDE_SHARED = 48 << 10  # its shared memory: 32 KB of keys and values, 8 KB of weights at a multiple of that
-WIDE_ROWS = 16  # of a block of heads_wide
+WIDE_ROWS = 16  # per CTA of heads_wide
 ALIGNED = 256  # bytes, as what a device allocates
-STATE_TYPE = np.dtype(
-    [
-        (n, "i4")
-        for n in (
-            "rows",
-            "next",
-            "left",
-            "error",
-            "failed",
-            "slots",
-            "count",
-            "rows_max",
-            "decoding",
-            "epoch",
-        )
-    ]
-    + [("spare", "i4", 6), ("tokens", "i8")]
-)
 
 
 def packed(arrays: dict[str, npt.NDArray[Any]]) -> tuple[dict[str, int], npt.NDArray[np.uint8]]:
-    """Arrays one behind the other, each at a multiple of ALIGNED: where each begins, and the bytes of all."""
+    """Pack arrays of any shape into one row of bytes, each at a multiple of ALIGNED.
+
+    Returns where each begins, in bytes, and the row.
+    """
     places: dict[str, int] = {}
     size = 0
     for name, array in arrays.items():
@@ -52,23 +37,28 @@ def packed(arrays: dict[str, npt.NDArray[Any]]) -> tuple[dict[str, int], npt.NDA
     return places, whole
 
 
-class Rows:
-    """Buffers on the device by name, and launches with them. What derives from it says which buffers there are.
+class RowBuffers:
+    """Buffers on the device by name, and launches with them. A subclass decides which buffers there are.
 
-    ``slots``: sequences under way side by side. ``rows``: positions of an iteration, at most. ``wide``: attention is that of wide.cu.
+    ``slots``: sequences under way side by side. ``rows``: positions of an iteration, at most. ``wide``: whether
+    attention is that of wide.cu.
     """
 
     slots: int
     rows: int
     wide: bool
 
-    def __init__(self, model: Model):
+    def __init__(self, model: DeviceModel):
         self.model, self.shape, self.device = model, model.shape, model.device
         self._at: dict[str, int] = {}
         self._within: dict[str, int] = {}  # buffers that are part of another
 
     def _open(self, arrays: dict[str, npt.NDArray[Any]], sizes: dict[str, int]) -> None:
-        """Upload arrays, all at once, and allocate what else there is. Raises ModelError where memory does not suffice; nothing is held then."""
+        """Upload arrays, all at once, and allocate buffers of these sizes in bytes.
+
+        Raises:
+            ModelError: memory does not suffice. Nothing is held then.
+        """
         places, whole = packed(arrays)
         try:
             self._at["arrays"] = begin = self.device.alloc(whole.nbytes)
@@ -87,17 +77,17 @@ class Rows:
         self.close()
 
     def close(self) -> None:
-        """Give the buffers back."""
+        """Free the buffers."""
         for address in self._at.values():
             self.device.free(address)
         self._at, self._within = {}, {}
 
     def download(self, name: str, array: npt.NDArray[Any]) -> None:
-        """A buffer's content."""
-        self.device.download(self._address(name), array)
+        """Fill an array from the buffer of that name, after everything launched before."""
+        self.device.download(self.address(name), array)
 
     def _row_sizes(self) -> dict[str, int]:
-        """Bytes of the buffers that the layers need."""
+        """Return the sizes, in bytes, of the buffers that the layers need."""
         s, r = self.shape, self.rows
         dp, hidden = up(s.d, 64), up(s.hidden, 64)
         return {
@@ -105,7 +95,7 @@ class Rows:
             "q": r * s.heads * 64, "o": r * up(s.heads * s.head_dim, 64), "h": r * hidden,
         }  # fmt: skip
 
-    def _address(self, name: str) -> int:
+    def address(self, name: str) -> int:
         """Return the address of a buffer or a tensor."""
         return self._at.get(name) or self._within.get(name) or self.model.at[name]
 
@@ -119,52 +109,56 @@ class Rows:
         cluster: int = 1,
         together: bool = False,
     ) -> None:
-        """args: names of buffers or tensors (None: none), or numbers."""
+        """Launch a kernel. ``args``: names of buffers or tensors (None: a null pointer), or numbers."""
         values: list[Any] = [
             self.model.pointers
             if a == "model"
             else ctypes.c_int32(a)
             if isinstance(a, int)
-            else ctypes.c_void_p(a if a is None else self._address(a))
+            else ctypes.c_void_p(a if a is None else self.address(a))
             for a in args
         ]
         self.device.launch(kernel, grid, threads, values, shared, cluster, together)
 
     def _collect(self, threads: int) -> None:
-        """Move the sequences on, and deal out the next rows."""
+        """Advance the sequences, and deal out the next rows."""
         self._launch("collect", (1, 1, 1), threads, "state", "sessions", "slots", "pieces", shared=512)
 
     def _gated(self, tensor: str) -> str | None:
-        """A tensor that contract 2 alone has."""
+        """Return the name of a tensor that only contract 2 has, or None."""
         return tensor if self.shape.gated else None
 
     def _product(self, kernel: str, n: int, *args: str | None) -> None:
-        """A product to n channels."""
+        """Launch a product to n channels."""
         grid = (-(-n // 128), -(-self.rows // 128), 1)
         self._launch(kernel, grid, 256, "state", *args, shared=PRODUCT_SHARED)
 
     def _layers(self, most: int, *, known: bool = False) -> None:
-        """Embeddings and all layers of the rows that were dealt out, `most` of a slot. known: for their keys and values alone."""
+        """Launch embeddings and all layers for the rows that were dealt out, at most `most` per slot.
+
+        ``known``: only keys and values are wanted.
+        """
         s, rows, go = self.shape, self.rows, self._launch
         warps = (-(-rows // 8), 1, 1)
         go("enter", warps, 256, "state", "sessions", "pieces", "rows", "tokens", "embed.w", "embed.m",
            self._gated("layer.0.norm_in"), "x", "a")  # fmt: skip
         queries = WIDE_QUERIES if self.wide else QUERIES
         chunks = -(-most * (s.heads // s.kv_heads) // queries)
-        chunks = max(1, min(chunks, ATTEND_BLOCKS // (self.slots * s.kv_heads)))
+        chunks = max(1, min(chunks, ATTEND_CTAS // (self.slots * s.kv_heads)))
         for i in range(s.layers):
             t = f"layer.{i}."
             self._product("to_qkv", s.qkv, "a", t + "qkv.w", t + "qkv.m", "y")
             if self.device.wide:
-                go("heads_wide", (-(-rows // WIDE_ROWS), 1, 1), 32 * WIDE_ROWS, "state", "rows", "y", "table.phase", "table.cos",
-                   "table.sin", i, "q", "caches", "memory", int(self.wide), shared=64 * WIDE_ROWS * s.kv_heads)  # fmt: skip
+                go("heads_wide", (-(-rows // WIDE_ROWS), 1, 1), 32 * WIDE_ROWS, "state", "rows", "y", "table.phase",
+                   "table.cos", "table.sin", i, "q", "caches", "memory", int(self.wide),
+                   shared=64 * WIDE_ROWS * s.kv_heads)  # fmt: skip
             else:
                 go("heads", warps, 256, "state", "rows", "y", "table.phase",
                    "table.cos", "table.sin", i, "q", "caches", "memory")  # fmt: skip
             if known and i + 1 == s.layers:
                 return
-            go("attend_wide" if self.wide else "attend", (chunks, s.kv_heads, self.slots), 256, "sessions", "pieces", "q",
-               "caches", "memory", i, t + "heat", "table.exp", "o",
+            go("attend_wide" if self.wide else "attend", (chunks, s.kv_heads, self.slots), 256, "sessions", "pieces",
+               "q", "caches", "memory", i, t + "heat", "table.exp", "o",
                shared=WIDE_SHARED if self.wide else (QUERIES * (2 + 72) + 64 * 32) * 4)  # fmt: skip
             self._product("to_out", s.d, "o", t + "out.w", t + "out.m", "x")
             go("norms", warps, 256, "state", "x", self._gated(t + "norm_mid"), "a")

@@ -1,4 +1,4 @@
-"""Work: what decoding or encoding a sequence takes on a GPU, from its tokens, its layout and the tokens of its context alone."""
+"""The work of coding one sequence on a GPU: its keys, lanes and steps, from its length, layout and context length."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from pltz.plt_codec.engines.cuda.pack import up
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.weights import Shape
 
-KEYS = 64  # room for keys is a multiple: so many wide.cu reads at once
+KEYS = 64  # room for keys is a multiple: wide.cu reads this many at once
 
 
-class Work(NamedTuple):
-    """A sequence: its own tokens, its lanes and steps (0, 0: default layout), and the tokens of its context that count."""
+class SequenceWork(NamedTuple):
+    """The lengths that determine the work of one sequence.
+
+    ``tokens``: its own. ``lanes``, ``steps``: its layout (0, 0: the default). ``first``: tokens of its context, as
+    far as they count.
+    """
 
     tokens: int
     lanes: int = 0
@@ -29,15 +33,20 @@ class Work(NamedTuple):
         return Layout(self.lanes, self.steps) if self.lanes else Layout()
 
     def whole(self, shape: Shape) -> int:
-        """Tokens of a full block."""
+        """Return the tokens of a full block."""
         return self.lanes * self.steps if self.lanes else shape.block
+
+    def blocks(self, shape: Shape) -> int:
+        """Return the number of blocks."""
+        return -(-self.tokens // self.whole(shape))
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def key_room(shape: Shape, work: Work) -> int:
-    """Keys that a sequence ever holds.
+def key_room(shape: Shape, work: SequenceWork) -> int:
+    """Return the most keys that a sequence ever holds, rounded up to a multiple of KEYS.
 
-    The largest of: its context and its first block; what a full block leaves and the larger of a full block and the last.
+    It is the larger of two: its context and its first block; the keys that a full block leaves, and the larger of a
+    full block and the last.
     """
     whole = work.whole(shape)
     first = next(work.layout.blocks(work.tokens, shape.block))
@@ -50,15 +59,15 @@ def key_room(shape: Shape, work: Work) -> int:
     return up(room, KEYS)
 
 
-def most_lanes(shape: Shape, work: Work) -> int:
-    """Lanes of the widest block of a sequence."""
+def most_lanes(shape: Shape, work: SequenceWork) -> int:
+    """Return the lanes of the widest block of a sequence."""
     whole = work.whole(shape)
     ends = {min(work.tokens, whole), (work.tokens - 1) % whole + 1}
     return max(next(work.layout.blocks(n, shape.block)).lanes for n in ends)
 
 
-def all_steps(shape: Shape, work: Work) -> int:
-    """Steps of all blocks of a sequence."""
+def all_steps(shape: Shape, work: SequenceWork) -> int:
+    """Return the steps of all blocks of a sequence."""
     full, rest = divmod(work.tokens, work.whole(shape))
 
     def of(n: int) -> int:
@@ -68,12 +77,15 @@ def all_steps(shape: Shape, work: Work) -> int:
 
 
 def key_bytes(shape: Shape) -> int:
-    """Bytes of one position's keys and values, of all layers."""
+    """Return the bytes of one position's keys and values, of all layers."""
     return 128 * shape.kv_heads * shape.layers
 
 
-def plan_slots(shape: Shape, work: Sequence[Work], most: int, memory: int) -> list[int]:
-    """Rooms (keys) of the slots for sequences sorted by room: as many as `most` and `memory` bytes allow, one at least."""
+def plan_slots(shape: Shape, work: Sequence[SequenceWork], most: int, memory: int) -> list[int]:
+    """Return the room of each slot, in keys, for sequences sorted by room, the largest first.
+
+    There are as many slots as `most` and `memory` bytes allow, at least one.
+    """
     out: list[int] = []
     for w in work[:most]:
         room = key_room(shape, w)

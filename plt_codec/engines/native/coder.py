@@ -179,7 +179,7 @@ class NativeCoder:
         layout = Layout.of(lanes, steps, self.shape.block)
         known = each(contexts, len(sequences), self.shape)
         tokens = [checked(t, self.shape.vocab) for t in sequences]
-        sides = [_Side(c, np.concatenate([c, t]), b"", layout) for c, t in zip(known, tokens, strict=True)]
+        sides = [_NativeSequence(c, np.concatenate([c, t]), b"", layout) for c, t in zip(known, tokens, strict=True)]
         frames = self._run(sides, False, progress)
         blocks = [layout.extent(len(t), self.shape.block).blocks for t in tokens]
         return [
@@ -197,18 +197,18 @@ class NativeCoder:
             ContentError: a context is not one row of ids of the vocabulary.
             ModelError: memory does not suffice.
         """
-        sides: list[_Side] = []
+        sides: list[_NativeSequence] = []
         for i in items:
             layout = Layout(i.lanes, i.steps)
             if not 0 <= i.tokens < MAX_TOKENS:
                 raise CorruptError(f"expected fewer than {MAX_TOKENS} tokens in a frame, found {i.tokens}")
             context = remembered(i.context, self.shape)
-            sides.append(_Side(context, room(context, i.tokens), bytes(i.data), layout))
+            sides.append(_NativeSequence(context, room(context, i.tokens), bytes(i.data), layout))
         self._run(sides, True, progress)
         return [s.tokens[s.first :] for s in sides]
 
     def _run(
-        self, sides: list[_Side], decoding: bool, progress: Progress | None
+        self, sides: list[_NativeSequence], decoding: bool, progress: Progress | None
     ) -> list[tuple[bytes, float]]:
         """Code all sides; return the frames and their ideal bits when encoding."""
         if not sides:
@@ -239,7 +239,7 @@ class NativeCoder:
                 self.spent[stage] += ns / 1e9
 
 
-class _Side:
+class _NativeSequence:
     """One sequence while C works on it: `tokens` are the context's `first` ones, then its own."""
 
     def __init__(self, context: Ids, tokens: Ids, data: bytes, layout: Layout):
@@ -254,7 +254,7 @@ class _Side:
         return _Request(at, size, self.data, len(self.data), self.lanes, self.steps, self.first, context)
 
 
-def _requests(sides: list[_Side]) -> tuple[list[_Request], list[int]]:
+def _requests(sides: list[_NativeSequence]) -> tuple[list[_Request], list[int]]:
     """Return the requests for C, and the number of each side's request.
 
     Long sequences come first, so that none is left to run alone at the end. Sequences of one context stand

@@ -17,7 +17,7 @@ from pltz.models.training.export import export, restore
 from pltz.models.training.net import Net, block_mask, rounded_net, visible
 from pltz.models.training.shape import NetConfig
 from pltz.models.training.vocabulary import bisect_order
-from pltz.plt_codec.engines.torch import Job, TorchEngine
+from pltz.plt_codec.engines.torch import BlockJob, TorchEngine
 from pltz.plt_codec.lanes import LANE_MARK, Block, Layout, default_lanes
 from pltz.plt_codec.weights import Weights
 
@@ -57,7 +57,7 @@ def test_the_integers_code_as_well_as_the_floats() -> None:
     engine, bits, memory = TorchEngine(exported(net)), 0.0, None
     for block in Layout().blocks(150, SMALL.block):
         part = tokens[block.start : block.start + block.tokens]
-        job = Job(block, block.inputs(part, int(tokens[block.start - 1]) if block.start else 0), memory)
+        job = BlockJob(block, block.inputs(part, int(tokens[block.start - 1]) if block.start else 0), memory)
         (residual,), (memory,) = engine.parallel([job])
         at = np.flatnonzero(block.predicting().reshape(-1))
         ids = part[block.targets().reshape(-1)[at]]

@@ -93,7 +93,7 @@ def test_threads_change_nothing(coder: TokenCoder) -> None:
 
 
 def test_wide_class_alphabet_is_coded_in_one_call() -> None:
-    """128 classes: both levels have one alphabet size and are interleaved at once; the bytes are those of the slow way."""
+    """128 classes: both levels have one alphabet and are interleaved at once, to the same bytes as step by step."""
     weights = random_weights(
         3, vocab=16384, d=32, layers=1, heads=2, kv_heads=1, hidden=64, block=64, memory=16
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pltz.plt_codec.engines.reference import Oracle, cumulative
-from pltz.plt_codec.engines.torch import EXACT, Job, Product, TorchEngine
+from pltz.plt_codec.engines.torch import EXACT, BlockJob, Product, TorchEngine
 from pltz.plt_codec.errors import ModelError, UsageError
 from pltz.plt_codec.lanes import Block, Layout
 from pltz.plt_codec.weights import Weights, random_weights
@@ -22,7 +22,7 @@ def engine_sequence(engine: TorchEngine, tokens: Ints, layout: Layout) -> list[t
     memory = None
     for block in layout.blocks(len(tokens), engine.shape.block):
         part = tokens[block.start : block.start + block.tokens]
-        job = Job(block, block.inputs(part, int(tokens[block.start - 1]) if block.start else 0), memory)
+        job = BlockJob(block, block.inputs(part, int(tokens[block.start - 1]) if block.start else 0), memory)
         (x,), (memory,) = engine.parallel([job])
         rows = np.flatnonzero(block.predicting().reshape(-1))
         ids = part[block.targets().reshape(-1)[rows]]
@@ -76,7 +76,7 @@ def test_batch_and_precision_settings_change_nothing() -> None:
     engine = TorchEngine(weights)
     rng = np.random.default_rng(0)
     blocks = [Block(0, n, lanes) for n, lanes in ((40, 1), (64, 4), (33, 16), (1, 1))]
-    jobs = [Job(b, b.inputs(rng.integers(0, 512, b.tokens), 0), None) for b in blocks]
+    jobs = [BlockJob(b, b.inputs(rng.integers(0, 512, b.tokens), 0), None) for b in blocks]
     together, _ = engine.parallel(jobs)
     torch.set_float32_matmul_precision("medium")
     try:

@@ -17,7 +17,6 @@ import pytest
 
 from pltz.models.bundle.bundle import Bundle, coder_of
 from pltz.plt_codec.engines.cuda import device as gpu
-from pltz.plt_codec.engines.cuda import emulate
 from pltz.plt_codec.engines.cuda.coder import CudaCoder
 from pltz.plt_codec.engines.cuda.pack import (
     GRID,
@@ -28,8 +27,8 @@ from pltz.plt_codec.engines.cuda.pack import (
     tiles,
     wgmma,
 )
-from pltz.plt_codec.engines.cuda.rows import STATE_TYPE
-from pltz.plt_codec.engines.cuda.work import Work, all_steps, key_room, most_lanes, plan_slots
+from pltz.plt_codec.engines.cuda.structs import BATCH
+from pltz.plt_codec.engines.cuda.work import SequenceWork, all_steps, key_room, most_lanes, plan_slots
 from pltz.plt_codec.engines.queued import Queued, watching
 from pltz.plt_codec.engines.reference import gained
 from pltz.plt_codec.engines.token_coder import TokenCoder
@@ -38,6 +37,7 @@ from pltz.plt_codec.errors import ContentError, CorruptError, PltzError, UsageEr
 from pltz.plt_codec.lanes import Layout
 from pltz.plt_codec.types import Encoded, FrameItem
 from pltz.plt_codec.weights import RESIDUAL_MAX, Weights, random_weights
+from tests.plt_codec.engines.cuda import emulate
 
 SHAPES: dict[str, dict[str, int | bool]] = {
     "small": {"layers": 1},
@@ -50,16 +50,19 @@ SHAPES: dict[str, dict[str, int | bool]] = {
         "vocab": 256, "d": 100, "heads": 6, "kv_heads": 3, "head_dim": 24, "hidden": 200, "block": 64, "memory": 30,
     },
     "wide": {
-        "vocab": 128 * 40, "d": 136, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 24, "hidden": 400, "block": 64, "memory": 30,
+        "vocab": 128 * 40, "d": 136, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 24, "hidden": 400,
+        "block": 64, "memory": 30,
     },
     "many classes": {
         "vocab": 128 * 136, "d": 72, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 64, "hidden": 64,
     },
     "chunks": {
-        "vocab": 384, "d": 136, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 24, "hidden": 1400, "block": 64, "memory": 30,
+        "vocab": 384, "d": 136, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 24, "hidden": 1400,
+        "block": 64, "memory": 30,
     },
     "chunks, short": {  # a cluster has less of queries, keys and values than of classes
-        "vocab": 384, "d": 136, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "hidden": 72, "block": 64, "memory": 30,
+        "vocab": 384, "d": 136, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "hidden": 72,
+        "block": 64, "memory": 30,
     },
     "warm": {"layers": 1, "block": 64, "memory": 30},
     "cold": {"layers": 2, "block": 64, "memory": 30},
@@ -67,7 +70,8 @@ SHAPES: dict[str, dict[str, int | bool]] = {
         "layers": 1, "heads": 4, "kv_heads": 1, "head_dim": 64, "hidden": 500, "block": 1024, "memory": 300,
     },
     "proven": {
-        "vocab": 16384, "d": 384, "layers": 1, "heads": 6, "kv_heads": 3, "head_dim": 64, "hidden": 1664, "block": 4096, "memory": 1024,
+        "vocab": 16384, "d": 384, "layers": 1, "heads": 6, "kv_heads": 3, "head_dim": 64, "hidden": 1664,
+        "block": 4096, "memory": 1024,
     },
     "gated": {"gated": True},
     "gated, odd": {
@@ -77,12 +81,13 @@ SHAPES: dict[str, dict[str, int | bool]] = {
     "gated, extreme": {"gated": True, "extreme": True, "block": 64, "memory": 30, "layers": 1},
     "gated, warm": {"gated": True, "layers": 1, "block": 64, "memory": 30},
     "gated, base": {
-        "gated": True, "d": 576, "layers": 1, "heads": 9, "kv_heads": 3, "head_dim": 64, "hidden": 160, "block": 64, "memory": 30,
+        "gated": True, "d": 576, "layers": 1, "heads": 9, "kv_heads": 3, "head_dim": 64, "hidden": 160,
+        "block": 64, "memory": 30,
     },
     "gated, edges": {"gated": True, "block": 64, "memory": 30, "hidden": 300},
     "gated, flood": {
-        "gated": True, "extreme": True, "d": 1024, "layers": 1, "heads": 4, "kv_heads": 1, "head_dim": 64, "hidden": 200,
-        "block": 64, "memory": 30,
+        "gated": True, "extreme": True, "d": 1024, "layers": 1, "heads": 4, "kv_heads": 1, "head_dim": 64,
+        "hidden": 200, "block": 64, "memory": 30,
     },
 }  # fmt: skip
 LAYOUTS = [(None, None), (3, 7), (16, 4), (32, 3), (40, 2)]
@@ -101,7 +106,10 @@ def model(name: str) -> Weights:
 
 
 def at_the_bounds(kind: str, tensor: str, v: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """warm: heats at the end of what the kernels multiply in one step. cold: heats of 0, where all keys weigh the same, and 1. edges: what is added and the gains at their ends.
+    """Return a tensor with some values at their bounds.
+
+    warm: heats at the end of what the kernels multiply in one step. cold: heats of 0, where all keys weigh the same,
+    and 1. edges: biases and gains at their ends.
     flood: weights nearly all positive, so that logits pass 2^30 and sums of squares 2^53."""
     if kind == "warm" and tensor.endswith("heat"):
         return np.arange((1 << 22) - len(v), 1 << 22, dtype=v.dtype)
@@ -153,7 +161,10 @@ def coder(
     wide: bool = False,
     gated: int = 0,
 ) -> CudaCoder:
-    """A coder on the emulation; clusters: 0 decodes by the kernels for many sessions; grid: 2 by grid.cu; wide: many by wide.cu; gated: 2 by gated.cu."""
+    """Return a coder on the emulation.
+
+    clusters: 0 decodes by the kernels for many sessions. grid: 2 by grid.cu. wide: many by wide.cu. gated: 2 by gated.cu.
+    """
     built = name + " by wgmma" * wide
     if built not in libraries:
         libraries[built] = emulate.build(
@@ -258,8 +269,8 @@ def test_emulated_wgmma_of_long_sequences(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """1,024 keys, and more that are remembered, in a ring of 256; many blocks of 128 queries, side by side or one after the other."""
-    monkeypatch.setattr("pltz.plt_codec.engines.cuda.rows.ATTEND_BLOCKS", blocks)
+    """1,024 keys, and more that are remembered, in a ring of 256; many CTAs of 128 queries, side by side or in turn."""
+    monkeypatch.setattr("pltz.plt_codec.engines.cuda.rows.ATTEND_CTAS", blocks)
     rng = np.random.default_rng(2)
     texts = [rng.integers(0, model("long").shape.vocab, n) for n in (1400, 600)]
     got = coder(libraries, tmp_path_factory, "long", 0, wide=True).encode(texts)
@@ -279,7 +290,7 @@ def test_blocks_longer_than_those_of_the_gpu_runs_take_the_other_attention(
         launch(kernel, *args, **options)
 
     monkeypatch.setattr(c._device, "launch", watched)
-    text, room = sequences("small")[4], key_room(model("small").shape, Work(130, 16, 4))
+    text, room = sequences("small")[4], key_room(model("small").shape, SequenceWork(130, 16, 4))
     for keys, attend in ((room, {"attend_wide"}), (room - 1, {"attend"})):
         monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.PROVEN_KEYS", keys)
         (got,) = c.encode([text], lanes=16, steps=4)
@@ -298,7 +309,7 @@ def test_emulated_decode_by_clusters(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     c = coder(libraries, tmp_path_factory, name, 2)
-    assert c.clusters([Work(130, 16, 4)]) == 1
+    assert c.clusters([SequenceWork(130, 16, 4)]) == 1
     for g, s in zip(c.decode(items(name, lanes, steps)), sequences(name), strict=True):
         assert np.array_equal(g, s)
 
@@ -309,8 +320,8 @@ def test_emulated_decode_by_the_whole_gpu(
     name: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     c = coder(libraries, tmp_path_factory, name, 2, 2)
-    assert c.alone([Work(130, 16, 4)])
-    assert not c.alone([Work(130, 16, 4)] * 5) and not c.alone([Work(130, 40, 2)])
+    assert c.alone([SequenceWork(130, 16, 4)])
+    assert not c.alone([SequenceWork(130, 16, 4)] * 5) and not c.alone([SequenceWork(130, 40, 2)])
     done: list[int] = []
     whole = items(name, 16, 4)[1:]  # three blocks; fewer tokens than lanes; one
     for i, s in zip(whole[::-1], sequences(name)[::-1], strict=False):
@@ -341,8 +352,8 @@ def test_emulated_decode_of_a_gated_bundle_by_the_whole_gpu(
 ) -> None:
     """One block and several, lanes one step short, a last block of few tokens; behind a context too."""
     c = coder(libraries, tmp_path_factory, name, 0, gated=2)
-    assert c.gated([Work(130, lanes, steps)]) and not c.gated([Work(130, lanes, steps)] * 5)
-    assert not c.gated([Work(130, 33, 3)])
+    assert c.gated([SequenceWork(130, lanes, steps)]) and not c.gated([SequenceWork(130, lanes, steps)] * 5)
+    assert not c.gated([SequenceWork(130, 33, 3)])
     done: list[int] = []
     for i, s in list(zip(items(name, lanes, steps), sequences(name), strict=True))[first:last]:
         (got,) = c.decode([i], progress=done.append)
@@ -383,7 +394,7 @@ def test_emulated_decode_of_up_to_32_lanes(
 ) -> None:
     """Whole blocks, lanes one step short, a last block of few tokens, fewer tokens than lanes, one token."""
     c = coder(libraries, tmp_path_factory, name, 2, 2)
-    assert c.alone([Work(130, lanes, steps)]) and not c.alone([Work(130, lanes, steps)] * 5)
+    assert c.alone([SequenceWork(130, lanes, steps)]) and not c.alone([SequenceWork(130, lanes, steps)] * 5)
     for i, s in zip(items(name, lanes, steps)[1:], sequences(name)[1:], strict=True):
         (got,) = c.decode([i])
         assert np.array_equal(got, s)
@@ -455,7 +466,7 @@ def test_emulated_round_trip_at_the_bounds(
     name: str, libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     c = coder(libraries, tmp_path_factory, name, 2)
-    assert not model(name).shape.gated or not c.clusters([Work(130, 16, 4)])  # then by those for many
+    assert not model(name).shape.gated or not c.clusters([SequenceWork(130, 16, 4)])  # then by those for many
     got = c.encode(sequences(name), lanes=16, steps=4)
     assert [g.data for g in got] == [w.data for w in frames(name, 16, 4)]
     for g, s in zip(c.decode(items(name, 16, 4)[:4]), sequences(name), strict=False):
@@ -477,7 +488,7 @@ def row_of(total: int, d: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def check_norms(device: gpu.Device, weights: Weights) -> None:
-    """norms() on rows where the root, the quotient or the rounding is close, with gains that show each unit to the last one."""
+    """Run norms() on rows where the root, the quotient or the rounding is close, with gains that show each unit."""
     rng = np.random.default_rng(4)
     d, gain = weights.shape.d, weights.shape.norm_gain
     roots = [1000, 1 << 16, 1 << 17, 3 << 20, (1 << 26) + 1, 94906267, 127_000_000, 127_000_001]
@@ -489,7 +500,7 @@ def check_norms(device: gpu.Device, weights: Weights) -> None:
         name: device.alloc(size)
         for name, size in (("state", 256), ("x", 4 * d), ("gains", 4 * d), ("out", d))
     }
-    state = np.zeros(1, STATE_TYPE)
+    state = np.zeros(1, BATCH)
     state["rows"] = 1
     device.upload(at["state"], state)
     for x in xs:
@@ -580,7 +591,7 @@ def test_rooms_hold_every_block() -> None:
                 most = max(most, kept + block.steps * block.lanes)
                 kept = int((block.targets() >= block.tokens - shape.memory).sum())
                 widest, steps_all = max(widest, block.lanes), steps_all + block.steps
-            work = Work(tokens, lanes or 0, steps or 0, first)
+            work = SequenceWork(tokens, lanes or 0, steps or 0, first)
             assert most <= key_room(shape, work) <= shape.memory + max(shape.block, 200) + 3 * 64
             assert most_lanes(shape, work) == widest
             assert all_steps(shape, work) == steps_all
@@ -589,7 +600,7 @@ def test_rooms_hold_every_block() -> None:
 def test_slots_stay_within_memory() -> None:
     shape = model("odd").shape
     each = 128 * shape.kv_heads * shape.layers
-    work = sorted(map(Work, range(1, 200)), key=lambda w: -key_room(shape, w))
+    work = sorted(map(SequenceWork, range(1, 200)), key=lambda w: -key_room(shape, w))
     for memory in (0, 10_000, 1 << 20, 1 << 30):
         rooms = plan_slots(shape, work, 50, memory)
         assert 1 <= len(rooms) <= 50
@@ -627,7 +638,8 @@ def test_wgmma_serves_where_it_ran() -> None:
     assert wgmma(proven, 90) and wgmma({**proven, "P_LAYERS": 12}, 90)
     assert not any(wgmma(proven, capability) for capability in (80, 86, 89, 100, 120))
     for name, value in (
-        ("P_D", 512), ("P_HEADS", 8), ("P_HEADS", 12), ("P_KV", 1), ("P_HEAD", 40), ("P_HIDDEN", 1600), ("P_VOCAB", 512),
+        ("P_D", 512), ("P_HEADS", 8), ("P_HEADS", 12), ("P_KV", 1), ("P_HEAD", 40),
+        ("P_HIDDEN", 1600), ("P_VOCAB", 512),
         ("P_BLOCK", 16384), ("P_GATED", 1), ("P_HOT", 1), ("P_COLD", 1), ("P_WIDE", 1),
     ):  # fmt: skip
         assert not wgmma({**proven, name: value}, 90)
@@ -679,7 +691,7 @@ def test_on_a_gpu(
 
 @on_gpu
 def test_wgmma_of_many_lengths_on_a_gpu() -> None:
-    """Where the GPU has it: rings that go round, slots that fill, run empty and leave all rows to a few, explicit layouts, and decoding."""
+    """Rings that go round; slots that fill, run empty and leave all rows to a few; explicit layouts; decoding."""
     c = CudaCoder(model("proven"))
     rng = np.random.default_rng(6)
     lengths = [10_000, 5000, 4097, *[4096] * 3, *rng.integers(1, 400, 66), 17, 1]
@@ -699,7 +711,7 @@ def test_wgmma_of_many_lengths_on_a_gpu() -> None:
 
 
 def behind(name: str) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
-    """Random ids, one block and several, and the context of each: none, one of every length that counts, and some that are shared."""
+    """Return random ids, one block and several, and the contexts: none, of every length that counts, and shared ones."""
     shape = model(name).shape
     rng = np.random.default_rng(9)
     many = [1, 31, 33, shape.memory - 1, shape.memory, shape.memory + 1, 3 * shape.memory, 0]
@@ -749,7 +761,7 @@ def test_emulated_contexts_by_wgmma(
 def test_emulated_contexts_in_rounds(
     libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More contexts than run side by side, more sequences than there are slots, and memory for few contexts at a time."""
+    """More contexts than run side by side, more sequences than slots, and memory for few contexts at a time."""
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.contexts.SLOTS", 2)
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.ENCODE_SLOTS", 2)
     monkeypatch.setattr("pltz.plt_codec.engines.cuda.batch.SLOTS", 3)
@@ -804,7 +816,7 @@ def test_contexts_on_a_gpu(
 @on_gpu
 @pytest.mark.parametrize("name", ["mini", "base"])
 def test_contexts_of_a_bundle_on_a_gpu(name: str) -> None:
-    """Contexts around M and around a group of keys, blocks after the first, one sequence and many: the frames of the compiled engine."""
+    """Contexts around M and a group of keys, several blocks, one sequence and many: frames of the compiled engine."""
     try:
         weights = Bundle.load(name).weights
     except PltzError as exc:
@@ -822,3 +834,92 @@ def test_contexts_of_a_bundle_on_a_gpu(name: str) -> None:
             assert np.array_equal(decoded, text)
         for item, text in zip(sent, texts, strict=True):
             assert np.array_equal(c.decode([item])[0], text)
+
+
+Cut = tuple[int, int | None, int | None]  # tokens, lanes, steps
+
+
+def links(name: str, layouts: list[Cut]) -> tuple[list[FrameItem], list[np.ndarray]]:
+    """Return a chain of frames of (tokens, lanes, steps) each, after the tokens of those before it, and their ids."""
+    rng = np.random.default_rng(21)
+    vocab = model(name).shape.vocab
+    known = rng.integers(0, vocab, 5)
+    above, out, texts = known, list[FrameItem](), list[np.ndarray]()
+    for tokens, lanes, steps in layouts:
+        text = rng.integers(0, vocab, tokens)
+        (frame,) = reference(name).encode([text], contexts=[above], lanes=lanes, steps=steps)
+        out.append(FrameItem(frame.data, tokens, lanes, steps, None if out else known))
+        texts.append(text)
+        above = np.concatenate([above, text])
+    return out, texts
+
+
+CHAIN: list[Cut] = [(20, 4, 8), (30, 16, 4), (0, None, None), (9, 3, 8), (80, 32, 2), (1, 1, 1), (40, 40, 2), (70, 16, 2)]
+CHAIN += [(12, 2, 6), (9, None, None)]
+
+
+@emulated
+@pytest.mark.parametrize("name,grid,gated", [("small", 2, 0), ("extreme", 2, 0), ("gated", 0, 2)])
+def test_emulated_chain(
+    name: str,
+    grid: int,
+    gated: int,
+    libraries: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Links of several blocks, of each kernel and of none, contexts shorter and longer than M, an empty link."""
+    c = coder(libraries, tmp_path_factory, name, 2 if grid else 0, grid, gated=gated)
+    sent, texts = links(name, CHAIN)
+    done: list[int] = []
+    got = c.decode_chain(sent, progress=done.append)
+    assert [g.tolist() for g in got] == [t.tolist() for t in texts]
+    assert sum(done) == sum(map(len, texts))
+    assert c.decode_chain([]) == []
+
+
+@emulated
+def test_who_waits_for_a_chain_is_told_where_its_tokens_come(
+    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = coder(libraries, tmp_path_factory, "small", 2, 2)
+    sent, texts = links("small", [(20, 4, 8), (30, 16, 4), (9, 3, 8)])
+    seen: list[list[int]] = []
+    with watching(lambda q: seen.append(list((ctypes.c_int32 * q.tokens).from_address(q.address)))):
+        c.decode_chain(sent)
+    assert seen == [np.concatenate(texts).tolist()]
+    monkeypatch.setattr("pltz.plt_codec.engines.cuda.coder.LINKS", 2)  # in two parts: nobody is told of all ids at once
+    with watching(lambda q: seen.append([q.tokens])):
+        assert [g.tolist() for g in c.decode_chain(sent)] == [t.tolist() for t in texts]
+    assert [59] not in seen[1:]
+
+
+@emulated
+def test_damage_in_a_chain_is_named(
+    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    c = coder(libraries, tmp_path_factory, "small", 2, 2)
+    sent, _ = links("small", [(20, 4, 8), (130, 16, 4), (9, 3, 8)])
+    sent[1] = FrameItem(sent[1].data[:20], 130, 16, 4)
+    with pytest.raises(CorruptError, match="damaged"):
+        c.decode_chain(sent)
+
+
+@emulated
+def test_layouts_of_sequences_decoded_together_differ(
+    libraries: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two by the whole GPU: the kernel has room for the wider one, which stands second."""
+    c = coder(libraries, tmp_path_factory, "small", 2, 2)
+    mixed = [items("small", 16, 4)[4], items("small", 32, 2)[3]]
+    for got, n in zip(c.decode(mixed), (4, 3), strict=True):
+        assert np.array_equal(got, sequences("small")[n])
+
+
+@on_gpu
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_chain_on_a_gpu(name: str) -> None:
+    c = CudaCoder(model(name))
+    chains: list[list[Cut]] = [CHAIN, CHAIN[:2], [(33, 8, 5)] * 70, [(n, None, None) for n in range(1, 60, 7)]]
+    for layouts in chains:
+        sent, texts = links(name, layouts)
+        assert [g.tolist() for g in c.decode_chain(sent)] == [t.tolist() for t in texts]

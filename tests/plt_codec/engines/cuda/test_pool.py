@@ -76,7 +76,7 @@ def test_addresses_that_are_not_in_use_are_not_taken_back() -> None:
 
 
 class Bindings:
-    """Those of a driver that allocates; to all else it says that it went well, with the number 8 (the device's capability is 88)."""
+    """The bindings of a driver that allocates. Every other call succeeds with the number 8, so the capability is 88."""
 
     def __init__(self) -> None:
         self.held: set[int] = set()

@@ -291,7 +291,7 @@ def test_the_environment_names_the_kernel(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_a_code_value_of_zero_ends_as_the_reference_ends_it(lanes: int) -> None:
-    """Symbol 0 over and over keeps the range coder's lower end at 0: the trimmed end must not eat the words before it."""
+    """Symbol 0 again and again keeps the lower end at 0: the trimmed end must not eat the words before it."""
     weights = random_weights(5)
     ids = np.zeros(60, np.int64)
     native = NativeCoder(weights).encode([ids], lanes=lanes, steps=64)

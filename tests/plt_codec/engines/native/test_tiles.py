@@ -1,4 +1,4 @@
-"""The kernel for AMX with its tiles in plain C (native/tiles.h), for machines that have AVX-512 and no AMX: test_coder.py on such a build.
+"""The kernel for AMX with its tiles in plain C (native/tiles.h), for machines with AVX-512 but no AMX.
 
 The wide shapes are left out: a tile in C takes a thousand times longer.
 """

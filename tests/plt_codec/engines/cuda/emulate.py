@@ -1,4 +1,4 @@
-"""The kernels on a CPU, for tests without a GPU: compiles them with emulate.h by the machine's C++ compiler (x86-64, GNU)."""
+"""The kernels on a CPU, for tests without a GPU, by emulate.h and the machine's C++ compiler (x86-64, GNU)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pltz.plt_codec.engines.cuda.device import HERE, Argument, source
+from pltz.plt_codec.engines.cuda.device import Argument, source
 from pltz.plt_codec.errors import ModelError
+
+HERE = Path(__file__).resolve().parent
 
 
 def available() -> bool:
@@ -24,10 +26,17 @@ def available() -> bool:
 
 
 def build(shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()) -> Path:
-    """Compile the kernels for a shape into a shared library in `folder`. shape: macros(); P_WGMMA with them: those of wide.cu too."""
+    """Compile the kernels for a shape into a shared library in `folder`, and return its path.
+
+    ``shape``: as `macros` returns it. With P_WGMMA set, the kernels of wide.cu are compiled too. ``flags``: more
+    options for the compiler.
+
+    Raises:
+        ModelError: the kernels do not compile.
+    """
     shape = {"P_WGMMA": 0, **shape}
     text = source()
-    kernels = list(dict.fromkeys(re.findall(r"^KERNEL[23]?\(\d+\) (\w+)\(", text, re.MULTILINE)))
+    kernels = list(dict.fromkeys(re.findall(r"^KERNEL[23]?\(\d+\)\s+(\w+)\(", text, re.MULTILINE)))
     without = ["decode_grid"] * (not shape["P_GRID"])
     without += ["decode_grid_wide"] * (not shape["P_GRID"] or shape["P_GRID_LANES"] <= 16)
     without += ["decode_block"] * shape["P_GATED"]
@@ -37,7 +46,8 @@ def build(shape: Mapping[str, int], folder: Path, flags: Sequence[str] = ()) -> 
     calls = "".join(f"    EMULATED({name})\n" for name in kernels)
     text = (
         f'#include "{HERE / "emulate.h"}"\n{text}\nextern "C" int emulated(const char *kernel, const uint32_t *grid, '
-        f"uint32_t threads, uint32_t cluster, uint32_t together, uint64_t bytes, void **args) {{\n{calls}    return 1;\n}}\n"
+        "uint32_t threads, uint32_t cluster, uint32_t together, uint64_t bytes, void **args) "
+        f"{{\n{calls}    return 1;\n}}\n"
     )
     file, library = folder / "kernels.cpp", folder / "kernels.so"
     file.write_text(text)
@@ -61,30 +71,30 @@ class EmulatedDevice:
         self.stream, self.name = 0, "cpu"
 
     def alloc(self, size: int) -> int:
-        """Bytes of zeros."""
+        """Return the address of ``size`` bytes of zeros."""
         array = np.zeros(size + 256, np.uint8)
         address = (array.ctypes.data + 127) // 128 * 128
         self._memory[address] = array
         return address
 
     def free(self, address: int) -> None:
-        """Give back what alloc gave."""
+        """Free memory that `alloc` returned."""
         del self._memory[address]
 
     def upload(self, address: int, array: npt.NDArray[Any]) -> None:
-        """Array to device."""
+        """Copy an array of any shape to the device."""
         data = np.ascontiguousarray(array)
         ctypes.memmove(address, data.ctypes.data, data.nbytes)
 
     def download(self, address: int, array: npt.NDArray[Any]) -> None:
-        """Device to array."""
+        """Fill an array of any shape from the device."""
         ctypes.memmove(array.ctypes.data, address, array.nbytes)
 
     def launch(
         self, kernel: str, grid: tuple[int, int, int], threads: int, args: Sequence[Argument],
         shared: int = 0, cluster: int = 1, together: bool = False,
     ) -> None:  # fmt: skip
-        """Run a kernel."""
+        """Run a kernel to its end."""
         pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(a) for a in args))
         sizes = (ctypes.c_uint32 * 3)(*grid)
         if self._library.emulated(
@@ -103,5 +113,5 @@ class EmulatedDevice:
         return work
 
     def room(self) -> int:
-        """Bytes that may be used."""
+        """Return the bytes that may be used."""
         return 1 << 31

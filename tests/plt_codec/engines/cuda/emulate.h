@@ -1,6 +1,6 @@
-/* Runs the kernels on a CPU, for tests without a GPU: each thread of a block is a fiber, blocks run one after the other, the
- * blocks of a cluster together. Slow and plain; it knows only what the kernels use, and expects whole warps in collectives.
- * x86-64 and GNU C++ only.
+/* Runs the kernels on a CPU, for tests without a GPU: each thread of a block is a fiber, blocks run one after the
+ * other, the blocks of a cluster together. Slow and plain; it knows only what the kernels use, and expects whole warps
+ * in collectives. x86-64 and GNU C++ only.
  */
 #define PLTZ_EMULATE
 #include <math.h>
@@ -21,11 +21,21 @@ using std::min;
 #define KERNEL3(threads) static void
 #define __restrict__
 #define __noinline__
-struct uint4 { uint32_t x, y, z, w; };
-struct int4 { int32_t x, y, z, w; };
-struct int2 { int32_t x, y; };
-struct uint2 { uint32_t x, y; };
-struct Dim { unsigned x, y, z; };
+struct uint4 {
+    uint32_t x, y, z, w;
+};
+struct int4 {
+    int32_t x, y, z, w;
+};
+struct int2 {
+    int32_t x, y;
+};
+struct uint2 {
+    uint32_t x, y;
+};
+struct Dim {
+    unsigned x, y, z;
+};
 static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 static inline int2 make_int2(int32_t x, int32_t y) { return {x, y}; }
 static inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
@@ -37,10 +47,27 @@ asm(".text\n.globl fiber_switch\n.type fiber_switch,@function\nfiber_switch:\n"
     "movq %rsp,(%rdi)\nmovq %rsi,%rsp\n"
     "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n.size fiber_switch,.-fiber_switch\n");
 
-struct Meeting { unsigned here = 0, round = 0; };
-struct Warp { Meeting meeting; uint32_t slot[2][32][8]; };
-struct Cta { Meeting meeting; std::vector<uint8_t> memory; std::vector<Warp> warps; Dim index; };
-struct Fiber { void *sp; uint8_t *stack; Cta *cta; Dim thread; bool over; unsigned turns, round; };
+struct Meeting {
+    unsigned here = 0, round = 0;
+};
+struct Warp {
+    Meeting meeting;
+    uint32_t slot[2][32][8];
+};
+struct Cta {
+    Meeting meeting;
+    std::vector<uint8_t> memory;
+    std::vector<Warp> warps;
+    Dim index;
+};
+struct Fiber {
+    void *sp;
+    uint8_t *stack;
+    Cta *cta;
+    Dim thread;
+    bool over;
+    unsigned turns, round;
+};
 static struct Run {
     std::vector<Fiber> fibers;
     std::vector<Cta> ctas;
@@ -98,7 +125,7 @@ static inline void __syncwarp() { meet(my_warp().meeting, 32); }
 template <int N> static uint32_t (*exchange(const uint32_t *mine))[8] { /* all lanes give N words; their table */
     Warp &w = my_warp();
     Fiber &f = run.fibers[run.now];
-    uint32_t(*table)[8] = w.slot[f.turns++ & 1];
+    uint32_t (*table)[8] = w.slot[f.turns++ & 1];
     memcpy(table[threadIdx.x & 31], mine, N * 4);
     meet(w.meeting, 32);
     return table;
@@ -106,7 +133,7 @@ template <int N> static uint32_t (*exchange(const uint32_t *mine))[8] { /* all l
 template <class T> static T fetch(T v, unsigned from) {
     uint32_t words[2] = {0, 0};
     memcpy(words, &v, sizeof v);
-    uint32_t(*table)[8] = exchange<2>(words);
+    uint32_t (*table)[8] = exchange<2>(words);
     memcpy(&v, table[from & 31], sizeof v);
     return v;
 }
@@ -118,20 +145,20 @@ template <class T> static T __shfl_up_sync(uint32_t, T v, int n) {
 }
 static inline uint32_t __ballot_sync(uint32_t, bool p) {
     const uint32_t mine = p;
-    uint32_t(*table)[8] = exchange<1>(&mine);
+    uint32_t (*table)[8] = exchange<1>(&mine);
     uint32_t out = 0;
     for (int i = 0; i < 32; i++) out |= table[i][0] << i;
     return out;
 }
 static inline bool __any_sync(uint32_t mask, bool p) { return __ballot_sync(mask, p) != 0; }
 static inline uint32_t __reduce_add_sync(uint32_t, uint32_t v) {
-    uint32_t(*table)[8] = exchange<1>(&v);
+    uint32_t (*table)[8] = exchange<1>(&v);
     uint32_t out = 0;
     for (int i = 0; i < 32; i++) out += table[i][0];
     return out;
 }
 static inline int32_t __reduce_max_sync(uint32_t, int32_t v) {
-    uint32_t(*table)[8] = exchange<1>((const uint32_t *)&v);
+    uint32_t (*table)[8] = exchange<1>((const uint32_t *)&v);
     int32_t out = v;
     for (int i = 0; i < 32; i++) out = max(out, (int32_t)table[i][0]);
     return out;
@@ -157,20 +184,37 @@ static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t s) {
     for (int i = 0; i < 4; i++) out |= (uint32_t)(all >> (8 * (s >> (4 * i) & 7)) & 255) << (8 * i);
     return out;
 }
-template <class T, class U> static T atomicAdd(T *p, U v) { const T old = *p; *p = old + (T)v; return old; }
-template <class T> static T atomicMax(T *p, T v) { const T old = *p; *p = max(old, v); return old; }
-template <class T> static T atomicMin(T *p, T v) { const T old = *p; *p = min(old, v); return old; }
-template <class T> static T atomicCAS(T *p, T was, T v) { const T old = *p; if (old == was) *p = v; return old; }
+template <class T, class U> static T atomicAdd(T *p, U v) {
+    const T old = *p;
+    *p = old + (T)v;
+    return old;
+}
+template <class T> static T atomicMax(T *p, T v) {
+    const T old = *p;
+    *p = max(old, v);
+    return old;
+}
+template <class T> static T atomicMin(T *p, T v) {
+    const T old = *p;
+    *p = min(old, v);
+    return old;
+}
+template <class T> static T atomicCAS(T *p, T was, T v) {
+    const T old = *p;
+    if (old == was) *p = v;
+    return old;
+}
 template <bool SIGNED> static void mma(int32_t *c, const uint32_t a[4], uint32_t b0, uint32_t b1) {
     const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    uint32_t(*table)[8] = exchange<6>(mine);
+    uint32_t (*table)[8] = exchange<6>(mine);
     const int lane = (int)(threadIdx.x & 31), g = lane >> 2, t = lane & 3;
     for (int i = 0; i < 4; i++) {
         const int row = g + (i >> 1) * 8, col = t * 2 + (i & 1);
         int32_t sum = c[i];
         for (int k = 0; k < 32; k++) {
             const uint32_t *at = table[(row & 7) * 4 + (k & 15) / 4], *bt = table[col * 4 + (k & 15) / 4];
-            const uint8_t av = (uint8_t)(at[(row >> 3) + (k >> 4) * 2] >> (k & 3) * 8), bv = (uint8_t)(bt[4 + (k >> 4)] >> (k & 3) * 8);
+            const uint8_t av = (uint8_t)(at[(row >> 3) + (k >> 4) * 2] >> (k & 3) * 8),
+                          bv = (uint8_t)(bt[4 + (k >> 4)] >> (k & 3) * 8);
             sum += (SIGNED ? (int32_t)(int8_t)av : (int32_t)av) * (int8_t)bv;
         }
         c[i] = sum;
@@ -184,8 +228,12 @@ static inline void mma_u8(int32_t *c, uint32_t a0, uint32_t a1, uint32_t a2, uin
     const uint32_t a[4] = {a0, a1, a2, a3};
     mma<false>(c, a, b0, b1);
 }
-/* ---- what wide.cu calls. Its products are done at once, so this shows what they compute, not whether they are waited for. */
-struct Matrix { const uint8_t *rows; int row, k; };
+/* ---- what wide.cu calls. Its products are done at once, so this shows what they compute, not whether they are waited
+ * for. */
+struct Matrix {
+    const uint8_t *rows;
+    int row, k;
+};
 typedef uint8_t *Spot;
 static inline Spot shared_spot() { return shared(); }
 static inline Spot aligned(Spot p, uint32_t to) { return (Spot)(((uint64_t)p + to - 1) & ~(uint64_t)(to - 1)); }
@@ -198,7 +246,7 @@ static inline int8_t matrix_at(const Matrix &m, int row, int k) { /* by the 64-b
 }
 template <bool SIGNED, int N> static void wide(int32_t *c, const uint32_t a[4], Matrix b, int add) {
     const uint32_t mine[4] = {a[0], a[1], a[2], a[3]};
-    uint32_t(*table)[8] = exchange<4>(mine);
+    uint32_t (*table)[8] = exchange<4>(mine);
     const int lane = (int)(threadIdx.x & 31), g = lane >> 2, t = lane & 3;
     for (int i = 0; i < N / 2; i++) {
         const int row = g + (i >> 1 & 1) * 8, col = (i >> 2) * 8 + t * 2 + (i & 1);
@@ -257,8 +305,12 @@ static inline void cluster_arrive() {
 static inline void cluster_wait() {
     while (cluster_meeting().round == run.fibers[run.now].round) fiber_next();
 }
-struct Meeting2 { uint32_t came[2], expected[2], rounds[2]; };
-static inline Meeting2 &meeting_of(Cta &cta, const void *m) { return *(Meeting2 *)(cta.memory.data() + ((const uint8_t *)m - shared())); }
+struct Meeting2 {
+    uint32_t came[2], expected[2], rounds[2];
+};
+static inline Meeting2 &meeting_of(Cta &cta, const void *m) {
+    return *(Meeting2 *)(cta.memory.data() + ((const uint8_t *)m - shared()));
+}
 static inline void meeting_open(uint64_t *m) { memset(m, 0, sizeof(Meeting2)); }
 static inline void meeting_expect(uint64_t *m, uint32_t round, uint32_t bytes) {
     Meeting2 &e = *(Meeting2 *)m;
@@ -269,7 +321,10 @@ static inline void meeting_wait(uint64_t *m, uint32_t round) {
     Meeting2 &e = *(Meeting2 *)m;
     while (e.rounds[round & 1] <= round >> 1 || e.came[round & 1] < e.expected[round & 1]) fiber_next();
 }
-static inline uint64_t peer(const void *p, int rank) { return (uint64_t)(run.ctas[my_cta() / run.cluster * run.cluster + rank].memory.data() + ((const uint8_t *)p - shared())); }
+static inline uint64_t peer(const void *p, int rank) {
+    return (uint64_t)(run.ctas[my_cta() / run.cluster * run.cluster + rank].memory.data() +
+                      ((const uint8_t *)p - shared()));
+}
 static inline void bulk_copy(void *to, const void *from, uint32_t bytes, uint64_t *m, uint32_t round) {
     memcpy(to, from, bytes);
     ((Meeting2 *)m)->came[round & 1] += bytes;
@@ -283,10 +338,22 @@ static void sent(uint64_t meeting, uint32_t bytes) {
         ((Meeting2 *)(meeting - odd * 8))->came[odd] += bytes;
     }
 }
-static inline void send16(uint64_t to, uint4 v, uint64_t meeting) { memcpy((void *)to, &v, 16); sent(meeting, 16); }
-static inline void send8(uint64_t to, uint2 v, uint64_t meeting) { memcpy((void *)to, &v, 8); sent(meeting, 8); }
-static inline void send_sum(uint64_t to, int32_t v, uint64_t meeting) { *(int32_t *)to += v; sent(meeting, 4); }
-static inline void send_least(uint64_t to, int32_t v, uint64_t meeting) { *(int32_t *)to = min(*(int32_t *)to, v); sent(meeting, 4); }
+static inline void send16(uint64_t to, uint4 v, uint64_t meeting) {
+    memcpy((void *)to, &v, 16);
+    sent(meeting, 16);
+}
+static inline void send8(uint64_t to, uint2 v, uint64_t meeting) {
+    memcpy((void *)to, &v, 8);
+    sent(meeting, 8);
+}
+static inline void send_sum(uint64_t to, int32_t v, uint64_t meeting) {
+    *(int32_t *)to += v;
+    sent(meeting, 4);
+}
+static inline void send_least(uint64_t to, int32_t v, uint64_t meeting) {
+    *(int32_t *)to = min(*(int32_t *)to, v);
+    sent(meeting, 4);
+}
 
 static inline uint32_t wire_load(const uint32_t *from) { return *(const volatile uint32_t *)from; }
 static inline void wire_store(uint32_t *to, uint32_t v) { *(volatile uint32_t *)to = v; }
@@ -294,10 +361,14 @@ static inline void post(uint32_t *to, uint32_t v) { *(volatile uint32_t *)to = v
 static inline void look_again() {}
 static inline void put4(uint64_t to, uint32_t v) { *(uint32_t *)to = v; }
 static inline void put16(uint64_t to, uint4 v) { memcpy((void *)to, &v, 16); }
-static inline bool breathe() { fiber_next(); return true; }
+static inline bool breathe() {
+    fiber_next();
+    return true;
+}
 
 /* ---- launches; together: blocks that run side by side, whole clusters */
-static void launch(const uint32_t *grid, unsigned threads, unsigned cluster, unsigned together, size_t bytes, const std::function<void()> &body) {
+static void launch(const uint32_t *grid, unsigned threads, unsigned cluster, unsigned together, size_t bytes,
+                   const std::function<void()> &body) {
     static const size_t STACK = 1 << 16;
     static std::vector<uint8_t *> stacks;
     const size_t fibers = (size_t)threads * together;
@@ -335,9 +406,11 @@ static void launch(const uint32_t *grid, unsigned threads, unsigned cluster, uns
 template <size_t... I, class... A> static void invoke(void (*f)(A...), void **args, std::index_sequence<I...>) {
     f(*(std::remove_reference_t<A> *)args[I]...);
 }
-template <class... A> static void call(void (*f)(A...), void **args) { invoke(f, args, std::index_sequence_for<A...>()); }
-#define EMULATED(name) \
-    if (!strcmp(kernel, #name)) { \
+template <class... A> static void call(void (*f)(A...), void **args) {
+    invoke(f, args, std::index_sequence_for<A...>());
+}
+#define EMULATED(name)                                                              \
+    if (!strcmp(kernel, #name)) {                                                   \
         launch(grid, threads, cluster, together, bytes, [&] { call(name, args); }); \
-        return 0; \
+        return 0;                                                                   \
     }

@@ -1,0 +1,113 @@
+"""Chains: sequences that each stand behind the tokens of those before them, decoded without the host in between.
+
+    host     | upload all streams | launch, launch, launch ...                      | download the ids
+    device                        | sequence 0 | context 1 | sequence 1 | context 2 | sequence 2 ...
+
+A session that grew turn by turn is such a chain. All ids lie in one buffer: sequences write to it, and each context is
+a piece of it that is run once the sequence before it is decoded. The lengths of all contexts are known beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pltz.plt_codec.engines.cuda.batch import SequenceBatch
+from pltz.plt_codec.engines.cuda.contexts import ContextBatch
+from pltz.plt_codec.engines.cuda.model import DeviceModel
+from pltz.plt_codec.engines.cuda.structs import BATCH
+from pltz.plt_codec.engines.cuda.work import SequenceWork
+from pltz.plt_codec.engines.queued import Queued, Told
+from pltz.plt_codec.types import Progress
+
+if TYPE_CHECKING:
+    from pltz.plt_codec.engines.cuda.coder import CudaCoder
+
+LINKS = 64  # sequences of a chain, at most
+IDS = 1 << 17  # their ids and those of the first context, at most
+
+
+class ChainBatch(SequenceBatch):
+    """One chain of sequences, in their order. Their ids are in the buffer of ``contexts``."""
+
+    def __init__(
+        self,
+        coder: CudaCoder,
+        sessions: npt.NDArray[Any],
+        work: Sequence[SequenceWork],
+        contexts: ContextBatch,
+        words: npt.NDArray[np.uint32],
+    ):
+        self._contexts = contexts
+        super().__init__(coder, sessions, work, contexts, np.zeros(0, np.int32), words, True)
+
+    def _kernels(self, coder: CudaCoder) -> tuple[bool, bool, int]:
+        return not self.shape.gated, self.shape.gated, 1
+
+    def address(self, name: str) -> int:
+        """Return the address of a buffer, of a buffer of contexts, or of a tensor."""
+        return self._contexts.address(name) if name == "tokens" else super().address(name)
+
+
+class ChainDecoder:
+    """A decoder of chains. Its buffers of contexts, and the recording of their launches, stay. Threads take turns."""
+
+    def __init__(self, model: DeviceModel):
+        self._model, self._lock = model, Lock()
+        self._contexts: ContextBatch | None = None
+        self._replay: Any = None
+
+    def decode(
+        self,
+        coder: CudaCoder,
+        sessions: npt.NDArray[Any],
+        work: Sequence[SequenceWork],
+        ids: npt.NDArray[np.int32],
+        words: npt.NDArray[np.uint32],
+        told: Told | None,
+        progress: Progress | None,
+    ) -> npt.NDArray[np.int32]:
+        """Decode a chain that one kernel serves; return its ids behind those of the first context.
+
+        Args:
+            coder: the coder of this model.
+            sessions: (n,) of type SESSION, at most LINKS.
+            work: of each sequence.
+            ids: those of the first context and places for the others, (t,), at most IDS.
+            words: all streams.
+            told: told where the ids come, once they are queued.
+
+        Raises:
+            CorruptError: a stream does not hold its number of tokens, or damaged data.
+            ModelError: memory does not suffice.
+        """
+        with self._lock:
+            if self._contexts is None:
+                longest = max(1, self._model.shape.memory)
+                self._contexts = ContextBatch(self._model, LINKS, longest, False, places=1, ids=IDS)
+                self._replay = self._model.device.record(self._contexts.run)
+            behind = sessions[sessions["first"] > 0]  # each context begins where its sequence's ids are counted from
+            self._contexts.place(behind["token_at"], behind["first"].astype(np.int64), ids)
+            with ChainBatch(coder, sessions, work, self._contexts, words) as batch:
+                for one in work:
+                    if one.first:
+                        self._replay()
+                    for _ in range(one.blocks(batch.shape)):
+                        batch.begin(32)
+                        batch.decode_block()
+                at = len(ids) - sum(one.tokens for one in work)
+                if told:
+                    address = batch.address("tokens") + 4 * at
+                    told(Queued(address, len(ids) - at, batch.device.stream, batch.device.name))
+                batch.report(np.zeros(1, BATCH), 0, progress)
+                batch.download("tokens", ids)
+        return ids[at:]
+
+    def __del__(self) -> None:
+        if self._contexts is not None:
+            self._contexts.close()
+
